@@ -1,0 +1,1 @@
+"""Decides: numpy in, numpy out; knows no wire and no JAX."""

@@ -1,0 +1,186 @@
+"""What can go wrong, as facts: each class takes the facts and forms its own text.
+
+Nothing here knows a status code. `transport/status.py` holds the one table from these classes to
+gRPC and HTTP statuses; a test demands a row for every class.
+"""
+
+from collections.abc import Iterable
+
+
+class XlaserveError(Exception):
+    """The root of everything that a client or an operator is told about."""
+
+
+# --- models ------------------------------------------------------------------------------------
+
+
+class ModelNotFound(XlaserveError):
+    """No such model, or no such version of it. Nothing else may ever use this class.
+
+    ModelMesh drops and reloads a model when it sees the status of this error, and clients look
+    for the way in which the text starts.
+    """
+
+    def __init__(self, model: str, version: str = "", *, detail: str = "is not found") -> None:
+        asked = f"'{model}'" if not version else f"'{model}' version {version}"
+        super().__init__(f"Request for unknown model: {asked} {detail}")
+
+
+class ModelNotReady(XlaserveError):
+    """The model is known, but no version that could answer is ready."""
+
+    def __init__(self, model: str, version: str, state: str, reason: str = "") -> None:
+        asked = f"'{model}'" if not version else f"'{model}' version {version}"
+        because = f": {reason}" if reason else ""
+        super().__init__(f"model {asked} is not ready, its state is {state}{because}")
+
+
+class LoadFailed(XlaserveError):
+    """A model could not be loaded; what it served before, it still serves."""
+
+    def __init__(self, model: str, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"failed to load '{model}', {reason}")
+
+
+class InvalidModel(XlaserveError):
+    """The files of a model are not what they should be. Loading turns this into LoadFailed."""
+
+
+class LoadCancelled(XlaserveError):
+    """A load was called off before it ended."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"failed to load '{model}', the load was cancelled")
+
+
+class ModelControlForbidden(XlaserveError):
+    """The control mode does not let clients load or unload."""
+
+    def __init__(self, operation: str, mode: str) -> None:
+        super().__init__(
+            f"{operation} of a model is not allowed while the model control mode is '{mode}', "
+            "start the server with --model-control-mode explicit"
+        )
+
+
+class OutOfMemory(XlaserveError):
+    """The device or the host has no room for what was asked."""
+
+    def __init__(self, model: str, detail: str) -> None:
+        super().__init__(f"model '{model}': out of memory, {detail}")
+
+
+class OutOfSpace(XlaserveError):
+    """The disk has no room for the files of a load."""
+
+    def __init__(self, model: str, detail: str) -> None:
+        super().__init__(f"failed to load '{model}', no space left for its files: {detail}")
+
+
+# --- requests ----------------------------------------------------------------------------------
+
+
+class InvalidRequest(XlaserveError):
+    """The caller's fault: the request can never succeed as it is."""
+
+
+class InvalidTensor(InvalidRequest):
+    """One tensor is not what the model, or its own description, says."""
+
+    def __init__(self, model: str, kind: str, tensor: str, expected: str, got: str) -> None:
+        super().__init__(f"model '{model}', {kind} '{tensor}': expected {expected}, got {got}")
+
+
+class UnknownTensor(InvalidRequest):
+    """A tensor is named that the model does not have."""
+
+    def __init__(self, model: str, kind: str, tensor: str, known: Iterable[str]) -> None:
+        names = ", ".join(f"'{name}'" for name in known)
+        super().__init__(f"model '{model}': unexpected inference {kind} '{tensor}', it has {names}")
+
+
+class MissingInputs(InvalidRequest):
+    """Inputs that the model needs were not sent."""
+
+    def __init__(self, model: str, expected: int, got: int, missing: Iterable[str]) -> None:
+        names = ", ".join(f"'{name}'" for name in missing)
+        super().__init__(
+            f"model '{model}': expected {expected} inputs but got {got}, missing {names}"
+        )
+
+
+class DuplicateTensor(InvalidRequest):
+    """A tensor is named twice in one request."""
+
+    def __init__(self, model: str, kind: str, tensor: str) -> None:
+        super().__init__(f"model '{model}': {kind} '{tensor}' already exists in request")
+
+
+class UnknownDatatype(InvalidRequest):
+    """A datatype that the V2 protocol does not have."""
+
+    def __init__(self, datatype: str, known: Iterable[str]) -> None:
+        super().__init__(f"unknown datatype '{datatype}', expected one of {', '.join(known)}")
+
+
+class InvalidParameter(InvalidRequest):
+    """A parameter that is unknown, or whose value is of the wrong kind."""
+
+    def __init__(self, parameter: str, expected: str, got: str) -> None:
+        super().__init__(f"parameter '{parameter}': expected {expected}, got {got}")
+
+
+class InvalidName(InvalidRequest):
+    """A name that would lead out of the directory that it belongs to."""
+
+    def __init__(self, kind: str, name: str, problem: str) -> None:
+        shown = name if len(name) <= 64 else name[:64] + "..."
+        super().__init__(f"{kind} {shown!r} is not allowed: {problem}")
+
+
+class Unsupported(XlaserveError):
+    """A part of the protocol that this server does not have."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} is not implemented by this server")
+
+
+class Overloaded(XlaserveError):
+    """A bound on work in progress is reached; the same request may succeed later."""
+
+    def __init__(self, model: str, limit: int, setting: str) -> None:
+        super().__init__(
+            f"model '{model}': {limit} requests are in progress already ({setting}), try again"
+        )
+
+
+class TooLarge(XlaserveError):
+    """A message or a set of files exceeds a limit of the server."""
+
+    def __init__(self, what: str, limit: int, setting: str) -> None:
+        super().__init__(f"{what} exceeds the limit of {limit} bytes ({setting})")
+
+
+class ShuttingDown(XlaserveError):
+    """The server takes no new work because it is about to exit."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down")
+
+
+# --- start-up ----------------------------------------------------------------------------------
+
+
+class InvalidSettings(XlaserveError):
+    """A setting, a flag or an environment variable that cannot be used."""
+
+    def __init__(self, setting: str, expected: str, got: object) -> None:
+        super().__init__(f"setting {setting}: expected {expected}, got {got!r}")
+
+
+class DeviceUnavailable(XlaserveError):
+    """The device that was asked for is not there, or JAX cannot use it."""
+
+    def __init__(self, device: str, detail: str) -> None:
+        super().__init__(f"device '{device}' is not available: {detail}")

@@ -1,0 +1,1 @@
+"""Turns a directory into something callable; the only layer that imports jax."""

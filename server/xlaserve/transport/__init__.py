@@ -1,0 +1,1 @@
+"""Speaks to the world: protobuf, HTTP, JSON; decides nothing."""

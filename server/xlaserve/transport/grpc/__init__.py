@@ -1,0 +1,1 @@
+"""The V2 service over gRPC, its wire codec, health and reflection."""

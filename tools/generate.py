@@ -1,0 +1,89 @@
+"""Make `generated/xlaserve_proto/` from `protos/`, or prove that it is fresh (`--check`).
+
+The versions of the compiler, of betterproto and of black are pinned in the `generate` dependency
+group, so that the output is the same on every machine.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PROTOS = ROOT / "protos"
+GENERATED = ROOT / "generated" / "xlaserve_proto"
+DESCRIPTOR_SET = "descriptor_set.binpb"
+COMMITTED_BY_HAND = frozenset({"py.typed"})
+
+
+def generate(target: Path) -> None:
+    """Compile every contract into `target`, which must exist and be empty."""
+    sources = sorted(path.name for path in PROTOS.glob("*.proto"))
+    command = [
+        sys.executable,
+        "-m",
+        "grpc_tools.protoc",
+        f"--proto_path={PROTOS}",
+        f"--plugin=protoc-gen-python_betterproto={_plugin()}",
+        f"--python_betterproto_out={target}",
+        "--include_imports",
+        f"--descriptor_set_out={target / DESCRIPTOR_SET}",
+        *sources,
+    ]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def _plugin() -> Path:
+    return Path(sys.executable).parent / "protoc-gen-python_betterproto"
+
+
+def _files(directory: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def differences(fresh: Path, committed: Path) -> list[str]:
+    """Say which committed files are changed, missing or left over against a fresh run."""
+    wanted, found = _files(fresh), _files(committed)
+    found = {name: data for name, data in found.items() if name not in COMMITTED_BY_HAND}
+    return (
+        [f"missing: {name}" for name in wanted.keys() - found.keys()]
+        + [f"left over: {name}" for name in found.keys() - wanted.keys()]
+        + [f"changed: {name}" for name in wanted.keys() & found.keys() if wanted[name] != found[name]]
+    )
+
+
+def _replace(fresh: Path, committed: Path) -> None:
+    wanted = _files(fresh)
+    for name in _files(committed).keys() - wanted.keys() - COMMITTED_BY_HAND:
+        (committed / name).unlink()
+    for name, data in wanted.items():
+        path = committed / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if not fresh")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        fresh = Path(name)
+        generate(fresh)
+        stale = sorted(differences(fresh, GENERATED))
+        if not arguments.check:
+            _replace(fresh, GENERATED)
+    for line in stale:
+        print(f"generated/xlaserve_proto: {line}")
+    if arguments.check:
+        print("generated code is stale: run tools/generate.py" if stale else "generated code is fresh")
+        return 1 if stale else 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
