@@ -1,0 +1,107 @@
+"""Whether a request fits the model that it is for."""
+
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from xlaserve.core.inference import InferInput, InferRequest, Parameter, RequestedOutput
+from xlaserve.errors import (
+    DuplicateTensor,
+    InvalidParameter,
+    InvalidTensor,
+    MissingInputs,
+    UnknownTensor,
+    Unsupported,
+)
+from xlaserve.models.loaded import ModelInfo
+from xlaserve.tensors import TensorSpec, describe
+
+_RESERVED_PREFIX = "triton_"
+_RESERVED_ALLOWED = frozenset({"triton_enable_empty_final_response"})
+_UNSUPPORTED_TENSOR_PARAMETERS: Mapping[str, str] = {
+    "shared_memory_region": "shared memory",
+    "classification": "the classification extension",
+}
+
+
+def check_inputs(model: str, info: ModelInfo, request: InferRequest) -> None:
+    """Raise an InvalidRequest unless the inputs are exactly those of the model.
+
+    Unknown, duplicate and missing inputs, datatypes, shapes and row counts are refused, as are
+    parameters in the reserved name space (V2 protocol, Inference Request).
+    """
+    _check_parameters(request.parameters)
+    specs = {spec.name: spec for spec in info.inputs}
+    seen: set[str] = set()
+    for tensor in request.inputs:
+        spec = specs.get(tensor.name)
+        if spec is None:
+            raise UnknownTensor(model, "input", tensor.name, specs)
+        if tensor.name in seen:
+            raise DuplicateTensor(model, "input", tensor.name)
+        seen.add(tensor.name)
+        _check_input(model, spec, tensor)
+    if len(seen) < len(specs):
+        missing = [name for name in specs if name not in seen]
+        raise MissingInputs(model, len(specs), len(seen), missing)
+    if info.max_batch_size:
+        _check_rows(model, info, request.inputs)
+
+
+def _check_parameters(parameters: Mapping[str, Parameter]) -> None:
+    for name, value in parameters.items():
+        if name.startswith(_RESERVED_PREFIX) and name not in _RESERVED_ALLOWED:
+            raise InvalidParameter(
+                name, f"a name that does not start with '{_RESERVED_PREFIX}'", repr(value)
+            )
+
+
+def _check_input(model: str, spec: TensorSpec, tensor: InferInput) -> None:
+    _refuse_unsupported(tensor.parameters)
+    if tensor.datatype is not spec.datatype or not spec.accepts(tensor.data.shape):
+        _raise_invalid(model, spec, str(spec), tensor)
+
+
+def _raise_invalid(model: str, spec: TensorSpec, expected: str, tensor: InferInput) -> NoReturn:
+    got = describe(tensor.datatype, tensor.data.shape)
+    raise InvalidTensor(model, "input", spec.name, expected, got)
+
+
+def _check_rows(model: str, info: ModelInfo, inputs: Sequence[InferInput]) -> None:
+    rows = inputs[0].data.shape[0] if inputs else 1
+    specs = {spec.name: spec for spec in info.inputs}
+    for tensor in inputs:
+        have = tensor.data.shape[0]
+        if not 1 <= have <= info.max_batch_size:
+            expected = f"a batch of 1 to {info.max_batch_size} rows"
+            _raise_invalid(model, specs[tensor.name], expected, tensor)
+        if have != rows:
+            expected = f"{rows} rows as in input '{inputs[0].name}'"
+            _raise_invalid(model, specs[tensor.name], expected, tensor)
+
+
+def check_outputs(
+    model: str, info: ModelInfo, requested: Sequence[RequestedOutput]
+) -> tuple[TensorSpec, ...]:
+    """Return the outputs to answer with, in the order in which they were asked for.
+
+    Raises an InvalidRequest for an unknown or a repeated one.
+    """
+    if not requested:
+        return info.outputs
+    specs = {spec.name: spec for spec in info.outputs}
+    chosen: dict[str, TensorSpec] = {}
+    for output in requested:
+        spec = specs.get(output.name)
+        if spec is None:
+            raise UnknownTensor(model, "output", output.name, specs)
+        if output.name in chosen:
+            raise DuplicateTensor(model, "output", output.name)
+        _refuse_unsupported(output.parameters)
+        chosen[output.name] = spec
+    return tuple(chosen.values())
+
+
+def _refuse_unsupported(parameters: Mapping[str, Parameter]) -> None:
+    for name, extension in _UNSUPPORTED_TENSOR_PARAMETERS.items():
+        if name in parameters:
+            raise Unsupported(extension)

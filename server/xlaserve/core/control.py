@@ -1,0 +1,351 @@
+"""Loads, reloads and unloads models, as clients, the start or the disk ask for it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import structlog
+
+from xlaserve.core.ensemble import EnsemblePlan
+from xlaserve.core.lifecycle import State
+from xlaserve.core.loading import VersionLoader
+from xlaserve.core.overrides import (
+    LoadParameter,
+    LoadParameters,
+    Override,
+    read_unload_parameters,
+)
+from xlaserve.core.registry import Registry
+from xlaserve.core.repository import Fingerprint, ModelSource, Repository
+from xlaserve.core.sharing import SingleFlight, Turns
+from xlaserve.core.workers import Workers
+from xlaserve.errors import (
+    LoadFailed,
+    ModelControlForbidden,
+    ModelNotFound,
+    XlaserveError,
+)
+from xlaserve.settings import ModelControlMode, Readiness, Settings
+
+_NOTHING: Mapping[str, LoadParameter] = MappingProxyType({})
+_PLAIN = LoadParameters()
+EVERY_MODEL = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """One row of the repository index (model repository extension, Index)."""
+
+    name: str
+    version: str
+    """Empty for a model that was never loaded."""
+    state: str
+    reason: str
+
+
+class ModelControl:
+    """Decides what is loaded. What is done to one model is done in turn, models side by side."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry,
+        repository: Repository,
+        loader: VersionLoader,
+        workers: Workers,
+    ) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._repository = repository
+        self._loader = loader
+        self._workers = workers
+        self._turns = Turns()
+        self._loads: SingleFlight[None] = SingleFlight(abandonable=True)
+        self._unloads: SingleFlight[None] = SingleFlight(abandonable=False)
+        self._overrides: dict[str, Override] = {}
+        self._brought_along: dict[str, set[str]] = {}
+        """Ensemble -> models that were loaded because it needed them."""
+        self._seen: dict[str, Fingerprint] = {}
+        self._failed_at_start: set[str] = set()
+        self._started = False
+        self._log = structlog.get_logger("control")
+
+    # --- what clients ask ---
+
+    async def load(self, name: str, parameters: Mapping[str, LoadParameter] = _NOTHING) -> None:
+        """Load a model or reload it, and return once it answers without further preparation.
+
+        Loads of one model that come together are one load. Raises ModelControlForbidden,
+        ModelNotFound, LoadFailed, OutOfMemory, OutOfSpace, or an InvalidRequest for the
+        parameters (model repository extension, Load).
+        """
+        self._check_mode("load")
+        checked = LoadParameters.read(
+            parameters,
+            max_files=self._settings.max_override_files,
+            max_bytes=self._settings.max_override_bytes,
+        )
+        if checked == _PLAIN:
+            await self._load_shared(name)
+        else:
+            await self._load(name, checked)
+
+    async def unload(self, name: str, parameters: Mapping[str, LoadParameter] = _NOTHING) -> None:
+        """Unload a model and return once its memory is free; one that is not loaded is no error.
+
+        With `unload_dependents` the ensembles that use it go first, and what was loaded only
+        for it goes along (model repository extension, Unload).
+        """
+        self._check_mode("unload")
+        dependents = read_unload_parameters(parameters)
+        if self._registry.find(name) is None:
+            if not await self._workers.wait(self._repository.holds, name):
+                raise ModelNotFound(name)
+            return
+        await self._unload_shared(name, dependents=dependents)
+
+    async def index(self, *, ready: bool = False) -> list[IndexEntry]:
+        """List every version that is known, and every model of the repository without one."""
+        rows = []
+        for model in self._registry.models():
+            for version in sorted(model.versions.values(), key=lambda v: int(v.number)):
+                state, reason = self._registry.shown_state(version)
+                rows.append(IndexEntry(model.name, version.number, state, reason))
+        if ready:
+            return [row for row in rows if row.state == State.READY.public]
+        known = {row.name for row in rows}
+        for name in await self._workers.wait(self._repository.names):
+            if name not in known:
+                rows.append(IndexEntry(name, "", State.UNAVAILABLE.public, "not loaded"))
+        return sorted(rows, key=lambda row: row.name)
+
+    async def ready(self, name: str, version: str = "") -> bool:
+        """Tell whether a model answers; raises ModelNotFound when there is no such model."""
+        if self._registry.find(name) is None and not await self._workers.wait(
+            self._repository.holds, name
+        ):
+            raise ModelNotFound(name, version)
+        model = self._registry.find(name)
+        if version and model is not None and version not in model.versions:
+            raise ModelNotFound(name, version)
+        return self._registry.ready(name, version)
+
+    @property
+    def server_ready(self) -> bool:
+        """Tell whether the start is over, and went as the readiness setting demands."""
+        if self._settings.readiness is Readiness.MODELS:
+            return self._started and all(map(self._registry.ready, self._failed_at_start))
+        return self._started
+
+    def begin_shutdown(self) -> None:
+        """Be ready no more, so that no new requests are sent here."""
+        self._started = False
+        self._registry.notify()
+
+    def _check_mode(self, operation: str) -> None:
+        mode = self._settings.model_control_mode
+        if mode is not ModelControlMode.EXPLICIT:
+            raise ModelControlForbidden(operation, mode.value)
+
+    # --- what the start and the disk ask ---
+
+    async def start(self) -> None:
+        """Load what the control mode says is loaded at start; failures are logged and indexed."""
+        names = await self._names_at_start()
+        if self._settings.model_control_mode is ModelControlMode.POLL:
+            self._seen = await self._workers.wait(self._fingerprints)
+        await self._each(names, self._load_at_start)
+        self._started = True
+        self._registry.notify()
+
+    async def _names_at_start(self) -> list[str]:
+        every = await self._workers.wait(self._repository.names)
+        if self._settings.model_control_mode is not ModelControlMode.EXPLICIT:
+            return every
+        asked = self._settings.load_model
+        return every if EVERY_MODEL in asked else list(asked)
+
+    async def _load_at_start(self, name: str) -> None:
+        try:
+            await self._load_shared(name)
+        except XlaserveError as error:
+            self._failed_at_start.add(name)
+            self._log.error("model not loaded at start", model=name, error=str(error))
+        except Exception:
+            self._failed_at_start.add(name)
+            self._log.exception("model not loaded at start", model=name)
+
+    async def poll(self) -> None:
+        """Look at the repository once, and load, reload and unload what changed."""
+        before, self._seen = self._seen, await self._workers.wait(self._fingerprints)
+        changed = [name for name, mark in self._seen.items() if before.get(name) != mark]
+        gone = [name for name in before if name not in self._seen]
+        await self._each(changed, self._load_at_start)
+        await self._each(gone, self._unload_gone)
+
+    async def _unload_gone(self, name: str) -> None:
+        if self._registry.find(name) is not None:
+            await self._unload_shared(name, dependents=False)
+
+    def _fingerprints(self) -> dict[str, Fingerprint]:
+        found: dict[str, Fingerprint] = {}
+        for name in self._repository.names():
+            try:
+                found[name] = self._repository.fingerprint(name)
+            except (XlaserveError, OSError) as error:
+                # Loading it will say what is wrong; a change of the text is a change.
+                found[name] = (str(error),)
+        return found
+
+    async def _each(self, names: Iterable[str], work: Callable[[str], Awaitable[None]]) -> None:
+        queue = iter(list(names))
+
+        async def take() -> None:
+            for name in queue:
+                await work(name)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._settings.load_threads + 1):
+                group.create_task(take())
+
+    async def close(self) -> None:
+        """Unload everything and remove every override."""
+        await self._each([model.name for model in self._registry.models()], self._unload_gone)
+        await self._loader.close()
+
+    # --- loading ---
+
+    async def _load_shared(self, name: str) -> None:
+        await self._loads.run(name, lambda: self._load(name, _PLAIN))
+
+    async def _load(self, name: str, parameters: LoadParameters) -> None:
+        override = await self._write_override(name, parameters)
+        adopted = False
+        try:
+            source = await self._find(name, parameters, override)
+            await self._load_steps(source)
+            async with self._turns.of(name):
+                # Found again: another load may have gone before while this one waited.
+                source = await self._find(name, parameters, override)
+                before = self._overrides.pop(name, None)
+                try:
+                    await self._load_versions(source, forced=parameters != _PLAIN)
+                finally:
+                    adopted = await self._keep_override(name, source, before, override)
+        finally:
+            if override is not None and not adopted:
+                await self._workers.wait(override.remove)
+
+    async def _write_override(self, name: str, parameters: LoadParameters) -> Override | None:
+        if not parameters.files:
+            return None
+        return await self._workers.wait(
+            Override.write, name, parameters.files, self._settings.scratch_directory
+        )
+
+    async def _keep_override(
+        self, name: str, source: ModelSource, before: Override | None, new: Override | None
+    ) -> bool:
+        """Keep the directory that the model now answers from, remove the one it left."""
+        marks = [version.fingerprint for version in source.versions]
+        model = self._registry.find(name)
+        uses_new = model is not None and any(
+            v.instance is not None and v.instance.fingerprint in marks
+            for v in model.versions.values()
+        )
+        kept, left = (new, before) if uses_new else (before, None)
+        if kept is not None:
+            self._overrides[name] = kept
+        if left is not None:
+            await self._workers.wait(left.remove)
+        return uses_new
+
+    async def _find(
+        self, name: str, parameters: LoadParameters, override: Override | None
+    ) -> ModelSource:
+        return await self._workers.wait(
+            self._repository.find, name, config_text=parameters.config, override=override
+        )
+
+    async def _load_versions(self, source: ModelSource, *, forced: bool) -> None:
+        failures: list[XlaserveError] = []
+        for wanted in source.versions:
+            version = self._registry.version(source.name, str(wanted.number))
+            current = version.instance
+            if current and not forced and current.fingerprint == wanted.fingerprint:
+                continue
+            try:
+                await self._loader.load(version, source, wanted)
+            except XlaserveError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        wanted_numbers = {str(version.number) for version in source.versions}
+        known = self._registry.find(source.name)
+        assert known is not None
+        await self._loader.unload(
+            [v for v in known.versions.values() if v.number not in wanted_numbers]
+        )
+
+    # --- ensembles ---
+
+    async def _load_steps(self, source: ModelSource) -> None:
+        if not source.config.is_ensemble:
+            return
+        await self._refuse_cycle(source, (source.name,))
+        for step in source.config.steps:
+            if not self._registry.ready(step.model_name, step.model_version):
+                self._brought_along.setdefault(source.name, set()).add(step.model_name)
+                try:
+                    await self._load_shared(step.model_name)
+                except (ModelNotFound, LoadFailed) as error:
+                    raise LoadFailed(source.name, f"its step failed: {error}") from error
+
+    async def _refuse_cycle(self, source: ModelSource, path: tuple[str, ...]) -> None:
+        for step in source.config.steps:
+            if step.model_name in path:
+                names = " -> ".join((*path, step.model_name))
+                raise LoadFailed(path[0], f"its steps form a cycle: {names}")
+            try:
+                following = await self._find(step.model_name, _PLAIN, None)
+            except (ModelNotFound, LoadFailed):
+                continue  # loaded from an override perhaps; loading will tell
+            await self._refuse_cycle(following, (*path, step.model_name))
+
+    def _ensembles_over(self, name: str) -> list[str]:
+        return [
+            model.name
+            for model in self._registry.models()
+            if any(
+                version.instance is not None
+                and isinstance(version.instance.runner, EnsemblePlan)
+                and name in (step for step, _ in version.instance.runner.models())
+                for version in model.versions.values()
+            )
+        ]
+
+    # --- unloading ---
+
+    async def _unload_shared(self, name: str, *, dependents: bool) -> None:
+        await self._unloads.run(
+            (name, dependents), lambda: self._unload(name, dependents=dependents)
+        )
+
+    async def _unload(self, name: str, *, dependents: bool) -> None:
+        if dependents:
+            for ensemble in self._ensembles_over(name):
+                await self._unload_shared(ensemble, dependents=True)
+        async with self._turns.of(name):
+            model = self._registry.find(name)
+            if model is not None:
+                await self._loader.unload(model.versions.values())
+            override = self._overrides.pop(name, None)
+            if override is not None:
+                await self._workers.wait(override.remove)
+            if not await self._workers.wait(self._repository.holds, name):
+                self._registry.forget(name)
+        along = self._brought_along.pop(name, set())
+        for step in along if dependents else ():
+            if not self._ensembles_over(step):
+                await self._unload_shared(step, dependents=True)

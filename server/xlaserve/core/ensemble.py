@@ -1,0 +1,113 @@
+"""A model made of other models: its plan, checked against the models that it joins."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from xlaserve.errors import InvalidModel
+from xlaserve.models.config import ConfigTensor, EnsembleStep, ModelConfig
+from xlaserve.models.loaded import ModelInfo
+from xlaserve.tensors import TensorSpec
+
+PLATFORM = "ensemble"
+
+
+@dataclass(frozen=True, slots=True)
+class EnsemblePlan:
+    """The steps of an ensemble in an order in which each finds its inputs."""
+
+    info: ModelInfo
+    steps: tuple[EnsembleStep, ...]
+
+    def models(self) -> tuple[tuple[str, str], ...]:
+        """Return name and version (empty for the newest) of every model of a step."""
+        return tuple((step.model_name, step.model_version) for step in self.steps)
+
+
+def plan_ensemble(config: ModelConfig, described: Mapping[str, ModelInfo]) -> EnsemblePlan:
+    """Join the steps of a configuration; `described` holds what the models of the steps are.
+
+    Raises InvalidModel where a tensor has no source, two sources, or two datatypes.
+    """
+    info = ModelInfo(
+        platform=PLATFORM,
+        inputs=_specs(config.inputs, config.max_batch_size),
+        outputs=_specs(config.outputs, config.max_batch_size),
+        max_batch_size=config.max_batch_size,
+    )
+    if not info.inputs or not info.outputs:
+        raise InvalidModel("an ensemble's configuration must name its inputs and outputs")
+    ordered = _in_order(config.steps, {spec.name for spec in info.inputs})
+    _check_tensors(info, ordered, described)
+    return EnsemblePlan(info, ordered)
+
+
+def _specs(tensors: Sequence[ConfigTensor], max_batch_size: int) -> tuple[TensorSpec, ...]:
+    batch = (-1,) if max_batch_size else ()
+    return tuple(TensorSpec(t.name, t.datatype, (*batch, *t.dims)) for t in tensors)
+
+
+def _in_order(steps: Sequence[EnsembleStep], available: set[str]) -> tuple[EnsembleStep, ...]:
+    waiting, ordered = list(steps), []
+    known = set(available)
+    while waiting:
+        ready = next((s for s in waiting if known.issuperset(s.input_map.values())), None)
+        if ready is None:
+            step = waiting[0]
+            tensor = next(t for t in step.input_map.values() if t not in known)
+            raise InvalidModel(
+                f"ensemble step '{step.model_name}' needs tensor '{tensor}', "
+                "which no other step provides before it"
+            )
+        waiting.remove(ready)
+        ordered.append(ready)
+        known.update(ready.output_map.values())
+    return tuple(ordered)
+
+
+def _check_tensors(
+    info: ModelInfo, steps: Sequence[EnsembleStep], described: Mapping[str, ModelInfo]
+) -> None:
+    tensors = {spec.name: spec for spec in info.inputs}
+    for step in steps:
+        model = described[step.model_name]
+        if info.max_batch_size > (model.max_batch_size or info.max_batch_size):
+            raise InvalidModel(
+                f"ensemble step '{step.model_name}': expected max_batch_size of at least "
+                f"{info.max_batch_size}, got {model.max_batch_size}"
+            )
+        inputs = {spec.name: spec for spec in model.inputs}
+        for name, spec in inputs.items():
+            if name not in step.input_map:
+                raise InvalidModel(f"ensemble step '{step.model_name}' leaves out input '{name}'")
+            _check_joint(step.model_name, spec, tensors[step.input_map[name]])
+        _refuse_unknown(step.model_name, "input", step.input_map, inputs)
+        outputs = {spec.name: spec for spec in model.outputs}
+        _refuse_unknown(step.model_name, "output", step.output_map, outputs)
+        for name, tensor in step.output_map.items():
+            if tensor in tensors:
+                raise InvalidModel(f"ensemble tensor '{tensor}' has two sources")
+            tensors[tensor] = outputs[name]
+    for spec in info.outputs:
+        if spec.name not in tensors:
+            raise InvalidModel(f"no ensemble step provides output '{spec.name}'")
+        _check_joint("the ensemble", spec, tensors[spec.name])
+
+
+def _refuse_unknown(
+    model: str, kind: str, mapped: Mapping[str, str], known: Mapping[str, TensorSpec]
+) -> None:
+    for name in mapped:
+        if name not in known:
+            raise InvalidModel(f"ensemble step '{model}' has no {kind} '{name}'")
+
+
+def _check_joint(model: str, wanted: TensorSpec, given: TensorSpec) -> None:
+    fits = len(wanted.shape) == len(given.shape) and all(
+        -1 in (want, have) or want == have
+        for want, have in zip(wanted.shape, given.shape, strict=True)
+    )
+    if wanted.datatype is not given.datatype or not fits:
+        raise InvalidModel(
+            f"ensemble: '{model}' expects {wanted} for '{wanted.name}', "
+            f"tensor '{given.name}' is {given}"
+        )

@@ -1,0 +1,77 @@
+"""The state table of one model version."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from types import MappingProxyType
+
+
+class State(StrEnum):
+    """Where a model version stands."""
+
+    UNAVAILABLE = "UNAVAILABLE"
+    """Not loaded: never was, was unloaded, or could not be loaded."""
+    LOADING = "LOADING"
+    READY = "READY"
+    RELOADING = "RELOADING"
+    """Answering from what was loaded before, while its successor is loaded."""
+    UNLOADING = "UNLOADING"
+
+    @property
+    def answers(self) -> bool:
+        """Tell whether requests are served in this state."""
+        return self in (State.READY, State.RELOADING)
+
+    @property
+    def public(self) -> str:
+        """Return the state as the repository index names it (model repository extension)."""
+        return State.READY.value if self is State.RELOADING else self.value
+
+
+class Event(StrEnum):
+    """What happens to a model version."""
+
+    LOAD = "load"
+    LOADED = "loaded"
+    FAILED = "failed"
+    UNLOAD = "unload"
+    UNLOADED = "unloaded"
+
+
+TRANSITIONS: Mapping[tuple[State, Event], State] = MappingProxyType(
+    {
+        (State.UNAVAILABLE, Event.LOAD): State.LOADING,
+        (State.LOADING, Event.LOADED): State.READY,
+        (State.LOADING, Event.FAILED): State.UNAVAILABLE,
+        (State.READY, Event.LOAD): State.RELOADING,
+        (State.RELOADING, Event.LOADED): State.READY,
+        (State.RELOADING, Event.FAILED): State.READY,
+        (State.READY, Event.UNLOAD): State.UNLOADING,
+        (State.UNLOADING, Event.UNLOADED): State.UNAVAILABLE,
+    }
+)
+"""Every transition there is; what is not here is forbidden."""
+
+
+class ForbiddenTransition(AssertionError):
+    """An event in a state that has no place for it: a fault of the server, not of a client."""
+
+    def __init__(self, state: State, event: Event) -> None:
+        super().__init__(f"{event.value} while {state.value}")
+
+
+class Lifecycle:
+    """The state of one model version, and why it is in it."""
+
+    __slots__ = ("reason", "state")
+
+    def __init__(self) -> None:
+        self.state = State.UNAVAILABLE
+        self.reason = ""
+
+    def apply(self, event: Event, reason: str = "") -> None:
+        """Move along the table; the only place where a state changes."""
+        following = TRANSITIONS.get((self.state, event))
+        if following is None:
+            raise ForbiddenTransition(self.state, event)
+        self.state = following
+        self.reason = reason

@@ -1,0 +1,222 @@
+"""One model version on its way into memory and out of it."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+import structlog
+
+from xlaserve.core.ensemble import EnsemblePlan, plan_ensemble
+from xlaserve.core.lifecycle import Event, State
+from xlaserve.core.registry import Instance, Registry, Version
+from xlaserve.core.repository import ModelSource, VersionSource
+from xlaserve.core.sharing import Coalesced
+from xlaserve.core.workers import Workers
+from xlaserve.errors import (
+    InvalidModel,
+    LoadCancelled,
+    LoadFailed,
+    ModelNotFound,
+    ModelNotReady,
+    OutOfMemory,
+    XlaserveError,
+)
+from xlaserve.models.loaded import LoadContext, LoadedModel, Stage
+
+Load: TypeAlias = Callable[[Path, LoadContext], LoadedModel]
+"""Turns a version directory into a loaded model; blocks."""
+
+StageObserver: TypeAlias = Callable[[str, str, Stage], None]
+"""Told model, version and stage while a load goes on; called on the event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machinery:
+    """What loading needs of the layer below."""
+
+    load: Load
+    release_memory: Callable[[], None]
+    """Collect garbage and give freed pages back to the system; blocks."""
+    device: Callable[[], str]
+    """Return the JAX platform to load for, once it is up; called from a thread, may block."""
+    on_stage: StageObserver = lambda model, version, stage: None
+
+
+class VersionLoader:
+    """Loads and retires instances of model versions; the registry shows every step of it."""
+
+    def __init__(
+        self, registry: Registry, workers: Workers, machinery: Machinery, *, drain_seconds: float
+    ) -> None:
+        self._registry = registry
+        self._workers = workers
+        self._machinery = machinery
+        self._drain_seconds = drain_seconds
+        self._release = Coalesced(partial(workers.wait, machinery.release_memory))
+        self._stragglers: set[asyncio.Task[None]] = set()
+        self._log = structlog.get_logger("loading")
+
+    async def load(self, version: Version, model: ModelSource, source: VersionSource) -> None:
+        """Load a version and let it answer; what it served before, it serves until then.
+
+        Raises LoadFailed, OutOfMemory or LoadCancelled, and goes on with what was served before.
+        """
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        self._registry.change(version, Event.LOAD, "waiting for a load thread")
+        try:
+            runner = await self._make(version, model, source)
+        except BaseException as error:
+            self._note_failure(version, error)
+            raise
+        replaced, version.instance = version.instance, Instance(runner, source.fingerprint)
+        self._registry.change(version, Event.LOADED)
+        self._log.info(
+            "model loaded",
+            model=version.model,
+            version=version.number,
+            seconds=round(loop.time() - started, 3),
+            compile_seconds=round(runner.info.compile_seconds, 3),
+            size_bytes=runner.info.memory.total_bytes,
+        )
+        if replaced is not None:
+            await self._retire([replaced])
+
+    async def unload(self, versions: Iterable[Version]) -> None:
+        """Stop answering from these versions and return once their memory is free.
+
+        Requests in progress end first; after `drain_seconds` the rest is left to end by itself
+        and the memory is freed behind it.
+        """
+        answering = [version for version in versions if version.state.answers]
+        instances = []
+        for version in answering:
+            self._registry.change(version, Event.UNLOAD, "waiting for requests in progress")
+            if version.instance is not None:
+                instances.append(version.instance)
+            version.instance = None
+        try:
+            await self._retire(instances)
+        finally:
+            for version in answering:
+                self._registry.change(version, Event.UNLOADED, "unloaded")
+                self._log.info("model unloaded", model=version.model, version=version.number)
+
+    async def close(self) -> None:
+        """Wait for the instances whose requests outlived their unload."""
+        if self._stragglers:
+            await asyncio.wait(self._stragglers)
+
+    # --- in ---
+
+    async def _make(
+        self, version: Version, model: ModelSource, source: VersionSource
+    ) -> LoadedModel | EnsemblePlan:
+        try:
+            if model.config.is_ensemble:
+                return self._plan(model)
+            return await self._run_loader(version, model, source)
+        except InvalidModel as error:
+            raise LoadFailed(version.model, str(error)) from error
+        except MemoryError as error:
+            raise OutOfMemory(version.model, "failed to load it, the host is full") from error
+
+    def _plan(self, model: ModelSource) -> EnsemblePlan:
+        described = {}
+        for step in model.config.steps:
+            try:
+                _, instance = self._registry.resolve(step.model_name, step.model_version)
+            except (ModelNotFound, ModelNotReady) as error:
+                raise LoadFailed(model.name, f"its step cannot answer: {error}") from error
+            described[step.model_name] = instance.info
+        return plan_ensemble(model.config, described)
+
+    async def _run_loader(
+        self, version: Version, model: ModelSource, source: VersionSource
+    ) -> LoadedModel:
+        cancelled = threading.Event()
+        work = partial(self._load_in_thread, cancelled, version, model, source)
+        running = self._workers.load(work, asyncio.get_running_loop())
+        loading = asyncio.wrap_future(running)
+        try:
+            return await asyncio.shield(loading)
+        except asyncio.CancelledError:
+            cancelled.set()
+            if not running.cancel():
+                # A cancelled load is over when its thread has let go, not before.
+                await self._discard(loading)
+            raise
+
+    async def _discard(self, loading: "asyncio.Future[LoadedModel]") -> None:
+        await asyncio.wait([loading])
+        if not loading.cancelled() and loading.exception() is None:
+            await self._workers.wait(loading.result().close)
+        await self._release()
+
+    def _load_in_thread(
+        self,
+        cancelled: threading.Event,
+        version: Version,
+        model: ModelSource,
+        source: VersionSource,
+        loop: asyncio.AbstractEventLoop,
+    ) -> LoadedModel:
+        def check_cancelled() -> None:
+            if cancelled.is_set():
+                raise LoadCancelled(version.model)
+
+        def on_stage(stage: Stage) -> None:
+            loop.call_soon_threadsafe(self._show_stage, version, stage)
+
+        check_cancelled()
+        context = LoadContext(
+            model=version.model,
+            version=version.number,
+            config=model.config,
+            device=self._machinery.device(),
+            on_stage=on_stage,
+            check_cancelled=check_cancelled,
+        )
+        return self._machinery.load(source.directory, context)
+
+    def _show_stage(self, version: Version, stage: Stage) -> None:
+        if version.state in (State.LOADING, State.RELOADING):
+            version.lifecycle.reason = str(stage)
+            self._machinery.on_stage(version.model, version.number, stage)
+
+    def _note_failure(self, version: Version, error: BaseException) -> None:
+        reason = "internal error"
+        if isinstance(error, XlaserveError):
+            reason = str(error)
+        elif isinstance(error, asyncio.CancelledError):
+            reason = "the load was cancelled"
+        if version.state is State.RELOADING:
+            reason = f"answers from before, its reload failed: {reason}"
+        self._registry.change(version, Event.FAILED, reason)
+        self._log.warning(
+            "model not loaded", model=version.model, version=version.number, reason=reason
+        )
+
+    # --- out ---
+
+    async def _retire(self, instances: list[Instance]) -> None:
+        """Free the instances behind their last request, within the time that a drain may take."""
+        if not instances:
+            return
+        freeing = asyncio.ensure_future(self._free(instances))
+        self._stragglers.add(freeing)
+        freeing.add_done_callback(self._stragglers.discard)
+        await asyncio.wait([freeing], timeout=self._drain_seconds)
+        if freeing.done():
+            freeing.result()
+
+    async def _free(self, instances: Iterable[Instance]) -> None:
+        for instance in instances:
+            await instance.drained()
+            if not isinstance(instance.runner, EnsemblePlan):
+                await self._workers.wait(instance.runner.close)
+        await self._release()

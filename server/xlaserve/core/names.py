@@ -1,0 +1,66 @@
+"""Which names may become part of a path."""
+
+import unicodedata
+from collections.abc import Callable
+from urllib.parse import unquote
+
+from xlaserve.errors import InvalidName
+
+MAX_NAME_BYTES = 255
+"""The longest name of a file that Linux knows."""
+
+_LEAVES = frozenset({".", ".."})
+
+
+def check_name(kind: str, name: str) -> str:
+    """Return the name if it stays in the directory that it is joined to, or raise InvalidName.
+
+    `...` and `a..1` are names like any other. Escaped and look-alike forms of a separator or of
+    `..` are refused too: something before or behind us may turn them back.
+    """
+    problem = next(filter(None, map(_problem, _forms(name))), None)
+    if problem is not None:
+        raise InvalidName(kind, name, problem)
+    return name
+
+
+def _forms(name: str) -> list[str]:
+    unescaped = unquote(name)
+    return [name, unescaped, unquote(unescaped), unicodedata.normalize("NFKC", name)]
+
+
+def _problem(name: str) -> str | None:
+    return next((problem for holds, problem in _PROBLEMS if holds(name)), None)
+
+
+def _has_control_character(name: str) -> bool:
+    return any(unicodedata.category(character) in ("Cc", "Cs") for character in name)
+
+
+_PROBLEMS: tuple[tuple[Callable[[str], bool], str], ...] = (
+    (lambda name: not name.strip(), "it is empty"),
+    (lambda name: name != name.strip(), "it starts or ends with white space"),
+    (lambda name: name in _LEAVES, "it leads out of its directory"),
+    (lambda name: "/" in name or "\\" in name, "it holds a path separator"),
+    (_has_control_character, "it holds a control character"),
+    (
+        lambda name: len(name.encode(errors="replace")) > MAX_NAME_BYTES,
+        f"it is longer than {MAX_NAME_BYTES} bytes",
+    ),
+)
+
+
+def check_version(text: str) -> int:
+    """Return the number of a version directory, or raise InvalidName."""
+    if not text.isascii() or not text.isdigit() or text != str(int(text[:20])) or text == "0":
+        raise InvalidName("version", text, "expected a positive number without leading zeros")
+    return int(text)
+
+
+def is_version(text: str) -> bool:
+    """Tell whether a directory of this name holds a version."""
+    try:
+        check_version(text)
+    except InvalidName:
+        return False
+    return True

@@ -1,0 +1,113 @@
+"""What the parameters of a load replace: the configuration, and the files of a model."""
+
+import errno
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self, TypeAlias
+
+from xlaserve.core.names import check_name, check_version
+from xlaserve.errors import InvalidParameter, OutOfSpace, TooLarge
+
+LoadParameter: TypeAlias = bool | int | str | bytes
+"""A value of the parameters of a load or unload."""
+
+CONFIG = "config"
+FILE_PREFIX = "file:"
+UNLOAD_DEPENDENTS = "unload_dependents"
+SCRATCH_PREFIX = "_xlaserve-"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadParameters:
+    """The parameters of a load, checked (model repository extension, Load)."""
+
+    config: str | None = None
+    files: Mapping[tuple[int, str], bytes] = field(default_factory=dict)
+    """(version, file name) -> content."""
+
+    @classmethod
+    def read(
+        cls, parameters: Mapping[str, LoadParameter], *, max_files: int, max_bytes: int
+    ) -> Self:
+        """Check names, kinds and limits; raises InvalidParameter, InvalidName or TooLarge."""
+        config: str | None = None
+        files: dict[tuple[int, str], bytes] = {}
+        for name, value in parameters.items():
+            if name == CONFIG:
+                if not isinstance(value, str):
+                    raise InvalidParameter(name, "a string", _kind(value))
+                config = value
+            elif name.startswith(FILE_PREFIX):
+                if not isinstance(value, bytes):
+                    raise InvalidParameter(name[:80], "bytes", _kind(value))
+                files[_file_name(name)] = value
+            else:
+                raise InvalidParameter(
+                    name[:80], "'config' or 'file:<version>/<name>'", "unrecognized load parameter"
+                )
+        if files and config is None:
+            raise InvalidParameter(CONFIG, "a configuration beside the files", "none")
+        if len(files) > max_files:
+            raise InvalidParameter("file:", f"at most {max_files} files", str(len(files)))
+        if sum(map(len, files.values())) > max_bytes:
+            raise TooLarge("the sum of the files of one load", max_bytes, "max_override_bytes")
+        return cls(config, files)
+
+
+def read_unload_parameters(parameters: Mapping[str, LoadParameter]) -> bool:
+    """Return `unload_dependents` (model repository extension, Unload)."""
+    dependents = False
+    for name, value in parameters.items():
+        if name != UNLOAD_DEPENDENTS:
+            raise InvalidParameter(
+                name[:80], f"'{UNLOAD_DEPENDENTS}'", "unrecognized unload parameter"
+            )
+        if not isinstance(value, bool):
+            raise InvalidParameter(name, "a boolean", _kind(value))
+        dependents = value
+    return dependents
+
+
+def _kind(value: LoadParameter) -> str:
+    names = {bool: "a boolean", int: "an integer", str: "a string", bytes: "bytes"}
+    return names[type(value)]
+
+
+def _file_name(parameter: str) -> tuple[int, str]:
+    version, separator, name = parameter.removeprefix(FILE_PREFIX).partition("/")
+    if not separator:
+        raise InvalidParameter(parameter[:80], "'file:<version>/<name>'", "no '/'")
+    return check_version(version), check_name("file name", name)
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """A directory off the repository that stands in for a model's own until it is unloaded."""
+
+    directory: Path
+
+    @classmethod
+    def write(cls, model: str, files: Mapping[tuple[int, str], bytes], scratch: Path) -> Self:
+        """Write the files below a fresh directory in `scratch`. Waits for the disk.
+
+        Raises OutOfSpace, and leaves nothing behind, when they do not fit.
+        """
+        directory = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=scratch))
+        try:
+            for (version, name), content in files.items():
+                path = directory / str(version) / name
+                path.parent.mkdir(exist_ok=True)
+                path.write_bytes(content)
+        except BaseException as error:
+            shutil.rmtree(directory, ignore_errors=True)
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise OutOfSpace(model, error.strerror or "disk full") from error
+            raise
+        return cls(directory)
+
+    def remove(self) -> None:
+        """Remove the directory and everything below it."""
+        shutil.rmtree(self.directory, ignore_errors=True)

@@ -1,0 +1,222 @@
+"""What is loaded, which version answers, and who is using it."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from xlaserve.core.ensemble import EnsemblePlan
+from xlaserve.core.lifecycle import Event, Lifecycle, State
+from xlaserve.errors import ModelNotFound, ModelNotReady, Overloaded
+from xlaserve.models.loaded import LoadedModel, ModelInfo
+
+
+class Instance:
+    """One loaded copy of a model version, and the number of requests that use it.
+
+    A reload makes a new instance: requests keep the one they started with.
+    """
+
+    def __init__(self, runner: LoadedModel | EnsemblePlan, fingerprint: object) -> None:
+        self.runner = runner
+        self.fingerprint = fingerprint
+        self._users = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def info(self) -> ModelInfo:
+        """Describe the loaded model."""
+        return self.runner.info
+
+    @property
+    def users(self) -> int:
+        """Return how many requests use the instance."""
+        return self._users
+
+    def acquire(self) -> None:
+        """Count one user more; `release` must follow."""
+        self._users += 1
+        self._idle.clear()
+
+    def release(self) -> None:
+        """Count one user less."""
+        self._users -= 1
+        if not self._users:
+            self._idle.set()
+
+    @contextmanager
+    def lease(self) -> Iterator[None]:
+        """Keep the instance alive for the length of a block."""
+        self.acquire()
+        try:
+            yield
+        finally:
+            self.release()
+
+    async def drained(self) -> None:
+        """Return once nobody uses the instance."""
+        await self._idle.wait()
+
+
+class Version:
+    """One version of a model: its lifecycle, and the instance that answers for it."""
+
+    def __init__(self, model: str, number: str) -> None:
+        self.model = model
+        self.number = number
+        self.lifecycle = Lifecycle()
+        self.instance: Instance | None = None
+
+    @property
+    def state(self) -> State:
+        """Return where the version stands."""
+        return self.lifecycle.state
+
+
+@dataclass(slots=True)
+class Model:
+    """What the registry knows of one model."""
+
+    name: str
+    versions: dict[str, Version] = field(default_factory=dict)
+    requests: int = 0
+    """Requests in progress, all versions together."""
+
+    def newest(self, *, answering: bool = True) -> Version | None:
+        """Return the highest version, of those that answer or of all."""
+        found = (v for v in self.versions.values() if v.state.answers or not answering)
+        return max(found, key=lambda version: int(version.number), default=None)
+
+
+class Registry:
+    """The models of the process. Used from the event loop only; never waits."""
+
+    def __init__(self, max_requests_per_model: int) -> None:
+        self._max_requests = max_requests_per_model
+        self._models: dict[str, Model] = {}
+        self._observers: set[Callable[[], None]] = set()
+
+    # --- reading ---
+
+    def models(self) -> list[Model]:
+        """Return every model that was ever loaded, by name."""
+        return [self._models[name] for name in sorted(self._models)]
+
+    def find(self, name: str) -> Model | None:
+        """Return what is known of a model, None for one that was never loaded."""
+        return self._models.get(name)
+
+    def resolve(self, name: str, number: str = "") -> tuple[Version, Instance]:
+        """Return the version that answers, the newest one where none is asked for.
+
+        Raises ModelNotFound where nothing is loaded, ModelNotReady while it is on its way in or
+        out, or while a model that an ensemble needs is not ready.
+        """
+        model = self._models.get(name)
+        if model is None:
+            raise ModelNotFound(name, number)
+        version = model.versions.get(number) if number else model.newest()
+        if version is None:
+            self._raise_unavailable(model, number)
+        assert version is not None
+        if version.instance is None or not version.state.answers:
+            self._raise_not_ready(version, number)
+        assert version.instance is not None
+        missing = self._missing_step(version.instance)
+        if missing is not None:
+            raise ModelNotReady(name, number, State.UNAVAILABLE, missing)
+        return version, version.instance
+
+    def _raise_unavailable(self, model: Model, number: str) -> None:
+        newest = None if number else model.newest(answering=False)
+        if newest is None:
+            raise ModelNotFound(model.name, number)
+        moving = [v for v in model.versions.values() if v.state is not State.UNAVAILABLE]
+        self._raise_not_ready(moving[-1] if moving else newest, number)
+
+    @staticmethod
+    def _raise_not_ready(version: Version, asked: str) -> None:
+        state, reason = version.state, version.lifecycle.reason
+        if state is State.UNAVAILABLE:
+            because = f" ({reason})" if reason else ""
+            raise ModelNotFound(version.model, asked, detail=f"has no available versions{because}")
+        raise ModelNotReady(version.model, asked, state.public, reason)
+
+    def _missing_step(self, instance: Instance) -> str | None:
+        if not isinstance(instance.runner, EnsemblePlan):
+            return None
+        for name, number in instance.runner.models():
+            model = self._models.get(name)
+            version = model and (model.versions.get(number) if number else model.newest())
+            if not version or not version.instance or not version.state.answers:
+                return f"its step '{name}' is not ready"
+            deeper = self._missing_step(version.instance)
+            if deeper is not None:
+                return deeper
+        return None
+
+    def ready(self, name: str, number: str = "") -> bool:
+        """Tell whether an inference would be served now."""
+        try:
+            self.resolve(name, number)
+        except (ModelNotFound, ModelNotReady):
+            return False
+        return True
+
+    def shown_state(self, version: Version) -> tuple[str, str]:
+        """Return the state and the reason of a version as the repository index shows them."""
+        if version.instance is not None and version.state.answers:
+            missing = self._missing_step(version.instance)
+            if missing is not None:
+                return State.UNAVAILABLE.public, missing
+        return version.state.public, version.lifecycle.reason
+
+    # --- changing ---
+
+    def version(self, name: str, number: str) -> Version:
+        """Return the version, made when it is seen for the first time."""
+        model = self._models.setdefault(name, Model(name))
+        return model.versions.setdefault(number, Version(name, number))
+
+    def change(self, version: Version, event: Event, reason: str = "") -> None:
+        """Move a version along its lifecycle and tell the observers."""
+        version.lifecycle.apply(event, reason)
+        self.notify()
+
+    def notify(self) -> None:
+        """Tell the observers that something may have changed."""
+        for observer in tuple(self._observers):
+            observer()
+
+    def forget(self, name: str) -> None:
+        """Drop what is known of a model that is neither loaded nor in the repository."""
+        model = self._models.get(name)
+        if model and all(v.state is State.UNAVAILABLE for v in model.versions.values()):
+            del self._models[name]
+
+    @contextmanager
+    def observe(self, observer: Callable[[], None]) -> Iterator[None]:
+        """Call `observer` after every change, for the length of a block."""
+        self._observers.add(observer)
+        try:
+            yield
+        finally:
+            self._observers.discard(observer)
+
+    @contextmanager
+    def admit(self, name: str) -> Iterator[None]:
+        """Count a request of the model for the length of a block, or raise Overloaded."""
+        model = self._models[name]
+        if model.requests >= self._max_requests:
+            raise Overloaded(name, self._max_requests, "max_requests_per_model")
+        model.requests += 1
+        try:
+            yield
+        finally:
+            model.requests -= 1
+
+    @property
+    def requests(self) -> int:
+        """Return how many requests are in progress."""
+        return sum(model.requests for model in self._models.values())

@@ -1,0 +1,179 @@
+"""What could be loaded: the models on disk, their versions and configurations.
+
+Everything here waits for the disk and is called from a thread, never from the event loop.
+"""
+
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from xlaserve.core.names import check_name, is_version
+from xlaserve.core.overrides import Override
+from xlaserve.errors import InvalidModel, InvalidName, LoadFailed, ModelNotFound
+from xlaserve.models.config import ModelConfig
+from xlaserve.models.config_text import parse_json, read_config
+
+MAX_FILES_PER_VERSION = 10_000
+"""Files of one version directory; more is not a model but a mistake."""
+
+Fingerprint: TypeAlias = tuple[object, ...]
+"""Changes when a file of the version, or its configuration, changes."""
+
+ENSEMBLE_VERSION = 1
+"""The version of an ensemble without version directories: it needs no files."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSource:
+    """One version that can be loaded."""
+
+    number: int
+    directory: Path
+    fingerprint: Fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """One model that can be loaded: its configuration and the versions that its policy picks."""
+
+    name: str
+    config: ModelConfig
+    versions: tuple[VersionSource, ...]
+
+
+class Repository:
+    """The model repository: <root>/<model>/ with `config.json|config.pbtxt` and <version>/."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        extra_roots: Iterable[Path] = (),
+        max_models: int,
+        max_config_bytes: int,
+    ) -> None:
+        self.root = root
+        self._allowed = tuple(path.resolve() for path in (root, *extra_roots))
+        self._max_models = max_models
+        self._max_config_bytes = max_config_bytes
+
+    def names(self) -> list[str]:
+        """Return the names of all model directories, sorted; hidden ones are left out."""
+        found = []
+        with os.scandir(self.root) as entries:
+            for entry in entries:
+                if entry.is_dir() and not entry.name.startswith(".") and _is_name(entry.name):
+                    found.append(entry.name)
+                if len(found) > self._max_models:
+                    break
+        return sorted(found[: self._max_models])
+
+    def holds(self, name: str) -> bool:
+        """Tell whether there is a directory of this model."""
+        return _is_name(name) and (self.root / name).is_dir()
+
+    def find(
+        self, name: str, *, config_text: str | None = None, override: Override | None = None
+    ) -> ModelSource:
+        """Read what a load of the model would load.
+
+        `config_text` replaces the configuration on disk, `override` the whole directory. Raises
+        ModelNotFound, or LoadFailed when what is there is not a model.
+        """
+        check_name("model name", name)
+        directory = override.directory if override else self.root / name
+        if not directory.is_dir():
+            raise ModelNotFound(name, detail="is not in the model repository, failed to load it")
+        try:
+            confined = directory if override else self._confine(directory)
+            config = self._config(name, confined, config_text)
+            versions = self._versions(confined, config, trusted=override is not None)
+        except InvalidModel as error:
+            raise LoadFailed(name, str(error)) from error
+        except OSError as error:
+            raise LoadFailed(name, f"its files cannot be read: {error.strerror}") from error
+        if not versions:
+            raise LoadFailed(name, "no version directory is there that its version_policy picks")
+        return ModelSource(name, config, versions)
+
+    def fingerprint(self, name: str) -> Fingerprint:
+        """Return what changes when anything of the model changes, without reading it."""
+        directory = self.root / name
+        return _directory_fingerprint(directory)
+
+    def _config(self, name: str, directory: Path, text: str | None) -> ModelConfig:
+        config = (
+            read_config(directory, limit_bytes=self._max_config_bytes)
+            if text is None
+            else parse_json(text, limit_bytes=self._max_config_bytes)
+        )
+        config.check_name(name)
+        return config
+
+    def _versions(
+        self, directory: Path, config: ModelConfig, *, trusted: bool
+    ) -> tuple[VersionSource, ...]:
+        found = {int(path.name): path for path in directory.iterdir() if is_version(path.name)}
+        if config.is_ensemble and not found:
+            found = {ENSEMBLE_VERSION: directory}
+        chosen = config.version_policy.select(found)
+        return tuple(
+            self._version(number, found[number], config, trusted=trusted) for number in chosen
+        )
+
+    def _version(
+        self, number: int, path: Path, config: ModelConfig, *, trusted: bool
+    ) -> VersionSource:
+        directory = path if trusted else self._confine(path)
+        if not directory.is_dir():
+            raise InvalidModel(f"version {number} is not a directory")
+        for file in _files(directory):
+            if not trusted:
+                self._confine(file)
+        return VersionSource(number, directory, (config, _directory_fingerprint(directory)))
+
+    def _confine(self, path: Path) -> Path:
+        resolved = path.resolve()
+        if not any(resolved.is_relative_to(root) for root in self._allowed):
+            raise InvalidModel(f"'{path.name}' is a link that leads out of the model repository")
+        return resolved
+
+
+def _is_name(name: str) -> bool:
+    try:
+        check_name("model name", name)
+    except InvalidName:
+        return False
+    return True
+
+
+def _files(directory: Path) -> list[Path]:
+    files = []
+    for root, _directories, names in os.walk(directory):
+        files += [Path(root, name) for name in names]
+        if len(files) > MAX_FILES_PER_VERSION:
+            raise InvalidModel(f"more than {MAX_FILES_PER_VERSION} files in '{directory.name}'")
+    for file in files:
+        if not stat.S_ISREG(_status(file).st_mode):
+            raise InvalidModel(f"'{file.name}' is not a regular file")
+    return files
+
+
+def _status(file: Path) -> os.stat_result:
+    try:
+        return file.stat()
+    except OSError as error:
+        raise InvalidModel(f"'{file.name}' cannot be read: {error.strerror}") from error
+
+
+def _directory_fingerprint(directory: Path) -> Fingerprint:
+    rows: Mapping[str, os.stat_result] = {
+        str(file.relative_to(directory)): _status(file) for file in _files(directory)
+    }
+    return tuple(
+        (name, status.st_ino, status.st_size, status.st_mtime_ns)
+        for name, status in sorted(rows.items())
+    )

@@ -1,0 +1,17 @@
+"""What the server says of itself."""
+
+from dataclasses import dataclass
+
+NAME = "xlaserve"
+
+EXTENSIONS = ("model_repository", "model_repository(unload_dependents)", "parameters")
+"""The protocol extensions that are really there (V2 protocol, Server Metadata)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerDescription:
+    """Name, version and extensions, as ServerMetadata reports them."""
+
+    version: str
+    name: str = NAME
+    extensions: tuple[str, ...] = EXTENSIONS

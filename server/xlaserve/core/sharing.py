@@ -1,0 +1,101 @@
+"""Work that several callers ask for at once and that is done once."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
+from contextlib import asynccontextmanager
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class _Flight(Generic[T]):
+    __slots__ = ("task", "waiters")
+
+    def __init__(self, task: "asyncio.Task[T]") -> None:
+        self.task = task
+        self.waiters = 0
+
+
+class SingleFlight(Generic[T]):
+    """Callers with the same key share one task.
+
+    With `abandonable` it is cancelled when the last of them leaves; otherwise it goes on alone.
+    """
+
+    def __init__(self, *, abandonable: bool) -> None:
+        self._abandonable = abandonable
+        self._flights: dict[Hashable, _Flight[T]] = {}
+
+    async def run(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Join the work of this key that is under way, or start it."""
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = self._flights[key] = _Flight(asyncio.ensure_future(work()))
+            flight.task.add_done_callback(lambda task: self._landed(key, task))
+        flight.waiters += 1
+        try:
+            return await asyncio.shield(flight.task)
+        except asyncio.CancelledError:
+            if self._abandonable and flight.waiters == 1 and not flight.task.done():
+                # Whoever asks again from now on starts anew instead of joining a lost cause.
+                self._flights.pop(key, None)
+                flight.task.cancel()
+                await asyncio.wait([flight.task])
+            raise
+        finally:
+            flight.waiters -= 1
+
+    def _landed(self, key: Hashable, task: "asyncio.Task[T]") -> None:
+        flight = self._flights.get(key)
+        if flight is not None and flight.task is task:
+            del self._flights[key]
+        if not task.cancelled():
+            # Read, so that an error whose every waiter left is not reported as never retrieved.
+            task.exception()
+
+
+class Turns:
+    """One lock for each key, kept only while somebody holds it or waits for it."""
+
+    def __init__(self) -> None:
+        self._locks: dict[Hashable, tuple[asyncio.Lock, int]] = {}
+
+    @asynccontextmanager
+    async def of(self, key: Hashable) -> AsyncIterator[None]:
+        """Hold the key's turn for the length of an `async with` block."""
+        lock, users = self._locks.get(key, (asyncio.Lock(), 0))
+        self._locks[key] = lock, users + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, users = self._locks[key]
+            if users == 1:
+                del self._locks[key]
+            else:
+                self._locks[key] = lock, users - 1
+
+
+class Coalesced:
+    """Calls that only need the work to be done once after each of them was made.
+
+    A caller that comes while the work runs waits for the next run, which serves all that came
+    in the meantime.
+    """
+
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._work = work
+        self._running: asyncio.Task[None] | None = None
+        self._next: asyncio.Task[None] | None = None
+
+    async def __call__(self) -> None:
+        """Return once the work has run after this call was made."""
+        if self._next is None:
+            self._next = asyncio.ensure_future(self._run_after(self._running))
+        await asyncio.shield(self._next)
+
+    async def _run_after(self, running: "asyncio.Task[None] | None") -> None:
+        if running is not None:
+            await asyncio.wait([running])
+        self._running, self._next = self._next, None
+        await self._work()

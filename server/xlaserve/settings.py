@@ -1,0 +1,249 @@
+"""Every knob and every limit of the server, with its unit and default; read once.
+
+A flag beats the environment variable `XLASERVE_<FIELD>`, which beats the default. The string below
+each field is its documentation: `xlaserve serve --help` and docs/settings.md are made from it.
+"""
+
+import ast
+import inspect
+import itertools
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Self, get_args, get_origin, get_type_hints
+
+from xlaserve.errors import InvalidSettings
+
+ENVIRONMENT_PREFIX = "XLASERVE_"
+
+
+class ModelControlMode(StrEnum):
+    """Who decides which models are loaded (Triton's model control modes)."""
+
+    NONE = "none"
+    """Every model is loaded at start; clients can change nothing."""
+    POLL = "poll"
+    """The repository is watched; changes on disk load, reload and unload."""
+    EXPLICIT = "explicit"
+    """Clients load and unload."""
+
+
+class Device(StrEnum):
+    """Where models run."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+    TPU = "tpu"
+
+
+class Readiness(StrEnum):
+    """What makes the server ready."""
+
+    STARTUP = "startup"
+    """Every model that is loaded at start has been tried."""
+    MODELS = "models"
+    """And none of them is without a ready version."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What the operator decides. Immutable; parts of it are passed down."""
+
+    repository: Path
+    """Directory of the models: <model>/config.json or config.pbtxt, and <model>/<version>/."""
+
+    host: str = "127.0.0.1"
+    """Address that TCP endpoints listen on."""
+    grpc_endpoint: str = "port:8001"
+    """Where gRPC is served: port:<n> or unix:<path>. Port 0 takes a free one."""
+    http_endpoint: str = "port:8000"
+    """Where HTTP is served: port:<n>, unix:<path> or none."""
+    unix_socket_mode: int = 0o666
+    """Permission bits of unix sockets."""
+
+    model_control_mode: ModelControlMode = ModelControlMode.NONE
+    """none: load all at start; poll: follow the repository; explicit: clients load and unload."""
+    load_model: tuple[str, ...] = ()
+    """With explicit: a model to load at start; may be given more than once, '*' is every model."""
+    model_root: tuple[Path, ...] = ()
+    """Directory that model paths may lead into, besides the repository; may be repeated."""
+    poll_interval_seconds: float = 15.0
+    """With poll: time between two looks at the repository."""
+    readiness: Readiness = Readiness.STARTUP
+    """startup: ready once every load of the start has ended; models: and every one succeeded."""
+    device: Device = Device.AUTO
+    """Where models run. Anything but auto fails at start when that device is absent."""
+
+    load_threads: int = 1
+    """Models that are loaded and compiled at the same time."""
+    execute_threads: int = 0
+    """Threads that compute requests outside the event loop; 0 is one less than the cores."""
+    inline_execution_seconds: float = 200e-6
+    """A model that its warm-up measured faster than this runs on the event loop itself."""
+    max_requests_per_model: int = 1024
+    """Requests of one model that may be in progress; more are refused with RESOURCE_EXHAUSTED."""
+    drain_seconds: float = 10.0
+    """How long an unload waits for requests in progress."""
+    grace_seconds: float = 30.0
+    """How long the server waits for requests in progress when it is told to exit."""
+
+    max_message_bytes: int = 64 << 20
+    """Largest gRPC message that is accepted."""
+    max_message_fields: int = 100_000
+    """Most protobuf fields in one message; larger tensors travel as raw bytes in a single field."""
+    max_message_depth: int = 100
+    """Deepest nesting of one protobuf message."""
+    max_streams_per_connection: int = 256
+    """Requests that one gRPC connection may have open."""
+    max_connections: int = 1024
+    """gRPC connections that may be open."""
+    max_health_watchers: int = 1024
+    """Health watches that may be open."""
+    max_reflection_requests: int = 1000
+    """Questions that one reflection stream may ask."""
+    max_config_bytes: int = 1 << 20
+    """Largest model configuration, on disk or in a load request."""
+    max_override_bytes: int = 1 << 30
+    """Most bytes of `file:` parameters of one load."""
+    max_override_files: int = 1000
+    """Most `file:` parameters of one load."""
+    max_models: int = 100_000
+    """Models that the repository may hold; further directories are ignored, with a warning."""
+    scratch_directory: Path = Path(tempfile.gettempdir())
+    """Where the files of `file:` parameters are kept while their model is loaded."""
+
+    log_level: str = "auto"
+    """debug, info, warning or error; auto is info, and warning in a terminal, which shows more."""
+
+    def __post_init__(self) -> None:
+        for name, smallest in _SMALLEST.items():
+            if getattr(self, name) < smallest:
+                raise InvalidSettings(name, f"at least {smallest}", getattr(self, name))
+        if self.log_level not in _LOG_LEVELS:
+            raise InvalidSettings("log_level", " or ".join(_LOG_LEVELS), self.log_level)
+        if self.load_model and self.model_control_mode is not ModelControlMode.EXPLICIT:
+            raise InvalidSettings(
+                "load_model", "model_control_mode explicit", self.model_control_mode.value
+            )
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str] | None = None, **flags: object) -> Self:
+        """Merge flags over the environment over the defaults. A flag of None was not given.
+
+        Values may be texts as on a command line. Raises InvalidSettings for one that cannot be
+        read, and for an `XLASERVE_` variable that names no setting.
+        """
+        environ = os.environ if environment is None else environment
+        hints = get_type_hints(cls)
+        values: dict[str, Any] = {}
+        for variable, text in environ.items():
+            if not variable.startswith(ENVIRONMENT_PREFIX):
+                continue
+            name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+            if name not in hints:
+                raise InvalidSettings(variable, "the name of a setting", text)
+            values[name] = _from_text(variable, hints[name], text)
+        values |= {
+            name: _from_flag(name, hints[name], value)
+            for name, value in flags.items()
+            if value is not None
+        }
+        if "repository" not in values:
+            raise InvalidSettings("repository", "a directory", None)
+        return cls(**values)
+
+
+_SMALLEST: Mapping[str, float] = {
+    "poll_interval_seconds": 0.01,
+    "load_threads": 1,
+    "execute_threads": 0,
+    "inline_execution_seconds": 0,
+    "max_requests_per_model": 1,
+    "drain_seconds": 0,
+    "grace_seconds": 0,
+    "max_message_bytes": 1024,
+    "max_message_fields": 100,
+    "max_message_depth": 10,
+    "max_streams_per_connection": 1,
+    "max_connections": 1,
+    "max_health_watchers": 1,
+    "max_reflection_requests": 1,
+    "max_config_bytes": 1024,
+    "max_override_bytes": 0,
+    "max_override_files": 0,
+    "max_models": 1,
+}
+_LOG_LEVELS = ("auto", "debug", "info", "warning", "error")
+
+
+def _from_flag(name: str, hint: Any, value: object) -> Any:
+    if get_origin(hint) is tuple and isinstance(value, list | tuple):
+        return tuple(_from_flag(name, get_args(hint)[0], part) for part in value)
+    return _from_text(name, hint, value) if type(value) is str else value
+
+
+def _from_text(variable: str, hint: Any, text: str) -> Any:
+    if get_origin(hint) is tuple:
+        inner = get_args(hint)[0]
+        return tuple(_from_text(variable, inner, part) for part in text.split(",") if part)
+    try:
+        # 0o666 and 1_000 read as Python writes them.
+        return int(text, 0) if hint is int else hint(text)
+    except ValueError:
+        expected = "|".join(hint) if issubclass(hint, StrEnum) else hint.__name__
+        raise InvalidSettings(variable, expected, text) from None
+
+
+@dataclass(frozen=True, slots=True)
+class SettingDescription:
+    """One row of docs/settings.md and of `--help`."""
+
+    name: str
+    default: str
+    text: str
+    many: bool
+    """Whether it may be given more than once."""
+
+    @property
+    def variable(self) -> str:
+        """Return the environment variable that sets it."""
+        return ENVIRONMENT_PREFIX + self.name.upper()
+
+
+def describe_settings() -> list[SettingDescription]:
+    """List every setting in the order of its definition, with its documentation."""
+    texts = _strings_below_fields()
+    return [
+        SettingDescription(
+            field.name,
+            _shown(field.default),
+            texts[field.name],
+            many=isinstance(field.default, tuple),
+        )
+        for field in fields(Settings)
+    ]
+
+
+def _shown(default: object) -> str:
+    if isinstance(default, StrEnum | Path):
+        return str(default)
+    if isinstance(default, tuple):
+        return ",".join(map(str, default))
+    return "" if not isinstance(default, str | int | float) else str(default)
+
+
+def _strings_below_fields() -> dict[str, str]:
+    tree = ast.parse(inspect.getsource(sys.modules[__name__]))
+    body = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Settings").body
+    texts = {}
+    for field, below in itertools.pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            assert isinstance(below, ast.Expr)
+            assert isinstance(below.value, ast.Constant)
+            texts[field.target.id] = str(below.value.value)
+    return texts

@@ -1,0 +1,94 @@
+"""A repository of models that load without JAX, and the core over it."""
+
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.core import AddModel, Core, MakeCore, World
+
+from xlaserve.core.control import ModelControl
+from xlaserve.core.engine import Engine
+from xlaserve.core.loading import Machinery, VersionLoader
+from xlaserve.core.registry import Registry
+from xlaserve.core.repository import Repository
+from xlaserve.core.workers import Workers
+from xlaserve.settings import ModelControlMode, Settings
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    made.may_load.set()
+    made.may_execute.set()
+    yield made
+    made.may_load.set()
+    made.may_execute.set()
+
+
+@pytest.fixture
+async def make_core(tmp_path: Path, world: World) -> AsyncIterator[MakeCore]:
+    made: list[Core] = []
+
+    def make(**changes: Any) -> Core:
+        root, scratch = tmp_path / "repository", tmp_path / "scratch"
+        root.mkdir(exist_ok=True)
+        scratch.mkdir(exist_ok=True)
+        values: dict[str, Any] = {
+            "repository": root,
+            "scratch_directory": scratch,
+            "model_control_mode": ModelControlMode.EXPLICIT,
+            "drain_seconds": 5.0,
+        }
+        settings = Settings(**values | changes)
+        registry = Registry(settings.max_requests_per_model)
+        workers = Workers(load_threads=2, execute_threads=2)
+        repository = Repository(
+            root,
+            extra_roots=settings.model_root,
+            max_models=settings.max_models,
+            max_config_bytes=settings.max_config_bytes,
+        )
+        machinery = Machinery(world.load, lambda: None, lambda: "cpu")
+        loader = VersionLoader(
+            registry, workers, machinery, drain_seconds=settings.drain_seconds
+        )
+        control = ModelControl(settings, registry, repository, loader, workers)
+        engine = Engine(registry, workers, inline_execution_seconds=1e-3)
+        core = Core(root, settings, registry, repository, control, engine, workers)
+        made.append(core)
+        return core
+
+    yield make
+    world.may_load.set()
+    world.may_execute.set()
+    for core in made:
+        await core.control.close()
+        core.workers.close()
+
+
+@pytest.fixture
+def core(make_core: MakeCore) -> Core:
+    return make_core()
+
+
+@pytest.fixture
+def add_model(tmp_path: Path) -> AddModel:
+    """Write a model: its amount by version, and perhaps a configuration."""
+
+    def add(name: str, amounts: Mapping[int, Any], config: Mapping[str, Any] | None = None) -> Path:
+        directory = tmp_path / "repository" / name
+        for version, amount in amounts.items():
+            (directory / str(version)).mkdir(parents=True, exist_ok=True)
+            path = directory / str(version) / "amount.json"
+            # A new file each time, as a careful deployment does it.
+            path.unlink(missing_ok=True)
+            path.write_text(json.dumps(amount))
+        if config is not None:
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / "config.json").write_text(json.dumps(config))
+        return directory
+
+    return add
+

@@ -1,0 +1,99 @@
+"""Models that load without JAX, and the core over them."""
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from xlaserve.core.control import ModelControl
+from xlaserve.core.engine import Engine
+from xlaserve.core.registry import Registry
+from xlaserve.core.repository import Repository
+from xlaserve.core.workers import Workers
+from xlaserve.errors import InvalidModel
+from xlaserve.models.loaded import LoadContext, ModelInfo, Stage, Value
+from xlaserve.settings import Settings
+from xlaserve.tensors import DATATYPES, TensorSpec
+
+FP32 = DATATYPES["FP32"]
+
+
+class FakeModel:
+    """Adds the number in its file to its input."""
+
+    def __init__(self, amount: float, world: "World") -> None:
+        self.info = ModelInfo(
+            "fake",
+            (TensorSpec("x", FP32, (-1, 2)),),
+            (TensorSpec("y", FP32, (-1, 2)),),
+            max_batch_size=4,
+        )
+        self.amount = amount
+        self.closed = False
+        self._world = world
+
+    def execute(
+        self, inputs: Mapping[str, Value], *, resident: bool = False
+    ) -> Mapping[str, Value]:
+        assert not self.closed, "executed after close"
+        self._world.may_execute.wait(10)
+        assert not self.closed, "closed while executing"
+        tensor = inputs["x"]
+        assert isinstance(tensor, np.ndarray)
+        return {"y": tensor + np.float32(self.amount)}
+
+    def expected_seconds(self, rows: int) -> float:
+        return self._world.seconds
+
+    def close(self) -> None:
+        self.closed = True
+        self._world.open.remove(self)
+
+
+@dataclass
+class World:
+    """What the fake models share with the test: their count, and gates to hold them."""
+
+    seconds: float = 1.0
+    open: list[FakeModel] = field(default_factory=list)
+    loads: list[str] = field(default_factory=list)
+    may_load: threading.Event = field(default_factory=threading.Event)
+    may_execute: threading.Event = field(default_factory=threading.Event)
+    loading: threading.Event = field(default_factory=threading.Event)
+
+    def load(self, directory: Path, context: LoadContext) -> FakeModel:
+        self.loads.append(f"{context.model}/{context.version}")
+        context.on_stage(Stage("compiling", 1, 2))
+        self.loading.set()
+        self.may_load.wait(10)
+        context.check_cancelled()
+        text = (directory / "amount.json").read_text()
+        try:
+            model = FakeModel(json.loads(text), self)
+        except ValueError as error:
+            raise InvalidModel(f"amount.json is not a number: {text}") from error
+        self.open.append(model)
+        return model
+
+
+@dataclass(frozen=True)
+class Core:
+    """The core over a repository in a temporary folder."""
+
+    root: Path
+    settings: Settings
+    registry: Registry
+    repository: Repository
+    control: ModelControl
+    engine: Engine
+    workers: Workers
+
+
+MakeCore = Callable[..., Core]
+"""Builds a core; settings by keyword."""
+
+AddModel = Callable[..., Path]
+"""Writes a model: its name, its amount by version, and perhaps its configuration."""
