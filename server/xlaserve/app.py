@@ -1,0 +1,260 @@
+"""The composition root: builds everything, starts the transports, and drains them."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Protocol
+
+import structlog
+from aiohttp import web
+
+from xlaserve.core.control import IndexEntry, ModelControl
+from xlaserve.core.engine import Engine
+from xlaserve.core.loading import Machinery, VersionLoader
+from xlaserve.core.readiness import Readiness
+from xlaserve.core.registry import Registry
+from xlaserve.core.repository import Repository
+from xlaserve.core.server import ServerDescription
+from xlaserve.core.workers import Workers
+from xlaserve.errors import InvalidSettings
+from xlaserve.models import device, loaders
+from xlaserve.models.loaded import Stage
+from xlaserve.settings import ModelControlMode, Settings
+from xlaserve.transport.endpoints import Endpoint, Listener, listen
+from xlaserve.transport.grpc.codec import WireCodec
+from xlaserve.transport.grpc.descriptors import DescriptorIndex
+from xlaserve.transport.grpc.edge import translate_errors
+from xlaserve.transport.grpc.health import HealthService
+from xlaserve.transport.grpc.inference import InferenceService
+from xlaserve.transport.grpc.reflection import reflection_services
+from xlaserve.transport.grpc.server import GrpcServer
+from xlaserve.transport.rest.health import health_routes
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+_log = structlog.get_logger("app")
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where the server listens, as clients are told."""
+
+    grpc: str
+    http: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRow:
+    """One model version as the operator sees it."""
+
+    entry: IndexEntry
+    size_bytes: int | None
+    """What it holds in memory; None while it is not loaded."""
+    compile_seconds: float | None
+
+
+class Display(Protocol):
+    """Is told how the start goes on; called on the event loop."""
+
+    def listening(self, addresses: Addresses) -> None:
+        """The ports are open."""
+
+    def stage(self, model: str, version: str, stage: Stage) -> None:
+        """A load went on to another stage."""
+
+    def started(self, rows: Sequence[ModelRow]) -> None:
+        """Every load of the start has ended."""
+
+
+class NoDisplay:
+    """Shows nothing: the log says it all."""
+
+    def listening(self, addresses: Addresses) -> None:
+        """Show nothing."""
+
+    def stage(self, model: str, version: str, stage: Stage) -> None:
+        """Show nothing."""
+
+    def started(self, rows: Sequence[ModelRow]) -> None:
+        """Show nothing."""
+
+
+class Application:
+    """The whole server, from settings; `running` starts it and ends it."""
+
+    def __init__(self, settings: Settings, display: Display | None = None) -> None:
+        if not settings.repository.is_dir():
+            raise InvalidSettings("repository", "a directory", str(settings.repository))
+        self.settings = settings
+        self.display = display or NoDisplay()
+        self.workers = Workers(
+            load_threads=settings.load_threads, execute_threads=settings.execute_threads
+        )
+        self.registry = Registry(settings.max_requests_per_model)
+        self.engine = Engine(
+            self.registry, self.workers, inline_execution_seconds=settings.inline_execution_seconds
+        )
+        repository = Repository(
+            settings.repository,
+            extra_roots=settings.model_root,
+            max_models=settings.max_models,
+            max_config_bytes=settings.max_config_bytes,
+        )
+        machinery = Machinery(
+            load=loaders.load,
+            release_memory=device.release_memory,
+            device=lambda: device.start(settings.device.value),
+            on_stage=self.display.stage,
+        )
+        loader = VersionLoader(
+            self.registry, self.workers, machinery, drain_seconds=settings.drain_seconds
+        )
+        self.control = ModelControl(settings, self.registry, repository, loader, self.workers)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Addresses]:
+        """Serve for the length of a block; the ports are open before jax is imported.
+
+        Leaving the block drains: requests in progress end, within `grace_seconds`.
+        """
+        async with AsyncExitStack() as stack:
+            stack.callback(self.workers.close)
+            grpc_listener, http_listener = self._listen(stack)
+            grpc = await self._start_grpc(grpc_listener)
+            if http_listener is not None:
+                await self._start_http(http_listener, stack)
+            stack.push_async_callback(self._stop, grpc)
+            http = http_listener.address if http_listener else None
+            _log.info("listening", grpc=grpc_listener.address, http=http)
+            addresses = Addresses(grpc_listener.address, http)
+            self.display.listening(addresses)
+            yield addresses
+
+    async def load(self) -> None:
+        """Start the device and load what is to be loaded at start.
+
+        Raises DeviceUnavailable when the device that was asked for is not there.
+        """
+        platform = await self.workers.wait(device.start, self.settings.device.value)
+        _log.info("device ready", platform=platform)
+        await self.control.start()
+        self.display.started(await self.rows())
+
+    async def rows(self) -> list[ModelRow]:
+        """List the models with what they cost."""
+        return [self._row(entry) for entry in await self.control.index()]
+
+    def _row(self, entry: IndexEntry) -> ModelRow:
+        model = self.registry.find(entry.name)
+        version = model.versions.get(entry.version) if model else None
+        if version is None or version.instance is None:
+            return ModelRow(entry, None, None)
+        info = version.instance.info
+        return ModelRow(entry, info.memory.total_bytes, info.compile_seconds)
+
+    async def serve(self) -> None:
+        """Load, then follow the repository where the mode says so, until cancelled."""
+        await self.load()
+        if self.settings.model_control_mode is not ModelControlMode.POLL:
+            await asyncio.Event().wait()
+        while True:
+            await asyncio.sleep(self.settings.poll_interval_seconds)
+            await self.control.poll()
+
+    # --- start ---
+
+    def _listen(self, stack: AsyncExitStack) -> tuple[Listener, Listener | None]:
+        grpc = self._bind("grpc_endpoint", self.settings.grpc_endpoint, stack)
+        if grpc is None:
+            raise InvalidSettings("grpc_endpoint", "port:<n> or unix:<path>", "none")
+        return grpc, self._bind("http_endpoint", self.settings.http_endpoint, stack)
+
+    def _bind(self, setting: str, text: str, stack: AsyncExitStack) -> Listener | None:
+        endpoint = Endpoint.parse(setting, text)
+        if endpoint is None:
+            return None
+        listener = listen(
+            setting,
+            endpoint,
+            host=self.settings.host,
+            unix_socket_mode=self.settings.unix_socket_mode,
+        )
+        stack.callback(listener.close)
+        return listener
+
+    async def _start_grpc(self, listener: Listener) -> GrpcServer:
+        settings = self.settings
+        description = ServerDescription(version=metadata.version("xlaserve"))
+        service = InferenceService(description, self.engine, self.control)
+        names = _service_names([service])
+        health = HealthService(
+            services=names,
+            source=Readiness(self.control, self.registry),
+            max_watchers=settings.max_health_watchers,
+        )
+        reflection = reflection_services(
+            DescriptorIndex.of_contracts(),
+            services=[*names, *_service_names([health])],
+            max_requests=settings.max_reflection_requests,
+        )
+        server = GrpcServer(
+            [service, health, *reflection],
+            codec=WireCodec(
+                max_fields=settings.max_message_fields, max_depth=settings.max_message_depth
+            ),
+            max_message_bytes=settings.max_message_bytes,
+            max_connections=settings.max_connections,
+            max_streams=settings.max_streams_per_connection,
+        )
+        translate_errors(server)
+        await server.start(sock=listener.socket)
+        return server
+
+    async def _start_http(self, listener: Listener, stack: AsyncExitStack) -> None:
+        application = web.Application()
+        application.add_routes(health_routes(lambda: self.control.server_ready))
+        runner = web.AppRunner(application, access_log=None, handle_signals=False)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        await web.SockSite(runner, listener.socket).start()
+
+    # --- stop ---
+
+    async def _stop(self, grpc: GrpcServer) -> None:
+        _log.info("shutting down")
+        self.control.begin_shutdown()
+        self.engine.stop()
+        await grpc.drain(self.settings.grace_seconds)
+        await self.control.close()
+        _log.info("stopped")
+
+
+def _service_names(services: Iterable[object]) -> list[str]:
+    paths = (path for service in services for path in service.__mapping__())  # type: ignore[attr-defined]
+    return sorted({path.split("/")[1] for path in paths})
+
+
+async def run(settings: Settings, display: Display | None = None) -> None:
+    """Serve until SIGTERM or SIGINT; a second one ends the process at once."""
+    application = Application(settings, display)
+    async with application.running():
+        serving = asyncio.ensure_future(application.serve())
+        with _cancelling_on_signals(serving), suppress(asyncio.CancelledError):
+            await serving
+
+
+@contextmanager
+def _cancelling_on_signals(task: "asyncio.Task[None]") -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        task.cancel()
+        for number in _STOP_SIGNALS:
+            loop.remove_signal_handler(number)
+
+    for number in _STOP_SIGNALS:
+        loop.add_signal_handler(number, stop)
+    yield

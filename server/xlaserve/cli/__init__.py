@@ -1,0 +1,29 @@
+"""The command line: `xlaserve serve | infer | export`."""
+
+import sys
+
+import typer
+
+from xlaserve.cli import export, infer, serve
+from xlaserve.errors import XlaserveError
+
+_FAILED = 1
+
+
+def main() -> None:
+    """Run the command line; what the user can mend is one line on stderr and exit status 1."""
+    application = typer.Typer(
+        name="xlaserve",
+        help="Serve JAX models over the V2 (Open Inference) protocol.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    application.command("serve")(serve.command())
+    application.command("infer")(infer.infer)
+    application.command("export")(export.export)
+    try:
+        application()
+    except XlaserveError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(_FAILED)

@@ -1,0 +1,97 @@
+"""What a terminal shows while models load, and the table of models once they have."""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+
+from xlaserve.app import Addresses, ModelRow
+from xlaserve.models.loaded import Stage
+
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+_STEP = 1000
+
+
+def format_bytes(count: int) -> str:
+    """Write a number of bytes with three digits and a decimal unit."""
+    value, unit = float(count), 0
+    while value >= _STEP and unit < len(_UNITS) - 1:
+        value, unit = value / _STEP, unit + 1
+    return f"{value:.3g} {_UNITS[unit]}" if unit else f"{count} B"
+
+
+def model_table(rows: Sequence[ModelRow]) -> Table:
+    """Lay out the models with their state, size and compile time."""
+    table = Table("model", "version", "state")
+    table.add_column("size", justify="right")
+    table.add_column("compile time", justify="right")
+    for row in rows:
+        entry = row.entry
+        state = entry.state if not entry.reason else f"{entry.state}: {entry.reason}"
+        size = "" if row.size_bytes is None else format_bytes(row.size_bytes)
+        seconds = "" if row.compile_seconds is None else f"{row.compile_seconds:.2f} s"
+        table.add_row(entry.name, entry.version, state, size, seconds)
+    return table
+
+
+class TerminalDisplay:
+    """Progress bars while models load and compile, then a table."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.fields[model]}"),
+            BarColumn(),
+            TextColumn("{task.fields[stage]}"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
+        self._bars: dict[tuple[str, str], TaskID] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def listening(self, addresses: Addresses) -> None:
+        """Say where clients find the server."""
+        self._console.print(f"gRPC on [bold]{addresses.grpc}[/bold]", highlight=False)
+        if addresses.http:
+            self._console.print(f"HTTP on [bold]{addresses.http}[/bold]", highlight=False)
+        self._progress.start()
+
+    def stage(self, model: str, version: str, stage: Stage) -> None:
+        """Move the bar of a model."""
+        bar = self._bars.get((model, version))
+        if bar is None:
+            bar = self._progress.add_task("", total=None, model=model, stage="")
+            self._bars[model, version] = bar
+        self._progress.update(
+            bar, total=stage.steps or None, completed=stage.step, stage=str(stage)
+        )
+        if stage.name == "warming" and stage.step == stage.steps:
+            self._progress.remove_task(self._bars.pop((model, version)))
+
+    def started(self, rows: Sequence[ModelRow]) -> None:
+        """Take the bars away and show the table."""
+        self._progress.stop()
+        self._bars.clear()
+        self._console.print(model_table(rows))

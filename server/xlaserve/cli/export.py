@@ -1,0 +1,34 @@
+"""`xlaserve export`: a version directory from a function and its parameters."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from xlaserve.cli.display import format_bytes
+from xlaserve.errors import InvalidModel
+
+
+def export(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="path/file.py:name or package.module:name of an xlaserve.Exportable, "
+            "or of a function that returns one."
+        ),
+    ],
+    directory: Annotated[Path, typer.Argument(help="The model's directory: REPOSITORY/NAME.")],
+    version: Annotated[int, typer.Option(help="Number of the version directory.")] = 1,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the version if it is there.")
+    ] = False,
+) -> None:
+    """Export a JAX function and its parameters as data that any xlaserve can serve."""
+    from xlaserve.models.export import load_exportable
+
+    try:
+        path = load_exportable(target).write(directory / str(version), overwrite=overwrite)
+    except FileExistsError as error:
+        raise InvalidModel(f"{error}, --overwrite replaces it") from error
+    size = sum(file.stat().st_size for file in path.iterdir())
+    typer.echo(f"{path}: {format_bytes(size)}")

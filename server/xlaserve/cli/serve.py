@@ -1,0 +1,77 @@
+"""`xlaserve serve`: every setting as a flag, made from the settings themselves."""
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+import uvloop
+from rich.console import Console
+
+from xlaserve import log
+from xlaserve.app import Display, NoDisplay, run
+from xlaserve.cli.display import TerminalDisplay
+from xlaserve.errors import XlaserveError
+from xlaserve.settings import SettingDescription, Settings, describe_settings
+
+_POSITIONAL = "repository"
+_LIMITS = ("max_", "drain_", "grace_")
+
+
+def command() -> Callable[..., None]:
+    """Return the command with one parameter for each setting, for typer to read."""
+
+    def serve(**flags: Any) -> None:
+        _serve(Settings.read(**{name: value or None for name, value in flags.items()}))
+
+    parameters = [_parameter(setting) for setting in describe_settings()]
+    serve.__doc__ = "Serve the models of a repository until told to stop."
+    serve.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    serve.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return serve
+
+
+def _parameter(setting: SettingDescription) -> inspect.Parameter:
+    about = f"{setting.text} [env: {setting.variable}]"
+    kind: Any = list[str] if setting.many else str
+    option = (
+        typer.Argument(help=about, show_default=False)
+        if setting.name == _POSITIONAL
+        else typer.Option(
+            f"--{setting.name.replace('_', '-')}",
+            help=f"{about} [default: {setting.default}]" if setting.default else about,
+            show_default=False,
+            rich_help_panel="Limits" if setting.name.startswith(_LIMITS) else "Options",
+        )
+    )
+    return inspect.Parameter(
+        setting.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[kind | None, option],
+    )
+
+
+def _serve(settings: Settings) -> None:
+    in_terminal = sys.stdout.isatty() and sys.stderr.isatty()
+    level = settings.log_level
+    if level == "auto":
+        level = "warning" if in_terminal else "info"
+    log.configure(level)
+    try:
+        _run(settings, in_terminal=in_terminal)
+    except* XlaserveError as group:
+        raise group.exceptions[0] from None
+
+
+def _run(settings: Settings, *, in_terminal: bool) -> None:
+    if not in_terminal:
+        _start(settings, NoDisplay())
+        return
+    with TerminalDisplay(Console()) as display:
+        _start(settings, display)
+
+
+def _start(settings: Settings, display: Display) -> None:
+    uvloop.run(run(settings, display))

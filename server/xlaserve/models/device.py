@@ -1,0 +1,18 @@
+"""JAX on demand: it is imported when a device is first needed, seconds after the port opened."""
+
+
+def start(device: str) -> str:
+    """Start JAX on `auto`, `cpu`, `cuda` or `tpu` and return the platform; see `jax_runtime`.
+
+    Blocks for the import of jax. Raises DeviceUnavailable.
+    """
+    from xlaserve.models import jax_runtime
+
+    return jax_runtime.start(device)
+
+
+def release_memory() -> None:
+    """Give memory of dropped models back to the operating system. Blocks."""
+    from xlaserve.models import jax_runtime
+
+    jax_runtime.release_memory()

@@ -1,0 +1,113 @@
+"""Where a transport listens: a TCP port or a unix socket."""
+
+import os
+import socket
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from xlaserve.errors import InvalidSettings
+
+_PORT, _UNIX, _NONE = "port:", "unix:", "none"
+_BACKLOG = 1024
+MAX_UNIX_PATH_BYTES = 107
+"""What sun_path holds on Linux, without its closing zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """`port:<n>` or `unix:<path>`; exactly one of the two is set."""
+
+    port: int | None = None
+    path: Path | None = None
+
+    @classmethod
+    def parse(cls, setting: str, text: str) -> Self | None:
+        """Read an endpoint; None for `none`. Raises InvalidSettings that names the setting."""
+        if text == _NONE:
+            return None
+        if text.startswith(_PORT):
+            digits = text.removeprefix(_PORT)
+            if digits.isascii() and digits.isdigit() and int(digits) <= 65535:
+                return cls(port=int(digits))
+        elif text.startswith(_UNIX):
+            path = text.removeprefix(_UNIX)
+            if path and len(os.fsencode(path)) <= MAX_UNIX_PATH_BYTES:
+                return cls(path=Path(path))
+        raise InvalidSettings(setting, "port:<0 to 65535> or unix:<path>", text)
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A bound, listening socket and the address that clients use."""
+
+    socket: socket.socket
+    address: str
+
+    def close(self) -> None:
+        """Close the socket; a unix socket leaves the file system."""
+        self.socket.close()
+        if self.address.startswith(_UNIX):
+            Path(self.address.removeprefix(_UNIX)).unlink(missing_ok=True)
+
+
+def listen(setting: str, endpoint: Endpoint, *, host: str, unix_socket_mode: int) -> Listener:
+    """Bind and listen. Raises InvalidSettings when the address cannot be had.
+
+    A unix socket that nobody listens on any more is replaced; any other file in its place is
+    left alone and is an error.
+    """
+    try:
+        if endpoint.path is not None:
+            return _listen_unix(setting, endpoint.path, unix_socket_mode)
+        return _listen_tcp(host, endpoint.port or 0)
+    except OSError as error:
+        where = f"unix:{endpoint.path}" if endpoint.path else f"{host}, port {endpoint.port}"
+        raise InvalidSettings(
+            setting, f"an address to listen on ({error.strerror or error})", where
+        ) from error
+
+
+def _listen_tcp(host: str, port: int) -> Listener:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listening = socket.socket(family, kind, protocol)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(_BACKLOG)
+    except OSError:
+        listening.close()
+        raise
+    listening.setblocking(False)
+    shown = f"[{host}]" if ":" in host else host
+    return Listener(listening, f"{shown}:{listening.getsockname()[1]}")
+
+
+def _listen_unix(setting: str, path: Path, mode: int) -> Listener:
+    _remove_stale(setting, path)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listening.bind(str(path))
+        path.chmod(mode)
+        listening.listen(_BACKLOG)
+    except OSError:
+        listening.close()
+        raise
+    listening.setblocking(False)
+    return Listener(listening, f"unix:{path}")
+
+
+def _remove_stale(setting: str, path: Path) -> None:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(status.st_mode):
+        raise InvalidSettings(setting, "a path without a file in its place", str(path))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        if probe.connect_ex(str(path)) == 0:
+            raise InvalidSettings(setting, "a socket that no other process serves", str(path))
+    path.unlink()

@@ -1,0 +1,127 @@
+"""A V2 gRPC client of our own, for the command line."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from grpclib import GRPCError
+from grpclib.client import Channel
+from grpclib.exceptions import ProtocolError, StreamTerminatedError
+
+from xlaserve.errors import XlaserveError
+from xlaserve.tensors import (
+    Datatype,
+    Tensor,
+    TensorSpec,
+    datatype_named,
+    datatype_of,
+    from_bytes,
+    from_elements,
+    to_bytes,
+)
+from xlaserve.transport.grpc.codec import WireCodec
+from xlaserve_proto import inference as pb
+
+
+class CallFailed(XlaserveError):
+    """The server answered with an error, or could not be reached."""
+
+    def __init__(self, url: str, problem: str) -> None:
+        super().__init__(f"{url}: {problem}")
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceResult:
+    """What one inference gave."""
+
+    model: str
+    version: str
+    outputs: Mapping[str, Tensor]
+    datatypes: Mapping[str, Datatype]
+    seconds: float
+    """From the request's departure to the answer's arrival."""
+
+
+class Client:
+    """Speaks to one server, at `host:port` or `unix:path`; an asynchronous context manager."""
+
+    def __init__(self, url: str, *, timeout: float) -> None:
+        self._url = url
+        codec = WireCodec()
+        if url.startswith("unix:"):
+            self._channel = Channel(path=url.removeprefix("unix:"), codec=codec)
+        else:
+            host, _, port = url.rpartition(":")
+            if not host or not port.isdigit():
+                raise CallFailed(url, "expected host:port or unix:path")
+            self._channel = Channel(host.strip("[]"), int(port), codec=codec)
+        self._stub = pb.GrpcInferenceServiceStub(self._channel, timeout=timeout)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._channel.close()
+        problem = _problem(error)
+        if problem is not None:
+            raise CallFailed(self._url, problem) from error
+
+    async def inputs(self, model: str, version: str = "") -> list[TensorSpec]:
+        """Return the inputs of a model (V2 protocol, Model Metadata)."""
+        metadata = await self._stub.model_metadata(
+            pb.ModelMetadataRequest(name=model, version=version)
+        )
+        return [
+            TensorSpec(tensor.name, datatype_named(tensor.datatype), tuple(tensor.shape))
+            for tensor in metadata.inputs
+        ]
+
+    async def infer(
+        self, model: str, version: str, inputs: Sequence[tuple[TensorSpec, Tensor]]
+    ) -> InferenceResult:
+        """Run one inference (V2 protocol, Inference); all tensors travel raw."""
+        request = pb.ModelInferRequest(model_name=model, model_version=version)
+        for spec, array in inputs:
+            datatype = datatype_of(array.dtype) or spec.datatype
+            request.inputs.append(
+                pb.ModelInferRequestInferInputTensor(
+                    name=spec.name, datatype=datatype.name, shape=list(array.shape)
+                )
+            )
+            request.raw_input_contents.append(bytes(to_bytes(datatype, array)))
+        started = time.perf_counter()
+        response = await self._stub.model_infer(request)
+        return _result(response, time.perf_counter() - started)
+
+
+def _result(response: pb.ModelInferResponse, seconds: float) -> InferenceResult:
+    datatypes = {tensor.name: datatype_named(tensor.datatype) for tensor in response.outputs}
+    raw = list(response.raw_output_contents)
+    outputs: dict[str, Tensor] = {}
+    for index, tensor in enumerate(response.outputs):
+        datatype = datatypes[tensor.name]
+        if raw:
+            outputs[tensor.name] = from_bytes(datatype, tensor.shape, raw[index])
+        else:
+            elements = getattr(tensor.contents, datatype.contents or "bytes_contents")
+            outputs[tensor.name] = from_elements(datatype, tensor.shape, elements)
+    return InferenceResult(response.model_name, response.model_version, outputs, datatypes, seconds)
+
+
+def _problem(error: BaseException | None) -> str | None:
+    if isinstance(error, GRPCError):
+        return f"{error.status.name}: {error.message or 'no message'}"
+    if isinstance(error, OSError):
+        return f"cannot connect: {error.strerror or error}"
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, StreamTerminatedError | ProtocolError):
+        return f"the connection broke: {error}"
+    return None

@@ -1,0 +1,145 @@
+"""The V2 inference service: live, ready, metadata, infer, and the model repository."""
+
+import betterproto
+
+from xlaserve.core.control import ModelControl
+from xlaserve.core.engine import Engine
+from xlaserve.core.inference import InferRequest, RequestedOutput
+from xlaserve.core.overrides import LoadParameter
+from xlaserve.core.server import ServerDescription
+from xlaserve.errors import InvalidRequest, Unsupported
+from xlaserve.tensors import TensorSpec
+from xlaserve.transport.grpc.tensors import read_inputs, read_parameters, write_outputs
+from xlaserve_proto import inference as pb
+
+
+class InferenceService(pb.GrpcInferenceServiceBase):
+    """`inference.GRPCInferenceService`. Methods that are not here answer UNIMPLEMENTED."""
+
+    def __init__(
+        self, description: ServerDescription, engine: Engine, control: ModelControl
+    ) -> None:
+        self._description = description
+        self._engine = engine
+        self._control = control
+
+    async def server_live(self, server_live_request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
+        """Answer true: who answers is live."""
+        return pb.ServerLiveResponse(live=True)
+
+    async def server_ready(
+        self, server_ready_request: pb.ServerReadyRequest
+    ) -> pb.ServerReadyResponse:
+        """Tell whether the start is over, as the readiness setting defines it."""
+        return pb.ServerReadyResponse(ready=self._control.server_ready)
+
+    async def server_metadata(
+        self, server_metadata_request: pb.ServerMetadataRequest
+    ) -> pb.ServerMetadataResponse:
+        """Return name, version and extensions."""
+        return pb.ServerMetadataResponse(
+            name=self._description.name,
+            version=self._description.version,
+            extensions=list(self._description.extensions),
+        )
+
+    async def model_ready(self, model_ready_request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
+        """Tell whether a model answers; an unknown one is NOT_FOUND."""
+        request = model_ready_request
+        return pb.ModelReadyResponse(ready=await self._control.ready(request.name, request.version))
+
+    async def model_metadata(
+        self, model_metadata_request: pb.ModelMetadataRequest
+    ) -> pb.ModelMetadataResponse:
+        """Return the versions that answer, the platform, and the tensors with their shapes."""
+        request = model_metadata_request
+        info, versions = self._engine.describe(request.name, request.version)
+        return pb.ModelMetadataResponse(
+            name=request.name,
+            versions=versions,
+            platform=info.platform,
+            inputs=[_tensor_metadata(spec) for spec in info.inputs],
+            outputs=[_tensor_metadata(spec) for spec in info.outputs],
+        )
+
+    async def model_infer(self, model_infer_request: pb.ModelInferRequest) -> pb.ModelInferResponse:
+        """Run one inference; `id` comes back, `model_version` is the version that answered."""
+        response = await self._engine.infer(_read_request(model_infer_request))
+        outputs, raw = write_outputs(response.outputs)
+        return pb.ModelInferResponse(
+            model_name=response.model_name,
+            model_version=response.model_version,
+            id=response.id,
+            outputs=outputs,
+            raw_output_contents=raw,
+        )
+
+    async def repository_index(
+        self, repository_index_request: pb.RepositoryIndexRequest
+    ) -> pb.RepositoryIndexResponse:
+        """List the models that are, or could be, loaded."""
+        _refuse_repository_name(repository_index_request.repository_name)
+        entries = await self._control.index(ready=repository_index_request.ready)
+        return pb.RepositoryIndexResponse(
+            models=[
+                pb.RepositoryIndexResponseModelIndex(
+                    name=entry.name, version=entry.version, state=entry.state, reason=entry.reason
+                )
+                for entry in entries
+            ]
+        )
+
+    async def repository_model_load(
+        self, repository_model_load_request: pb.RepositoryModelLoadRequest
+    ) -> pb.RepositoryModelLoadResponse:
+        """Load or reload a model, and answer once it is ready."""
+        request = repository_model_load_request
+        _refuse_repository_name(request.repository_name)
+        await self._control.load(request.model_name, _read_load_parameters(request.parameters))
+        return pb.RepositoryModelLoadResponse()
+
+    async def repository_model_unload(
+        self, repository_model_unload_request: pb.RepositoryModelUnloadRequest
+    ) -> pb.RepositoryModelUnloadResponse:
+        """Unload a model, and answer once its memory is free."""
+        request = repository_model_unload_request
+        _refuse_repository_name(request.repository_name)
+        await self._control.unload(request.model_name, _read_load_parameters(request.parameters))
+        return pb.RepositoryModelUnloadResponse()
+
+
+def _tensor_metadata(spec: TensorSpec) -> pb.ModelMetadataResponseTensorMetadata:
+    return pb.ModelMetadataResponseTensorMetadata(
+        name=spec.name, datatype=spec.datatype.name, shape=list(spec.shape)
+    )
+
+
+def _read_request(message: pb.ModelInferRequest) -> InferRequest:
+    return InferRequest(
+        model_name=message.model_name,
+        model_version=message.model_version,
+        id=message.id,
+        inputs=read_inputs(message),
+        outputs=tuple(
+            RequestedOutput(output.name, read_parameters(output.parameters))
+            for output in message.outputs
+        ),
+        parameters=read_parameters(message.parameters),
+    )
+
+
+def _refuse_repository_name(name: str) -> None:
+    if name:
+        raise Unsupported("choosing a repository by name (repository_name)")
+
+
+def _read_load_parameters(
+    parameters: "dict[str, pb.ModelRepositoryParameter]",
+) -> dict[str, LoadParameter]:
+    plain: dict[str, LoadParameter] = {}
+    for name, parameter in parameters.items():
+        _, value = betterproto.which_one_of(parameter, "parameter_choice")
+        if value is None:
+            raise InvalidRequest(f"parameter '{name[:80]}' has no value")
+        plain[name] = value
+    return plain

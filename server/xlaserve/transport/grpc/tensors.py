@@ -1,0 +1,109 @@
+"""Tensors between protobuf messages and numpy: raw bytes and typed contents, both ways."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import betterproto
+
+from xlaserve.core.inference import InferInput, InferOutput, Parameter
+from xlaserve.errors import InvalidRequest, InvalidTensor
+from xlaserve.tensors import (
+    Datatype,
+    Tensor,
+    TensorDataError,
+    datatype_named,
+    from_bytes,
+    from_elements,
+    to_bytes,
+)
+from xlaserve_proto import inference as pb
+
+CONTENTS_FIELDS = tuple(pb.InferTensorContents.__dataclass_fields__)
+
+
+def read_parameters(parameters: "dict[str, pb.InferParameter]") -> dict[str, Parameter]:
+    """Return a parameter map with plain values; one that holds nothing is refused."""
+    plain: dict[str, Parameter] = {}
+    for name, parameter in parameters.items():
+        _, value = betterproto.which_one_of(parameter, "parameter_choice")
+        if value is None:
+            raise InvalidRequest(f"parameter '{name}' has no value")
+        plain[name] = value
+    return plain
+
+
+def read_inputs(request: pb.ModelInferRequest) -> tuple[InferInput, ...]:
+    """Return the inputs of a request as arrays, views of the received message where possible.
+
+    Raw contents pair with the inputs in their order. Raises InvalidTensor where bytes or elements
+    do not make up the tensor, InvalidRequest where raw and typed contents are mixed
+    (V2 protocol, ModelInferRequest).
+    """
+    raw = request.raw_input_contents
+    if raw and len(raw) != len(request.inputs):
+        raise InvalidRequest(
+            f"model '{request.model_name}': expected {len(request.inputs)} raw_input_contents, "
+            f"one for each input, got {len(raw)}"
+        )
+    buffers: Iterator[Any] = iter(raw)
+    return tuple(
+        _read_input(request.model_name, tensor, next(buffers, None)) for tensor in request.inputs
+    )
+
+
+def _read_input(
+    model: str, tensor: pb.ModelInferRequestInferInputTensor, raw: "memoryview | bytes | None"
+) -> InferInput:
+    datatype = datatype_named(tensor.datatype)
+    try:
+        data = (
+            _from_contents(datatype, tensor.shape, tensor.contents)
+            if raw is None
+            else _from_raw(datatype, tensor.shape, tensor.contents, raw)
+        )
+    except TensorDataError as error:
+        raise InvalidTensor(model, "input", tensor.name, error.expected, error.got) from error
+    return InferInput(tensor.name, datatype, data, read_parameters(tensor.parameters))
+
+
+def _from_raw(
+    datatype: Datatype,
+    shape: Sequence[int],
+    contents: pb.InferTensorContents,
+    raw: "memoryview | bytes",
+) -> Tensor:
+    filled = _filled(contents)
+    if filled:
+        raise TensorDataError("no contents field beside raw_input_contents", ", ".join(filled))
+    return from_bytes(datatype, shape, raw)
+
+
+def _from_contents(
+    datatype: Datatype, shape: Sequence[int], contents: pb.InferTensorContents
+) -> Tensor:
+    if datatype.contents is None:
+        raise TensorDataError(f"raw_input_contents, the only form of {datatype}", "none")
+    wrong = [name for name in _filled(contents) if name != datatype.contents]
+    if wrong:
+        raise TensorDataError(f"{datatype.contents} for {datatype}", ", ".join(wrong))
+    return from_elements(datatype, shape, getattr(contents, datatype.contents))
+
+
+def _filled(contents: pb.InferTensorContents) -> list[str]:
+    return [name for name in CONTENTS_FIELDS if getattr(contents, name)]
+
+
+def write_outputs(
+    outputs: Sequence[InferOutput],
+) -> tuple[list[pb.ModelInferResponseInferOutputTensor], list[Any]]:
+    """Return the output tensors and their raw contents, one for each, in the same order.
+
+    Always raw: every client reads it, and no element passes through Python.
+    """
+    described = [
+        pb.ModelInferResponseInferOutputTensor(
+            name=output.name, datatype=output.datatype.name, shape=list(output.data.shape)
+        )
+        for output in outputs
+    ]
+    return described, [to_bytes(output.datatype, output.data) for output in outputs]

@@ -1,0 +1,50 @@
+"""The one table: error -> (gRPC status, HTTP status)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from types import MappingProxyType
+
+from grpclib.const import Status
+
+from xlaserve import errors
+from xlaserve.errors import XlaserveError
+
+
+@dataclass(frozen=True, slots=True)
+class WireStatus:
+    """How both transports report one class of error."""
+
+    grpc: Status
+    http: HTTPStatus
+
+
+STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
+    {
+        errors.ModelNotFound: WireStatus(Status.NOT_FOUND, HTTPStatus.NOT_FOUND),
+        errors.ModelNotReady: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
+        errors.LoadFailed: WireStatus(Status.FAILED_PRECONDITION, HTTPStatus.BAD_REQUEST),
+        errors.InvalidModel: WireStatus(Status.FAILED_PRECONDITION, HTTPStatus.BAD_REQUEST),
+        errors.LoadCancelled: WireStatus(Status.CANCELLED, HTTPStatus.SERVICE_UNAVAILABLE),
+        errors.ModelControlForbidden: WireStatus(
+            Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE
+        ),
+        errors.OutOfMemory: WireStatus(Status.RESOURCE_EXHAUSTED, HTTPStatus.INSUFFICIENT_STORAGE),
+        errors.OutOfSpace: WireStatus(Status.RESOURCE_EXHAUSTED, HTTPStatus.INSUFFICIENT_STORAGE),
+        errors.InvalidRequest: WireStatus(Status.INVALID_ARGUMENT, HTTPStatus.BAD_REQUEST),
+        errors.Unsupported: WireStatus(Status.UNIMPLEMENTED, HTTPStatus.NOT_IMPLEMENTED),
+        errors.Overloaded: WireStatus(Status.RESOURCE_EXHAUSTED, HTTPStatus.SERVICE_UNAVAILABLE),
+        errors.TooLarge: WireStatus(Status.RESOURCE_EXHAUSTED, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+        errors.ShuttingDown: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
+        errors.InvalidSettings: WireStatus(
+            Status.FAILED_PRECONDITION, HTTPStatus.INTERNAL_SERVER_ERROR
+        ),
+        errors.DeviceUnavailable: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
+    }
+)
+"""Looked up along the class hierarchy: a subclass without a row has its parent's."""
+
+
+def wire_status(error: XlaserveError) -> WireStatus:
+    """Return the row of an error's class, or of its nearest parent that has one."""
+    return next(STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES)
