@@ -123,10 +123,10 @@ class Application:
         async with AsyncExitStack() as stack:
             stack.callback(self.workers.close)
             grpc_listener, http_listener = self._listen(stack)
-            grpc = await self._start_grpc(grpc_listener)
+            grpc, health = await self._start_grpc(grpc_listener)
             if http_listener is not None:
                 await self._start_http(http_listener, stack)
-            stack.push_async_callback(self._stop, grpc)
+            stack.push_async_callback(self._stop, grpc, health)
             http = http_listener.address if http_listener else None
             _log.info("listening", grpc=grpc_listener.address, http=http)
             addresses = Addresses(grpc_listener.address, http)
@@ -141,7 +141,10 @@ class Application:
         platform = await self.workers.wait(device.start, self.settings.device.value)
         _log.info("device ready", platform=platform)
         await self.control.start()
-        self.display.started(await self.rows())
+        rows = await self.rows()
+        ready = sum(row.size_bytes is not None for row in rows)
+        _log.info("started", ready=ready, models=len(rows))
+        self.display.started(rows)
 
     async def rows(self) -> list[ModelRow]:
         """List the models with what they cost."""
@@ -185,7 +188,7 @@ class Application:
         stack.callback(listener.close)
         return listener
 
-    async def _start_grpc(self, listener: Listener) -> GrpcServer:
+    async def _start_grpc(self, listener: Listener) -> tuple[GrpcServer, HealthService]:
         settings = self.settings
         description = ServerDescription(version=metadata.version("xlaserve"))
         service = InferenceService(description, self.engine, self.control)
@@ -211,7 +214,7 @@ class Application:
         )
         translate_errors(server)
         await server.start(sock=listener.socket)
-        return server
+        return server, health
 
     async def _start_http(self, listener: Listener, stack: AsyncExitStack) -> None:
         application = web.Application()
@@ -223,9 +226,10 @@ class Application:
 
     # --- stop ---
 
-    async def _stop(self, grpc: GrpcServer) -> None:
+    async def _stop(self, grpc: GrpcServer, health: HealthService) -> None:
         _log.info("shutting down")
         self.control.begin_shutdown()
+        health.close()
         self.engine.stop()
         await grpc.drain(self.settings.grace_seconds)
         await self.control.close()

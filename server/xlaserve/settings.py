@@ -221,7 +221,7 @@ def describe_settings() -> list[SettingDescription]:
     return [
         SettingDescription(
             field.name,
-            _shown(field.default),
+            _shown(field.name, field.default),
             texts[field.name],
             many=isinstance(field.default, tuple),
         )
@@ -229,7 +229,9 @@ def describe_settings() -> list[SettingDescription]:
     ]
 
 
-def _shown(default: object) -> str:
+def _shown(name: str, default: object) -> str:
+    if isinstance(default, int) and name.endswith("_mode"):
+        return oct(default)  # permission bits
     if isinstance(default, StrEnum | Path):
         return str(default)
     if isinstance(default, tuple):

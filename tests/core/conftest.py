@@ -51,9 +51,7 @@ async def make_core(tmp_path: Path, world: World) -> AsyncIterator[MakeCore]:
             max_config_bytes=settings.max_config_bytes,
         )
         machinery = Machinery(world.load, lambda: None, lambda: "cpu")
-        loader = VersionLoader(
-            registry, workers, machinery, drain_seconds=settings.drain_seconds
-        )
+        loader = VersionLoader(registry, workers, machinery, drain_seconds=settings.drain_seconds)
         control = ModelControl(settings, registry, repository, loader, workers)
         engine = Engine(registry, workers, inline_execution_seconds=1e-3)
         core = Core(root, settings, registry, repository, control, engine, workers)
@@ -91,4 +89,3 @@ def add_model(tmp_path: Path) -> AddModel:
         return directory
 
     return add
-

@@ -161,9 +161,7 @@ async def test_a_failed_reload_keeps_the_old_version(
     assert "READY answers from before, its reload failed" in (await index(core))["m/1"]
 
 
-async def test_a_failed_new_version_keeps_the_old_one(
-    core: Core, add_model: AddModel
-) -> None:
+async def test_a_failed_new_version_keeps_the_old_one(core: Core, add_model: AddModel) -> None:
     """With `latest`, version 1 leaves only once version 2 answers."""
     add_model("m", {1: 1})
     await core.control.load("m")
@@ -181,9 +179,7 @@ async def test_a_failed_new_version_keeps_the_old_one(
     assert "UNAVAILABLE unloaded" == (await index(core))["m/1"]
 
 
-async def test_an_unloaded_model_is_gone(
-    core: Core, add_model: AddModel, world: World
-) -> None:
+async def test_an_unloaded_model_is_gone(core: Core, add_model: AddModel, world: World) -> None:
     add_model("m", {1: 1})
     await core.control.load("m")
     await core.control.unload("m")
@@ -194,9 +190,7 @@ async def test_an_unloaded_model_is_gone(
         await answer(core, "m")
 
 
-async def test_unloading_what_is_not_loaded_is_no_error(
-    core: Core, add_model: AddModel
-) -> None:
+async def test_unloading_what_is_not_loaded_is_no_error(core: Core, add_model: AddModel) -> None:
     add_model("m", {1: 1})
     await core.control.unload("m")
     await core.control.load("m")
@@ -307,9 +301,7 @@ async def test_the_index_shows_the_stage_of_a_load(
     await load
 
 
-async def test_the_index_lists_what_was_never_loaded(
-    core: Core, add_model: AddModel
-) -> None:
+async def test_the_index_lists_what_was_never_loaded(core: Core, add_model: AddModel) -> None:
     add_model("a", {1: 1})
     add_model("b", {1: 1})
     await core.control.load("b")
@@ -403,9 +395,7 @@ def override(amount: Any, version: int = 1, **config: Any) -> dict[str, Any]:
     }
 
 
-async def test_files_of_a_load_replace_the_models_own(
-    core: Core, add_model: AddModel
-) -> None:
+async def test_files_of_a_load_replace_the_models_own(core: Core, add_model: AddModel) -> None:
     """Model repository extension, Load: the override directory, off the repository."""
     add_model("m", {1: 1})
     before = sorted(core.root.rglob("*"))
@@ -431,9 +421,7 @@ async def test_a_load_without_files_returns_to_the_repository(
     assert [] == list(core.settings.scratch_directory.iterdir())
 
 
-async def test_a_failed_override_keeps_what_answered(
-    core: Core, add_model: AddModel
-) -> None:
+async def test_a_failed_override_keeps_what_answered(core: Core, add_model: AddModel) -> None:
     add_model("m", {1: 1})
     await core.control.load("m", override(7))
     with pytest.raises(LoadFailed):
@@ -453,9 +441,7 @@ async def test_a_model_can_come_from_a_load_alone(core: Core) -> None:
     assert {} == await index(core)
 
 
-async def test_a_config_of_a_load_replaces_the_models_own(
-    core: Core, add_model: AddModel
-) -> None:
+async def test_a_config_of_a_load_replaces_the_models_own(core: Core, add_model: AddModel) -> None:
     add_model("m", {1: 1, 2: 2})
     await core.control.load("m", {"config": '{"versionPolicy": {"specific": {"versions": ["1"]}}}'})
 

@@ -211,8 +211,12 @@ class ModelControl:
 
     async def close(self) -> None:
         """Unload everything and remove every override."""
-        await self._each([model.name for model in self._registry.models()], self._unload_gone)
+        models = self._registry.models()
+        await self._loader.unload([v for model in models for v in model.versions.values()])
         await self._loader.close()
+        for override in self._overrides.values():
+            await self._workers.wait(override.remove)
+        self._overrides.clear()
 
     # --- loading ---
 
@@ -333,19 +337,33 @@ class ModelControl:
         )
 
     async def _unload(self, name: str, *, dependents: bool) -> None:
-        if dependents:
-            for ensemble in self._ensembles_over(name):
-                await self._unload_shared(ensemble, dependents=True)
+        for leaving in self._unload_order(name) if dependents else [name]:
+            await self._unload_one(leaving)
+
+    def _unload_order(self, name: str) -> list[str]:
+        """List the ensembles over a model, the model, and what only these had loaded."""
+        leaving: dict[str, None] = {}
+
+        def visit(model: str) -> None:
+            for ensemble in self._ensembles_over(model):
+                if ensemble not in leaving:
+                    visit(ensemble)
+            leaving[model] = None
+            for step in self._brought_along.get(model, ()):
+                if step not in leaving and leaving.keys() >= set(self._ensembles_over(step)):
+                    visit(step)
+
+        visit(name)
+        return list(leaving)
+
+    async def _unload_one(self, name: str) -> None:
         async with self._turns.of(name):
             model = self._registry.find(name)
             if model is not None:
                 await self._loader.unload(model.versions.values())
+            self._brought_along.pop(name, None)
             override = self._overrides.pop(name, None)
             if override is not None:
                 await self._workers.wait(override.remove)
             if not await self._workers.wait(self._repository.holds, name):
                 self._registry.forget(name)
-        along = self._brought_along.pop(name, set())
-        for step in along if dependents else ():
-            if not self._ensembles_over(step):
-                await self._unload_shared(step, dependents=True)

@@ -1,0 +1,72 @@
+"""grpcurl, with no proto file: the server describes itself by reflection."""
+
+import base64
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.process import run
+from support.server import Serve
+
+SERVICE = "inference.GRPCInferenceService"
+Grpcurl = Callable[..., Awaitable[str]]
+
+
+@pytest.fixture
+async def call(grpcurl: str, serve: Serve, example_models: Path) -> AsyncIterator[Grpcurl]:
+    """Run grpcurl against a server with the example models; return what it prints."""
+    async with serve(example_models, load_model=("identity", "simple")) as server:
+
+        async def run_grpcurl(*arguments: str, data: Any = None) -> str:
+            payload = () if data is None else ("-d", json.dumps(data))
+            status, out, err = await run(grpcurl, "-plaintext", *payload, server.url, *arguments)
+            assert status == 0, err
+            return out
+
+        yield run_grpcurl
+
+
+async def test_list_names_the_services(call: Grpcurl) -> None:
+    expected = [
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1.ServerReflection",
+        "grpc.reflection.v1alpha.ServerReflection",
+        SERVICE,
+    ]
+
+    assert expected == sorted((await call("list")).split())
+
+
+async def test_describe_shows_methods_and_messages(call: Grpcurl) -> None:
+    service = await call("describe", SERVICE)
+    message = await call("describe", "inference.ModelInferRequest")
+
+    assert "rpc ModelInfer ( .inference.ModelInferRequest )" in service
+    assert "repeated bytes raw_input_contents = 7;" in message
+
+
+async def test_an_inference_needs_no_proto_file(call: Grpcurl) -> None:
+    request = {
+        "model_name": "simple",
+        "inputs": [
+            {"name": n, "datatype": "INT32", "shape": [1, 16], "contents": {"int_contents": [v] * 16}}
+            for n, v in (("INPUT0", 7), ("INPUT1", 2))
+        ],
+    }
+    answer = json.loads(await call(f"{SERVICE}/ModelInfer", data=request))
+    values = [np.frombuffer(base64.b64decode(raw), np.int32)[0] for raw in answer["rawOutputContents"]]
+
+    assert ["OUTPUT0", "OUTPUT1"] == [output["name"] for output in answer["outputs"]]
+    assert [9, 5] == values
+
+
+async def test_health_is_answered(call: Grpcurl) -> None:
+    answers = [
+        json.loads(await call("grpc.health.v1.Health/Check", data={"service": name}))
+        for name in ("", SERVICE, "identity")
+    ]
+
+    assert [{"status": "SERVING"}] * 3 == answers

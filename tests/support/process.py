@@ -1,0 +1,96 @@
+"""The server as a process of its own, started the way an operator starts it."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+START_SECONDS = 60
+STOP_SECONDS = 30
+
+
+@dataclass
+class ServerProcess:
+    """A running `xlaserve serve`."""
+
+    process: asyncio.subprocess.Process
+    log: list[dict[str, Any]]
+
+    def event(self, name: str) -> dict[str, Any]:
+        """Return the log record of an event that has happened."""
+        return next(record for record in self.log if record.get("event") == name)
+
+    @property
+    def url(self) -> str:
+        """Where gRPC is served."""
+        return str(self.event("listening")["grpc"])
+
+    @property
+    def http(self) -> str:
+        """Where HTTP is served."""
+        return str(self.event("listening")["http"])
+
+    async def until(self, event: str) -> None:
+        """Read the log until an event has happened."""
+        assert self.process.stderr is not None
+        while not any(record.get("event") == event for record in self.log):
+            line = await self.process.stderr.readline()
+            assert line, f"the server ended before it was {event}: {self.log}"
+            with suppress(ValueError):
+                self.log.append(json.loads(line))
+
+    async def stop(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal and return the exit status."""
+        self.process.send_signal(number)
+        async with asyncio.timeout(STOP_SECONDS):
+            await self.process.wait()
+        assert self.process.returncode is not None
+        return self.process.returncode
+
+
+def command(*arguments: str) -> Sequence[str]:
+    """Return the command line of xlaserve in this interpreter."""
+    return (sys.executable, "-m", "xlaserve.cli", *arguments)
+
+
+@asynccontextmanager
+async def served(repository: Path, *flags: str) -> AsyncIterator[ServerProcess]:
+    """Run `xlaserve serve` on a free port, with its models loaded, for the length of a block."""
+    process = await asyncio.create_subprocess_exec(
+        *command("serve", str(repository), "--grpc-endpoint", "port:0", "--http-endpoint", "port:0"),
+        *flags,
+        "--device",
+        "cpu",
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | {"XLASERVE_LOG_LEVEL": "info"},
+    )
+    server = ServerProcess(process, [])
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            await server.until("started")
+        yield server
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def run(*arguments: str) -> tuple[int, str, str]:
+    """Run a program to its end; return exit status, stdout and stderr."""
+    process = await asyncio.create_subprocess_exec(
+        *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            out, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()

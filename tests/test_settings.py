@@ -1,0 +1,76 @@
+"""Flags over the environment over the defaults."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from xlaserve.errors import InvalidSettings
+from xlaserve.settings import Device, ModelControlMode, Settings, describe_settings
+
+REPOSITORY = {"XLASERVE_REPOSITORY": "/models"}
+
+
+def test_the_defaults_hold() -> None:
+    settings = Settings.read(REPOSITORY)
+
+    assert (Path("/models"), "port:8001", ModelControlMode.NONE) == (
+        settings.repository,
+        settings.grpc_endpoint,
+        settings.model_control_mode,
+    )
+
+
+def test_a_flag_beats_the_environment() -> None:
+    environment = REPOSITORY | {"XLASERVE_HOST": "0.0.0.0", "XLASERVE_DEVICE": "cpu"}
+    settings = Settings.read(environment, host="::1", device=None)
+
+    assert ("::1", Device.CPU) == (settings.host, settings.device)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("max_connections", "7", 7),
+        ("unix_socket_mode", "0o660", 0o660),
+        ("poll_interval_seconds", "0.5", 0.5),
+        ("model_control_mode", "poll", ModelControlMode.POLL),
+        ("model_root", "/a,/b", (Path("/a"), Path("/b"))),
+    ],
+)
+def test_texts_are_read_by_the_type_of_the_setting(name: str, text: str, expected: Any) -> None:
+    by_environment = Settings.read(REPOSITORY | {f"XLASERVE_{name.upper()}": text})
+    flag = text.split(",") if isinstance(expected, tuple) else text
+    by_flag = Settings.read(REPOSITORY, **{name: flag})
+
+    assert [expected, expected] == [getattr(by_environment, name), getattr(by_flag, name)]
+
+
+@pytest.mark.parametrize(
+    ("variables", "text"),
+    [
+        ({"XLASERVE_MAX_CONNECTIONS": "many"}, "XLASERVE_MAX_CONNECTIONS: expected int"),
+        ({"XLASERVE_DEVICE": "gpu"}, r"expected auto\|cpu\|cuda\|tpu, got 'gpu'"),
+        ({"XLASERVE_TYPO": "1"}, "XLASERVE_TYPO: expected the name of a setting"),
+        ({"XLASERVE_MAX_MODELS": "0"}, "max_models: expected at least 1"),
+        ({"XLASERVE_LOG_LEVEL": "loud"}, "log_level"),
+        ({"XLASERVE_LOAD_MODEL": "m"}, "load_model: expected model_control_mode explicit"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_name(variables: dict[str, str], text: str) -> None:
+    with pytest.raises(InvalidSettings, match=text):
+        Settings.read(REPOSITORY | variables)
+
+
+def test_a_repository_is_needed() -> None:
+    with pytest.raises(InvalidSettings, match="repository: expected a directory"):
+        Settings.read({})
+
+
+def test_every_setting_is_documented() -> None:
+    """The help and docs/settings.md are made from the strings below the fields."""
+    described = describe_settings()
+
+    assert [field.name for field in fields(Settings)] == [row.name for row in described]
+    assert all(row.text.endswith(".") for row in described)

@@ -1,0 +1,91 @@
+"""Where a transport listens."""
+
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from xlaserve.errors import InvalidSettings
+from xlaserve.transport.endpoints import Endpoint, Listener, listen
+
+
+def on_unix(path: Path, mode: int = 0o666) -> Listener:
+    return listen("grpc_endpoint", Endpoint(path=path), host="", unix_socket_mode=mode)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("port:8001", Endpoint(port=8001)),
+        ("port:0", Endpoint(port=0)),
+        ("unix:/tmp/x.sock", Endpoint(path=Path("/tmp/x.sock"))),
+        ("none", None),
+    ],
+)
+def test_an_endpoint_is_a_port_or_a_socket(text: str, expected: Endpoint | None) -> None:
+    assert expected == Endpoint.parse("grpc_endpoint", text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "8001", "port:", "port:-1", "port:65536", "port:x", "unix:", "unix:/" + "x" * 107]
+)
+def test_anything_else_is_refused_by_the_name_of_the_setting(text: str) -> None:
+    with pytest.raises(InvalidSettings, match="grpc_endpoint"):
+        Endpoint.parse("grpc_endpoint", text)
+
+
+def test_a_free_port_is_reported() -> None:
+    listener = listen("grpc_endpoint", Endpoint(port=0), host="127.0.0.1", unix_socket_mode=0)
+    host, port = listener.address.split(":")
+
+    assert ("127.0.0.1", listener.socket.getsockname()[1]) == (host, int(port))
+
+    listener.close()
+
+
+def test_a_taken_port_is_refused() -> None:
+    taken = listen("grpc_endpoint", Endpoint(port=0), host="127.0.0.1", unix_socket_mode=0)
+    port = taken.socket.getsockname()[1]
+    with pytest.raises(InvalidSettings, match="in use"):
+        listen("grpc_endpoint", Endpoint(port=port), host="127.0.0.1", unix_socket_mode=0)
+
+    taken.close()
+
+
+def test_a_unix_socket_has_its_mode_and_leaves_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    listener = on_unix(path, 0o660)
+
+    assert 0o660 == stat.S_IMODE(path.stat().st_mode)
+
+    listener.close()
+
+    assert not path.exists()
+
+
+def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    on_unix(path).close()
+
+
+def test_a_socket_that_somebody_serves_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    listener = on_unix(path)
+    with pytest.raises(InvalidSettings, match="no other process"):
+        on_unix(path)
+
+    assert path.exists()
+
+    listener.close()
+
+
+def test_a_file_in_place_of_a_socket_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    path.write_text("precious")
+    with pytest.raises(InvalidSettings, match="a path without a file"):
+        on_unix(path)
+
+    assert "precious" == path.read_text()

@@ -1,0 +1,48 @@
+"""Write docs/settings.md from the settings themselves, or prove that it is fresh (`--check`)."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from xlaserve.settings import SettingDescription, describe_settings
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
+_INTRODUCTION = """# Settings
+
+Every setting is a flag of `xlaserve serve` and an environment variable; a flag beats the variable,
+which beats the default. A flag that may be repeated is separated by commas in its variable.
+This page is made by `tools/settings_page.py`.
+
+| flag | variable | default | what it is |
+|---|---|---|---|
+"""
+
+
+def page() -> str:
+    """Return the whole page."""
+    return _INTRODUCTION + "".join(_row(setting) for setting in describe_settings())
+
+
+def _row(setting: SettingDescription) -> str:
+    flag = "REPOSITORY" if setting.name == "repository" else f"--{setting.name.replace('_', '-')}"
+    default = f"`{setting.default}`" if setting.default else ""
+    text = setting.text.replace("|", "\\|").replace("<", "&lt;")
+    return f"| `{flag}` | `{setting.variable}` | {default} | {text} |\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if not fresh")
+    if not parser.parse_args().check:
+        PAGE.parent.mkdir(exist_ok=True)
+        PAGE.write_text(page())
+        return 0
+    if PAGE.read_text() == page():
+        print("docs/settings.md is fresh")
+        return 0
+    print("docs/settings.md is stale: run tools/settings_page.py")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
