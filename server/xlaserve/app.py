@@ -123,10 +123,10 @@ class Application:
         async with AsyncExitStack() as stack:
             stack.callback(self.workers.close)
             grpc_listener, http_listener = self._listen(stack)
-            grpc, health = await self._start_grpc(grpc_listener)
+            health = await self._start_grpc(grpc_listener)
             if http_listener is not None:
                 await self._start_http(http_listener, stack)
-            stack.push_async_callback(self._stop, grpc, health)
+            stack.push_async_callback(self._stop, health)
             http = http_listener.address if http_listener else None
             _log.info("listening", grpc=grpc_listener.address, http=http)
             addresses = Addresses(grpc_listener.address, http)
@@ -188,7 +188,7 @@ class Application:
         stack.callback(listener.close)
         return listener
 
-    async def _start_grpc(self, listener: Listener) -> tuple[GrpcServer, HealthService]:
+    async def _start_grpc(self, listener: Listener) -> HealthService:
         settings = self.settings
         description = ServerDescription(version=metadata.version("xlaserve"))
         service = InferenceService(description, self.engine, self.control)
@@ -203,7 +203,7 @@ class Application:
             services=[*names, *_service_names([health])],
             max_requests=settings.max_reflection_requests,
         )
-        server = GrpcServer(
+        self.grpc = GrpcServer(
             [service, health, *reflection],
             codec=WireCodec(
                 max_fields=settings.max_message_fields, max_depth=settings.max_message_depth
@@ -212,9 +212,9 @@ class Application:
             max_connections=settings.max_connections,
             max_streams=settings.max_streams_per_connection,
         )
-        translate_errors(server)
-        await server.start(sock=listener.socket)
-        return server, health
+        translate_errors(self.grpc)
+        await self.grpc.start(sock=listener.socket)
+        return health
 
     async def _start_http(self, listener: Listener, stack: AsyncExitStack) -> None:
         application = web.Application()
@@ -226,12 +226,12 @@ class Application:
 
     # --- stop ---
 
-    async def _stop(self, grpc: GrpcServer, health: HealthService) -> None:
+    async def _stop(self, health: HealthService) -> None:
         _log.info("shutting down")
         self.control.begin_shutdown()
         health.close()
         self.engine.stop()
-        await grpc.drain(self.settings.grace_seconds)
+        await self.grpc.drain(self.settings.grace_seconds)
         await self.control.close()
         _log.info("stopped")
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 import uvloop
 from rich.console import Console
+from rich.markup import escape
 
 from xlaserve import log
 from xlaserve.app import Display, NoDisplay, run
@@ -33,14 +34,17 @@ def command() -> Callable[..., None]:
 
 
 def _parameter(setting: SettingDescription) -> inspect.Parameter:
-    about = f"{setting.text} [env: {setting.variable}]"
+    default = f" [default: {setting.default}]" if setting.default else ""
+    # typer would read the brackets as markup.
+    about = escape(f"{setting.text} [env: {setting.variable}]{default}")
     kind: Any = list[str] if setting.many else str
     option = (
         typer.Argument(help=about, show_default=False)
         if setting.name == _POSITIONAL
         else typer.Option(
             f"--{setting.name.replace('_', '-')}",
-            help=f"{about} [default: {setting.default}]" if setting.default else about,
+            help=about,
+            metavar="VALUE",
             show_default=False,
             rich_help_panel="Limits" if setting.name.startswith(_LIMITS) else "Options",
         )

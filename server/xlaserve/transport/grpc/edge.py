@@ -1,5 +1,7 @@
 """Where errors become gRPC statuses, for every method of the server alike."""
 
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import structlog
@@ -29,6 +31,8 @@ async def _wrap(event: RecvRequest) -> None:
     inner, method = event.method_func, event.method_name
 
     async def call(stream: Stream[Any, Any]) -> None:
+        if not stream._cardinality.client_streaming:
+            stream.recv_message = partial(_one_message, method, stream.recv_message)  # type: ignore[method-assign]
         try:
             await inner(stream)
         except Exception as error:
@@ -38,6 +42,14 @@ async def _wrap(event: RecvRequest) -> None:
             raise translated from error
 
     event.method_func = call
+
+
+async def _one_message(method: str, receive: Callable[[], Awaitable[Any]]) -> Any:
+    message = await receive()
+    if message is None:
+        text = f"{method.lstrip('/')} needs one message, none came"
+        raise GRPCError(Status.UNIMPLEMENTED, text)
+    return message
 
 
 def _translate(method: str, error: Exception) -> Exception:

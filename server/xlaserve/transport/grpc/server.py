@@ -63,6 +63,11 @@ class GrpcServer(Server):
         self._handlers.discard(handler)
 
     @property
+    def connections(self) -> int:
+        """Return how many connections are open."""
+        return len(self._connections)
+
+    @property
     def limits(self) -> tuple[int, int]:
         """Return the most bytes of a message and the most streams of a connection."""
         return self._max_message_bytes, self._max_streams

@@ -1,0 +1,112 @@
+"""The command line, as a user runs it."""
+
+import signal
+from pathlib import Path
+
+import aiohttp
+import pytest
+from support.process import command, run, served
+
+EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
+
+
+async def test_serve_says_where_it_listens_and_ends_on_a_signal(example_models: Path) -> None:
+    """In a pipe the log is JSON lines; SIGTERM is a clean end."""
+    async with served(example_models) as server:
+        started = server.event("started")
+
+        assert (4, 4) == (started["ready"], started["models"])
+        assert {"digits", "identity", "mlp", "simple"} == {
+            record["model"] for record in server.log if record["event"] == "model loaded"
+        }
+        assert 0 == await server.stop(signal.SIGTERM)
+
+
+async def test_infer_recognises_a_digit(example_models: Path) -> None:
+    async with served(example_models) as server:
+        status, out, err = await run(
+            *command(
+                "infer", "digits", "--image", str(EXAMPLES / "data/seven.png"), "--url", server.url
+            )
+        )
+
+    assert (0, "") == (status, err)
+    assert "7" == next(line.split()[1] for line in out.splitlines() if line.startswith("│"))
+
+
+async def test_infer_takes_values(example_models: Path) -> None:
+    async with served(example_models) as server:
+        values = [f"--input=INPUT{i}=[[{','.join([str(i + 1)] * 16)}]]" for i in range(2)]
+        status, out, err = await run(*command("infer", "simple", *values, "--url", server.url))
+
+    assert (0, "") == (status, err)
+    assert "3 3 3" in out
+    assert "-1 -1 -1" in out
+
+
+async def test_health_over_http(example_models: Path) -> None:
+    """V2 protocol, Health: status codes, with small JSON bodies that every client can read."""
+    async with served(example_models) as server, aiohttp.ClientSession() as session:
+        answers = []
+        for path in ("live", "ready"):
+            async with session.get(f"http://{server.http}/v2/health/{path}") as response:
+                answers.append((response.status, await response.json()))
+
+    assert [(200, {"live": True}), (200, {"ready": True})] == answers
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("serve", "/nowhere"), "setting repository: expected a directory, got '/nowhere'"),
+        (("serve", ".", "--grpc-endpoint", "8001"), "grpc_endpoint: expected port:"),
+        (("serve", ".", "--device", "gpu"), "device: expected auto|cpu|cuda|tpu, got 'gpu'"),
+        (("serve", ".", "--device", "tpu", "--grpc-endpoint", "port:0"), "device 'tpu' is not"),
+        (("infer", "m", "--url", "127.0.0.1:1"), "127.0.0.1:1: cannot connect"),
+        (("infer", "m", "--url", "nonsense"), "expected host:port or unix:path"),
+        (("export", "nowhere.py:model", "x"), "nowhere.py"),
+    ],
+)
+async def test_a_mistake_is_one_line_and_an_exit_status(
+    arguments: tuple[str, ...], text: str
+) -> None:
+    status, _, err = await run(*command(*arguments))
+    last = err.strip().splitlines()[-1]
+
+    assert 1 == status
+    assert last.startswith("error: ")
+    assert text in last
+    assert "Traceback" not in err
+
+
+async def test_export_writes_a_model_that_is_served(tmp_path: Path) -> None:
+    target = f"{EXAMPLES / 'plain_jax.py'}:model"
+    status, out, err = await run(*command("export", target, str(tmp_path / "made")))
+
+    assert (0, "") == (status, err)
+    assert str(tmp_path / "made/1") in out
+
+    async with served(tmp_path) as server:
+        assert 1 == server.event("started")["ready"]
+
+
+async def test_a_unix_socket_serves_and_goes(example_models: Path, tmp_path: Path) -> None:
+    path = tmp_path / "grpc.sock"
+    async with served(example_models, "--grpc-endpoint", f"unix:{path}") as server:
+        status, _, err = await run(
+            *command(
+                "infer", "identity", f"--input=x=[[{','.join(['1'] * 16)}]]", "--url", server.url
+            )
+        )
+        await server.stop()
+
+    assert (0, "") == (status, err)
+    assert not path.exists()
+
+
+async def test_help_names_every_setting_and_its_variable() -> None:
+    status, out, _ = await run(*command("serve", "--help"))
+
+    assert 0 == status
+    assert "--model-control-mode" in out
+    assert "XLASERVE_HOST" in out

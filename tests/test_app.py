@@ -1,0 +1,98 @@
+"""The server as a whole: start, drain, health."""
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from support.server import Serve
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+
+from xlaserve.app import Application
+from xlaserve.errors import InvalidSettings
+from xlaserve.settings import Settings
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def test_a_repository_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSettings, match="repository: expected a directory"):
+        Application(Settings(repository=tmp_path / "nowhere"))
+
+
+async def test_a_server_needs_a_grpc_endpoint(tmp_path: Path) -> None:
+    application = Application(Settings(repository=tmp_path, grpc_endpoint="none"))
+    with pytest.raises(InvalidSettings, match="grpc_endpoint"):
+        async with application.running():
+            pass
+
+
+async def test_the_port_answers_before_models_are_loaded(example_models: Path) -> None:
+    """Live at once, ready when the start is over."""
+    settings = Settings(repository=example_models, grpc_endpoint="port:0", http_endpoint="none")
+    application = Application(settings)
+    async with application.running() as addresses:
+        async with grpc.aio.insecure_channel(addresses.grpc) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+            assert (await stub.ServerLive(pb.ServerLiveRequest())).live
+            assert not (await stub.ServerReady(pb.ServerReadyRequest())).ready
+
+
+async def test_health_follows_models(serve: Serve, example_models: Path) -> None:
+    """grpc.health.v1, per service and per model name; a watch sees every change."""
+    async with serve(example_models, load_model=("identity",)) as server:
+        async with grpc.aio.insecure_channel(server.url) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            watch = health.Watch(health_pb2.HealthCheckRequest(service="identity"))
+            first = await watch.read()
+            await server.application.control.unload("identity")
+            second = await watch.read()
+            watch.cancel()
+
+    assert [SERVING, NOT_SERVING] == [first.status, second.status]
+
+
+async def test_requests_in_progress_end_before_the_server_does(
+    example_models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drain cuts nothing: what was accepted is answered."""
+    settings = Settings(
+        repository=example_models,
+        grpc_endpoint="port:0",
+        http_endpoint="none",
+        inline_execution_seconds=0,
+    )
+    application = Application(settings)
+    x = np.ones((64, 784), np.float32)
+    request = pb.ModelInferRequest(
+        model_name="mlp",
+        inputs=[pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=x.shape)],
+        raw_input_contents=[x.tobytes()],
+    )
+    async with application.running() as addresses:
+        await application.load()
+        channel = grpc.aio.insecure_channel(addresses.grpc)
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        await stub.ServerLive(pb.ServerLiveRequest())
+        calls = [asyncio.ensure_future(_await(stub.ModelInfer(request))) for _ in range(100)]
+        while not application.registry.requests:
+            await asyncio.sleep(0)
+    outcomes = await asyncio.gather(*calls)
+    await channel.close()
+
+    # A request that had not arrived when the end was announced is told so, and may be retried.
+    assert {"OK"} <= set(outcomes) <= {"OK", "UNAVAILABLE"}
+    assert 0 == application.registry.requests
+
+
+async def _await(call: "grpc.aio.UnaryUnaryCall[object, object]") -> str:
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return str(error.code().name)
+    return "OK"

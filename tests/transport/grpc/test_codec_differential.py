@@ -1,0 +1,168 @@
+"""The codec and google's protobuf agree on what is a message, and on what it says.
+
+Two differences are known and counted, not failed on:
+
+- upb, google's engine under Python, keeps a map entry that has a field besides key and value as
+  an unknown field of the message around it, so that the entry is lost to the program. Google's
+  engine in pure Python skips the field and keeps the entry, as with any message, and so does the
+  codec.
+- A signalling NaN in a `float` is quiet after it has been a Python float.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from random import Random
+from typing import Any
+
+import betterproto
+import pytest
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+from support.mutation import mutate, random_message
+from support.protobuf import Everything, Google, exchanged_messages
+
+from xlaserve.transport.grpc.codec import VIEWS, WireCodec
+from xlaserve.transport.grpc.wire import (
+    BYTES,
+    ENUM,
+    MAP,
+    MESSAGE,
+    SCALARS,
+    Field,
+    MalformedMessage,
+    fields_of,
+)
+
+SHARDS = 20
+MESSAGES = 10_000
+"""Of each shard."""
+MUTATIONS = 25
+"""Of each valid message, which is the first of them."""
+
+ACCEPTED, REFUSED = "accepted by both", "refused by both"
+SET_ASIDE, QUIETED = "accepted, upb sets map entries aside", "accepted, a NaN is quieted"
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_codec_and_google_agree(shard: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """What google accepts the codec accepts and reads the same; what google refuses it refuses."""
+    random = Random(f"codec {shard}")
+    classes: list[type[betterproto.Message]] = [*exchanged_messages(), *[Everything] * 20]
+    codec = WireCodec()
+    counts: Counter[str] = Counter()
+    for _ in range(MESSAGES // MUTATIONS):
+        message_type = random.choice(classes)
+        google_type = _google()(message_type)
+        valid = data = random_message(random, google_type)
+        other = random_message(random, google_type)
+        for _ in range(MUTATIONS):
+            counts[_compare(codec, message_type, data)] += 1
+            data = mutate(random, data if random.random() < 0.3 else valid, other)
+
+    with capsys.disabled():
+        print(f"\nshard {shard}: {dict(sorted(counts.items()))}", end=" ")
+    assert counts.total() == MESSAGES
+    assert counts[REFUSED] > MESSAGES // 5
+    assert counts[ACCEPTED] > MESSAGES // 5
+    assert counts[SET_ASIDE] + counts[QUIETED] < MESSAGES // 20
+
+
+@cache
+def _google() -> Google:
+    return Google()
+
+
+def _compare(codec: WireCodec, message_type: type[betterproto.Message], data: bytes) -> str:
+    """Read one message both ways; what the two do not agree on fails, and shows the message."""
+    name = f"{message_type.__name__} {data.hex()}"
+    try:
+        theirs = _google()(message_type).FromString(data)
+    except DecodeError:
+        with pytest.raises(MalformedMessage):
+            pytest.fail(f"google refuses {name}: {codec.decode_message(message_type, data)}")
+        return REFUSED
+    ours = codec.decode_message(message_type, data)
+    assert list(_wrong_types(ours)) == [], name
+    again = _google()(message_type).FromString(codec.encode_message(ours))
+    set_aside = _has_entries_set_aside(theirs)
+    theirs.DiscardUnknownFields()
+    if _serialize(theirs) == _serialize(again):
+        return ACCEPTED
+    if set_aside:
+        return SET_ASIDE
+    assert str(theirs) == str(again), name
+    assert "nan" in str(theirs), name
+    return QUIETED
+
+
+def _serialize(message: Message) -> bytes:
+    return message.SerializePartialToString(deterministic=True)
+
+
+def _has_entries_set_aside(message: Any) -> bool:
+    """Tell whether upb took map entries for unknown fields, here or in a nested message."""
+    maps = {field.number for field in message.DESCRIPTOR.fields if _is_map(field)}
+    unknown: Any = UnknownFieldSet(message)
+    if any(field.field_number in maps for field in unknown):
+        return True
+    return any(map(_has_entries_set_aside, _nested(message)))
+
+
+def _is_map(field: Any) -> bool:
+    return field.message_type is not None and field.message_type.GetOptions().map_entry
+
+
+def _nested(message: Any) -> Iterator[Any]:
+    for field, value in message.ListFields():
+        if _is_map(field):
+            if field.message_type.fields_by_name["value"].message_type is not None:
+                yield from value.values()
+        elif field.message_type is not None:
+            yield from value if field.default_value == [] else [value]
+
+
+# --- types -------------------------------------------------------------------------------------
+
+
+def _wrong_types(message: betterproto.Message) -> Iterator[str]:
+    """Name the fields whose values are not of the type that the annotation promises."""
+    views = VIEWS.get(type(message), ())
+    for field in fields_of(type(message)):
+        value: Any = object.__getattribute__(message, field.name)
+        if value is betterproto.PLACEHOLDER or (value is None and field.optional):
+            continue
+        single, values = _single_values(field, value)
+        if not all(_fits(single, item, field.name in views) for item in values):
+            yield f"{type(message).__name__}.{field.name}: {value!r}"
+        if single.type == MESSAGE:
+            for item in values:
+                yield from _wrong_types(item)
+
+
+def _single_values(field: Field, value: Any) -> tuple[Field, list[Any]]:
+    if field.type == MAP:
+        key, item = fields_of(field.target)
+        assert type(value) is dict
+        assert all(_fits(key, name) for name in value)
+        return item, list(value.values())
+    if field.repeated:
+        assert type(value) is list
+        return field, value
+    return field, [value]
+
+
+def _fits(field: Field, value: object, viewed: bool = False) -> bool:
+    if field.type in (MESSAGE, ENUM):
+        return type(value) is field.target
+    if field.type == BYTES and viewed:
+        return type(value) is memoryview
+    return type(value) is type(SCALARS[field.type].default) and _in_range(field, value)
+
+
+def _in_range(field: Field, value: Any) -> bool:
+    if type(value) is not int:
+        return True
+    bits = 8 * SCALARS[field.type].dtype.itemsize
+    lowest = 0 if SCALARS[field.type].dtype.kind == "u" else -(1 << (bits - 1))
+    return bool(lowest <= value < lowest + (1 << bits))
