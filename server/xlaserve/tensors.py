@@ -2,7 +2,7 @@
 
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -21,7 +21,15 @@ Shape: TypeAlias = tuple[int, ...]
 Tensor: TypeAlias = "np.ndarray[Any, Any]"
 """An array in row-major order; BYTES tensors have dtype object and hold `bytes`."""
 
+MAX_DIMENSIONS = 64
+"""The most dimensions of an array in numpy; more would also make a shape slow to multiply."""
+
+Elements: TypeAlias = "Sequence[Any] | Tensor"
+"""Typed elements in row-major order, as a list or as an array of one dimension."""
+
 _LENGTH = struct.Struct("<I")
+_SHOWN_DIMENSIONS = 16
+_SHOWN_DIGITS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +116,8 @@ class TensorSpec:
 
 def describe(datatype: Datatype | str, shape: Sequence[int]) -> str:
     """Write a datatype and a shape as error texts and tables show them: `FP32[-1,784]`."""
-    return f"{datatype}[{','.join(map(str, shape))}]"
+    more = ",..." if len(shape) > _SHOWN_DIMENSIONS else ""
+    return f"{datatype}[{','.join(map(str, shape[:_SHOWN_DIMENSIONS]))}{more}]"
 
 
 class TensorDataError(ValueError):
@@ -124,11 +133,24 @@ class TensorDataError(ValueError):
 
 
 def element_count(shape: Sequence[int]) -> int:
-    """Multiply a concrete shape, in Python integers so that it cannot overflow."""
-    for size in shape:
-        if size < 0:
-            raise TensorDataError("a shape without negative dimensions", str(list(shape)))
+    """Multiply a concrete shape, in Python integers so that it cannot overflow.
+
+    Raises TensorDataError for a negative size and for more dimensions than an array can have.
+    """
+    if len(shape) > MAX_DIMENSIONS:
+        raise TensorDataError(f"at most {MAX_DIMENSIONS} dimensions", str(len(shape)))
+    if any(size < 0 for size in shape):
+        raise TensorDataError("a shape without negative dimensions", str(list(shape)))
     return math.prod(shape)
+
+
+def _shaped(array: Tensor, shape: Sequence[int]) -> Tensor:
+    """Give an array, whose elements are counted already, its shape."""
+    try:
+        return array.reshape(shape)
+    except ValueError:
+        # Without elements the other dimensions may be of any size, though not for numpy.
+        raise TensorDataError("dimensions that can be addressed", str(list(shape))) from None
 
 
 def from_bytes(datatype: Datatype, shape: Sequence[int], data: Buffer) -> Tensor:
@@ -137,17 +159,17 @@ def from_bytes(datatype: Datatype, shape: Sequence[int], data: Buffer) -> Tensor
     No copy is made, except for BYTES, whose elements become `bytes` objects.
     Raises TensorDataError when the byte count is not that of the shape.
     """
-    count = element_count(shape)
     if datatype is BYTES:
         return unpack_bytes(shape, data)
-    expected = count * datatype.itemsize
-    if len(data) != expected:
+    expected = element_count(shape) * datatype.itemsize
+    view = memoryview(data)
+    if view.nbytes != expected:
         raise TensorDataError(
-            f"{expected} bytes for {describe(datatype, shape)}", f"{len(data)} bytes"
+            f"{expected} bytes for {describe(datatype, shape)}", f"{view.nbytes} bytes"
         )
-    if datatype is _BOOL and bytes(data).translate(None, b"\0\1"):
+    if datatype is _BOOL and expected and np.frombuffer(view, dtype=np.uint8).max() > 1:
         raise TensorDataError("BOOL bytes of 0 or 1", "another byte")
-    return np.frombuffer(data, dtype=datatype.dtype).reshape(shape)
+    return _shaped(np.frombuffer(view, dtype=datatype.dtype), shape)
 
 
 def unpack_bytes(shape: Sequence[int], data: Buffer) -> Tensor:
@@ -156,77 +178,153 @@ def unpack_bytes(shape: Sequence[int], data: Buffer) -> Tensor:
     Raises TensorDataError when elements and shape, or lengths and data, disagree.
     """
     count = element_count(shape)
-    view = memoryview(data).cast("B")
-    end = len(view)
-    if count * _LENGTH.size > end:
+    # As `bytes` it is cut in half the time that a memoryview takes for many short elements.
+    raw = bytes(data)
+    if count * _LENGTH.size > len(raw):
         raise TensorDataError(
-            f"{count} length-prefixed elements for {describe(BYTES, shape)}", f"{end} bytes"
+            f"{count} length-prefixed elements for {describe(BYTES, shape)}", f"{len(raw)} bytes"
         )
-    elements = np.empty(count, dtype=np.object_)
-    position = 0
+    return _shaped(_objects(_split(raw, count)), shape)
+
+
+def _split(raw: bytes, count: int) -> list[bytes]:
+    elements = []
+    end, position, unpack = len(raw), 0, _LENGTH.unpack_from
     for index in range(count):
-        start = position + 4
+        start = position + _LENGTH.size
         if start > end:
             raise TensorDataError(f"{count} elements", f"{index} elements in {end} bytes")
-        position = start + int.from_bytes(view[position:start], "little")
+        position = start + unpack(raw, position)[0]
         if position > end:
-            raise TensorDataError(
-                f"{position - start} bytes of element {index}", f"{end - start} bytes"
-            )
-        elements[index] = bytes(view[start:position])
+            expected = f"{position - start} bytes of element {index}"
+            raise TensorDataError(expected, f"{end - start} bytes")
+        elements.append(raw[start:position])
     if position != end:
         raise TensorDataError(f"{count} elements", f"{end - position} bytes more")
-    return elements.reshape(shape)
+    return elements
 
 
 def pack_bytes(tensor: Tensor) -> bytes:
-    """Write a BYTES tensor with its length prefixes; the inverse of `unpack_bytes`."""
+    """Write a BYTES tensor with its length prefixes; the inverse of `unpack_bytes`.
+
+    Raises TensorDataError for an element that is neither bytes nor text.
+    """
     parts: list[bytes] = []
-    for element in tensor.ravel():
-        data = element.encode() if isinstance(element, str) else bytes(element)
-        parts += (_LENGTH.pack(len(data)), data)
+    for element in map(_encoded, tensor.ravel()):
+        parts += (_LENGTH.pack(len(element)), element)
     return b"".join(parts)
 
 
+def _encoded(element: object) -> bytes:
+    match element:
+        case bytes():
+            return element
+        case str():
+            return element.encode(errors="surrogatepass")
+        case bytearray() | memoryview():
+            return bytes(element)
+    raise TensorDataError("elements of bytes or text", type(element).__name__)
+
+
 def to_bytes(datatype: Datatype, tensor: Tensor) -> bytes | memoryview:
-    """Return the raw bytes of a tensor, as a view of its memory wherever that is contiguous."""
+    """Return the raw bytes of a tensor, as a view of its memory wherever that is contiguous.
+
+    The elements must be those of the datatype already.
+    """
     if datatype is BYTES:
         return pack_bytes(tensor)
     flat = np.ascontiguousarray(tensor).reshape(-1)
     # The buffer protocol has no letter for bfloat16; as bytes every datatype can be viewed.
-    return memoryview(flat.view(np.uint8))
+    return flat.view(np.uint8).data
 
 
-def from_elements(datatype: Datatype, shape: Sequence[int], elements: Sequence[Any]) -> Tensor:
+def from_elements(datatype: Datatype, shape: Sequence[int], elements: Elements) -> Tensor:
     """Build an array from typed elements in row-major order.
 
-    Raises TensorDataError when their number is not that of the shape, or an integer does not fit
-    the datatype (peers narrow it silently).
+    Raises TensorDataError when their number is not that of the shape, when one is of another kind
+    than the datatype, or when a number does not fit it (peers narrow it silently).
     """
     count = element_count(shape)
     if len(elements) != count:
         raise TensorDataError(
             f"{count} elements for {describe(datatype, shape)}", f"{len(elements)} elements"
         )
-    if datatype is BYTES:
-        return _objects(elements).reshape(shape)
-    if datatype.dtype.kind in "iu":
-        return _integers(datatype, elements).reshape(shape)
-    return np.array(elements, dtype=datatype.dtype).reshape(shape)
+    accepted, build = _BUILDERS[datatype.dtype.kind]
+    for found in _types(elements):
+        if not issubclass(found, accepted) or (found is bool and bool not in accepted):
+            raise TensorDataError(f"elements of {datatype}", found.__name__)
+    return _shaped(build(datatype, elements), shape)
 
 
-def _objects(elements: Iterable[Any]) -> Tensor:
-    values = list(elements)
-    array = np.empty(len(values), dtype=np.object_)
-    array[:] = values
+def _types(elements: Elements) -> set[type]:
+    if isinstance(elements, np.ndarray) and elements.dtype != np.object_:
+        return {elements.dtype.type}
+    return set(map(type, elements))
+
+
+def _bools(datatype: Datatype, elements: Elements) -> Tensor:
+    return np.asarray(elements, dtype=datatype.dtype)
+
+
+def _integers(datatype: Datatype, elements: Elements) -> Tensor:
+    limits = np.iinfo(datatype.dtype)
+    for outside in _extremes(elements):
+        if not limits.min <= outside <= limits.max:
+            expected = f"{datatype} between {limits.min} and {limits.max}"
+            raise TensorDataError(expected, _shown(outside))
+    return np.asarray(elements, dtype=datatype.dtype)
+
+
+def _shown(number: int) -> str:
+    # Python refuses to write an integer of thousands of digits.
+    return str(number) if abs(number) < 10**_SHOWN_DIGITS else "a number with more digits"
+
+
+def _extremes(elements: Elements) -> tuple[int, ...]:
+    if not len(elements):
+        return ()
+    if isinstance(elements, np.ndarray):
+        return int(elements.min()), int(elements.max())
+    return int(min(elements)), int(max(elements))
+
+
+def _floats(datatype: Datatype, elements: Elements) -> Tensor:
+    if isinstance(elements, np.ndarray) and elements.dtype == datatype.dtype:
+        return elements
+    try:
+        wide = np.asarray(elements, dtype=np.float64)
+    except OverflowError:
+        raise TensorDataError(f"{datatype}", "a number too large for it") from None
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrow = wide.astype(datatype.dtype, copy=False)
+    if np.any(np.isinf(narrow) & np.isfinite(wide)):
+        raise TensorDataError(f"{datatype}", "a number too large for it")
+    return narrow
+
+
+def _texts(datatype: Datatype, elements: Elements) -> Tensor:
+    return _objects([_encoded(element) for element in elements])
+
+
+def _objects(elements: Sequence[bytes]) -> Tensor:
+    array = np.empty(len(elements), dtype=np.object_)
+    array[:] = elements
     return array
 
 
-def _integers(datatype: Datatype, elements: Sequence[Any]) -> Tensor:
-    # Wide enough for every typed field: of the 64-bit ones only uint64_contents exceeds int64.
-    wide = np.array(elements, dtype=np.uint64 if datatype.name == "UINT64" else np.int64)
-    limits = np.iinfo(datatype.dtype)
-    if wide.size and (int(wide.min()) < limits.min or int(wide.max()) > limits.max):
-        outside = next(v for v in elements if not limits.min <= v <= limits.max)
-        raise TensorDataError(f"{datatype} between {limits.min} and {limits.max}", str(outside))
-    return wide.astype(datatype.dtype, copy=False)
+_INTEGRAL = (int, np.integer)
+_REAL = (int, float, np.integer, np.floating, ml_dtypes.bfloat16)
+
+_BUILDERS: Mapping[str, tuple[tuple[type, ...], Callable[[Datatype, Elements], Tensor]]] = (
+    MappingProxyType(
+        {
+            "b": ((bool, np.bool_), _bools),
+            "i": (_INTEGRAL, _integers),
+            "u": (_INTEGRAL, _integers),
+            "f": (_REAL, _floats),
+            "V": (_REAL, _floats),
+            "O": ((object,), _texts),
+        }
+    )
+)
+"""By the kind of a dtype, which elements are accepted and what makes an array of them."""

@@ -14,6 +14,11 @@ class Resident(Protocol):
     Only for the next model of an ensemble: it takes the device array as it is where it can.
     """
 
+    @property
+    def rows(self) -> int:
+        """Return how many of its rows are real."""
+        ...
+
     def numpy(self) -> Tensor:
         """Fetch the real rows to the host. Blocks until they are computed."""
         ...

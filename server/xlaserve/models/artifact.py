@@ -1,0 +1,195 @@
+"""The serialized `jax.export` artifact: read back, checked, and kept from calling foreign code."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import jax.export
+import numpy as np
+from jax.export import Exported
+
+from xlaserve.errors import InvalidModel
+from xlaserve.models import files, manifest
+from xlaserve.models.manifest import ARTIFACT, Manifest
+from xlaserve.models.sizes import LIMIT_ARTIFACT_BYTES
+from xlaserve.models.weights import WeightEntry
+from xlaserve.tensors import Shape, TensorSpec, describe
+
+BATCH_DIMENSION = "b"
+"""The name of the symbolic dimension that export gives the batch."""
+
+_SAFE_CUSTOM_CALLS = re.compile(
+    "|".join(
+        (
+            # Linear algebra, on the CPU and on GPUs.
+            r"lapack_\w+_ffi",
+            r"(cusolver|cublas|cusparse|hipsolver|hipblas)_\w+_ffi",
+            r"(cu|hip)_lu_pivots_to_permutation",
+            r"Eigh|Qr|ProductOfElementaryHouseholderReflectors|LuDecomposition",
+            # Random numbers.
+            r"(cu|hip)_threefry2x32_ffi",
+            # Hints to the compiler, and operations that StableHLO has no word for yet.
+            r"Sharding|SPMDFullToShardShape|SPMDShardToFullShape|annotate_device_placement",
+            r"ApproxTopK|AllocateBuffer|shape_assertion",
+            r"stablehlo\.dynamic_\w+",
+        )
+    )
+)
+# Not in it, though jax.export lets them through: kernels of the model's own (Pallas), which may
+# touch any device memory, and calls into TensorFlow. Callbacks into Python never come this far.
+
+_CUSTOM_CALL = re.compile(
+    r'custom_call @(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<plain>[\w.$-]+))'
+    r'|call_target_name\s*=\s*"(?P<generic>(?:[^"\\]|\\.)*)"'
+)
+
+
+class _Abstract(Protocol):
+    """Shape and dtype of an argument or a result; dimensions are integers or symbolic."""
+
+    @property
+    def shape(self) -> tuple[object, ...]: ...
+
+    @property
+    def dtype(self) -> "np.dtype[Any]": ...
+
+
+def read(directory: Path, described: Manifest) -> Exported:
+    """Read the artifact that a manifest describes; raises InvalidModel.
+
+    The artifact is the one that was exported (its hash is), JAX can read it, and it calls nothing
+    outside XLA but the kernels of the list above.
+    """
+    record = described.files[ARTIFACT]
+    data = files.read_checked(directory, ARTIFACT, limit_bytes=LIMIT_ARTIFACT_BYTES, record=record)
+    return deserialize(data, described.jax_version)
+
+
+def deserialize(data: bytearray, jax_version: str) -> Exported:
+    """Turn the bytes of an artifact into what can be called; raises InvalidModel."""
+    try:
+        exported = jax.export.deserialize(data)
+        text = exported.mlir_module()
+    # JAX has no error of its own for this: parsing what it does not know ends in any of its parts.
+    except Exception as error:
+        raise InvalidModel(
+            f"{ARTIFACT} was written by jax {jax_version[:32]} and cannot be read by the jax "
+            f"{jax.__version__} that runs here: {_first_line(error)}. Export it again, with a "
+            f"version that is at most six months older and no newer than jax {jax.__version__}"
+        ) from error
+    check_custom_calls(text)
+    return exported
+
+
+def check_custom_calls(text: str) -> None:
+    """Raise InvalidModel when a StableHLO module calls foreign code that is not known as safe."""
+    for match in _CUSTOM_CALL.finditer(text):
+        target = next(group for group in match.groups() if group is not None)
+        if not _SAFE_CUSTOM_CALLS.fullmatch(target):
+            raise InvalidModel(
+                f"{ARTIFACT} calls '{target[:64]}', which is not among the functions that a "
+                "model may call"
+            )
+
+
+def check(
+    exported: Exported, described: Manifest, entries: Sequence[WeightEntry], platform: str
+) -> None:
+    """Raise InvalidModel when artifact, manifest and weights do not describe the same function."""
+    if platform not in exported.platforms:
+        raise InvalidModel(
+            f"{ARTIFACT} was exported for {', '.join(exported.platforms)}, "
+            f"this server runs on {platform}"
+        )
+    if exported.nr_devices != 1:
+        raise InvalidModel(f"{ARTIFACT} was exported for {exported.nr_devices} devices, expected 1")
+    if exported.ordered_effects or exported.unordered_effects:
+        raise InvalidModel(f"{ARTIFACT} has side effects, a model may not have any")
+    _check_trees(exported, described)
+    count = len(described.parameters)
+    _check_parameters(exported.in_avals[:count], described, {e.name: e for e in entries})
+    batched = bool(described.max_batch_size)
+    _check_tensors("input", exported.in_avals[count:], described.inputs, batched=batched)
+    _check_tensors("output", exported.out_avals, described.outputs, batched=batched)
+
+
+def _check_trees(exported: Exported, described: Manifest) -> None:
+    leaves = list(range(len(exported.in_avals)))
+    count = len(described.parameters)
+    arguments: object = ((leaves[:count], leaves[count:]), {})
+    if jax.tree.unflatten(exported.in_tree, leaves) != arguments or (
+        len(leaves) != count + len(described.inputs)
+    ):
+        raise InvalidModel(
+            f"{ARTIFACT} does not take the {len(described.parameters)} parameters and "
+            f"{len(described.inputs)} inputs of {manifest.FILE_NAME}"
+        )
+    results = list(range(len(exported.out_avals)))
+    if jax.tree.unflatten(exported.out_tree, results) != results or (
+        len(results) != len(described.outputs)
+    ):
+        raise InvalidModel(
+            f"{ARTIFACT} does not return the {len(described.outputs)} outputs of "
+            f"{manifest.FILE_NAME}"
+        )
+
+
+def _check_parameters(
+    avals: Sequence[_Abstract],
+    described: Manifest,
+    entries: Mapping[str, WeightEntry],
+) -> None:
+    if set(entries) != set(described.parameters):
+        odd = min(set(entries) ^ set(described.parameters))
+        raise InvalidModel(
+            f"parameter '{odd}' is not in both {manifest.WEIGHTS} and {manifest.FILE_NAME}"
+        )
+    for name, aval in zip(described.parameters, avals, strict=True):
+        entry = entries[name]
+        if (entry.dtype, entry.shape) != (np.dtype(aval.dtype), aval.shape):
+            raise InvalidModel(
+                f"parameter '{name}': expected {aval.dtype.name}[{_written(aval.shape)}], "
+                f"got {describe(entry.dtype.name, entry.shape)}"
+            )
+
+
+def _check_tensors(
+    kind: str,
+    avals: Sequence[_Abstract],
+    specs: Sequence[TensorSpec],
+    *,
+    batched: bool,
+) -> None:
+    for spec, aval in zip(specs, avals, strict=True):
+        shape = shape_of(f"{kind} '{spec.name}'", aval.shape, batched=batched)
+        if (spec.datatype.dtype, spec.shape) != (np.dtype(aval.dtype), shape):
+            raise InvalidModel(
+                f"{kind} '{spec.name}': expected {describe(aval.dtype.name, shape)} as the "
+                f"artifact has it, got {spec} from {manifest.FILE_NAME}"
+            )
+
+
+def shape_of(what: str, dimensions: Sequence[object], *, batched: bool) -> Shape:
+    """Return the shape with -1 for the batch; raises InvalidModel for other open dimensions."""
+    shape = tuple(size if isinstance(size, int) else -1 for size in dimensions)
+    problem = ""
+    if batched and [str(size) for size in dimensions[:1]] != [BATCH_DIMENSION]:
+        problem = "its first dimension is not the batch"
+    elif -1 in shape[1:]:
+        problem = "but only the batch, as the first dimension, may be open"
+    elif -1 in shape and not batched:
+        problem = "but its first dimension is open and max_batch_size is 0"
+    if problem:
+        raise InvalidModel(f"{what} has the shape ({_written(dimensions)}), {problem}")
+    return shape
+
+
+def _written(dimensions: Sequence[object]) -> str:
+    return ", ".join(map(str, dimensions))
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

@@ -1,0 +1,88 @@
+"""What a model's `config.json` or `config.pbtxt` says, as far as the server acts on it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from xlaserve.errors import InvalidModel
+from xlaserve.tensors import Datatype, Shape
+from xlaserve_proto import inference
+
+
+@dataclass(frozen=True, slots=True)
+class VersionPolicy:
+    """Which versions on disk are served (ModelVersionPolicy of the model configuration).
+
+    Exactly one rule holds: the `latest` n, or every one (`latest` is None and `specific` empty),
+    or the `specific` ones.
+    """
+
+    latest: int | None = 1
+    specific: tuple[int, ...] = ()
+
+    def select(self, versions: Iterable[int]) -> tuple[int, ...]:
+        """Return the versions to serve, ascending, out of those that exist."""
+        ascending = sorted(versions)
+        if self.specific:
+            return tuple(version for version in ascending if version in self.specific)
+        return tuple(ascending if self.latest is None else ascending[-self.latest :])
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigTensor:
+    """One `input` or `output` of a configuration."""
+
+    name: str
+    datatype: Datatype
+    dims: Shape
+    """As written: without the batch dimension where `max_batch_size` is positive."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleStep:
+    """One step of an ensemble."""
+
+    model_name: str
+    model_version: str
+    """Empty for whichever version the policy of the model serves."""
+    input_map: Mapping[str, str]
+    """Input of the step's model -> tensor of the ensemble."""
+    output_map: Mapping[str, str]
+    """Output of the step's model -> tensor of the ensemble."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A model configuration; every part may be left out and is then taken from the artifact."""
+
+    name: str = ""
+    platform: str = ""
+    backend: str = ""
+    max_batch_size: int = 0
+    """0 where the configuration does not say."""
+    inputs: tuple[ConfigTensor, ...] = ()
+    outputs: tuple[ConfigTensor, ...] = ()
+    version_policy: VersionPolicy = field(default_factory=VersionPolicy)
+    steps: tuple[EnsembleStep, ...] = ()
+    """Not empty for an ensemble; each follows those whose tensors it takes."""
+    parameters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    message: inference.ModelConfig | None = field(default=None, compare=False, repr=False)
+    """All that was written, also what the server does not act on; None where nothing was."""
+
+    @property
+    def is_ensemble(self) -> bool:
+        """Tell whether the model is made of other models."""
+        return bool(self.steps)
+
+    def check_name(self, directory: str) -> None:
+        """Raise InvalidModel if the model calls itself other than its directory.
+
+        Nor may an ensemble have itself as a step; a longer circle takes knowledge of the others.
+        """
+        if self.name not in ("", directory):
+            raise InvalidModel(
+                f"expected the name of its directory, '{directory}', got '{self.name}'"
+            )
+        for step in self.steps:
+            if step.model_name == directory:
+                raise InvalidModel(f"ensemble '{directory}' is a step of itself")

@@ -1,0 +1,143 @@
+"""What a configuration message means: ModelConfig, or the fault that forbids it."""
+
+from collections.abc import Iterable, Sequence
+from types import MappingProxyType
+
+import betterproto
+
+from xlaserve.models.config import ConfigTensor, EnsembleStep, ModelConfig, VersionPolicy
+from xlaserve.models.config_ensemble import in_order
+from xlaserve.models.config_schema import BadConfig, shown
+from xlaserve.tensors import BY_CONFIG_NAME
+from xlaserve_proto import inference
+
+ENSEMBLE = "ensemble"
+"""The platform of a model that is made of other models."""
+
+
+def config_of(message: inference.ModelConfig) -> ModelConfig:
+    """Take from a message what the server acts on. Raises BadConfig."""
+    if message.max_batch_size < 0:
+        raise _unfit("max_batch_size", "0 or more", message.max_batch_size)
+    inputs = _tensors("input", message.input)
+    outputs = _tensors("output", message.output)
+    return ModelConfig(
+        name=message.name,
+        platform=message.platform,
+        backend=message.backend,
+        max_batch_size=message.max_batch_size,
+        inputs=inputs,
+        outputs=outputs,
+        version_policy=_version_policy(message.version_policy),
+        steps=_steps(message, inputs, outputs),
+        parameters=MappingProxyType(
+            {name: value.string_value for name, value in message.parameters.items()}
+        ),
+        message=message,
+    )
+
+
+def _unfit(place: str, expected: str, got: object) -> BadConfig:
+    return BadConfig.mismatch(expected, str(got)).within(place)
+
+
+def _tensors(
+    kind: str, tensors: Sequence[inference.ModelInput | inference.ModelOutput]
+) -> tuple[ConfigTensor, ...]:
+    found = tuple(_tensor(f"{kind}[{index}]", tensor) for index, tensor in enumerate(tensors))
+    _check_names(kind, (tensor.name for tensor in found))
+    return found
+
+
+def _check_names(kind: str, names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for index, name in enumerate(names):
+        if name in seen:
+            raise _unfit(f"{kind}[{index}].name", "a name of its own", f"{shown(name)} again")
+        seen.add(name)
+
+
+def _tensor(place: str, tensor: inference.ModelInput | inference.ModelOutput) -> ConfigTensor:
+    if not tensor.name:
+        raise _unfit(f"{place}.name", "a name", "none")
+    datatype = BY_CONFIG_NAME.get(tensor.data_type.name or "")
+    if datatype is None:
+        raise _unfit(f"{place}.data_type", f"one of {', '.join(BY_CONFIG_NAME)}", "none")
+    for index, size in enumerate(tensor.dims):
+        if size == 0 or size < -1:
+            raise _unfit(f"{place}.dims[{index}]", "a size above 0, or -1 for any", size)
+    return ConfigTensor(tensor.name, datatype, tuple(tensor.dims))
+
+
+def _version_policy(message: inference.ModelVersionPolicy) -> VersionPolicy:
+    match betterproto.which_one_of(message, "policy_choice"):
+        case ("all", _):
+            return VersionPolicy(latest=None)
+        case ("latest", inference.ModelVersionPolicyLatest(num_versions=count)):
+            return VersionPolicy(latest=count or 1)
+        case ("specific", inference.ModelVersionPolicySpecific(versions=versions)):
+            return VersionPolicy(latest=None, specific=_specific(versions))
+    return VersionPolicy()
+
+
+def _specific(versions: Sequence[int]) -> tuple[int, ...]:
+    place = "version_policy.specific.versions"
+    if not versions:
+        raise _unfit(place, "at least one version", "none")
+    for index, version in enumerate(versions):
+        if version < 1:
+            raise _unfit(f"{place}[{index}]", "a version above 0", version)
+    return tuple(versions)
+
+
+def _steps(
+    message: inference.ModelConfig,
+    inputs: Sequence[ConfigTensor],
+    outputs: Sequence[ConfigTensor],
+) -> tuple[EnsembleStep, ...]:
+    _, scheduling = betterproto.which_one_of(message, "scheduling_choice")
+    if not isinstance(scheduling, inference.ModelEnsembling):
+        if message.platform == ENSEMBLE:
+            raise _unfit("ensemble_scheduling", "the steps of the ensemble", "none")
+        return ()
+    _check_ensemble(message, scheduling)
+    steps = [
+        _step(f"ensemble_scheduling.step[{index}]", step)
+        for index, step in enumerate(scheduling.step)
+    ]
+    try:
+        return in_order(steps, (one.name for one in inputs), (one.name for one in outputs))
+    except BadConfig as problem:
+        raise problem.within("ensemble_scheduling") from None
+
+
+def _check_ensemble(message: inference.ModelConfig, scheduling: inference.ModelEnsembling) -> None:
+    if message.platform not in ("", ENSEMBLE) or message.backend:
+        runs = message.backend or message.platform
+        raise _unfit("ensemble_scheduling", f'platform "{ENSEMBLE}", no backend', shown(runs))
+    # Nothing else says what an ensemble takes and gives: it has no artifact of its own.
+    for place, given in (
+        ("ensemble_scheduling.step", scheduling.step),
+        ("input", message.input),
+        ("output", message.output),
+    ):
+        if not given:
+            raise _unfit(place, "at least one for an ensemble", "none")
+
+
+def _step(place: str, step: inference.ModelEnsemblingStep) -> EnsembleStep:
+    if not step.model_name:
+        raise _unfit(f"{place}.model_name", "the name of a model", "none")
+    if step.model_version < -1:
+        raise _unfit(f"{place}.model_version", "a version, or -1 for any", step.model_version)
+    for name, tensors in (("input_map", step.input_map), ("output_map", step.output_map)):
+        if not tensors:
+            raise _unfit(f"{place}.{name}", "at least one tensor", "none")
+        if not all(tensors.keys()) or not all(tensors.values()):
+            raise _unfit(f"{place}.{name}", "names", "an empty name")
+    return EnsembleStep(
+        step.model_name,
+        str(step.model_version) if step.model_version > 0 else "",
+        MappingProxyType(step.input_map),
+        MappingProxyType(step.output_map),
+    )

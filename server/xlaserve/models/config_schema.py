@@ -1,0 +1,232 @@
+"""The fields of a generated message class, as the readers of configuration texts need them."""
+
+import functools
+import json
+import keyword
+import math
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import Any, Self
+
+import betterproto
+from betterproto import FieldMetadata, ProtoClassMetadata
+
+_SHOWN = 60
+"""The most characters of a faulty value that an error repeats."""
+
+MESSAGES = 10_000
+"""The most messages in one configuration. Each takes tens of microseconds to make."""
+
+_INTEGERS = MappingProxyType(
+    {
+        "int32": (-(2**31), 2**31 - 1),
+        "int64": (-(2**63), 2**63 - 1),
+        "uint32": (0, 2**32 - 1),
+        "uint64": (0, 2**64 - 1),
+    }
+)
+_FLOATS = MappingProxyType({"float": struct.Struct("<f"), "double": struct.Struct("<d")})
+
+ARTICLES = MappingProxyType(
+    {
+        "string": "a string",
+        "bytes": "bytes",
+        "bool": "true or false",
+        "float": "a float",
+        "double": "a double",
+        "message": "a message",
+        **{kind: f"an {kind}" for kind in ("int32", "int64")},
+        **{kind: f"a {kind}" for kind in ("uint32", "uint64")},
+    }
+)
+"""The kinds of protobuf values as an error names what it expected."""
+
+
+class BadConfig(ValueError):
+    """A fault of a configuration; `config_text` turns it into InvalidModel.
+
+    It is raised where the fault is seen, and told its place on the way up.
+    """
+
+    def __init__(self, problem: str, place: str = "") -> None:
+        self.problem = problem
+        self.place = place
+        super().__init__(problem, place)
+
+    @classmethod
+    def mismatch(cls, expected: str, got: str) -> Self:
+        """Say what was expected and what came."""
+        return cls(f"expected {expected}, got {got}")
+
+    def within(self, outer: str) -> Self:
+        """Return the same fault, its place seen from one level further out."""
+        return type(self)(self.problem, outer + self.place)
+
+    def __str__(self) -> str:
+        place = self.place.removeprefix(".")
+        return f"{place}: {self.problem}" if place else self.problem
+
+
+def shown(text: str) -> str:
+    """Quote a piece of a configuration for an error text: ASCII, and not without end."""
+    return json.dumps(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a message."""
+
+    name: str
+    """As the contract spells it."""
+    attribute: str
+    """As the generated class spells it."""
+    kind: str
+    """A protobuf scalar type, `enum`, `message` or `map`."""
+    repeated: bool = False
+    oneof: str | None = None
+    message: type[betterproto.Message] | None = None
+    """The class of a message field; of a map, that of its entries, with `key` and `value`."""
+    members: Mapping[str, betterproto.Enum] | None = None
+    """The values of an enum by name."""
+
+    @property
+    def json_name(self) -> str:
+        """The lowerCamelCase spelling of proto-JSON."""
+        first, *rest = self.name.split("_")
+        return first + "".join(part[:1].upper() + part[1:] for part in rest)
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """All fields of a message class."""
+
+    message: type[betterproto.Message]
+    by_name: Mapping[str, Field]
+    by_either_name: Mapping[str, Field]
+    """By both spellings that proto-JSON allows."""
+
+
+@functools.cache
+def schema_of(message: type[betterproto.Message]) -> Schema:
+    """Read the fields of a generated class from the metadata that it carries."""
+    # Any: the type checkers cannot follow the descriptor behind `_betterproto`.
+    generated: Any = message
+    metadata: ProtoClassMetadata = generated._betterproto
+    fields = [
+        _field(name, meta, message._type_hint(name), metadata.cls_by_field[name])
+        for name, meta in metadata.meta_by_field_name.items()
+    ]
+    by_name = {field.name: field for field in fields}
+    by_json_name = {field.json_name: field for field in fields}
+    return Schema(message, MappingProxyType(by_name), MappingProxyType(by_json_name | by_name))
+
+
+def _field(attribute: str, meta: FieldMetadata, hint: object, python_type: Any) -> Field:
+    bare = attribute.removesuffix("_")
+    kind = meta.proto_type
+    return Field(
+        name=bare if keyword.iskeyword(bare) else attribute,
+        attribute=attribute,
+        kind=kind,
+        repeated=getattr(hint, "__origin__", None) is list,
+        oneof=meta.group,
+        message=python_type if kind in ("message", "map") else None,
+        members=python_type.__members__ if kind == "enum" else None,
+    )
+
+
+def find_field(fields: Mapping[str, Field], name: str) -> Field:
+    """Return the field of a name; an unknown one is an error that lists the nearest."""
+    field = fields.get(name)
+    if field is None:
+        near = dict.fromkeys(fields[key].name for key in get_close_matches(name[:_SHOWN], fields))
+        known = sorted({known.name for known in fields.values()})
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known)}"
+        raise BadConfig(f"unknown field {shown(name)}, {hint}")
+    return field
+
+
+class Draft:
+    """A message on its way to be complete."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._message = schema.message
+        self._values: dict[str, Any] = {}
+        self._given: set[str] = set()
+        self._chosen: dict[str, str] = {}
+
+    def claim(self, field: Field) -> None:
+        """Note that a field is given; giving it twice is an error."""
+        if field.name in self._given:
+            raise BadConfig(f"{field.name} is given twice")
+        self._given.add(field.name)
+
+    def choose(self, field: Field) -> None:
+        """Note that a field has a value; for two fields of one oneof that is an error."""
+        if field.oneof:
+            chosen = self._chosen.setdefault(field.oneof, field.name)
+            if chosen != field.name:
+                raise BadConfig(f"{field.name} is given beside {chosen}, only one of them may be")
+
+    def set(self, field: Field, value: object) -> None:
+        """Give a field its value."""
+        self._values[field.attribute] = value
+
+    def append(self, field: Field, values: Iterable[object]) -> None:
+        """Add values to a repeated field."""
+        self._values.setdefault(field.attribute, []).extend(values)
+
+    def put(self, field: Field, key: object, value: object) -> None:
+        """Add an entry to a map; a key that is there already is an error."""
+        entries = self._values.setdefault(field.attribute, {})
+        if key in entries:
+            raise BadConfig(f"key {shown(str(key))} of {field.name} is given twice")
+        entries[key] = value
+
+    def finish(self) -> betterproto.Message:
+        """Make the message; it counts as present even when nothing is set in it."""
+        message = self._message(**self._values)
+        message._serialized_on_wire = True
+        return message
+
+
+def checked_integer(field: Field, value: int) -> int:
+    """Return the value if the field's type can hold it."""
+    lowest, highest = _INTEGERS[field.kind]
+    if not lowest <= value <= highest:
+        raise BadConfig.mismatch(ARTICLES[field.kind], shown_number(value))
+    return value
+
+
+def shown_number(value: float) -> str:
+    """Write a number for an error text; an integer may have thousands of digits."""
+    return repr(value) if abs(value) < 10**_SHOWN else "a number of more than 60 digits"
+
+
+def checked_float(field: Field, value: float) -> float:
+    """Return the nearest value that the field's type can hold; a finite one stays finite."""
+    try:
+        (rounded,) = _FLOATS[field.kind].unpack(_FLOATS[field.kind].pack(value))
+    except OverflowError:
+        raise BadConfig.mismatch(ARTICLES[field.kind], shown_number(value)) from None
+    return float(rounded)
+
+
+def finite(field: Field, value: float) -> float:
+    """Return a value read from digits, unless there were too many of them."""
+    if not math.isfinite(value):
+        raise BadConfig.mismatch(ARTICLES[field.kind], "a number too large for it")
+    return value
+
+
+def enum_member(field: Field, value: str | int) -> betterproto.Enum:
+    """Return the member of an enum field by its name or number."""
+    members = field.members or {}
+    for name, member in members.items():
+        if value in (name, member.value):
+            return member
+    got = value if isinstance(value, str) else shown_number(value)
+    raise BadConfig.mismatch(f"one of {', '.join(members)}", got[:_SHOWN])

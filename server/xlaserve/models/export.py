@@ -1,0 +1,245 @@
+"""Writes a JAX function and its parameters as a version directory that the server loads.
+
+def predict(params, image):
+    return jax.nn.softmax(image.reshape(-1, 64) @ params["w"] + params["b"])
+
+export_model(
+    predict, params, {"image": ("FP32", [-1, 8, 8])}, "models/digits/1",
+    outputs=["probabilities"],
+)
+"""
+
+import importlib
+import importlib.util
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import ModuleType
+from typing import TypeAlias
+
+import jax
+
+from xlaserve.errors import InvalidModel, UnknownDatatype
+from xlaserve.models import files, manifest, weights
+from xlaserve.models.lowering import Lowered, lower
+from xlaserve.models.manifest import ARTIFACT, WEIGHTS, Manifest
+from xlaserve.tensors import BYTES, TensorSpec, datatype_named
+
+Inputs: TypeAlias = "Mapping[str, tuple[str, Sequence[int]]] | Sequence[TensorSpec]"
+"""Inputs in the order of the function's arguments: `{"x": ("FP32", [-1, 784])}`."""
+
+DEFAULT_MAX_BATCH_SIZE = 64
+"""Where every input has -1 as its first dimension and nothing else is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exportable:
+    """A model that is ready to be exported, as `xlaserve export FILE.py:NAME` looks for it."""
+
+    fn: Callable[..., object]
+    """Called as `fn(params, *inputs)`: plain or jitted; returns a dict, a tuple or one array."""
+    params: object
+    """Any pytree. Its arrays are stored beside the artifact, its other leaves are constants."""
+    inputs: Inputs
+    """Name, datatype and shape of each input, in the order of the arguments; -1 is the batch."""
+    outputs: Sequence[str] | None = None
+    """The names of what `fn` returns; None where it returns a dict, which has them."""
+    max_batch_size: int | None = None
+    """None for 64 where every input starts with -1, 0 for shapes that are all fixed."""
+    platforms: Sequence[str] = ("cpu", "cuda")
+    """Where the artifact will run. It must include the platform that exports it."""
+    x64: bool | None = None
+    """Whether 64-bit types exist while `fn` is traced. None for yes where an input or a parameter
+    has one, or JAX is configured so; otherwise `fn` computes what it does under plain JAX."""
+
+    def write(
+        self,
+        path: Path | str,
+        *,
+        exported_at: datetime | None = None,
+        overwrite: bool = False,
+    ) -> Path:
+        """Export to the version directory `<model>/<version>` and return it.
+
+        The artifact was run on random inputs by then, and gave what `fn` gives. The directory is
+        there with all its files or not at all. Raises InvalidModel, or FileExistsError unless
+        `overwrite`.
+        """
+        target = Path(path)
+        _check_target(target, overwrite=overwrite)
+        inputs = _input_specs(self.inputs)
+        batch = _max_batch_size(self.max_batch_size, inputs)
+        lowered = lower(
+            self.fn,
+            self.params,
+            inputs,
+            outputs=self.outputs,
+            batched=bool(batch),
+            platforms=self.platforms,
+            x64=self.x64,
+        )
+        stamp = (exported_at or datetime.now(UTC)).astimezone(UTC)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        try:
+            _write_files(temporary, lowered, inputs, batch, f"{stamp:%Y-%m-%dT%H:%M:%SZ}")
+            temporary.chmod(0o755)
+            _replace(temporary, target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        return target
+
+
+def export_model(
+    fn: Callable[..., object],
+    params: object,
+    inputs: Inputs,
+    path: Path | str,
+    *,
+    outputs: Sequence[str] | None = None,
+    max_batch_size: int | None = None,
+    platforms: Sequence[str] = ("cpu", "cuda"),
+    x64: bool | None = None,
+    exported_at: datetime | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Export a function and its parameters to a version directory; see Exportable."""
+    model = Exportable(fn, params, inputs, outputs, max_batch_size, platforms, x64)
+    return model.write(path, exported_at=exported_at, overwrite=overwrite)
+
+
+def load_exportable(reference: str) -> Exportable:
+    """Find `path/to/file.py:attribute` or `package.module:attribute` by running its code.
+
+    The attribute is an Exportable or a function that returns one. Raises InvalidModel.
+    """
+    source, _, attribute = reference.rpartition(":")
+    if not source or not attribute.isidentifier():
+        raise InvalidModel(f"expected FILE.py:NAME or MODULE:NAME, got '{reference}'")
+    module = _run_file(Path(source)) if source.endswith(".py") else _import(source)
+    found: object = getattr(module, attribute, None)
+    if found is None:
+        raise InvalidModel(f"{source} has no '{attribute}'")
+    made = found if isinstance(found, Exportable) or not callable(found) else found()
+    if not isinstance(made, Exportable):
+        raise InvalidModel(
+            f"{reference} is a {type(made).__name__}, expected an xlaserve.models.export."
+            "Exportable or a function that returns one"
+        )
+    return made
+
+
+def _run_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise InvalidModel(f"there is no file {path}")
+    module = importlib.util.module_from_spec(spec)
+    # As `python FILE.py` would have it: dataclasses look for their module, and the file may
+    # import the one beside it.
+    before = sys.modules.get(path.stem)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.parent.resolve()))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.parent.resolve()))
+        if before is not None:
+            sys.modules[path.stem] = before
+    return module
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise InvalidModel(f"there is no module '{error.name}'") from error
+
+
+def _write_files(
+    directory: Path,
+    lowered: Lowered,
+    inputs: tuple[TensorSpec, ...],
+    max_batch_size: int,
+    exported_at: str,
+) -> None:
+    records = {
+        ARTIFACT: files.write_atomically(directory / ARTIFACT, [lowered.data]),
+        WEIGHTS: weights.write(directory / WEIGHTS, lowered.parameters),
+    }
+    described = Manifest(
+        inputs=inputs,
+        outputs=lowered.outputs,
+        max_batch_size=max_batch_size,
+        parameters=tuple(lowered.parameters),
+        parameters_bytes=sum(array.nbytes for array in lowered.parameters.values()),
+        files=records,
+        platforms=lowered.platforms,
+        jax_version=jax.__version__,
+        exported_at=exported_at,
+    )
+    manifest.write(directory, described)
+
+
+def _check_target(target: Path, *, overwrite: bool) -> None:
+    version = target.name
+    if not (version.isascii() and version.isdigit() and version[0] != "0"):
+        raise InvalidModel(f"expected a path MODEL/VERSION with a version like 1, got '{target}'")
+    if target.exists() and not overwrite:
+        raise FileExistsError(f"{target} exists already, and it is not to be overwritten")
+
+
+def _replace(temporary: Path, target: Path) -> None:
+    if target.exists():
+        # Two renames: there is no exchange of directories that every file system has.
+        old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
+        target.rename(old / "version")
+        temporary.rename(target)
+        shutil.rmtree(old)
+    else:
+        temporary.rename(target)
+
+
+# --- what the author says, checked -------------------------------------------------------------
+
+
+def _input_specs(inputs: Inputs) -> tuple[TensorSpec, ...]:
+    specs = (
+        tuple(_input_spec(name, *said) for name, said in inputs.items())
+        if isinstance(inputs, Mapping)
+        else tuple(inputs)
+    )
+    if not specs:
+        raise InvalidModel("a model has at least one input")
+    for spec in specs:
+        if spec.datatype is BYTES:
+            raise InvalidModel(f"input '{spec.name}' is BYTES, which JAX has no arrays of")
+        if any(size < -1 for size in spec.shape) or -1 in spec.shape[1:]:
+            raise InvalidModel(
+                f"input '{spec.name}' is {spec}, but only the first dimension may be -1"
+            )
+    return specs
+
+
+def _input_spec(name: str, datatype: str, shape: Sequence[int]) -> TensorSpec:
+    try:
+        return TensorSpec(name, datatype_named(datatype), tuple(shape))
+    except UnknownDatatype as error:
+        raise InvalidModel(f"input '{name}': {error}") from error
+
+
+def _max_batch_size(asked: int | None, inputs: Sequence[TensorSpec]) -> int:
+    closed = [spec for spec in inputs if spec.shape[:1] != (-1,)]
+    if asked is None:
+        asked = 0 if closed else DEFAULT_MAX_BATCH_SIZE
+    if asked and closed:
+        raise InvalidModel(
+            f"input '{closed[0].name}' is {closed[0]}, but with max_batch_size {asked} its first "
+            "dimension is -1"
+        )
+    if not asked and len(closed) < len(inputs):
+        raise InvalidModel("where an input starts with -1, all do, and max_batch_size is not 0")
+    return asked

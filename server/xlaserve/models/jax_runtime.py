@@ -1,0 +1,63 @@
+"""JAX as this process uses it: which device, which precision, and giving memory back."""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+import ctypes
+import gc
+import os
+from contextlib import suppress
+
+import jax
+import jax.export
+
+from xlaserve.errors import DeviceUnavailable
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+"""The devices by the names that JAX exports for."""
+
+_BEFORE_THE_BACKEND_STARTS = (
+    # Off by default, and then JAX turns 64-bit tensors into 32-bit ones without a word.
+    ("jax_enable_x64", True),
+    # Handing a computation to another thread costs more than a small model takes; a large one
+    # stays asynchronous regardless. JAX ignores the environment variable of the same name.
+    ("jax_cpu_enable_async_dispatch", False),
+)
+
+
+def start(device: str) -> str:
+    """Start JAX on `auto`, `cpu`, `cuda` or `tpu` and return the platform that it runs on.
+
+    Raises DeviceUnavailable where that is not the one asked for: JAX itself would go on with the
+    CPU. Calling it again changes nothing.
+    """
+    if device not in ("auto", *PLATFORMS):
+        raise DeviceUnavailable(device, f"expected auto, {', '.join(PLATFORMS)}")
+    # Read by XLA when it starts: models come and go, so take device memory as they need it
+    # instead of most of it at once.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    for name, value in _BEFORE_THE_BACKEND_STARTS:
+        jax.config.update(name, value)
+    platform = _start_backend(device)
+    if device not in ("auto", platform):
+        raise DeviceUnavailable(device, f"JAX runs on {platform}")
+    return platform
+
+
+def _start_backend(device: str) -> str:
+    before = jax.config.jax_platforms  # type: ignore[attr-defined]
+    if device != "auto":
+        jax.config.update("jax_platforms", "cpu" if device == "cpu" else f"{device},cpu")
+    try:
+        return jax.export.default_export_platform()
+    except (RuntimeError, AssertionError) as error:
+        jax.config.update("jax_platforms", before)
+        raise DeviceUnavailable(device, str(error) or "JAX cannot use it") from error
+
+
+def release_memory() -> None:
+    """Give memory of dropped models back to the operating system. Takes some 30 ms."""
+    gc.collect()
+    # glibc keeps freed pages for itself: 200 MB of parameters would stay resident.
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

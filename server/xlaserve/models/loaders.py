@@ -1,0 +1,77 @@
+"""The table of loaders: which kinds of model there are, and what loads each."""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from xlaserve.errors import InvalidModel
+from xlaserve.models import manifest, sizes
+from xlaserve.models.config import ModelConfig
+from xlaserve.models.loaded import LoadContext, LoadedModel, Stage
+
+
+class _Load(Protocol):
+    def __call__(self, directory: Path, context: LoadContext) -> LoadedModel: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """One kind of model."""
+
+    kind: str
+    """The `backend` or `platform` by which a configuration may ask for it."""
+    module: str
+    """Has a function `load`; imported when the first model of the kind is loaded, since jax takes
+    seconds to import and the port opens before."""
+    sniff: Callable[[Path], bool]
+    """Tells from the files of a version directory whether it is of this kind."""
+    predict_size: Callable[[Path], int]
+
+
+def _has_manifest(directory: Path) -> bool:
+    return (directory / manifest.FILE_NAME).exists()
+
+
+def _never(directory: Path) -> bool:
+    return False
+
+
+LOADERS = (
+    Loader("jax_export", "xlaserve.models.jax_export", _has_manifest, sizes.predict_exported),
+    Loader("identity", "xlaserve.models.identity", _never, lambda directory: 0),
+)
+"""In the order in which they are tried. A new kind of model is a row here and a module."""
+
+
+def load(directory: Path, context: LoadContext) -> LoadedModel:
+    """Load a version directory, compiled and warmed. Blocks.
+
+    Raises InvalidModel, OutOfMemory, or what `context.check_cancelled` raises; nothing stays in
+    memory then.
+    """
+    context.check_cancelled()
+    context.on_stage(Stage("reading"))
+    row = _loader_for(directory, context.config)
+    function: _Load = importlib.import_module(row.module).load
+    return function(directory, context)
+
+
+def predict_size(directory: Path, config: ModelConfig | None = None) -> int:
+    """Return how many bytes the model will need, from its headers alone; raises InvalidModel."""
+    return _loader_for(directory, config or ModelConfig()).predict_size(directory)
+
+
+def _loader_for(directory: Path, config: ModelConfig) -> Loader:
+    asked = config.backend or config.platform
+    for row in LOADERS:
+        if asked == row.kind:
+            return row
+    if asked:
+        kinds = ", ".join(f"'{row.kind}'" for row in LOADERS)
+        raise InvalidModel(f"unknown backend '{asked}' in the configuration, expected {kinds}")
+    for row in LOADERS:
+        if row.sniff(directory):
+            return row
+    raise InvalidModel(f"{manifest.FILE_NAME} is missing")

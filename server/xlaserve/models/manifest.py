@@ -1,0 +1,206 @@
+"""The `model.json` of a version directory: what an exported model takes, gives and consists of."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import msgspec
+
+from xlaserve.errors import InvalidModel, UnknownDatatype
+from xlaserve.models import files
+from xlaserve.models.buckets import MAX_BATCH_SIZE
+from xlaserve.models.files import FileRecord
+from xlaserve.tensors import TensorSpec, datatype_named
+
+FILE_NAME = "model.json"
+"""The name of a manifest in its version directory."""
+
+ARTIFACT = "model.jaxexp"
+"""The name of the serialized `jax.export.Exported`."""
+
+WEIGHTS = "params.safetensors"
+"""The name of the file of parameters."""
+
+KIND = "jax_export"
+"""The one kind of model that has a manifest so far."""
+
+FORMAT_VERSION = 1
+LIMIT_BYTES = 1 << 20
+
+MAX_NAME_LENGTH = 1024
+MAX_RANK = 32
+MAX_DIMENSION = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What `model.json` says."""
+
+    inputs: tuple[TensorSpec, ...]
+    """In declared order, which is the order of the artifact's arguments."""
+    outputs: tuple[TensorSpec, ...]
+    max_batch_size: int
+    """The default; a model configuration may say otherwise. 0 where nothing is a batch."""
+    parameters: tuple[str, ...]
+    """Names of tensors in the weights file, in the order of the artifact's arguments."""
+    parameters_bytes: int
+    files: Mapping[str, FileRecord]
+    platforms: tuple[str, ...]
+    jax_version: str
+    """Of the JAX that exported the artifact; others may be too old or too new to read it."""
+    exported_at: str
+    """RFC 3339, in UTC."""
+
+
+class _Tensor(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    bytes: int
+    sha256: str
+
+
+class _Document(msgspec.Struct, forbid_unknown_fields=True):
+    """The fields as they are written, in this order."""
+
+    format_version: int
+    kind: str
+    jax_version: str
+    exported_at: str
+    platforms: list[str]
+    max_batch_size: int
+    inputs: list[_Tensor]
+    outputs: list[_Tensor]
+    parameters_bytes: int
+    parameters: list[str]
+    files: dict[str, _File]
+
+
+class _Kind(msgspec.Struct):
+    """What has to be known before the other fields can be judged."""
+
+    format_version: int
+    kind: str
+
+
+def read(directory: Path) -> Manifest:
+    """Read and check the manifest of a version directory; raises InvalidModel."""
+    data = files.read_checked(directory, FILE_NAME, limit_bytes=LIMIT_BYTES)
+    try:
+        start = msgspec.json.decode(data, type=_Kind)
+        _check_kind(start)
+        document = msgspec.json.decode(data, type=_Document)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise InvalidModel(f"{FILE_NAME} is not valid: {error}") from error
+    return _from_document(document)
+
+
+def write(directory: Path, manifest: Manifest) -> FileRecord:
+    """Write the manifest; the same manifest always gives the same bytes."""
+    document = _to_document(manifest)
+    _from_document(document)  # nothing is written that could not be read
+    text = msgspec.json.format(msgspec.json.encode(document), indent=2)
+    return files.write_atomically(directory / FILE_NAME, [text, b"\n"])
+
+
+def _check_kind(start: _Kind) -> None:
+    if start.format_version != FORMAT_VERSION:
+        raise InvalidModel(
+            f"{FILE_NAME} has format version {start.format_version}, "
+            f"this server reads version {FORMAT_VERSION}"
+        )
+    if start.kind != KIND:
+        raise InvalidModel(f"{FILE_NAME} is of kind '{start.kind[:64]}', expected '{KIND}'")
+
+
+def _from_document(document: _Document) -> Manifest:
+    manifest = Manifest(
+        inputs=_specs("input", document.inputs),
+        outputs=_specs("output", document.outputs),
+        max_batch_size=document.max_batch_size,
+        parameters=_unique("parameter", document.parameters),
+        parameters_bytes=document.parameters_bytes,
+        files=MappingProxyType(
+            {name: FileRecord(file.bytes, file.sha256) for name, file in document.files.items()}
+        ),
+        platforms=tuple(document.platforms),
+        jax_version=document.jax_version,
+        exported_at=document.exported_at,
+    )
+    _check_files(manifest)
+    _check_batch(manifest)
+    return manifest
+
+
+def _to_document(manifest: Manifest) -> _Document:
+    return _Document(
+        format_version=FORMAT_VERSION,
+        kind=KIND,
+        jax_version=manifest.jax_version,
+        exported_at=manifest.exported_at,
+        platforms=list(manifest.platforms),
+        max_batch_size=manifest.max_batch_size,
+        inputs=[_Tensor(s.name, s.datatype.name, list(s.shape)) for s in manifest.inputs],
+        outputs=[_Tensor(s.name, s.datatype.name, list(s.shape)) for s in manifest.outputs],
+        parameters_bytes=manifest.parameters_bytes,
+        parameters=list(manifest.parameters),
+        files={
+            name: _File(record.size_bytes, record.sha256)
+            for name, record in sorted(manifest.files.items())
+        },
+    )
+
+
+def _invalid(problem: str) -> InvalidModel:
+    return InvalidModel(f"{FILE_NAME} is not valid: {problem}")
+
+
+def _specs(kind: str, tensors: list[_Tensor]) -> tuple[TensorSpec, ...]:
+    if not tensors:
+        raise _invalid(f"it has no {kind}s")
+    _unique(kind, [tensor.name for tensor in tensors])
+    return tuple(_spec(kind, tensor) for tensor in tensors)
+
+
+def _spec(kind: str, tensor: _Tensor) -> TensorSpec:
+    try:
+        datatype = datatype_named(tensor.datatype)
+    except UnknownDatatype as error:
+        raise _invalid(f"{kind} '{tensor.name}' has an {error}") from error
+    shape = tuple(tensor.shape)
+    if len(shape) > MAX_RANK or not all(-1 <= size <= MAX_DIMENSION for size in shape):
+        raise _invalid(f"{kind} '{tensor.name}' has a shape that no tensor has")
+    return TensorSpec(tensor.name, datatype, shape)
+
+
+def _unique(kind: str, names: Iterable[str]) -> tuple[str, ...]:
+    seen: dict[str, None] = {}
+    for name in names:
+        if not 0 < len(name) <= MAX_NAME_LENGTH:
+            raise _invalid(f"one {kind} has a name of {len(name)} characters")
+        if name in seen:
+            raise _invalid(f"{kind} '{name}' is there twice")
+        seen[name] = None
+    return tuple(seen)
+
+
+def _check_files(manifest: Manifest) -> None:
+    expected = {ARTIFACT, WEIGHTS}
+    if set(manifest.files) != expected:
+        raise _invalid(f"expected the files {sorted(expected)}, got {sorted(manifest.files)[:8]}")
+    if manifest.parameters_bytes < 0:
+        raise _invalid("parameters_bytes is negative")
+
+
+def _check_batch(manifest: Manifest) -> None:
+    if not 0 <= manifest.max_batch_size <= MAX_BATCH_SIZE:
+        raise _invalid(f"max_batch_size is not between 0 and {MAX_BATCH_SIZE}")
+    if not manifest.max_batch_size:
+        return
+    for spec in (*manifest.inputs, *manifest.outputs):
+        if spec.shape[:1] != (-1,):
+            raise _invalid(f"'{spec.name}' is {spec}, but a batch has -1 as first dimension")

@@ -1,0 +1,110 @@
+"""Any pytree of parameters as a flat list of named arrays, and back again."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any, TypeGuard
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xlaserve.errors import InvalidModel
+from xlaserve.tensors import Tensor
+
+_NARROW = {np.dtype(wide): narrow for wide, narrow in (("i8", "i4"), ("u8", "u4"), ("f8", "f4"))}
+
+ROOT_NAME = "params"
+"""The name of parameters that are one array instead of a tree."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """Where one leaf of the tree comes from."""
+
+    index: int | None
+    """Of its array; None for a leaf that is no array."""
+    key_impl: str | None = None
+    """For a random key, whose array holds its words: the generator."""
+    constant: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """The arrays of a pytree by name, in order, and what it takes to rebuild the tree."""
+
+    arrays: Mapping[str, Tensor]
+    """By path, as in `layers/0/weight`. An array that is there twice (tied) is stored once."""
+    weak_types: tuple[bool, ...]
+    """Of each array: whether it gives way to the dtypes that it meets, as Python numbers do."""
+    _slots: tuple[_Slot, ...]
+    _assemble: Callable[[Sequence[object]], object]
+
+    def unflatten(self, arrays: Sequence["jax.Array | Tensor"]) -> object:
+        """Return the tree with these arrays, which may be tracers, in place of the stored ones."""
+        return self._assemble([_leaf(slot, arrays) for slot in self._slots])
+
+
+def flatten(params: object, *, x64: bool) -> Parameters:
+    """Name every array of a pytree; leaves that are no arrays stay what they are.
+
+    Without `x64` 64-bit arrays are narrowed, as jit does it. Random keys become their words.
+    Raises InvalidModel where two paths give the same name, or the dtype is no number's.
+    """
+    arrays: dict[str, Tensor] = {}
+    weak_types: list[bool] = []
+    seen: dict[int, int] = {}
+    slots: list[_Slot] = []
+    found, tree = jax.tree_util.tree_flatten_with_path(params)
+    for path, leaf in found:
+        if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
+            slots.append(_Slot(None, constant=leaf))
+            continue
+        name = jax.tree_util.keystr(path, simple=True, separator="/") or ROOT_NAME
+        if id(leaf) not in seen:
+            if name in arrays:
+                raise InvalidModel(f"two parameters have the path '{name}'")
+            seen[id(leaf)] = len(arrays)
+            arrays[name] = _words(name, leaf, x64=x64)
+            weak_types.append(bool(getattr(leaf, "weak_type", False)))
+        slots.append(_Slot(seen[id(leaf)], _key_impl(leaf)))
+    return Parameters(
+        MappingProxyType(arrays), tuple(weak_types), tuple(slots), partial(jax.tree.unflatten, tree)
+    )
+
+
+def has_64_bit(params: object) -> bool:
+    """Tell whether any array of a pytree has a 64-bit dtype."""
+    return any(
+        leaf.dtype.itemsize == 8 and leaf.dtype.kind in "iuf"
+        for leaf in jax.tree.leaves(params)
+        if isinstance(leaf, np.ndarray | np.generic)
+        or (isinstance(leaf, jax.Array) and not _is_key(leaf))
+    )
+
+
+def _is_key(leaf: object) -> TypeGuard[jax.Array]:
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _key_impl(leaf: "jax.Array | Tensor | np.generic") -> str | None:
+    return str(jax.random.key_impl(leaf)) if _is_key(leaf) else None
+
+
+def _words(name: str, leaf: "jax.Array | Tensor | np.generic", *, x64: bool) -> Tensor:
+    if _is_key(leaf):
+        return np.asarray(jax.random.key_data(leaf))
+    array: np.ndarray[Any, Any] = np.asarray(leaf)
+    if array.dtype.kind in "OSUMmc":
+        raise InvalidModel(f"parameter '{name}' has dtype {array.dtype}, expected numbers")
+    return array if x64 else array.astype(_NARROW.get(array.dtype, array.dtype), copy=False)
+
+
+def _leaf(slot: _Slot, arrays: Sequence["jax.Array | Tensor"]) -> object:
+    if slot.index is None:
+        return slot.constant
+    array = arrays[slot.index]
+    if slot.key_impl is None:
+        return array
+    return jax.random.wrap_key_data(jnp.asarray(array), impl=slot.key_impl)

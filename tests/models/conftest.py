@@ -1,0 +1,77 @@
+"""Models to test with: exported once, loaded with what each test wants, closed behind it."""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+import jax
+import numpy as np
+import pytest
+
+from xlaserve.models import jax_runtime, loaders
+from xlaserve.models.config import ModelConfig
+from xlaserve.models.export import export_model
+from xlaserve.models.loaded import LoadContext, LoadedModel, Value
+from xlaserve.tensors import Tensor
+
+Load: TypeAlias = Callable[..., LoadedModel]
+"""`load(directory, config)`: loads on the CPU and closes when the test is over."""
+
+Run: TypeAlias = Callable[[LoadedModel, Mapping[str, Value]], dict[str, Tensor]]
+
+WEIGHTS = {
+    "w": np.arange(4 * 300, dtype=np.float32).reshape(4, 300) / 1000,
+    "b": np.linspace(-1, 1, 300, dtype=np.float32),
+}
+
+
+def affine(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    """Have one parameter that is large enough to be an argument, and one that is not."""
+    return x @ params["w"] + params["b"][None, :]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _jax_started() -> None:
+    jax_runtime.start("cpu")
+
+
+@pytest.fixture(scope="session")
+def affine_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return `x` FP32[-1,4] -> `y` FP32[-1,300], max_batch_size 6. Not to be written to."""
+    path = tmp_path_factory.mktemp("models") / "affine" / "1"
+    inputs = {"x": ("FP32", [-1, 4])}
+    return export_model(affine, WEIGHTS, inputs, path, outputs=["y"], max_batch_size=6)
+
+
+@pytest.fixture(scope="session")
+def affine_model(affine_directory: Path) -> Iterator[LoadedModel]:
+    """Return the affine model, loaded once for all tests that only execute it."""
+    model = loaders.load(affine_directory, LoadContext("affine", "1", ModelConfig()))
+    yield model
+    model.close()
+
+
+@pytest.fixture
+def load() -> Iterator[Load]:
+    """Load a directory as model `m`, version 1."""
+    loaded: list[LoadedModel] = []
+
+    def load_model(directory: Path, config: ModelConfig | None = None) -> LoadedModel:
+        context = LoadContext("m", "1", config or ModelConfig())
+        loaded.append(loaders.load(directory, context))
+        return loaded[-1]
+
+    yield load_model
+    for model in loaded:
+        model.close()
+
+
+@pytest.fixture
+def run() -> Run:
+    """Execute with outputs on the host."""
+
+    def execute(model: LoadedModel, inputs: Mapping[str, Value]) -> dict[str, Tensor]:
+        outputs = model.execute(inputs)
+        return {name: value for name, value in outputs.items() if isinstance(value, np.ndarray)}
+
+    return execute

@@ -1,0 +1,493 @@
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from flax import nnx
+
+from xlaserve.errors import InvalidModel
+from xlaserve.models import manifest
+from xlaserve.models.export import Exportable, export_model, load_exportable
+from xlaserve.models.loaded import LoadedModel
+from xlaserve.tensors import DATATYPES, TensorSpec
+
+Load = Callable[..., LoadedModel]
+Run = Callable[..., dict[str, "np.ndarray[Any, Any]"]]
+
+X = {"x": ("FP32", [-1, 4])}
+ROWS = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+
+def _double(params: None, x: jax.Array) -> jax.Array:
+    return x + x
+
+
+def _scaled(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    return x * params["scale"]
+
+
+def _export(path: Path, fn: Callable[..., object] = _double, **fields: Any) -> Path:
+    given: dict[str, Any] = {"params": None, "inputs": X, "outputs": ["y"], "max_batch_size": 3}
+    return Exportable(fn, **(given | fields)).write(path / "m" / "1")
+
+
+def _refused(path: Path, fn: Callable[..., object] = _double, **fields: Any) -> str:
+    with pytest.raises(InvalidModel) as caught:
+        _export(path, fn, **fields)
+    assert not (path / "m" / "1").exists()
+    return str(caught.value)
+
+
+@pytest.fixture
+def _x64_off() -> Iterator[None]:
+    """Have JAX as it is outside of the server."""
+    with jax.enable_x64(False):
+        yield
+
+
+# --- what is written ---------------------------------------------------------------------------
+
+
+def test_version_directory_has_three_files_for_all_to_read(tmp_path: Path) -> None:
+    path = _export(tmp_path)
+
+    modes = {file.name: file.stat().st_mode & 0o777 for file in path.iterdir()}
+
+    assert modes == dict.fromkeys(["model.json", "model.jaxexp", "params.safetensors"], 0o644)
+    assert 0o755 == path.stat().st_mode & 0o777
+    assert [path] == list(path.parent.iterdir())
+
+
+def test_parameters_are_arguments_and_not_part_of_the_artifact(tmp_path: Path) -> None:
+    """Baked in they would cost five times their size when loaded."""
+    params = {"scale": np.ones((1000, 4), np.float32)}
+
+    path = _export(tmp_path, lambda params, x: x * params["scale"][0][None], params=params)
+
+    assert 16_000 < (path / "params.safetensors").stat().st_size < 16_500
+    assert (path / "model.jaxexp").stat().st_size < 5_000
+
+
+def test_same_model_is_the_same_bytes(tmp_path: Path) -> None:
+    moment = datetime(2026, 1, 31, tzinfo=UTC)
+    contents = []
+    for name in ("a", "b"):
+        path = tmp_path / name / "1"
+        export_model(_double, None, X, path, outputs=["y"], exported_at=moment)
+        contents.append({file.name: file.read_bytes() for file in path.iterdir()})
+
+    assert contents[0] == contents[1]
+
+
+def test_artifact_does_not_tell_where_its_source_lies(tmp_path: Path) -> None:
+    artifact = (_export(tmp_path) / "model.jaxexp").read_bytes()
+
+    assert b".py" not in artifact
+    assert str(Path.home()).encode() not in artifact
+
+
+def test_manifest_says_what_was_exported(tmp_path: Path) -> None:
+    path = tmp_path / "1"
+    moment = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    export_model(_double, None, X, path, outputs=["y"], max_batch_size=3, exported_at=moment)
+
+    found = manifest.read(path)
+
+    assert (TensorSpec("x", DATATYPES["FP32"], (-1, 4)),) == found.inputs
+    assert (TensorSpec("y", DATATYPES["FP32"], (-1, 4)),) == found.outputs
+    assert (3, ("cpu", "cuda")) == (found.max_batch_size, found.platforms)
+    assert (jax.__version__, "2026-01-31T12:00:00Z") == (found.jax_version, found.exported_at)
+
+
+def test_existing_version_is_kept_unless_it_is_to_be_overwritten(tmp_path: Path) -> None:
+    path = _export(tmp_path)
+    before = (path / "model.json").read_bytes()
+
+    with pytest.raises(FileExistsError, match="exists already"):
+        _export(tmp_path)
+    assert before == (path / "model.json").read_bytes()
+
+
+def test_overwriting_replaces_the_whole_directory(tmp_path: Path) -> None:
+    path = _export(tmp_path)
+    (path / "labels.txt").write_text("left from before")
+
+    export_model(_double, None, X, path, outputs=["z"], overwrite=True)
+
+    assert 3 == len(list(path.iterdir()))
+    assert "z" == manifest.read(path).outputs[0].name
+    assert [path] == list(path.parent.iterdir())
+
+
+@pytest.mark.parametrize("version", ["latest", "0", "01", "-1", "1.5"])
+def test_version_must_be_a_positive_number(tmp_path: Path, version: str) -> None:
+    with pytest.raises(InvalidModel, match="expected a path MODEL/VERSION"):
+        export_model(_double, None, X, tmp_path / version, outputs=["y"])
+
+
+# --- functions, parameters and results of every form -------------------------------------------
+
+
+@pytest.mark.parametrize("fn", [_double, jax.jit(_double)])
+def test_function_may_be_plain_or_jitted(
+    tmp_path: Path, load: Load, run: Run, fn: Callable[..., object]
+) -> None:
+    model = load(_export(tmp_path, fn))
+
+    assert np.array_equal(2 * ROWS, run(model, {"x": ROWS})["y"])
+
+
+def test_inputs_are_arguments_in_declared_order(tmp_path: Path, load: Load, run: Run) -> None:
+    inputs = {"z": ("FP32", [-1, 4]), "a": ("FP32", [-1, 4])}
+    path = _export(tmp_path, lambda params, z, a: z - a, inputs=inputs)
+
+    found = run(load(path), {"a": ROWS, "z": 3 * ROWS})
+
+    assert np.array_equal(2 * ROWS, found["y"])
+
+
+def test_inputs_may_be_specs(tmp_path: Path, load: Load) -> None:
+    specs = (TensorSpec("x", DATATYPES["FP32"], (-1, 4)),)
+
+    assert specs == load(_export(tmp_path, inputs=specs)).info.inputs
+
+
+def test_names_may_have_any_characters(tmp_path: Path, load: Load, run: Run) -> None:
+    inputs = {"serving_default/x:0 \u2192": ("FP32", [-1, 4])}
+    path = _export(tmp_path, inputs=inputs, outputs=["StatefulPartitionedCall:0"])
+
+    found = run(load(path), {"serving_default/x:0 \u2192": ROWS})
+
+    assert ["StatefulPartitionedCall:0"] == list(found)
+
+
+@pytest.mark.parametrize(
+    ("fn", "outputs", "expected"),
+    [
+        (lambda p, x: {"z": x, "a": x}, None, ["z", "a"]),
+        (lambda p, x: {"z": x, "a": x}, ["a", "z"], ["a", "z"]),
+        (lambda p, x: {"z": x, "a": x}, ["a"], ["a"]),
+        (lambda p, x: (x, x), ["z", "a"], ["z", "a"]),
+        (lambda p, x: [x, x], ["z", "a"], ["z", "a"]),
+        (lambda p, x: x, ["z"], ["z"]),
+    ],
+)
+def test_outputs_are_named_by_a_dict_or_in_order(
+    tmp_path: Path, fn: Callable[..., object], outputs: Sequence[str] | None, expected: list[str]
+) -> None:
+    path = _export(tmp_path, fn, outputs=outputs)
+
+    assert expected == [spec.name for spec in manifest.read(path).outputs]
+
+
+def test_flax_module_with_statistics_and_random_keys(tmp_path: Path, load: Load, run: Run) -> None:
+    """State of nnx.split is the parameters: BatchNorm's means and Dropout's key are in it."""
+
+    class Net(nnx.Module):
+        def __init__(self) -> None:
+            rngs = nnx.Rngs(0)
+            self.norm = nnx.BatchNorm(4, rngs=rngs)
+            self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return self.dropout(self.norm(x))
+
+    net = Net()
+    net.norm.mean[...] = jnp.arange(4, dtype=jnp.float32)
+    net.eval()
+    definition, state = nnx.split(net)
+    path = _export(tmp_path, lambda s, x: nnx.merge(definition, s)(x), params=state)
+
+    found = run(load(path), {"x": ROWS})["y"]
+
+    assert "dropout/rngs/key/value" in manifest.read(path).parameters
+    assert np.allclose(np.asarray(net(jnp.asarray(ROWS))), found)
+
+
+@pytest.mark.usefixtures("_x64_off")
+def test_equinox_module_is_a_tree_of_parameters(tmp_path: Path, load: Load, run: Run) -> None:
+    mlp = eqx.nn.MLP(4, 2, 8, 1, key=jax.random.key(0))
+    path = _export(tmp_path, lambda m, x: jax.vmap(m)(x), params=mlp)
+
+    found = run(load(path), {"x": ROWS})["y"]
+
+    assert np.allclose(np.asarray(jax.vmap(mlp)(jnp.asarray(ROWS))), found, atol=1e-5)
+
+
+@pytest.mark.usefixtures("_x64_off")
+def test_random_numbers_come_from_a_stored_key(tmp_path: Path, load: Load, run: Run) -> None:
+    def noisy(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+        return x + jax.random.normal(params["key"], (1, 4))
+
+    key = jax.random.key(3)
+    model = load(_export(tmp_path, noisy, params={"key": key}))
+
+    expected = ROWS + np.asarray(jax.random.normal(key, (1, 4), jnp.float32))
+    assert np.allclose(expected, run(model, {"x": ROWS})["y"])
+
+
+# --- datatypes ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in DATATYPES if name != "BYTES"])
+def test_every_datatype_is_what_it_says(tmp_path: Path, load: Load, run: Run, name: str) -> None:
+    path = _export(tmp_path, lambda p, x: x, inputs={"x": (name, [-1])})
+    values = np.array([0, 1, 1]).astype(DATATYPES[name].dtype)
+
+    found = run(load(path), {"x": values})["y"]
+
+    assert values.dtype == found.dtype
+    assert np.array_equal(values, found)
+
+
+@pytest.mark.parametrize(("name", "value"), [("INT64", -(2**62) - 1), ("UINT64", 2**64 - 1)])
+def test_large_integers_keep_every_bit(
+    tmp_path: Path, load: Load, run: Run, name: str, value: int
+) -> None:
+    path = _export(tmp_path, lambda p, x: x * 1, inputs={"x": (name, [-1])})
+    values = np.array([value], DATATYPES[name].dtype)
+
+    assert values == run(load(path), {"x": values})["y"]
+
+
+@pytest.mark.usefixtures("_x64_off")
+@pytest.mark.parametrize(
+    ("params", "inputs", "x64", "expected"),
+    [
+        (None, "FP32", None, "FP32"),
+        (None, "FP32", True, "FP64"),
+        (None, "FP64", None, "FP64"),
+        (np.ones(1, np.float64), "FP32", None, "FP64"),
+        (np.ones(1, np.float64), "FP32", False, "FP32"),
+    ],
+)
+def test_wide_types_exist_only_where_something_is_wide(
+    tmp_path: Path, params: object, inputs: str, x64: bool | None, expected: str
+) -> None:
+    """A constant without a dtype is FP32 in plain JAX, and must not turn a model into FP64."""
+
+    def fn(params: object, x: jax.Array) -> jax.Array:
+        with jax.numpy_dtype_promotion("standard"):
+            return x + jnp.zeros((1, 4))
+
+    path = _export(tmp_path, fn, params=params, inputs={"x": (inputs, [-1, 4])}, x64=x64)
+
+    assert expected == manifest.read(path).outputs[0].datatype.name
+
+
+@pytest.mark.usefixtures("_x64_off")
+def test_narrow_model_gives_the_same_when_served_beside_wide_ones(tmp_path: Path) -> None:
+    """The server has 64-bit types on; sizes of the batch still enter the computation."""
+    path = _export(tmp_path, lambda p, x: x / x.shape[1] + jnp.arange(4, dtype=x.dtype)[None])
+
+    with jax.enable_x64(True):
+        from xlaserve.models import loaders
+        from xlaserve.models.config import ModelConfig
+        from xlaserve.models.loaded import LoadContext
+
+        model = loaders.load(path, LoadContext("m", "1", ModelConfig()))
+        found = model.execute({"x": ROWS})["y"]
+
+    assert isinstance(found, np.ndarray)
+    assert np.float32 == found.dtype
+    assert np.allclose(ROWS / 4 + np.arange(4), found)
+
+
+def test_weakly_typed_parameter_gives_way_to_the_input(tmp_path: Path) -> None:
+    weak = jax.jit(lambda: 2.0)()
+    assert weak.weak_type
+
+    path = _export(
+        tmp_path,
+        lambda p, x: x * p,
+        params=weak,
+        inputs={"x": ("BF16", [-1])},
+        x64=False,
+    )
+
+    assert "BF16" == manifest.read(path).outputs[0].datatype.name
+
+
+# --- what is refused ---------------------------------------------------------------------------
+
+
+def _mixing(params: None, x: jax.Array) -> jax.Array:
+    return x - x.mean(axis=0, keepdims=True)
+
+
+def _needing_its_size(params: None, x: jax.Array) -> jax.Array:
+    return x if x.shape[0] > 4 else x + x
+
+
+def _calling_back(params: None, x: jax.Array) -> object:
+    return jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+def _failing(params: None, x: jax.Array) -> jax.Array:
+    raise ZeroDivisionError("an error of the author")
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"inputs": {}}, "a model has at least one input"),
+        ({"inputs": {"x": ("FP31", [-1])}}, "input 'x': unknown datatype 'FP31'"),
+        ({"inputs": {"x": ("BYTES", [-1])}}, "input 'x' is BYTES, which JAX has no arrays of"),
+        ({"inputs": {"x": ("FP32", [-1, -1])}}, "only the first dimension may be -1"),
+        ({"inputs": {"x": ("FP32", [-2])}}, "only the first dimension may be -1"),
+        ({"inputs": {"x": ("FP32", [4])}}, "with max_batch_size 3 its first dimension is -1"),
+        ({"max_batch_size": 0}, "where an input starts with -1, all do"),
+        ({"max_batch_size": 65_537}, "max_batch_size is not between 0 and 65536"),
+        ({"outputs": None}, "its outputs need names"),
+        ({"outputs": ["a", "b"]}, "the function returns 1 outputs, got the names ['a', 'b']"),
+        ({"outputs": ["y", "y"], "fn": lambda p, x: (x, x)}, "returns 2 outputs, got the names ["),
+        ({"fn": lambda p, x: {"z": x}}, "the function returns no 'y', it returns ['z']"),
+        ({"fn": lambda p, x: {"y": [x]}}, "output 'y' is a list, expected an array"),
+        ({"fn": lambda p, x: None}, "output 'y' is a NoneType, expected an array"),
+        (
+            {"fn": lambda p, x: jax.lax.complex(x, x)},
+            "output 'y' has dtype complex64, which V2 has no name for",
+        ),
+        ({"fn": lambda p, x: x.sum()}, "output 'y' has the shape (), its first dimension is not"),
+        ({"fn": lambda p, x: x.T}, "output 'y' has the shape (4, b), its first dimension is not"),
+        ({"fn": lambda p, x: jnp.concatenate([x, x])}, "output 'y' has the shape (2*b, 4)"),
+        ({"fn": lambda p, x: x @ x.T}, "output 'y' has the shape (b, b), but only the batch"),
+        ({"fn": _mixing}, "a row depends on the other rows of its batch"),
+        ({"fn": _needing_its_size}, "cannot be exported (its batch dimension has no size"),
+        ({"fn": _calling_back}, "cannot be exported"),
+        ({"fn": _failing}, "an error of the author"),
+        ({"platforms": ["cuda"]}, "platforms cuda: expected cpu among them"),
+        ({"platforms": ["cpu", "abacus"]}, "abacus"),
+        ({"inputs": {"x": ("INT64", [-1])}, "x64": False}, "input 'x' is INT64[-1], which needs"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(
+    tmp_path: Path, fields: Mapping[str, Any], expected: str
+) -> None:
+    assert expected in _refused(tmp_path, **fields)
+
+
+def test_failed_export_leaves_nothing_behind(tmp_path: Path) -> None:
+    _refused(tmp_path, params={"w": np.ones(2, ml_dtypes.int4)})
+
+    assert [] == [*tmp_path.glob("m/*"), *tmp_path.glob("m/.*")]
+
+
+def test_artifact_that_gives_something_else_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exported artifact is run back on random inputs before anything is written."""
+    traced = []
+
+    def changing(params: None, x: jax.Array) -> jax.Array:
+        traced.append(1)
+        return x * len(traced)
+
+    refused = _refused(tmp_path, changing)
+
+    assert "the artifact does not give what the function gives (by up to" in refused
+
+
+def test_fixed_shapes_may_mix_rows(tmp_path: Path, load: Load, run: Run) -> None:
+    path = _export(tmp_path, _mixing, inputs={"x": ("FP32", [3, 4])}, max_batch_size=0)
+
+    model = load(path)
+
+    assert 0 == model.info.max_batch_size
+    assert np.allclose(ROWS - ROWS.mean(axis=0), run(model, {"x": ROWS})["y"])
+
+
+@pytest.mark.parametrize(("shape", "expected"), [([-1, 4], 64), ([3, 4], 0)])
+def test_batch_size_has_a_default(tmp_path: Path, shape: list[int], expected: int) -> None:
+    path = _export(tmp_path, inputs={"x": ("FP32", shape)}, max_batch_size=None)
+
+    assert expected == manifest.read(path).max_batch_size
+
+
+# --- load_exportable ---------------------------------------------------------------------------
+
+SOURCE = """
+from dataclasses import dataclass
+
+from xlaserve.models.export import Exportable
+
+import {neighbour}
+
+
+@dataclass
+class Config:
+    size: int = 4
+
+
+ready = Exportable(lambda params, x: x, None, {{"x": ("FP32", [-1, Config().size])}}, ["y"])
+
+
+def made():
+    return ready
+
+
+def failing():
+    return 3
+
+
+number = 3
+"""
+
+
+def _source(directory: Path) -> Path:
+    neighbour = f"neighbour_{directory.name}".replace("-", "_")
+    (directory / f"{neighbour}.py").write_text("")
+    path = directory / "a model.py"
+    path.write_text(SOURCE.format(neighbour=neighbour))
+    return path
+
+
+@pytest.mark.parametrize("name", ["ready", "made"])
+def test_exportable_is_found_in_a_file(tmp_path: Path, name: str) -> None:
+    found = load_exportable(f"{_source(tmp_path)}:{name}")
+
+    assert ["y"] == found.outputs
+
+
+def test_exportable_is_found_in_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _source(tmp_path).rename(tmp_path / "some_module_of_a_test.py")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert ["y"] == load_exportable("some_module_of_a_test:made").outputs
+
+
+@pytest.mark.parametrize(
+    ("reference", "expected"),
+    [
+        ("{path}", "expected FILE.py:NAME or MODULE:NAME, got"),
+        ("{path}:", "expected FILE.py:NAME or MODULE:NAME, got"),
+        ("{path}:a b", "expected FILE.py:NAME or MODULE:NAME, got"),
+        ("{path}x.py:ready", "there is no file"),
+        ("{path}:absent", "has no 'absent'"),
+        ("{path}:number", "is a int, expected an xlaserve.models.export.Exportable"),
+        ("{path}:failing", "is a int, expected an xlaserve.models.export.Exportable"),
+        ("no_such_module:ready", "there is no module 'no_such_module'"),
+    ],
+)
+def test_reference_to_something_else_is_refused(
+    tmp_path: Path, reference: str, expected: str
+) -> None:
+    with pytest.raises(InvalidModel) as caught:
+        load_exportable(reference.format(path=_source(tmp_path)))
+    assert expected in str(caught.value)
+
+
+def test_manifest_is_plain_json(tmp_path: Path) -> None:
+    document = json.loads((_export(tmp_path) / "model.json").read_text())
+
+    assert ("jax_export", 1) == (document["kind"], document["format_version"])

@@ -1,0 +1,417 @@
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jax
+import jax.monitoring
+import numpy as np
+import pytest
+
+from xlaserve.errors import InvalidModel, InvalidTensor, OutOfMemory
+from xlaserve.models import jax_export
+from xlaserve.models.config import ConfigTensor, ModelConfig
+from xlaserve.models.export import export_model
+from xlaserve.models.jax_export import DeviceTensor, out_of_memory
+from xlaserve.models.loaded import LoadContext, LoadedModel
+from xlaserve.tensors import DATATYPES, Tensor, TensorSpec
+
+Load = Callable[..., LoadedModel]
+Run = Callable[..., dict[str, Tensor]]
+
+
+def _rows(count: int, columns: int = 4) -> Tensor:
+    random = np.random.default_rng(count)
+    return random.standard_normal((count, columns)).astype(np.float32)
+
+
+def _affine(x: Tensor) -> Tensor:
+    w = np.arange(4 * 300, dtype=np.float32).reshape(4, 300) / 1000
+    return np.asarray(x @ w + np.linspace(-1, 1, 300, dtype=np.float32))
+
+
+@pytest.fixture
+def compilations() -> Iterator[list[str]]:
+    """Collect the names of what XLA compiles while a test runs."""
+    names: list[str] = []
+
+    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            names.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield names
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+# --- executing ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", range(1, 7))
+def test_every_number_of_rows_gives_what_numpy_gives(
+    affine_model: LoadedModel, run: Run, count: int
+) -> None:
+    x = _rows(count)
+
+    found = run(affine_model, {"x": x})["y"]
+
+    assert (np.float32, (count, 300)) == (found.dtype, found.shape)
+    assert np.allclose(_affine(x), found, atol=1e-5)
+
+
+def test_executing_compiles_nothing(
+    affine_model: LoadedModel, run: Run, compilations: list[str]
+) -> None:
+    for count in range(1, 7):
+        run(affine_model, {"x": _rows(count)})
+
+    assert [] == compilations
+
+
+def test_loading_compiles_each_bucket_once(
+    affine_directory: Path, load: Load, compilations: list[str]
+) -> None:
+    """Five buckets: 1, 2, 3, 4 and 6."""
+    load(affine_directory)
+
+    assert 5 == len(compilations)
+
+
+@pytest.mark.parametrize("count", [0, 7])
+def test_rows_out_of_bounds(affine_model: LoadedModel, run: Run, count: int) -> None:
+    if count:
+        with pytest.raises(InvalidTensor, match="'x': expected a batch of 6 rows, got 7 rows"):
+            run(affine_model, {"x": _rows(count)})
+    else:
+        assert (0, 300) == run(affine_model, {"x": _rows(0)})["y"].shape
+
+
+def test_rows_of_all_inputs_are_the_same(tmp_path: Path, load: Load, run: Run) -> None:
+    inputs = {"a": ("FP32", [-1, 4]), "b": ("FP32", [-1, 4])}
+    path = tmp_path / "1"
+    export_model(lambda p, a, b: a + b, None, inputs, path, outputs=["y"], max_batch_size=4)
+
+    with pytest.raises(InvalidTensor, match="'b': expected a batch of 2 rows, got 3 rows"):
+        run(load(path), {"a": _rows(2), "b": _rows(3)})
+
+
+def test_inputs_may_be_unaligned_strided_or_read_only(affine_model: LoadedModel, run: Run) -> None:
+    x = _rows(4)
+    unaligned = np.frombuffer(b"?" + x.tobytes(), np.uint8)[1:].view(np.float32).reshape(4, 4)
+    strided = np.asfortranarray(x)
+    frozen = x.copy()
+    frozen.flags.writeable = False
+
+    expected = run(affine_model, {"x": x})["y"]
+
+    for form in (unaligned, strided, frozen):
+        assert np.array_equal(expected, run(affine_model, {"x": form})["y"])
+
+
+@pytest.mark.parametrize("count", [4, 5])
+def test_answer_does_not_change_with_the_buffer_of_the_request(
+    tmp_path: Path, load: Load, run: Run, count: int
+) -> None:
+    """XLA reads aligned arrays in place; what it returns must not be a view of them."""
+    path = tmp_path / "1"
+    inputs = {"x": ("FP32", [-1, 16])}
+    export_model(lambda p, x: x, None, inputs, path, outputs=["y"], max_batch_size=6)
+    memory = np.zeros(count * 64 + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    x = memory[start : start + count * 64].view(np.float32).reshape(count, 16)
+    x[:] = 1
+
+    for resident in (False, True):
+        found = load(path).execute({"x": x}, resident=resident)["y"]
+        x[:] = 2
+        host = found if isinstance(found, np.ndarray) else found.numpy()
+
+        assert np.all(host == 1)
+        x[:] = 1
+
+
+def test_many_threads_execute_at_once(affine_model: LoadedModel, run: Run) -> None:
+    barrier = threading.Barrier(8)
+
+    def many(seed: int) -> bool:
+        barrier.wait()
+        x = _rows(seed % 6 + 1)
+        expected = _affine(x)
+        return all(
+            np.allclose(expected, run(affine_model, {"x": x})["y"], atol=1e-5) for _ in range(50)
+        )
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(many, range(8)))
+
+
+def test_warm_up_measures_every_bucket(affine_model: LoadedModel) -> None:
+    seconds = [affine_model.expected_seconds(rows) for rows in range(1, 100)]
+
+    assert all(0 < second < 1 for second in seconds)
+    assert seconds[4] == seconds[5] == seconds[-1]
+
+
+# --- what it says of itself --------------------------------------------------------------------
+
+
+def test_model_describes_itself(affine_model: LoadedModel) -> None:
+    info = affine_model.info
+
+    assert ("jax_export", 6) == (info.platform, info.max_batch_size)
+    assert (TensorSpec("x", DATATYPES["FP32"], (-1, 4)),) == info.inputs
+    assert (TensorSpec("y", DATATYPES["FP32"], (-1, 300)),) == info.outputs
+    assert info.compile_seconds > 0
+
+
+def test_memory_is_measured(affine_model: LoadedModel) -> None:
+    """[4,300] is an argument and [300] a little over the size of a constant, in FP32."""
+    memory = affine_model.info.memory
+
+    assert 4 * (4 * 300 + 300) == memory.parameters_bytes
+    assert memory.temporaries_bytes >= 6 * 4 * (4 + 300)
+    assert memory.executables_bytes > 0
+
+
+def test_small_parameters_are_constants(tmp_path: Path, load: Load, run: Run) -> None:
+    params = {"big": np.ones((1, 300), np.float32), "small": np.full((1, 256), 2, np.float32)}
+    path = tmp_path / "1"
+
+    def fn(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+        return x * params["small"][:, :1] + params["big"][:, :1]
+
+    export_model(fn, params, {"x": ("FP32", [-1, 1])}, path, outputs=["y"], max_batch_size=2)
+    model = load(path)
+
+    assert 1200 == model.info.memory.parameters_bytes
+    assert 2 * 1024 == model.info.memory.constants_bytes
+    assert np.all(run(model, {"x": np.ones((2, 1), np.float32)})["y"] == 3)
+
+
+# --- fixed shapes and configurations -----------------------------------------------------------
+
+
+def test_fixed_shapes_are_one_bucket(
+    tmp_path: Path, load: Load, run: Run, compilations: list[str]
+) -> None:
+    def fn(params: None, x: jax.Array, scale: jax.Array) -> dict[str, jax.Array]:
+        return {"sum": (x * scale[None, None]).sum(), "x": x}
+
+    path = tmp_path / "1"
+    export_model(fn, None, {"x": ("FP32", [2, 3]), "scale": ("FP32", [])}, path)
+    compilations.clear()
+    model = load(path)
+
+    found = run(model, {"x": np.ones((2, 3), np.float32), "scale": np.array(2, np.float32)})
+
+    assert (0, 1) == (model.info.max_batch_size, len(compilations))
+    assert [12] == [found["sum"]]
+    assert () == found["sum"].shape
+
+
+def test_fixed_shapes_stay_on_the_device(tmp_path: Path, load: Load) -> None:
+    path = tmp_path / "1"
+    export_model(lambda p, x: {"sum": x.sum(), "x": x}, None, {"x": ("FP32", [2])}, path)
+
+    outputs = load(path).execute({"x": np.ones(2, np.float32)}, resident=True)
+
+    (total, x) = (outputs["sum"], outputs["x"])
+    assert isinstance(total, DeviceTensor)
+    assert isinstance(x, DeviceTensor)
+    assert (1, 2) == (total.rows, x.rows)
+    assert 2 == total.numpy()
+
+
+def test_configuration_decides_the_largest_batch(
+    affine_directory: Path, load: Load, run: Run, compilations: list[str]
+) -> None:
+    model = load(affine_directory, ModelConfig(max_batch_size=2))
+
+    assert (2, 2) == (model.info.max_batch_size, len(compilations))
+    with pytest.raises(InvalidTensor):
+        run(model, {"x": _rows(3)})
+
+
+def test_configuration_that_disagrees_is_refused_before_compiling(
+    affine_directory: Path, load: Load, compilations: list[str]
+) -> None:
+    config = ModelConfig(inputs=(ConfigTensor("x", DATATYPES["FP32"], (5,)),))
+
+    with pytest.raises(InvalidModel, match=r"input 'x': expected FP32\[-1,4\] as the artifact"):
+        load(affine_directory, config)
+    assert [] == compilations
+
+
+# --- between two models of an ensemble ---------------------------------------------------------
+
+
+@pytest.fixture
+def fetches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Collect the shapes of all arrays that are fetched from the device."""
+    shapes: list[tuple[int, ...]] = []
+    fetch = jax_export.to_host
+
+    def counting(array: jax.Array, rows: int | None = None) -> Tensor:
+        shapes.append(array.shape)
+        return fetch(array, rows)
+
+    monkeypatch.setattr(jax_export, "to_host", counting)
+    return shapes
+
+
+def _sink(directory: Path, max_batch_size: int = 6, datatype: str = "FP32") -> Path:
+    """Return a model from what the affine one gives to the sum of each row."""
+
+    def fn(params: None, z: jax.Array) -> jax.Array:
+        return z.sum(axis=1, keepdims=True)
+
+    inputs = {"z": (datatype, [-1, 300])}
+    return export_model(
+        fn, None, inputs, directory / "1", outputs=["sum"], max_batch_size=max_batch_size
+    )
+
+
+@pytest.mark.parametrize("count", [4, 5])
+def test_array_stays_on_the_device_between_models(
+    affine_model: LoadedModel,
+    tmp_path: Path,
+    load: Load,
+    run: Run,
+    fetches: list[tuple[int, ...]],
+    count: int,
+) -> None:
+    """Only the last answer is fetched, padding or not."""
+    sink = load(_sink(tmp_path))
+    fetches.clear()
+
+    middle = affine_model.execute({"x": _rows(count)}, resident=True)["y"]
+    found = run(sink, {"z": middle})["sum"]
+
+    bucket = {4: 4, 5: 6}[count]
+    assert [(bucket, 1)] == fetches
+    assert np.allclose(_affine(_rows(count)).sum(axis=1, keepdims=True), found, atol=1e-3)
+
+
+def test_other_bucket_is_fetched_and_padded_anew(
+    affine_model: LoadedModel, tmp_path: Path, load: Load, run: Run, fetches: list[tuple[int, ...]]
+) -> None:
+    """Five rows are six in one model, and five in the other, whose largest batch is five."""
+    sink = load(_sink(tmp_path, max_batch_size=5))
+    fetches.clear()
+
+    middle = affine_model.execute({"x": _rows(5)}, resident=True)["y"]
+    found = run(sink, {"z": middle})["sum"]
+
+    assert [(6, 300), (5, 1)] == fetches
+    assert np.allclose(_affine(_rows(5)).sum(axis=1, keepdims=True), found, atol=1e-3)
+
+
+def test_resident_rows_are_the_real_ones(affine_model: LoadedModel) -> None:
+    resident = affine_model.execute({"x": _rows(5)}, resident=True)["y"]
+
+    assert isinstance(resident, DeviceTensor)
+    assert (5, (6, 300)) == (resident.rows, resident.array.shape)
+    assert np.allclose(_affine(_rows(5)), resident.numpy(), atol=1e-5)
+
+
+class _Elsewhere:
+    """A Resident of another kind of model."""
+
+    rows = 3
+
+    def numpy(self) -> Tensor:
+        return _rows(3)
+
+
+def test_resident_of_another_kind_is_fetched(affine_model: LoadedModel, run: Run) -> None:
+    found = run(affine_model, {"x": _Elsewhere()})["y"]
+
+    assert np.allclose(_affine(_rows(3)), found, atol=1e-5)
+
+
+# --- memory ------------------------------------------------------------------------------------
+
+
+def test_nothing_is_left_of_a_closed_model(affine_directory: Path) -> None:
+    gc.collect()
+    before = len(jax.live_arrays())
+    model = jax_export.load(affine_directory, LoadContext("m", "1", ModelConfig()))
+    watched = [weakref.ref[object](leaf) for leaf in model._leaves]
+    watched += [weakref.ref[object](program.call) for program in model._programs.values()]
+    assert len(jax.live_arrays()) == before + 2
+
+    model.close()
+    del model
+    gc.collect()
+
+    assert before == len(jax.live_arrays())
+    assert [None] * 7 == [reference() for reference in watched]
+
+
+def test_nothing_is_left_of_a_load_that_fails(
+    affine_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*args: object) -> object:
+        raise RuntimeError("INTERNAL: no such luck")
+
+    monkeypatch.setattr(jax_export, "_warmed", failing)
+    gc.collect()
+    before = len(jax.live_arrays())
+
+    with pytest.raises(InvalidModel, match="cannot be compiled or run: INTERNAL: no such luck"):
+        jax_export.load(affine_directory, LoadContext("m", "1", ModelConfig()))
+    gc.collect()
+
+    assert before == len(jax.live_arrays())
+
+
+def _raise(error: Exception) -> None:
+    with out_of_memory("m"):
+        raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (
+            jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes."),
+            "model 'm': out of memory, RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes.",
+        ),
+        (MemoryError(), "model 'm': out of memory, the host has no memory left"),
+    ],
+)
+def test_exhausted_memory_is_an_error_of_its_own(error: Exception, expected: str) -> None:
+    with pytest.raises(OutOfMemory) as caught:
+        _raise(error)
+    assert expected == str(caught.value)
+
+
+def test_other_errors_of_xla_pass() -> None:
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
+        _raise(jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure"))
+
+
+def test_device_without_room_is_out_of_memory(
+    affine_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(array: jax.Array, rows: int | None = None) -> Tensor:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    monkeypatch.setattr(jax_export, "to_host", exhausted)
+
+    with pytest.raises(OutOfMemory, match="model 'affine': out of memory"):
+        affine_model.execute({"x": _rows(1)})
+
+
+def test_artifact_of_several_platforms_runs_on_the_one_that_is_here(
+    affine_directory: Path,
+) -> None:
+    context = LoadContext("m", "1", ModelConfig(), device="tpu")
+
+    with pytest.raises(InvalidModel, match="was exported for cpu, cuda, this server runs on tpu"):
+        jax_export.load(affine_directory, context)

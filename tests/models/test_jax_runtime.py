@@ -1,0 +1,65 @@
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from xlaserve.errors import DeviceUnavailable
+from xlaserve.models import jax_runtime
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu"])
+def test_starting_again_changes_nothing(device: str) -> None:
+    assert "cpu" == jax_runtime.start(device)
+
+
+@pytest.mark.parametrize("device", ["cuda", "tpu"])
+def test_device_that_is_not_there_is_refused(device: str) -> None:
+    """JAX itself would go on with the CPU and say nothing."""
+    with pytest.raises(DeviceUnavailable, match=f"device '{device}' is not available: JAX runs on"):
+        jax_runtime.start(device)
+
+    assert "cpu" == jax_runtime.start("cpu")
+
+
+def test_unknown_device_is_refused() -> None:
+    with pytest.raises(DeviceUnavailable, match="expected auto, cpu, cuda, tpu"):
+        jax_runtime.start("gpu")
+
+
+def test_sixty_four_bits_are_sixty_four_bits() -> None:
+    assert jax.numpy.int64 == jax.numpy.asarray(2**40).dtype
+
+
+def test_settings_are_there_before_the_backend_starts() -> None:
+    code = """
+import os, jax
+from xlaserve.models import jax_runtime
+before = jax._src.xla_bridge.backends_are_initialized()
+print(before, jax_runtime.start("cpu"), jax.config.jax_enable_x64,
+      jax.config.read("jax_cpu_enable_async_dispatch"),
+      os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"])
+"""
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+
+    assert "False cpu True False false" == found.stdout.strip()
+
+
+def test_device_that_is_not_there_is_refused_at_the_start() -> None:
+    code = """
+from xlaserve.errors import DeviceUnavailable
+from xlaserve.models import jax_runtime
+for device in ("tpu", "gpu"):
+    try:
+        jax_runtime.start(device)
+    except DeviceUnavailable as error:
+        print(type(error).__name__)
+"""
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+
+    assert ["DeviceUnavailable"] * 2 == found.stdout.split()
+
+
+def test_memory_is_released_any_number_of_times() -> None:
+    jax_runtime.release_memory()
+    jax_runtime.release_memory()

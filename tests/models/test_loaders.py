@@ -1,0 +1,121 @@
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from xlaserve.errors import InvalidModel, LoadCancelled
+from xlaserve.models import loaders
+from xlaserve.models.config import ConfigTensor, ModelConfig
+from xlaserve.models.loaded import LoadContext, LoadedModel, Stage
+from xlaserve.tensors import DATATYPES
+
+Load = Callable[..., LoadedModel]
+
+_TENSOR = ConfigTensor("x", DATATYPES["FP32"], (4,))
+_IDENTITY = ModelConfig(backend="identity", inputs=(_TENSOR,), outputs=(_TENSOR,))
+
+
+def test_directory_with_a_manifest_is_an_exported_model(affine_directory: Path, load: Load) -> None:
+    assert "jax_export" == load(affine_directory).info.platform
+
+
+@pytest.mark.parametrize("field", ["backend", "platform"])
+def test_configuration_may_name_the_kind(affine_directory: Path, load: Load, field: str) -> None:
+    config = ModelConfig(**{field: "jax_export"})  # type: ignore[arg-type]
+
+    assert "jax_export" == load(affine_directory, config).info.platform
+
+
+def test_identity_needs_no_files(tmp_path: Path, load: Load) -> None:
+    assert "identity" == load(tmp_path / "nowhere", _IDENTITY).info.platform
+    assert 0 == loaders.predict_size(tmp_path / "nowhere", _IDENTITY)
+
+
+def test_unknown_backend_is_refused(affine_directory: Path, load: Load) -> None:
+    with pytest.raises(InvalidModel) as caught:
+        load(affine_directory, ModelConfig(backend="onnxruntime"))
+    assert (
+        "unknown backend 'onnxruntime' in the configuration, expected 'jax_export', 'identity'"
+    ) == str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["model.json", "model.jaxexp", "params.safetensors"])
+def test_missing_file_is_named(
+    affine_directory: Path, tmp_path: Path, load: Load, name: str
+) -> None:
+    broken = shutil.copytree(affine_directory, tmp_path / "1")
+    (broken / name).unlink()
+
+    with pytest.raises(InvalidModel, match=f"^{name} is missing$"):
+        load(broken)
+    with pytest.raises(InvalidModel, match=f"^{name} is missing$"):
+        loaders.predict_size(broken)
+
+
+def test_missing_directory_is_a_missing_manifest(tmp_path: Path, load: Load) -> None:
+    with pytest.raises(InvalidModel, match=r"^model\.json is missing$"):
+        load(tmp_path / "nowhere")
+
+
+def test_stages_are_told_as_they_come(affine_directory: Path) -> None:
+    """Six rows at most are the buckets 1, 2, 3, 4 and 6."""
+    stages: list[Stage] = []
+    context = LoadContext("m", "1", ModelConfig(), on_stage=stages.append)
+    loaders.load(affine_directory, context).close()
+
+    steps = range(1, 6)
+
+    assert [
+        Stage("reading"),
+        *[Stage("compiling", step, 5) for step in steps],
+        *[Stage("warming", step, 5) for step in steps],
+    ] == stages
+
+
+@pytest.mark.parametrize("stage", ["reading", "compiling 1 of 5", "warming 4 of 5"])
+def test_cancelled_load_ends_before_the_next_step(affine_directory: Path, stage: str) -> None:
+    stages: list[str] = []
+
+    def check_cancelled() -> None:
+        if stages and stages[-1] == stage:
+            raise LoadCancelled("m")
+
+    context = LoadContext(
+        "m",
+        "1",
+        ModelConfig(),
+        on_stage=lambda stage: stages.append(str(stage)),
+        check_cancelled=check_cancelled,
+    )
+
+    with pytest.raises(LoadCancelled):
+        loaders.load(affine_directory, context)
+    assert stage == stages[-1]
+
+
+def test_size_is_predicted_without_jax(affine_directory: Path) -> None:
+    """The port opens, and memory is reserved, before jax is imported, which takes seconds."""
+    code = f"""
+import sys
+from pathlib import Path
+from xlaserve.models.loaders import predict_size
+size = predict_size(Path({str(affine_directory)!r}))
+print(size, "jax" in sys.modules)
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout.split()
+
+    assert "False" == found[1]
+    assert int(found[0]) == loaders.predict_size(affine_directory)
+
+
+def test_predicted_size_is_near_the_measured_one(
+    affine_directory: Path, affine_model: LoadedModel
+) -> None:
+    measured = affine_model.info.memory.total_bytes
+
+    assert measured == pytest.approx(loaders.predict_size(affine_directory), rel=0.1)

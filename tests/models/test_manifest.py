@@ -1,0 +1,157 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xlaserve.errors import InvalidModel
+from xlaserve.models import manifest
+from xlaserve.models.files import FileRecord
+from xlaserve.models.manifest import ARTIFACT, FILE_NAME, WEIGHTS, Manifest
+from xlaserve.tensors import DATATYPES, TensorSpec
+
+Change: TypeAlias = Callable[[dict[str, Any]], object]
+
+FP32 = DATATYPES["FP32"]
+
+
+def _manifest() -> Manifest:
+    return Manifest(
+        inputs=(TensorSpec("z", FP32, (-1, 4)), TensorSpec("a b", DATATYPES["BOOL"], (-1,))),
+        outputs=(TensorSpec("y", DATATYPES["INT64"], (-1, 2)),),
+        max_batch_size=8,
+        parameters=("w", "layers/0/b"),
+        parameters_bytes=24,
+        files={ARTIFACT: FileRecord(3, "ab" * 32), WEIGHTS: FileRecord(5, "cd" * 32)},
+        platforms=("cpu", "cuda"),
+        jax_version="0.9.2",
+        exported_at="2026-01-31T00:00:00Z",
+    )
+
+
+def _written(directory: Path) -> dict[str, Any]:
+    manifest.write(directory, _manifest())
+    document: dict[str, Any] = json.loads((directory / FILE_NAME).read_text())
+    return document
+
+
+def test_reading_gives_what_was_written(tmp_path: Path) -> None:
+    manifest.write(tmp_path, _manifest())
+
+    assert _manifest() == manifest.read(tmp_path)
+
+
+def test_order_of_tensors_and_parameters_is_kept(tmp_path: Path) -> None:
+    document = _written(tmp_path)
+
+    assert ["z", "a b"] == [tensor["name"] for tensor in document["inputs"]]
+    assert ["w", "layers/0/b"] == document["parameters"]
+
+
+def test_same_manifest_is_the_same_bytes(tmp_path: Path) -> None:
+    assert manifest.write(tmp_path, _manifest()) == manifest.write(tmp_path, _manifest())
+
+
+def test_missing_manifest_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidModel, match=r"^model\.json is missing$"):
+        manifest.read(tmp_path)
+
+
+def test_manifest_is_bounded_before_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_bytes(b" " * (manifest.LIMIT_BYTES + 1))
+
+    with pytest.raises(InvalidModel, match="1048577 bytes, more than the 1048576 allowed"):
+        manifest.read(tmp_path)
+
+
+def _set(**fields: object) -> Change:
+    return lambda document: document.update(fields)
+
+
+def _set_input(**fields: object) -> Change:
+    return lambda document: document["inputs"][0].update(fields)
+
+
+def _rename_file(document: dict[str, Any]) -> None:
+    document["files"]["../escape"] = document["files"].pop(WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (_set(format_version=2), "has format version 2, this server reads version 1"),
+        (_set(kind="python"), "is of kind 'python', expected 'jax_export'"),
+        (_set(surprise=1), "unknown field `surprise`"),
+        (_set_input(surprise=1), "unknown field `surprise`"),
+        (lambda document: document.pop("platforms"), "missing required field `platforms`"),
+        (_set(max_batch_size="8"), "Expected `int`, got `str`"),
+        (_set(max_batch_size=-1), "max_batch_size is not between 0 and 65536"),
+        (_set(max_batch_size=65537), "max_batch_size is not between 0 and 65536"),
+        (_set(inputs=[]), "it has no inputs"),
+        (_set(outputs=[]), "it has no outputs"),
+        (_set_input(name="a b"), "input 'a b' is there twice"),
+        (_set_input(name=""), "one input has a name of 0 characters"),
+        (_set_input(name="n" * 1025), "one input has a name of 1025 characters"),
+        (_set_input(datatype="FP31"), "input 'z' has an unknown datatype 'FP31'"),
+        (_set_input(shape=[-1, -2]), "input 'z' has a shape that no tensor has"),
+        (_set_input(shape=[-1, 1 << 31]), "input 'z' has a shape that no tensor has"),
+        (_set_input(shape=[-1] * 33), "input 'z' has a shape that no tensor has"),
+        (_set_input(shape=[4]), "'z' is FP32[4], but a batch has -1 as first dimension"),
+        (_set_input(shape=[]), "'z' is FP32[], but a batch has -1 as first dimension"),
+        (_set(parameters=["w", "w"]), "parameter 'w' is there twice"),
+        (_set(parameters_bytes=-1), "parameters_bytes is negative"),
+        (_rename_file, "expected the files ['model.jaxexp', 'params.safetensors'], got"),
+    ],
+)
+def test_bad_manifest_is_refused(tmp_path: Path, change: Change, expected: str) -> None:
+    document = _written(tmp_path)
+    change(document)
+    (tmp_path / FILE_NAME).write_text(json.dumps(document))
+
+    with pytest.raises(InvalidModel) as caught:
+        manifest.read(tmp_path)
+    assert str(caught.value).startswith("model.json ")
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 99_999, b"{} {}"])
+def test_text_that_is_no_object_is_refused(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / FILE_NAME).write_bytes(text)
+
+    with pytest.raises(InvalidModel, match=r"^model\.json is not valid: "):
+        manifest.read(tmp_path)
+
+
+def test_manifest_that_could_not_be_read_is_not_written(tmp_path: Path) -> None:
+    fields = {"max_batch_size": 8, "inputs": (TensorSpec("x", FP32, (4,)),)}
+    bad = Manifest(**{**_fields(), **fields})
+
+    with pytest.raises(InvalidModel):
+        manifest.write(tmp_path, bad)
+    assert [] == list(tmp_path.iterdir())
+
+
+def _fields() -> dict[str, Any]:
+    return {name: getattr(_manifest(), name) for name in Manifest.__slots__}
+
+
+@given(st.data())
+def test_flipped_bits_and_cuts_are_refused_or_harmless(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Whatever the bytes are, reading them ends with a manifest or with InvalidModel."""
+    directory = tmp_path_factory.mktemp("manifest")
+    manifest.write(directory, _manifest())
+    content = bytearray((directory / FILE_NAME).read_bytes())
+    for position in data.draw(st.lists(st.integers(0, len(content) * 8 - 1), max_size=4)):
+        content[position // 8] ^= 1 << position % 8
+    (directory / FILE_NAME).write_bytes(content[: data.draw(st.integers(0, len(content)))])
+
+    try:
+        found = manifest.read(directory)
+    except InvalidModel:
+        return
+    assert {ARTIFACT, WEIGHTS} == found.files.keys()

@@ -1,0 +1,37 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from xlaserve.errors import InvalidModel
+from xlaserve.models import manifest, sizes
+
+
+def test_parameters_are_counted_to_the_byte(affine_directory: Path) -> None:
+    """Five buckets, FP32 [4,300] and [300], and six rows of [4] in and [300] out."""
+    artifact = (affine_directory / manifest.ARTIFACT).stat().st_size
+    expected = 4 * (1200 + 300) + 4 * 6 * (4 + 300) + 5 * (sizes.EXECUTABLE_BYTES + artifact)
+
+    assert expected == sizes.predict_exported(affine_directory)
+
+
+def test_other_weights_than_the_manifest_says_are_refused(
+    affine_directory: Path, tmp_path: Path
+) -> None:
+    directory = shutil.copytree(affine_directory, tmp_path / "1")
+    document = json.loads((directory / "model.json").read_text()) | {"parameters_bytes": 1}
+    (directory / "model.json").write_text(json.dumps(document))
+
+    with pytest.raises(InvalidModel) as caught:
+        sizes.predict_exported(directory)
+    assert "params.safetensors has 6000 bytes of parameters, model.json says 1" == str(caught.value)
+
+
+def test_artifact_with_parameters_baked_in_is_refused(
+    affine_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sizes, "LIMIT_ARTIFACT_BYTES", 100)
+
+    with pytest.raises(InvalidModel, match=r"model\.jaxexp has .* more than the 100 allowed"):
+        sizes.predict_exported(affine_directory)

@@ -1,0 +1,135 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from xlaserve import errors
+from xlaserve.errors import (
+    DeviceUnavailable,
+    DuplicateTensor,
+    InvalidName,
+    InvalidParameter,
+    InvalidSettings,
+    InvalidTensor,
+    LoadCancelled,
+    LoadFailed,
+    MissingInputs,
+    ModelControlForbidden,
+    ModelNotFound,
+    ModelNotReady,
+    OutOfMemory,
+    OutOfSpace,
+    Overloaded,
+    ShuttingDown,
+    TooLarge,
+    UnknownDatatype,
+    UnknownTensor,
+    Unsupported,
+    XlaserveError,
+)
+
+TEXTS = [
+    (ModelNotFound("m"), "Request for unknown model: 'm' is not found"),
+    (ModelNotFound("m", "3"), "Request for unknown model: 'm' version 3 is not found"),
+    (
+        ModelNotFound("m", detail="has no available versions"),
+        "Request for unknown model: 'm' has no available versions",
+    ),
+    (ModelNotReady("m", "", "LOADING"), "model 'm' is not ready, its state is LOADING"),
+    (
+        ModelNotReady("m", "2", "UNAVAILABLE", "no disk"),
+        "model 'm' version 2 is not ready, its state is UNAVAILABLE: no disk",
+    ),
+    (LoadFailed("m", "no version"), "failed to load 'm', no version"),
+    (LoadCancelled("m"), "failed to load 'm', the load was cancelled"),
+    (
+        ModelControlForbidden("load", "none"),
+        "load of a model is not allowed while the model control mode is 'none', "
+        "start the server with --model-control-mode explicit",
+    ),
+    (OutOfMemory("m", "9 bytes wanted"), "model 'm': out of memory, 9 bytes wanted"),
+    (OutOfSpace("m", "full"), "failed to load 'm', no space left for its files: full"),
+    (
+        InvalidTensor("m", "input", "x", "FP32[-1,3]", "FP32[2,4]"),
+        "model 'm', input 'x': expected FP32[-1,3], got FP32[2,4]",
+    ),
+    (
+        UnknownTensor("m", "input", "z", ["x", "y"]),
+        "model 'm': unexpected inference input 'z', it has 'x', 'y'",
+    ),
+    (
+        MissingInputs("m", 2, 1, ["y"]),
+        "model 'm': expected 2 inputs but got 1, missing 'y'",
+    ),
+    (DuplicateTensor("m", "input", "x"), "model 'm': input 'x' already exists in request"),
+    (
+        UnknownDatatype("FLOAT", ["FP32", "FP64"]),
+        "unknown datatype 'FLOAT', expected one of FP32, FP64",
+    ),
+    (
+        InvalidParameter("unload_dependents", "a bool", "a string"),
+        "parameter 'unload_dependents': expected a bool, got a string",
+    ),
+    (
+        InvalidName("model", "../x", "it leads out"),
+        "model '../x' is not allowed: it leads out",
+    ),
+    (Unsupported("shared memory"), "shared memory is not implemented by this server"),
+    (
+        Overloaded("m", 8, "max_requests"),
+        "model 'm': 8 requests are in progress already (max_requests), try again",
+    ),
+    (
+        TooLarge("the message", 64, "max_message_bytes"),
+        "the message exceeds the limit of 64 bytes (max_message_bytes)",
+    ),
+    (ShuttingDown(), "the server is shutting down"),
+    (InvalidSettings("port", "a port", 99999), "setting port: expected a port, got 99999"),
+    (DeviceUnavailable("cuda", "no driver"), "device 'cuda' is not available: no driver"),
+]
+
+
+def _subclasses(parent: type[XlaserveError]) -> Iterator[type[XlaserveError]]:
+    for child in parent.__subclasses__():
+        yield child
+        yield from _subclasses(child)
+
+
+@pytest.mark.parametrize(("error", "text"), TEXTS, ids=[type(e).__name__ for e, _ in TEXTS])
+def test_error_forms_its_text_from_facts(error: XlaserveError, text: str) -> None:
+    assert text == str(error)
+
+
+def test_every_error_that_takes_facts_has_its_text_stated_here() -> None:
+    stated = {type(error) for error, _ in TEXTS}
+    with_facts = {
+        error
+        for error in _subclasses(XlaserveError)
+        if error.__module__ == errors.__name__ and "__init__" in vars(error)
+    }
+
+    assert set() == with_facts - stated
+
+
+def test_every_error_says_what_it_means() -> None:
+    assert [] == [error for error in _subclasses(XlaserveError) if not error.__doc__]
+
+
+def test_errors_know_no_status() -> None:
+    """Statuses belong to the one table in transport."""
+    words = ("NOT_FOUND", "INVALID_ARGUMENT", "grpc", "http", "404", "400")
+    source = Path(errors.__file__).read_text().split('"""', 2)[2].lower()
+
+    assert [] == [word for word in words if word.lower() in source]
+
+
+def test_long_name_is_shown_in_part() -> None:
+    text = str(InvalidName("model", "x" * 100_000, "it is too long"))
+
+    assert len(text) < 200
+
+
+def test_control_characters_of_a_name_are_escaped() -> None:
+    text = str(InvalidName("model", "a\n\x1b[31mb", "it is not printable"))
+
+    assert text.isprintable()
