@@ -23,7 +23,7 @@ def random_message(random: Random, message_class: type[Message]) -> bytes:
     """Serialize a message whose fields are set, or not, at random."""
     message = message_class()
     _fill(random, message, _DEEPEST)
-    return message.SerializePartialToString()
+    return message.SerializePartialToString(deterministic=True)
 
 
 def _fill(random: Random, message: Any, depth: int) -> None:
@@ -56,7 +56,7 @@ def _fill_list(random: Random, values: Any, field: FieldDescriptor, depth: int) 
             values.append(_scalar(random, field))
 
 
-def _fill_map(random: Random, values: Any, field: FieldDescriptor, depth: int) -> None:
+def _fill_map(random: Random, values: Any, field: Any, depth: int) -> None:
     key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
     for _ in range(random.randrange(3)):
         if value.message_type:

@@ -103,6 +103,11 @@ class Everything(betterproto.Message):
     chosen_float32: float = betterproto.float_field(65, group="choice")
 
 
+def everything(**values: Any) -> Everything:
+    """Make one, whatever the values are."""
+    return Everything(**values)
+
+
 class Google:
     """Google's classes for the generated ones, in a pool of their own."""
 

@@ -1,5 +1,6 @@
 """What the tests of the gRPC transport share: the codec, its judge, and a server on loopback."""
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -7,13 +8,13 @@ from typing import TypeAlias
 
 import pytest
 from grpclib._typing import IServable
+from grpclib.protocol import H2Protocol
 from grpclib.server import Server
 from support.protobuf import Google
 
 from xlaserve.transport.grpc.codec import WireCodec
 
 ServeHandlers: TypeAlias = Callable[[Collection[IServable]], AbstractAsyncContextManager[str]]
-"""Serves handlers on a free loopback port for the length of a block, and gives `host:port`."""
 
 
 @pytest.fixture(scope="session")
@@ -30,11 +31,11 @@ def codec() -> WireCodec:
 
 @pytest.fixture
 def serve_handlers(codec: WireCodec) -> ServeHandlers:
-    """A plain grpclib server over the codec."""
+    """Serve handlers over the codec for the length of a block; gives `host:port`."""
 
     @asynccontextmanager
     async def run(handlers: Collection[IServable]) -> AsyncIterator[str]:
-        server = Server(handlers, codec=codec)
+        server = _Server(handlers, codec=codec)
         listener = socket.create_server(("127.0.0.1", 0))
         await server.start(sock=listener)
         try:
@@ -42,5 +43,42 @@ def serve_handlers(codec: WireCodec) -> ServeHandlers:
         finally:
             server.close()
             await server.wait_closed()
+            await server.wait_for_connections()
 
     return run
+
+
+class _Protocol(H2Protocol):
+    """Tells when its connection is gone, which grpclib does not wait for."""
+
+    transport: asyncio.BaseTransport
+    lost: "asyncio.Future[None]"
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        self.lost = asyncio.get_running_loop().create_future()
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        self.lost.set_result(None)
+
+    async def close(self) -> None:
+        self.transport.close()
+        await self.lost
+
+
+class _Server(Server):
+    def __init__(self, handlers: Collection[IServable], *, codec: WireCodec) -> None:
+        super().__init__(handlers, codec=codec)
+        self._protocols: list[_Protocol] = []
+
+    def _protocol_factory(self) -> H2Protocol:
+        handler = super()._protocol_factory().handler
+        protocol = _Protocol(handler, self._config, self._h2_config)
+        self._protocols.append(protocol)
+        return protocol
+
+    async def wait_for_connections(self) -> None:
+        for protocol in self._protocols:
+            await protocol.close()

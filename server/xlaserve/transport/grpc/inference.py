@@ -64,7 +64,9 @@ class InferenceService(pb.GrpcInferenceServiceBase):
 
     async def model_infer(self, model_infer_request: pb.ModelInferRequest) -> pb.ModelInferResponse:
         """Run one inference; `id` comes back, `model_version` is the version that answered."""
-        response = await self._engine.infer(_read_request(model_infer_request))
+        message = model_infer_request
+        self._engine.require(message.model_name, message.model_version)
+        response = await self._engine.infer(_read_request(message))
         outputs, raw = write_outputs(response.outputs)
         return pb.ModelInferResponse(
             model_name=response.model_name,

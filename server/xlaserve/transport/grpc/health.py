@@ -1,0 +1,119 @@
+"""The health service: is the server ready, and is a model, once or for as long as one watches."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import AbstractContextManager, aclosing
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from grpclib import GRPCError
+from grpclib.const import Status
+from grpclib.server import Stream
+
+from xlaserve_proto.grpc.health import v1
+from xlaserve_proto.grpc.health.v1 import HealthCheckResponseServingStatus as ServingStatus
+
+_SHOWN_CHARACTERS = 80
+"""Of a name that is not known, in the error text."""
+
+
+class ReadinessSource(Protocol):
+    """Says what is ready, and when that may have changed."""
+
+    def server_ready(self) -> bool:
+        """Tell whether the server is ready."""
+        ...
+
+    def model_ready(self, name: str) -> bool | None:
+        """Tell whether a model is ready; None where none has this name."""
+        ...
+
+    def subscribe(self) -> AbstractContextManager[asyncio.Event]:
+        """Give an event that is set at every change, for the length of a block."""
+        ...
+
+
+class HealthService(v1.HealthBase):
+    """`grpc.health.v1.Health`. A name is a service of the server or a model; "" is the server."""
+
+    def __init__(
+        self, *, services: Collection[str], source: ReadinessSource, max_watchers: int
+    ) -> None:
+        self._services = frozenset(("", *services))
+        self._source = source
+        self._max_watchers = max_watchers
+        self._watchers: set[asyncio.Event] = set()
+        self._closed = False
+
+    async def check(self, health_check_request: v1.HealthCheckRequest) -> v1.HealthCheckResponse:
+        """Return the status of a name; one that is not known is NOT_FOUND."""
+        name = health_check_request.service
+        status = self._status(name)
+        if status is ServingStatus.SERVICE_UNKNOWN:
+            raise GRPCError(Status.NOT_FOUND, f"unknown service '{name[:_SHOWN_CHARACTERS]}'")
+        return v1.HealthCheckResponse(status)
+
+    async def watch(
+        self, health_check_request: v1.HealthCheckRequest
+    ) -> AsyncIterator[v1.HealthCheckResponse]:
+        """Send the status of a name now and at every change, until the service is closed.
+
+        A name that is not known is SERVICE_UNKNOWN, and may become known.
+        """
+        if len(self._watchers) >= self._max_watchers:
+            text = f"{self._max_watchers} health watches are open already (max_health_watchers)"
+            raise GRPCError(Status.RESOURCE_EXHAUSTED, text)
+        with self._source.subscribe() as changed:
+            self._watchers.add(changed)
+            try:
+                async for status in self._statuses(health_check_request.service, changed):
+                    yield v1.HealthCheckResponse(status)
+            finally:
+                self._watchers.discard(changed)
+
+    def close(self) -> None:
+        """End every watch, once it has sent the status of this moment."""
+        self._closed = True
+        for changed in self._watchers:
+            changed.set()
+
+    async def _statuses(self, name: str, changed: asyncio.Event) -> AsyncIterator[ServingStatus]:
+        sent = None
+        closed = False
+        while not closed:
+            # Both are read before the status is, so that no change after it goes unseen.
+            closed = self._closed
+            changed.clear()
+            status = self._status(name)
+            if status is not sent:
+                yield status
+                sent = status
+            if not closed:
+                await changed.wait()
+
+    def _status(self, name: str) -> ServingStatus:
+        known = name in self._services
+        ready = self._source.server_ready() if known else self._source.model_ready(name)
+        return ServingStatus(_STATUSES[ready])
+
+    async def _call_rpc_handler_server_stream(
+        self,
+        handler: Callable[[Any], AsyncIterator[Any]],
+        stream: Stream[Any, Any],
+        request: Any,
+    ) -> None:
+        # betterproto leaves a generator whose client has gone to the garbage collector, and with
+        # it the watcher that is counted.
+        async with aclosing(handler(request)) as responses:  # type: ignore[type-var]
+            async for response in responses:
+                await stream.send_message(response)
+
+
+_STATUSES = MappingProxyType(
+    {
+        True: ServingStatus.SERVING,
+        False: ServingStatus.NOT_SERVING,
+        None: ServingStatus.SERVICE_UNKNOWN,
+    }
+)
+"""By what the source says."""
