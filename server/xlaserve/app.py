@@ -29,6 +29,7 @@ from xlaserve.transport.grpc.descriptors import DescriptorIndex
 from xlaserve.transport.grpc.edge import translate_errors
 from xlaserve.transport.grpc.health import HealthService
 from xlaserve.transport.grpc.inference import InferenceService
+from xlaserve.transport.grpc.reflection import SERVICES as REFLECTION_SERVICES
 from xlaserve.transport.grpc.reflection import reflection_services
 from xlaserve.transport.grpc.server import GrpcServer
 from xlaserve.transport.rest.health import health_routes
@@ -200,7 +201,7 @@ class Application:
         )
         reflection = reflection_services(
             DescriptorIndex.of_contracts(),
-            services=[*names, *_service_names([health])],
+            services=[*names, *_service_names([health]), *REFLECTION_SERVICES],
             max_requests=settings.max_reflection_requests,
         )
         self.grpc = GrpcServer(

@@ -54,6 +54,14 @@ class Engine:
             ),
         )
 
+    def require(self, name: str, version: str = "") -> None:
+        """Raise what `infer` would raise for a model that cannot answer.
+
+        For a transport to call before it reads tensors: that there is no such model matters more
+        than what is wrong with them.
+        """
+        self._registry.resolve(name, version)
+
     def describe(self, name: str, version: str = "") -> tuple[ModelInfo, list[str]]:
         """Return what a model is and the versions that answer; errors as for `infer`."""
         _, instance = self._registry.resolve(name, version)
