@@ -7,10 +7,7 @@ import tritonclient.grpc as triton
 
 client = triton.InferenceServerClient(sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:8001")
 a, b = np.arange(16, dtype=np.int32)[None], np.ones((1, 16), np.int32)
-inputs = [
-    triton.InferInput("INPUT0", a.shape, "INT32"),
-    triton.InferInput("INPUT1", b.shape, "INT32"),
-]
+inputs = [triton.InferInput(name, a.shape, "INT32") for name in ("INPUT0", "INPUT1")]
 inputs[0].set_data_from_numpy(a)
 inputs[1].set_data_from_numpy(b)
 result = client.infer("simple", inputs)

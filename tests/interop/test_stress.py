@@ -62,7 +62,7 @@ async def test_memory_comes_back_after_each_unload(tmp_path: Path) -> None:
     """50 loads and unloads of 100 MB: resident memory stays where it was after the tenth."""
     weights = {"w": np.ones(HUNDRED_MEGABYTES, np.float32)}
     xlaserve.export_model(
-        lambda params, x: {"y": x + params["w"][0]},
+        lambda params, x: {"y": x + params["w"][:1]},
         weights,
         {"x": ("FP32", [-1, HUNDRED_MEGABYTES[1]])},
         tmp_path / "models" / "large" / "1",
