@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from xlaserve.errors import InvalidModel, InvalidTensor, OutOfMemory
-from xlaserve.models import jax_export
+from xlaserve.models import jax_export, programs
 from xlaserve.models.config import ConfigTensor, ModelConfig
 from xlaserve.models.export import export_model
-from xlaserve.models.jax_export import DeviceTensor, out_of_memory
+from xlaserve.models.jax_export import DeviceTensor, raise_if_exhausted
 from xlaserve.models.loaded import LoadContext, LoadedModel
 from xlaserve.tensors import DATATYPES, Tensor, TensorSpec
 
@@ -176,21 +176,6 @@ def test_memory_is_measured(affine_model: LoadedModel) -> None:
     assert 4 * (4 * 300 + 300) == memory.parameters_bytes
     assert memory.temporaries_bytes >= 6 * 4 * (4 + 300)
     assert memory.executables_bytes > 0
-
-
-def test_small_parameters_are_constants(tmp_path: Path, load: Load, run: Run) -> None:
-    params = {"big": np.ones((1, 300), np.float32), "small": np.full((1, 256), 2, np.float32)}
-    path = tmp_path / "1"
-
-    def fn(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
-        return x * params["small"][:, :1] + params["big"][:, :1]
-
-    export_model(fn, params, {"x": ("FP32", [-1, 1])}, path, outputs=["y"], max_batch_size=2)
-    model = load(path)
-
-    assert 1200 == model.info.memory.parameters_bytes
-    assert 2 * 1024 == model.info.memory.constants_bytes
-    assert np.all(run(model, {"x": np.ones((2, 1), np.float32)})["y"] == 3)
 
 
 # --- fixed shapes and configurations -----------------------------------------------------------
@@ -359,7 +344,7 @@ def test_nothing_is_left_of_a_load_that_fails(
     def failing(*args: object) -> object:
         raise RuntimeError("INTERNAL: no such luck")
 
-    monkeypatch.setattr(jax_export, "_warmed", failing)
+    monkeypatch.setattr(programs, "warmed", failing)
     gc.collect()
     before = len(jax.live_arrays())
 
@@ -368,11 +353,6 @@ def test_nothing_is_left_of_a_load_that_fails(
     gc.collect()
 
     assert before == len(jax.live_arrays())
-
-
-def _raise(error: Exception) -> None:
-    with out_of_memory("m"):
-        raise error
 
 
 @pytest.mark.parametrize(
@@ -387,25 +367,38 @@ def _raise(error: Exception) -> None:
 )
 def test_exhausted_memory_is_an_error_of_its_own(error: Exception, expected: str) -> None:
     with pytest.raises(OutOfMemory) as caught:
-        _raise(error)
+        raise_if_exhausted("m", error)
     assert expected == str(caught.value)
 
 
-def test_other_errors_of_xla_pass() -> None:
-    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
-        _raise(jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure"))
+def test_other_errors_of_xla_are_not_about_memory() -> None:
+    raise_if_exhausted("m", jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure"))
 
 
-def test_device_without_room_is_out_of_memory(
-    affine_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("text", ["RESOURCE_EXHAUSTED: Out of memory", "INTERNAL: no such luck"])
+def test_error_of_an_execution_is_out_of_memory_or_passes(
+    affine_model: LoadedModel, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    def exhausted(array: jax.Array, rows: int | None = None) -> Tensor:
+    def failing(array: jax.Array, rows: int | None = None) -> Tensor:
+        raise jax.errors.JaxRuntimeError(text)
+
+    monkeypatch.setattr(jax_export, "to_host", failing)
+    expected = OutOfMemory if "EXHAUSTED" in text else jax.errors.JaxRuntimeError
+
+    with pytest.raises(expected, match=text):
+        affine_model.execute({"x": _rows(1)})
+
+
+def test_load_without_room_is_out_of_memory(
+    affine_directory: Path, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(*args: object) -> object:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
-    monkeypatch.setattr(jax_export, "to_host", exhausted)
+    monkeypatch.setattr(programs, "warmed", exhausted)
 
-    with pytest.raises(OutOfMemory, match="model 'affine': out of memory"):
-        affine_model.execute({"x": _rows(1)})
+    with pytest.raises(OutOfMemory, match="model 'm': out of memory, RESOURCE_EXHAUSTED"):
+        load(affine_directory)
 
 
 def test_artifact_of_several_platforms_runs_on_the_one_that_is_here(
