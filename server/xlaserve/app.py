@@ -12,6 +12,7 @@ from typing import Protocol
 import structlog
 from aiohttp import web
 
+from xlaserve.core.capacity import Capacity
 from xlaserve.core.control import IndexEntry, ModelControl
 from xlaserve.core.engine import Engine
 from xlaserve.core.loading import Machinery, VersionLoader
@@ -96,6 +97,7 @@ class Application:
             load_threads=settings.load_threads, execute_threads=settings.execute_threads
         )
         self.registry = Registry(settings.max_requests_per_model)
+        self.capacity = Capacity()
         self.engine = Engine(
             self.registry, self.workers, inline_execution_seconds=settings.inline_execution_seconds
         )
@@ -107,12 +109,17 @@ class Application:
         )
         machinery = Machinery(
             load=loaders.load,
+            predict_size=loaders.predict_size,
             release_memory=device.release_memory,
             device=lambda: device.start(settings.device.value),
             on_stage=self.display.stage,
         )
         loader = VersionLoader(
-            self.registry, self.workers, machinery, drain_seconds=settings.drain_seconds
+            self.registry,
+            self.workers,
+            machinery,
+            self.capacity,
+            drain_seconds=settings.drain_seconds,
         )
         self.control = ModelControl(settings, self.registry, repository, loader, self.workers)
 

@@ -26,6 +26,13 @@ class ModelNotFound(XlaserveError):
         super().__init__(f"Request for unknown model: {asked} {detail}")
 
 
+class VersionNotFound(ModelNotFound):
+    """The model answers, but not in the version that is asked for.
+
+    Told apart because ModelMesh must not hear NOT_FOUND for a model that is there.
+    """
+
+
 class ModelNotReady(XlaserveError):
     """The model is known, but no version that could answer is ready."""
 

@@ -20,6 +20,11 @@ from xlaserve.errors import InvalidSettings
 
 ENVIRONMENT_PREFIX = "XLASERVE_"
 
+CONTAINER_MEMORY_VARIABLES = ("MODEL_SERVER_MEM_REQ_BYTES", "CONTAINER_MEM_REQ_BYTES")
+"""Where a pod puts its memory request, by the Downward API; the first that is set counts."""
+
+_TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
 
 class ModelControlMode(StrEnum):
     """Who decides which models are loaded (Triton's model control modes)."""
@@ -39,6 +44,15 @@ class Device(StrEnum):
     CPU = "cpu"
     CUDA = "cuda"
     TPU = "tpu"
+
+
+class IdInjection(StrEnum):
+    """How ModelMesh is told to give us the id of a model."""
+
+    PATH = "path"
+    """In the request message, at the path that runtimeStatus advertises, and in a header."""
+    HEADER = "header"
+    """In a header only; the message keeps the name that the client wrote."""
 
 
 class Readiness(StrEnum):
@@ -61,6 +75,8 @@ class Settings:
     """Address that TCP endpoints listen on."""
     grpc_endpoint: str = "port:8001"
     """Where gRPC is served: port:<n> or unix:<path>. Port 0 takes a free one."""
+    grpc_data_endpoint: str = ""
+    """A second place where gRPC is served, for inference; empty for none. ModelMesh knows both."""
     http_endpoint: str = "port:8000"
     """Where HTTP is served: port:<n>, unix:<path> or none."""
     unix_socket_mode: int = 0o666
@@ -78,6 +94,25 @@ class Settings:
     """startup: ready once every load of the start has ended; models: and every one succeeded."""
     device: Device = Device.AUTO
     """Where models run. Anything but auto fails at start when that device is absent."""
+
+    modelmesh: bool = False
+    """Serve mmesh.ModelRuntime: a ModelMesh sidecar decides what is loaded, and when."""
+    id_injection: IdInjection = IdInjection.PATH
+    """With modelmesh: path lets it write the id into requests; header leaves them as they are."""
+    capacity_bytes: int = 0
+    """Memory for models; 0 takes the device's, the container's request, or the cgroup's limit."""
+    memory_overhead_bytes: int = 300 << 20
+    """What is left of that memory for the process itself, or the device's workspace."""
+    default_model_size_bytes: int = 16 << 20
+    """With modelmesh: the size of a model of which nothing is known."""
+    model_loading_timeout_ms: int = 30_000
+    """With modelmesh: how long it waits for a load; keep it near the slowest real one."""
+    limit_model_concurrency: bool = False
+    """With modelmesh: let it queue requests and scale by their latency."""
+    max_concurrency: int = 4
+    """With limit_model_concurrency: requests of one model at a time, if its config has none."""
+    container_memory_bytes: int = 0
+    """Memory request of the container; else MODEL_SERVER_MEM_REQ_BYTES, CONTAINER_MEM_REQ_BYTES."""
 
     load_threads: int = 1
     """Models that are loaded and compiled at the same time."""
@@ -102,6 +137,8 @@ class Settings:
     """Requests that one gRPC connection may have open."""
     max_connections: int = 1024
     """gRPC connections that may be open."""
+    message_timeout_seconds: float = 30.0
+    """How long a request may take to send its message after its headers."""
     max_health_watchers: int = 1024
     """Health watches that may be open."""
     max_reflection_requests: int = 1000
@@ -153,6 +190,11 @@ class Settings:
             for name, value in flags.items()
             if value is not None
         }
+        if "container_memory_bytes" not in values:
+            for variable in CONTAINER_MEMORY_VARIABLES:
+                if environ.get(variable):
+                    values["container_memory_bytes"] = _from_text(variable, int, environ[variable])
+                    break
         if "repository" not in values:
             raise InvalidSettings("repository", "a directory", None)
         return cls(**values)
@@ -165,6 +207,13 @@ _SMALLEST: Mapping[str, float] = {
     "inline_execution_seconds": 0,
     "max_requests_per_model": 1,
     "drain_seconds": 0,
+    "capacity_bytes": 0,
+    "memory_overhead_bytes": 0,
+    "default_model_size_bytes": 1,
+    "model_loading_timeout_ms": 100,
+    "max_concurrency": 1,
+    "container_memory_bytes": 0,
+    "message_timeout_seconds": 0.001,
     "grace_seconds": 0,
     "max_message_bytes": 1024,
     "max_message_fields": 100,
@@ -192,9 +241,11 @@ def _from_text(variable: str, hint: Any, text: str) -> Any:
         inner = get_args(hint)[0]
         return tuple(_from_text(variable, inner, part) for part in text.split(",") if part)
     try:
+        if hint is bool:
+            return _TRUTHS[text.lower()]
         # 0o666 and 1_000 read as Python writes them.
         return int(text, 0) if hint is int else hint(text)
-    except ValueError:
+    except (KeyError, ValueError):
         expected = "|".join(hint) if issubclass(hint, StrEnum) else hint.__name__
         raise InvalidSettings(variable, expected, text) from None
 
@@ -208,6 +259,8 @@ class SettingDescription:
     text: str
     many: bool
     """Whether it may be given more than once."""
+    switch: bool
+    """Whether it is on or off."""
 
     @property
     def variable(self) -> str:
@@ -224,12 +277,15 @@ def describe_settings() -> list[SettingDescription]:
             _shown(field.name, field.default),
             texts[field.name],
             many=isinstance(field.default, tuple),
+            switch=isinstance(field.default, bool),
         )
         for field in fields(Settings)
     ]
 
 
 def _shown(name: str, default: object) -> str:
+    if isinstance(default, bool):
+        return str(default).lower()
     if isinstance(default, int) and name.endswith("_mode"):
         return oct(default)  # permission bits
     if isinstance(default, StrEnum | Path):

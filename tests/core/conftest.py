@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.core import AddModel, Core, MakeCore, World
 
+from xlaserve.core.capacity import Capacity
 from xlaserve.core.control import ModelControl
 from xlaserve.core.engine import Engine
 from xlaserve.core.loading import Machinery, VersionLoader
@@ -50,11 +51,19 @@ async def make_core(tmp_path: Path, world: World) -> AsyncIterator[MakeCore]:
             max_models=settings.max_models,
             max_config_bytes=settings.max_config_bytes,
         )
-        machinery = Machinery(world.load, lambda: None, lambda: "cpu")
-        loader = VersionLoader(registry, workers, machinery, drain_seconds=settings.drain_seconds)
+        machinery = Machinery(
+            load=world.load,
+            predict_size=lambda directory, config: world.predicted_bytes,
+            release_memory=lambda: None,
+            device=lambda: "cpu",
+        )
+        capacity = Capacity(settings.capacity_bytes or None)
+        loader = VersionLoader(
+            registry, workers, machinery, capacity, drain_seconds=settings.drain_seconds
+        )
         control = ModelControl(settings, registry, repository, loader, workers)
         engine = Engine(registry, workers, inline_execution_seconds=1e-3)
-        core = Core(root, settings, registry, repository, control, engine, workers)
+        core = Core(root, settings, registry, repository, control, engine, workers, capacity)
         made.append(core)
         return core
 

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
+from xlaserve.core.capacity import Capacity
 from xlaserve.core.control import ModelControl
 from xlaserve.core.engine import Engine
 from xlaserve.core.registry import Registry
 from xlaserve.core.repository import Repository
 from xlaserve.core.workers import Workers
 from xlaserve.errors import InvalidModel
-from xlaserve.models.loaded import LoadContext, ModelInfo, Stage, Value
+from xlaserve.models.loaded import LoadContext, ModelInfo, ModelMemory, Stage, Value
 from xlaserve.settings import Settings
 from xlaserve.tensors import DATATYPES, TensorSpec
 
@@ -30,6 +31,7 @@ class FakeModel:
             (TensorSpec("x", FP32, (-1, 2)),),
             (TensorSpec("y", FP32, (-1, 2)),),
             max_batch_size=4,
+            memory=ModelMemory(parameters_bytes=world.measured_bytes),
         )
         self.amount = amount
         self.closed = False
@@ -58,6 +60,8 @@ class World:
     """What the fake models share with the test: their count, and gates to hold them."""
 
     seconds: float = 1.0
+    predicted_bytes: int = 100
+    measured_bytes: int = 100
     open: list[FakeModel] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)
     may_load: threading.Event = field(default_factory=threading.Event)
@@ -90,6 +94,7 @@ class Core:
     control: ModelControl
     engine: Engine
     workers: Workers
+    capacity: Capacity
 
 
 MakeCore = Callable[..., Core]

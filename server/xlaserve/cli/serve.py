@@ -24,7 +24,8 @@ def command() -> Callable[..., None]:
     """Return the command with one parameter for each setting, for typer to read."""
 
     def serve(**flags: Any) -> None:
-        _serve(Settings.read(**{name: value or None for name, value in flags.items()}))
+        given = {name: value for name, value in flags.items() if value not in (None, [])}
+        _serve(Settings.read(**given))
 
     parameters = [_parameter(setting) for setting in describe_settings()]
     serve.__doc__ = "Serve the models of a repository until told to stop."
@@ -37,14 +38,15 @@ def _parameter(setting: SettingDescription) -> inspect.Parameter:
     default = f" [default: {setting.default}]" if setting.default else ""
     # typer would read the brackets as markup.
     about = escape(f"{setting.text} [env: {setting.variable}]{default}")
-    kind: Any = list[str] if setting.many else str
+    kind: Any = bool if setting.switch else list[str] if setting.many else str
+    flag = f"--{setting.name.replace('_', '-')}"
     option = (
         typer.Argument(help=about, show_default=False)
         if setting.name == _POSITIONAL
         else typer.Option(
-            f"--{setting.name.replace('_', '-')}",
+            f"{flag}/--no-{flag[2:]}" if setting.switch else flag,
             help=about,
-            metavar="VALUE",
+            metavar=None if setting.switch else "VALUE",
             show_default=False,
             rich_help_panel="Limits" if setting.name.startswith(_LIMITS) else "Options",
         )

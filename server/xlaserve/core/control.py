@@ -1,9 +1,11 @@
 """Loads, reloads and unloads models, as clients, the start or the disk ask for it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 import structlog
 
@@ -18,9 +20,10 @@ from xlaserve.core.overrides import (
 )
 from xlaserve.core.registry import Registry
 from xlaserve.core.repository import Fingerprint, ModelSource, Repository
-from xlaserve.core.sharing import SingleFlight, Turns
+from xlaserve.core.sharing import CalledOff, SingleFlight, Turns
 from xlaserve.core.workers import Workers
 from xlaserve.errors import (
+    LoadCancelled,
     LoadFailed,
     ModelControlForbidden,
     ModelNotFound,
@@ -148,6 +151,29 @@ class ModelControl:
         if mode is not ModelControlMode.EXPLICIT:
             raise ModelControlForbidden(operation, mode.value)
 
+    # --- what a mesh asks ---
+
+    async def load_from(
+        self, name: str, key: Hashable, find: Callable[[], ModelSource]
+    ) -> None:
+        """Load a model that is not in the repository, from wherever `find` finds it.
+
+        Loads of one name and key that come together are one load; a model that already answers
+        from the same files stays as it is. Raises what `load` raises.
+        """
+        await self._share(name, (name, key), partial(self._load_found, find))
+
+    async def evict(self, name: str) -> None:
+        """Unload and forget a model and return once its memory is free; no name is unknown."""
+        if self._registry.find(name) is not None:
+            await self._unload_shared(name, dependents=False)
+            self._registry.forget(name)
+
+    async def purge(self) -> None:
+        """Call off every load, unload every model, and return once all memory is free."""
+        await self._loads.call_off()
+        await asyncio.gather(*(self.evict(model.name) for model in self._registry.models()))
+
     # --- what the start and the disk ask ---
 
     async def start(self) -> None:
@@ -160,6 +186,8 @@ class ModelControl:
         self._registry.notify()
 
     async def _names_at_start(self) -> list[str]:
+        if self._settings.modelmesh:
+            return []
         every = await self._workers.wait(self._repository.names)
         if self._settings.model_control_mode is not ModelControlMode.EXPLICIT:
             return every
@@ -221,25 +249,44 @@ class ModelControl:
     # --- loading ---
 
     async def _load_shared(self, name: str) -> None:
-        await self._loads.run(name, lambda: self._load(name, _PLAIN))
+        await self._share(name, name, partial(self._load, name, _PLAIN))
+
+    async def _share(
+        self, name: str, key: Hashable, load: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        try:
+            await self._loads.run(key, load)
+        except CalledOff:
+            raise LoadCancelled(name) from None
 
     async def _load(self, name: str, parameters: LoadParameters) -> None:
         override = await self._write_override(name, parameters)
-        adopted = False
+        find = partial(
+            self._repository.find, name, config_text=parameters.config, override=override
+        )
         try:
-            source = await self._find(name, parameters, override)
-            await self._load_steps(source)
-            async with self._turns.of(name):
-                # Found again: another load may have gone before while this one waited.
-                source = await self._find(name, parameters, override)
-                before = self._overrides.pop(name, None)
-                try:
-                    await self._load_versions(source, forced=parameters != _PLAIN)
-                finally:
-                    adopted = await self._keep_override(name, source, before, override)
+            await self._load_found(find, override, forced=parameters != _PLAIN)
         finally:
-            if override is not None and not adopted:
+            if override is not None and self._overrides.get(name) is not override:
                 await self._workers.wait(override.remove)
+
+    async def _load_found(
+        self,
+        find: Callable[[], ModelSource],
+        override: Override | None = None,
+        *,
+        forced: bool = False,
+    ) -> None:
+        source = await self._workers.wait(find)
+        await self._load_steps(source)
+        async with self._turns.of(source.name):
+            # Found again: another load may have gone before while this one waited.
+            source = await self._workers.wait(find)
+            before = self._overrides.pop(source.name, None)
+            try:
+                await self._load_versions(source, forced=forced)
+            finally:
+                await self._keep_override(source, before, override)
 
     async def _write_override(self, name: str, parameters: LoadParameters) -> Override | None:
         if not parameters.files:
@@ -249,9 +296,10 @@ class ModelControl:
         )
 
     async def _keep_override(
-        self, name: str, source: ModelSource, before: Override | None, new: Override | None
-    ) -> bool:
+        self, source: ModelSource, before: Override | None, new: Override | None
+    ) -> None:
         """Keep the directory that the model now answers from, remove the one it left."""
+        name = source.name
         marks = [version.fingerprint for version in source.versions]
         model = self._registry.find(name)
         uses_new = model is not None and any(
@@ -263,14 +311,6 @@ class ModelControl:
             self._overrides[name] = kept
         if left is not None:
             await self._workers.wait(left.remove)
-        return uses_new
-
-    async def _find(
-        self, name: str, parameters: LoadParameters, override: Override | None
-    ) -> ModelSource:
-        return await self._workers.wait(
-            self._repository.find, name, config_text=parameters.config, override=override
-        )
 
     async def _load_versions(self, source: ModelSource, *, forced: bool) -> None:
         failures: list[XlaserveError] = []
@@ -312,7 +352,7 @@ class ModelControl:
                 names = " -> ".join((*path, step.model_name))
                 raise LoadFailed(path[0], f"its steps form a cycle: {names}")
             try:
-                following = await self._find(step.model_name, _PLAIN, None)
+                following = await self._workers.wait(self._repository.find, step.model_name)
             except (ModelNotFound, LoadFailed):
                 continue  # loaded from an override perhaps; loading will tell
             await self._refuse_cycle(following, (*path, step.model_name))

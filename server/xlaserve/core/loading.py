@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import structlog
 
+from xlaserve.core.capacity import Capacity, Reservation
 from xlaserve.core.ensemble import EnsemblePlan, plan_ensemble
 from xlaserve.core.lifecycle import Event, State
 from xlaserve.core.registry import Instance, Registry, Version
@@ -25,6 +26,7 @@ from xlaserve.errors import (
     OutOfMemory,
     XlaserveError,
 )
+from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import LoadContext, LoadedModel, Stage
 
 Load: TypeAlias = Callable[[Path, LoadContext], LoadedModel]
@@ -39,6 +41,8 @@ class Machinery:
     """What loading needs of the layer below."""
 
     load: Load
+    predict_size: Callable[[Path, ModelConfig], int]
+    """Return the bytes that a version will take, from its headers; raises InvalidModel; blocks."""
     release_memory: Callable[[], None]
     """Collect garbage and give freed pages back to the system; blocks."""
     device: Callable[[], str]
@@ -50,9 +54,16 @@ class VersionLoader:
     """Loads and retires instances of model versions; the registry shows every step of it."""
 
     def __init__(
-        self, registry: Registry, workers: Workers, machinery: Machinery, *, drain_seconds: float
+        self,
+        registry: Registry,
+        workers: Workers,
+        machinery: Machinery,
+        capacity: Capacity,
+        *,
+        drain_seconds: float,
     ) -> None:
         self._registry = registry
+        self._capacity = capacity
         self._workers = workers
         self._machinery = machinery
         self._drain_seconds = drain_seconds
@@ -68,12 +79,15 @@ class VersionLoader:
         loop = asyncio.get_running_loop()
         started = loop.time()
         self._registry.change(version, Event.LOAD, "waiting for a load thread")
+        reservation = Reservation(self._capacity, version.model)
         try:
-            runner = await self._make(version, model, source)
+            runner = await self._make(version, model, source, reservation)
         except BaseException as error:
+            reservation.release()
             self._note_failure(version, error)
             raise
-        replaced, version.instance = version.instance, Instance(runner, source.fingerprint)
+        loaded = Instance(runner, source.fingerprint, reservation)
+        replaced, version.instance = version.instance, loaded
         self._registry.change(version, Event.LOADED)
         self._log.info(
             "model loaded",
@@ -114,16 +128,33 @@ class VersionLoader:
     # --- in ---
 
     async def _make(
-        self, version: Version, model: ModelSource, source: VersionSource
+        self,
+        version: Version,
+        model: ModelSource,
+        source: VersionSource,
+        reservation: Reservation,
     ) -> LoadedModel | EnsemblePlan:
         try:
             if model.config.is_ensemble:
                 return self._plan(model)
-            return await self._run_loader(version, model, source)
+            predict = self._machinery.predict_size
+            reservation.set(await self._workers.wait(predict, source.directory, model.config))
+            runner = await self._run_loader(version, model, source)
+            await self._settle(reservation, runner)
+            return runner
         except InvalidModel as error:
             raise LoadFailed(version.model, str(error)) from error
         except MemoryError as error:
             raise OutOfMemory(version.model, "failed to load it, the host is full") from error
+
+    async def _settle(self, reservation: Reservation, runner: LoadedModel) -> None:
+        """Book what the model really took; one that took too much is let go again."""
+        try:
+            reservation.set(runner.info.memory.total_bytes)
+        except OutOfMemory:
+            await self._workers.wait(runner.close)
+            await self._release()
+            raise
 
     def _plan(self, model: ModelSource) -> EnsemblePlan:
         described = {}
@@ -214,9 +245,11 @@ class VersionLoader:
         if freeing.done():
             freeing.result()
 
-    async def _free(self, instances: Iterable[Instance]) -> None:
+    async def _free(self, instances: Sequence[Instance]) -> None:
         for instance in instances:
             await instance.drained()
             if not isinstance(instance.runner, EnsemblePlan):
                 await self._workers.wait(instance.runner.close)
         await self._release()
+        for instance in instances:
+            instance.reservation.release()

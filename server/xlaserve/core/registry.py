@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from xlaserve.core.capacity import Reservation
 from xlaserve.core.ensemble import EnsemblePlan
 from xlaserve.core.lifecycle import Event, Lifecycle, State
-from xlaserve.errors import ModelNotFound, ModelNotReady, Overloaded
+from xlaserve.errors import ModelNotFound, ModelNotReady, Overloaded, VersionNotFound
 from xlaserve.models.loaded import LoadedModel, ModelInfo
 
 
@@ -17,9 +18,12 @@ class Instance:
     A reload makes a new instance: requests keep the one they started with.
     """
 
-    def __init__(self, runner: LoadedModel | EnsemblePlan, fingerprint: object) -> None:
+    def __init__(
+        self, runner: LoadedModel | EnsemblePlan, fingerprint: object, reservation: Reservation
+    ) -> None:
         self.runner = runner
         self.fingerprint = fingerprint
+        self.reservation = reservation
         self._users = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -117,6 +121,8 @@ class Registry:
         if model is None:
             raise ModelNotFound(name, number)
         version = model.versions.get(number) if number else model.newest()
+        if version is None and number and model.newest() is not None:
+            raise VersionNotFound(name, number)
         if version is None:
             self._raise_unavailable(model, number)
         assert version is not None
@@ -188,6 +194,14 @@ class Registry:
         """Tell the observers that something may have changed."""
         for observer in tuple(self._observers):
             observer()
+
+    def size_bytes(self, name: str) -> int:
+        """Return what the loaded versions of a model hold; raises ModelNotFound for none."""
+        model = self._models.get(name)
+        loaded = [v.instance for v in model.versions.values() if v.instance] if model else []
+        if not loaded:
+            raise ModelNotFound(name)
+        return sum(instance.info.memory.total_bytes for instance in loaded)
 
     def forget(self, name: str) -> None:
         """Drop what is known of a model that is neither loaded nor in the repository."""

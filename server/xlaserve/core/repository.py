@@ -6,7 +6,7 @@ Everything here waits for the disk and is called from a thread, never from the e
 import os
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -26,12 +26,27 @@ ENSEMBLE_VERSION = 1
 """The version of an ensemble without version directories: it needs no files."""
 
 
+UNVERSIONED = 1
+"""The version of what has no version directories."""
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A model outside the repository, as a mesh names it."""
+
+    path: str
+    """A version directory, a model directory, or a single file."""
+    schema: str = ""
+    """A file with `inputs` and `outputs` as ModelMetadata has them; empty for none."""
+
+
 @dataclass(frozen=True, slots=True)
 class VersionSource:
     """One version that can be loaded."""
 
     number: int
     directory: Path
+    """Or the file, where one file is the whole model."""
     fingerprint: Fingerprint
 
 
@@ -99,6 +114,51 @@ class Repository:
             raise LoadFailed(name, "no version directory is there that its version_policy picks")
         return ModelSource(name, config, versions)
 
+    def find_at(self, name: str, location: Location) -> ModelSource:
+        """Read what a load of a path would load, wherever it is inside the allowed roots.
+
+        The path is one version (a directory, or a single file), or a model directory with numbered
+        versions and perhaps a configuration, whose name does not count. A schema replaces the
+        inputs and outputs of the configuration. Raises LoadFailed that names the path
+        (ModelMesh SPI, loadModel).
+        """
+        try:
+            path = self._existing(location.path)
+            config = self._config_at(path, location.schema)
+            versions = self._versions_at(path, config)
+        except InvalidModel as error:
+            raise LoadFailed(name, str(error)) from error
+        except OSError as error:
+            raise LoadFailed(name, f"'{location.path}' cannot be read: {error.strerror}") from error
+        return ModelSource(name, config, versions)
+
+    def _existing(self, text: str) -> Path:
+        if not text or "\0" in text:
+            raise InvalidModel("its path is empty" if not text else "its path holds a NUL")
+        path = Path(text)
+        if not path.exists():
+            raise InvalidModel(f"there is nothing at '{text}'")
+        return self._confine(path)
+
+    def _config_at(self, path: Path, schema: str) -> ModelConfig:
+        config = ModelConfig()
+        if path.is_dir():
+            config = read_config(path, limit_bytes=self._max_config_bytes)
+        if not schema:
+            return config
+        file = self._existing(schema)
+        if file.stat().st_size > self._max_config_bytes:
+            raise InvalidModel(f"'{schema}' is larger than {self._max_config_bytes} bytes")
+        given = parse_json(file.read_bytes(), limit_bytes=self._max_config_bytes)
+        return replace(config, inputs=given.inputs, outputs=given.outputs)
+
+    def _versions_at(self, path: Path, config: ModelConfig) -> tuple[VersionSource, ...]:
+        if path.is_dir():
+            versions = self._versions(path, config, trusted=False)
+            if versions:
+                return versions
+        return (self._version(UNVERSIONED, path, config, trusted=False),)
+
     def fingerprint(self, name: str) -> Fingerprint:
         """Return what changes when anything of the model changes, without reading it."""
         directory = self.root / name
@@ -116,7 +176,11 @@ class Repository:
     def _versions(
         self, directory: Path, config: ModelConfig, *, trusted: bool
     ) -> tuple[VersionSource, ...]:
-        found = {int(path.name): path for path in directory.iterdir() if is_version(path.name)}
+        found = {
+            int(path.name): path
+            for path in directory.iterdir()
+            if is_version(path.name) and path.is_dir()
+        }
         if config.is_ensemble and not found:
             found = {ENSEMBLE_VERSION: directory}
         chosen = config.version_policy.select(found)
@@ -128,12 +192,11 @@ class Repository:
         self, number: int, path: Path, config: ModelConfig, *, trusted: bool
     ) -> VersionSource:
         directory = path if trusted else self._confine(path)
-        if not directory.is_dir():
-            raise InvalidModel(f"version {number} is not a directory")
         for file in _files(directory):
             if not trusted:
                 self._confine(file)
-        return VersionSource(number, directory, (config, _directory_fingerprint(directory)))
+        mark = (str(directory), config, _directory_fingerprint(directory))
+        return VersionSource(number, directory, mark)
 
     def _confine(self, path: Path) -> Path:
         resolved = path.resolve()
@@ -151,7 +214,7 @@ def _is_name(name: str) -> bool:
 
 
 def _files(directory: Path) -> list[Path]:
-    files = []
+    files = [] if directory.is_dir() else [directory]
     for root, _directories, names in os.walk(directory):
         files += [Path(root, name) for name in names]
         if len(files) > MAX_FILES_PER_VERSION:

@@ -8,6 +8,10 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 
+class CalledOff(Exception):
+    """The shared work was cancelled under its callers."""
+
+
 class _Flight(Generic[T]):
     __slots__ = ("task", "waiters")
 
@@ -36,6 +40,8 @@ class SingleFlight(Generic[T]):
         try:
             return await asyncio.shield(flight.task)
         except asyncio.CancelledError:
+            if flight.task.cancelled() and not _being_cancelled():
+                raise CalledOff from None
             if self._abandonable and flight.waiters == 1 and not flight.task.done():
                 # Whoever asks again from now on starts anew instead of joining a lost cause.
                 self._flights.pop(key, None)
@@ -45,6 +51,14 @@ class SingleFlight(Generic[T]):
         finally:
             flight.waiters -= 1
 
+    async def call_off(self) -> None:
+        """Cancel all work and return once it has ended; its callers get CalledOff."""
+        tasks = [flight.task for flight in self._flights.values()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
     def _landed(self, key: Hashable, task: "asyncio.Task[T]") -> None:
         flight = self._flights.get(key)
         if flight is not None and flight.task is task:
@@ -52,6 +66,11 @@ class SingleFlight(Generic[T]):
         if not task.cancelled():
             # Read, so that an error whose every waiter left is not reported as never retrieved.
             task.exception()
+
+
+def _being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class Turns:

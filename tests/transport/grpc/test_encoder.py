@@ -248,6 +248,13 @@ def test_member_of_a_oneof_may_be_set_later(codec: WireCodec, google: Google) ->
     assert written(google, chosen_int64=0) == codec.encode_message(message)
 
 
+def test_last_member_counts_where_a_oneof_was_given_two(codec: WireCodec, google: Google) -> None:
+    """As betterproto says which of them is set."""
+    message = everything(chosen_text="a", chosen_int64=5)
+
+    assert written(google, chosen_text="a") == codec.encode_message(message)
+
+
 def test_message_that_was_only_looked_at_is_not_written(codec: WireCodec) -> None:
     """betterproto makes a message of what one reads."""
     message = Everything()

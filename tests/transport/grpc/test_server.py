@@ -158,9 +158,7 @@ async def test_the_limit_of_streams_is_advertised(serve: Serve, tmp_path: Path) 
             assert 7 == wire.h2.remote_settings.max_concurrent_streams
 
 
-async def test_a_connection_that_closes_leaves_nothing_behind(
-    serve: Serve, tmp_path: Path
-) -> None:
+async def test_a_connection_that_closes_leaves_nothing_behind(serve: Serve, tmp_path: Path) -> None:
     async with serve(tmp_path) as server:
         for _ in range(20):
             async with connect(server.url) as wire:

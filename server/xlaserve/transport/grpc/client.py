@@ -45,7 +45,10 @@ class InferenceResult:
 
 
 class Client:
-    """Speaks to one server, at `host:port` or `unix:path`; an asynchronous context manager."""
+    """Speaks to one server, at `host:port` or `unix:path`; an asynchronous context manager.
+
+    `port:n`, as an endpoint is set, is that port on this machine.
+    """
 
     def __init__(self, url: str, *, timeout: float) -> None:
         self._url = url
@@ -56,7 +59,8 @@ class Client:
             host, _, port = url.rpartition(":")
             if not host or not port.isdigit():
                 raise CallFailed(url, "expected host:port or unix:path")
-            self._channel = Channel(host.strip("[]"), int(port), codec=codec)
+            host = "localhost" if host == "port" else host.strip("[]")
+            self._channel = Channel(host, int(port), codec=codec)
         self._stub = pb.GrpcInferenceServiceStub(self._channel, timeout=timeout)
 
     async def __aenter__(self) -> Self:
@@ -72,6 +76,14 @@ class Client:
         problem = _problem(error)
         if problem is not None:
             raise CallFailed(self._url, problem) from error
+
+    async def live(self) -> bool:
+        """Tell whether the server is live (V2 protocol, Health)."""
+        return (await self._stub.server_live(pb.ServerLiveRequest())).live
+
+    async def ready(self) -> bool:
+        """Tell whether the server is ready (V2 protocol, Health)."""
+        return (await self._stub.server_ready(pb.ServerReadyRequest())).ready
 
     async def inputs(self, model: str, version: str = "") -> list[TensorSpec]:
         """Return the inputs of a model (V2 protocol, Model Metadata)."""

@@ -44,7 +44,7 @@ StoreSpan: TypeAlias = "Callable[[Reader, Values, int, int], None]"
 """Takes the fields of a message, and where the bytes that came for one of them start and stop."""
 
 Views: TypeAlias = Mapping[type[betterproto.Message], Collection[str]]
-"""Bytes fields that are read as views of the received message instead of as copies."""
+"""Repeated bytes fields that are read as views of the received message instead of as copies."""
 
 # What counts besides the fields themselves, so that a bound on the count is a bound on the time.
 MESSAGE_COST = 5
@@ -306,8 +306,8 @@ def _plan_scalar(plan: Plan, row: Field, *, viewed: bool) -> None:
 
 
 def _store_span(row: Field, *, viewed: bool) -> StoreSpan:
-    if row.type == BYTES and viewed:
-        return (_add_view if row.repeated else _put_view)(row.name)
+    if row.repeated and row.type == BYTES and viewed:
+        return _add_view(row.name)
     return (_add if row.repeated else _put)(row.name, span_converter(row))
 
 
@@ -340,14 +340,6 @@ def _add(name: str, convert: Convert) -> StoreSpan:
         values[name].append(convert(reader.data[start:stop]))
 
     return add
-
-
-def _put_view(name: str) -> StoreSpan:
-    def put(reader: Reader, values: Values, start: int, stop: int) -> None:
-        reader.left -= VIEW_COST
-        values[name] = reader.view[start:stop]
-
-    return put
 
 
 def _add_view(name: str) -> StoreSpan:
