@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import signal
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
@@ -11,29 +11,35 @@ from typing import Protocol
 
 import structlog
 from aiohttp import web
+from grpclib._typing import IServable
 
 from xlaserve.core.capacity import Capacity
 from xlaserve.core.control import IndexEntry, ModelControl
 from xlaserve.core.engine import Engine
+from xlaserve.core.host import memory_limit_bytes
 from xlaserve.core.loading import Machinery, VersionLoader
 from xlaserve.core.readiness import Readiness
 from xlaserve.core.registry import Registry
 from xlaserve.core.repository import Repository
+from xlaserve.core.runtime import ModelRuntime, RuntimeLimits
 from xlaserve.core.server import ServerDescription
 from xlaserve.core.workers import Workers
 from xlaserve.errors import InvalidSettings
 from xlaserve.models import device, loaders
 from xlaserve.models.loaded import Stage
-from xlaserve.settings import ModelControlMode, Settings
-from xlaserve.transport.endpoints import Endpoint, Listener, listen
+from xlaserve.settings import IdInjection, ModelControlMode, Settings
+from xlaserve.transport.endpoints import Endpoint, Listener, check_grpc_endpoints, listen
 from xlaserve.transport.grpc.codec import WireCodec
 from xlaserve.transport.grpc.descriptors import DescriptorIndex
 from xlaserve.transport.grpc.edge import translate_errors
 from xlaserve.transport.grpc.health import HealthService
 from xlaserve.transport.grpc.inference import InferenceService
+from xlaserve.transport.grpc.injection import inject_ids
+from xlaserve.transport.grpc.model_runtime import INFERENCE_PATHS, ModelRuntimeService
 from xlaserve.transport.grpc.reflection import SERVICES as REFLECTION_SERVICES
 from xlaserve.transport.grpc.reflection import reflection_services
 from xlaserve.transport.grpc.server import GrpcServer
+from xlaserve.transport.grpc.splice import InjectionPath
 from xlaserve.transport.rest.health import health_routes
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -47,6 +53,8 @@ class Addresses:
 
     grpc: str
     http: str | None
+    grpc_data: str
+    """The same as `grpc` where there is one endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +109,7 @@ class Application:
         self.engine = Engine(
             self.registry, self.workers, inline_execution_seconds=settings.inline_execution_seconds
         )
-        repository = Repository(
+        self.repository = Repository(
             settings.repository,
             extra_roots=settings.model_root,
             max_models=settings.max_models,
@@ -121,7 +129,7 @@ class Application:
             self.capacity,
             drain_seconds=settings.drain_seconds,
         )
-        self.control = ModelControl(settings, self.registry, repository, loader, self.workers)
+        self.control = ModelControl(settings, self.registry, self.repository, loader, self.workers)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Addresses]:
@@ -131,14 +139,16 @@ class Application:
         """
         async with AsyncExitStack() as stack:
             stack.callback(self.workers.close)
-            grpc_listener, http_listener = self._listen(stack)
-            health = await self._start_grpc(grpc_listener)
+            grpc_listeners, http_listener = self._listen(stack)
+            health = await self._start_grpc(grpc_listeners)
             if http_listener is not None:
                 await self._start_http(http_listener, stack)
             stack.push_async_callback(self._stop, health)
             http = http_listener.address if http_listener else None
-            _log.info("listening", grpc=grpc_listener.address, http=http)
-            addresses = Addresses(grpc_listener.address, http)
+            addresses = Addresses(
+                grpc_listeners[0].address, http, grpc_data=grpc_listeners[-1].address
+            )
+            _log.info("listening", grpc=addresses.grpc, grpc_data=addresses.grpc_data, http=http)
             self.display.listening(addresses)
             yield addresses
 
@@ -148,8 +158,12 @@ class Application:
         Raises DeviceUnavailable when the device that was asked for is not there.
         """
         platform = await self.workers.wait(device.start, self.settings.device.value)
+        limit = await self.workers.wait(device.memory_limit_bytes)
+        self.capacity.total_bytes = _capacity_bytes(self.settings, limit)
+        if self.settings.modelmesh:
+            RuntimeLimits.of(self.settings, self.capacity.total_bytes)
         await self.workers.wait(_freeze_heap)
-        _log.info("device ready", platform=platform)
+        _log.info("device ready", platform=platform, capacity_bytes=self.capacity.total_bytes)
         await self.control.start()
         rows = await self.rows()
         ready = sum(row.size_bytes is not None for row in rows)
@@ -179,14 +193,23 @@ class Application:
 
     # --- start ---
 
-    def _listen(self, stack: AsyncExitStack) -> tuple[Listener, Listener | None]:
-        grpc = self._bind("grpc_endpoint", self.settings.grpc_endpoint, stack)
-        if grpc is None:
-            raise InvalidSettings("grpc_endpoint", "port:<n> or unix:<path>", "none")
-        return grpc, self._bind("http_endpoint", self.settings.http_endpoint, stack)
+    def _listen(self, stack: AsyncExitStack) -> tuple[list[Listener], Listener | None]:
+        settings = self.settings
+        grpc = {"grpc_endpoint": settings.grpc_endpoint}
+        if settings.grpc_data_endpoint not in ("", settings.grpc_endpoint):
+            grpc["grpc_data_endpoint"] = settings.grpc_data_endpoint
+        endpoints = {name: Endpoint.parse(name, text) for name, text in grpc.items()}
+        check_grpc_endpoints(endpoints)
+        listeners = [self._bind(name, endpoint, stack) for name, endpoint in endpoints.items()]
+        http = Endpoint.parse("http_endpoint", settings.http_endpoint)
+        return (
+            [listener for listener in listeners if listener],
+            self._bind("http_endpoint", http, stack),
+        )
 
-    def _bind(self, setting: str, text: str, stack: AsyncExitStack) -> Listener | None:
-        endpoint = Endpoint.parse(setting, text)
+    def _bind(
+        self, setting: str, endpoint: Endpoint | None, stack: AsyncExitStack
+    ) -> Listener | None:
         if endpoint is None:
             return None
         listener = listen(
@@ -198,11 +221,17 @@ class Application:
         stack.callback(listener.close)
         return listener
 
-    async def _start_grpc(self, listener: Listener) -> HealthService:
+    async def _start_grpc(self, listeners: Sequence[Listener]) -> HealthService:
         settings = self.settings
-        description = ServerDescription(version=metadata.version("xlaserve"))
-        service = InferenceService(description, self.engine, self.control)
-        names = _service_names([service])
+        services: list[IServable] = [
+            InferenceService(
+                ServerDescription(version=metadata.version("xlaserve")), self.engine, self.control
+            )
+        ]
+        paths = dict(INFERENCE_PATHS) if settings.modelmesh else {}
+        if settings.modelmesh:
+            services.append(self._model_runtime(paths))
+        names = _service_names(services)
         health = HealthService(
             services=names,
             source=Readiness(self.control, self.registry),
@@ -213,18 +242,32 @@ class Application:
             services=[*names, *_service_names([health]), *REFLECTION_SERVICES],
             max_requests=settings.max_reflection_requests,
         )
+        limits = {
+            "max_fields": settings.max_message_fields,
+            "max_depth": settings.max_message_depth,
+        }
         self.grpc = GrpcServer(
-            [service, health, *reflection],
-            codec=WireCodec(
-                max_fields=settings.max_message_fields, max_depth=settings.max_message_depth
-            ),
+            [*services, health, *reflection],
+            codec=WireCodec(**limits),
             max_message_bytes=settings.max_message_bytes,
             max_connections=settings.max_connections,
             max_streams=settings.max_streams_per_connection,
         )
-        translate_errors(self.grpc)
-        await self.grpc.start(sock=listener.socket)
+        inject_ids(self.grpc, paths, **limits)
+        translate_errors(self.grpc, message_timeout_seconds=settings.message_timeout_seconds)
+        for listener in listeners:
+            await self.grpc.listen(listener.socket)
         return health
+
+    def _model_runtime(self, paths: Mapping[str, InjectionPath]) -> ModelRuntimeService:
+        return ModelRuntimeService(
+            ModelRuntime(
+                self.settings, self.control, self.registry, self.repository, self.capacity
+            ),
+            version=metadata.version("xlaserve"),
+            paths=paths,
+            advertise_paths=self.settings.id_injection is IdInjection.PATH,
+        )
 
     async def _start_http(self, listener: Listener, stack: AsyncExitStack) -> None:
         application = web.Application()
@@ -244,6 +287,14 @@ class Application:
         await self.grpc.drain(self.settings.grace_seconds)
         await self.control.close()
         _log.info("stopped")
+
+
+def _capacity_bytes(settings: Settings, device_limit: int | None) -> int:
+    """Return the memory for models: as set, else the device's or the host's less the overhead."""
+    if settings.capacity_bytes:
+        return settings.capacity_bytes
+    granted = device_limit or settings.container_memory_bytes or memory_limit_bytes()
+    return max(0, granted - settings.memory_overhead_bytes)
 
 
 def _freeze_heap() -> None:

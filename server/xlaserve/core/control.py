@@ -153,9 +153,7 @@ class ModelControl:
 
     # --- what a mesh asks ---
 
-    async def load_from(
-        self, name: str, key: Hashable, find: Callable[[], ModelSource]
-    ) -> None:
+    async def load_from(self, name: str, key: Hashable, find: Callable[[], ModelSource]) -> None:
         """Load a model that is not in the repository, from wherever `find` finds it.
 
         Loads of one name and key that come together are one load; a model that already answers

@@ -86,7 +86,7 @@ class VersionLoader:
             reservation.release()
             self._note_failure(version, error)
             raise
-        loaded = Instance(runner, source.fingerprint, reservation)
+        loaded = Instance(runner, source.fingerprint, reservation, model.config.parameters)
         replaced, version.instance = version.instance, loaded
         self._registry.change(version, Event.LOADED)
         self._log.info(
@@ -137,24 +137,33 @@ class VersionLoader:
         try:
             if model.config.is_ensemble:
                 return self._plan(model)
-            predict = self._machinery.predict_size
-            reservation.set(await self._workers.wait(predict, source.directory, model.config))
-            runner = await self._run_loader(version, model, source)
-            await self._settle(reservation, runner)
-            return runner
+            return await self._load_booked(version, model, source, reservation)
         except InvalidModel as error:
             raise LoadFailed(version.model, str(error)) from error
         except MemoryError as error:
             raise OutOfMemory(version.model, "failed to load it, the host is full") from error
 
-    async def _settle(self, reservation: Reservation, runner: LoadedModel) -> None:
-        """Book what the model really took; one that took too much is let go again."""
+    async def _load_booked(
+        self,
+        version: Version,
+        model: ModelSource,
+        source: VersionSource,
+        reservation: Reservation,
+    ) -> LoadedModel:
+        """Book the predicted size, load, and book what the model really took.
+
+        A model that took more than there is is let go again.
+        """
+        predict = self._machinery.predict_size
+        reservation.set(await self._workers.wait(predict, source.directory, model.config))
+        runner = await self._run_loader(version, model, source)
         try:
             reservation.set(runner.info.memory.total_bytes)
         except OutOfMemory:
             await self._workers.wait(runner.close)
             await self._release()
             raise
+        return runner
 
     def _plan(self, model: ModelSource) -> EnsemblePlan:
         described = {}

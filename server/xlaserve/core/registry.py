@@ -1,7 +1,7 @@
 """What is loaded, which version answers, and who is using it."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -19,10 +19,15 @@ class Instance:
     """
 
     def __init__(
-        self, runner: LoadedModel | EnsemblePlan, fingerprint: object, reservation: Reservation
+        self,
+        runner: LoadedModel | EnsemblePlan,
+        fingerprint: object,
+        reservation: Reservation,
+        parameters: Mapping[str, str],
     ) -> None:
         self.runner = runner
         self.fingerprint = fingerprint
+        self.parameters = parameters
         self.reservation = reservation
         self._users = 0
         self._idle = asyncio.Event()

@@ -141,7 +141,8 @@ class ModelRuntime:
     def _max_concurrency(self, model_id: str) -> int:
         if not self._settings.limit_model_concurrency:
             return 0
-        asked = self._registry.parameter(model_id, _MAX_CONCURRENCY_PARAMETER)
-        if asked is not None and asked.isdigit() and int(asked):
+        _, instance = self._registry.resolve(model_id)
+        asked = instance.parameters.get(_MAX_CONCURRENCY_PARAMETER, "")
+        if asked.isascii() and asked.isdigit() and int(asked):
             return int(asked)
         return self._settings.max_concurrency

@@ -11,6 +11,13 @@ def start(device: str) -> str:
     return jax_runtime.start(device)
 
 
+def memory_limit_bytes() -> int | None:
+    """Return what the device has for us, None where that is the host's memory. Blocks."""
+    from xlaserve.models import jax_runtime
+
+    return jax_runtime.memory_limit_bytes()
+
+
 def release_memory() -> None:
     """Give memory of dropped models back to the operating system. Blocks."""
     from xlaserve.models import jax_runtime

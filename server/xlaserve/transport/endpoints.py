@@ -3,6 +3,7 @@
 import os
 import socket
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -36,6 +37,21 @@ class Endpoint:
             if path and len(os.fsencode(path)) <= MAX_UNIX_PATH_BYTES:
                 return cls(path=Path(path))
         raise InvalidSettings(setting, "port:<0 to 65535> or unix:<path>", text)
+
+
+def check_grpc_endpoints(endpoints: Mapping[str, Endpoint | None]) -> None:
+    """Refuse endpoints that a mesh could not reach, by the name of the setting.
+
+    Two unix sockets are in one directory, which is mounted into all containers (ModelMesh,
+    ServingRuntime).
+    """
+    for setting, endpoint in endpoints.items():
+        if endpoint is None:
+            raise InvalidSettings(setting, "port:<n> or unix:<path>", _NONE)
+    folders = {e.path.parent for e in endpoints.values() if e is not None and e.path is not None}
+    if len(folders) > 1:
+        shown = ", ".join(sorted(map(str, folders)))
+        raise InvalidSettings("grpc_data_endpoint", "a socket in the same directory", shown)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,8 @@ def serve_handlers(codec: WireCodec) -> ServeHandlers:
             yield f"127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.close()
+            await server.close_connections()
             await server.wait_closed()
-            await server.wait_for_connections()
 
     return run
 
@@ -79,6 +79,6 @@ class _Server(Server):
         self._protocols.append(protocol)
         return protocol
 
-    async def wait_for_connections(self) -> None:
+    async def close_connections(self) -> None:
         for protocol in self._protocols:
             await protocol.close()

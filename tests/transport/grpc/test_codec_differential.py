@@ -1,7 +1,9 @@
 """The codec and google's protobuf agree on what is a message, and on what it says.
 
-Two differences are known and counted, not failed on:
+Four differences are known and counted, not failed on:
 
+- protobuf 6 takes a size of six to ten bytes, which protobuf 7 refuses, as the codec does.
+- protobuf 7 takes the field number 0 in a group, which protobuf 6 refuses, as the codec does.
 - upb, google's engine under Python, keeps a map entry that has a field besides key and value as
   an unknown field of the message around it, so that the entry is lost to the program. Google's
   engine in pure Python skips the field and keeps the entry, as with any message, and so does the
@@ -42,6 +44,11 @@ MUTATIONS = 25
 
 ACCEPTED, REFUSED = "accepted by both", "refused by both"
 SET_ASIDE, QUIETED = "accepted, upb sets map entries aside", "accepted, a NaN is quieted"
+DISPUTED = (
+    "a size has more than five bytes",
+    "a field of a group has the number 0",
+)
+"""What only some versions of google refuse."""
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
@@ -65,7 +72,7 @@ def test_codec_and_google_agree(shard: int, capsys: pytest.CaptureFixture[str]) 
     assert counts.total() == MESSAGES
     assert counts[REFUSED] > MESSAGES // 5
     assert counts[ACCEPTED] > MESSAGES // 5
-    assert counts[SET_ASIDE] + counts[QUIETED] < MESSAGES // 20
+    assert counts.total() - counts[REFUSED] - counts[ACCEPTED] < MESSAGES // 20
 
 
 @cache
@@ -82,7 +89,11 @@ def _compare(codec: WireCodec, message_type: type[betterproto.Message], data: by
         with pytest.raises(MalformedMessage):
             pytest.fail(f"google refuses {name}: {codec.decode_message(message_type, data)}")
         return REFUSED
-    ours = codec.decode_message(message_type, data)
+    try:
+        ours = codec.decode_message(message_type, data)
+    except MalformedMessage as error:
+        assert str(error) in DISPUTED, name
+        return f"refused by the codec, {error}"
     assert list(_wrong_types(ours)) == [], name
     again = _google()(message_type).FromString(codec.encode_message(ours))
     set_aside = _has_entries_set_aside(theirs)

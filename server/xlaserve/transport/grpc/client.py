@@ -130,10 +130,10 @@ def _result(response: pb.ModelInferResponse, seconds: float) -> InferenceResult:
 def _problem(error: BaseException | None) -> str | None:
     if isinstance(error, GRPCError):
         return f"{error.status.name}: {error.message or 'no message'}"
+    if isinstance(error, TimeoutError):  # an OSError too
+        return "no answer in time"
     if isinstance(error, OSError):
         return f"cannot connect: {error.strerror or error}"
-    if isinstance(error, TimeoutError):
-        return "no answer in time"
     if isinstance(error, StreamTerminatedError | ProtocolError):
         return f"the connection broke: {error}"
     return None

@@ -188,7 +188,7 @@ class Reader:
             pos = after
             wire = tag & 7
             if tag < 8:
-                raise MalformedMessage("a field has the number 0")
+                raise MalformedMessage("a field of a group has the number 0")
             if wire == START_GROUP:
                 groups.append(tag >> 3)
             elif wire == END_GROUP:

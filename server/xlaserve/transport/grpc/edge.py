@@ -1,5 +1,6 @@
 """Where errors become gRPC statuses, for every method of the server alike."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -22,17 +23,22 @@ _NOT_IMPLEMENTED = "{method} is not implemented by this server"
 _log = structlog.get_logger("grpc")
 
 
-def translate_errors(server: Server) -> None:
-    """Answer every exception of every handler with the status that the table gives it."""
-    listen(server, RecvRequest, _wrap)
+def translate_errors(server: Server, *, message_timeout_seconds: float) -> None:
+    """Answer every exception of every handler with the status that the table gives it.
+
+    Listens last: what other listeners raise is translated too. A request that does not send its
+    one message in time is ended.
+    """
+    listen(server, RecvRequest, partial(_wrap, message_timeout_seconds))
 
 
-async def _wrap(event: RecvRequest) -> None:
+async def _wrap(message_timeout_seconds: float, event: RecvRequest) -> None:
     inner, method = event.method_func, event.method_name
 
     async def call(stream: Stream[Any, Any]) -> None:
         if not stream._cardinality.client_streaming:
-            stream.recv_message = partial(_one_message, method, stream.recv_message)  # type: ignore[method-assign]
+            receive = partial(_one_message, method, message_timeout_seconds, stream.recv_message)
+            stream.recv_message = receive  # type: ignore[method-assign]
         try:
             await inner(stream)
         except Exception as error:
@@ -44,8 +50,16 @@ async def _wrap(event: RecvRequest) -> None:
     event.method_func = call
 
 
-async def _one_message(method: str, receive: Callable[[], Awaitable[Any]]) -> Any:
-    message = await receive()
+async def _one_message(method: str, seconds: float, receive: Callable[[], Awaitable[Any]]) -> Any:
+    timeout = asyncio.timeout(seconds)
+    try:
+        async with timeout:
+            message = await receive()
+    except TimeoutError:
+        if not timeout.expired():
+            raise
+        text = f"no message came in {seconds:g} seconds (message_timeout_seconds)"
+        raise GRPCError(Status.CANCELLED, text) from None
     if message is None:
         text = f"{method.lstrip('/')} needs one message, none came"
         raise GRPCError(Status.UNIMPLEMENTED, text)

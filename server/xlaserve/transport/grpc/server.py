@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import socket
 from base64 import b64decode
 from binascii import Error as Base64Error
 from collections.abc import Callable, Collection, Sequence
@@ -18,6 +19,8 @@ from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
 from hyperframe.frame import GoAwayFrame
+
+from xlaserve.transport.grpc.identifiers import split_binary_lists
 
 Headers: TypeAlias = list[tuple[str, str]]
 
@@ -42,6 +45,15 @@ class GrpcServer(Server):
         self._max_connections = max_connections
         self._max_streams = max_streams
         self._connections: set[_Protocol] = set()
+        self._further: list[asyncio.AbstractServer] = []
+
+    async def listen(self, listening: socket.socket) -> None:
+        """Serve on a socket that is bound and listens; may be called for more than one."""
+        if self._server is None:
+            await self.start(sock=listening)
+            return
+        factory = self._protocol_factory
+        self._further.append(await self._loop.create_server(factory, sock=listening))
 
     def _protocol_factory(self) -> H2Protocol:
         handler = _Handler(
@@ -79,8 +91,9 @@ class GrpcServer(Server):
         served; the last one comes with the close. Requests that take longer than
         `grace_seconds` are cut off.
         """
-        if self._server is not None:
-            self._server.close()
+        for listening in (self._server, *self._further):
+            if listening is not None:
+                listening.close()
         for protocol in self._connections:
             protocol.announce_end()
         with suppress(TimeoutError):
@@ -206,7 +219,7 @@ class _Handler(Handler):
             await request_handler(
                 self.mapping,
                 stream,
-                headers,
+                split_binary_lists(headers),
                 self.codec,
                 self.status_details_codec,
                 self.dispatch,

@@ -25,8 +25,8 @@ _LONGEST = 10
 """Bytes of a varint; of the 70 bits that fit, protobuf keeps the low 64."""
 _MASK = (1 << 64) - 1
 _MAX_TAG = (1 << 32) - 1
-_MAX_TAG_BYTES = 5
 _MAX_SIZE = (1 << 31) - 1
+_MAX_BYTES_OF_32_BITS = 5
 _SLAB = 1 << 16
 _FEW = 64
 """Bytes of packed varints up to which Python is done before numpy has started."""
@@ -106,16 +106,18 @@ def read_varint(data: Data, pos: int) -> tuple[int, int]:
 
 
 def read_tag(data: Data, pos: int) -> tuple[int, int]:
-    """Read a tag: a varint of at most 32 bits, in at most five bytes."""
+    """Read a tag: at most 32 bits, in at most five bytes."""
     tag, after = read_varint(data, pos)
-    if tag > _MAX_TAG or after - pos > _MAX_TAG_BYTES:
+    if tag > _MAX_TAG or after - pos > _MAX_BYTES_OF_32_BITS:
         raise MalformedMessage("a field number is out of range")
     return tag, after
 
 
 def read_size(data: Data, pos: int) -> tuple[int, int]:
-    """Read a size: a varint of at most 31 bits, in as many bytes as any."""
+    """Read a size: at most 31 bits, in at most five bytes."""
     size, after = read_varint(data, pos)
+    if after - pos > _MAX_BYTES_OF_32_BITS:
+        raise MalformedMessage("a size has more than five bytes")
     if size > _MAX_SIZE:
         raise MalformedMessage("a size is out of range")
     return size, after
