@@ -50,10 +50,11 @@ def differences(fresh: Path, committed: Path) -> list[str]:
     """Say which committed files are changed, missing or left over against a fresh run."""
     wanted, found = _files(fresh), _files(committed)
     found = {name: data for name, data in found.items() if name not in COMMITTED_BY_HAND}
+    both = wanted.keys() & found.keys()
     return (
         [f"missing: {name}" for name in wanted.keys() - found.keys()]
         + [f"left over: {name}" for name in found.keys() - wanted.keys()]
-        + [f"changed: {name}" for name in wanted.keys() & found.keys() if wanted[name] != found[name]]
+        + [f"changed: {name}" for name in both if wanted[name] != found[name]]
     )
 
 
@@ -79,10 +80,10 @@ def main() -> int:
             _replace(fresh, GENERATED)
     for line in stale:
         print(f"generated/xlaserve_proto: {line}")
-    if arguments.check:
-        print("generated code is stale: run tools/generate.py" if stale else "generated code is fresh")
-        return 1 if stale else 0
-    return 0
+    if not arguments.check:
+        return 0
+    print("stale: run tools/generate.py" if stale else "the generated code is fresh")
+    return 1 if stale else 0
 
 
 if __name__ == "__main__":

@@ -34,7 +34,8 @@ async def test_server_ready(stub: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "version", "expected"), [("simple", "", True), ("simple", "1", True), ("mlp", "", False)]
+    ("name", "version", "expected"),
+    [("simple", "", True), ("simple", "1", True), ("mlp", "", False)],
 )
 async def test_model_ready(stub: Any, name: str, version: str, expected: bool) -> None:
     """A model of the repository that is not loaded is not ready."""

@@ -20,7 +20,7 @@ def grpcurl(pytestconfig: pytest.Config) -> str:
     go = shutil.which("go")
     if go is None:
         pytest.skip("neither grpcurl nor Go is installed")
-    folder = Path(pytestconfig.cache.mkdir("go-tools"))  # type: ignore[union-attr]
+    folder = Path(pytestconfig.cache.mkdir("go-tools"))
     program = folder / "grpcurl"
     if not program.exists():
         built = subprocess.run(
@@ -34,4 +34,3 @@ def grpcurl(pytestconfig: pytest.Config) -> str:
         if built.returncode:
             pytest.skip(f"grpcurl cannot be built: {built.stderr.strip().splitlines()[-1]}")
     return str(program)
-

@@ -52,12 +52,19 @@ async def test_an_inference_needs_no_proto_file(call: Grpcurl) -> None:
     request = {
         "model_name": "simple",
         "inputs": [
-            {"name": n, "datatype": "INT32", "shape": [1, 16], "contents": {"int_contents": [v] * 16}}
+            {
+                "name": n,
+                "datatype": "INT32",
+                "shape": [1, 16],
+                "contents": {"int_contents": [v] * 16},
+            }
             for n, v in (("INPUT0", 7), ("INPUT1", 2))
         ],
     }
     answer = json.loads(await call(f"{SERVICE}/ModelInfer", data=request))
-    values = [np.frombuffer(base64.b64decode(raw), np.int32)[0] for raw in answer["rawOutputContents"]]
+    values = [
+        np.frombuffer(base64.b64decode(raw), np.int32)[0] for raw in answer["rawOutputContents"]
+    ]
 
     assert ["OUTPUT0", "OUTPUT1"] == [output["name"] for output in answer["outputs"]]
     assert [9, 5] == values

@@ -36,7 +36,10 @@ async def test_32_clients_load_and_unload_one_model_256_times(
         for _ in range(ROUNDS):
             for call, request in (
                 (stub.RepositoryModelLoad, pb.RepositoryModelLoadRequest(model_name="identity")),
-                (stub.RepositoryModelUnload, pb.RepositoryModelUnloadRequest(model_name="identity")),
+                (
+                    stub.RepositoryModelUnload,
+                    pb.RepositoryModelUnloadRequest(model_name="identity"),
+                ),
             ):
                 try:
                     await call(request)

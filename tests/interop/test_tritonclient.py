@@ -60,9 +60,7 @@ async def test_identity_gives_back_what_it_gets(client: Any, rows: int) -> None:
 def mlp_by_hand(x: Any) -> Any:
     random = np.random.RandomState(7)
     sizes = ((784, 512), (512,), (512, 10), (10,))
-    w1, b1, w2, b2 = (
-        (random.standard_normal(size) * 0.05).astype(np.float32) for size in sizes
-    )
+    w1, b1, w2, b2 = ((random.standard_normal(size) * 0.05).astype(np.float32) for size in sizes)
     return np.maximum(x @ w1 + b1, 0) @ w2 + b2
 
 
@@ -100,7 +98,7 @@ async def test_load_infer_reload_unload_index(client: Any) -> None:
     await infer(client, "simple", INPUT0=rows, INPUT1=rows)
     index = await client.get_model_repository_index(as_json=True)
 
-    assert {name: "READY" for name in MODELS} == {
+    assert dict.fromkeys(MODELS, "READY") == {
         model["name"]: model["state"] for model in index["models"]
     }
 

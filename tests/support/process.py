@@ -63,7 +63,9 @@ def command(*arguments: str) -> Sequence[str]:
 async def served(repository: Path, *flags: str) -> AsyncIterator[ServerProcess]:
     """Run `xlaserve serve` on a free port, with its models loaded, for the length of a block."""
     process = await asyncio.create_subprocess_exec(
-        *command("serve", str(repository), "--grpc-endpoint", "port:0", "--http-endpoint", "port:0"),
+        *command(
+            "serve", str(repository), "--grpc-endpoint", "port:0", "--http-endpoint", "port:0"
+        ),
         *flags,
         "--device",
         "cpu",

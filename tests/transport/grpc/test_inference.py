@@ -270,7 +270,7 @@ async def test_what_is_not_built_says_so(service: Service) -> None:
 
 
 async def test_a_text_of_the_client_is_cut_before_it_comes_back(service: Service) -> None:
-    """Clients bound the headers they accept; percent-encoding makes a text up to 12 times longer."""
+    """Clients bound the headers they accept, and percent-encoding makes a text longer."""
     code, details = await service.fault(raw("FP32", THREE, model="é" * 6000))
 
     assert grpc.StatusCode.NOT_FOUND is code
