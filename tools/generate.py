@@ -1,4 +1,4 @@
-"""Make `generated/xlaserve_proto/` from `protos/`, or prove that it is fresh (`--check`).
+"""Make the Python code of every contract from its protos, or prove that it is fresh (`--check`).
 
 The versions of the compiler, of betterproto and of black are pinned in the `generate` dependency
 group, so that the output is the same on every machine.
@@ -11,27 +11,33 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PROTOS = ROOT / "protos"
-GENERATED = ROOT / "generated" / "xlaserve_proto"
+TARGETS = (
+    (ROOT / "protos", ROOT / "generated" / "xlaserve_proto"),
+    (ROOT / "examples/custom_service", ROOT / "examples/custom_service/digits_proto"),
+)
+"""Where protos lie, and the package that is made of them."""
+
 DESCRIPTOR_SET = "descriptor_set.binpb"
 COMMITTED_BY_HAND = frozenset({"py.typed"})
 
 
-def generate(target: Path) -> None:
-    """Compile every contract into `target`, which must exist and be empty."""
-    sources = sorted(path.name for path in PROTOS.glob("*.proto"))
+def generate(protos: Path, target: Path) -> None:
+    """Compile the contracts of a folder into `target`, which must exist and be empty."""
+    sources = sorted(path.name for path in protos.glob("*.proto"))
     command = [
         sys.executable,
         "-m",
         "grpc_tools.protoc",
-        f"--proto_path={PROTOS}",
+        f"--proto_path={protos}",
         f"--plugin=protoc-gen-python_betterproto={_plugin()}",
         f"--python_betterproto_out={target}",
         "--include_imports",
         f"--descriptor_set_out={target / DESCRIPTOR_SET}",
         *sources,
     ]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    compiled = subprocess.run(command, check=False, capture_output=True, text=True)
+    if compiled.returncode:
+        sys.exit(compiled.stderr)
 
 
 def _plugin() -> Path:
@@ -68,22 +74,27 @@ def _replace(fresh: Path, committed: Path) -> None:
         path.write_bytes(data)
 
 
+def _refresh(protos: Path, committed: Path, *, check: bool) -> bool:
+    with tempfile.TemporaryDirectory() as name:
+        fresh = Path(name)
+        generate(protos, fresh)
+        stale = sorted(differences(fresh, committed))
+        if not check:
+            _replace(fresh, committed)
+    for line in stale:
+        print(f"{committed.relative_to(ROOT)}: {line}")
+    return not stale
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; fail if not fresh")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        fresh = Path(name)
-        generate(fresh)
-        stale = sorted(differences(fresh, GENERATED))
-        if not arguments.check:
-            _replace(fresh, GENERATED)
-    for line in stale:
-        print(f"generated/xlaserve_proto: {line}")
-    if not arguments.check:
+    check = parser.parse_args().check
+    fresh = [_refresh(protos, committed, check=check) for protos, committed in TARGETS]
+    if not check:
         return 0
-    print("stale: run tools/generate.py" if stale else "the generated code is fresh")
-    return 1 if stale else 0
+    print("the generated code is fresh" if all(fresh) else "stale: run tools/generate.py")
+    return 0 if all(fresh) else 1
 
 
 if __name__ == "__main__":

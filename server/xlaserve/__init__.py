@@ -1,20 +1,27 @@
 """xlaserve: serve JAX models over the V2 (Open Inference) protocol."""
 
-from importlib import metadata
+from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from xlaserve.core.models_api import Models
     from xlaserve.models.export import Exportable, export_model
+    from xlaserve.transport.grpc.services import Service
 
 __version__ = metadata.version("xlaserve")
 
-__all__ = ["__version__", "Exportable", "export_model"]
+__all__ = ["__version__", "Exportable", "export_model", "Models", "Service"]
+
+_HOMES = {
+    "Exportable": "xlaserve.models.export",
+    "export_model": "xlaserve.models.export",
+    "Models": "xlaserve.core.models_api",
+    "Service": "xlaserve.transport.grpc.services",
+}
 
 
 def __getattr__(name: str) -> Any:
     # Imported on first use: whoever only serves or asks must not wait for jax.
-    if name in ("Exportable", "export_model"):
-        from xlaserve.models import export
-
-        return getattr(export, name)
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'xlaserve' has no attribute {name!r}")

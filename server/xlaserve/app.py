@@ -18,6 +18,7 @@ from xlaserve.core.control import IndexEntry, ModelControl
 from xlaserve.core.engine import Engine
 from xlaserve.core.host import memory_limit_bytes
 from xlaserve.core.loading import Machinery, VersionLoader
+from xlaserve.core.models_api import Models
 from xlaserve.core.readiness import Readiness
 from xlaserve.core.registry import Registry
 from xlaserve.core.repository import Repository
@@ -39,6 +40,7 @@ from xlaserve.transport.grpc.model_runtime import INFERENCE_PATHS, ModelRuntimeS
 from xlaserve.transport.grpc.reflection import SERVICES as REFLECTION_SERVICES
 from xlaserve.transport.grpc.reflection import reflection_services
 from xlaserve.transport.grpc.server import GrpcServer
+from xlaserve.transport.grpc.services import ServicesCodec, injection_paths, load_services
 from xlaserve.transport.grpc.splice import InjectionPath
 from xlaserve.transport.rest.health import health_routes
 
@@ -223,12 +225,14 @@ class Application:
 
     async def _start_grpc(self, listeners: Sequence[Listener]) -> HealthService:
         settings = self.settings
+        added = load_services(settings.service, Models(self.engine, self.registry))
         services: list[IServable] = [
             InferenceService(
                 ServerDescription(version=metadata.version("xlaserve")), self.engine, self.control
-            )
+            ),
+            *(service.handler for service in added),
         ]
-        paths = dict(INFERENCE_PATHS) if settings.modelmesh else {}
+        paths = {**INFERENCE_PATHS, **injection_paths(added)} if settings.modelmesh else {}
         if settings.modelmesh:
             services.append(self._model_runtime(paths))
         names = _service_names(services)
@@ -238,7 +242,7 @@ class Application:
             max_watchers=settings.max_health_watchers,
         )
         reflection = reflection_services(
-            DescriptorIndex.of_contracts(),
+            DescriptorIndex.of_contracts(*(s.descriptor_set for s in added if s.descriptor_set)),
             services=[*names, *_service_names([health]), *REFLECTION_SERVICES],
             max_requests=settings.max_reflection_requests,
         )
@@ -248,7 +252,7 @@ class Application:
         }
         self.grpc = GrpcServer(
             [*services, health, *reflection],
-            codec=WireCodec(**limits),
+            codec=ServicesCodec(WireCodec(**limits)),
             max_message_bytes=settings.max_message_bytes,
             max_connections=settings.max_connections,
             max_streams=settings.max_streams_per_connection,

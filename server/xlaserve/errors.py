@@ -186,6 +186,10 @@ class InvalidSettings(XlaserveError):
         super().__init__(f"setting {setting}: expected {expected}, got {got!r}")
 
 
+class InvalidReference(XlaserveError):
+    """Code that the command line names is not there, or is not what it should be."""
+
+
 class DeviceUnavailable(XlaserveError):
     """The device that was asked for is not there, or JAX cannot use it."""
 

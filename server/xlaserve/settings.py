@@ -88,6 +88,8 @@ class Settings:
     """With explicit: a model to load at start; may be given more than once, '*' is every model."""
     model_root: tuple[Path, ...] = ()
     """Directory that model paths may lead into, besides the repository; may be repeated."""
+    service: tuple[str, ...] = ()
+    """A gRPC service of your own: file.py:factory or package.module:factory; may be repeated."""
     poll_interval_seconds: float = 15.0
     """With poll: time between two looks at the repository."""
     readiness: Readiness = Readiness.STARTUP

@@ -9,31 +9,26 @@ export_model(
 )
 """
 
-import importlib
-import importlib.util
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import ModuleType
 from typing import TypeAlias
 
 import jax
 
-from xlaserve.errors import InvalidModel, UnknownDatatype
+from xlaserve.errors import InvalidModel, InvalidReference, UnknownDatatype
 from xlaserve.models import files, manifest, weights
+from xlaserve.models.buckets import DEFAULT_MAX_BATCH_SIZE
 from xlaserve.models.lowering import Lowered, lower
 from xlaserve.models.manifest import ARTIFACT, WEIGHTS, Manifest
+from xlaserve.references import load_reference
 from xlaserve.tensors import BYTES, TensorSpec, datatype_named
 
 Inputs: TypeAlias = "Mapping[str, tuple[str, Sequence[int]]] | Sequence[TensorSpec]"
 """Inputs in the order of the function's arguments: `{"x": ("FP32", [-1, 784])}`."""
-
-DEFAULT_MAX_BATCH_SIZE = 64
-"""Where every input has -1 as its first dimension and nothing else is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +112,10 @@ def load_exportable(reference: str) -> Exportable:
 
     The attribute is an Exportable or a function that returns one. Raises InvalidModel.
     """
-    source, _, attribute = reference.rpartition(":")
-    if not source or not attribute.isidentifier():
-        raise InvalidModel(f"expected FILE.py:NAME or MODULE:NAME, got '{reference}'")
-    module = _run_file(Path(source)) if source.endswith(".py") else _import(source)
-    found: object = getattr(module, attribute, None)
-    if found is None:
-        raise InvalidModel(f"{source} has no '{attribute}'")
+    try:
+        found = load_reference(reference)
+    except InvalidReference as error:
+        raise InvalidModel(str(error)) from error
     made = found if isinstance(found, Exportable) or not callable(found) else found()
     if not isinstance(made, Exportable):
         raise InvalidModel(
@@ -131,32 +123,6 @@ def load_exportable(reference: str) -> Exportable:
             "Exportable or a function that returns one"
         )
     return made
-
-
-def _run_file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise InvalidModel(f"there is no file {path}")
-    module = importlib.util.module_from_spec(spec)
-    # As `python FILE.py` would have it: dataclasses look for their module, and the file may
-    # import the one beside it.
-    before = sys.modules.get(path.stem)
-    sys.modules[path.stem] = module
-    sys.path.insert(0, str(path.parent.resolve()))
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(path.parent.resolve()))
-        if before is not None:
-            sys.modules[path.stem] = before
-    return module
-
-
-def _import(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise InvalidModel(f"there is no module '{error.name}'") from error
 
 
 def _write_files(

@@ -39,6 +39,9 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
         errors.InvalidSettings: WireStatus(
             Status.FAILED_PRECONDITION, HTTPStatus.INTERNAL_SERVER_ERROR
         ),
+        errors.InvalidReference: WireStatus(
+            Status.FAILED_PRECONDITION, HTTPStatus.INTERNAL_SERVER_ERROR
+        ),
         errors.DeviceUnavailable: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
     }
 )
