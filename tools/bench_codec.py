@@ -60,7 +60,7 @@ BOMBS = {
     "unknown varints of 10 bytes": fill(b"\x78" + LONG),
     "unknown varints, tags of 5 bytes": fill(b"\xf8\xff\xff\xff\x0f" + LONG),
     "unknown empty bytes": fill(b"\x7a\x00"),
-    "unknown bytes, sizes of 10 bytes": fill(b"\x7a" + b"\x80" * 9 + b"\x00"),
+    "unknown bytes, sizes of 5 bytes": fill(b"\x7a" + b"\x80" * 4 + b"\x00"),
     "unknown groups, 100 deep": fill(b"\x7b" * 100 + b"\x7c" * 100),
     "unknown groups, tags of 5 bytes": fill(
         b"\xfb\xff\xff\xff\x0f" * 100 + b"\xfc\xff\xff\xff\x0f" * 100

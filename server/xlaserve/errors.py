@@ -29,7 +29,7 @@ class ModelNotFound(XlaserveError):
 class VersionNotFound(ModelNotFound):
     """The model answers, but not in the version that is asked for.
 
-    Told apart because ModelMesh must not hear NOT_FOUND for a model that is there.
+    Told apart because a mesh must not believe that a model which is there is gone.
     """
 
 

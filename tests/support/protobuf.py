@@ -21,6 +21,12 @@ MODULES = {
 
 _FIELD = descriptor_pb2.FieldDescriptorProto
 
+DISPUTED = (
+    "a size has more than five bytes",
+    "a field of a group has the number 0",
+)
+"""What only some versions of google refuse."""
+
 
 class Colour(betterproto.Enum):
     """An enum with a negative number and gaps."""
