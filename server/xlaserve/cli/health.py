@@ -29,6 +29,5 @@ def health(
 
 
 async def _ask(url: str, timeout: float, *, live: bool) -> bool:
-    # The channel's own timeout begins once it is connected, this one at once.
-    async with Client(url, timeout=timeout) as client, asyncio.timeout(timeout):
+    async with Client(url, timeout=timeout) as client:
         return await (client.live() if live else client.ready())

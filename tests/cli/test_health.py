@@ -1,0 +1,125 @@
+"""The exit status that a probe reads, and the one line that says why."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import typer
+from grpclib.server import Server
+from support.process import command, run, served
+from support.server import Serve
+from typer.testing import CliRunner
+
+from xlaserve.cli.health import health
+from xlaserve.settings import describe_settings
+from xlaserve.transport.grpc.client import CallFailed
+from xlaserve.transport.grpc.codec import WireCodec
+from xlaserve_proto import inference as pb
+
+SECONDS = 30.0
+
+
+class Starting(pb.GrpcInferenceServiceBase):
+    """A server that is live and loads its models."""
+
+    async def server_live(self, server_live_request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
+        return pb.ServerLiveResponse(live=True)
+
+    async def server_ready(
+        self, server_ready_request: pb.ServerReadyRequest
+    ) -> pb.ServerReadyResponse:
+        return pb.ServerReadyResponse(ready=False)
+
+
+@asynccontextmanager
+async def starting(path: Path) -> AsyncIterator[str]:
+    """Serve what is not ready at a unix socket, for the length of a block."""
+    server = Server([Starting()], codec=WireCodec())
+    await server.start(path=str(path))
+    try:
+        yield f"unix:{path}"
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+async def ask(url: str, *, live: bool = False, timeout: float = SECONDS) -> None:
+    """Run the command in a thread: it has an event loop of its own."""
+    await asyncio.to_thread(health, url=url, live=live, timeout=timeout)
+
+
+async def test_a_server_that_has_started_is_live_and_ready(
+    serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with serve(tmp_path) as server:
+        await ask(server.url, live=True)
+        await ask(server.url)
+
+    assert f"{server.url}: live\n{server.url}: ready\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("endpoint", ["port", "unix"])
+async def test_the_url_may_be_the_endpoint_as_the_server_has_it(
+    serve: Serve, tmp_path: Path, endpoint: str
+) -> None:
+    path = f"unix:{tmp_path / 'grpc.sock'}"
+    async with serve(tmp_path, grpc_endpoint=path if endpoint == "unix" else "port:0") as server:
+        url = path if endpoint == "unix" else f"port:{server.url.rpartition(':')[2]}"
+        await ask(url)
+
+
+async def test_a_server_that_starts_is_live_and_not_ready(tmp_path: Path) -> None:
+    async with starting(tmp_path / "grpc.sock") as url:
+        await ask(url, live=True)
+        with pytest.raises(CallFailed, match=f"{url}: the server is not ready"):
+            await ask(url)
+
+
+async def test_where_nobody_listens_is_said(tmp_path: Path) -> None:
+    with pytest.raises(CallFailed, match="cannot connect: No such file"):
+        await ask(f"unix:{tmp_path / 'nobody'}")
+
+
+async def test_a_server_that_says_nothing_is_not_waited_for(tmp_path: Path) -> None:
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    path = tmp_path / "silent.sock"
+    async with await asyncio.start_unix_server(listen, path):
+        with pytest.raises(CallFailed, match="no answer in time"):
+            await ask(f"unix:{path}", timeout=0.05)
+
+
+async def test_the_variable_of_the_server_is_read(tmp_path: Path) -> None:
+    """One variable of a container serves both the server and its probe."""
+    variable = next(row.variable for row in describe_settings() if row.name == "grpc_endpoint")
+    application = typer.Typer()
+    application.command()(health)
+    async with starting(tmp_path / "grpc.sock") as url:
+        result = await asyncio.to_thread(
+            CliRunner().invoke, application, ["--live"], env={variable: url}
+        )
+
+    assert (0, f"{url}: live\n") == (result.exit_code, result.output)
+
+
+async def test_a_probe_reads_the_exit_status(example_models: Path) -> None:
+    async with served(example_models) as server:
+        alive = await run(*command("health", "--live", "--url", server.url))
+    dead = await run(*command("health", "--url", server.url))
+
+    assert (0, f"{server.url}: live\n", "") == alive
+    assert (1, "") == dead[:2]
+    assert dead[2].startswith(f"error: {server.url}: cannot connect")
+    assert 1 == dead[2].count("\n")
+
+
+async def test_a_probe_does_not_import_jax() -> None:
+    """A probe runs every few seconds beside the server; jax alone would take seconds of it."""
+    code = "import sys; from xlaserve.cli import health; print('jax' in sys.modules)"
+
+    assert (0, "False\n", "") == await run(sys.executable, "-c", code)
