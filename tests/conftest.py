@@ -11,10 +11,17 @@ os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 
 import pytest
+from hypothesis import HealthCheck, settings
 from support.server import RunningServer, Serve
 
 from xlaserve.app import Application
 from xlaserve.settings import ModelControlMode, Settings
+
+# Time is never asserted: machines are shared.
+settings.register_profile(
+    "shared machines", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("shared machines")
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 

@@ -63,6 +63,29 @@ def test_what_cannot_be_used_is_refused_by_name(variables: dict[str, str], text:
         Settings.read(REPOSITORY | variables)
 
 
+def test_what_kubernetes_says_of_a_service_is_no_setting() -> None:
+    """A Service named xlaserve gives every pod of its namespace such variables."""
+    variables = {
+        "XLASERVE_SERVICE_HOST": "10.0.0.7",
+        "XLASERVE_SERVICE_PORT_GRPC": "8001",
+        "XLASERVE_PORT": "tcp://10.0.0.7:8001",
+        "XLASERVE_PORT_8001_TCP_ADDR": "10.0.0.7",
+        "XLASERVE_CANARY_SERVICE_PORT": "8001",
+    }
+
+    assert Settings.read(REPOSITORY) == Settings.read(REPOSITORY | variables)
+
+
+def test_the_memory_of_the_container_comes_from_either_variable() -> None:
+    """ModelMesh, Model sizing: the first that is set counts."""
+    both = {"MODEL_SERVER_MEM_REQ_BYTES": "2000", "CONTAINER_MEM_REQ_BYTES": "1000"}
+    one = {"CONTAINER_MEM_REQ_BYTES": "1000"}
+
+    assert [2000, 1000, 0] == [
+        Settings.read(REPOSITORY | more).container_memory_bytes for more in (both, one, {})
+    ]
+
+
 def test_a_repository_is_needed() -> None:
     with pytest.raises(InvalidSettings, match="repository: expected a directory"):
         Settings.read({})

@@ -8,6 +8,7 @@ import ast
 import inspect
 import itertools
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -22,6 +23,9 @@ ENVIRONMENT_PREFIX = "XLASERVE_"
 
 CONTAINER_MEMORY_VARIABLES = ("MODEL_SERVER_MEM_REQ_BYTES", "CONTAINER_MEM_REQ_BYTES")
 """Where a pod puts its memory request, by the Downward API; the first that is set counts."""
+
+_OF_KUBERNETES = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT(_\d+_\w+)?$")
+"""What a pod finds in its environment when a Service of the cluster is called `xlaserve`."""
 
 _TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
@@ -86,8 +90,8 @@ class Settings:
     """none: load all at start; poll: follow the repository; explicit: clients load and unload."""
     load_model: tuple[str, ...] = ()
     """With explicit: a model to load at start; may be given more than once, '*' is every model."""
-    model_root: tuple[Path, ...] = ()
-    """Directory that model paths may lead into, besides the repository; may be repeated."""
+    model_root: tuple[Path, ...] = (Path("/models"), Path("/pvc_mounts"), Path("/opt/ml"))
+    """Directory that links and model paths may lead into, besides the repository; repeatable."""
     service: tuple[str, ...] = ()
     """A gRPC service of your own: file.py:factory or package.module:factory; may be repeated."""
     poll_interval_seconds: float = 15.0
@@ -163,6 +167,8 @@ class Settings:
         for name, smallest in _SMALLEST.items():
             if getattr(self, name) < smallest:
                 raise InvalidSettings(name, f"at least {smallest}", getattr(self, name))
+        if self.max_message_depth > _DEEPEST:
+            raise InvalidSettings("max_message_depth", f"at most {_DEEPEST}", self.max_message_depth)
         if self.log_level not in _LOG_LEVELS:
             raise InvalidSettings("log_level", " or ".join(_LOG_LEVELS), self.log_level)
         if self.load_model and self.model_control_mode is not ModelControlMode.EXPLICIT:
@@ -184,6 +190,8 @@ class Settings:
             if not variable.startswith(ENVIRONMENT_PREFIX):
                 continue
             name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+            if name not in hints and _OF_KUBERNETES.search(variable):
+                continue
             if name not in hints:
                 raise InvalidSettings(variable, "the name of a setting", text)
             values[name] = _from_text(variable, hints[name], text)
@@ -229,6 +237,9 @@ _SMALLEST: Mapping[str, float] = {
     "max_override_files": 0,
     "max_models": 1,
 }
+_DEEPEST = 100
+"""protobuf's own limit; far beyond it Python's recursion would end first."""
+
 _LOG_LEVELS = ("auto", "debug", "info", "warning", "error")
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from xlaserve.cli.display import format_bytes
+from xlaserve.cli.sizes import format_bytes
 from xlaserve.errors import InvalidModel
 
 

@@ -11,8 +11,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from xlaserve import log
-from xlaserve.app import Display, NoDisplay, run
-from xlaserve.cli.display import TerminalDisplay
 from xlaserve.errors import XlaserveError
 from xlaserve.settings import SettingDescription, Settings, describe_settings
 
@@ -72,12 +70,12 @@ def _serve(settings: Settings) -> None:
 
 
 def _run(settings: Settings, *, in_terminal: bool) -> None:
+    # Imported by whoever serves: the other commands are quicker without.
+    from xlaserve.app import run
+    from xlaserve.cli.display import TerminalDisplay
+
     if not in_terminal:
-        _start(settings, NoDisplay())
+        uvloop.run(run(settings))
         return
     with TerminalDisplay(Console()) as display:
-        _start(settings, display)
-
-
-def _start(settings: Settings, display: Display) -> None:
-    uvloop.run(run(settings, display))
+        uvloop.run(run(settings, display))

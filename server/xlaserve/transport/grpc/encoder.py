@@ -239,8 +239,6 @@ def _load_bytes(value: Any) -> bytes | memoryview:
     if type(value) is bytes:
         return value
     view = memoryview(value)
-    if not view.c_contiguous:
-        raise ValueError("expected a contiguous buffer")
     return view.cast("B") if view.nbytes else b""
 
 

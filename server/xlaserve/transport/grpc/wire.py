@@ -25,7 +25,6 @@ _LONGEST = 10
 """Bytes of a varint; of the 70 bits that fit, protobuf keeps the low 64."""
 _MASK = (1 << 64) - 1
 _MAX_TAG = (1 << 32) - 1
-_MAX_SIZE = (1 << 31) - 1
 _MAX_BYTES_OF_32_BITS = 5
 _SLAB = 1 << 16
 _FEW = 64
@@ -114,12 +113,10 @@ def read_tag(data: Data, pos: int) -> tuple[int, int]:
 
 
 def read_size(data: Data, pos: int) -> tuple[int, int]:
-    """Read a size: at most 31 bits, in at most five bytes."""
+    """Read a size, in at most five bytes; no message is as long as the largest would be."""
     size, after = read_varint(data, pos)
     if after - pos > _MAX_BYTES_OF_32_BITS:
         raise MalformedMessage("a size has more than five bytes")
-    if size > _MAX_SIZE:
-        raise MalformedMessage("a size is out of range")
     return size, after
 
 
