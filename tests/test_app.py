@@ -1,5 +1,8 @@
 """The server as a whole: start, drain, health."""
 
+# pyright: reportAttributeAccessIssue=false
+# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+
 import asyncio
 from pathlib import Path
 

@@ -96,7 +96,8 @@ async def test_its_methods_are_advertised_with_their_paths(mesh: RunningServer) 
 
 async def test_it_is_listed_and_described(mesh: RunningServer) -> None:
     async with grpc.aio.insecure_channel(mesh.url) as channel:
-        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        make_stub: Any = reflection_pb2_grpc.ServerReflectionStub
+        stub = make_stub(channel)
         requests = [
             reflection_pb2.ServerReflectionRequest(list_services=""),
             reflection_pb2.ServerReflectionRequest(file_containing_symbol="example.digits.Digits"),

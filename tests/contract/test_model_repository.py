@@ -1,5 +1,8 @@
 """The model repository extension over gRPC, in the order of its document."""
 
+# pyright: reportAttributeAccessIssue=false
+# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path

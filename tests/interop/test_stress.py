@@ -1,5 +1,8 @@
 """Loads and unloads without end: nothing breaks, nothing stays."""
 
+# pyright: reportAttributeAccessIssue=false
+# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+
 import asyncio
 import shutil
 from collections import Counter

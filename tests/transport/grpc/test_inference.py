@@ -1,5 +1,8 @@
 """The V2 service through a real socket and a foreign client: every datatype, every fault."""
 
+# pyright: reportAttributeAccessIssue=false
+# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -19,11 +19,14 @@ from xlaserve.transport.grpc.wire import MalformedMessage
 class _SplicingCodec(CodecBase):
     """Rewrites the id in the serialized request, then decodes as before."""
 
-    __content_subtype__ = "proto"
-
     def __init__(self, inner: CodecBase, splice: Callable[[bytes], Any]) -> None:
         self._inner = inner
         self._splice = splice
+
+    @property
+    def __content_subtype__(self) -> str:
+        """Return what stands behind `application/grpc+` in the content type."""
+        return "proto"
 
     def encode(self, message: Any, message_type: Any) -> bytes:
         return self._inner.encode(message, message_type)

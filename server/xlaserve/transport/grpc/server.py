@@ -109,8 +109,6 @@ class GrpcServer(Server):
 class _Protocol(H2Protocol):
     """One connection."""
 
-    connection: "_Connection"
-
     def __init__(self, server: GrpcServer, handler: "_Handler") -> None:
         super().__init__(handler, server._config, server._h2_config)
         self._server = server
@@ -129,8 +127,9 @@ class _Protocol(H2Protocol):
                 SettingCodes.MAX_CONCURRENT_STREAMS: max_streams,
             }
         )
-        self.connection = _Connection(h2, cast("asyncio.Transport", transport), config=self.config)
-        self.connection.max_message_bytes = max_message_bytes
+        connection = _Connection(h2, cast("asyncio.Transport", transport), config=self.config)
+        connection.max_message_bytes = max_message_bytes
+        self.connection = connection
         self.connection.flush()
         self.connection.initialize()
         self.processor = EventsProcessor(self.handler, self.connection)

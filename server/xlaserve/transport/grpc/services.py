@@ -67,10 +67,13 @@ def injection_paths(services: Iterable[Service]) -> dict[str, InjectionPath]:
 class ServicesCodec(CodecBase):
     """The wire codec, and beside it protobuf's own classes, which services of one's own may use."""
 
-    __content_subtype__ = "proto"
-
     def __init__(self, wire: CodecBase) -> None:
         self._wire = wire
+
+    @property
+    def __content_subtype__(self) -> str:
+        """Return what stands behind `application/grpc+` in the content type."""
+        return "proto"
 
     def encode(self, message: Any, message_type: Any) -> bytes:
         """Return the bytes of a message."""
