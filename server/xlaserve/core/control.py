@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from xlaserve.core.ensemble import EnsemblePlan
+from xlaserve.core.dependents import Dependents
 from xlaserve.core.lifecycle import State
 from xlaserve.core.loading import VersionLoader
 from xlaserve.core.overrides import (
@@ -67,8 +67,7 @@ class ModelControl:
         self._loads: SingleFlight[None] = SingleFlight(abandonable=True)
         self._unloads: SingleFlight[None] = SingleFlight(abandonable=False)
         self._overrides: dict[str, Override] = {}
-        self._brought_along: dict[str, set[str]] = {}
-        """Ensemble -> models that were loaded because it needed them."""
+        self._dependents = Dependents(registry)
         self._seen: dict[str, Fingerprint] = {}
         self._failed_at_start: set[str] = set()
         self._started = False
@@ -338,7 +337,7 @@ class ModelControl:
         await self._refuse_cycle(source, (source.name,))
         for step in source.config.steps:
             if not self._registry.ready(step.model_name, step.model_version):
-                self._brought_along.setdefault(source.name, set()).add(step.model_name)
+                self._dependents.brought(source.name, step.model_name)
                 try:
                     await self._load_shared(step.model_name)
                 except (ModelNotFound, LoadFailed) as error:
@@ -355,18 +354,6 @@ class ModelControl:
                 continue  # loaded from an override perhaps; loading will tell
             await self._refuse_cycle(following, (*path, step.model_name))
 
-    def _ensembles_over(self, name: str) -> list[str]:
-        return [
-            model.name
-            for model in self._registry.models()
-            if any(
-                version.instance is not None
-                and isinstance(version.instance.runner, EnsemblePlan)
-                and name in (step for step, _ in version.instance.runner.models())
-                for version in model.versions.values()
-            )
-        ]
-
     # --- unloading ---
 
     async def _unload_shared(self, name: str, *, dependents: bool) -> None:
@@ -375,31 +362,15 @@ class ModelControl:
         )
 
     async def _unload(self, name: str, *, dependents: bool) -> None:
-        for leaving in self._unload_order(name) if dependents else [name]:
+        for leaving in self._dependents.leaving_with(name) if dependents else [name]:
             await self._unload_one(leaving)
-
-    def _unload_order(self, name: str) -> list[str]:
-        """List the ensembles over a model, the model, and what only these had loaded."""
-        leaving: dict[str, None] = {}
-
-        def visit(model: str) -> None:
-            for ensemble in self._ensembles_over(model):
-                if ensemble not in leaving:
-                    visit(ensemble)
-            leaving[model] = None
-            for step in self._brought_along.get(model, ()):
-                if step not in leaving and leaving.keys() >= set(self._ensembles_over(step)):
-                    visit(step)
-
-        visit(name)
-        return list(leaving)
 
     async def _unload_one(self, name: str) -> None:
         async with self._turns.of(name):
             model = self._registry.find(name)
             if model is not None:
                 await self._loader.unload(model.versions.values())
-            self._brought_along.pop(name, None)
+            self._dependents.left(name)
             override = self._overrides.pop(name, None)
             if override is not None:
                 await self._workers.wait(override.remove)

@@ -1,15 +1,13 @@
 """The V2 inference service: live, ready, metadata, infer, and the model repository."""
 
-import betterproto
-
 from xlaserve.core.control import ModelControl
 from xlaserve.core.engine import Engine
 from xlaserve.core.inference import InferRequest, RequestedOutput
-from xlaserve.core.overrides import LoadParameter
 from xlaserve.core.server import ServerDescription
-from xlaserve.errors import InvalidRequest, Unsupported
+from xlaserve.errors import Unsupported
 from xlaserve.tensors import TensorSpec
-from xlaserve.transport.grpc.tensors import read_inputs, read_parameters, write_outputs
+from xlaserve.transport.grpc.parameters import read_parameters
+from xlaserve.transport.grpc.tensors import read_inputs, write_outputs
 from xlaserve_proto import inference as pb
 
 
@@ -97,7 +95,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         """Load or reload a model, and answer once it is ready."""
         request = repository_model_load_request
         _refuse_repository_name(request.repository_name)
-        await self._control.load(request.model_name, _read_load_parameters(request.parameters))
+        await self._control.load(request.model_name, read_parameters(request.parameters))
         return pb.RepositoryModelLoadResponse()
 
     async def repository_model_unload(
@@ -106,7 +104,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         """Unload a model, and answer once its memory is free."""
         request = repository_model_unload_request
         _refuse_repository_name(request.repository_name)
-        await self._control.unload(request.model_name, _read_load_parameters(request.parameters))
+        await self._control.unload(request.model_name, read_parameters(request.parameters))
         return pb.RepositoryModelUnloadResponse()
 
 
@@ -133,15 +131,3 @@ def _read_request(message: pb.ModelInferRequest) -> InferRequest:
 def _refuse_repository_name(name: str) -> None:
     if name:
         raise Unsupported("choosing a repository by name (repository_name)")
-
-
-def _read_load_parameters(
-    parameters: "dict[str, pb.ModelRepositoryParameter]",
-) -> dict[str, LoadParameter]:
-    plain: dict[str, LoadParameter] = {}
-    for name, parameter in parameters.items():
-        _, value = betterproto.which_one_of(parameter, "parameter_choice")
-        if value is None:
-            raise InvalidRequest(f"parameter '{name[:80]}' has no value")
-        plain[name] = value
-    return plain

@@ -3,9 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import betterproto
-
-from xlaserve.core.inference import InferInput, InferOutput, Parameter
+from xlaserve.core.inference import InferInput, InferOutput
 from xlaserve.errors import InvalidRequest, InvalidTensor
 from xlaserve.tensors import (
     Datatype,
@@ -16,20 +14,10 @@ from xlaserve.tensors import (
     from_elements,
     to_bytes,
 )
+from xlaserve.transport.grpc.parameters import read_parameters
 from xlaserve_proto import inference as pb
 
 CONTENTS_FIELDS = tuple(pb.InferTensorContents.__dataclass_fields__)
-
-
-def read_parameters(parameters: "dict[str, pb.InferParameter]") -> dict[str, Parameter]:
-    """Return a parameter map with plain values; one that holds nothing is refused."""
-    plain: dict[str, Parameter] = {}
-    for name, parameter in parameters.items():
-        _, value = betterproto.which_one_of(parameter, "parameter_choice")
-        if value is None:
-            raise InvalidRequest(f"parameter '{name}' has no value")
-        plain[name] = value
-    return plain
 
 
 def read_inputs(request: pb.ModelInferRequest) -> tuple[InferInput, ...]:

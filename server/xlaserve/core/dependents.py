@@ -1,0 +1,49 @@
+"""Which ensembles stand on which models, and what leaves together with a model."""
+
+from xlaserve.core.ensemble import EnsemblePlan
+from xlaserve.core.registry import Registry
+
+
+class Dependents:
+    """Answers what `unload_dependents` takes along (model repository extension, Unload)."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._brought: dict[str, set[str]] = {}
+        """Ensemble -> models that were loaded because it needed them."""
+
+    def brought(self, ensemble: str, model: str) -> None:
+        """Note that a model is loaded only because an ensemble needs it."""
+        self._brought.setdefault(ensemble, set()).add(model)
+
+    def left(self, model: str) -> None:
+        """Forget what a model that was unloaded had brought along."""
+        self._brought.pop(model, None)
+
+    def leaving_with(self, name: str) -> list[str]:
+        """List the ensembles over a model, the model, and what only these had loaded, in order."""
+        leaving: dict[str, None] = {}
+
+        def visit(model: str) -> None:
+            for ensemble in self._ensembles_over(model):
+                if ensemble not in leaving:
+                    visit(ensemble)
+            leaving[model] = None
+            for step in self._brought.get(model, ()):
+                if step not in leaving and leaving.keys() >= set(self._ensembles_over(step)):
+                    visit(step)
+
+        visit(name)
+        return list(leaving)
+
+    def _ensembles_over(self, name: str) -> list[str]:
+        return [
+            model.name
+            for model in self._registry.models()
+            if any(
+                version.instance is not None
+                and isinstance(version.instance.runner, EnsemblePlan)
+                and name in (step for step, _ in version.instance.runner.models())
+                for version in model.versions.values()
+            )
+        ]
