@@ -9,16 +9,20 @@ import jax
 import jax.export
 import numpy as np
 from jax.export import Exported
+from jax.interpreters import mlir
 
 from xlaserve.errors import InvalidModel
 from xlaserve.models import files, manifest
 from xlaserve.models.manifest import ARTIFACT, Manifest
 from xlaserve.models.sizes import LIMIT_ARTIFACT_BYTES
 from xlaserve.models.weights import WeightEntry
-from xlaserve.tensors import Shape, TensorSpec, describe
+from xlaserve.tensors import Shape, TensorSpec, datatype_of, describe
 
 BATCH_DIMENSION = "b"
 """The name of the symbolic dimension that export gives the batch."""
+
+_SHOWN_ELEMENTS = 16
+"""Of a constant; the text of a module leaves longer ones out."""
 
 _SAFE_CUSTOM_CALLS = re.compile(
     "|".join(
@@ -67,29 +71,47 @@ def read(directory: Path, described: Manifest) -> Exported:
     return deserialize(data, described.jax_version)
 
 
-def deserialize(data: bytearray, jax_version: str) -> Exported:
-    """Turn the bytes of an artifact into what can be called; raises InvalidModel."""
+def deserialize(data: bytearray, jax_version: str = "", *, name: str = ARTIFACT) -> Exported:
+    """Turn the bytes of an artifact into what can be called; raises InvalidModel.
+
+    `jax_version` is that of the JAX that wrote it, where that is known.
+    """
     try:
         exported = jax.export.deserialize(data)
-        text = exported.mlir_module()
+        text = _module_text(exported)
     # JAX has no error of its own for this: parsing what it does not know ends in any of its parts.
     except Exception as error:
+        written = f"was written by jax {jax_version[:32]} and " if jax_version else ""
         raise InvalidModel(
-            f"{ARTIFACT} was written by jax {jax_version[:32]} and cannot be read by the jax "
+            f"{name} {written}cannot be read by the jax "
             f"{jax.__version__} that runs here: {_first_line(error)}. Export it again, with a "
             f"version that is at most six months older and no newer than jax {jax.__version__}"
         ) from error
-    check_custom_calls(text)
+    check_custom_calls(text, name)
     return exported
 
 
-def check_custom_calls(text: str) -> None:
+def _module_text(exported: Exported) -> str:
+    # Without its constants, which would be text twice their size, written while all threads wait.
+    with mlir.make_ir_context():
+        operation = exported.mlir_module(serialized=False).operation
+        return str(operation.get_asm(large_elements_limit=_SHOWN_ELEMENTS))
+
+
+def release(exported: Exported) -> None:
+    """Drop the module of an artifact that is compiled; it cannot be compiled again."""
+    # The caches of JAX keep the artifacts that they saw, up to 4096 of them, with their constants.
+    # jax.clear_caches() would do too, but slow the next call of every other model.
+    object.__setattr__(exported, "mlir_module_serialized", b"")
+
+
+def check_custom_calls(text: str, name: str = ARTIFACT) -> None:
     """Raise InvalidModel when a StableHLO module calls foreign code that is not known as safe."""
     for match in _CUSTOM_CALL.finditer(text):
         target = next(group for group in match.groups() if group is not None)
         if not _SAFE_CUSTOM_CALLS.fullmatch(target):
             raise InvalidModel(
-                f"{ARTIFACT} calls '{target[:64]}', which is not among the functions that a "
+                f"{name} calls '{target[:64]}', which is not among the functions that a "
                 "model may call"
             )
 
@@ -98,21 +120,26 @@ def check(
     exported: Exported, described: Manifest, entries: Sequence[WeightEntry], platform: str
 ) -> None:
     """Raise InvalidModel when artifact, manifest and weights do not describe the same function."""
-    if platform not in exported.platforms:
-        raise InvalidModel(
-            f"{ARTIFACT} was exported for {', '.join(exported.platforms)}, "
-            f"this server runs on {platform}"
-        )
-    if exported.nr_devices != 1:
-        raise InvalidModel(f"{ARTIFACT} was exported for {exported.nr_devices} devices, expected 1")
-    if exported.ordered_effects or exported.unordered_effects:
-        raise InvalidModel(f"{ARTIFACT} has side effects, a model may not have any")
+    check_runs(exported, platform)
     _check_trees(exported, described)
     count = len(described.parameters)
     _check_parameters(exported.in_avals[:count], described, {e.name: e for e in entries})
-    batched = bool(described.max_batch_size)
-    _check_tensors("input", exported.in_avals[count:], described.inputs, batched=batched)
-    _check_tensors("output", exported.out_avals, described.outputs, batched=batched)
+    batch = BATCH_DIMENSION if described.max_batch_size else None
+    _check_tensors("input", exported.in_avals[count:], described.inputs, batch)
+    _check_tensors("output", exported.out_avals, described.outputs, batch)
+
+
+def check_runs(exported: Exported, platform: str, name: str = ARTIFACT) -> None:
+    """Raise InvalidModel when an artifact is not for one device of this platform alone."""
+    if platform not in exported.platforms:
+        raise InvalidModel(
+            f"{name} was exported for {', '.join(exported.platforms)}, "
+            f"this server runs on {platform}"
+        )
+    if exported.nr_devices != 1:
+        raise InvalidModel(f"{name} was exported for {exported.nr_devices} devices, expected 1")
+    if exported.ordered_effects or exported.unordered_effects:
+        raise InvalidModel(f"{name} has side effects, a model may not have any")
 
 
 def _check_trees(exported: Exported, described: Manifest) -> None:
@@ -156,14 +183,10 @@ def _check_parameters(
 
 
 def _check_tensors(
-    kind: str,
-    avals: Sequence[_Abstract],
-    specs: Sequence[TensorSpec],
-    *,
-    batched: bool,
+    kind: str, avals: Sequence[_Abstract], specs: Sequence[TensorSpec], batch: str | None
 ) -> None:
     for spec, aval in zip(specs, avals, strict=True):
-        shape = shape_of(f"{kind} '{spec.name}'", aval.shape, batched=batched)
+        shape = _shape(f"{kind} '{spec.name}'", aval.shape, batch)
         if (spec.datatype.dtype, spec.shape) != (np.dtype(aval.dtype), shape):
             raise InvalidModel(
                 f"{kind} '{spec.name}': expected {describe(aval.dtype.name, shape)} as the "
@@ -171,15 +194,32 @@ def _check_tensors(
             )
 
 
-def shape_of(what: str, dimensions: Sequence[object], *, batched: bool) -> Shape:
+def specs_of(
+    kind: str, names: Sequence[str], avals: Sequence[_Abstract], batch: str | None
+) -> tuple[TensorSpec, ...]:
+    """Describe arguments or results as V2 does; raises InvalidModel that names the tensor.
+
+    `batch` is the name of the symbolic dimension that all start with, None where none may be open.
+    """
+    specs: list[TensorSpec] = []
+    for name, aval in zip(names, avals, strict=True):
+        # JAX has dtypes that numpy knows nothing of: the keys of random numbers.
+        datatype = datatype_of(aval.dtype) if isinstance(aval.dtype, np.dtype) else None
+        if datatype is None:
+            raise InvalidModel(f"{kind} '{name}' has dtype {aval.dtype}, which V2 has no name for")
+        specs.append(TensorSpec(name, datatype, _shape(f"{kind} '{name}'", aval.shape, batch)))
+    return tuple(specs)
+
+
+def _shape(what: str, dimensions: Sequence[object], batch: str | None) -> Shape:
     """Return the shape with -1 for the batch; raises InvalidModel for other open dimensions."""
     shape = tuple(size if isinstance(size, int) else -1 for size in dimensions)
     problem = ""
-    if batched and [str(size) for size in dimensions[:1]] != [BATCH_DIMENSION]:
+    if batch is not None and [str(size) for size in dimensions[:1]] != [batch]:
         problem = "its first dimension is not the batch"
     elif -1 in shape[1:]:
         problem = "but only the batch, as the first dimension, may be open"
-    elif -1 in shape and not batched:
+    elif -1 in shape and batch is None:
         problem = "but its first dimension is open and max_batch_size is 0"
     if problem:
         raise InvalidModel(f"{what} has the shape ({_written(dimensions)}), {problem}")

@@ -3,6 +3,9 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 
+DEFAULT_MAX_BATCH_SIZE = 64
+"""Where there is a batch and nothing says how large it may be; 12 buckets."""
+
 MAX_BATCH_SIZE = 65_536
 """The largest batch that a model may ask to be compiled for; 32 buckets."""
 

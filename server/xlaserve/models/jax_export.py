@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 from jax.errors import JaxRuntimeError
+from jax.export import Exported
 from jax.sharding import SingleDeviceSharding
 
 from xlaserve.errors import InvalidModel, InvalidTensor, OutOfMemory, XlaserveError
@@ -158,10 +159,29 @@ def load(directory: Path, context: LoadContext) -> JaxExportModel:
     exported = artifact.read(directory, described)
     entries = weights.read_entries(directory, manifest.WEIGHTS)
     artifact.check(exported, described, entries, context.device)
-    sharding = SingleDeviceSharding(jax.local_devices(backend=context.device)[0])
-    with _invalid(context.model):
+    sharding = sharding_on(context.device)
+    with invalid_model(context.model, manifest.ARTIFACT):
         parameters = DeviceParameters.read(directory, described, sharding, context)
+        return compiled(exported, parameters, signature, sharding, context)
+
+
+def sharding_on(device: str) -> SingleDeviceSharding:
+    """Return where all that a model has will lie: the first device of a platform."""
+    return SingleDeviceSharding(jax.local_devices(backend=device)[0])
+
+
+def compiled(
+    exported: Exported,
+    parameters: DeviceParameters,
+    signature: Signature,
+    sharding: SingleDeviceSharding,
+    context: LoadContext,
+) -> JaxExportModel:
+    """Compile and warm an artifact whose arguments are its parameters, then its inputs."""
+    try:
         programs = compile_programs(exported, parameters, signature, sharding, context)
+    finally:
+        artifact.release(exported)
     info = ModelInfo(
         PLATFORM,
         signature.inputs,
@@ -190,8 +210,8 @@ def _padded(tensor: Tensor, bucket: int) -> Tensor:
 
 
 @contextmanager
-def _invalid(model: str) -> Iterator[None]:
-    """Turn what JAX raises while it compiles into OutOfMemory or InvalidModel."""
+def invalid_model(model: str, name: str) -> Iterator[None]:
+    """Turn what JAX raises while it compiles an artifact into OutOfMemory or InvalidModel."""
     try:
         yield
     except XlaserveError:
@@ -200,9 +220,7 @@ def _invalid(model: str) -> Iterator[None]:
     except Exception as error:
         raise_if_exhausted(model, error)
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise InvalidModel(
-            f"{manifest.ARTIFACT} cannot be compiled or run: {lines[0][:300]}"
-        ) from error
+        raise InvalidModel(f"{name} cannot be compiled or run: {lines[0][:300]}") from error
 
 
 def raise_if_exhausted(model: str, error: Exception) -> None:

@@ -13,7 +13,7 @@ from xlaserve.models.loaded import LoadContext, LoadedModel, Stage
 
 
 class _Load(Protocol):
-    def __call__(self, directory: Path, context: LoadContext) -> LoadedModel: ...
+    def __call__(self, path: Path, context: LoadContext) -> LoadedModel: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,19 @@ class Loader:
     """Has a function `load`; imported when the first model of the kind is loaded, since jax takes
     seconds to import and the port opens before."""
     sniff: Callable[[Path], bool]
-    """Tells from the files of a version directory whether it is of this kind."""
+    """Tells from the files of a version directory, or from a file, whether it is of this kind."""
     predict_size: Callable[[Path], int]
+
+
+_ARTIFACT_SUFFIX = Path(manifest.ARTIFACT).suffix
 
 
 def _has_manifest(directory: Path) -> bool:
     return (directory / manifest.FILE_NAME).exists()
+
+
+def _is_artifact(path: Path) -> bool:
+    return path.is_file() and path.suffix == _ARTIFACT_SUFFIX
 
 
 def _never(directory: Path) -> bool:
@@ -40,38 +47,44 @@ def _never(directory: Path) -> bool:
 
 LOADERS = (
     Loader("jax_export", "xlaserve.models.jax_export", _has_manifest, sizes.predict_exported),
+    Loader("jax_export", "xlaserve.models.single_file", _is_artifact, sizes.predict_single_file),
     Loader("identity", "xlaserve.models.identity", _never, lambda directory: 0),
 )
 """In the order in which they are tried. A new kind of model is a row here and a module."""
 
 
-def load(directory: Path, context: LoadContext) -> LoadedModel:
-    """Load a version directory, compiled and warmed. Blocks.
+def load(path: Path, context: LoadContext) -> LoadedModel:
+    """Load a version directory, or a model that is one file, compiled and warmed. Blocks.
 
     Raises InvalidModel, OutOfMemory, or what `context.check_cancelled` raises; nothing stays in
     memory then.
     """
     context.check_cancelled()
     context.on_stage(Stage("reading"))
-    row = _loader_for(directory, context.config)
+    row = _loader_for(path, context.config)
     function: _Load = importlib.import_module(row.module).load
-    return function(directory, context)
+    return function(path, context)
 
 
-def predict_size(directory: Path, config: ModelConfig | None = None) -> int:
+def predict_size(path: Path, config: ModelConfig | None = None) -> int:
     """Return how many bytes the model will need, from its headers alone; raises InvalidModel."""
-    return _loader_for(directory, config or ModelConfig()).predict_size(directory)
+    return _loader_for(path, config or ModelConfig()).predict_size(path)
 
 
-def _loader_for(directory: Path, config: ModelConfig) -> Loader:
+def _loader_for(path: Path, config: ModelConfig) -> Loader:
     asked = config.backend or config.platform
-    for row in LOADERS:
-        if asked == row.kind:
-            return row
-    if asked:
-        kinds = ", ".join(f"'{row.kind}'" for row in LOADERS)
+    rows = [row for row in LOADERS if asked in ("", row.kind)]
+    if not rows:
+        kinds = ", ".join(dict.fromkeys(f"'{row.kind}'" for row in LOADERS))
         raise InvalidModel(f"unknown backend '{asked}' in the configuration, expected {kinds}")
-    for row in LOADERS:
-        if row.sniff(directory):
+    for row in rows:
+        if row.sniff(path):
             return row
+    if path.is_file():
+        raise InvalidModel(
+            f"'{path.name}' is no model: one that is a single file is an artifact of jax.export, "
+            f"*{_ARTIFACT_SUFFIX}"
+        )
+    if asked:
+        return rows[0]
     raise InvalidModel(f"{manifest.FILE_NAME} is missing")

@@ -17,7 +17,7 @@ from xlaserve.errors import InvalidModel
 from xlaserve.models import artifact
 from xlaserve.models.artifact import BATCH_DIMENSION
 from xlaserve.models.parameters import Parameters, flatten, has_64_bit
-from xlaserve.tensors import Tensor, TensorSpec, datatype_of, describe
+from xlaserve.tensors import Tensor, TensorSpec, describe
 
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 _CHECKED_ROWS = 3
@@ -56,7 +56,8 @@ def lower(
     with jax.enable_x64(wide), _no_source_locations():
         function = _Flat(fn, flatten(params, x64=wide), outputs)
         exported = _export(function, inputs, platforms, batched=batched)
-        specs = _output_specs(exported, function.output_names, batched=batched)
+        batch = BATCH_DIMENSION if batched else None
+        specs = artifact.specs_of("output", function.output_names, exported.out_avals, batch)
         data = bytes(exported.serialize())
         read_back = artifact.deserialize(bytearray(data), jax.__version__)
         _check_runs_alike(read_back, function, inputs, specs, batched=batched)
@@ -171,19 +172,6 @@ def _export(
     except Exception as error:
         hint = " (its batch dimension has no size while it is traced)" if batched else ""
         raise InvalidModel(f"the function cannot be exported{hint}: {error}") from error
-
-
-def _output_specs(
-    exported: Exported, names: Sequence[str], *, batched: bool
-) -> tuple[TensorSpec, ...]:
-    specs: list[TensorSpec] = []
-    for name, aval in zip(names, exported.out_avals, strict=True):
-        datatype = datatype_of(aval.dtype)
-        if datatype is None:
-            raise InvalidModel(f"output '{name}' has dtype {aval.dtype}, which V2 has no name for")
-        shape = artifact.shape_of(f"output '{name}'", aval.shape, batched=batched)
-        specs.append(TensorSpec(name, datatype, shape))
-    return tuple(specs)
 
 
 # --- running it back ---------------------------------------------------------------------------

@@ -103,12 +103,13 @@ def compile_programs(
     """Compile and execute every bucket, so that no request has to wait for either."""
     started = time.perf_counter()
     buckets = buckets_up_to(signature.max_batch_size) if signature.max_batch_size else (FIXED,)
-    function = jax.jit(_function(exported, parameters.constants))
     compiled: dict[int, jax.stages.Compiled] = {}
     for step, bucket in enumerate(buckets, start=1):
         context.check_cancelled()
         context.on_stage(Stage("compiling", step, len(buckets)))
         arguments = _abstract(signature.inputs, bucket, sharding)
+        # A jitted function keeps what it lowered, constants and all: one for each bucket.
+        function = jax.jit(_function(exported, parameters.constants))
         compiled[bucket] = function.lower(parameters.leaves, arguments).compile()
     compile_seconds = time.perf_counter() - started
     programs: dict[int, Program] = {}
@@ -116,7 +117,8 @@ def compile_programs(
         context.check_cancelled()
         context.on_stage(Stage("warming", step, len(buckets)))
         programs[bucket] = warmed(executable, parameters.leaves, signature.inputs, bucket)
-    return Programs(programs, _memory(list(compiled.values()), parameters), compile_seconds)
+    memory = _memory(list(compiled.values()), parameters, len(exported.mlir_module_serialized))
+    return Programs(programs, memory, compile_seconds)
 
 
 def _function(
@@ -131,8 +133,9 @@ def _function(
             constants[index] if index in constants else next(rest)
             for index in range(count - len(inputs))
         ]
+        args, kwargs = jax.tree.unflatten(exported.in_tree, [*parameters, *inputs])
         # Only ever called inside jit: outside, each call leaks some megabytes.
-        return list(exported.call(parameters, list(inputs)))
+        return jax.tree.leaves(exported.call(*args, **kwargs))
 
     return model
 
@@ -180,7 +183,9 @@ def _seconds(
     return time.perf_counter() - started
 
 
-def _memory(compiled: Sequence[jax.stages.Compiled], parameters: DeviceParameters) -> ModelMemory:
+def _memory(
+    compiled: Sequence[jax.stages.Compiled], parameters: DeviceParameters, module_bytes: int
+) -> ModelMemory:
     temporaries, executables = 0, 0
     for executable in compiled:
         analysis = executable.memory_analysis()
@@ -199,5 +204,6 @@ def _memory(compiled: Sequence[jax.stages.Compiled], parameters: DeviceParameter
         parameters_bytes=parameters.leaves_bytes,
         constants_bytes=parameters.constants_bytes * len(compiled),
         temporaries_bytes=temporaries,
-        executables_bytes=executables,
+        # What makes a module large is its constants, which XLA keeps once for all executables.
+        executables_bytes=executables + module_bytes,
     )

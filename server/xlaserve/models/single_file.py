@@ -1,0 +1,85 @@
+"""A model that is one file: a `jax.export` artifact without a manifest and without parameters.
+
+All that is known of it is what the artifact says: there is no hash to check it against, and that
+the rows of a batch do not depend on one another is what an open batch dimension promises.
+"""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+from jax.core import ShapedArray
+from jax.export import Exported, is_symbolic_dim
+
+from xlaserve.errors import InvalidModel
+from xlaserve.models import artifact, files
+from xlaserve.models.artifact import BATCH_DIMENSION
+from xlaserve.models.buckets import DEFAULT_MAX_BATCH_SIZE
+from xlaserve.models.jax_export import JaxExportModel, compiled, invalid_model, sharding_on
+from xlaserve.models.loaded import LoadContext
+from xlaserve.models.manifest import MAX_NAME_LENGTH
+from xlaserve.models.programs import DeviceParameters
+from xlaserve.models.signature import Signature, agreed
+from xlaserve.models.sizes import LIMIT_ARTIFACT_BYTES
+from xlaserve.tensors import TensorSpec
+
+
+def load(path: Path, context: LoadContext) -> JaxExportModel:
+    """Load, compile and warm an artifact; `jax_runtime.start` comes before the first.
+
+    Raises InvalidModel, OutOfMemory, or what `context.check_cancelled` raises.
+    """
+    exported = artifact.deserialize(
+        files.read_checked(path.parent, path.name, limit_bytes=LIMIT_ARTIFACT_BYTES),
+        name=path.name,
+    )
+    artifact.check_runs(exported, context.device, path.name)
+    with invalid_model(context.model, path.name):
+        signature = agreed(signature_of(exported, path.name), context.config)
+        sharding = sharding_on(context.device)
+        return compiled(exported, DeviceParameters([], {}), signature, sharding, context)
+
+
+def signature_of(exported: Exported, name: str) -> Signature:
+    """Return what an artifact says of its arguments and results; raises InvalidModel.
+
+    It takes arrays, `input_0` and so on, or one dict of arrays, which has their names; it returns
+    an array or several, `output_0` and so on, or a dict. There is a batch where all of them have
+    the same symbolic first dimension; no other dimension may be symbolic.
+    """
+    args, _ = jax.tree.unflatten(exported.in_tree, range(len(exported.in_avals)))
+    given = args[0] if len(args) == 1 and isinstance(args[0], dict) else args
+    returned = jax.tree.unflatten(exported.out_tree, range(len(exported.out_avals)))
+    batch = _batch(exported)
+    return Signature(
+        _tensors(name, "input", given, exported.in_avals, batch),
+        _tensors(name, "output", returned, exported.out_avals, batch),
+        DEFAULT_MAX_BATCH_SIZE if batch else 0,
+    )
+
+
+def _tensors(
+    file: str, kind: str, tree: object, avals: Sequence[ShapedArray], batch: str | None
+) -> tuple[TensorSpec, ...]:
+    if isinstance(tree, dict):
+        named = tree
+    else:
+        arrays = tree if isinstance(tree, tuple | list) else (tree,)
+        named = {f"{kind}_{index}": array for index, array in enumerate(arrays)}
+    if not named or list(named.values()) != list(range(len(avals))):
+        raise InvalidModel(f"{file}: expected arrays, or one dict of arrays, as its {kind}s")
+    for name in named:
+        if not 0 < len(name) <= MAX_NAME_LENGTH:
+            raise InvalidModel(f"{file}: one {kind} has a name of {len(name)} characters")
+    return artifact.specs_of(kind, list(named), avals, batch)
+
+
+def _batch(exported: Exported) -> str | None:
+    """Return the name of the dimension that may be the batch; None where inputs have none."""
+    first = [aval.shape[0] for aval in exported.in_avals if aval.shape]
+    symbols = [str(size) for size in first if is_symbolic_dim(size)]
+    # An expression such as 2*b is no batch: its tensor is refused, whatever the name is.
+    return next(filter(str.isidentifier, symbols), BATCH_DIMENSION if symbols else None)
