@@ -1,7 +1,8 @@
 """A model that is one file: a `jax.export` artifact without a manifest and without parameters.
 
-All that is known of it is what the artifact says: there is no hash to check it against, and that
-the rows of a batch do not depend on one another is what an open batch dimension promises.
+All that is known of it is what the artifact says. There is no hash to check it against: a cut file
+is noticed, a flipped bit may go unnoticed, or end the process inside the parser of JAX. That the
+rows of a batch do not depend on one another is what an open batch dimension promises.
 """
 
 # Much of jax is typed, but not all that is called here.
