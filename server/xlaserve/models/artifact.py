@@ -175,7 +175,7 @@ def _check_parameters(
         )
     for name, aval in zip(described.parameters, avals, strict=True):
         entry = entries[name]
-        if (entry.dtype, entry.shape) != (np.dtype(aval.dtype), aval.shape):
+        if (entry.dtype, entry.shape) != (aval.dtype, aval.shape):
             raise InvalidModel(
                 f"parameter '{name}': expected {aval.dtype.name}[{_written(aval.shape)}], "
                 f"got {describe(entry.dtype.name, entry.shape)}"
@@ -187,7 +187,7 @@ def _check_tensors(
 ) -> None:
     for spec, aval in zip(specs, avals, strict=True):
         shape = _shape(f"{kind} '{spec.name}'", aval.shape, batch)
-        if (spec.datatype.dtype, spec.shape) != (np.dtype(aval.dtype), shape):
+        if (spec.datatype.dtype, spec.shape) != (aval.dtype, shape):
             raise InvalidModel(
                 f"{kind} '{spec.name}': expected {describe(aval.dtype.name, shape)} as the "
                 f"artifact has it, got {spec} from {manifest.FILE_NAME}"
