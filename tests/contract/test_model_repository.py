@@ -166,6 +166,55 @@ async def test_a_load_that_fails_says_why_and_keeps_what_was_served(
     assert [[2.0, 4.0]] == await infer(stub, "double", "x", [[1, 2]])
 
 
+TRICKS = [
+    "..",
+    "../etc",
+    "a/../b",
+    "model/..",
+    "model/",
+    "/etc/passwd",
+    " ..",
+    ".. ",
+    "..\\x",
+    "a\0b",
+    "a\nb",
+    "\x1b[2J",
+    "%2e%2e%2f",
+    "%252e%252e%252f",
+    "\uff0e\uff0e",
+    "a\uff0fb",
+    "\u2025",
+    "x" * 300,
+    "",
+    " ",
+]
+PREFIXES = ["", "a", "../", "..%2f", "1/", "\t"]
+
+
+async def test_no_name_leads_out_of_its_directory(
+    server: RunningServer, stub: Any, tmp_path: Path
+) -> None:
+    """Each as model, version and file: refused as INVALID_ARGUMENT, and nothing is written."""
+    before = sorted(tmp_path.rglob("*"))
+    refused = 0
+    for name in [prefix + trick for prefix in PREFIXES for trick in TRICKS]:
+        if name.strip() in ("a", "1/", "a..", "a ..", "a\u2025", "a\uff0e\uff0e"):
+            continue  # harmless, or a version without a file, which has its own test
+        for model, parameters in (
+            (name, {}),
+            ("double", {"config": "{}", f"file:1/{name}": b"x"}),
+            ("double", {"config": "{}", f"file:{name}/model.json": b"x"}),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await load(stub, model, **parameters)
+            outcome = (caught.value.code().name, model, list(parameters))
+            assert "INVALID_ARGUMENT" == outcome[0], outcome
+            refused += 1
+
+    assert refused >= 200
+    assert before == sorted(tmp_path.rglob("*"))
+
+
 async def test_a_bad_model_fails_to_load(stub: Any) -> None:
     with pytest.raises(grpc.aio.AioRpcError, match="failed to load") as caught:
         await load(stub, "nope")

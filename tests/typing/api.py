@@ -1,0 +1,36 @@
+"""The examples of the README and of docs/services.md, as type checkers see them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from grpclib._typing import IServable
+
+from xlaserve import Exportable, Models, Service, export_model
+
+
+def predict(params: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
+    """Compute what the README's model computes."""
+    return jnp.tanh(x @ params["w"] + params["b"][None])
+
+
+PARAMS = {"w": np.ones((3, 2), np.float32), "b": np.zeros(2, np.float32)}
+EXPORTABLE = Exportable(predict, PARAMS, {"x": ("FP32", [-1, 3])}, outputs=["y"])
+
+
+def export() -> Path:
+    """Export as the README does."""
+    return export_model(predict, PARAMS, {"x": ("FP32", [-1, 3])}, "models/tiny/1", outputs=["y"])
+
+
+async def ask(models: Models) -> np.ndarray:
+    """Ask a model as a service does."""
+    outputs = await models.infer("tiny", {"x": np.ones((1, 3), np.float32)}, outputs=["y"])
+    return outputs["y"]
+
+
+def create(handler: IServable) -> Service:
+    """Make a service as docs/services.md does."""
+    return Service(handler=handler, id_paths={"example.digits.Digits/Read": (2, 1)})
