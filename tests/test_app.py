@@ -34,6 +34,30 @@ async def test_a_server_needs_a_grpc_endpoint(tmp_path: Path) -> None:
             pass
 
 
+@pytest.mark.parametrize("second", ["port:0", "unix:{}/data.sock", ""])
+async def test_inference_has_an_endpoint_of_its_own_where_one_is_set(
+    tmp_path: Path, second: str
+) -> None:
+    """Both serve everything; equal or empty is one endpoint."""
+    application = Application(
+        Settings(
+            repository=tmp_path,
+            grpc_endpoint=f"unix:{tmp_path}/grpc.sock",
+            grpc_data_endpoint=second.format(tmp_path),
+            http_endpoint="none",
+        )
+    )
+    async with application.running() as addresses:
+        for address in {addresses.grpc, addresses.grpc_data}:
+            async with grpc.aio.insecure_channel(address) as channel:
+                stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+                assert (await stub.ServerLive(pb.ServerLiveRequest())).live
+
+    assert bool(second) is (addresses.grpc != addresses.grpc_data)
+    assert [] == list(tmp_path.iterdir())
+
+
 async def test_the_port_answers_before_models_are_loaded(example_models: Path) -> None:
     """Live at once, ready when the start is over."""
     settings = Settings(repository=example_models, grpc_endpoint="port:0", http_endpoint="none")

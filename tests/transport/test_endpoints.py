@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from xlaserve.errors import InvalidSettings
-from xlaserve.transport.endpoints import Endpoint, Listener, listen
+from xlaserve.transport.endpoints import Endpoint, Listener, check_grpc_endpoints, listen
 
 
 def on_unix(path: Path, mode: int = 0o666) -> Listener:
@@ -89,3 +89,16 @@ def test_a_file_in_place_of_a_socket_is_left_alone(tmp_path: Path) -> None:
         on_unix(path)
 
     assert "precious" == path.read_text()
+
+
+def test_two_sockets_share_a_directory() -> None:
+    """ModelMesh, Deploying a Runtime: the directory becomes a mount in all containers."""
+    grpc, data = Endpoint(path=Path("/a/grpc.sock")), Endpoint(path=Path("/a/data.sock"))
+    elsewhere = Endpoint(path=Path("/b/data.sock"))
+    check_grpc_endpoints({"grpc_endpoint": grpc, "grpc_data_endpoint": data})
+    check_grpc_endpoints({"grpc_endpoint": Endpoint(port=1), "grpc_data_endpoint": elsewhere})
+
+    with pytest.raises(InvalidSettings, match="grpc_data_endpoint: expected a socket in the same"):
+        check_grpc_endpoints({"grpc_endpoint": grpc, "grpc_data_endpoint": elsewhere})
+    with pytest.raises(InvalidSettings, match="grpc_endpoint"):
+        check_grpc_endpoints({"grpc_endpoint": None})
