@@ -6,7 +6,9 @@ import signal
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
+from pathlib import Path
 from typing import Protocol
 
 import structlog
@@ -26,7 +28,7 @@ from xlaserve.core.runtime import ModelRuntime, RuntimeLimits
 from xlaserve.core.server import ServerDescription
 from xlaserve.core.workers import Workers
 from xlaserve.errors import InvalidSettings
-from xlaserve.models import device, loaders
+from xlaserve.models import device, loaders, trial
 from xlaserve.models.loaded import Stage
 from xlaserve.settings import IdInjection, ModelControlMode, Settings
 from xlaserve.transport.endpoints import Endpoint, Listener, check_grpc_endpoints, listen
@@ -120,6 +122,7 @@ class Application:
         machinery = Machinery(
             load=loaders.load,
             predict_size=loaders.predict_size,
+            try_loading=partial(_try_loading, settings.trial_seconds),
             release_memory=device.release_memory,
             device=lambda: device.start(settings.device.value),
             on_stage=self.display.stage,
@@ -299,6 +302,11 @@ def _capacity_bytes(settings: Settings, device_limit: int | None) -> int:
         return settings.capacity_bytes
     granted = device_limit or settings.container_memory_bytes or memory_limit_bytes()
     return max(0, granted - settings.memory_overhead_bytes)
+
+
+def _try_loading(seconds: float, directory: Path) -> None:
+    if seconds:
+        trial.try_loading(directory, seconds)
 
 
 def _freeze_heap() -> None:

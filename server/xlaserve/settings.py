@@ -155,6 +155,9 @@ class Settings:
     """Most bytes of `file:` parameters of one load."""
     max_override_files: int = 1000
     """Most `file:` parameters of one load."""
+    trial_seconds: float = 60.0
+    """How long a model that a client sent may take to load in a process of its own, before it is
+    loaded here; 0 leaves the trial out."""
     max_models: int = 100_000
     """Models that the repository may hold; further directories are ignored, with a warning."""
     scratch_directory: Path = Path(tempfile.gettempdir())
@@ -168,12 +171,18 @@ class Settings:
             if getattr(self, name) < smallest:
                 raise InvalidSettings(name, f"at least {smallest}", getattr(self, name))
         if self.max_message_depth > _DEEPEST:
-            raise InvalidSettings("max_message_depth", f"at most {_DEEPEST}", self.max_message_depth)
+            raise InvalidSettings(
+                "max_message_depth", f"at most {_DEEPEST}", self.max_message_depth
+            )
         if self.log_level not in _LOG_LEVELS:
             raise InvalidSettings("log_level", " or ".join(_LOG_LEVELS), self.log_level)
         if self.load_model and self.model_control_mode is not ModelControlMode.EXPLICIT:
             raise InvalidSettings(
                 "load_model", "model_control_mode explicit", self.model_control_mode.value
+            )
+        if self.modelmesh and self.model_control_mode is ModelControlMode.POLL:
+            raise InvalidSettings(
+                "model_control_mode", "none with modelmesh, which decides what is loaded", "poll"
             )
 
     @classmethod
@@ -235,6 +244,7 @@ _SMALLEST: Mapping[str, float] = {
     "max_config_bytes": 1024,
     "max_override_bytes": 0,
     "max_override_files": 0,
+    "trial_seconds": 0,
     "max_models": 1,
 }
 _DEEPEST = 100
@@ -316,5 +326,5 @@ def _strings_below_fields() -> dict[str, str]:
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             assert isinstance(below, ast.Expr)
             assert isinstance(below.value, ast.Constant)
-            texts[field.target.id] = str(below.value.value)
+            texts[field.target.id] = " ".join(str(below.value.value).split())
     return texts

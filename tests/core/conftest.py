@@ -54,6 +54,7 @@ async def make_core(tmp_path: Path, world: World) -> AsyncIterator[MakeCore]:
         machinery = Machinery(
             load=world.load,
             predict_size=lambda directory, config: world.predicted_bytes,
+            try_loading=world.try_loading,
             release_memory=lambda: None,
             device=lambda: "cpu",
         )

@@ -410,6 +410,22 @@ async def test_files_of_a_load_replace_the_models_own(core: Core, add_model: Add
     assert [] == list(core.settings.scratch_directory.iterdir())
 
 
+async def test_files_that_a_client_sent_are_tried_before_they_are_loaded(
+    core: Core, add_model: AddModel, world: World
+) -> None:
+    """In a process that may die of them; what lies in the repository is the operator's."""
+    add_model("m", {1: 1})
+    await core.control.load("m")
+
+    assert [] == world.tried
+
+    with pytest.raises(LoadFailed, match="ends the process that reads it"):
+        await core.control.load("m", override("deadly"))
+
+    assert (["m/1"], 1) == (world.loads, len(world.tried))
+    assert ("1", 1.0) == await answer(core, "m")
+
+
 async def test_a_load_without_files_returns_to_the_repository(
     core: Core, add_model: AddModel
 ) -> None:

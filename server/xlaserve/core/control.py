@@ -27,6 +27,7 @@ from xlaserve.errors import (
     LoadFailed,
     ModelControlForbidden,
     ModelNotFound,
+    VersionNotFound,
     XlaserveError,
 )
 from xlaserve.settings import ModelControlMode, Readiness, Settings
@@ -102,7 +103,7 @@ class ModelControl:
         self._check_mode("unload")
         dependents = read_unload_parameters(parameters)
         if self._registry.find(name) is None:
-            if not await self._workers.wait(self._repository.holds, name):
+            if not await self._could_load(name):
                 raise ModelNotFound(name)
             return
         await self._unload_shared(name, dependents=dependents)
@@ -117,20 +118,18 @@ class ModelControl:
         if ready:
             return [row for row in rows if row.state == State.READY.public]
         known = {row.name for row in rows}
-        for name in await self._workers.wait(self._repository.names):
+        for name in await self._names():
             if name not in known:
                 rows.append(IndexEntry(name, "", State.UNAVAILABLE.public, "not loaded"))
         return sorted(rows, key=lambda row: row.name)
 
     async def ready(self, name: str, version: str = "") -> bool:
         """Tell whether a model answers; raises ModelNotFound when there is no such model."""
-        if self._registry.find(name) is None and not await self._workers.wait(
-            self._repository.holds, name
-        ):
+        if self._registry.find(name) is None and not await self._could_load(name):
             raise ModelNotFound(name, version)
         model = self._registry.find(name)
         if version and model is not None and version not in model.versions:
-            raise ModelNotFound(name, version)
+            raise VersionNotFound(name, version)
         return self._registry.ready(name, version)
 
     @property
@@ -144,6 +143,15 @@ class ModelControl:
         """Be ready no more, so that no new requests are sent here."""
         self._started = False
         self._registry.notify()
+
+    async def _names(self) -> list[str]:
+        """List what the repository holds; with a mesh it is not the repository that counts."""
+        return [] if self._settings.modelmesh else await self._workers.wait(self._repository.names)
+
+    async def _could_load(self, name: str) -> bool:
+        if self._settings.modelmesh:
+            return False
+        return await self._workers.wait(self._repository.holds, name)
 
     def _check_mode(self, operation: str) -> None:
         mode = self._settings.model_control_mode
@@ -170,6 +178,7 @@ class ModelControl:
         """Call off every load, unload every model, and return once all memory is free."""
         await self._loads.call_off()
         await asyncio.gather(*(self.evict(model.name) for model in self._registry.models()))
+        await self._loader.close()
 
     # --- what the start and the disk ask ---
 
@@ -185,7 +194,7 @@ class ModelControl:
     async def _names_at_start(self) -> list[str]:
         if self._settings.modelmesh:
             return []
-        every = await self._workers.wait(self._repository.names)
+        every = await self._names()
         if self._settings.model_control_mode is not ModelControlMode.EXPLICIT:
             return every
         asked = self._settings.load_model
@@ -374,5 +383,5 @@ class ModelControl:
             override = self._overrides.pop(name, None)
             if override is not None:
                 await self._workers.wait(override.remove)
-            if not await self._workers.wait(self._repository.holds, name):
+            if not await self._could_load(name):
                 self._registry.forget(name)

@@ -43,6 +43,8 @@ class Machinery:
     load: Load
     predict_size: Callable[[Path, ModelConfig], int]
     """Return the bytes that a version will take, from its headers; raises InvalidModel; blocks."""
+    try_loading: Callable[[Path], None]
+    """Load what a client sent in a process that may die of it; raises InvalidModel; blocks."""
     release_memory: Callable[[], None]
     """Collect garbage and give freed pages back to the system; blocks."""
     device: Callable[[], str]
@@ -154,6 +156,10 @@ class VersionLoader:
 
         A model that took more than there is is let go again.
         """
+        if source.sent:
+            self._registry.note(version, "loading in a process of its own")
+            trial = self._workers.load(self._machinery.try_loading, source.directory)
+            await asyncio.wrap_future(trial)
         predict = self._machinery.predict_size
         reservation.set(await self._workers.wait(predict, source.directory, model.config))
         runner = await self._run_loader(version, model, source)
@@ -225,7 +231,7 @@ class VersionLoader:
 
     def _show_stage(self, version: Version, stage: Stage) -> None:
         if version.state in (State.LOADING, State.RELOADING):
-            version.lifecycle.reason = str(stage)
+            self._registry.note(version, str(stage))
             self._machinery.on_stage(version.model, version.number, stage)
 
     def _note_failure(self, version: Version, error: BaseException) -> None:

@@ -195,6 +195,10 @@ class Registry:
         version.lifecycle.apply(event, reason)
         self.notify()
 
+    def note(self, version: Version, reason: str) -> None:
+        """Say how far a change has come, in the reason that the index shows."""
+        version.lifecycle.reason = reason
+
     def notify(self) -> None:
         """Tell the observers that something may have changed."""
         for observer in tuple(self._observers):

@@ -48,6 +48,8 @@ class VersionSource:
     directory: Path
     """Or the file, where one file is the whole model."""
     fingerprint: Fingerprint
+    sent: bool = False
+    """Whether its files came with a request, and not from the operator's disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ class Repository:
         try:
             confined = directory if override else self._confine(directory)
             config = self._config(name, confined, config_text)
-            versions = self._versions(confined, config, trusted=override is not None)
+            versions = self._versions(confined, config, sent=override is not None)
         except InvalidModel as error:
             raise LoadFailed(name, str(error)) from error
         except OSError as error:
@@ -154,10 +156,10 @@ class Repository:
 
     def _versions_at(self, path: Path, config: ModelConfig) -> tuple[VersionSource, ...]:
         if path.is_dir():
-            versions = self._versions(path, config, trusted=False)
+            versions = self._versions(path, config, sent=False)
             if versions:
                 return versions
-        return (self._version(UNVERSIONED, path, config, trusted=False),)
+        return (self._version(UNVERSIONED, path, config, sent=False),)
 
     def fingerprint(self, name: str) -> Fingerprint:
         """Return what changes when anything of the model changes, without reading it."""
@@ -174,7 +176,7 @@ class Repository:
         return config
 
     def _versions(
-        self, directory: Path, config: ModelConfig, *, trusted: bool
+        self, directory: Path, config: ModelConfig, *, sent: bool
     ) -> tuple[VersionSource, ...]:
         found = {
             int(path.name): path
@@ -184,19 +186,17 @@ class Repository:
         if config.is_ensemble and not found:
             found = {ENSEMBLE_VERSION: directory}
         chosen = config.version_policy.select(found)
-        return tuple(
-            self._version(number, found[number], config, trusted=trusted) for number in chosen
-        )
+        return tuple(self._version(number, found[number], config, sent=sent) for number in chosen)
 
     def _version(
-        self, number: int, path: Path, config: ModelConfig, *, trusted: bool
+        self, number: int, path: Path, config: ModelConfig, *, sent: bool
     ) -> VersionSource:
-        directory = path if trusted else self._confine(path)
+        directory = path if sent else self._confine(path)
         for file in _files(directory):
-            if not trusted:
+            if not sent:
                 self._confine(file)
         mark = (str(directory), config, _directory_fingerprint(directory))
-        return VersionSource(number, directory, mark)
+        return VersionSource(number, directory, mark, sent=sent)
 
     def _confine(self, path: Path) -> Path:
         resolved = path.resolve()

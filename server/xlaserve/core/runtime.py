@@ -13,6 +13,8 @@ from xlaserve.settings import Settings
 
 MAX_SIZE_BYTES = (2**31 - 1) * 8192
 """What ModelMesh can count: it rounds up to units of 8 KiB and keeps them in 31 bits."""
+MAX_NUMBER = 2**31 - 1
+"""The largest of its 32-bit numbers: what is unsigned in a message is signed in the mesh."""
 
 _COMPILED_BYTES = 8 << 20
 """What executables and buffers add to the file of a model of which only the file is known."""
@@ -39,9 +41,18 @@ class RuntimeLimits:
             raise InvalidSettings(
                 "capacity_bytes",
                 f"at least {needed} bytes of memory for models, which ModelMesh demands for a "
-                f"default_model_size_bytes of {default}",
+                f"default_model_size_bytes of {default} (0 is the memory of the device or of the "
+                "container less memory_overhead_bytes)",
                 capacity_bytes,
             )
+        for name, value, most in (
+            ("capacity_bytes", capacity_bytes, MAX_SIZE_BYTES),
+            ("load_threads", settings.load_threads, MAX_NUMBER),
+            ("model_loading_timeout_ms", settings.model_loading_timeout_ms, MAX_NUMBER),
+            ("max_concurrency", settings.max_concurrency, MAX_NUMBER),
+        ):
+            if value > most:
+                raise InvalidSettings(name, f"at most {most}, all that ModelMesh can count", value)
         return cls(
             capacity_bytes,
             settings.load_threads,

@@ -1,0 +1,61 @@
+"""What a client sends is tried in a process that may die of it."""
+
+import hashlib
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from xlaserve.errors import InvalidModel
+from xlaserve.models import manifest
+from xlaserve.models.trial import try_loading
+
+SECONDS = 120
+
+
+@pytest.fixture
+def sent(example_models: Path, tmp_path: Path) -> Path:
+    """A version directory as an override has it."""
+    return shutil.copytree(example_models / "identity" / "1", tmp_path / "1")
+
+
+def damage(directory: Path, data: bytes) -> None:
+    """Replace the artifact, with a checksum to match."""
+    (directory / manifest.ARTIFACT).write_bytes(data)
+    described = json.loads((directory / manifest.FILE_NAME).read_text())
+    described["files"][manifest.ARTIFACT] = {
+        "bytes": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
+    (directory / manifest.FILE_NAME).write_text(json.dumps(described))
+
+
+def test_a_good_model_passes(sent: Path) -> None:
+    try_loading(sent, SECONDS)
+
+
+def test_what_cannot_be_read_is_refused_with_the_reason(sent: Path) -> None:
+    damage(sent, (sent / manifest.ARTIFACT).read_bytes()[:-100])
+    with pytest.raises(InvalidModel, match="model.jaxexp"):
+        try_loading(sent, SECONDS)
+
+
+def test_a_directory_without_an_artifact_is_not_tried(tmp_path: Path) -> None:
+    try_loading(tmp_path, SECONDS, command=("/no/such/program",))
+
+
+@pytest.mark.parametrize(
+    ("code", "seconds", "text"),
+    [
+        ("import os; os.kill(os.getpid(), 11)", SECONDS, r"ends the process.*\(SIGSEGV\)"),
+        ("import time; time.sleep(100)", 0.1, r"did not end in 0.1 seconds \(trial_seconds\)"),
+        ("raise SystemExit(7)", SECONDS, "exit status 7"),
+    ],
+)
+def test_a_process_that_dies_or_hangs_is_the_models_fault(
+    sent: Path, code: str, seconds: float, text: str
+) -> None:
+    with pytest.raises(InvalidModel, match=text):
+        try_loading(sent, seconds, command=(sys.executable, "-c", code))
