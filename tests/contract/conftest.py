@@ -1,0 +1,70 @@
+"""What the tests of the model runtime share: models, and a server that a mesh drives."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import jax.monitoring
+import pytest
+from support import mesh, shelf
+from support.runtime import Runtime, StartRuntime
+from support.server import Serve
+
+from xlaserve.settings import ModelControlMode
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> shelf.Shelf:
+    """Every model of the shelf; none is in the server's repository."""
+    return shelf.fill(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(params=["port", "unix"])
+def endpoint(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A free port, and a unix socket."""
+    return "port:0" if request.param == "port" else f"unix:{tmp_path}/grpc.sock"
+
+
+@pytest.fixture
+def start(serve: Serve, models: shelf.Shelf, tmp_path: Path, endpoint: str) -> StartRuntime:
+    """Run a server on an empty repository; each test runs with every kind of endpoint."""
+    repository = tmp_path / "repository"
+    repository.mkdir()
+
+    @asynccontextmanager
+    async def run(**settings: Any) -> AsyncIterator[Runtime]:
+        defaults: dict[str, Any] = {
+            "modelmesh": True,
+            "model_control_mode": ModelControlMode.NONE,
+            "grpc_endpoint": endpoint,
+            "model_root": (models.root,),
+            "repository": repository,
+        }
+        settings = defaults | settings
+        async with serve(**settings) as server, mesh.dial(server.url) as sidecar:
+            await sidecar.status()
+            yield Runtime(server.application, server.url, sidecar)
+
+    return run
+
+
+@pytest.fixture
+async def runtime(start: StartRuntime) -> AsyncIterator[Runtime]:
+    """A server with the default settings."""
+    async with start() as running:
+        yield running
+
+
+@pytest.fixture
+def compilations() -> Iterator[list[str]]:
+    """Collect the names of what XLA compiles while a test runs; may be cleared."""
+    names: list[str] = []
+
+    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            names.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield names
+    jax.monitoring.unregister_event_duration_listener(listen)

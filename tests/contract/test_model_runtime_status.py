@@ -1,0 +1,276 @@
+"""The model runtime of a mesh, from its start to its purge: acceptance cases 1 to 4."""
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from support import mesh
+from support.process import ServerProcess, command, run
+from support.runtime import Runtime, StartRuntime
+from support.shelf import Shelf, addition, spinning, sums
+
+from xlaserve.errors import InvalidSettings
+from xlaserve.settings import ModelControlMode
+
+ANSWER_SECONDS = 3
+"""How soon after exec the endpoint answers."""
+
+WAITING_JAX = """
+import sys
+from pathlib import Path
+
+folder = Path(__file__).parent.parent
+(folder / "importing").touch()
+(folder / "go").read_bytes()  # a pipe: returns when the test has written
+sys.path.remove(str(folder))
+del sys.modules["jax"]
+import jax
+"""
+"""Stands in front of jax, whose import goes on when the test says so."""
+
+INT31, UNITS = 2**31 - 1, (2**31 - 1) * 8192
+"""What the mesh keeps 32-bit numbers in, and the largest size that it can count."""
+
+
+# --- 1: the start ------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def starting(*flags: str, path: Path) -> AsyncIterator[ServerProcess]:
+    """Run a server as a process, with one more folder in front of its imports."""
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")]),
+        "XLASERVE_LOG_LEVEL": "info",
+    }
+    arguments = command("serve", *flags, "--modelmesh", "--http-endpoint", "none")
+    child = await asyncio.create_subprocess_exec(
+        *arguments, "--device", "cpu", stderr=asyncio.subprocess.PIPE, env=environment
+    )
+    try:
+        yield ServerProcess(child, [])
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await child.communicate()
+
+
+def own_endpoint(kind: str, folder: Path) -> tuple[str, str]:
+    """Return an endpoint that is free, and where clients reach it."""
+    if kind == "unix":
+        return f"unix:{folder}/grpc.sock", f"unix:{folder}/grpc.sock"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return f"port:{port}", f"127.0.0.1:{port}"
+
+
+@pytest.mark.parametrize("kind", ["port", "unix"])
+async def test_the_endpoint_answers_before_jax_is_imported(tmp_path: Path, kind: str) -> None:
+    """Case 1: within three seconds of exec it is STARTING, and nothing else until it is READY."""
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax/__init__.py").write_text(WAITING_JAX)
+    os.mkfifo(tmp_path / "go")
+    (tmp_path / "repository").mkdir()
+    endpoint, url = own_endpoint(kind, tmp_path)
+
+    started = time.monotonic()
+    flags = (str(tmp_path / "repository"), "--grpc-endpoint", endpoint)
+    async with starting(*flags, path=tmp_path) as server:
+        async with mesh.dial(url) as sidecar:
+            first = await until_reached(sidecar)
+            seconds = time.monotonic() - started
+            while not (tmp_path / "importing").exists():
+                await asyncio.sleep(0.01)
+            second = await sidecar.status()
+            await asyncio.to_thread((tmp_path / "go").write_bytes, b"go")
+            answers = [first, second]
+            while answers[-1].status != first.READY:
+                answers.append(await sidecar.status())
+            status = await server.stop()
+
+    print(f"{kind}: the endpoint answered after {seconds:.2f} s")
+
+    assert seconds < ANSWER_SECONDS
+    assert [first.STARTING] * (len(answers) - 1) == [answer.status for answer in answers[:-1]]
+    assert 0 == status
+
+
+async def until_reached(sidecar: mesh.Mesh) -> Any:
+    """Return the first answer; there is nobody to answer before the process listens."""
+    while True:
+        try:
+            return await sidecar.status()
+        except grpc.aio.AioRpcError as error:
+            assert grpc.StatusCode.UNAVAILABLE is error.code()
+            await asyncio.sleep(0.01)
+
+
+async def test_management_and_inference_may_have_endpoints_of_their_own(
+    start: StartRuntime, models: Shelf, tmp_path: Path
+) -> None:
+    """Case 1: the second endpoint is the same server."""
+    settings = {"grpc_data_endpoint": f"unix:{tmp_path}/data.sock"}
+    async with start(**settings) as runtime:
+        async with mesh.dial(runtime.url, settings["grpc_data_endpoint"]) as sidecar:
+            sidecar.paths = runtime.mesh.paths
+            await sidecar.load("m", models.path("plus-1"))
+            answer = await sidecar.infer("m", addition(1, 2))
+
+    assert [2, 3] == sums(answer)
+
+
+# --- 2: what READY says ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"default_model_size_bytes": 1 << 20, "capacity_bytes": 10 << 20},
+        {"load_threads": 3, "model_loading_timeout_ms": 100, "default_model_size_bytes": 1},
+        {"capacity_bytes": UNITS, "model_loading_timeout_ms": INT31},
+        {"limit_model_concurrency": True},
+    ],
+)
+async def test_ready_is_within_the_limits_of_a_mesh(
+    start: StartRuntime, settings: dict[str, Any]
+) -> None:
+    """Case 2: a mesh checks four of the values, and its container dies of a bad one."""
+    async with start(**settings) as runtime:
+        ready = await runtime.mesh.status()
+
+    assert ready.READY == ready.status
+    assert 1 <= ready.maxLoadingConcurrency <= INT31
+    assert 1 <= ready.defaultModelSizeInBytes <= UNITS
+    assert 100 <= ready.modelLoadingTimeoutMs <= INT31
+    default = ready.defaultModelSizeInBytes
+    assert max(2 * default, min(512 << 20, 10 * default)) <= ready.capacityInBytes <= UNITS
+    assert ready.runtimeVersion
+    assert settings.get("limit_model_concurrency", False) == ready.limitModelConcurrency
+
+
+REFUSED = {
+    "capacity_bytes": {"capacity_bytes": 1 << 20},
+    "memory_overhead_bytes": {"container_memory_bytes": 1 << 20},
+    "default_model_size_bytes": {"default_model_size_bytes": UNITS + 1, "capacity_bytes": 0},
+    "model_loading_timeout_ms": {"model_loading_timeout_ms": INT31 + 1},
+    "load_threads": {"load_threads": INT31 + 1},
+    "max_concurrency": {"max_concurrency": INT31 + 1},
+    "model_control_mode": {"model_control_mode": ModelControlMode.POLL},
+}
+
+
+@pytest.mark.parametrize("setting", REFUSED)
+async def test_settings_that_a_mesh_would_die_of_are_refused_at_start(
+    start: StartRuntime, setting: str
+) -> None:
+    """Case 2: with a text that names the setting."""
+    with pytest.raises(InvalidSettings, match=setting):
+        async with start(**REFUSED[setting]):
+            pass
+
+
+async def test_a_refused_setting_ends_the_process_with_one_line(tmp_path: Path) -> None:
+    """Case 2: what the operator reads in the log of the container."""
+    flags = ("--modelmesh", "--grpc-endpoint", "port:0", "--http-endpoint", "none")
+    status, _, text = await run(
+        *command("serve", str(tmp_path), *flags, "--device", "cpu", "--capacity-bytes", "1000")
+    )
+
+    assert 1 == status
+    assert text.splitlines()[-1].startswith("error: setting capacity_bytes: expected at least")
+
+
+# --- 3: methods --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("injection", "path"), [("path", [1]), ("header", [])])
+async def test_exactly_the_methods_about_one_model_are_let_through(
+    start: StartRuntime, injection: str, path: list[int]
+) -> None:
+    """Case 3: fully qualified, with the place of the id, and none that manages models."""
+    async with start(id_injection=injection) as runtime:
+        ready = await runtime.mesh.status()
+
+    assert {
+        f"inference.GRPCInferenceService/{method}": path
+        for method in ("ModelInfer", "ModelMetadata", "ModelReady")
+    } == runtime.mesh.paths
+    assert not ready.allowAnyMethod
+
+
+# --- 4: a mesh that starts again ---------------------------------------------------------------
+
+
+async def test_a_mesh_that_starts_again_finds_nothing_loaded(
+    start: StartRuntime, models: Shelf
+) -> None:
+    """Case 4: models that are loaded, loading or in use are gone when it hears READY."""
+    async with start(inline_execution_seconds=0) as runtime:
+        before = runtime.held()
+        await asyncio.gather(
+            runtime.mesh.load("loaded", models.path("plus-1")),
+            runtime.mesh.load("in use", models.path("spin")),
+        )
+        loading = asyncio.ensure_future(mesh.code(runtime.mesh.load("slow", models.path("slow"))))
+        await runtime.until_compiling("slow")
+        using = asyncio.ensure_future(mesh.code(runtime.mesh.infer("in use", spinning(0.5))))
+        await runtime.until_in_use()
+
+        ready = await runtime.mesh.status()
+        after, rows = runtime.held(), await runtime.application.control.index()
+        answers = [
+            await mesh.code(runtime.mesh.infer(model, addition()))
+            for model in ("loaded", "in use", "slow", "never heard of")
+        ]
+
+        assert ready.READY == ready.status
+        assert before == after
+        assert [] == rows
+        assert ["NOT_FOUND"] * 4 == answers
+        assert "CANCELLED" == await loading
+        assert await using in ("OK", "UNAVAILABLE")
+        assert [2, 2] == sums(await reloaded(runtime, models))
+
+
+async def reloaded(runtime: Runtime, models: Shelf) -> Any:
+    """Load what was purged, and use it at once."""
+    await runtime.mesh.load("loaded", models.path("plus-2"))
+    return await runtime.mesh.infer("loaded", addition())
+
+
+async def test_ready_waits_for_requests_that_outlive_the_drain(
+    start: StartRuntime, models: Shelf
+) -> None:
+    """Case 4: the memory is back when a mesh hears READY, however long that takes."""
+    async with start(inline_execution_seconds=0, drain_seconds=0.1) as runtime:
+        before = runtime.held()
+        await runtime.mesh.load("in use", models.path("spin"))
+        using = asyncio.ensure_future(mesh.code(runtime.mesh.infer("in use", spinning(1))))
+        await runtime.until_in_use()
+
+        await runtime.mesh.status()
+        after = runtime.held()
+
+        assert before == after
+        assert "OK" == await using
+
+
+@pytest.mark.parametrize("mode", [ModelControlMode.NONE, ModelControlMode.EXPLICIT])
+async def test_the_repository_is_not_the_meshs_business(
+    start: StartRuntime, models: Shelf, mode: ModelControlMode
+) -> None:
+    """Case 4: directories that the puller left in the repository are neither loaded nor listed."""
+    async with start(repository=models.root, model_control_mode=mode) as runtime:
+        rows = await runtime.application.control.index()
+        answer = await mesh.outcome(runtime.mesh.call("ModelReady", "plus-1", b""))
+
+    assert [] == rows
+    assert mesh.lost(answer)

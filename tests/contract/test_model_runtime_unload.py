@@ -1,0 +1,218 @@
+"""Unloads that a mesh asks of its runtime: acceptance cases 14 to 16."""
+
+import asyncio
+import time
+from statistics import median
+from typing import Any
+
+import pytest
+from support import mesh
+from support.held import held
+from support.runtime import Runtime, StartRuntime
+from support.shelf import LARGE_BYTES, MIB, Shelf, addition, spinning, sums
+
+PROMPT_SECONDS = 0.1
+"""How soon an unload answers where there is nothing to unload."""
+TRIES = 9
+
+SLOWLY = {"inline_execution_seconds": 0, "default_model_size_bytes": MIB}
+"""Settings with which a request never runs in the event loop, however fast its model was."""
+
+
+# --- 14: nothing to unload ---------------------------------------------------------------------
+
+
+async def unload_seconds(runtime: Runtime, model: str) -> float:
+    """Unload, which has to be OK, and return how long it took."""
+    started = time.perf_counter()
+    await runtime.mesh.unload(model)
+    return time.perf_counter() - started
+
+
+@pytest.mark.parametrize("model", ["unknown", "failed", "unloaded", "", "é / .. \U0001f600" * 50])
+async def test_unloading_what_is_not_loaded_is_ok_at_once(
+    runtime: Runtime, models: Shelf, model: str
+) -> None:
+    """Case 14: unknown, failed, unloaded before; and as often as one likes."""
+    if model == "failed":
+        await mesh.code(runtime.mesh.load(model, models.path("corrupt")))
+    if model == "unloaded":
+        await runtime.mesh.load(model, models.path("plus-1"))
+        await runtime.mesh.unload(model)
+    times = [await unload_seconds(runtime, model) for _ in range(TRIES)]
+
+    assert median(times) < PROMPT_SECONDS
+    assert [] == runtime.application.registry.models()
+
+
+async def test_unloading_a_model_without_a_path_is_ok(runtime: Runtime) -> None:
+    """Case 14: a load without a path fails, and is unloaded like any other."""
+    answer = await mesh.outcome(runtime.mesh.load("m", ""))
+    times = [await unload_seconds(runtime, "m") for _ in range(TRIES)]
+
+    assert "FAILED_PRECONDITION" == answer[0]
+    assert "path" in answer[1]
+    assert median(times) < PROMPT_SECONDS
+
+
+async def test_unknown_ids_are_ok_at_once_while_models_load(
+    start: StartRuntime, models: Shelf
+) -> None:
+    """Case 14: after READY the puller unloads whatever it finds in its folder."""
+    async with start(load_threads=2) as runtime:
+        calls = [runtime.mesh.load(f"slow-{i}", models.path("slow")) for i in range(2)]
+        waiting = [asyncio.ensure_future(mesh.code(call)) for call in calls]
+        await runtime.until_compiling("slow-0")
+        times = [await unload_seconds(runtime, f"unknown-{i}") for i in range(5 * TRIES)]
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    assert median(times) < PROMPT_SECONDS
+
+
+async def test_unloads_of_one_id_that_come_together_are_ok(runtime: Runtime, models: Shelf) -> None:
+    """Case 14: each is OK when the model is gone."""
+    before = runtime.held()
+    await runtime.mesh.load("m", models.path("plus-1"))
+    await asyncio.gather(*(mesh.code(runtime.mesh.unload("m")) for _ in range(5)))
+
+    assert before == runtime.held()
+    assert "NOT_FOUND" == await mesh.code(runtime.mesh.infer("m", addition()))
+
+
+# --- 15: memory --------------------------------------------------------------------------------
+
+
+async def test_memory_is_free_when_an_unload_answers(
+    start: StartRuntime, models: Shelf, compilations: list[str]
+) -> None:
+    """Case 15: buffers and executables are gone, and a model of the same size fits at once."""
+    capacity = LARGE_BYTES + LARGE_BYTES // 2
+    async with start(capacity_bytes=capacity, default_model_size_bytes=MIB) as runtime:
+        before = runtime.held()
+        for _ in range(5):
+            size = (await runtime.mesh.load("m", models.path("large"))).sizeInBytes
+            loaded = runtime.held()
+            await runtime.mesh.unload("m")
+            # Without a collection here: what is free is free already.
+            after = held(runtime.application, collect=False)
+
+            assert before == after
+            assert LARGE_BYTES <= loaded.buffers_bytes - before.buffers_bytes <= size
+    assert 5 == len(compilations)
+
+
+async def test_an_id_loads_right_after_its_unload(runtime: Runtime, models: Shelf) -> None:
+    """Case 15: even where the load was sent before the unload was answered."""
+    await runtime.mesh.load("m", models.path("plus-1"))
+    unloading = asyncio.ensure_future(mesh.code(runtime.mesh.unload("m")))
+    await asyncio.sleep(0)
+    loading = asyncio.ensure_future(mesh.code(runtime.mesh.load("m", models.path("plus-2"))))
+
+    assert ["OK", "OK"] == await asyncio.gather(unloading, loading)
+    assert [2, 2] == sums(await runtime.mesh.infer("m", addition()))
+
+
+# --- 16: requests in flight --------------------------------------------------------------------
+
+
+async def requests_in_flight(runtime: Runtime, seconds: float, count: int) -> list[Any]:
+    """Start requests that take about so long one after another, and wait until all have come."""
+    waiting = [
+        asyncio.ensure_future(mesh.code(runtime.mesh.infer("m", spinning(seconds))))
+        for _ in range(count)
+    ]
+    await runtime.until_in_use(count)
+    return waiting
+
+
+async def test_requests_in_flight_end_before_an_unload_answers(
+    start: StartRuntime, models: Shelf
+) -> None:
+    """Case 16: within the drain; who comes later is sent away as for a model that is gone."""
+    async with start(**SLOWLY) as runtime:
+        before = runtime.held()
+        await runtime.mesh.load("m", models.path("spin"))
+        waiting = await requests_in_flight(runtime, 0.3, 3)
+        unloading = asyncio.ensure_future(mesh.code(runtime.mesh.unload("m")))
+        late = set()
+        while not unloading.done():
+            late.add(await mesh.code(runtime.mesh.infer("m", spinning(0))))
+        answers = [(request.done(), await request) for request in waiting]
+
+        assert "OK" == unloading.result()
+        assert [(True, "OK")] * 3 == answers
+        # OK is for those that came before the unload did.
+        assert {"UNAVAILABLE"} <= late <= {"OK", "UNAVAILABLE", "NOT_FOUND"}
+        assert before == runtime.held()
+
+
+async def test_an_unload_ends_in_bounded_time(start: StartRuntime, models: Shelf) -> None:
+    """Case 16: what outlives the drain is not cut off, and its memory is free behind it."""
+    async with start(**SLOWLY, drain_seconds=0.2) as runtime:
+        before = runtime.held()
+        await runtime.mesh.load("m", models.path("spin"))
+        waiting = await requests_in_flight(runtime, 1, 2)
+        unloaded = await mesh.code(runtime.mesh.unload("m"))
+        in_flight = [request.done() for request in waiting]
+        booked = runtime.application.capacity.used_bytes
+        answers = await asyncio.gather(*waiting)
+        await mesh.code(runtime.mesh.load("m", models.path("spin")))
+        again = await mesh.code(runtime.mesh.infer("m", spinning(0)))
+        await runtime.mesh.status()
+
+        assert "OK" == unloaded
+        assert [False, False] == in_flight
+        assert booked > 0
+        assert ["OK", "OK"] == answers
+        assert "OK" == again
+        assert before == runtime.held()
+
+
+@pytest.mark.parametrize("way", ["cancel", "deadline"])
+async def test_requests_that_are_given_up_hold_no_unload_up(
+    start: StartRuntime, models: Shelf, way: str
+) -> None:
+    """Case 16: only the one that computes does, until it has ended."""
+    async with start(**SLOWLY) as runtime:
+        before = runtime.held()
+        await runtime.mesh.load("m", models.path("spin"))
+        timeout = 0.2 if way == "deadline" else None
+        calls = [runtime.mesh.infer("m", spinning(0.5), timeout=timeout) for _ in range(5)]
+        waiting = [asyncio.ensure_future(mesh.code(call)) for call in calls]
+        await runtime.until_in_use(5)
+        if way == "cancel":
+            for call in calls:
+                call.cancel()
+        ends = await asyncio.gather(*waiting, return_exceptions=True)
+        await runtime.mesh.unload("m")
+
+        assert before == runtime.held()
+        if way == "deadline":
+            assert ["DEADLINE_EXCEEDED"] * 5 == ends
+
+
+async def test_no_request_ends_as_an_accident_whenever_the_unload_comes(
+    runtime: Runtime, models: Shelf
+) -> None:
+    """Case 16: requests, loads and unloads of one id at the same time."""
+
+    async def ask(answers: set[str]) -> None:
+        while True:
+            answers.add(await mesh.code(runtime.mesh.infer("m", addition())))
+
+    before = runtime.held()
+    answers: set[str] = set()
+    asking = [asyncio.ensure_future(ask(answers)) for _ in range(4)]
+    for _ in range(10):
+        await runtime.mesh.load("m", models.path("plus-1"))
+        await asyncio.sleep(0.005)
+        await runtime.mesh.unload("m")
+    for task in asking:
+        task.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
+    await runtime.mesh.unload("m")
+
+    assert {"OK", "NOT_FOUND"} <= answers <= {"OK", "NOT_FOUND", "UNAVAILABLE"}
+    assert before == runtime.held()

@@ -1,0 +1,28 @@
+"""What models hold in this process, by the books and by JAX."""
+
+import gc
+from dataclasses import dataclass
+
+import jax
+
+from xlaserve.app import Application
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Equal before and after if nothing was left behind."""
+
+    booked_bytes: int
+    buffers_bytes: int
+    executables: int
+
+
+def held(application: Application, *, collect: bool = True) -> Held:
+    """Count, after a collection if it is asked for."""
+    if collect:
+        gc.collect()
+    return Held(
+        application.capacity.used_bytes,
+        sum(array.nbytes for array in jax.live_arrays()),
+        len(jax.devices()[0].client.live_executables()),
+    )

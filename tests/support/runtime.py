@@ -1,0 +1,45 @@
+"""A server with the mesh that drives it."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+
+from support.held import Held, held
+from support.mesh import Mesh
+from xlaserve.app import Application
+
+_PROGRESS_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """A server in the loop of a test, and a sidecar that has heard that it is ready."""
+
+    application: Application
+    url: str
+    mesh: Mesh
+
+    def held(self) -> Held:
+        """Count what models hold."""
+        return held(self.application)
+
+    async def until_in_use(self, requests: int = 1) -> None:
+        """Wait until so many inference requests are in progress."""
+        async with asyncio.timeout(_PROGRESS_SECONDS):
+            while self.application.registry.requests != requests:
+                await asyncio.sleep(0)
+
+    async def until_compiling(self, model: str) -> None:
+        """Wait until a load has come to the compiler."""
+        async with asyncio.timeout(_PROGRESS_SECONDS):
+            while not self._stage(model).startswith("compiling"):
+                await asyncio.sleep(0)
+
+    def _stage(self, name: str) -> str:
+        model = self.application.registry.find(name)
+        return next((v.lifecycle.reason for v in model.versions.values()), "") if model else ""
+
+
+StartRuntime = Callable[..., AbstractAsyncContextManager[Runtime]]
+"""Runs a server and its mesh for the length of a block; settings by keyword."""

@@ -1,0 +1,187 @@
+"""Small JAX models for a mesh to load, exported once."""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+
+import xlaserve
+from support.mesh import message
+
+MIB = 1 << 20
+
+ECHO_BYTES = 16 * MIB
+ECHO_ANSWER_BYTES = 16 * MIB - 1024
+"""What `echo` answers: with what surrounds it, just below what a mesh takes."""
+LARGE_BYTES = 128 * MIB
+"""Parameters of `large`."""
+SPINS_PER_SECOND = 7 * 10**7
+"""About what `spin` does; on a slow machine less."""
+
+SLOW_ROWS = 256
+"""The most rows that `slow` takes: 16 executables, a second or more to compile."""
+
+_LAYERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """A directory of models. Not to be written to."""
+
+    root: Path
+
+    def path(self, name: str) -> Path:
+        """Return where something lies."""
+        return self.root / name
+
+
+def add(params: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
+    """Tell by which parameter it is."""
+    return x + params["v"]
+
+
+def spin(params: Mapping[str, jax.Array], n: jax.Array) -> jax.Array:
+    """Take as long as the request says."""
+
+    def step(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        count, value = carry
+        return count + 1, jnp.sin(value) + params["v"]
+
+    start = jnp.int32(0), jnp.zeros(1, jnp.float32)
+    return jax.lax.while_loop(lambda carry: carry[0] < n[0], step, start)[1]
+
+
+def deep(params: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
+    """Take long to compile."""
+    for _ in range(_LAYERS):
+        x = jnp.tanh(x @ params["w"]) + jnp.sort(x, axis=1)
+    return x
+
+
+def echo(params: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
+    """Answer nearly all that it is asked."""
+    return x[:ECHO_ANSWER_BYTES]
+
+
+def large(params: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
+    """Have much memory in parameters."""
+    return x + params["w"].sum()
+
+
+def fill(root: Path) -> Shelf:
+    """Export every model into an empty directory."""
+    for value in (1, 2, 3):
+        export_adder(root / f"plus-{value}" / "1", value)
+    for value in (1, 2, 10):
+        export_adder(root / "versioned" / str(value), value)
+    _export(spin, {"v": np.ones(1, np.float32)}, {"n": ("INT32", [1])}, root / "spin/1")
+    weights = {"w": np.full((8, 8), 0.1, np.float32)}
+    _export(deep, weights, {"x": ("FP32", [-1, 8])}, root / "slow/1", max_batch_size=SLOW_ROWS)
+    _export(echo, {"v": np.ones(1)}, {"x": ("UINT8", [ECHO_BYTES])}, root / "echo/1")
+    weights = {"w": np.ones(LARGE_BYTES // 4, np.float32)}
+    _export(large, weights, {"x": ("FP32", [2])}, root / "large/1")
+    _add_configured(root)
+    _add_single_file(root)
+    _add_broken(root)
+    return Shelf(root)
+
+
+def export_adder(path: Path, value: float) -> Path:
+    """Export x FP32[2] -> y = x + value."""
+    return _export(add, {"v": np.full(1, value, np.float32)}, {"x": ("FP32", [2])}, path)
+
+
+def _export(fn: Any, params: object, inputs: Any, path: Path, max_batch_size: int = 0) -> Path:
+    return xlaserve.export_model(
+        fn,
+        params,
+        inputs,
+        path,
+        outputs=["y"],
+        max_batch_size=max_batch_size,
+        platforms=(jax.default_backend(),),
+    )
+
+
+def _add_configured(root: Path) -> None:
+    """Add a model directory whose configuration has another name, and a schema beside it."""
+    export_adder(root / "configured/1", 4)
+    tensor = {"data_type": "TYPE_FP32", "dims": [2]}
+    config = {
+        "name": "another",
+        "max_batch_size": 0,
+        "input": [{"name": "x", **tensor}],
+        "output": [{"name": "y", **tensor}],
+        "parameters": {"max_concurrency": {"string_value": "7"}},
+    }
+    (root / "configured/config.json").write_text(json.dumps(config))
+    for name, datatype in (("schema", "FP32"), ("wrong-schema", "INT8")):
+        tensors = {
+            kind: [{"name": tensor, "datatype": datatype, "shape": [2]}]
+            for kind, tensor in (("inputs", "x"), ("outputs", "y"))
+        }
+        (root / f"{name}.json").write_text(json.dumps(tensors))
+
+
+def _add_single_file(root: Path) -> None:
+    argument = {"x": jax.ShapeDtypeStruct((2,), jnp.float32)}
+    exported = jax.export.export(jax.jit(lambda inputs: {"y": inputs["x"] + 5}))(argument)
+    (root / "single.jaxexp").write_bytes(exported.serialize())
+
+
+def _add_broken(root: Path) -> None:
+    """Add models that cannot be loaded, each for a reason of its own."""
+    directory = export_adder(root / "corrupt/1", 6)
+    for file in directory.glob("*.jaxexp"):
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 0xFF
+        file.write_bytes(data)
+    (root / "empty").mkdir()
+    (root / "junk.jaxexp").write_bytes(b"no artifact" * 100)
+
+
+def addition(*x: float, name: str = "", **more: Any) -> Any:
+    """Make a request to one of the adders."""
+    return _request(name, "x", "FP32", np.array(x or (0, 0), np.float32), **more)
+
+
+def sums(response: Any) -> list[float]:
+    """Read what an adder answered."""
+    values: list[float] = np.frombuffer(response.raw_output_contents[0], np.float32).tolist()
+    return values
+
+
+def spinning(seconds: float) -> Any:
+    """Make a request to `spin` that takes about so long."""
+    return _request("", "n", "INT32", np.array([SPINS_PER_SECOND * seconds], np.int32))
+
+
+def deep_rows(rows: int = 1) -> Any:
+    """Make a request to `slow`."""
+    return _request("", "x", "FP32", np.zeros((rows, 8), np.float32))
+
+
+def octets(count: int) -> Any:
+    """Make a request to `echo`, which takes ECHO_BYTES."""
+    return _request("", "x", "UINT8", np.zeros(count, np.uint8))
+
+
+def _request(model: str, name: str, datatype: str, data: Any, **more: Any) -> Any:
+    request = message(
+        "inference.ModelInferRequest",
+        model_name=model,
+        raw_input_contents=[data.tobytes()],
+        **more,
+    )
+    shape: Sequence[int] = data.shape
+    request.inputs.add(name=name, datatype=datatype, shape=shape)
+    return request

@@ -1,0 +1,130 @@
+"""A client on HTTP/2 itself, for what a gRPC client would not send or would not show."""
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
+
+import h2.config
+import h2.connection
+import h2.events
+
+Headers: TypeAlias = Sequence[tuple[str, str]]
+
+_ANSWER_SECONDS = 20
+
+
+def request_headers(path: str, *more: tuple[str, str], **changes: str) -> list[tuple[str, str]]:
+    """Return the headers of a call; pseudo-headers may be changed by name."""
+    plain = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": path,
+        ":authority": "localhost",
+        "te": "trailers",
+        "content-type": "application/grpc",
+    }
+    return [*(plain | {f":{name}": value for name, value in changes.items()}).items(), *more]
+
+
+def base64_unpadded(value: str) -> str:
+    """Write the value of a header that ends in -bin."""
+    return base64.b64encode(value.encode()).decode().rstrip("=")
+
+
+def framed(message: bytes) -> bytes:
+    """Put the length in front of a message."""
+    return b"\0" + len(message).to_bytes(4, "big") + message
+
+
+class Wire:
+    """One connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self.h2 = h2.connection.H2Connection(
+            h2.config.H2Configuration(
+                header_encoding="utf-8",
+                validate_outbound_headers=False,
+                normalize_outbound_headers=False,
+            )
+        )
+        self.h2.initiate_connection()
+        self.flush()
+        self.events: list[Any] = []
+        """What has come and was not asked for yet."""
+
+    def flush(self) -> None:
+        """Send what is due."""
+        self.writer.write(self.h2.data_to_send())
+
+    def open(self, headers: Headers) -> int:
+        """Start a call and leave it open; return its stream."""
+        stream: int = self.h2.get_next_available_stream_id()
+        self.h2.send_headers(stream, headers)
+        self.flush()
+        return stream
+
+    def send(self, headers: Headers, message: bytes = b"") -> int:
+        """Make a call with one message; return its stream."""
+        stream = self.open(headers)
+        self.h2.send_data(stream, framed(message), end_stream=True)
+        self.flush()
+        return stream
+
+    async def until(self, kind: type[Any], stream: int | None = None) -> Any:
+        """Return the next event of a kind, and of a stream."""
+        async with asyncio.timeout(_ANSWER_SECONDS):
+            while (event := self._take(kind, stream)) is None:
+                data = await self.reader.read(65536)
+                assert data, f"closed without {kind.__name__}"
+                for received in self.h2.receive_data(data):
+                    if isinstance(received, h2.events.DataReceived):
+                        size = received.flow_controlled_length
+                        self.h2.acknowledge_received_data(size, received.stream_id)
+                    self.events.append(received)
+                self.flush()
+        return event
+
+    def _take(self, kind: type[Any], stream: int | None) -> Any:
+        for index, event in enumerate(self.events):
+            if isinstance(event, kind) and stream in (None, getattr(event, "stream_id", None)):
+                return self.events.pop(index)
+        return None
+
+    async def trailers(self, stream: int) -> dict[str, str]:
+        """Return the headers with which a call ends."""
+        await self.until(h2.events.StreamEnded, stream)
+        blocks = [
+            event
+            for event in self.events
+            if getattr(event, "stream_id", None) == stream and hasattr(event, "headers")
+        ]
+        self.events = [e for e in self.events if getattr(e, "stream_id", None) != stream]
+        return dict(blocks[-1].headers)
+
+    async def ping(self) -> None:
+        """Send a PING and wait for its answer: what was sent before it has come by then."""
+        self.h2.ping(b"xlaserve")
+        self.flush()
+        await self.until(h2.events.PingAckReceived)
+
+
+@asynccontextmanager
+async def connect(url: str) -> AsyncIterator[Wire]:
+    """Connect to `host:port` or `unix:path`."""
+    if url.startswith("unix:"):
+        reader, writer = await asyncio.open_unix_connection(url.removeprefix("unix:"))
+    else:
+        host, _, port = url.rpartition(":")
+        reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    try:
+        yield Wire(reader, writer)
+    finally:
+        writer.close()
+
+
+def size_of_headers(headers: Headers) -> int:
+    """Return the size of a header list as its limit counts it (RFC 9113, 10.5.1)."""
+    return sum(len(name.encode()) + len(value.encode()) + 32 for name, value in headers)
