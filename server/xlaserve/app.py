@@ -46,6 +46,9 @@ from xlaserve.transport.grpc.services import ServicesCodec, injection_paths, loa
 from xlaserve.transport.grpc.splice import InjectionPath
 from xlaserve.transport.rest.health import health_routes
 
+_STREAMS_OF_A_MESH = 8
+"""A mesh sends all its requests over one connection, and may leave some of them open unsent."""
+
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 _log = structlog.get_logger("app")
@@ -258,7 +261,8 @@ class Application:
             codec=ServicesCodec(WireCodec(**limits)),
             max_message_bytes=settings.max_message_bytes,
             max_connections=settings.max_connections,
-            max_streams=settings.max_streams_per_connection,
+            max_streams=settings.max_streams_per_connection
+            * (_STREAMS_OF_A_MESH if settings.modelmesh else 1),
         )
         inject_ids(self.grpc, paths, **limits)
         translate_errors(self.grpc, message_timeout_seconds=settings.message_timeout_seconds)

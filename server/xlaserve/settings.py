@@ -140,7 +140,7 @@ class Settings:
     max_message_depth: int = 100
     """Deepest nesting of one protobuf message."""
     max_streams_per_connection: int = 256
-    """Requests that one gRPC connection may have open."""
+    """Requests that one gRPC connection may have open; eight times as many with modelmesh."""
     max_connections: int = 1024
     """gRPC connections that may be open."""
     message_timeout_seconds: float = 30.0

@@ -196,6 +196,41 @@ async def test_a_server_that_is_about_to_exit_is_unavailable(
         assert "OK" == await using
 
 
+# --- limits of concurrency ---------------------------------------------------------------------
+
+CONFIGURED = {"plus-1": 3, "configured": 7}
+"""Path -> its concurrency: what the setting says, or its configuration."""
+
+
+@pytest.mark.parametrize("path", CONFIGURED)
+async def test_a_mesh_that_limits_concurrency_is_told_by_how_much(
+    start: StartRuntime, models: Shelf, path: str
+) -> None:
+    """At least 1 with `limit_model_concurrency`, and 0 without, where a mesh would warn of it."""
+    async with start(limit_model_concurrency=True, max_concurrency=3) as runtime:
+        limited = await runtime.mesh.load("m", models.path(path))
+    async with start() as runtime:
+        free = await runtime.mesh.load("m", models.path(path))
+
+    assert CONFIGURED[path] == limited.maxConcurrency
+    assert 0 == free.maxConcurrency
+
+
+async def test_as_many_requests_as_a_mesh_lets_through_are_in_progress_at_once(
+    start: StartRuntime, models: Shelf
+) -> None:
+    """None of them is refused; how many there are is the business of the mesh."""
+    async with start(**SLOWLY, limit_model_concurrency=True, max_concurrency=8) as runtime:
+        allowed = (await runtime.mesh.load("m", models.path("spin"))).maxConcurrency
+        waiting = [
+            asyncio.ensure_future(mesh.code(runtime.mesh.infer("m", spinning(0.05))))
+            for _ in range(allowed)
+        ]
+        await runtime.until_in_use(allowed)
+
+        assert ["OK"] * allowed == await asyncio.gather(*waiting)
+
+
 # --- 21: sizes of messages ---------------------------------------------------------------------
 
 

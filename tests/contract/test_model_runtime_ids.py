@@ -1,6 +1,6 @@
 """Which model a request of a mesh is for: acceptance cases 17 to 19."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -131,7 +131,7 @@ async def test_a_second_name_does_not_get_past_the_mesh(
     assert "two" == described.name
 
 
-CONTRADICTIONS = {
+CONTRADICTIONS: Mapping[str, Sequence[tuple[str, str | bytes]]] = {
     "they differ": [("mm-model-id", "one"), ("mm-model-id-bin", b"two")],
     "ASCII twice": [("mm-model-id", "two"), ("mm-model-id", "two")],
     "ASCII twice, different": [("mm-model-id", "one"), ("mm-model-id", "two")],
@@ -176,7 +176,7 @@ def without_name(request: Any) -> bytes:
     return data
 
 
-SHAPES = {
+SHAPES: Mapping[str, Callable[[], bytes]] = {
     "first": lambda: addition(5, 6, name="client's").SerializeToString(),
     "last": lambda: without_name(addition(5, 6)),
     "empty": lambda: splice(without_name(addition(5, 6)), [1], b""),

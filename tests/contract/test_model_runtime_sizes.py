@@ -42,7 +42,8 @@ async def test_requests_are_answered_while_models_load(start: StartRuntime, mode
     async with start(load_threads=2) as runtime, grpc.aio.insecure_channel(runtime.url) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         await runtime.mesh.load("m", models.path("plus-1"))
-        times, states = [], set()
+        times: list[float] = []
+        states: set[int] = set()
         async with loading(runtime, models, 3) as first:
             while not first.done() and len(times) < SAMPLES:
                 times.append(await timed(runtime.mesh.infer("m", addition())))
@@ -103,16 +104,14 @@ async def test_sizes_never_add_up_to_more_than_the_capacity(
     """Case 12: a load that would be too much is refused, and fits once another model is gone."""
     async with start(capacity_bytes=10 * MIB, default_model_size_bytes=MIB) as runtime:
         capacity = (await runtime.mesh.status()).capacityInBytes
-        sizes, refused = [], ""
-        while not refused:
-            model = f"m{len(sizes)}"
-            try:
-                sizes.append((await runtime.mesh.load(model, models.path("plus-1"))).sizeInBytes)
-            except grpc.aio.AioRpcError as error:
-                refused = error.code().name
-        await runtime.mesh.unload(model)
+        sizes: list[int] = []
+        call = runtime.mesh.load("m0", models.path("plus-1"))
+        while (refused := await mesh.code(call)) == "OK":
+            sizes.append((await call).sizeInBytes)
+            call = runtime.mesh.load(f"m{len(sizes)}", models.path("plus-1"))
+        await runtime.mesh.unload(f"m{len(sizes)}")
         await runtime.mesh.unload("m0")
-        again = await mesh.code(runtime.mesh.load(model, models.path("plus-1")))
+        again = await mesh.code(runtime.mesh.load("one more", models.path("plus-1")))
 
     assert "RESOURCE_EXHAUSTED" == refused
     assert capacity - max(sizes) < sum(sizes) <= capacity
@@ -166,7 +165,7 @@ async def test_predictions_come_at_once_while_models_load(
     """
     async with start(load_threads=2) as runtime:
         await runtime.mesh.load("known", models.path("plus-1"))
-        times = []
+        times: list[float] = []
         async with loading(runtime, models, 2) as first:
             while not first.done() and len(times) < SAMPLES:
                 times.append(await timed(runtime.mesh.predict("known", "s3://bucket/known")))

@@ -4,7 +4,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -156,7 +156,7 @@ async def test_ready_is_within_the_limits_of_a_mesh(
     assert settings.get("limit_model_concurrency", False) == ready.limitModelConcurrency
 
 
-REFUSED = {
+REFUSED: Mapping[str, dict[str, Any]] = {
     "capacity_bytes": {"capacity_bytes": 1 << 20},
     "memory_overhead_bytes": {"container_memory_bytes": 1 << 20},
     "default_model_size_bytes": {"default_model_size_bytes": UNITS + 1, "capacity_bytes": 0},

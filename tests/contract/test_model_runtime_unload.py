@@ -110,7 +110,7 @@ async def test_an_id_loads_right_after_its_unload(runtime: Runtime, models: Shel
     await asyncio.sleep(0)
     loading = asyncio.ensure_future(mesh.code(runtime.mesh.load("m", models.path("plus-2"))))
 
-    assert ["OK", "OK"] == await asyncio.gather(unloading, loading)
+    assert ("OK", "OK") == (await unloading, await loading)
     assert [2, 2] == sums(await runtime.mesh.infer("m", addition()))
 
 

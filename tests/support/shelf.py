@@ -87,8 +87,8 @@ def fill(root: Path) -> Shelf:
     weights = {"w": np.full((8, 8), 0.1, np.float32)}
     _export(deep, weights, {"x": ("FP32", [-1, 8])}, root / "slow/1", max_batch_size=SLOW_ROWS)
     _export(echo, {"v": np.ones(1)}, {"x": ("UINT8", [ECHO_BYTES])}, root / "echo/1")
-    weights = {"w": np.ones(LARGE_BYTES // 4, np.float32)}
-    _export(large, weights, {"x": ("FP32", [2])}, root / "large/1")
+    ones = {"w": np.ones(LARGE_BYTES // 4, np.float32)}
+    _export(large, ones, {"x": ("FP32", [2])}, root / "large/1")
     _add_configured(root)
     _add_single_file(root)
     _add_broken(root)

@@ -27,6 +27,7 @@ from xlaserve.errors import (
     LoadFailed,
     ModelControlForbidden,
     ModelNotFound,
+    ShuttingDown,
     VersionNotFound,
     XlaserveError,
 )
@@ -72,6 +73,7 @@ class ModelControl:
         self._seen: dict[str, Fingerprint] = {}
         self._failed_at_start: set[str] = set()
         self._started = False
+        self._stopping = False
         self._log = structlog.get_logger("control")
 
     # --- what clients ask ---
@@ -140,8 +142,9 @@ class ModelControl:
         return self._started
 
     def begin_shutdown(self) -> None:
-        """Be ready no more, so that no new requests are sent here."""
-        self._started = False
+        """Be ready no more, so that no new requests are sent here, and call off every load."""
+        self._started, self._stopping = False, True
+        self._loads.cancel()
         self._registry.notify()
 
     async def _names(self) -> list[str]:
@@ -263,7 +266,7 @@ class ModelControl:
         try:
             await self._loads.run(key, load)
         except CalledOff:
-            raise LoadCancelled(name) from None
+            raise ShuttingDown() if self._stopping else LoadCancelled(name) from None
 
     async def _load(self, name: str, parameters: LoadParameters) -> None:
         override = await self._write_override(name, parameters)
@@ -283,6 +286,8 @@ class ModelControl:
         *,
         forced: bool = False,
     ) -> None:
+        if self._stopping:
+            raise ShuttingDown
         source = await self._workers.wait(find)
         await self._load_steps(source)
         async with self._turns.of(source.name):

@@ -126,8 +126,11 @@ class Registry:
         if model is None:
             raise ModelNotFound(name, number)
         version = model.versions.get(number) if number else model.newest()
-        if version is None and number and model.newest() is not None:
-            raise VersionNotFound(name, number)
+        if number and model.newest() is not None:
+            if version is None:
+                raise VersionNotFound(name, number)
+            if version.state is State.UNAVAILABLE:
+                raise VersionNotFound(name, number, detail=_why_unavailable(version))
         if version is None:
             self._raise_unavailable(model, number)
         assert version is not None
@@ -150,8 +153,7 @@ class Registry:
     def _raise_not_ready(version: Version, asked: str) -> None:
         state, reason = version.state, version.lifecycle.reason
         if state is State.UNAVAILABLE:
-            because = f" ({reason})" if reason else ""
-            raise ModelNotFound(version.model, asked, detail=f"has no available versions{because}")
+            raise ModelNotFound(version.model, asked, detail=_why_unavailable(version))
         raise ModelNotReady(version.model, asked, state.public, reason)
 
     def _missing_step(self, instance: Instance) -> str | None:
@@ -243,3 +245,8 @@ class Registry:
     def requests(self) -> int:
         """Return how many requests are in progress."""
         return sum(model.requests for model in self._models.values())
+
+
+def _why_unavailable(version: Version) -> str:
+    reason = version.lifecycle.reason
+    return "has no available versions" + (f" ({reason})" if reason else "")

@@ -1,5 +1,6 @@
 """The model runtime that a ModelMesh drives: ids, sizes, capacity, and the purge."""
 
+import re
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import partial
@@ -8,7 +9,7 @@ from xlaserve.core.capacity import Capacity, MeasuredSizes
 from xlaserve.core.control import ModelControl
 from xlaserve.core.registry import Registry
 from xlaserve.core.repository import Location, Repository
-from xlaserve.errors import InvalidSettings
+from xlaserve.errors import InvalidSettings, LoadCancelled, ModelNotFound
 from xlaserve.settings import Settings
 
 MAX_SIZE_BYTES = (2**31 - 1) * 8192
@@ -20,6 +21,7 @@ _COMPILED_BYTES = 8 << 20
 """What executables and buffers add to the file of a model of which only the file is known."""
 
 _MAX_CONCURRENCY_PARAMETER = "max_concurrency"
+_POSITIVE = re.compile("[1-9][0-9]{0,9}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,10 @@ class ModelRuntime:
         """
         find = partial(self._repository.find_at, model.id, model.location)
         await self._control.load_from(model.id, (model.location, model.key), find)
-        size = self.size_bytes(model.id)
+        try:
+            size = self.size_bytes(model.id)
+        except ModelNotFound:
+            raise LoadCancelled(model.id) from None  # unloaded before this could be said
         for known in (model.id, (model.location, model.key)):
             self._sizes.remember(known, size)
         return LoadedSize(size, self._max_concurrency(model.id))
@@ -153,7 +158,5 @@ class ModelRuntime:
         if not self._settings.limit_model_concurrency:
             return 0
         _, instance = self._registry.resolve(model_id)
-        asked = instance.parameters.get(_MAX_CONCURRENCY_PARAMETER, "")
-        if asked.isascii() and asked.isdigit() and int(asked):
-            return int(asked)
-        return self._settings.max_concurrency
+        asked = _POSITIVE.fullmatch(instance.parameters.get(_MAX_CONCURRENCY_PARAMETER, ""))
+        return min(int(asked[0]), MAX_NUMBER) if asked else self._settings.max_concurrency

@@ -51,12 +51,16 @@ class SingleFlight(Generic[T]):
         finally:
             flight.waiters -= 1
 
-    async def call_off(self) -> None:
-        """Cancel all work and return once it has ended; its callers get CalledOff."""
+    def cancel(self) -> list["asyncio.Task[T]"]:
+        """Cancel all work and return what has to end now; its callers get CalledOff."""
         tasks = [flight.task for flight in self._flights.values()]
         for task in tasks:
             task.cancel()
-        if tasks:
+        return tasks
+
+    async def call_off(self) -> None:
+        """Cancel all work and return once it has ended; its callers get CalledOff."""
+        if tasks := self.cancel():
             await asyncio.wait(tasks)
 
     def _landed(self, key: Hashable, task: "asyncio.Task[T]") -> None:

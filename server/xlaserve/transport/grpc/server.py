@@ -5,8 +5,9 @@ import re
 import socket
 from base64 import b64decode
 from binascii import Error as Base64Error
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
 from grpclib import GRPCError
@@ -24,8 +25,16 @@ from xlaserve.transport.grpc.identifiers import split_binary_lists
 
 Headers: TypeAlias = list[tuple[str, str]]
 
-_TIMEOUT = re.compile(r"[0-9]{1,8}[HMSmun]")
+_TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
+_SECONDS = MappingProxyType({"H": 3600, "M": 60, "S": 1, "m": 1e-3, "u": 1e-6, "n": 1e-9})
+_SHORT_SECONDS = 0.05
+"""A shorter time may be over before grpclib begins to watch it, which it then calls UNKNOWN."""
+_NO_SECONDS = 1e-3
+"""A time that is over before anything can be done."""
 _LAST_POSSIBLE_STREAM = 2**31 - 1
+_ARRIVAL_SECONDS = 1.0
+"""How long a drain waits for the messages of requests that have begun."""
+_LOOK_SECONDS = 0.05
 
 
 class GrpcServer(Server):
@@ -41,6 +50,8 @@ class GrpcServer(Server):
         max_streams: int,
     ) -> None:
         super().__init__(services, codec=codec)
+        # Every byte is a character of it: in ASCII one odd header would end the whole connection.
+        self._h2_config.header_encoding = "latin-1"
         self._max_message_bytes = max_message_bytes
         self._max_connections = max_connections
         self._max_streams = max_streams
@@ -89,7 +100,8 @@ class GrpcServer(Server):
 
         RFC 9113, 6.8: the first GOAWAY names no stream, so that requests on their way are still
         served; the last one comes with the close. Requests that take longer than
-        `grace_seconds` are cut off.
+        `grace_seconds` are cut off, and those that only wait for their client to send something
+        when all others have ended.
         """
         for listening in (self._server, *self._further):
             if listening is not None:
@@ -98,12 +110,19 @@ class GrpcServer(Server):
             protocol.announce_end()
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_seconds):
-                for protocol in tuple(self._connections):
-                    await protocol.idle()
+                await self._idle()
         for protocol in tuple(self._connections):
             protocol.end()
         self.close()
         await self.wait_closed()
+
+    async def _idle(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ARRIVAL_SECONDS):
+                for protocol in tuple(self._connections):
+                    await protocol.idle()
+        for protocol in tuple(self._connections):
+            await protocol.idle(but_waiting=True)
 
 
 class _Protocol(H2Protocol):
@@ -145,8 +164,8 @@ class _Protocol(H2Protocol):
         super().connection_lost(exc)
         self._server._lost(self, self._own_handler)
 
-    async def idle(self) -> None:
-        await self._own_handler.idle()
+    async def idle(self, *, but_waiting: bool = False) -> None:
+        await self._own_handler.idle(but_waiting=but_waiting)
 
     def announce_end(self) -> None:
         self._go_away(_LAST_POSSIBLE_STREAM, ErrorCodes.NO_ERROR)
@@ -178,6 +197,8 @@ class _Stream(Stream):
     """A stream that refuses a message by its length prefix, before it takes its bytes."""
 
     connection: _Connection
+    waiting = False
+    """Whether nothing is done about it until its client sends something."""
 
     async def recv_data(self, size: int) -> bytes:
         limit = self.connection.max_message_bytes
@@ -186,7 +207,11 @@ class _Stream(Stream):
                 Status.RESOURCE_EXHAUSTED,
                 f"the message has {size} bytes, the limit is {limit} (max_message_bytes)",
             )
-        return await super().recv_data(size)
+        self.waiting = True
+        try:
+            return await super().recv_data(size)
+        finally:
+            self.waiting = False
 
 
 class _Handler(Handler):
@@ -206,37 +231,74 @@ class _Handler(Handler):
             self._cancelled.add(task)
             task.add_done_callback(self._cancelled.discard)
 
-    async def idle(self) -> None:
-        while tasks := {*self._tasks.values(), *self._cancelled}:
-            await asyncio.wait(tasks)
+    async def idle(self, *, but_waiting: bool) -> None:
+        """Return when every request has ended, or waits for its client where that is enough."""
+        while tasks := self._cancelled | {
+            task for stream, task in self._tasks.items() if not (but_waiting and _waits(stream))
+        }:
+            # One that begins to wait does not end.
+            await asyncio.wait(tasks, timeout=_LOOK_SECONDS if but_waiting else None)
 
     async def _handle(
         self, stream: Stream, headers: Headers, release_stream: Callable[[], None]
     ) -> None:
-        problem = header_problem(headers)
-        if problem is None:
+        refusal = _refusal(headers)
+        if refusal is not None:
+            try:
+                await _refuse(stream, *refusal)
+            finally:
+                release_stream()
+            return
+        with self._short_deadline(stream, headers) as left:
             await request_handler(
                 self.mapping,
                 stream,
-                split_binary_lists(headers),
+                split_binary_lists(left),
                 self.codec,
                 self.status_details_codec,
                 self.dispatch,
                 release_stream,
             )
+
+    @contextmanager
+    def _short_deadline(self, stream: Stream, headers: Headers) -> Iterator[Headers]:
+        """Watch the time of a request if it is short; return the headers that are left then."""
+        seconds = _timeout_seconds(headers)
+        if seconds is None or seconds >= _SHORT_SECONDS:
+            yield headers
             return
+        timer = self.loop.call_later(seconds, _end, stream)
         try:
-            await _refuse(stream, problem)
+            yield [(name, value) for name, value in headers if name != "grpc-timeout"]
         finally:
-            release_stream()
+            timer.cancel()
 
 
-async def _refuse(stream: Stream, problem: str) -> None:
+def _waits(stream: Stream) -> bool:
+    return isinstance(stream, _Stream) and stream.waiting
+
+
+def _end(stream: Stream) -> None:
+    if stream.wrapper is not None:
+        stream.wrapper.cancel(TimeoutError("Deadline exceeded"))
+
+
+def _refusal(headers: Headers) -> tuple[Status, str] | None:
+    problem = header_problem(headers)
+    if problem is not None:
+        return Status.INVALID_ARGUMENT, problem
+    seconds = _timeout_seconds(headers)
+    if seconds is not None and seconds < _NO_SECONDS:
+        return Status.DEADLINE_EXCEEDED, "the time for the request was over at once"
+    return None
+
+
+async def _refuse(stream: Stream, status: Status, problem: str) -> None:
     await stream.send_headers(
         [
             (":status", "200"),
             ("content-type", "application/grpc"),
-            ("grpc-status", str(Status.INVALID_ARGUMENT.value)),
+            ("grpc-status", str(status.value)),
             ("grpc-message", problem),
         ],
         end_stream=True,
@@ -257,6 +319,12 @@ def header_problem(headers: Headers) -> str | None:
         if name.endswith("-bin") and not all(map(_is_base64, value.split(","))):
             return "a header that ends in -bin is not base64"
     return None
+
+
+def _timeout_seconds(headers: Headers) -> float | None:
+    """Return how long a request may take, the shortest where it says so more than once."""
+    times = (_TIMEOUT.fullmatch(value) for name, value in headers if name == "grpc-timeout")
+    return min((int(m[1]) * _SECONDS[m[2]] for m in times if m), default=None)
 
 
 def _is_base64(value: str) -> bool:

@@ -1,0 +1,321 @@
+"""Many models through a runtime with room for few, by clients that cancel: what is left of them."""
+
+import asyncio
+import random
+import shutil
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from support.held import Held, held
+from support.mesh import Mesh, dial, outcome
+from support.shelf import MIB, addition, export_adder, sums
+from xlaserve.app import Application
+from xlaserve.models import jax_runtime, loaders
+from xlaserve.settings import Settings
+
+MODELS = 200
+ROOM = 20
+"""How many of them fit."""
+
+_VARIANTS = 20
+"""Different models among them: a request that another model answers is found out."""
+_LOAD_THREADS = 2
+_CLIENTS = 6
+_WARM_PART = 0.1
+"""Part of the time after which the memory of the process counts as what it needs."""
+
+# How often, of the times that there is a choice.
+_ANY_MODEL = 0.2  # else one that is loaded
+_CANCELLED_LOAD = 0.2
+_GREEDY_LOAD = 0.1  # without room for it
+_CANCELLED_REQUEST = 0.05
+_LATE_REQUEST = 0.05
+_ASKED_WHEN_GONE = 0.5
+
+
+@dataclass
+class Report:
+    """What happened, and what is left."""
+
+    seconds: float
+    capacity_bytes: int
+    before: Held
+    after: Held | None = None
+    counts: Counter[str] = field(default_factory=Counter)
+    violations: list[str] = field(default_factory=list)
+    """What must never be, in words."""
+    most_bytes: int = 0
+    """The largest sum of the sizes of what the mesh held to be in memory."""
+    most_booked_bytes: int = 0
+    warm_bytes: int = 0
+    """Resident memory of the process after some time, and at the end."""
+    end_bytes: int = 0
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{count} {what}" for what, count in sorted(self.counts.items()))
+        return (
+            f"{self.seconds:.0f} s: {counts}\n"
+            f"sum of sizes at most {self.most_bytes}, booked at most {self.most_booked_bytes}, "
+            f"of {self.capacity_bytes} bytes; process {self.warm_bytes / MIB:.0f} MiB when warm, "
+            f"{self.end_bytes / MIB:.0f} MiB at the end\n"
+            f"before {self.before}\nafter  {self.after}\n"
+            f"violations: {self.violations or 'none'}"
+        )
+
+
+async def soak(seconds: float, folder: Path, seed: int = 0) -> Report:
+    """Run a server in this process on a port and a unix socket, and clients on both of them.
+
+    The folder is empty and may be written to.
+    """
+    jax_runtime.start("cpu")
+    values = _export(folder / "models")
+    size = max(loaders.predict_size(path) for path in (folder / "models").glob("*/1"))
+    capacity = ROOM * size
+    async with _server(folder, capacity) as (application, addresses):
+        async with dial(addresses[0]) as first, dial(addresses[1]) as second:
+            for mesh in (first, second):
+                await mesh.status()
+            report = Report(seconds, capacity, held(application))
+            sidecar = _Sidecar(application, (first, second), values, report, random.Random(seed))
+            await sidecar.run(seconds, folder / "models")
+            await sidecar.end()
+            report.after = held(application)
+    return report
+
+
+def _export(root: Path) -> dict[str, int]:
+    """Make every model; return what each of them adds."""
+    values = {f"model-{number}": number % _VARIANTS for number in range(MODELS)}
+    for model, value in values.items():
+        if value == int(model.removeprefix("model-")):
+            export_adder(root / model / "1", value)
+        else:
+            shutil.copytree(root / f"model-{value}", root / model)
+    return values
+
+
+@asynccontextmanager
+async def _server(
+    folder: Path, capacity: int
+) -> AsyncIterator[tuple[Application, tuple[str, str]]]:
+    (folder / "repository").mkdir()
+    application = Application(
+        Settings.read(
+            {},
+            repository=folder / "repository",
+            modelmesh=True,
+            model_root=(folder / "models",),
+            grpc_endpoint="port:0",
+            grpc_data_endpoint=f"unix:{folder}/grpc.sock",
+            http_endpoint="none",
+            device="cpu",
+            capacity_bytes=capacity,
+            default_model_size_bytes=MIB // 2,
+            load_threads=_LOAD_THREADS,
+        )
+    )
+    async with application.running() as addresses:
+        await application.load()
+        yield application, (addresses.grpc, addresses.grpc_data)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Copy:
+    """A model that is loaded; another one after each load."""
+
+    size_bytes: int
+
+
+class _Sidecar:
+    """A cache of models as a mesh keeps it: the least recently used one makes room."""
+
+    def __init__(
+        self,
+        application: Application,
+        meshes: Sequence[Mesh],
+        values: Mapping[str, int],
+        report: Report,
+        chance: random.Random,
+    ) -> None:
+        self._application = application
+        self._meshes = meshes
+        self._values = values
+        self._report = report
+        self._random = chance
+        self._models = list(values)
+        self._loaded: dict[str, _Copy] = {}
+        """The least recently used one first."""
+        self._coming: dict[str, int] = {}
+        """Id -> bytes that are predicted."""
+        self._going: dict[str, int] = {}
+        """Id -> bytes that are not free yet."""
+        self._gone: dict[str, object] = {}
+        """Id -> the unload that was OK, while nobody loads it again."""
+        self._loads = asyncio.Semaphore(_LOAD_THREADS)
+
+    async def run(self, seconds: float, root: Path) -> None:
+        """Ask, load and unload for so long."""
+        end = time.monotonic() + seconds
+        async with asyncio.TaskGroup() as group:
+            for _ in range(_CLIENTS):
+                group.create_task(self._client(end, root))
+            group.create_task(self._watch(end, seconds))
+
+    async def end(self) -> None:
+        """Unload one half, and start again as a mesh that knows nothing of the other."""
+        for model in self._models[::2]:
+            await self._unload(model)
+        await self._meshes[0].status()
+        rows = await self._application.control.index()
+        if rows:
+            self._violation(f"after the purge there is {rows}")
+
+    @property
+    def _mesh(self) -> Mesh:
+        return self._random.choice(self._meshes)
+
+    def _violation(self, text: str) -> None:
+        if len(self._report.violations) < 20:
+            self._report.violations.append(text)
+
+    def _count(self, what: str) -> None:
+        self._report.counts[what] += 1
+
+    async def _watch(self, end: float, seconds: float) -> None:
+        """Look at the sums, as often as the loop comes around."""
+        report, process = self._report, psutil.Process()
+        while (left := end - time.monotonic()) > 0:
+            total = self._loaded_bytes + sum(self._going.values())
+            report.most_bytes = max(report.most_bytes, total)
+            booked = self._application.capacity.used_bytes
+            report.most_booked_bytes = max(report.most_booked_bytes, booked)
+            if max(total, booked) > report.capacity_bytes:
+                self._violation(f"{total} bytes are held, {booked} are booked")
+            if not report.warm_bytes and left < (1 - _WARM_PART) * seconds:
+                report.warm_bytes = process.memory_info().rss
+            await asyncio.sleep(0.001)
+        report.end_bytes = process.memory_info().rss
+
+    async def _client(self, end: float, root: Path) -> None:
+        while time.monotonic() < end:
+            loaded = list(self._loaded)
+            if loaded and self._random.random() > _ANY_MODEL:
+                await self._ask(self._random.choice(loaded))
+                continue
+            model = self._random.choice(self._models)
+            if self._is_anywhere(model) or self._loads.locked():
+                await self._ask(model)
+                continue
+            async with self._loads:
+                if not self._is_anywhere(model):
+                    await self._load(model, root / model)
+
+    def _is_anywhere(self, model: str) -> bool:
+        return any(model in models for models in (self._loaded, self._coming, self._going))
+
+    # --- requests ---
+
+    async def _ask(self, model: str) -> None:
+        """Send a request, perhaps without the patience for its answer; check the answer."""
+        gone, copy = self._gone.get(model), self._loaded.pop(model, None)
+        if copy is not None:
+            self._loaded[model] = copy  # the most recently used one now
+        chosen = self._random.random()
+        timeout = self._random.uniform(1e-4, 3e-3) if chosen < _LATE_REQUEST else None
+        x = self._random.randrange(1000)
+        call = self._mesh.infer(model, addition(x, 0), timeout=timeout)
+        if 1 - chosen < _CANCELLED_REQUEST:
+            await asyncio.sleep(self._random.uniform(0, 2e-3))
+            call.cancel()
+        try:
+            status, text = await outcome(call)
+        except asyncio.CancelledError:
+            self._count("cancelled requests")
+            return
+        if status == "OK":
+            self._check_answer(model, x, sums(await call), gone)
+        elif status == "DEADLINE_EXCEEDED" and timeout is not None:
+            self._count("requests that were too late")
+        elif status == "NOT_FOUND":
+            self._count("requests for what is not loaded")
+            if copy is not None and self._loaded.get(model) is copy:
+                self._violation(f"{model} was loaded, but {text}")
+        elif status == "UNAVAILABLE":
+            self._count("requests for what comes or goes")
+        else:
+            self._violation(f"a request to {model} ended with {status}: {text}")
+
+    def _check_answer(self, model: str, x: int, answer: list[float], gone: object) -> None:
+        self._count("inferences")
+        if gone is not None and self._gone.get(model) is gone:
+            self._violation(f"{model} was served after its unload was OK")
+        if answer != [x + self._values[model], self._values[model]]:
+            self._violation(f"{model} was not what answered")
+
+    # --- management ---
+
+    async def _load(self, model: str, path: Path) -> None:
+        """Make room and load, perhaps without room, perhaps without the patience for it."""
+        greedy = self._random.random() < _GREEDY_LOAD
+        predicted = (await self._mesh.predict(model, path)).sizeInBytes
+        self._count("predictions")
+        if self._is_anywhere(model):
+            return
+        self._coming[model] = predicted
+        self._gone.pop(model, None)
+        while not greedy and self._loaded and self._needed > self._report.capacity_bytes:
+            await self._unload(next(iter(self._loaded)))
+        size = await self._try_load(model, path)
+        del self._coming[model]
+        if size:
+            self._loaded[model] = _Copy(size)
+        else:
+            await self._unload(model)
+
+    @property
+    def _loaded_bytes(self) -> int:
+        return sum(copy.size_bytes for copy in self._loaded.values())
+
+    @property
+    def _needed(self) -> int:
+        return self._loaded_bytes + sum(self._coming.values()) + sum(self._going.values())
+
+    async def _try_load(self, model: str, path: Path) -> int:
+        call = self._mesh.load(model, path)
+        task = asyncio.ensure_future(outcome(call))
+        if self._random.random() < _CANCELLED_LOAD:
+            await asyncio.sleep(self._random.uniform(0, 0.2))
+            call.cancel()
+        try:
+            status, text = await task
+        except asyncio.CancelledError:
+            self._count("cancelled loads")
+            await asyncio.sleep(self._random.uniform(0, 0.5))
+            return 0
+        if status == "OK":
+            self._count("loads")
+            return int((await call).sizeInBytes)
+        self._count("refused loads")
+        if status != "RESOURCE_EXHAUSTED":
+            self._violation(f"a load of {model} ended with {status}: {text}")
+        return 0
+
+    async def _unload(self, model: str) -> None:
+        """Unload, which has to be OK, and ask once more, which must not be."""
+        copy = self._loaded.pop(model, None)
+        self._going[model] = copy.size_bytes if copy else 0
+        status, text = await outcome(self._mesh.unload(model))
+        del self._going[model]
+        self._count("unloads")
+        if status != "OK":
+            self._violation(f"an unload of {model} ended with {status}: {text}")
+        self._gone[model] = object()
+        if self._random.random() < _ASKED_WHEN_GONE:
+            await self._ask(model)

@@ -1,0 +1,36 @@
+"""Soak the model runtime of a mesh for as long as you like, and print what is left of it.
+
+200 models go through a capacity of 20, by a client that does what ModelMesh does, over TCP and a
+unix socket at once. Exits with 1 if anything was served after its unload, left in memory, or ever
+more than fits. Needs the `test` dependency group.
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+
+from xlaserve import log
+
+_TESTS = Path(__file__).resolve().parent.parent / "tests"
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--seed", type=int, default=0, help="makes the choices repeatable")
+    arguments = parser.parse_args()
+    sys.path.append(str(_TESTS))
+    from support.soak import soak
+
+    log.configure("error")
+    with tempfile.TemporaryDirectory() as folder:
+        report = asyncio.run(soak(arguments.seconds, Path(folder), arguments.seed))
+    print(report)
+    return int(bool(report.violations) or report.before != report.after)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
