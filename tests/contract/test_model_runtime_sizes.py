@@ -40,7 +40,7 @@ async def timed(call: Awaitable[Any]) -> float:
 async def test_requests_are_answered_while_models_load(start: StartRuntime, models: Shelf) -> None:
     """Case 11: more loads than threads for them hold up neither inference nor health."""
     async with start(load_threads=2) as runtime, grpc.aio.insecure_channel(runtime.url) as channel:
-        health = health_pb2_grpc.HealthStub(channel)
+        health: Any = health_pb2_grpc.HealthStub(channel)
         await runtime.mesh.load("m", models.path("plus-1"))
         times: list[float] = []
         states: set[int] = set()
