@@ -317,6 +317,8 @@ async def test_streams_without_a_message_hold_nothing_up(
 
 # --- 23: deadlines and cancels -----------------------------------------------------------------
 
+RESET_BYTES = 16 << 10
+
 
 async def test_a_request_given_up_in_the_queue_never_reaches_the_device(
     start: StartRuntime, models: Shelf, monkeypatch: pytest.MonkeyPatch
@@ -370,6 +372,29 @@ async def test_a_request_given_up_while_it_computes_frees_its_place(
             assert "OK" == following
             assert 2 == len(seen)
             assert [] == streams_of(wire.events)
+
+
+async def test_requests_that_are_reset_at_once_leave_nothing(
+    runtime: Runtime, models: Shelf
+) -> None:
+    """Case 23: neither a stream, nor a byte of what the connection may receive."""
+    await runtime.mesh.load("m", models.path("plus-1"))
+    headers = request_headers(INFER, ("mm-model-id", "m"))
+    async with connect(runtime.url) as wire:
+        await wire.ping()
+        # More than the connection may receive at once.
+        for _ in range(2 * wire.h2.outbound_flow_control_window // RESET_BYTES):
+            stream = wire.h2.get_next_available_stream_id()
+            wire.h2.send_headers(stream, headers)
+            wire.h2.send_data(stream, bytes(RESET_BYTES))
+            wire.h2.reset_stream(stream, error_code=8)
+            wire.flush()
+            await wire.ping()
+        answer = await wire.trailers(wire.send(headers, addition().SerializeToString()))
+        left = [len(c.processor.streams) for c in runtime.application.grpc._connections]
+
+    assert "0" == answer["grpc-status"]
+    assert not any(left)
 
 
 def note_executions(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -275,10 +275,10 @@ async def test_the_text_of_a_failure_fits_into_headers(runtime: Runtime) -> None
 
 
 async def cancelled(runtime: Runtime, path: Path) -> None:
-    """Start a load, and reset its stream while it compiles."""
+    """Start a load, and reset its stream when it has compiled a part of its executables."""
     call = runtime.mesh.load("m", path)
     waiting = asyncio.ensure_future(mesh.code(call))
-    await runtime.until_compiling("m")
+    await runtime.until_compiling("m", 5)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting

@@ -11,7 +11,7 @@ from support.held import held
 from support.runtime import Runtime, StartRuntime
 from support.shelf import LARGE_BYTES, MIB, Shelf, addition, spinning, sums
 
-PROMPT_SECONDS = 0.1
+PROMPT_SECONDS = 2
 """How soon an unload answers where there is nothing to unload."""
 TRIES = 9
 

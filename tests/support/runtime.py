@@ -30,10 +30,10 @@ class Runtime:
             while self.application.registry.requests != requests:
                 await asyncio.sleep(0)
 
-    async def until_compiling(self, model: str) -> None:
-        """Wait until a load has come to the compiler."""
+    async def until_compiling(self, model: str, step: int = 1) -> None:
+        """Wait until a load has come to the compiler, so many times."""
         async with asyncio.timeout(_PROGRESS_SECONDS):
-            while not self._stage(model).startswith("compiling"):
+            while not self._stage(model).startswith(f"compiling {step} of"):
                 await asyncio.sleep(0)
 
     def _stage(self, name: str) -> str:

@@ -3,6 +3,8 @@
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
 
+import gc
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +32,9 @@ from xlaserve.models.signature import Signature, agreed
 from xlaserve.tensors import Tensor, TensorSpec
 
 PLATFORM = "jax_export"
+
+_LETTING_GO_SECONDS = 1.0
+_LOOK_SECONDS = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +71,15 @@ class JaxExportModel:
         model: str,
         info: ModelInfo,
         programs: Mapping[int, Program],
-        leaves: Sequence[jax.Array],
+        parameters: DeviceParameters,
         sharding: SingleDeviceSharding,
     ) -> None:
         self.info = info
         self._model = model
         self._programs = dict(programs)
         self._buckets = tuple(sorted(programs))
-        self._leaves = list(leaves)
+        self._leaves = list(parameters.leaves)
+        self._host = parameters.host
         self._sharding = sharding
         self._input_names = tuple(spec.name for spec in info.inputs)
         self._output_names = tuple(spec.name for spec in info.outputs)
@@ -103,9 +109,17 @@ class JaxExportModel:
         return self._programs[bucket_for(self._buckets, min(rows, largest))].seconds
 
     def close(self) -> None:
-        """Drop parameters and executables; their memory is free once no output is held."""
+        """Drop parameters and executables, and return once the parameters' memory is let go.
+
+        XLA lets go of it in threads of its own, and JAX hands it back with the next collection.
+        What an output still holds is not waited for longer than a second.
+        """
         self._programs.clear()
         self._leaves.clear()
+        deadline = time.monotonic() + _LETTING_GO_SECONDS
+        while any(tensor() is not None for tensor in self._host) and time.monotonic() < deadline:
+            gc.collect(0)
+            time.sleep(_LOOK_SECONDS)
 
     def _bucket(self, values: Sequence[Value]) -> tuple[int | None, int]:
         """Return the rows of a request, None without a batch, and the bucket that holds them."""
@@ -190,7 +204,7 @@ def compiled(
         programs.memory,
         programs.compile_seconds,
     )
-    return JaxExportModel(context.model, info, programs.by_bucket, parameters.leaves, sharding)
+    return JaxExportModel(context.model, info, programs.by_bucket, parameters, sharding)
 
 
 def _rows(value: Value) -> int:

@@ -4,6 +4,7 @@
 # mypy: disallow-untyped-calls=False
 
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,8 @@ class DeviceParameters:
     leaves: list[jax.Array]
     constants: dict[int, Tensor]
     """By position among all parameters."""
+    host: "tuple[weakref.ref[Tensor], ...]" = ()
+    """What the leaves were put on the device from; on the CPU it is their memory."""
 
     @staticmethod
     def read(
@@ -54,6 +57,7 @@ class DeviceParameters:
         positions = {name: index for index, name in enumerate(described.parameters)}
         leaves: dict[int, jax.Array] = {}
         constants: dict[int, Tensor] = {}
+        host: list[weakref.ref[Tensor]] = []
         record = described.files[manifest.WEIGHTS]
         for name, tensor in weights.read(directory, manifest.WEIGHTS, record):
             context.check_cancelled()
@@ -62,7 +66,9 @@ class DeviceParameters:
             else:
                 # Waiting keeps no more than one tensor twice. On the CPU it is used in place.
                 leaves[positions[name]] = jax.device_put(tensor, sharding).block_until_ready()
-        return DeviceParameters([leaves[index] for index in sorted(leaves)], constants)
+                host.append(weakref.ref(tensor))
+        ordered = [leaves[index] for index in sorted(leaves)]
+        return DeviceParameters(ordered, constants, tuple(host))
 
     @property
     def leaves_bytes(self) -> int:

@@ -6,7 +6,7 @@ import socket
 from base64 import b64decode
 from binascii import Error as Base64Error
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
@@ -220,9 +220,18 @@ class _Handler(Handler):
     def accept(
         self, stream: Stream, headers: Sequence[tuple[str, str]], release_stream: Callable[[], None]
     ) -> None:
-        task = self.loop.create_task(self._handle(stream, list(headers), release_stream))
+        # A request that is cancelled before its task first runs never comes to release its stream,
+        # and with it what the client may send on the connection.
+        release = ExitStack()
+        release.callback(release_stream)
+        task = self.loop.create_task(self._handle(stream, list(headers), release.close))
         self._tasks[stream] = task
-        task.add_done_callback(lambda _: self._tasks.pop(stream, None))
+
+        def done(_: object) -> None:
+            self._tasks.pop(stream, None)
+            release.close()
+
+        task.add_done_callback(done)
 
     def cancel(self, stream: Stream) -> None:
         task = self._tasks.pop(stream, None)
