@@ -77,17 +77,20 @@ def own_endpoint(kind: str, folder: Path) -> tuple[str, str]:
 async def test_the_endpoint_answers_within_seconds_of_exec(tmp_path: Path, kind: str) -> None:
     """Case 1: the best of a few tries is printed; that it is STARTING then has its own test."""
     times: list[float] = []
-    while len(times) < TRIES and min(times, default=ANSWER_SECONDS) >= ANSWER_SECONDS:
+    states: set[int] = set()
+    for _ in range(TRIES):
         endpoint, url = own_endpoint(kind, tmp_path)
         started = time.monotonic()
         async with starting(str(tmp_path), "--grpc-endpoint", endpoint, path=tmp_path):
             async with mesh.dial(url) as sidecar:
                 answer = await until_reached(sidecar)
                 times.append(time.monotonic() - started)
+                states.add(answer.status - answer.STARTING)
     print(f"{kind}: the endpoint answered after {min(times):.2f} s")
 
+    # STARTING, or READY where the machine was quick; never anything else.
+    assert states <= {0, 1}
     assert min(times) < ANSWER_SECONDS
-    assert answer.status in (answer.STARTING, answer.READY)
 
 
 @pytest.mark.parametrize("kind", ["port", "unix"])
