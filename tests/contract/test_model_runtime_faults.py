@@ -289,7 +289,7 @@ async def test_streams_without_a_message_hold_nothing_up(
     None holds a place of the model, others on the connection are served, and the limit of time
     for a message ends them.
     """
-    settings = {"max_requests_per_model": 1, "message_timeout_seconds": 3}
+    settings = {"max_requests_per_model": 1, "message_timeout_seconds": 2}
     async with start(**settings) as runtime, connect(runtime.url) as wire:
         await runtime.mesh.load("m", models.path("plus-1"))
         headers = request_headers(INFER, ("mm-model-id", "m"))
@@ -327,7 +327,7 @@ async def test_a_request_given_up_in_the_queue_never_reaches_the_device(
     seen = note_executions(monkeypatch)
     async with start(**SLOWLY) as runtime, connect(runtime.url) as wire:
         await runtime.mesh.load("m", models.path("spin"))
-        busy = asyncio.ensure_future(mesh.code(runtime.mesh.infer("m", spinning(1))))
+        busy = asyncio.ensure_future(mesh.code(runtime.mesh.infer("m", spinning(0.7))))
         await runtime.until_in_use()
         name = ("mm-model-id", "m")
         body = spinning(0).SerializeToString()
@@ -359,7 +359,7 @@ async def test_a_request_given_up_while_it_computes_frees_its_place(
         async with connect(runtime.url) as wire:
             await runtime.mesh.load("m", models.path("spin"))
             headers = request_headers(INFER, ("mm-model-id", "m"), ("grpc-timeout", "200m"))
-            stream = wire.send(headers, spinning(1).SerializeToString())
+            stream = wire.send(headers, spinning(0.7).SerializeToString())
             await runtime.until_in_use()
             answer = await wire.trailers(stream)
             in_use = runtime.application.registry.requests

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,10 @@ from support.shelf import (
     export_adder,
     sums,
 )
+
+WATCHED_SECONDS = 10
+"""How long after its unload a model may not appear."""
+
 
 # --- 5: ready means ready ----------------------------------------------------------------------
 
@@ -52,15 +57,15 @@ KEYS = {
 }
 
 
-@pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("kind", ["mt:jax:1|pv:grpc-v2", "rt:x", ""])
 async def test_keys_and_types_that_say_nothing_of_the_model(
-    runtime: Runtime, models: Shelf, key: str, kind: str
+    runtime: Runtime, models: Shelf, kind: str
 ) -> None:
     """Case 6: a load needs nothing but the path."""
-    await runtime.mesh.load("m", models.path("plus-1"), KEYS[key], kind)
+    for name, key in KEYS.items():
+        await runtime.mesh.load(name, models.path("plus-1"), key, kind)
 
-    assert [2, 3] == sums(await runtime.mesh.infer("m", addition(1, 2)))
+        assert [2, 3] == sums(await runtime.mesh.infer(name, addition(1, 2)))
 
 
 async def test_the_schema_of_a_key_takes_the_place_of_the_configuration(
@@ -274,35 +279,50 @@ async def test_the_text_of_a_failure_fits_into_headers(runtime: Runtime) -> None
 # --- 10: cancelled loads -----------------------------------------------------------------------
 
 
-async def cancelled(runtime: Runtime, path: Path) -> None:
+async def cancelled(
+    runtime: Runtime, path: Path, model: str = "m", sidecar: mesh.Mesh | None = None
+) -> None:
     """Start a load, and reset its stream when it has compiled a part of its executables."""
-    call = runtime.mesh.load("m", path)
+    call = (sidecar or runtime.mesh).load(model, path)
     waiting = asyncio.ensure_future(mesh.code(call))
-    await runtime.until_compiling("m", 5)
+    await runtime.until_compiling(model, 5)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
 
 
-async def test_a_cancelled_load_never_comes_back(runtime: Runtime, models: Shelf) -> None:
+@pytest.mark.parametrize("endpoint", ["port:0"])
+async def test_a_cancelled_load_never_comes_back(
+    start: StartRuntime, models: Shelf, tmp_path: Path, endpoint: str
+) -> None:
     """Case 10: the unload 500 ms later is OK when the loader has stopped; ten seconds long it is
-    watched that nothing is served, then the id loads as if nothing had been."""
-    before = runtime.held()
-    await cancelled(runtime, models.path("slow"))
-    await asyncio.sleep(0.5)
-    unloaded = await mesh.code(runtime.mesh.unload("m"))
-    after = runtime.held()
-    async with asyncio.timeout(11):
-        answers = set()
-        for _ in range(40):
-            answers.add(await mesh.code(runtime.mesh.infer("m", deep_rows())))
-            await asyncio.sleep(0.25)
+    watched that nothing is served, then the ids load as if nothing had been.
 
-    assert "OK" == unloaded
-    assert before == after == runtime.held()
-    assert {"NOT_FOUND"} == answers
-    assert "OK" == await mesh.code(runtime.mesh.load("m", models.path("slow")))
-    assert "OK" == await mesh.code(runtime.mesh.infer("m", deep_rows()))
+    One was cancelled over TCP, one over a unix socket.
+    """
+    socket = f"unix:{tmp_path}/data.sock"
+    async with start(grpc_data_endpoint=socket) as runtime, mesh.dial(socket) as other:
+        before = runtime.held()
+        sidecars = {"tcp": runtime.mesh, "unix": other}
+        unloaded = []
+        for model, sidecar in sidecars.items():
+            await cancelled(runtime, models.path("slow"), model, sidecar)
+            await asyncio.sleep(0.5)
+            unloaded.append(await mesh.code(sidecar.unload(model)))
+        after = runtime.held()
+        answers = set()
+        end = time.monotonic() + WATCHED_SECONDS
+        while time.monotonic() < end:
+            for model in sidecars:
+                answers.add(await mesh.code(runtime.mesh.infer(model, deep_rows())))
+            await asyncio.sleep(0.1)
+
+        assert ["OK", "OK"] == unloaded
+        assert before == after == runtime.held()
+        assert {"NOT_FOUND"} == answers
+        for model, sidecar in sidecars.items():
+            assert "OK" == await mesh.code(sidecar.load(model, models.path("slow")))
+            assert "OK" == await mesh.code(runtime.mesh.infer(model, deep_rows()))
 
 
 async def test_an_unload_right_after_the_cancel_waits_for_the_loader(
