@@ -27,6 +27,14 @@ ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
 MODELS = ("digits", "simple", "identity", "mlp")
 
+DIGITS_CONFIG = """\
+{
+  "name": "digits",
+  "parameters": {"image_scale": {"string_value": "0.00392156862745098"}}
+}
+"""
+"""The model was trained on values from 0 to 1, those of an image go to 255."""
+
 WANTED_ACCURACY = 0.97
 IMAGE_SCALE = 16
 
@@ -39,7 +47,7 @@ def oldest_jax() -> str:
 
 
 def make(directory: Path, exported_at: datetime) -> None:
-    """Export every example model to `directory/models`, and a held-out seven to its `data`."""
+    """Write every example model to `directory/models`, and a held-out seven to its `data`."""
     for name in MODELS:
         model = load_exportable(f"{EXAMPLES / name}.py:model")
         path = model.write(
@@ -47,6 +55,7 @@ def make(directory: Path, exported_at: datetime) -> None:
         )
         size = sum(file.stat().st_size for file in path.iterdir())
         print(f"{name}: {size} bytes, exported by jax {jax.__version__}")
+    (directory / "models" / "digits" / "config.json").write_text(DIGITS_CONFIG)
     jax_runtime.start("cpu")
     digits = loaders.load(
         directory / "models" / "digits" / "1", LoadContext("digits", "1", ModelConfig())

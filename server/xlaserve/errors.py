@@ -50,6 +50,13 @@ class LoadFailed(XlaserveError):
         super().__init__(f"failed to load '{model}', {reason}")
 
 
+class ModelAlreadyLoaded(XlaserveError):
+    """A name is to be given to a model, and has one already."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"model '{model}' is loaded already")
+
+
 class InvalidModel(XlaserveError):
     """The files of a model are not what they should be. Loading turns this into LoadFailed."""
 
@@ -146,6 +153,38 @@ class InvalidName(InvalidRequest):
         super().__init__(f"{kind} {shown!r} is not allowed: {problem}")
 
 
+class InvalidBody(InvalidRequest):
+    """A request whose body cannot be taken apart into what it should hold."""
+
+
+class UnsupportedMediaType(InvalidRequest):
+    """A body in a form that is not read here."""
+
+    def __init__(self, got: str, known: Iterable[str]) -> None:
+        super().__init__(f"expected a Content-Type of {', '.join(known)}, got '{got[:80]}'")
+
+
+class NotAcceptable(InvalidRequest):
+    """An answer is asked for in a form that it cannot be given in."""
+
+    def __init__(self, got: str, known: Iterable[str]) -> None:
+        super().__init__(f"the answer can be {', '.join(known)}, Accept is '{got[:80]}'")
+
+
+class CrossSiteRequest(XlaserveError):
+    """A page of another site asks, in the browser of somebody who may."""
+
+    def __init__(self) -> None:
+        super().__init__("requests that change something are not taken from pages of other sites")
+
+
+class BodyTimeout(XlaserveError):
+    """The body of a request did not come in time."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"the body did not come in {seconds:g} seconds (message_timeout_seconds)")
+
+
 class Unsupported(XlaserveError):
     """A part of the protocol that this server does not have."""
 
@@ -159,6 +198,16 @@ class Overloaded(XlaserveError):
     def __init__(self, model: str, limit: int, setting: str) -> None:
         super().__init__(
             f"model '{model}': {limit} requests are in progress already ({setting}), try again"
+        )
+
+
+class QueueTimeout(XlaserveError):
+    """A request waited in the queue of its model for longer than the model allows."""
+
+    def __init__(self, microseconds: int) -> None:
+        super().__init__(
+            f"the request waited for {microseconds} microseconds and was not begun "
+            "(default_timeout_microseconds of the model's queue policy)"
         )
 
 

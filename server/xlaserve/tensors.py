@@ -18,7 +18,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 Shape: TypeAlias = tuple[int, ...]
 """Sizes of the dimensions, -1 where any size is accepted."""
 
-Tensor: TypeAlias = "np.ndarray[Any, Any]"
+Tensor: TypeAlias = np.ndarray[Any, Any]
 """An array in row-major order; BYTES tensors have dtype object and hold `bytes`."""
 
 MAX_DIMENSIONS = 64

@@ -34,6 +34,27 @@ async def test_infer_recognises_a_digit(example_models: Path) -> None:
     assert "7" == next(line.split()[1] for line in out.splitlines() if line.startswith("│"))
 
 
+@pytest.mark.parametrize(
+    ("image", "text"),
+    [
+        (EXAMPLES / "data/none.png", "none.png' cannot be read: No such file or directory"),
+        (
+            EXAMPLES / "digits.py",
+            "INVALID_ARGUMENT: model 'digits', input 'image': expected a JPEG",
+        ),
+    ],
+)
+async def test_infer_says_what_is_wrong_with_an_image(
+    example_models: Path, image: Path, text: str
+) -> None:
+    async with served(example_models) as server:
+        arguments = ("infer", "digits", "--image", str(image), "--url", server.url)
+        status, out, err = await run(*command(*arguments))
+
+    assert (1, "") == (status, out)
+    assert text in err
+
+
 async def test_infer_takes_values(example_models: Path) -> None:
     async with served(example_models) as server:
         values = [f"--input=INPUT{i}=[[{','.join([str(i + 1)] * 16)}]]" for i in range(2)]

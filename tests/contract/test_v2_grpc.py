@@ -60,9 +60,14 @@ async def test_server_metadata(stub: Any) -> None:
 
     assert "xlaserve" == metadata.name
     assert metadata.version
-    assert ["model_repository", "model_repository(unload_dependents)", "parameters"] == list(
-        metadata.extensions
-    )
+    assert [
+        "model_repository",
+        "model_repository(unload_dependents)",
+        "model_configuration",
+        "binary_tensor_data",
+        "parameters",
+        "statistics",
+    ] == list(metadata.extensions)
 
 
 async def test_model_metadata(stub: Any) -> None:

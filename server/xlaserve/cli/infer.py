@@ -12,7 +12,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from xlaserve.cli.images import read_image
 from xlaserve.errors import InvalidRequest
 from xlaserve.tensors import (
     BYTES,
@@ -30,7 +29,7 @@ _SHOWN_ELEMENTS = 16
 def infer(  # noqa: PLR0917, typer reads the parameters of a command from its signature
     model: Annotated[str, typer.Argument(help="Name of the model.")],
     image: Annotated[
-        Path | None, typer.Option(help="A picture, fitted to the model's only input.")
+        Path | None, typer.Option(help="A JPEG or PNG for the model's only input.")
     ] = None,
     input_values: Annotated[
         list[str] | None,
@@ -76,13 +75,20 @@ async def _ask(url: str, timeout: float, question: _Question) -> InferenceResult
 def _inputs(question: _Question, specs: Sequence[TensorSpec]) -> list[tuple[TensorSpec, Tensor]]:
     if question.image is None:
         return [(spec, _read(spec, question.values.get(spec.name))) for spec in specs]
-    return [(specs[0], read_image(question.image, _only(question.model, specs)))]
+    return [(_only(question.model, specs), _encoded(question.image))]
 
 
 def _only(model: str, specs: Sequence[TensorSpec]) -> TensorSpec:
     if len(specs) != 1:
         raise InvalidRequest(f"model '{model}' has {len(specs)} inputs, --image feeds exactly one")
     return specs[0]
+
+
+def _encoded(image: Path) -> Tensor:
+    try:
+        return from_elements(BYTES, [1], [image.read_bytes()])
+    except OSError as error:
+        raise InvalidRequest(f"--image: '{image}' cannot be read: {error.strerror}") from error
 
 
 def _read(spec: TensorSpec, text: str | None) -> Tensor:

@@ -1,32 +1,52 @@
 """Infer: resolve the model, check the request, execute, answer."""
 
 import asyncio
-from collections.abc import Mapping
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 
 from xlaserve.core.checks import check_inputs, check_outputs
 from xlaserve.core.ensemble import EnsemblePlan
+from xlaserve.core.image_files import DEFAULT_LIMITS, ImageLimits
+from xlaserve.core.images import find_images
 from xlaserve.core.inference import InferOutput, InferRequest, InferResponse
-from xlaserve.core.registry import Instance, Registry
+from xlaserve.core.monitor import VersionReport, report
+from xlaserve.core.registry import Instance, Registry, Version
+from xlaserve.core.statistics import Execution
 from xlaserve.core.workers import Workers
 from xlaserve.errors import ShuttingDown
 from xlaserve.models.config import EnsembleStep
+from xlaserve.models.config_served import ServedConfig
 from xlaserve.models.loaded import LoadedModel, ModelInfo, Value
 from xlaserve.tensors import Tensor
+
+_Executed: TypeAlias = tuple[Mapping[str, Value], Execution]
+"""The outputs of a model, and what they took."""
 
 
 class Engine:
     """Answers inference requests from the models of the registry."""
 
     def __init__(
-        self, registry: Registry, workers: Workers, *, inline_execution_seconds: float
+        self,
+        registry: Registry,
+        workers: Workers,
+        *,
+        inline_execution_seconds: float,
+        clock: Callable[[], int] = time.perf_counter_ns,
+        now: Callable[[], int] = time.time_ns,
+        image_limits: ImageLimits = DEFAULT_LIMITS,
     ) -> None:
         self._registry = registry
         self._workers = workers
         self._inline_seconds = inline_execution_seconds
+        self._clock = clock
+        self._now = now
+        self._image_limits = image_limits
         self._stopping = False
 
     async def infer(self, request: InferRequest) -> InferResponse:
@@ -38,29 +58,41 @@ class Engine:
         if self._stopping:
             raise ShuttingDown
         name = request.model_name
+        started = self._clock()
         version, instance = self._registry.resolve(name, request.model_version)
-        check_inputs(name, instance.info, request)
-        chosen = check_outputs(name, instance.info, request.outputs)
-        inputs: dict[str, Value] = {tensor.name: tensor.data for tensor in request.inputs}
-        with self._registry.admit(name), instance.lease():
-            outputs = await self._run(instance, inputs)
-        return InferResponse(
-            model_name=name,
-            model_version=version.number,
-            id=request.id,
-            outputs=tuple(
-                InferOutput(spec.name, spec.datatype, _on_host(outputs[spec.name]))
-                for spec in chosen
-            ),
-        )
+        try:
+            images = find_images(request, instance.info, instance.config, self._image_limits)
+            check_inputs(name, instance.info, images.promised() if images else request)
+            chosen = check_outputs(name, instance.info, request.outputs)
+            inputs: dict[str, Value] = {tensor.name: tensor.data for tensor in request.inputs}
+            with self._registry.admit(name), instance.lease():
+                if images:
+                    inputs |= await asyncio.wrap_future(self._workers.execute(images.decode))
+                outputs, execution = await self._run(instance, inputs)
+            response = InferResponse(
+                model_name=name,
+                model_version=version.number,
+                id=request.id,
+                outputs=tuple(
+                    InferOutput(spec.name, spec.datatype, _on_host(outputs[spec.name]))
+                    for spec in chosen
+                ),
+            )
+        except BaseException as error:
+            version.statistics.failed(error, self._clock() - started)
+            raise
+        version.statistics.succeeded(execution, started, self._clock(), self._now())
+        return response
 
-    def require(self, name: str, version: str = "") -> None:
+    def require(self, name: str, version: str = "") -> AbstractContextManager[None]:
         """Raise what `infer` would raise for a model that cannot answer.
 
         For a transport to call before it reads tensors: that there is no such model matters more
-        than what is wrong with them.
+        than what is wrong with them. As a context it counts what is wrong with them as a failed
+        request of the model.
         """
-        self._registry.resolve(name, version)
+        found, _ = self._registry.resolve(name, version)
+        return found.statistics
 
     def describe(self, name: str, version: str = "") -> tuple[ModelInfo, list[str]]:
         """Return what a model is and the versions that answer; errors as for `infer`."""
@@ -70,13 +102,22 @@ class Engine:
         answering = (v for v in model.versions.values() if v.state.answers)
         return instance.info, sorted((v.number for v in answering), key=int)
 
+    def config(self, name: str, version: str = "") -> ServedConfig:
+        """Return the configuration of a loaded model; errors as for `infer`."""
+        _, instance = self._registry.resolve(name, version)
+        return ServedConfig(name, instance.config, instance.info)
+
+    def statistics(self, name: str = "", version: str = "") -> list[VersionReport]:
+        """Report on the versions that answer; see `report`."""
+        return report(self._registry, name, version)
+
     def stop(self) -> None:
         """Take no new requests; those in progress go on."""
         self._stopping = True
 
     async def _run(
         self, instance: Instance, inputs: Mapping[str, Value], *, resident: bool = False
-    ) -> Mapping[str, Value]:
+    ) -> _Executed:
         if isinstance(instance.runner, EnsemblePlan):
             return await self._run_steps(instance.runner, inputs)
         return await self._execute(instance, instance.runner, inputs, resident=resident)
@@ -88,44 +129,75 @@ class Engine:
         inputs: Mapping[str, Value],
         *,
         resident: bool,
-    ) -> Mapping[str, Value]:
-        if model.expected_seconds(_rows(model.info, inputs)) <= self._inline_seconds:
-            return model.execute(inputs, resident=resident)
+    ) -> _Executed:
+        rows = _rows(model.info, inputs)
+        submitted = self._clock()
+        if model.expected_seconds(rows) <= self._inline_seconds:
+            outputs = model.execute(inputs, resident=resident)
+            return outputs, Execution(rows, submitted, 0, self._clock() - submitted)
         # The thread is a user of its own: it may outlive a request that was cancelled.
         instance.acquire()
-        running = self._workers.execute(partial(model.execute, inputs, resident=resident))
+        running = self._workers.execute(
+            _execute_timed, self._clock, partial(model.execute, inputs, resident=resident)
+        )
+        instance.queued.add(running)
         loop = asyncio.get_running_loop()
-        running.add_done_callback(lambda _: loop.call_soon_threadsafe(instance.release))
-        return await asyncio.wrap_future(running)
 
-    async def _run_steps(
-        self, plan: EnsemblePlan, inputs: Mapping[str, Value]
-    ) -> Mapping[str, Value]:
+        def ended() -> None:
+            instance.queued.discard(running)
+            instance.release()
+
+        running.add_done_callback(lambda _: loop.call_soon_threadsafe(ended))
+        outputs, begun, finished = await asyncio.wrap_future(running)
+        return outputs, Execution(rows, submitted, begun - submitted, finished - begun)
+
+    async def _run_steps(self, plan: EnsemblePlan, inputs: Mapping[str, Value]) -> _Executed:
+        total = Execution(_rows(plan.info, inputs), self._clock(), 0, 0)
         with ExitStack() as leases:
-            instances = {}
+            found = {}
             for name, number in plan.models():
-                _, instance = self._registry.resolve(name, number)
+                version, instance = self._registry.resolve(name, number)
                 leases.enter_context(self._registry.admit(name))
                 leases.enter_context(instance.lease())
-                instances[name, number] = instance
+                found[name, number] = version, instance
             tensors = dict(inputs)
             for step in plan.steps:
-                instance = instances[step.model_name, step.model_version]
-                tensors |= await self._run_step(step, instance, tensors)
-            return await self._fetch({s.name: tensors[s.name] for s in plan.info.outputs})
+                version, instance = found[step.model_name, step.model_version]
+                outputs, execution = await self._run_step(step, version, instance, tensors)
+                tensors |= outputs
+                total.queue_ns += execution.queue_ns
+                total.infer_ns += execution.infer_ns
+            return await self._fetch({s.name: tensors[s.name] for s in plan.info.outputs}), total
 
     async def _run_step(
-        self, step: EnsembleStep, instance: Instance, tensors: Mapping[str, Value]
-    ) -> dict[str, Value]:
+        self,
+        step: EnsembleStep,
+        version: Version,
+        instance: Instance,
+        tensors: Mapping[str, Value],
+    ) -> _Executed:
         inputs = {name: tensors[tensor] for name, tensor in step.input_map.items()}
-        outputs = await self._run(instance, inputs, resident=True)
-        return {tensor: outputs[name] for name, tensor in step.output_map.items()}
+        started = self._clock()
+        try:
+            outputs, execution = await self._run(instance, inputs, resident=True)
+        except BaseException as error:
+            version.statistics.failed(error, self._clock() - started)
+            raise
+        version.statistics.succeeded(execution, started, self._clock(), self._now())
+        return {tensor: outputs[name] for name, tensor in step.output_map.items()}, execution
 
     async def _fetch(self, outputs: Mapping[str, Value]) -> Mapping[str, Value]:
         if all(isinstance(value, np.ndarray) for value in outputs.values()):
             return outputs
         fetch = partial(_fetch_all, outputs)
         return await asyncio.wrap_future(self._workers.execute(fetch))
+
+
+def _execute_timed(
+    clock: Callable[[], int], execute: Callable[[], Mapping[str, Value]]
+) -> tuple[Mapping[str, Value], int, int]:
+    begun = clock()
+    return execute(), begun, clock()
 
 
 def _rows(info: ModelInfo, inputs: Mapping[str, Value]) -> int:

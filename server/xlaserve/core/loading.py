@@ -71,6 +71,7 @@ class VersionLoader:
         self._drain_seconds = drain_seconds
         self._release = Coalesced(partial(workers.wait, machinery.release_memory))
         self._stragglers: set[asyncio.Task[None]] = set()
+        self._device = "cpu"
         self._log = structlog.get_logger("loading")
 
     async def load(self, version: Version, model: ModelSource, source: VersionSource) -> None:
@@ -88,14 +89,16 @@ class VersionLoader:
             reservation.release()
             self._note_failure(version, error)
             raise
-        loaded = Instance(runner, source.fingerprint, reservation, model.config.parameters)
+        loaded = Instance(runner, source.fingerprint, reservation, model.config, self._device)
         replaced, version.instance = version.instance, loaded
+        seconds = loop.time() - started
+        version.statistics.loaded(seconds)
         self._registry.change(version, Event.LOADED)
         self._log.info(
             "model loaded",
             model=version.model,
             version=version.number,
-            seconds=round(loop.time() - started, 3),
+            seconds=round(seconds, 3),
             compile_seconds=round(runner.info.compile_seconds, 3),
             size_bytes=runner.info.memory.total_bytes,
         )
@@ -119,6 +122,7 @@ class VersionLoader:
             await self._retire(instances)
         finally:
             for version in answering:
+                version.statistics.unloads += 1
                 self._registry.change(version, Event.UNLOADED, "unloaded")
                 self._log.info("model unloaded", model=version.model, version=version.number)
 
@@ -219,11 +223,13 @@ class VersionLoader:
             loop.call_soon_threadsafe(self._show_stage, version, stage)
 
         check_cancelled()
+        # The same for every load, and known from the first one on.
+        self._device = self._machinery.device()
         context = LoadContext(
             model=version.model,
             version=version.number,
             config=model.config,
-            device=self._machinery.device(),
+            device=self._device,
             on_stage=on_stage,
             check_cancelled=check_cancelled,
         )
@@ -242,6 +248,7 @@ class VersionLoader:
             reason = "the load was cancelled"
         if version.state is State.RELOADING:
             reason = f"answers from before, its reload failed: {reason}"
+        version.statistics.load_failures += 1
         self._registry.change(version, Event.FAILED, reason)
         self._log.warning(
             "model not loaded", model=version.model, version=version.number, reason=reason

@@ -4,12 +4,27 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from xlaserve.core.capacity import Reservation
 from xlaserve.core.ensemble import EnsemblePlan
 from xlaserve.core.lifecycle import Event, Lifecycle, State
+from xlaserve.core.statistics import VersionStatistics
 from xlaserve.errors import ModelNotFound, ModelNotReady, Overloaded, VersionNotFound
+from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import LoadedModel, ModelInfo
+
+
+class Work(Protocol):
+    """What a thread was given to do."""
+
+    def running(self) -> bool:
+        """Tell whether a thread is doing it."""
+        ...
+
+    def done(self) -> bool:
+        """Tell whether it is over."""
+        ...
 
 
 class Instance:
@@ -23,12 +38,17 @@ class Instance:
         runner: LoadedModel | EnsemblePlan,
         fingerprint: object,
         reservation: Reservation,
-        parameters: Mapping[str, str],
+        config: ModelConfig,
+        device: str = "cpu",
     ) -> None:
         self.runner = runner
         self.fingerprint = fingerprint
-        self.parameters = parameters
+        self.config = config
+        self.device = device
+        """The JAX platform that it was loaded for."""
         self.reservation = reservation
+        self.queued: set[Work] = set()
+        """What threads were given to do for it, until the event loop hears that it is over."""
         self._users = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -37,6 +57,16 @@ class Instance:
     def info(self) -> ModelInfo:
         """Describe the loaded model."""
         return self.runner.info
+
+    @property
+    def parameters(self) -> Mapping[str, str]:
+        """Return the parameters of the configuration that it was loaded with."""
+        return self.config.parameters
+
+    @property
+    def pending(self) -> int:
+        """Return how many executions wait for a thread."""
+        return sum(not work.running() and not work.done() for work in self.queued)
 
     @property
     def users(self) -> int:
@@ -76,6 +106,7 @@ class Version:
         self.number = number
         self.lifecycle = Lifecycle()
         self.instance: Instance | None = None
+        self.statistics = VersionStatistics()
 
     @property
     def state(self) -> State:

@@ -4,7 +4,14 @@ from dataclasses import dataclass
 
 NAME = "xlaserve"
 
-EXTENSIONS = ("model_repository", "model_repository(unload_dependents)", "parameters")
+EXTENSIONS = (
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+)
 """The protocol extensions that are really there (V2 protocol, Server Metadata)."""
 
 

@@ -24,6 +24,7 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
         errors.ModelNotFound: WireStatus(Status.NOT_FOUND, HTTPStatus.NOT_FOUND),
         errors.ModelNotReady: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
         errors.LoadFailed: WireStatus(Status.FAILED_PRECONDITION, HTTPStatus.BAD_REQUEST),
+        errors.ModelAlreadyLoaded: WireStatus(Status.ALREADY_EXISTS, HTTPStatus.CONFLICT),
         errors.InvalidModel: WireStatus(Status.FAILED_PRECONDITION, HTTPStatus.BAD_REQUEST),
         errors.LoadCancelled: WireStatus(Status.CANCELLED, HTTPStatus.SERVICE_UNAVAILABLE),
         errors.ModelControlForbidden: WireStatus(
@@ -32,8 +33,15 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
         errors.OutOfMemory: WireStatus(Status.RESOURCE_EXHAUSTED, HTTPStatus.INSUFFICIENT_STORAGE),
         errors.OutOfSpace: WireStatus(Status.RESOURCE_EXHAUSTED, HTTPStatus.INSUFFICIENT_STORAGE),
         errors.InvalidRequest: WireStatus(Status.INVALID_ARGUMENT, HTTPStatus.BAD_REQUEST),
+        errors.UnsupportedMediaType: WireStatus(
+            Status.INVALID_ARGUMENT, HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+        ),
+        errors.NotAcceptable: WireStatus(Status.INVALID_ARGUMENT, HTTPStatus.NOT_ACCEPTABLE),
+        errors.CrossSiteRequest: WireStatus(Status.PERMISSION_DENIED, HTTPStatus.FORBIDDEN),
+        errors.BodyTimeout: WireStatus(Status.DEADLINE_EXCEEDED, HTTPStatus.REQUEST_TIMEOUT),
         errors.Unsupported: WireStatus(Status.UNIMPLEMENTED, HTTPStatus.NOT_IMPLEMENTED),
         errors.Overloaded: WireStatus(Status.RESOURCE_EXHAUSTED, HTTPStatus.SERVICE_UNAVAILABLE),
+        errors.QueueTimeout: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
         errors.TooLarge: WireStatus(Status.RESOURCE_EXHAUSTED, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
         errors.ShuttingDown: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
         errors.InvalidSettings: WireStatus(

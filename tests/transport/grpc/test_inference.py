@@ -264,10 +264,10 @@ async def test_a_message_over_the_limit_is_refused_by_its_length(service: Servic
 
 async def test_what_is_not_built_says_so(service: Service) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await service.stub.ModelStatistics(pb.ModelStatisticsRequest())
+        await service.stub.TraceSetting(pb.TraceSettingRequest())
 
     assert grpc.StatusCode.UNIMPLEMENTED is caught.value.code()
-    assert "inference.GRPCInferenceService/ModelStatistics is not implemented by this server" == (
+    assert "inference.GRPCInferenceService/TraceSetting is not implemented by this server" == (
         caught.value.details()
     )
 

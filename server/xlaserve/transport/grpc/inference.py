@@ -1,5 +1,7 @@
 """The V2 inference service: live, ready, metadata, infer, and the model repository."""
 
+import asyncio
+
 from xlaserve.core.control import ModelControl
 from xlaserve.core.engine import Engine
 from xlaserve.core.inference import InferRequest, RequestedOutput
@@ -7,6 +9,7 @@ from xlaserve.core.server import ServerDescription
 from xlaserve.errors import Unsupported
 from xlaserve.tensors import TensorSpec
 from xlaserve.transport.grpc.parameters import read_parameters
+from xlaserve.transport.grpc.statistics import write_statistics
 from xlaserve.transport.grpc.tensors import read_inputs, write_outputs
 from xlaserve_proto import inference as pb
 
@@ -63,8 +66,9 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     async def model_infer(self, model_infer_request: pb.ModelInferRequest) -> pb.ModelInferResponse:
         """Run one inference; `id` comes back, `model_version` is the version that answered."""
         message = model_infer_request
-        self._engine.require(message.model_name, message.model_version)
-        response = await self._engine.infer(_read_request(message))
+        with self._engine.require(message.model_name, message.model_version):
+            request = _read_request(message)
+        response = await self._engine.infer(request)
         outputs, raw = write_outputs(response.outputs)
         return pb.ModelInferResponse(
             model_name=response.model_name,
@@ -73,6 +77,26 @@ class InferenceService(pb.GrpcInferenceServiceBase):
             outputs=outputs,
             raw_output_contents=raw,
         )
+
+    async def model_config(
+        self, model_config_request: pb.ModelConfigRequest
+    ) -> pb.ModelConfigResponse:
+        """Return the configuration of a loaded model, with what was not written filled in."""
+        request = model_config_request
+        config = self._engine.config(request.name, request.version)
+        return pb.ModelConfigResponse(config=config.message())
+
+    async def model_statistics(
+        self, model_statistics_request: pb.ModelStatisticsRequest
+    ) -> pb.ModelStatisticsResponse:
+        """Return the statistics of every model, of one, or of one version of it."""
+        request = model_statistics_request
+        reports = self._engine.statistics(request.name, request.version)
+        messages = []
+        for report in reports:
+            messages.append(write_statistics(report))
+            await asyncio.sleep(0)  # they take long to make: other requests have their turn
+        return pb.ModelStatisticsResponse(model_stats=messages)
 
     async def repository_index(
         self, repository_index_request: pb.RepositoryIndexRequest

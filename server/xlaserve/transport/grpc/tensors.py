@@ -3,9 +3,11 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from xlaserve.core.images import unpack_bytes_or_image
 from xlaserve.core.inference import InferInput, InferOutput
 from xlaserve.errors import InvalidRequest, InvalidTensor
 from xlaserve.tensors import (
+    BYTES,
     Datatype,
     Tensor,
     TensorDataError,
@@ -68,6 +70,8 @@ def _from_raw(
     filled = _filled(contents)
     if filled:
         raise TensorDataError("no contents field beside raw_input_contents", ", ".join(filled))
+    if datatype is BYTES:
+        return unpack_bytes_or_image(shape, raw)
     return from_bytes(datatype, shape, raw)
 
 

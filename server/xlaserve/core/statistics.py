@@ -1,0 +1,254 @@
+"""Counts and durations of one model version, from which ModelStatistics and /metrics are read."""
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType, TracebackType
+
+from xlaserve import errors
+
+REQUEST_BOUNDS_NS = tuple(
+    round(milliseconds * 1_000_000)
+    for milliseconds in (
+        *(0.05, 0.1, 0.25, 0.5),
+        *(1, 2.5, 5, 10, 25, 50, 100, 250, 500),
+        *(1000, 2500, 10_000),
+    )
+)
+"""Largest duration of each bucket of the request histogram; a last bucket holds what is longer."""
+
+EXACT_ROWS = 64
+"""Batches up to this size have statistics of their own; larger ones share those of the next power
+of two, so that no client can make these grow without end."""
+
+
+class FailureReason(StrEnum):
+    """Why a request for a model that answers was not answered."""
+
+    REJECTED = "rejected"
+    """There was no room for it, or the server was on its way out."""
+    INVALID = "invalid"
+    """It did not fit the model."""
+    CANCELLED = "cancelled"
+    """The client went away, or its deadline passed."""
+    BACKEND = "backend"
+    """The model failed."""
+
+
+REASONS: Mapping[type[BaseException], FailureReason] = MappingProxyType(
+    {
+        errors.Overloaded: FailureReason.REJECTED,
+        errors.ShuttingDown: FailureReason.REJECTED,
+        # Only a step of an ensemble can be these: the model of the request was there.
+        errors.ModelNotFound: FailureReason.REJECTED,
+        errors.ModelNotReady: FailureReason.REJECTED,
+        errors.InvalidRequest: FailureReason.INVALID,
+        errors.Unsupported: FailureReason.INVALID,
+        errors.TooLarge: FailureReason.INVALID,
+        errors.BodyTimeout: FailureReason.INVALID,
+        asyncio.CancelledError: FailureReason.CANCELLED,
+        GeneratorExit: FailureReason.CANCELLED,
+        BaseException: FailureReason.BACKEND,
+    }
+)
+"""Looked up along the class hierarchy: a subclass without a row has its parent's."""
+
+
+def reason_of(error: BaseException) -> FailureReason:
+    """Return the row of an error's class, or of its nearest parent that has one."""
+    return next(REASONS[kind] for kind in type(error).__mro__ if kind in REASONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """How often something happened, and how long it took in all (StatisticDuration)."""
+
+    count: int = 0
+    ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTotals:
+    """What executions of one batch size took (InferBatchStatistics)."""
+
+    batch_size: int
+    """Exact up to EXACT_ROWS, then a power of two that the batches did not exceed."""
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """The statistics of a model version at one moment (InferStatistics)."""
+
+    success: Duration
+    """Of requests, from when their model was found until their answer was made."""
+    fail: Duration
+    queue: Duration
+    """Of successful requests, as the following: waiting for a thread."""
+    compute_input: Duration
+    """Checking and decoding the inputs."""
+    compute_infer: Duration
+    """Executing the model, with the way to the device and back."""
+    compute_output: Duration
+    """From then until the answer was made, with the way back to the event loop."""
+    inference_count: int
+    """Rows of successful requests; a request of a model without batches is one."""
+    execution_count: int
+    last_inference_ms: int
+    """Since the epoch; 0 where there was none."""
+    batches: tuple[BatchTotals, ...]
+    """By batch size, ascending."""
+    failures: Mapping[FailureReason, int]
+    request_buckets: tuple[int, ...]
+    """Successful requests between the bounds of REQUEST_BOUNDS_NS, and above the last."""
+
+
+@dataclass(slots=True)
+class _Executions:
+    """The sums over the requests of one batch size; what is left of their time is the output's."""
+
+    count: int = 0
+    total_ns: int = 0
+    queue_ns: int = 0
+    input_ns: int = 0
+    infer_ns: int = 0
+
+    @property
+    def output_ns(self) -> int:
+        return self.total_ns - self.queue_ns - self.input_ns - self.infer_ns
+
+
+@dataclass(slots=True)
+class Execution:
+    """What running a model once took, as the thread measured it that did."""
+
+    rows: int
+    submitted: int
+    """When the inputs were ready for it, by the clock of the engine."""
+    queue_ns: int
+    infer_ns: int
+
+
+class VersionStatistics:
+    """What happened to one model version. Used from the event loop only.
+
+    Its size does not depend on how many requests there were, nor on what was in them.
+    """
+
+    __slots__ = (
+        "_batches",
+        "_fail_ns",
+        "_failures",
+        "_inference_count",
+        "_last_ns",
+        "_request_buckets",
+        "load_failures",
+        "load_seconds",
+        "loads",
+        "unloads",
+    )
+
+    def __init__(self) -> None:
+        self._batches: dict[int, _Executions] = {}
+        self._request_buckets = [0] * (len(REQUEST_BOUNDS_NS) + 1)
+        self._failures = dict.fromkeys(FailureReason, 0)
+        self._fail_ns = 0
+        self._inference_count = 0
+        self._last_ns = 0
+        self.loads = 0
+        self.load_failures = 0
+        self.unloads = 0
+        self.load_seconds = 0.0
+        """Of the last load that succeeded."""
+
+    def succeeded(self, execution: Execution, started: int, ended: int, now_ns: int) -> None:
+        """Count a request that was answered; `now_ns` is the time since the epoch."""
+        total_ns = ended - started
+        rows = execution.rows
+        size = rows if rows <= EXACT_ROWS else 1 << (rows - 1).bit_length()
+        batch = self._batches.get(size)
+        if batch is None:
+            batch = self._batches[size] = _Executions()
+        batch.count += 1
+        batch.total_ns += total_ns
+        batch.queue_ns += execution.queue_ns
+        batch.input_ns += execution.submitted - started
+        batch.infer_ns += execution.infer_ns
+        self._inference_count += rows
+        self._last_ns = now_ns
+        self._request_buckets[bisect_left(REQUEST_BOUNDS_NS, total_ns)] += 1
+
+    def failed(self, error: BaseException, total_ns: int) -> None:
+        """Count a request that was not answered."""
+        self._failures[reason_of(error)] += 1
+        self._fail_ns += total_ns
+
+    def __enter__(self) -> None:
+        """Count a request that fails within the block, while it is still being read."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self.failed(error, 0)
+
+    def loaded(self, seconds: float) -> None:
+        """Count a load that succeeded."""
+        self.loads += 1
+        self.load_seconds = seconds
+
+    @property
+    def success(self) -> Duration:
+        """Return the count and the time of the requests that were answered."""
+        batches = self._batches.values()
+        return Duration(sum(b.count for b in batches), sum(b.total_ns for b in batches))
+
+    @property
+    def fail_count(self) -> int:
+        """Return how many requests were not answered."""
+        return sum(self._failures.values())
+
+    @property
+    def request_buckets(self) -> tuple[int, ...]:
+        """Return `Totals.request_buckets`."""
+        return tuple(self._request_buckets)
+
+    @property
+    def last_inference_ms(self) -> int:
+        """Return `Totals.last_inference_ms`."""
+        return self._last_ns // 1_000_000
+
+    def totals(self) -> Totals:
+        """Return everything as it is now."""
+        batches = self._batches.values()
+        success = self.success
+        count = success.count
+        return Totals(
+            success=success,
+            fail=Duration(self.fail_count, self._fail_ns),
+            queue=Duration(count, sum(b.queue_ns for b in batches)),
+            compute_input=Duration(count, sum(b.input_ns for b in batches)),
+            compute_infer=Duration(count, sum(b.infer_ns for b in batches)),
+            compute_output=Duration(count, sum(b.output_ns for b in batches)),
+            inference_count=self._inference_count,
+            execution_count=count,
+            last_inference_ms=self.last_inference_ms,
+            batches=tuple(
+                BatchTotals(
+                    size,
+                    Duration(batch.count, batch.input_ns),
+                    Duration(batch.count, batch.infer_ns),
+                    Duration(batch.count, batch.output_ns),
+                )
+                for size, batch in sorted(self._batches.items())
+            ),
+            failures=MappingProxyType(dict(self._failures)),
+            request_buckets=self.request_buckets,
+        )

@@ -1,0 +1,51 @@
+"""Statistics of a model version as a ModelStatistics message."""
+
+from xlaserve.core.monitor import VersionReport
+from xlaserve.core.statistics import BatchTotals, Duration, Totals
+from xlaserve_proto import inference as pb
+
+_NONE = Duration()
+
+
+def write_statistics(report: VersionReport) -> pb.ModelStatistics:
+    """Return the message; a cache is what this server does not have, and its counts are 0."""
+    totals = report.totals
+    return pb.ModelStatistics(
+        name=report.name,
+        version=report.version,
+        last_inference=totals.last_inference_ms,
+        inference_count=totals.inference_count,
+        execution_count=totals.execution_count,
+        inference_stats=_inference(totals),
+        batch_stats=[_batch(batch) for batch in totals.batches],
+        memory_usage=[
+            pb.MemoryUsage(type=use.kind, id=use.device_id, byte_size=use.size_bytes)
+            for use in report.memory
+        ],
+    )
+
+
+def _inference(totals: Totals) -> pb.InferStatistics:
+    return pb.InferStatistics(
+        success=_duration(totals.success),
+        fail=_duration(totals.fail),
+        queue=_duration(totals.queue),
+        compute_input=_duration(totals.compute_input),
+        compute_infer=_duration(totals.compute_infer),
+        compute_output=_duration(totals.compute_output),
+        cache_hit=_duration(_NONE),
+        cache_miss=_duration(_NONE),
+    )
+
+
+def _batch(batch: BatchTotals) -> pb.InferBatchStatistics:
+    return pb.InferBatchStatistics(
+        batch_size=batch.batch_size,
+        compute_input=_duration(batch.compute_input),
+        compute_infer=_duration(batch.compute_infer),
+        compute_output=_duration(batch.compute_output),
+    )
+
+
+def _duration(duration: Duration) -> pb.StatisticDuration:
+    return pb.StatisticDuration(count=duration.count, ns=duration.ns)
