@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Protocol
 
 import structlog
-from aiohttp import web
 from grpclib._typing import IServable
 
 from xlaserve.core.capacity import Capacity
 from xlaserve.core.control import IndexEntry, ModelControl
 from xlaserve.core.engine import Engine
 from xlaserve.core.host import memory_limit_bytes
+from xlaserve.core.image_files import ImageLimits
 from xlaserve.core.loading import Machinery, VersionLoader
 from xlaserve.core.models_api import Models
 from xlaserve.core.readiness import Readiness
@@ -44,7 +44,12 @@ from xlaserve.transport.grpc.reflection import reflection_services
 from xlaserve.transport.grpc.server import GrpcServer
 from xlaserve.transport.grpc.services import ServicesCodec, injection_paths, load_services
 from xlaserve.transport.grpc.splice import InjectionPath
-from xlaserve.transport.rest.health import health_routes
+from xlaserve.transport.rest.bodies import BodyLimits
+from xlaserve.transport.rest.inference import InferenceRoutes
+from xlaserve.transport.rest.metrics import Metrics
+from xlaserve.transport.rest.repository import RepositoryRoutes
+from xlaserve.transport.rest.routing import RouteTable
+from xlaserve.transport.rest.server import HttpLimits, HttpServer
 
 _STREAMS_OF_A_MESH = 8
 """A mesh sends all its requests over one connection, and may leave some of them open unsent."""
@@ -108,13 +113,18 @@ class Application:
             raise InvalidSettings("repository", "a directory", str(settings.repository))
         self.settings = settings
         self.display = display or NoDisplay()
+        self.http: HttpServer | None = None
+        self._description = ServerDescription(version=metadata.version("xlaserve"))
         self.workers = Workers(
             load_threads=settings.load_threads, execute_threads=settings.execute_threads
         )
         self.registry = Registry(settings.max_requests_per_model)
         self.capacity = Capacity()
         self.engine = Engine(
-            self.registry, self.workers, inline_execution_seconds=settings.inline_execution_seconds
+            self.registry,
+            self.workers,
+            inline_execution_seconds=settings.inline_execution_seconds,
+            image_limits=ImageLimits(settings.max_image_bytes, settings.max_image_pixels),
         )
         self.repository = Repository(
             settings.repository,
@@ -149,8 +159,7 @@ class Application:
             stack.callback(self.workers.close)
             grpc_listeners, http_listener = self._listen(stack)
             health = await self._start_grpc(grpc_listeners)
-            if http_listener is not None:
-                await self._start_http(http_listener, stack)
+            self.http = await self._start_http(http_listener)
             stack.push_async_callback(self._stop, health)
             http = http_listener.address if http_listener else None
             addresses = Addresses(
@@ -233,9 +242,7 @@ class Application:
         settings = self.settings
         added = load_services(settings.service, Models(self.engine, self.registry))
         services: list[IServable] = [
-            InferenceService(
-                ServerDescription(version=metadata.version("xlaserve")), self.engine, self.control
-            ),
+            InferenceService(self._description, self.engine, self.control),
             *(service.handler for service in added),
         ]
         paths = {**INFERENCE_PATHS, **injection_paths(added)} if settings.modelmesh else {}
@@ -280,13 +287,41 @@ class Application:
             advertise_paths=self.settings.id_injection is IdInjection.PATH,
         )
 
-    async def _start_http(self, listener: Listener, stack: AsyncExitStack) -> None:
-        application = web.Application()
-        application.add_routes(health_routes(lambda: self.control.server_ready))
-        runner = web.AppRunner(application, access_log=None, handle_signals=False)
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        await web.SockSite(runner, listener.socket).start()
+    async def _start_http(self, listener: Listener | None) -> HttpServer | None:
+        if listener is None:
+            return None
+        settings = self.settings
+        limits = HttpLimits(
+            settings.max_http_connections,
+            settings.max_http_header_bytes,
+            settings.http_idle_seconds,
+            BodyLimits(
+                settings.max_message_bytes,
+                settings.max_http_chunks,
+                settings.message_timeout_seconds,
+            ),
+        )
+        server = HttpServer(self.http_routes(), limits, self.workers.execute)
+        await server.listen(listener.socket)
+        return server
+
+    def http_routes(self) -> RouteTable:
+        """Return the table of every route that HTTP is served on."""
+        depth = self.settings.max_json_depth
+        inference = InferenceRoutes(
+            self._description,
+            self.engine,
+            self.control,
+            self.workers.execute,
+            max_json_depth=depth,
+        )
+        repository = RepositoryRoutes(self.control, max_json_depth=depth)
+        connections = {
+            "grpc": lambda: self.grpc.connections,
+            "http": lambda: self.http.connections if self.http else 0,
+        }
+        metrics = Metrics(self.registry, self.capacity, connections)
+        return RouteTable([*inference.table(), *repository.table(), *metrics.table()])
 
     # --- stop ---
 
@@ -295,7 +330,8 @@ class Application:
         self.control.begin_shutdown()
         health.close()
         self.engine.stop()
-        await self.grpc.drain(self.settings.grace_seconds)
+        servers = (self.grpc, self.http) if self.http else (self.grpc,)
+        await asyncio.gather(*(server.drain(self.settings.grace_seconds) for server in servers))
         await self.control.close()
         _log.info("stopped")
 

@@ -17,6 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self, get_args, get_origin, get_type_hints
 
+from xlaserve import sagemaker_environment
 from xlaserve.errors import InvalidSettings
 
 ENVIRONMENT_PREFIX = "XLASERVE_"
@@ -101,6 +102,17 @@ class Settings:
     device: Device = Device.AUTO
     """Where models run. Anything but auto fails at start when that device is absent."""
 
+    sagemaker: bool = False
+    """Be the container of a SageMaker endpoint: ports, models and mode as SAGEMAKER_* say."""
+    sagemaker_multi_model: bool = False
+    """With sagemaker: POST and DELETE /models load and unload; else one model is there from the
+    start. SAGEMAKER_MULTI_MODEL sets it."""
+    default_model: str = ""
+    """The model of POST /invocations; if empty, the only one that is loaded."""
+    default_accept: str = "application/json"
+    """Form of the answers to POST /invocations and POST /models/<name>/invoke where Accept is not
+    given or leaves it open."""
+
     modelmesh: bool = False
     """Serve mmesh.ModelRuntime: a ModelMesh sidecar decides what is loaded, and when."""
     id_injection: IdInjection = IdInjection.PATH
@@ -134,7 +146,7 @@ class Settings:
     """How long the server waits for requests in progress when it is told to exit."""
 
     max_message_bytes: int = 64 << 20
-    """Largest gRPC message that is accepted."""
+    """Largest gRPC message or HTTP body that is accepted; also after it was decompressed."""
     max_message_fields: int = 100_000
     """Most protobuf fields in one message; larger tensors travel as raw bytes in a single field."""
     max_message_depth: int = 100
@@ -143,8 +155,22 @@ class Settings:
     """Requests that one gRPC connection may have open; eight times as many with modelmesh."""
     max_connections: int = 1024
     """gRPC connections that may be open."""
+    max_http_connections: int = 1024
+    """HTTP connections that may be open."""
+    http_idle_seconds: float = 75.0
+    """How long an HTTP connection may be without a request, and take for the headers of one."""
+    max_http_header_bytes: int = 16 << 10
+    """Largest request line, and largest single header, of an HTTP request."""
+    max_http_chunks: int = 65536
+    """Most chunks of one HTTP body that comes in chunks."""
+    max_json_depth: int = 100
+    """Deepest nesting of JSON in an HTTP body."""
+    max_image_bytes: int = 32 << 20
+    """Largest JPEG or PNG that is decoded for a model."""
+    max_image_pixels: int = 1 << 24
+    """Most pixels of a JPEG or PNG that is decoded for a model."""
     message_timeout_seconds: float = 30.0
-    """How long a request may take to send its message after its headers."""
+    """How long a request may take to send its message after its headers, and over HTTP those."""
     max_health_watchers: int = 1024
     """Health watches that may be open."""
     max_reflection_requests: int = 1000
@@ -170,10 +196,9 @@ class Settings:
         for name, smallest in _SMALLEST.items():
             if getattr(self, name) < smallest:
                 raise InvalidSettings(name, f"at least {smallest}", getattr(self, name))
-        if self.max_message_depth > _DEEPEST:
-            raise InvalidSettings(
-                "max_message_depth", f"at most {_DEEPEST}", self.max_message_depth
-            )
+        for name in ("max_message_depth", "max_json_depth"):
+            if getattr(self, name) > _DEEPEST:
+                raise InvalidSettings(name, f"at most {_DEEPEST}", getattr(self, name))
         if self.log_level not in _LOG_LEVELS:
             raise InvalidSettings("log_level", " or ".join(_LOG_LEVELS), self.log_level)
         if self.load_model and self.model_control_mode is not ModelControlMode.EXPLICIT:
@@ -184,12 +209,22 @@ class Settings:
             raise InvalidSettings(
                 "model_control_mode", "none with modelmesh, which decides what is loaded", "poll"
             )
+        if self.modelmesh and self.sagemaker:
+            raise InvalidSettings("sagemaker", "false with modelmesh: one decides", "true")
+
+    @property
+    def bare_model(self) -> str:
+        """Return the name of the model that the repository itself may be; empty for none."""
+        if self.sagemaker and not self.sagemaker_multi_model:
+            return self.default_model or sagemaker_environment.MODEL_NAME
+        return ""
 
     @classmethod
     def read(cls, environment: Mapping[str, str] | None = None, **flags: object) -> Self:
         """Merge flags over the environment over the defaults. A flag of None was not given.
 
-        Values may be texts as on a command line. Raises InvalidSettings for one that cannot be
+        With `sagemaker` the variables of SageMaker come between environment and defaults. Values
+        may be texts as on a command line. Raises InvalidSettings for one that cannot be
         read, and for an `XLASERVE_` variable that names no setting.
         """
         environ = os.environ if environment is None else environment
@@ -214,6 +249,9 @@ class Settings:
                 if environ.get(variable):
                     values["container_memory_bytes"] = _from_text(variable, int, environ[variable])
                     break
+        if values.get("sagemaker"):
+            below = sagemaker_environment.settings_below(environ, values)
+            values |= {name: _from_flag(name, hints[name], text) for name, text in below.items()}
         if "repository" not in values:
             raise InvalidSettings("repository", "a directory", None)
         return cls(**values)
@@ -239,6 +277,13 @@ _SMALLEST: Mapping[str, float] = {
     "max_message_depth": 10,
     "max_streams_per_connection": 1,
     "max_connections": 1,
+    "max_http_connections": 1,
+    "http_idle_seconds": 0.01,
+    "max_http_header_bytes": 1024,
+    "max_http_chunks": 1,
+    "max_json_depth": 10,
+    "max_image_bytes": 1024,
+    "max_image_pixels": 1,
     "max_health_watchers": 1,
     "max_reflection_requests": 1,
     "max_config_bytes": 1024,
@@ -248,7 +293,7 @@ _SMALLEST: Mapping[str, float] = {
     "max_models": 1,
 }
 _DEEPEST = 100
-"""protobuf's own limit; far beyond it Python's recursion would end first."""
+"""protobuf's own limit, and Triton's for JSON; far beyond it Python's recursion would end first."""
 
 _LOG_LEVELS = ("auto", "debug", "info", "warning", "error")
 

@@ -85,6 +85,12 @@ async def served(repository: Path, *flags: str) -> AsyncIterator[ServerProcess]:
 
 async def run(*arguments: str) -> tuple[int, str, str]:
     """Run a program to its end; return exit status, stdout and stderr."""
+    code, out, err = await run_bytes(*arguments)
+    return code, out.decode(), err.decode()
+
+
+async def run_bytes(*arguments: str) -> tuple[int, bytes, bytes]:
+    """Run a program to its end; return exit status, stdout and stderr as they are."""
     process = await asyncio.create_subprocess_exec(
         *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
@@ -95,4 +101,4 @@ async def run(*arguments: str) -> tuple[int, str, str]:
         if process.returncode is None:
             process.kill()
     assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
+    return process.returncode, out, err

@@ -1,0 +1,50 @@
+"""Where errors become HTTP answers, for every route alike."""
+
+from collections.abc import Awaitable, Mapping
+from http import HTTPStatus
+from types import MappingProxyType
+
+import structlog
+
+from xlaserve.errors import XlaserveError
+from xlaserve.transport.rest.compression import CODINGS, UnsupportedEncoding
+from xlaserve.transport.rest.messages import HttpResponse, json_response
+from xlaserve.transport.status import wire_status
+
+MAX_ERROR_CHARACTERS = 8192
+"""Texts quote what clients sent."""
+
+_HEADERS: Mapping[type[XlaserveError], Mapping[str, str]] = MappingProxyType(
+    {UnsupportedEncoding: {"Accept-Encoding": ", ".join(c for c in CODINGS if c[:2] != "x-")}}
+)
+"""Headers that an error's answer must carry."""
+
+_log = structlog.get_logger("http")
+
+
+def error_response(
+    text: str, status: HTTPStatus, headers: Mapping[str, str] = MappingProxyType({})
+) -> HttpResponse:
+    """Answer `{"error": text}`."""
+    shown = text if len(text) <= MAX_ERROR_CHARACTERS else text[:MAX_ERROR_CHARACTERS] + "..."
+    # What came as broken UTF-8 is shown as it came, escaped.
+    shown = shown.encode(errors="backslashreplace").decode()
+    body = json_response({"error": shown}, status)
+    return HttpResponse(status, parts=body.parts, headers=headers)
+
+
+async def translate_errors(
+    answer: Awaitable[HttpResponse], *, method: str, path: str
+) -> HttpResponse:
+    """Await an answer; an exception becomes the one that the status table gives it."""
+    try:
+        return await answer
+    except XlaserveError as error:
+        return error_response(
+            str(error), wire_status(error).http, _HEADERS.get(type(error), MappingProxyType({}))
+        )
+    except ConnectionError:
+        raise  # the client went away
+    except Exception:
+        _log.exception("unexpected exception", method=method, path=path)
+        return error_response("internal error", HTTPStatus.INTERNAL_SERVER_ERROR)

@@ -1,0 +1,83 @@
+"""Inference responses as HTTP bodies: JSON, and JSON with binary tensors behind it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from xlaserve.core.inference import InferOutput, InferRequest, InferResponse
+from xlaserve.errors import InvalidTensor
+from xlaserve.tensors import Buffer, TensorDataError, to_bytes
+from xlaserve.transport.rest.infer_request import BINARY_DATA, BINARY_OUTPUT
+from xlaserve.transport.rest.json_tensors import write_elements
+
+
+@dataclass(frozen=True, slots=True)
+class InferBody:
+    """The body of an answer."""
+
+    parts: list[Buffer]
+    """Sent one after the other; binary tensors are views of their arrays where these are dense."""
+    header_length: int | None
+    """Bytes of JSON at its start; None where all is JSON."""
+
+
+class _Output(msgspec.Struct):
+    name: str
+    datatype: str
+    shape: Sequence[int]
+    parameters: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class _Response(msgspec.Struct):
+    model_name: str
+    model_version: str
+    id: str | msgspec.UnsetType
+
+
+_ENCODER = msgspec.json.Encoder()
+_JOINED_BYTES = 64 << 10
+"""What is cheaper to copy than to send in pieces."""
+
+
+def write_infer_response(request: InferRequest, response: InferResponse) -> InferBody:
+    """Write a response, each output in the form that the request asks for.
+
+    Binary is an output whose own `binary_data` says so, or else the `binary_data_output` of the
+    request (binary tensor data extension). There is an `id` where the request has one.
+    Raises InvalidTensor for an output that must be binary and is wanted in JSON.
+    """
+    default = request.parameters.get(BINARY_OUTPUT) is True
+    wanted = {o.name: o.parameters.get(BINARY_DATA, default) for o in request.outputs}
+    identity = response.id or msgspec.UNSET
+    head = _ENCODER.encode(_Response(response.model_name, response.model_version, identity))
+    json: list[Buffer] = [head[:-1] + b',"outputs":[']
+    tensors: list[Buffer] = []
+    for index, output in enumerate(response.outputs):
+        if index:
+            json.append(b",")
+        if wanted.get(output.name, default):
+            tensors.append(to_bytes(output.datatype, output.data))
+            json.append(_describe(output, {"binary_data_size": len(tensors[-1])}))
+        else:
+            json += _with_data(response.model_name, output)
+    json.append(b"]}")
+    length = sum(map(len, json))
+    if length <= _JOINED_BYTES:
+        json = [b"".join(json)]
+    return InferBody(json + tensors, length if tensors else None)
+
+
+def _describe(
+    output: InferOutput, parameters: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+) -> bytes:
+    shape = output.data.shape
+    return _ENCODER.encode(_Output(output.name, output.datatype.name, shape, parameters))
+
+
+def _with_data(model: str, output: InferOutput) -> list[Buffer]:
+    try:
+        elements = write_elements(output.datatype, output.data)
+    except TensorDataError as error:
+        raise InvalidTensor(model, "output", output.name, error.expected, error.got) from error
+    return [_describe(output)[:-1] + b',"data":', *elements, b"}"]

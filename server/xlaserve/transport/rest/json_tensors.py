@@ -1,0 +1,241 @@
+"""Tensor data as JSON: elements in nested lists, or in a single one (V2 protocol, Tensor Data)."""
+
+import re
+from contextlib import suppress
+from math import prod
+
+import msgspec
+import numpy as np
+
+from xlaserve.tensors import (
+    BYTES,
+    Buffer,
+    Datatype,
+    Elements,
+    Shape,
+    Tensor,
+    TensorDataError,
+    describe,
+    element_count,
+    from_elements,
+)
+from xlaserve.transport.rest.json_text import WHITESPACE, blank_strings, count_octets
+
+_READ_BYTES = 1 << 18
+_WRITTEN_ELEMENTS = 1 << 14
+"""Large tensors are read and written in pieces: their Python objects then stay in the caches of
+the processor, and need no memory to speak of."""
+
+_UNSTRUCTURED = bytes(octet for octet in range(256) if octet not in b"[],")
+_FIRST_IS_EMPTY = re.compile(rb"[\[\s]*\]")
+_NOT_FINITE = re.compile(rb"-?Infinity|NaN")
+_QUOTED_NOT_FINITE = re.compile(rb'"(-?Infinity|NaN)"')
+_ANY = msgspec.json.Decoder()
+_FLOATS = msgspec.json.Decoder(list[float])
+_ENCODER = msgspec.json.Encoder()
+
+
+# --- reading -----------------------------------------------------------------------------------
+
+
+def read_elements(datatype: Datatype, shape: Shape, text: bytes) -> Tensor:
+    """Build an array of this shape from a JSON value that is known to be well-formed.
+
+    The lists may nest in any regular way; only the number of elements is that of the shape. It is
+    known before the first element is read, so that memory is taken for no more than the shape has.
+    A number with a fraction or an exponent, as `1.0`, is no integer; a number is no BOOL.
+    Raises TensorDataError, with the text of typed contents over gRPC where the fault is the same.
+    """
+    if datatype.contents is None:
+        raise TensorDataError(
+            f"binary data (binary_data_size), the only form of {datatype}", "data in JSON"
+        )
+    structure = blank_strings(text) if datatype is BYTES else text
+    _refuse_others(datatype, structure)
+    expected = element_count(shape)
+    count = _count(structure, shape)
+    if count != expected:
+        raise TensorDataError(
+            f"{expected} elements for {describe(datatype, shape)}", f"{count} elements"
+        )
+    if not count:
+        return from_elements(datatype, shape, ())
+    if datatype is BYTES:
+        return from_elements(datatype, shape, _decode(datatype, _strings(text, structure)))
+    return _numbers(datatype, shape, text.replace(b"[", b"").replace(b"]", b""))
+
+
+def _refuse_others(datatype: Datatype, structure: bytes) -> None:
+    """Refuse strings among numbers, and objects: brackets and commas of them would count."""
+    if (at := structure.find(b'"')) >= 0:
+        token = _QUOTED_NOT_FINITE.match(structure, at)
+        if token is not None and datatype.dtype.kind == "f":
+            raise TensorDataError(
+                f"finite elements of {datatype} in JSON, others as binary data (binary_data_size)",
+                token[1].decode(),
+            )
+        raise TensorDataError(f"elements of {datatype}", "str" if token is None else "float")
+    if b"{" in structure:
+        raise TensorDataError(f"elements of {datatype}", "dict")
+
+
+def _count(structure: bytes, shape: Shape) -> int:
+    if b"[" not in structure:
+        if shape:
+            raise TensorDataError("data in a list", "no list")
+        return 1
+    if _FIRST_IS_EMPTY.match(structure):
+        _lengths(structure)
+        if structure.translate(None, b"[]," + WHITESPACE):
+            raise _irregular()
+        return 0
+    if structure.find(b"[", structure.index(b"[") + 1) < 0:
+        return count_octets(structure, b",") + 1
+    return prod(_lengths(structure))
+
+
+def _lengths(structure: bytes) -> list[int]:
+    """Return how long the lists are, innermost first; raise if those of a level differ.
+
+    An empty list cannot be told from one of a single element here.
+    """
+    skeleton = structure.translate(None, _UNSTRUCTURED)
+    depth = len(skeleton) - len(skeleton.lstrip(b"["))
+    lengths: list[int] = []
+    first, closing = slice(depth, depth), depth
+    for level in range(1, depth + 1):
+        # Where all is regular, this many brackets close the first list of the level.
+        closing = skeleton.find(b"]" * level, closing)
+        items = slice(depth - level + 1, closing + level - 1)
+        length = (items.stop - items.start + 1) // (first.stop - first.start + 1)
+        if closing < 0 or length < 1 or not _repeats(skeleton, first, length, items):
+            raise _irregular()
+        lengths.append(length)
+        first = slice(items.start - 1, items.stop + 1)
+    if first.stop != len(skeleton):
+        raise _irregular()
+    return lengths
+
+
+def _repeats(skeleton: bytes, first: slice, length: int, items: slice) -> bool:
+    if length == 1:
+        return first == items
+    item = skeleton[first]
+    return skeleton[items] == (item + b",") * (length - 1) + item
+
+
+def _irregular() -> TensorDataError:
+    return TensorDataError(
+        "data in one list, or in nested lists that are equally long on each level",
+        "lists that differ",
+    )
+
+
+def _numbers(datatype: Datatype, shape: Shape, text: bytes) -> Tensor:
+    """Build an array from numbers between commas."""
+    if len(text) <= _READ_BYTES:
+        return from_elements(datatype, shape, _decode(datatype, text))
+    array = np.empty(element_count(shape), dtype=datatype.dtype)
+    start = filled = 0
+    while start < len(text):
+        end = text.find(b",", start + _READ_BYTES)
+        end = len(text) if end < 0 else end
+        elements = _decode(datatype, text[start:end])
+        piece = from_elements(datatype, (len(elements),), elements)
+        array[filled : filled + len(elements)] = piece
+        start, filled = end + 1, filled + len(elements)
+    if filled != len(array):
+        # An empty list stands where the text was cut.
+        raise _irregular()
+    return from_elements(datatype, shape, array)
+
+
+def _strings(text: bytes, structure: bytes) -> bytes:
+    """Remove the brackets that are not within strings."""
+    octets = np.frombuffer(structure, dtype=np.uint8)
+    kept = (octets != ord("[")) & (octets != ord("]"))
+    flat: bytes = np.frombuffer(text, dtype=np.uint8)[kept].tobytes()
+    return flat
+
+
+def _decode(datatype: Datatype, items: bytes) -> Elements:
+    text = b"[" + items + b"]"
+    if datatype.dtype.kind == "f":
+        # Whatever is wrong, reading it again says it for every datatype alike.
+        with suppress(msgspec.DecodeError):
+            return np.array(_FLOATS.decode(text), dtype=np.float64)
+    return _decode_any(datatype, text)
+
+
+def _decode_any(datatype: Datatype, text: bytes) -> list[object]:
+    try:
+        elements: list[object] = _ANY.decode(text)
+    except UnicodeDecodeError:
+        raise TensorDataError(
+            "text in UTF-8, other bytes only as binary data (binary_data_size)",
+            "bytes that are not UTF-8",
+        ) from None
+    except msgspec.ValidationError:
+        raise TensorDataError(f"{datatype}", "a number too large for it") from None
+    except msgspec.DecodeError:
+        # What was well-formed with its brackets had empty lists.
+        raise _irregular() from None
+    return elements
+
+
+def quote_not_finite(text: bytes) -> bytes | None:
+    """Make JSON of a text that is none because of NaN, Infinity and -Infinity outside of strings.
+
+    The first one becomes a string, so that whoever reads the tensor refuses it and knows its name;
+    the others become zeros. None where there are no such tokens.
+    """
+    structure = blank_strings(text)
+    token = _NOT_FINITE.search(structure)
+    if token is None:
+        return None
+    zeros = structure.replace(b"NaN", b"0  ").replace(b"Infinity", b"0       ")
+    before, after, written = (
+        np.frombuffer(octets, dtype=np.uint8) for octets in (structure, zeros, text)
+    )
+    finite = np.where(before == after, written, after).tobytes()
+    return text[: token.start()] + b'"' + token[0] + b'"' + finite[token.end() :]
+
+
+# --- writing -----------------------------------------------------------------------------------
+
+
+def write_elements(datatype: Datatype, tensor: Tensor) -> list[Buffer]:
+    """Write the elements as one flat JSON list, in row-major order and in pieces.
+
+    Numbers are read back as they were. Raises TensorDataError for what JSON cannot carry: FP16 and
+    BF16 as over gRPC, NaN and infinities, and bytes that are not UTF-8.
+    """
+    if datatype.contents is None:
+        raise _binary_only(f"{datatype}", "no binary_data")
+    if datatype.dtype.kind == "f" and not np.isfinite(tensor).all():
+        raise _binary_only("NaN and Infinity", "one of them")
+    flat = tensor.ravel()
+    starts = range(0, max(1, len(flat)), _WRITTEN_ELEMENTS)
+    pieces = [_write(datatype, flat[start : start + _WRITTEN_ELEMENTS]) for start in starts]
+    for piece in pieces[:-1]:
+        piece[-1:] = b","
+    return [pieces[0], *(memoryview(piece)[1:] for piece in pieces[1:])]
+
+
+def _write(datatype: Datatype, piece: Tensor) -> bytearray:
+    written = bytearray()
+    try:
+        _ENCODER.encode_into(
+            list(map(_text, piece)) if datatype is BYTES else piece.tolist(), written
+        )
+    except UnicodeError:
+        raise _binary_only("bytes that are not UTF-8", "such bytes") from None
+    return written
+
+
+def _text(element: str | bytes) -> str:
+    return element if isinstance(element, str) else bytes(element).decode()
+
+
+def _binary_only(what: str, got: str) -> TensorDataError:
+    return TensorDataError(f"a request for binary_data, the only form of {what}", got)

@@ -1,0 +1,77 @@
+"""JSON as text, before it is parsed: where its strings are, and how deep it is nested."""
+
+import numpy as np
+
+from xlaserve.errors import InvalidBody
+from xlaserve.tensors import Buffer
+
+WHITESPACE = b" \t\r\n"
+
+_QUOTE = ord('"')
+_FILLER = ord("_")
+_MARKS = b'[]{}"'
+_CHUNK = 1 << 16
+"""Octets that are looked at together, so that what becomes of them stays in the caches."""
+
+_FEW = 1 << 12
+
+_UNMARKED = bytes(octet for octet in range(256) if octet not in _MARKS)
+_STEPS = np.zeros(256, dtype=np.int8)
+_STEPS[list(b"[{")] = 1
+_STEPS[list(b"]}")] = -1
+_STEPS.flags.writeable = False
+
+
+def check_depth(text: Buffer, limit: int) -> None:
+    """Raise InvalidBody where arrays and objects nest deeper than the limit (max_json_depth).
+
+    Exact for all that a parser can reach; what follows the first fault of a text does not matter.
+    Brackets are counted first: so few cannot nest too deeply, and most texts have no more.
+    """
+    if count_octets(text, b"[{") > limit and _deepest(bytes(text), limit) > limit:
+        raise InvalidBody(f"the JSON is nested more than {limit} levels deep (max_json_depth)")
+
+
+def count_octets(text: Buffer, octets: bytes) -> int:
+    """Count how often any of a few octets occurs."""
+    if len(text) < _FEW:
+        copy = bytes(text)
+        return sum(copy.count(octet) for octet in octets)
+    counted = 0
+    for start in range(0, len(text), _CHUNK):
+        chunk = np.frombuffer(text[start : start + _CHUNK], dtype=np.uint8)
+        counted += sum(int(np.count_nonzero(chunk == octet)) for octet in octets)
+    return counted
+
+
+def _deepest(text: bytes, enough: int) -> int:
+    """Return the greatest depth, or the first one found that is more than enough."""
+    marks = memoryview(_without_escapes(text).translate(None, _UNMARKED))
+    depth = deepest = 0
+    quoted = np.False_
+    for start in range(0, len(marks), _CHUNK):
+        chunk = np.frombuffer(marks[start : start + _CHUNK], dtype=np.uint8)
+        quoting = np.logical_xor.accumulate(chunk == _QUOTE) ^ quoted
+        levels = depth + np.cumsum(np.where(quoting, 0, _STEPS[chunk]), dtype=np.int64)
+        deepest = max(deepest, int(levels.max()))
+        if deepest > enough:
+            break
+        depth, quoted = int(levels[-1]), quoting[-1]
+    return deepest
+
+
+def blank_strings(text: bytes) -> bytes:
+    """Return the text, as long as it was, with underscores for its strings and their quotes."""
+    if b'"' not in text:
+        return text
+    octets = np.frombuffer(_without_escapes(text), dtype=np.uint8)
+    quotes = octets == _QUOTE
+    blank = np.logical_xor.accumulate(quotes) | quotes
+    return np.where(blank, np.uint8(_FILLER), octets).tobytes()
+
+
+def _without_escapes(text: bytes) -> bytes:
+    # From the left, so that of `\\"` the backslashes belong together and the quote is real.
+    if b"\\" not in text:
+        return text
+    return text.replace(b"\\\\", b"__").replace(b'\\"', b"__")

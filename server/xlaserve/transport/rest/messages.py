@@ -1,0 +1,74 @@
+"""A request and a response of the gateway, as its handlers see them."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, TypeAlias
+
+import msgspec
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from xlaserve.errors import InvalidBody
+from xlaserve.tensors import Buffer
+from xlaserve.transport.rest.json_text import check_depth
+
+JSON_TYPE = "application/json"
+BINARY_TYPE = "application/octet-stream"
+
+_NO_HEADERS: CIMultiDictProxy[str] = CIMultiDictProxy(CIMultiDict())
+
+
+async def _no_body() -> memoryview:
+    return memoryview(b"")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """What a handler is given: the names in the path, and a body that is read when it is wanted."""
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    """The parts of the path that the route names, percent-decoded."""
+    query: Mapping[str, str] = field(default_factory=dict)
+    headers: CIMultiDictProxy[str] = field(default_factory=lambda: _NO_HEADERS)
+    read: Callable[[], Awaitable[memoryview]] = _no_body
+    """Return the whole body, decompressed and within the limits; raises TooLarge and others."""
+
+    @property
+    def content_type(self) -> str:
+        """Return the media type in lower case without its parameters; empty where none is given."""
+        return self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+
+
+@dataclass(frozen=True, slots=True)
+class HttpResponse:
+    """What a handler gives back."""
+
+    status: HTTPStatus = HTTPStatus.OK
+    content_type: str = JSON_TYPE
+    parts: Sequence[Buffer] = ()
+    """The body, in pieces that are sent one after the other without being joined."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    compressible: bool = True
+    """Whether it may be compressed when the client accepts that."""
+
+
+Handler: TypeAlias = Callable[[HttpRequest], Awaitable[HttpResponse]]
+"""Answers a request; raises XlaserveError, which becomes `{"error": text}` and its status."""
+
+
+def json_response(value: object, status: HTTPStatus = HTTPStatus.OK) -> HttpResponse:
+    """Answer with a value that msgspec can write."""
+    return HttpResponse(status, parts=[msgspec.json.encode(value)])
+
+
+def read_json(body: Buffer, kind: Any, *, max_depth: int) -> Any:
+    """Read a small JSON body as a msgspec type; an empty one is an empty object.
+
+    Raises InvalidBody that says where it is wrong.
+    """
+    check_depth(body, max_depth)
+    try:
+        # As text: what is not read of the body must be UTF-8 as well.
+        return msgspec.json.decode(str(body, "utf-8") or "{}", type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidBody(f"the body is not the JSON that is expected here: {error}") from error

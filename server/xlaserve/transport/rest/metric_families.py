@@ -1,0 +1,319 @@
+"""The table of metrics: the name and the meaning of each, and where its rows are read."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from types import MappingProxyType
+from typing import Generic, TypeAlias, TypeVar
+
+from xlaserve.core.capacity import Capacity
+from xlaserve.core.registry import Instance, Model, Version
+from xlaserve.core.statistics import REQUEST_BOUNDS_NS, FailureReason, Totals
+
+Subject = TypeVar("Subject")
+
+Row: TypeAlias = tuple[str, str, float]
+"""A suffix of the name, labels that follow those of the subject, and the value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family(Generic[Subject]):
+    """One metric: its name, what it means, and how its rows are read from what it is about."""
+
+    name: str
+    kind: str
+    """counter, gauge or histogram."""
+    help: str
+    read: Callable[[Subject], Iterable[Row]]
+    labels: tuple[str, ...] = ()
+
+    @property
+    def head(self) -> str:
+        """Return the lines above the rows."""
+        return f"# HELP {self.name} {self.help}\n# TYPE {self.name} {self.kind}\n"
+
+    def lines(self, labels: str, subject: Subject) -> list[str]:
+        """Return the rows of one subject, whose own labels are written already."""
+        name = self.name
+        return [
+            f"{name}{suffix}{{{labels}{more}}} {value}\n"
+            if labels or more
+            else f"{name}{suffix} {value}\n"
+            for suffix, more, value in self.read(subject)
+        ]
+
+
+def escape(value: str) -> str:
+    r"""Write a label's value: backslash, quote and line feed are escaped, nothing else is."""
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _one(value: float) -> tuple[Row]:
+    return (("", "", value),)
+
+
+# --- of a model version ---
+
+
+@dataclass(frozen=True, slots=True)
+class VersionReading:
+    """A model version at the moment of a scrape."""
+
+    totals: Totals
+    version: Version
+    instance: Instance | None
+    ready: bool
+
+
+_VERSION_LABELS = ("model", "version")
+
+_REASONS: Mapping[FailureReason, str] = MappingProxyType(
+    {
+        FailureReason.REJECTED: "REJECTED",
+        FailureReason.CANCELLED: "CANCELED",
+        FailureReason.BACKEND: "BACKEND",
+        FailureReason.INVALID: "OTHER",
+    }
+)
+"""Triton's words."""
+
+BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+"""Powers of two, as the sizes of large batches are: see EXACT_ROWS of the statistics."""
+
+_SECONDS_LE = tuple(f',le="{bound / 1e9:g}"' for bound in REQUEST_BOUNDS_NS)
+_ROWS_LE = tuple(f',le="{bound}"' for bound in BATCH_BOUNDS)
+
+
+def _histogram(bounds: Iterable[str], counts: Iterable[int], total: float) -> list[Row]:
+    """Return the rows of a histogram; `counts` has one element more than there are bounds."""
+    cumulative = list(accumulate(counts))
+    count = cumulative[-1]
+    below = zip((*bounds, ',le="+Inf"'), cumulative, strict=True)
+    return [*(("_bucket", le, n) for le, n in below), ("_count", "", count), ("_sum", "", total)]
+
+
+def _request_seconds(reading: VersionReading) -> list[Row]:
+    totals = reading.totals
+    if not totals.success.count:
+        return []
+    return _histogram(_SECONDS_LE, totals.request_buckets, totals.success.ns / 1e9)
+
+
+def _batch_rows(reading: VersionReading) -> list[Row]:
+    totals = reading.totals
+    if not totals.execution_count:
+        return []
+    counts = [0] * (len(BATCH_BOUNDS) + 1)
+    for batch in totals.batches:
+        bucket = min((batch.batch_size - 1).bit_length(), len(BATCH_BOUNDS))
+        counts[bucket] += batch.compute_infer.count
+    return _histogram(_ROWS_LE, counts, totals.inference_count)
+
+
+def _failures(reading: VersionReading) -> list[Row]:
+    failures = reading.totals.failures
+    return [("", f',reason="{word}"', failures[reason]) for reason, word in _REASONS.items()]
+
+
+def _bytes(reading: VersionReading) -> list[Row]:
+    if reading.instance is None:
+        return []
+    memory = reading.instance.info.memory
+    return [
+        ("", ',part="parameters"', memory.parameters_bytes),
+        ("", ',part="constants"', memory.constants_bytes),
+        ("", ',part="temporaries"', memory.temporaries_bytes),
+        ("", ',part="executables"', memory.executables_bytes),
+    ]
+
+
+def _when_loaded(read: Callable[[Instance], float]) -> Callable[[VersionReading], Iterable[Row]]:
+    def rows(reading: VersionReading) -> Iterable[Row]:
+        return () if reading.instance is None else _one(read(reading.instance))
+
+    return rows
+
+
+def _of_version(
+    name: str,
+    kind: str,
+    help: str,
+    read: Callable[[VersionReading], Iterable[Row]],
+    label: str = "",
+) -> Family[VersionReading]:
+    labels = (*_VERSION_LABELS, label) if label else _VERSION_LABELS
+    return Family(name, kind, help, read, labels)
+
+
+OF_VERSIONS: tuple[Family[VersionReading], ...] = (
+    _of_version(
+        "nv_inference_request_success",
+        "counter",
+        "Requests that were answered",
+        lambda r: _one(r.totals.success.count),
+    ),
+    _of_version(
+        "nv_inference_request_failure",
+        "counter",
+        "Requests for a model that answers that were not answered: REJECTED for want of room, "
+        "CANCELED by the client or its deadline, BACKEND where the model failed, OTHER where the "
+        "request does not fit the model",
+        _failures,
+        "reason",
+    ),
+    _of_version(
+        "nv_inference_count",
+        "counter",
+        "Rows of the requests that were answered; a request of a model without batches is one",
+        lambda r: _one(r.totals.inference_count),
+    ),
+    _of_version(
+        "nv_inference_exec_count",
+        "counter",
+        "Executions of the model for requests that were answered",
+        lambda r: _one(r.totals.execution_count),
+    ),
+    _of_version(
+        "nv_inference_request_duration_us",
+        "counter",
+        "Time of the requests that were answered, from when their model was found",
+        lambda r: _one(r.totals.success.ns // 1000),
+    ),
+    _of_version(
+        "nv_inference_queue_duration_us",
+        "counter",
+        "Part of that time in which they waited for a thread",
+        lambda r: _one(r.totals.queue.ns // 1000),
+    ),
+    _of_version(
+        "nv_inference_compute_input_duration_us",
+        "counter",
+        "Part of that time in which their inputs were checked and decoded",
+        lambda r: _one(r.totals.compute_input.ns // 1000),
+    ),
+    _of_version(
+        "nv_inference_compute_infer_duration_us",
+        "counter",
+        "Part of that time in which the model ran, with the way to the device and back",
+        lambda r: _one(r.totals.compute_infer.ns // 1000),
+    ),
+    _of_version(
+        "nv_inference_compute_output_duration_us",
+        "counter",
+        "The rest of that time, until the answer was made",
+        lambda r: _one(r.totals.compute_output.ns // 1000),
+    ),
+    _of_version(
+        "nv_inference_pending_request_count",
+        "gauge",
+        "Executions that wait for a thread",
+        lambda r: _one(r.instance.pending if r.instance else 0),
+    ),
+    _of_version(
+        "nv_model_load_duration_secs",
+        "gauge",
+        "Seconds that the last load took, while the model is loaded",
+        lambda r: () if r.instance is None else _one(r.version.statistics.load_seconds),
+    ),
+    _of_version(
+        "xlaserve_request_seconds",
+        "histogram",
+        "Time of the requests that were answered; absent until there is one",
+        _request_seconds,
+        "le",
+    ),
+    _of_version(
+        "xlaserve_batch_size",
+        "histogram",
+        "Rows of the executions; absent until there is one",
+        _batch_rows,
+        "le",
+    ),
+    _of_version(
+        "xlaserve_model_ready",
+        "gauge",
+        "1 where requests are answered, 0 otherwise",
+        lambda r: _one(int(r.ready)),
+    ),
+    _of_version(
+        "xlaserve_model_bytes",
+        "gauge",
+        "Memory of a loaded model: parameters, constants, temporaries of the largest batch, "
+        "executables",
+        _bytes,
+        "part",
+    ),
+    _of_version(
+        "xlaserve_model_compile_seconds",
+        "gauge",
+        "Seconds of the last load that went into compilation, while the model is loaded",
+        _when_loaded(lambda instance: instance.info.compile_seconds),
+    ),
+    _of_version(
+        "xlaserve_model_loads_total",
+        "counter",
+        "Loads and reloads that succeeded",
+        lambda r: _one(r.version.statistics.loads),
+    ),
+    _of_version(
+        "xlaserve_model_load_failures_total",
+        "counter",
+        "Loads and reloads that failed or were called off",
+        lambda r: _one(r.version.statistics.load_failures),
+    ),
+    _of_version(
+        "xlaserve_model_unloads_total",
+        "counter",
+        "Unloads",
+        lambda r: _one(r.version.statistics.unloads),
+    ),
+)
+"""One row for each version that the registry knows; those are gone with a model's files."""
+
+
+# --- of a model, and of the server ---
+
+
+OF_MODELS: tuple[Family[Model], ...] = (
+    Family(
+        "xlaserve_requests_in_progress",
+        "gauge",
+        "Requests in progress, all versions together",
+        lambda model: _one(model.requests),
+        ("model",),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReading:
+    """What belongs to no model."""
+
+    capacity: Capacity
+    connections: Mapping[str, Callable[[], int]]
+
+
+def _total_bytes(server: ServerReading) -> Iterable[Row]:
+    total = server.capacity.total_bytes
+    return () if total is None else _one(total)
+
+
+OF_SERVER: tuple[Family[ServerReading], ...] = (
+    Family("xlaserve_capacity_bytes", "gauge", "Memory for models", _total_bytes),
+    Family(
+        "xlaserve_capacity_used_bytes",
+        "gauge",
+        "Memory that loaded and loading models have booked",
+        lambda server: _one(server.capacity.used_bytes),
+    ),
+    Family(
+        "xlaserve_connections",
+        "gauge",
+        "Open connections of clients: grpc or http",
+        lambda server: [
+            ("", f'protocol="{escape(protocol)}"', count())
+            for protocol, count in server.connections.items()
+        ],
+        ("protocol",),
+    ),
+)

@@ -1,0 +1,163 @@
+"""Configuration and statistics of a model as JSON, in the spelling of Triton's endpoints."""
+
+import math
+from collections.abc import Iterable
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import betterproto
+import msgspec
+
+from xlaserve.core.monitor import VersionReport
+from xlaserve.core.statistics import Duration, Totals
+from xlaserve.models.config_schema import Field, schema_of
+from xlaserve.models.config_served import ServedConfig
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+# --- configuration ---
+
+
+def config_json(config: ServedConfig) -> dict[str, Json]:
+    """Return a configuration as proto-JSON: names as in the contract, 64-bit integers as numbers.
+
+    Every field is there, but for messages that were not given.
+    """
+    return _message(config.message())
+
+
+def _message(message: betterproto.Message) -> dict[str, Json]:
+    members: dict[str, Json] = {}
+    for field in schema_of(type(message)).by_name.values():
+        if field.oneof and betterproto.which_one_of(message, field.oneof)[0] != field.attribute:
+            continue
+        value = getattr(message, field.attribute)
+        if field.kind == "map":
+            members[field.name] = {str(key): _one(field, each) for key, each in value.items()}
+        elif field.repeated:
+            members[field.name] = [_one(field, each) for each in value]
+        elif field.kind != "message" or betterproto.serialized_on_wire(value):
+            members[field.name] = _one(field, value)
+    return members
+
+
+def _one(field: Field, value: Any) -> Json:
+    if isinstance(value, betterproto.Message):
+        return _message(value)
+    if field.kind == "enum":
+        return str(value.name)
+    if isinstance(value, float) and not math.isfinite(value):
+        return _NOT_FINITE.get(value, "NaN")
+    assert isinstance(value, bool | int | float | str)
+    return value
+
+
+_NOT_FINITE = MappingProxyType({math.inf: "Infinity", -math.inf: "-Infinity"})
+
+# --- statistics ---
+
+
+class StatisticDuration(msgspec.Struct):
+    """How often something happened, and how long it took in all."""
+
+    count: int
+    ns: int
+
+
+class InferStatistics(msgspec.Struct):
+    """What requests of a model took; there is no cache, its counts stay 0."""
+
+    success: StatisticDuration
+    fail: StatisticDuration
+    queue: StatisticDuration
+    compute_input: StatisticDuration
+    compute_infer: StatisticDuration
+    compute_output: StatisticDuration
+    cache_hit: StatisticDuration
+    cache_miss: StatisticDuration
+
+
+class BatchStatistics(msgspec.Struct):
+    """What executions of one batch size took."""
+
+    batch_size: int
+    compute_input: StatisticDuration
+    compute_infer: StatisticDuration
+    compute_output: StatisticDuration
+
+
+class MemoryUsage(msgspec.Struct):
+    """What a model holds in one memory."""
+
+    type: str
+    id: int
+    byte_size: int
+
+
+class ModelStatistics(msgspec.Struct):
+    """Counts and durations of one model version."""
+
+    name: str
+    version: str
+    last_inference: int
+    """Milliseconds since the epoch."""
+    inference_count: int
+    execution_count: int
+    inference_stats: InferStatistics
+    response_stats: dict[str, StatisticDuration]
+    """Of models that answer a request more than once: there are none."""
+    batch_stats: list[BatchStatistics]
+    memory_usage: list[MemoryUsage]
+
+
+class Statistics(msgspec.Struct):
+    """The statistics of some model versions."""
+
+    model_stats: list[ModelStatistics]
+
+
+def statistics_json(reports: Iterable[VersionReport]) -> Statistics:
+    """Return statistics in the members of Triton's answer, ready for msgspec to write."""
+    return Statistics([_statistics(report) for report in reports])
+
+
+def _statistics(report: VersionReport) -> ModelStatistics:
+    totals = report.totals
+    return ModelStatistics(
+        report.name,
+        report.version,
+        totals.last_inference_ms,
+        totals.inference_count,
+        totals.execution_count,
+        _inference(totals),
+        response_stats={},
+        batch_stats=[
+            BatchStatistics(
+                batch.batch_size,
+                _duration(batch.compute_input),
+                _duration(batch.compute_infer),
+                _duration(batch.compute_output),
+            )
+            for batch in totals.batches
+        ],
+        memory_usage=[
+            MemoryUsage(use.kind, use.device_id, use.size_bytes) for use in report.memory
+        ],
+    )
+
+
+def _inference(totals: Totals) -> InferStatistics:
+    return InferStatistics(
+        success=_duration(totals.success),
+        fail=_duration(totals.fail),
+        queue=_duration(totals.queue),
+        compute_input=_duration(totals.compute_input),
+        compute_infer=_duration(totals.compute_infer),
+        compute_output=_duration(totals.compute_output),
+        cache_hit=StatisticDuration(0, 0),
+        cache_miss=StatisticDuration(0, 0),
+    )
+
+
+def _duration(duration: Duration) -> StatisticDuration:
+    return StatisticDuration(duration.count, duration.ns)

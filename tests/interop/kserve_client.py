@@ -1,0 +1,43 @@
+"""KServe's own REST client against a server: prints what it found as JSON.
+
+A program of its own: importing kserve warns of much, and changes the logging of the process.
+"""
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+import numpy as np
+from kserve import InferenceRESTClient, InferInput, InferRequest, RESTConfig
+
+
+def inputs(*, binary: bool) -> list[Any]:
+    """Return the tensors of the model `simple`."""
+    made = []
+    for name, value in (("INPUT0", 7), ("INPUT1", 2)):
+        tensor = InferInput(name, [1, 16], "INT32")
+        tensor.set_data_from_numpy(np.full((1, 16), value, np.int32), binary_data=binary)
+        made.append(tensor)
+    return made
+
+
+async def main(url: str) -> dict[str, Any]:
+    """Ask everything that the client can ask."""
+    client = InferenceRESTClient(RESTConfig(protocol="v2", verbose=False))
+    found: dict[str, Any] = {
+        "live": await client.is_server_live(url),
+        "ready": await client.is_server_ready(url),
+        "model": await client.is_model_ready(url, "simple"),
+        "unknown": await client.is_model_ready(url, "nope"),
+    }
+    for binary in (False, True):
+        request = InferRequest("simple", inputs(binary=binary), request_id="1")
+        answer = await client.infer(url, request, model_name="simple")
+        found[f"sums, binary {binary}"] = [o.as_numpy().ravel().tolist() for o in answer.outputs]
+    await client.close()
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(main(sys.argv[1]))))

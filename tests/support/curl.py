@@ -1,0 +1,35 @@
+"""The curl command, as the documents' examples use it."""
+
+import shutil
+from collections.abc import Sequence
+
+import pytest
+
+from support.http import Answer
+from support.process import run_bytes
+
+
+async def curl(*arguments: str) -> Answer:
+    """Run `curl -i` and return the last response that it printed; skips where curl is missing."""
+    program = shutil.which("curl")
+    if program is None:
+        pytest.skip("curl is not installed")
+    code, out, err = await run_bytes(program, "--silent", "--show-error", "--include", *arguments)
+    assert not code, err.decode()
+    return _last(out)
+
+
+def _last(out: bytes) -> Answer:
+    # 100 Continue and what a redirect said come before.
+    while True:
+        head, _, rest = out.partition(b"\r\n\r\n")
+        lines = head.decode("latin-1").split("\r\n")
+        status = int(lines[0].split(" ")[1])
+        if status >= 200:
+            return Answer(status, dict(_headers(lines[1:])), rest)
+        out = rest
+
+
+def _headers(lines: Sequence[str]) -> list[tuple[str, str]]:
+    pairs = (line.partition(":") for line in lines)
+    return [(name.lower(), value.strip()) for name, _, value in pairs]

@@ -1,0 +1,117 @@
+"""HTTP as bytes on a connection: what a well-mannered client library would not send."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+SECONDS = 30
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One response."""
+
+    status: int
+    headers: dict[str, str]
+    """By name in lower case."""
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        """Return the body as JSON."""
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> str:
+        """Return the text of `{"error": text}`, which is all that the body holds."""
+        assert {"error"} == set(self.json), self.body
+        return str(self.json["error"])
+
+
+def message(
+    method: str, path: str, *headers: tuple[str, str], body: bytes = b"", length: int | None = -1
+) -> bytes:
+    """Write a request; a length of None leaves Content-Length out."""
+    lines = [f"{method} {path} HTTP/1.1", "Host: test"]
+    lines += [f"{name}: {value}" for name, value in headers]
+    if length is not None and (body or length >= 0):
+        lines.append(f"Content-Length: {len(body) if length < 0 else length}")
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def chunked(*chunks: bytes) -> bytes:
+    """Write a body in chunks, with the last one that ends it."""
+    written = (b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in (*chunks, b""))
+    return b"".join(written)
+
+
+@dataclass
+class Connection:
+    """One connection."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    interim: list[int] = field(default_factory=list)
+    """The 1xx statuses that came before answers."""
+
+    async def send(self, data: bytes) -> None:
+        """Send bytes; a server that has closed already is no error."""
+        try:
+            self.writer.write(data)
+            async with asyncio.timeout(SECONDS):
+                await self.writer.drain()
+        except ConnectionError:
+            pass
+
+    async def answer(self, *, head: bool = False) -> Answer:
+        """Read one response."""
+        async with asyncio.timeout(SECONDS):
+            while True:
+                lines = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+                status = int(lines[0].split(" ")[1])
+                if status >= 200:
+                    break
+                self.interim.append(status)
+            headers = dict(_header(line) for line in lines[1:] if line)
+            length = 0 if head else int(headers.get("content-length", "0"))
+            return Answer(status, headers, await self.reader.readexactly(length))
+
+    async def ended(self) -> bytes:
+        """Read what still comes, until the server closes."""
+        async with asyncio.timeout(SECONDS):
+            try:
+                return await self.reader.read()
+            except ConnectionError:
+                return b""
+
+    async def ask(self, data: bytes, *, head: bool = False) -> Answer:
+        """Send bytes and read one response."""
+        await self.send(data)
+        return await self.answer(head=head)
+
+
+def _header(line: str) -> tuple[str, str]:
+    name, _, value = line.partition(":")
+    return name.lower(), value.strip()
+
+
+@asynccontextmanager
+async def connect(address: str) -> AsyncIterator[Connection]:
+    """Open a connection to host:port for the length of a block."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 26)
+    try:
+        yield Connection(reader, writer)
+    finally:
+        writer.close()
+
+
+async def ask(
+    address: str, method: str, path: str, *headers: tuple[str, str], body: bytes = b""
+) -> Answer:
+    """Send one request on a connection of its own."""
+    async with connect(address) as connection:
+        return await connection.ask(message(method, path, *headers, body=body))

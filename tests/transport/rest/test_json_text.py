@@ -1,0 +1,103 @@
+import json
+import tracemalloc
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xlaserve.errors import InvalidBody
+from xlaserve.transport.rest.json_text import blank_strings, check_depth, count_octets
+
+AWKWARD = st.text(alphabet='[]{}"\\,:a\n')
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    AWKWARD | st.integers() | st.none(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(AWKWARD, inner, max_size=3),
+    max_leaves=20,
+)
+
+
+def depth_of(value: object) -> int:
+    match value:
+        case dict():
+            return 1 + max(map(depth_of, value.values()), default=0)
+        case list():
+            return 1 + max(map(depth_of, value), default=0)
+    return 0
+
+
+@given(VALUES, st.integers(0, 6), st.booleans())
+def test_depth_is_exact(value: object, limit: int, ascii_only: bool) -> None:
+    """Brackets in strings do not nest, whatever is escaped in them."""
+    text = json.dumps(value, ensure_ascii=ascii_only).encode()
+
+    if depth_of(value) <= limit:
+        check_depth(text, limit)
+    else:
+        with pytest.raises(InvalidBody, match=f"more than {limit} levels"):
+            check_depth(text, limit)
+
+
+@pytest.mark.parametrize("size", [10, 4000, 70_000, 200_000])
+def test_depth_is_exact_in_long_texts(size: int) -> None:
+    """What a string holds does not count where it begins in another piece of the text than ends."""
+    wide = b'["' + b"[" * size + b'\\"{",' + b"[]," * size + b"[[1]]]"
+
+    check_depth(wide, 3)
+    with pytest.raises(InvalidBody):
+        check_depth(wide, 2)
+
+
+@pytest.mark.parametrize("depth", [101, 10_000, 1_000_000])
+@pytest.mark.parametrize("opening", [b"[", b'{"a":', b'[{"\\"]":'])
+def test_texts_that_are_far_too_deep_are_refused(depth: int, opening: bytes) -> None:
+    with pytest.raises(InvalidBody, match="more than 100 levels deep"):
+        check_depth(opening * depth, 100)
+
+
+def test_refusing_a_deep_text_takes_little_memory() -> None:
+    """A few times the text itself: nothing is built for what is nested."""
+    text = b"[" * 1_000_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidBody):
+            check_depth(text, 100)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 8 * len(text)
+
+
+@given(VALUES)
+def test_blanked_texts_keep_their_length_and_structure(value: object) -> None:
+    text = json.dumps(value).encode()
+
+    blank = blank_strings(text)
+
+    assert len(text) == len(blank)
+    assert b'"' not in blank
+    assert skeleton(value) == blank.translate(None, b"_0123456789-nul ").decode()
+
+
+def skeleton(value: object) -> str:
+    match value:
+        case dict():
+            return "{" + ",".join(":" + skeleton(item) for item in value.values()) + "}"
+        case list():
+            return "[" + ",".join(map(skeleton, value)) + "]"
+    return ""
+
+
+def test_a_quote_behind_an_escaped_backslash_ends_its_string() -> None:
+    text = rb'["a\\\"",["\\"],"]",""]'
+
+    assert rb"[_______,[____],___,__]" == blank_strings(text)
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, 4096, 65536, 200_001])
+def test_octets_are_counted_in_short_and_in_long_texts(size: int) -> None:
+    text = (b"a[{[" * size)[:size]
+
+    assert text.count(b"[") + text.count(b"{") == count_octets(text, b"[{")
+    assert text.count(b"[") == count_octets(memoryview(text), b"[")

@@ -1,0 +1,216 @@
+"""The Prometheus text: read back by prometheus-client's own parser."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from xlaserve.core.capacity import Capacity, Reservation
+from xlaserve.core.lifecycle import Event
+from xlaserve.core.registry import Instance, Registry, Version
+from xlaserve.core.statistics import Execution
+from xlaserve.models.config import ModelConfig
+from xlaserve.models.loaded import ModelInfo, ModelMemory
+from xlaserve.transport.rest.metric_families import OF_MODELS, OF_SERVER, OF_VERSIONS, Family
+from xlaserve.transport.rest.metrics import Metrics
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
+Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def loaded(registry: Registry, capacity: Capacity, name: str = "m", number: str = "1") -> Version:
+    info = ModelInfo("fake", (), (), 8, ModelMemory(1, 2, 4, 8), compile_seconds=1.5)
+    reservation = Reservation(capacity, name)
+    reservation.set(info.memory.total_bytes)
+    runner: Any = SimpleNamespace(info=info)
+    version = registry.version(name, number)
+    registry.change(version, Event.LOAD)
+    version.instance = Instance(runner, 1, reservation, ModelConfig())
+    version.statistics.loaded(2.5)
+    registry.change(version, Event.LOADED)
+    return version
+
+
+async def scrape(metrics: Metrics) -> Samples:
+    text = b"".join(await metrics.parts()).decode()
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def value(samples: Samples, name: str, **labels: str) -> float | None:
+    return samples.get((name, frozenset(labels.items())))
+
+
+M = {"model": "m", "version": "1"}
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry(10)
+
+
+@pytest.fixture
+def capacity() -> Capacity:
+    return Capacity(100)
+
+
+async def test_requests_are_counted_by_tritons_names(
+    registry: Registry, capacity: Capacity
+) -> None:
+    """The parser calls every counter `_total`, as OpenMetrics does."""
+    statistics = loaded(registry, capacity).statistics
+    statistics.succeeded(Execution(3, 4_000, 5_000, 6_000), 1_000, 22_000, 10**18)
+    statistics.failed(ValueError(), 1)
+    samples = await scrape(Metrics(registry, capacity))
+    counters = {
+        name: value(samples, f"nv_inference_{name}_total", **M)
+        for name in (
+            "request_success",
+            "count",
+            "exec_count",
+            "request_duration_us",
+            "queue_duration_us",
+            "compute_input_duration_us",
+            "compute_infer_duration_us",
+            "compute_output_duration_us",
+        )
+    }
+
+    assert [1, 3, 1, 21, 5, 3, 6, 7] == list(counters.values())
+    assert {"BACKEND": 1, "REJECTED": 0, "CANCELED": 0, "OTHER": 0} == {
+        reason: value(samples, "nv_inference_request_failure_total", reason=reason, **M)
+        for reason in ("BACKEND", "REJECTED", "CANCELED", "OTHER")
+    }
+
+
+async def test_gauges_of_a_loaded_model(registry: Registry, capacity: Capacity) -> None:
+    loaded(registry, capacity)
+    samples = await scrape(Metrics(registry, capacity, {"grpc": lambda: 3}))
+    parts = ("parameters", "constants", "temporaries", "executables")
+
+    assert [1, 2, 4, 8] == [
+        value(samples, "xlaserve_model_bytes", part=part, **M) for part in parts
+    ]
+    assert [1.5, 2.5, 1, 0] == [
+        value(samples, name, **M)
+        for name in (
+            "xlaserve_model_compile_seconds",
+            "nv_model_load_duration_secs",
+            "xlaserve_model_ready",
+            "nv_inference_pending_request_count",
+        )
+    ]
+    assert [100, 15] == [
+        value(samples, name) for name in ("xlaserve_capacity_bytes", "xlaserve_capacity_used_bytes")
+    ]
+    assert 0 == value(samples, "xlaserve_requests_in_progress", model="m")
+    assert 3 == value(samples, "xlaserve_connections", protocol="grpc")
+
+
+async def test_a_model_that_is_not_loaded_keeps_its_counters_only(
+    registry: Registry, capacity: Capacity
+) -> None:
+    version = loaded(registry, capacity)
+    registry.change(version, Event.UNLOAD)
+    version.instance = None
+    samples = await scrape(Metrics(registry, capacity))
+
+    assert 0 == value(samples, "xlaserve_model_ready", **M)
+    assert 1 == value(samples, "xlaserve_model_loads_total", **M)
+    assert value(samples, "xlaserve_model_bytes", part="parameters", **M) is None
+    assert value(samples, "xlaserve_model_compile_seconds", **M) is None
+
+
+@given(st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 10**11)), min_size=1, max_size=20))
+async def test_histograms_end_with_the_count_and_never_fall(
+    requests: list[tuple[int, int]],
+) -> None:
+    registry, capacity = Registry(10), Capacity(100)
+    statistics = loaded(registry, capacity).statistics
+    for rows, ended in requests:
+        statistics.succeeded(Execution(rows, 0, 0, 0), 0, ended, 0)
+    samples = await scrape(Metrics(registry, capacity))
+    sums = {
+        "xlaserve_request_seconds": (sum(ended for _, ended in requests) / 1e9, 1e9),
+        "xlaserve_batch_size": (sum(rows for rows, _ in requests), 1),
+    }
+    values = [[ended for _, ended in requests], [rows for rows, _ in requests]]
+    for (name, (total, unit)), measured in zip(sums.items(), values, strict=True):
+        buckets = {
+            float(dict(labels)["le"]): count
+            for (found, labels), count in samples.items()
+            if found == f"{name}_bucket"
+        }
+
+        assert len(requests) == buckets[float("inf")] == value(samples, f"{name}_count", **M)
+        assert total == value(samples, f"{name}_sum", **M)
+        assert {
+            bound: sum(each <= bound * unit for each in measured) for bound in buckets
+        } == buckets
+
+
+@pytest.mark.parametrize("name", ['a"b', "back\\slash\\n", "new\nline", "ünï 名", "{}", "a,b=c"])
+async def test_a_name_may_hold_anything(registry: Registry, capacity: Capacity, name: str) -> None:
+    """A model cannot write metrics of its own by its name."""
+    loaded(registry, capacity, name)
+    samples = await scrape(Metrics(registry, capacity))
+
+    assert 1 == value(samples, "xlaserve_model_ready", model=name, version="1")
+    assert 0 == value(samples, "xlaserve_requests_in_progress", model=name)
+
+
+async def test_the_process_is_measured_without_global_state(
+    registry: Registry, capacity: Capacity
+) -> None:
+    samples = [await scrape(Metrics(registry, capacity)) for _ in range(2)]
+
+    assert all(0 < (value(each, "process_resident_memory_bytes") or 0) for each in samples)
+    assert all(0 < (value(each, "process_open_fds") or 0) for each in samples)
+    assert all(value(each, "process_cpu_seconds_total") is not None for each in samples)
+
+
+async def test_requests_have_their_turn_during_a_scrape(
+    registry: Registry, capacity: Capacity
+) -> None:
+    for number in range(100):
+        loaded(registry, Capacity(), f"m{number}")
+    turns = 0
+    scraping = asyncio.ensure_future(Metrics(registry, capacity).parts())
+    while not scraping.done():
+        turns += 1
+        await asyncio.sleep(0)
+
+    assert len(OF_VERSIONS) + 3 < turns
+
+
+async def test_a_version_that_is_forgotten_has_no_rows(
+    registry: Registry, capacity: Capacity
+) -> None:
+    version = loaded(registry, capacity)
+    registry.change(version, Event.UNLOAD)
+    registry.change(version, Event.UNLOADED)
+    registry.forget("m")
+    samples = await scrape(Metrics(registry, capacity))
+
+    assert not any(dict(labels).get("model") for _, labels in samples)
+
+
+def test_the_page_has_every_metric() -> None:
+    """docs/metrics.md says of each its type, its labels and what it means."""
+    families: list[Family[Any]] = [*OF_VERSIONS, *OF_MODELS, *OF_SERVER]
+    rows = [
+        f"| `{family.name}` | {family.kind} | {', '.join(family.labels)} | {family.help} |"
+        for family in families
+    ]
+    page = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+
+    assert rows == [line for line in page if not line.startswith("| `process_")]

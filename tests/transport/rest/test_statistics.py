@@ -1,0 +1,119 @@
+"""Configuration and statistics as JSON, in Triton's spelling."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from xlaserve.core.monitor import MemoryUse, VersionReport
+from xlaserve.core.statistics import Execution, VersionStatistics
+from xlaserve.models.config_served import ServedConfig
+from xlaserve.models.config_text import parse_json
+from xlaserve.models.loaded import ModelInfo
+from xlaserve.tensors import DATATYPES, TensorSpec
+from xlaserve.transport.rest.statistics import config_json, statistics_json
+
+INFO = ModelInfo(
+    "jax_export",
+    (TensorSpec("x", DATATYPES["FP32"], (-1, 4)),),
+    (TensorSpec("y", DATATYPES["FP32"], (-1, 2)),),
+    max_batch_size=8,
+)
+
+
+def config(text: str) -> dict[str, Any]:
+    written: dict[str, Any] = json.loads(
+        msgspec.json.encode(config_json(ServedConfig("m", parse_json(text), INFO)))
+    )
+    return written
+
+
+def test_a_config_names_its_fields_as_the_contract_does() -> None:
+    """Numbers are numbers, enums are names; what has a default is there, too."""
+    found = config("{}")
+
+    assert {
+        "name": "x",
+        "data_type": "TYPE_FP32",
+        "format": "FORMAT_NONE",
+        "dims": [4],
+        "is_shape_tensor": False,
+        "allow_ragged_batch": False,
+        "optional": False,
+        "is_non_linear_format_io": False,
+    } == found["input"][0]
+    assert {"latest": {"num_versions": 1}} == found["version_policy"]
+    assert ([], {}, 8) == (found["instance_group"], found["metric_tags"], found["max_batch_size"])
+    assert not {"dynamic_batching", "optimization"} & set(found)
+
+
+WRITTEN = {
+    "optimization": {"cuda": {"graphs": True}},
+    "dynamic_batching": {"priority_queue_policy": {"7": {"timeout_action": "DELAY"}}},
+    "model_metrics": {"metric_control": [{"histogram_options": {"buckets": [0.5, "Infinity"]}}]},
+    "model_warmup": [{"name": "w", "inputs": {"x": {"dims": [4], "zero_data": False}}}],
+    "version_policy": {"specific": {"versions": [1, 3]}},
+}
+
+
+def contains(whole: Any, part: Any) -> bool:
+    if isinstance(part, dict):
+        return all(key in whole and contains(whole[key], each) for key, each in part.items())
+    if isinstance(part, list):
+        return len(whole) == len(part) and all(map(contains, whole, part))
+    return bool(whole == part)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_was_written_is_in_the_json(name: str) -> None:
+    """Members of a oneof are there when they were chosen, whatever their value."""
+    found = config(json.dumps({name: WRITTEN[name]}))
+
+    assert contains(found[name], WRITTEN[name])
+
+
+def test_the_json_of_a_config_reads_back_as_the_same() -> None:
+    found = config(json.dumps(WRITTEN))
+
+    assert found == config(json.dumps(found))
+
+
+def test_statistics_have_the_members_of_tritons_answer() -> None:
+    statistics = VersionStatistics()
+    statistics.succeeded(Execution(3, 110, 20, 30), 100, 200, 1_700_000_000_123_000_000)
+    statistics.failed(ValueError(), 5)
+    report = VersionReport("m", "2", statistics.totals(), (MemoryUse("GPU", 0, 99),))
+    zero = {"count": 0, "ns": 0}
+
+    assert {
+        "model_stats": [
+            {
+                "name": "m",
+                "version": "2",
+                "last_inference": 1_700_000_000_123,
+                "inference_count": 3,
+                "execution_count": 1,
+                "inference_stats": {
+                    "success": {"count": 1, "ns": 100},
+                    "fail": {"count": 1, "ns": 5},
+                    "queue": {"count": 1, "ns": 20},
+                    "compute_input": {"count": 1, "ns": 10},
+                    "compute_infer": {"count": 1, "ns": 30},
+                    "compute_output": {"count": 1, "ns": 40},
+                    "cache_hit": zero,
+                    "cache_miss": zero,
+                },
+                "response_stats": {},
+                "batch_stats": [
+                    {
+                        "batch_size": 3,
+                        "compute_input": {"count": 1, "ns": 10},
+                        "compute_infer": {"count": 1, "ns": 30},
+                        "compute_output": {"count": 1, "ns": 40},
+                    }
+                ],
+                "memory_usage": [{"type": "GPU", "id": 0, "byte_size": 99}],
+            }
+        ]
+    } == json.loads(msgspec.json.encode(statistics_json([report])))
