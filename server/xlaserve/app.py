@@ -124,6 +124,8 @@ class Application:
             self.registry,
             self.workers,
             inline_execution_seconds=settings.inline_execution_seconds,
+            batching=settings.dynamic_batching,
+            max_queued=settings.max_requests_per_model,
             image_limits=ImageLimits(settings.max_image_bytes, settings.max_image_pixels),
         )
         self.repository = Repository(

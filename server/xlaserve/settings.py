@@ -138,6 +138,8 @@ class Settings:
     """Threads that compute requests outside the event loop; 0 is one less than the cores."""
     inline_execution_seconds: float = 200e-6
     """A model that its warm-up measured faster than this runs on the event loop itself."""
+    dynamic_batching: bool = True
+    """Execute requests of one model together where that saves time; no: each by itself."""
     max_requests_per_model: int = 1024
     """Requests of one model that may be in progress; more are refused with RESOURCE_EXHAUSTED."""
     drain_seconds: float = 10.0

@@ -34,11 +34,16 @@ class FakeModel:
             memory=ModelMemory(parameters_bytes=world.measured_bytes),
         )
         self.amount = amount
+        self.replicas = 1
+        self.batch_limit = world.batch_limit
         self.closed = False
         self._world = world
 
+    def padded_rows(self, rows: int) -> int:
+        return rows
+
     def execute(
-        self, inputs: Mapping[str, Value], *, resident: bool = False
+        self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
     ) -> Mapping[str, Value]:
         assert not self.closed, "executed after close"
         self._world.may_execute.wait(10)
@@ -60,6 +65,7 @@ class World:
     """What the fake models share with the test: their count, and gates to hold them."""
 
     seconds: float = 1.0
+    batch_limit: int = 0
     predicted_bytes: int = 100
     measured_bytes: int = 100
     open: list[FakeModel] = field(default_factory=list)

@@ -47,11 +47,11 @@ class Reservation:
 
     def __init__(self, capacity: Capacity, model: str) -> None:
         self._capacity = capacity
-        self._model = model
+        self.model = model
 
     def set(self, size_bytes: int) -> None:
         """Hold so many bytes instead of what was held; raises OutOfMemory."""
-        self._capacity.reserve(self, self._model, size_bytes)
+        self._capacity.reserve(self, self.model, size_bytes)
 
     def release(self) -> None:
         """Give everything back; once is enough, more is no error."""

@@ -11,6 +11,12 @@ import numpy as np
 
 from xlaserve.core.checks import check_inputs, check_outputs
 from xlaserve.core.ensemble import EnsemblePlan
+from xlaserve.core.execution import (
+    DEFAULT_MAX_QUEUED,
+    ExecutionPolicy,
+    Executor,
+    rows_of,
+)
 from xlaserve.core.image_files import DEFAULT_LIMITS, ImageLimits
 from xlaserve.core.images import find_images
 from xlaserve.core.inference import InferOutput, InferRequest, InferResponse
@@ -21,7 +27,7 @@ from xlaserve.core.workers import Workers
 from xlaserve.errors import ShuttingDown
 from xlaserve.models.config import EnsembleStep
 from xlaserve.models.config_served import ServedConfig
-from xlaserve.models.loaded import LoadedModel, ModelInfo, Value
+from xlaserve.models.loaded import ModelInfo, Value
 from xlaserve.tensors import Tensor
 
 _Executed: TypeAlias = tuple[Mapping[str, Value], Execution]
@@ -37,13 +43,19 @@ class Engine:
         workers: Workers,
         *,
         inline_execution_seconds: float,
+        batching: bool = True,
+        max_queued: int = DEFAULT_MAX_QUEUED,
         clock: Callable[[], int] = time.perf_counter_ns,
         now: Callable[[], int] = time.time_ns,
         image_limits: ImageLimits = DEFAULT_LIMITS,
     ) -> None:
         self._registry = registry
         self._workers = workers
-        self._inline_seconds = inline_execution_seconds
+        self._executor = Executor(
+            workers,
+            ExecutionPolicy(inline_execution_seconds, max_queued, batching=batching),
+            clock,
+        )
         self._clock = clock
         self._now = now
         self._image_limits = image_limits
@@ -120,39 +132,10 @@ class Engine:
     ) -> _Executed:
         if isinstance(instance.runner, EnsemblePlan):
             return await self._run_steps(instance.runner, inputs)
-        return await self._execute(instance, instance.runner, inputs, resident=resident)
-
-    async def _execute(
-        self,
-        instance: Instance,
-        model: LoadedModel,
-        inputs: Mapping[str, Value],
-        *,
-        resident: bool,
-    ) -> _Executed:
-        rows = _rows(model.info, inputs)
-        submitted = self._clock()
-        if model.expected_seconds(rows) <= self._inline_seconds:
-            outputs = model.execute(inputs, resident=resident)
-            return outputs, Execution(rows, submitted, 0, self._clock() - submitted)
-        # The thread is a user of its own: it may outlive a request that was cancelled.
-        instance.acquire()
-        running = self._workers.execute(
-            _execute_timed, self._clock, partial(model.execute, inputs, resident=resident)
-        )
-        instance.queued.add(running)
-        loop = asyncio.get_running_loop()
-
-        def ended() -> None:
-            instance.queued.discard(running)
-            instance.release()
-
-        running.add_done_callback(lambda _: loop.call_soon_threadsafe(ended))
-        outputs, begun, finished = await asyncio.wrap_future(running)
-        return outputs, Execution(rows, submitted, begun - submitted, finished - begun)
+        return await self._executor.execute(instance, instance.runner, inputs, resident=resident)
 
     async def _run_steps(self, plan: EnsemblePlan, inputs: Mapping[str, Value]) -> _Executed:
-        total = Execution(_rows(plan.info, inputs), self._clock(), 0, 0)
+        total = Execution(rows_of(plan.info, inputs), self._clock(), 0, 0)
         with ExitStack() as leases:
             found = {}
             for name, number in plan.models():
@@ -191,20 +174,6 @@ class Engine:
             return outputs
         fetch = partial(_fetch_all, outputs)
         return await asyncio.wrap_future(self._workers.execute(fetch))
-
-
-def _execute_timed(
-    clock: Callable[[], int], execute: Callable[[], Mapping[str, Value]]
-) -> tuple[Mapping[str, Value], int, int]:
-    begun = clock()
-    return execute(), begun, clock()
-
-
-def _rows(info: ModelInfo, inputs: Mapping[str, Value]) -> int:
-    if not info.max_batch_size or not inputs:
-        return 1
-    first = next(iter(inputs.values()))
-    return int(first.shape[0]) if isinstance(first, np.ndarray) else first.rows
 
 
 def _fetch_all(outputs: Mapping[str, Value]) -> dict[str, Value]:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from xlaserve.core.batching import Batcher
 from xlaserve.core.capacity import Reservation
 from xlaserve.core.ensemble import EnsemblePlan
 from xlaserve.core.lifecycle import Event, Lifecycle, State
@@ -47,11 +48,18 @@ class Instance:
         self.device = device
         """The JAX platform that it was loaded for."""
         self.reservation = reservation
+        self.batcher: Batcher | None = None
+        """Gathers its requests; None until there was one, and for what is not batched."""
         self.queued: set[Work] = set()
         """What threads were given to do for it, until the event loop hears that it is over."""
         self._users = 0
         self._idle = asyncio.Event()
         self._idle.set()
+
+    @property
+    def model(self) -> str:
+        """Return the name of the model."""
+        return self.reservation.model
 
     @property
     def info(self) -> ModelInfo:
@@ -66,7 +74,8 @@ class Instance:
     @property
     def pending(self) -> int:
         """Return how many executions wait for a thread."""
-        return sum(not work.running() and not work.done() for work in self.queued)
+        waiting = self.batcher.waiting if self.batcher else 0
+        return waiting + sum(not work.running() and not work.done() for work in self.queued)
 
     @property
     def users(self) -> int:

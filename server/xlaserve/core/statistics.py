@@ -116,6 +116,9 @@ class _Executions:
     queue_ns: int = 0
     input_ns: int = 0
     infer_ns: int = 0
+    executions: int = 0
+    """Each stands for the requests that ran together."""
+    executed_ns: int = 0
 
     @property
     def output_ns(self) -> int:
@@ -131,6 +134,10 @@ class Execution:
     """When the inputs were ready for it, by the clock of the engine."""
     queue_ns: int
     infer_ns: int
+    batch_rows: int = 0
+    """The rows of all requests that ran together; 0 for those of this one alone."""
+    leads: bool = True
+    """Whether it stands for its batch: what ran once is counted once."""
 
 
 class VersionStatistics:
@@ -168,7 +175,7 @@ class VersionStatistics:
     def succeeded(self, execution: Execution, started: int, ended: int, now_ns: int) -> None:
         """Count a request that was answered; `now_ns` is the time since the epoch."""
         total_ns = ended - started
-        rows = execution.rows
+        rows = execution.batch_rows or execution.rows
         size = rows if rows <= EXACT_ROWS else 1 << (rows - 1).bit_length()
         batch = self._batches.get(size)
         if batch is None:
@@ -178,7 +185,10 @@ class VersionStatistics:
         batch.queue_ns += execution.queue_ns
         batch.input_ns += execution.submitted - started
         batch.infer_ns += execution.infer_ns
-        self._inference_count += rows
+        if execution.leads:
+            batch.executions += 1
+            batch.executed_ns += execution.infer_ns
+        self._inference_count += execution.rows
         self._last_ns = now_ns
         self._request_buckets[bisect_left(REQUEST_BOUNDS_NS, total_ns)] += 1
 
@@ -238,14 +248,14 @@ class VersionStatistics:
             compute_infer=Duration(count, sum(b.infer_ns for b in batches)),
             compute_output=Duration(count, sum(b.output_ns for b in batches)),
             inference_count=self._inference_count,
-            execution_count=count,
+            execution_count=sum(b.executions for b in batches),
             last_inference_ms=self.last_inference_ms,
             batches=tuple(
                 BatchTotals(
                     size,
-                    Duration(batch.count, batch.input_ns),
-                    Duration(batch.count, batch.infer_ns),
-                    Duration(batch.count, batch.output_ns),
+                    Duration(batch.executions, batch.input_ns),
+                    Duration(batch.executions, batch.executed_ns),
+                    Duration(batch.executions, batch.output_ns),
                 )
                 for size, batch in sorted(self._batches.items())
             ),

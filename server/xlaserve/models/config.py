@@ -39,6 +39,19 @@ class ConfigTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class DynamicBatching:
+    """How requests are gathered into batches (ModelDynamicBatching); 0 where nothing is said."""
+
+    preferred_batch_size: tuple[int, ...] = ()
+    """Ascending; a batch of one of these sizes does not wait for the delay."""
+    max_queue_delay_microseconds: int = 0
+    default_timeout_microseconds: int = 0
+    """How long a request may wait in the queue; of the default queue policy."""
+    max_queue_size: int = 0
+    """How many requests may wait in the queue; of the default queue policy."""
+
+
+@dataclass(frozen=True, slots=True)
 class EnsembleStep:
     """One step of an ensemble."""
 
@@ -63,6 +76,7 @@ class ModelConfig:
     inputs: tuple[ConfigTensor, ...] = ()
     outputs: tuple[ConfigTensor, ...] = ()
     version_policy: VersionPolicy = field(default_factory=VersionPolicy)
+    dynamic_batching: DynamicBatching = field(default_factory=DynamicBatching)
     steps: tuple[EnsembleStep, ...] = ()
     """Not empty for an ensemble; each follows those whose tensors it takes."""
     parameters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))

@@ -5,7 +5,13 @@ from types import MappingProxyType
 
 import betterproto
 
-from xlaserve.models.config import ConfigTensor, EnsembleStep, ModelConfig, VersionPolicy
+from xlaserve.models.config import (
+    ConfigTensor,
+    DynamicBatching,
+    EnsembleStep,
+    ModelConfig,
+    VersionPolicy,
+)
 from xlaserve.models.config_ensemble import in_order
 from xlaserve.models.config_schema import BadConfig, shown
 from xlaserve.tensors import BY_CONFIG_NAME
@@ -29,6 +35,7 @@ def config_of(message: inference.ModelConfig) -> ModelConfig:
         inputs=inputs,
         outputs=outputs,
         version_policy=_version_policy(message.version_policy),
+        dynamic_batching=_dynamic_batching(message),
         steps=_steps(message, inputs, outputs),
         parameters=MappingProxyType(
             {name: value.string_value for name, value in message.parameters.items()}
@@ -78,6 +85,23 @@ def _version_policy(message: inference.ModelVersionPolicy) -> VersionPolicy:
         case ("specific", inference.ModelVersionPolicySpecific(versions=versions)):
             return VersionPolicy(latest=None, specific=_specific(versions))
     return VersionPolicy()
+
+
+def _dynamic_batching(message: inference.ModelConfig) -> DynamicBatching:
+    _, batching = betterproto.which_one_of(message, "scheduling_choice")
+    if not isinstance(batching, inference.ModelDynamicBatching):
+        return DynamicBatching()
+    for index, size in enumerate(batching.preferred_batch_size):
+        if not 1 <= size <= (message.max_batch_size or size):
+            place = f"dynamic_batching.preferred_batch_size[{index}]"
+            raise _unfit(place, f"1 to {message.max_batch_size or 'the largest batch'}", size)
+    policy = batching.default_queue_policy
+    return DynamicBatching(
+        tuple(sorted(batching.preferred_batch_size)),
+        batching.max_queue_delay_microseconds,
+        policy.default_timeout_microseconds,
+        policy.max_queue_size,
+    )
 
 
 def _specific(versions: Sequence[int]) -> tuple[int, ...]:

@@ -18,13 +18,19 @@ class IdentityModel:
 
     def __init__(self, info: ModelInfo) -> None:
         self.info = info
+        self.replicas = 1
+        self.batch_limit = 0
         self._pairs = tuple(
             (output.name, source.name)
             for output, source in zip(info.outputs, info.inputs, strict=True)
         )
 
+    def padded_rows(self, rows: int) -> int:
+        """Return the same: nothing is padded."""
+        return rows
+
     def execute(
-        self, inputs: Mapping[str, Value], *, resident: bool = False
+        self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
     ) -> Mapping[str, Value]:
         """Return the inputs under the names of the outputs."""
         return {

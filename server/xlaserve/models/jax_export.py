@@ -84,8 +84,24 @@ class JaxExportModel:
         self._input_names = tuple(spec.name for spec in info.inputs)
         self._output_names = tuple(spec.name for spec in info.outputs)
 
+    @property
+    def replicas(self) -> int:
+        """Return how many copies of it can execute side by side."""
+        return 1
+
+    @property
+    def batch_limit(self) -> int:
+        """Return the rows of the bucket in which a row takes the least time."""
+        if not self.info.max_batch_size:
+            return 0
+        return min(self._buckets, key=lambda bucket: self._programs[bucket].seconds / bucket)
+
+    def padded_rows(self, rows: int) -> int:
+        """Return the rows of the bucket that holds so many."""
+        return bucket_for(self._buckets, rows) if self.info.max_batch_size else rows
+
     def execute(
-        self, inputs: Mapping[str, Value], *, resident: bool = False
+        self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
     ) -> Mapping[str, Value]:
         """Run the smallest bucket that holds the rows, padded with zeros.
 

@@ -63,6 +63,11 @@ class ModelInfo:
     memory: ModelMemory = field(default_factory=ModelMemory)
     compile_seconds: float = 0.0
 
+    @property
+    def is_ragged(self) -> bool:
+        """Tell whether requests may differ in other sizes than their rows."""
+        return any(-1 in spec.shape[1:] for spec in self.inputs)
+
 
 class LoadedModel(Protocol):
     """One model version in memory, ready to execute. Thread-safe; knows no asyncio."""
@@ -72,8 +77,22 @@ class LoadedModel(Protocol):
         """Describe the model."""
         ...
 
+    @property
+    def replicas(self) -> int:
+        """Return how many copies of it can execute side by side."""
+        ...
+
+    @property
+    def batch_limit(self) -> int:
+        """Return the rows at which a row takes the least time; below 2 it is not to be batched."""
+        ...
+
+    def padded_rows(self, rows: int) -> int:
+        """Return the rows that an execution of so many has, padding included."""
+        ...
+
     def execute(
-        self, inputs: Mapping[str, Value], *, resident: bool = False
+        self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
     ) -> Mapping[str, Value]:
         """Run once, on inputs that were checked against `info.inputs`. Blocks.
 

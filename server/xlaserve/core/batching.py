@@ -1,0 +1,328 @@
+"""The queue of one model: requests in, batches out, in order and within bounds.
+
+The queue knows no asyncio and no clock; the batcher around it has both handed in.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+from xlaserve.errors import Overloaded, QueueTimeout
+from xlaserve.tensors import Tensor
+
+Tensors: TypeAlias = Mapping[str, Tensor]
+"""Arrays by name."""
+
+ShapeKey: TypeAlias = tuple[tuple[int, ...], ...]
+"""What the inputs of requests must have in common to be put together: all sizes but the rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPolicy:
+    """How requests are gathered (ModelDynamicBatching)."""
+
+    max_requests: int
+    """Most requests that may wait."""
+    setting: str = "max_requests_per_model"
+    """What sets `max_requests`, for the text of Overloaded."""
+    preferred_rows: tuple[int, ...] = ()
+    """Sizes that need not wait for the delay; ascending."""
+    delay_ns: int = 0
+    """How long a request may wait for others though nothing else holds it up."""
+    timeout_ns: int = 0
+    """How long a request may wait at all; 0 for as long as its client does."""
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """One request in the queue."""
+
+    rows: int
+    inputs: Tensors
+    submitted_ns: int
+    answer: "asyncio.Future[Answered]"
+    key: ShapeKey = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What one request gets of its batch."""
+
+    outputs: Tensors
+    submitted_ns: int
+    begun_ns: int
+    ended_ns: int
+    batch_rows: int
+    """The rows of all requests of the batch, without padding."""
+    leads: bool
+    """Whether it is the first request of its batch: a batch is counted once."""
+
+
+class BatchQueue:
+    """Requests in the order in which they came."""
+
+    def __init__(self, model: str, policy: BatchPolicy, max_rows: Callable[[], int]) -> None:
+        self._model = model
+        self.policy = policy
+        self._max_rows = max_rows
+        self._waiting: deque[Waiting] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, request: Waiting) -> None:
+        """Let a request wait, or raise Overloaded at once."""
+        if len(self._waiting) >= self.policy.max_requests:
+            raise Overloaded(self._model, self.policy.max_requests, self.policy.setting)
+        self._waiting.append(request)
+
+    def remove(self, request: Waiting) -> None:
+        """Forget a request that is not wanted any more; one that has left is no error."""
+        try:
+            self._waiting.remove(request)
+        except ValueError:
+            return
+
+    def take(self, now_ns: int) -> list[Waiting]:
+        """Return the requests of the next batch, or none if it should wait for more.
+
+        They are the oldest request and those after it that fit beside it, in order; together they
+        have no more than `max_rows` says now, unless the oldest alone has.
+        """
+        if not self._waiting:
+            return []
+        chosen, full = self._fitting(self._max_rows())
+        if not full and self.policy.delay_ns and not self._overdue(now_ns):
+            rows = sum(request.rows for request in chosen)
+            sizes = [size for size in self.policy.preferred_rows if size <= rows]
+            if not sizes:
+                return []
+            chosen, _ = self._fitting(sizes[-1])
+        self._drop(chosen)
+        return chosen
+
+    def _overdue(self, now_ns: int) -> bool:
+        return now_ns - self._waiting[0].submitted_ns >= self.policy.delay_ns
+
+    def _fitting(self, max_rows: int) -> tuple[list[Waiting], bool]:
+        first = self._waiting[0]
+        chosen, rows = [first], first.rows
+        for request in list(self._waiting)[1:] if len(self._waiting) > 1 else ():
+            if request.key != first.key:
+                continue
+            if rows + request.rows > max_rows:
+                return chosen, True
+            chosen.append(request)
+            rows += request.rows
+        return chosen, rows >= max_rows
+
+    def _drop(self, chosen: Sequence[Waiting]) -> None:
+        for request in chosen:
+            if request is self._waiting[0]:
+                self._waiting.popleft()
+            else:  # others of another shape stand between them
+                self._waiting.remove(request)
+
+    def expire(self, now_ns: int) -> list[Waiting]:
+        """Remove and return the requests whose time in the queue is over."""
+        expired = []
+        while self.policy.timeout_ns and self._waiting and self._late(now_ns):
+            expired.append(self._waiting.popleft())
+        return expired
+
+    def _late(self, now_ns: int) -> bool:
+        return now_ns - self._waiting[0].submitted_ns >= self.policy.timeout_ns
+
+    def due_ns(self, *, could_leave: bool) -> int | None:
+        """Return when to look at the queue again though nothing else happened.
+
+        The delay counts only while the batch could leave: a lane is free.
+        """
+        delay = self.policy.delay_ns if could_leave else 0
+        waits = [wait for wait in (delay, self.policy.timeout_ns) if wait]
+        if not self._waiting or not waits:
+            return None
+        return self._waiting[0].submitted_ns + min(waits)
+
+
+# --- one array for a batch, and back -----------------------------------------------------------
+
+
+def pack(requests: Sequence[Waiting], rows: int) -> Tensors:
+    """Put the inputs of a batch together, with rows of zeros behind them up to `rows`."""
+    if len(requests) == 1:
+        return requests[0].inputs
+    packed = {}
+    for name, first in requests[0].inputs.items():
+        # Always fresh memory: XLA may read it in place until the outputs are there.
+        whole = np.empty((rows, *first.shape[1:]), first.dtype)
+        filled = 0
+        for request in requests:
+            whole[filled : filled + request.rows] = request.inputs[name]
+            filled += request.rows
+        whole[filled:] = 0
+        packed[name] = whole
+    return packed
+
+
+def split(outputs: Tensors, requests: Sequence[Waiting]) -> list[Tensors]:
+    """Give each request its own rows of the outputs, as views."""
+    parts: list[Tensors] = []
+    start = 0
+    for request in requests:
+        end = start + request.rows
+        parts.append({name: output[start:end] for name, output in outputs.items()})
+        start = end
+    return parts
+
+
+# --- the batcher -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """What running a batch gave, and when by the clock."""
+
+    outputs: Tensors
+    begun_ns: int
+    ended_ns: int
+
+
+class Runner(Protocol):
+    """Runs batches somewhere."""
+
+    @property
+    def lanes(self) -> int:
+        """Return how many batches may run side by side."""
+        ...
+
+    def run(
+        self,
+        requests: Sequence[Waiting],
+        lane: int,
+        ended: Callable[[Executed | BaseException], None],
+    ) -> None:
+        """Start a batch; `ended` is called on the event loop, perhaps before this returns."""
+        ...
+
+
+class Clock(Protocol):
+    """Time, and what happens later."""
+
+    def now_ns(self) -> int:
+        """Return a time that only goes on."""
+        ...
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Call after everything that is ready now has had its turn."""
+        ...
+
+    def at(self, time_ns: int, call: Callable[[], None]) -> Callable[[], None]:
+        """Call at a time; returns what calls it off."""
+        ...
+
+
+class Batcher:
+    """Gathers the requests of one model, and keeps its lanes busy.
+
+    While a lane is free a request leaves with whatever came in the same pass of the event loop;
+    while none is, the queue fills.
+    """
+
+    def __init__(self, queue: BatchQueue, runner: Runner, clock: Clock) -> None:
+        self._queue = queue
+        self._runner = runner
+        self._clock = clock
+        self._free = deque(range(runner.lanes))
+        """The lanes without a batch; the one that has been idle longest comes first."""
+        self._looking = False
+        self._call_off: Callable[[], None] | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Return how many requests wait."""
+        return len(self._queue)
+
+    def submit(self, request: Waiting) -> None:
+        """Take a request; its future gets the answer. Raises Overloaded."""
+        self._queue.add(request)
+        if self._free:
+            self._look_soon()
+        elif self._queue.policy.timeout_ns and self._call_off is None:
+            self._wake_later()
+
+    def give_up(self, request: Waiting) -> None:
+        """Forget a request whose client is gone, unless it has left the queue already."""
+        self._queue.remove(request)
+
+    def _look_soon(self) -> None:
+        if not self._looking and self._free:
+            self._looking = True
+            self._clock.soon(self._look)
+
+    def _look(self) -> None:
+        self._looking = False
+        now = self._clock.now_ns()
+        for late in self._queue.expire(now):
+            _refuse(late, QueueTimeout(self._queue.policy.timeout_ns // 1000))
+        if self._free:
+            requests = self._queue.take(now)
+            if requests:
+                self._start(requests)
+                # One batch in a pass: other models have their turn before the next.
+                if len(self._queue):
+                    self._look_soon()
+        self._wake_later()
+
+    def _start(self, requests: Sequence[Waiting]) -> None:
+        lane = self._free.popleft()
+
+        def ended(result: Executed | BaseException) -> None:
+            self._free.append(lane)
+            _deliver(requests, result)
+            if len(self._queue):
+                self._look_soon()
+
+        self._runner.run(requests, lane, ended)
+
+    def _wake_later(self) -> None:
+        if self._call_off is not None:
+            self._call_off()
+            self._call_off = None
+        due = self._queue.due_ns(could_leave=bool(self._free))
+        if due is not None:
+            self._call_off = self._clock.at(due, self._wake)
+
+    def _wake(self) -> None:
+        self._call_off = None
+        self._look()
+
+
+def _deliver(requests: Sequence[Waiting], result: Executed | BaseException) -> None:
+    if isinstance(result, BaseException):
+        for request in requests:
+            _refuse(request, result)
+        return
+    rows = sum(request.rows for request in requests)
+    parts = split(result.outputs, requests) if len(requests) > 1 else [result.outputs]
+    for request, outputs in zip(requests, parts, strict=True):
+        if not request.answer.done():
+            request.answer.set_result(
+                Answered(
+                    outputs,
+                    request.submitted_ns,
+                    result.begun_ns,
+                    result.ended_ns,
+                    rows,
+                    leads=request is requests[0],
+                )
+            )
+
+
+def _refuse(request: Waiting, error: BaseException) -> None:
+    if not request.answer.done():
+        request.answer.set_exception(error)

@@ -1,0 +1,409 @@
+"""The queue of a model, driven by a clock that the test turns."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xlaserve.core.batching import (
+    Answered,
+    Batcher,
+    BatchPolicy,
+    BatchQueue,
+    Executed,
+    Waiting,
+    pack,
+    split,
+)
+from xlaserve.errors import Overloaded, QueueTimeout
+
+MILLISECOND = 1_000_000
+
+
+@dataclass
+class FakeClock:
+    """Time that stands still; what is due runs when the test says so."""
+
+    time_ns: int = 0
+    ready: list[Callable[[], None]] = field(default_factory=list)
+    timers: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
+
+    def now_ns(self) -> int:
+        return self.time_ns
+
+    def soon(self, call: Callable[[], None]) -> None:
+        self.ready.append(call)
+
+    def at(self, time_ns: int, call: Callable[[], None]) -> Callable[[], None]:
+        timer = (time_ns, call)
+        self.timers.append(timer)
+        return lambda: self.timers.remove(timer) if timer in self.timers else None
+
+    def turn(self) -> None:
+        """Have one pass of the event loop."""
+        ready, self.ready = self.ready, []
+        for call in ready:
+            call()
+
+    def settle(self) -> None:
+        """Have passes until nothing is ready."""
+        while self.ready:
+            self.turn()
+
+    def advance(self, nanoseconds: int) -> None:
+        """Let time go by; timers that are due run."""
+        self.time_ns += nanoseconds
+        due = [timer for timer in self.timers if timer[0] <= self.time_ns]
+        for timer in due:
+            if timer in self.timers:
+                self.timers.remove(timer)
+                timer[1]()
+        self.settle()
+
+
+@dataclass
+class FakeRunner:
+    """Doubles what it gets, when the test lets it."""
+
+    clock: FakeClock
+    lanes: int = 1
+    started: list[tuple[int, Sequence[Waiting]]] = field(default_factory=list)
+    ends: list[Callable[[], None]] = field(default_factory=list)
+
+    def run(
+        self,
+        requests: Sequence[Waiting],
+        lane: int,
+        ended: Callable[[Executed | BaseException], None],
+    ) -> None:
+        self.started.append((lane, tuple(requests)))
+        begun = self.clock.time_ns
+
+        def end(error: BaseException | None = None) -> None:
+            rows = sum(request.rows for request in requests)
+            outputs = {"y": pack(requests, rows)["x"] * 2}
+            ended(error or Executed(outputs, begun, self.clock.time_ns))
+
+        self.ends.append(end)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """End the batch that started first."""
+        end: Any = self.ends.pop(0)
+        end(error)
+        self.clock.settle()
+
+    @property
+    def batches(self) -> list[list[int]]:
+        """Return the rows of the requests of each batch."""
+        return [[request.rows for request in requests] for _, requests in self.started]
+
+
+@dataclass
+class World:
+    clock: FakeClock
+    runner: FakeRunner
+    batcher: Batcher
+    sent: list[Waiting] = field(default_factory=list)
+
+    def send(self, *rows: int, key: int = 0) -> list["asyncio.Future[Answered]"]:
+        """Submit requests in one pass."""
+        answers = []
+        for count in rows:
+            answer: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
+            data = np.full((count, 1), len(self.sent) + 1.0, np.float32)
+            request = Waiting(count, {"x": data}, self.clock.time_ns, answer, ((key,),))
+            self.batcher.submit(request)
+            self.sent.append(request)
+            answers.append(answer)
+        return answers
+
+
+def world(lanes: int = 1, **policy: Any) -> World:
+    clock = FakeClock()
+    runner = FakeRunner(clock, lanes)
+    max_rows = policy.pop("max_rows", 8)
+    defaults: dict[str, Any] = {"max_requests": 100}
+    queue = BatchQueue("m", BatchPolicy(**defaults | policy), lambda: max_rows)
+    return World(clock, runner, Batcher(queue, runner, clock))
+
+
+async def test_what_comes_in_one_pass_is_one_batch() -> None:
+    w = world()
+    answers = w.send(1, 2, 1)
+    assert [] == w.runner.started
+    w.clock.settle()
+    w.runner.end()
+
+    assert [[1, 2, 1]] == w.runner.batches
+    assert [[[2]], [[4], [4]], [[6]]] == [a.result().outputs["y"].tolist() for a in answers]
+
+
+async def test_an_idle_model_waits_for_nobody() -> None:
+    """Without a delay a lone request leaves in the pass that it came in."""
+    w = world()
+    w.send(1)
+    w.clock.turn()
+
+    assert [[1]] == w.runner.batches
+
+
+async def test_while_it_computes_the_queue_fills() -> None:
+    w = world()
+    w.send(1)
+    w.clock.settle()
+    for _ in range(5):
+        w.send(1)
+        w.clock.settle()
+    assert [[1]] == w.runner.batches
+    w.runner.end()
+
+    assert [[1], [1] * 5] == w.runner.batches
+
+
+async def test_a_batch_has_no_more_rows_than_the_limit() -> None:
+    w = world(max_rows=4)
+    w.send(3, 2, 2, 1)
+    w.clock.settle()
+    for _ in range(3):
+        w.runner.end()
+
+    assert [[3], [2, 2], [1]] == w.runner.batches
+
+
+async def test_a_request_larger_than_a_batch_goes_alone() -> None:
+    w = world(max_rows=4)
+    w.send(6, 1)
+    w.clock.settle()
+    w.runner.end()
+
+    assert [[6], [1]] == w.runner.batches
+
+
+async def test_only_equal_shapes_are_put_together() -> None:
+    """And nobody overtakes a request of its own shape."""
+    w = world()
+    w.send(1, 1, key=1)
+    w.send(2, key=2)
+    w.send(1, key=1)
+    w.clock.settle()
+    w.runner.end()
+
+    assert [[1, 1, 1], [2]] == w.runner.batches
+
+
+async def test_every_lane_has_its_own_batch() -> None:
+    """The lane that was idle longest is next."""
+    w = world(lanes=2)
+    for _ in range(3):
+        w.send(1)
+        w.clock.settle()
+    w.runner.end()
+    w.runner.end()
+    w.send(1)
+    w.clock.settle()
+
+    assert [0, 1, 0, 1] == [lane for lane, _ in w.runner.started]
+
+
+async def test_a_full_queue_refuses_at_once() -> None:
+    w = world(max_requests=2, setting="max_queue_size")
+    w.send(1, 1)
+
+    with pytest.raises(Overloaded, match=r"2 requests .* \(max_queue_size\)"):
+        w.send(1)
+
+
+async def test_a_request_given_up_never_leaves() -> None:
+    w = world()
+    w.send(1)
+    w.clock.settle()
+    w.send(1, 2, 1)
+    w.batcher.give_up(w.sent[2])
+    w.runner.end()
+    w.batcher.give_up(w.sent[1])
+
+    assert [[1], [1, 1]] == w.runner.batches
+
+
+async def test_whoever_is_gone_when_the_batch_ends_is_left_out() -> None:
+    w = world()
+    answers = w.send(1, 1)
+    w.clock.settle()
+    answers[0].cancel()
+    w.runner.end()
+
+    assert [[4]] == answers[1].result().outputs["y"].tolist()
+
+
+async def test_a_failure_is_told_to_every_request_of_the_batch() -> None:
+    w = world()
+    answers = w.send(1, 1)
+    w.clock.settle()
+    w.runner.end(ZeroDivisionError("no"))
+
+    assert all(isinstance(answer.exception(), ZeroDivisionError) for answer in answers)
+
+
+async def test_the_delay_lets_a_batch_fill() -> None:
+    """max_queue_delay_microseconds: the oldest request waits so long, and no longer."""
+    w = world(delay_ns=5 * MILLISECOND)
+    w.send(1)
+    w.clock.settle()
+    w.clock.advance(4 * MILLISECOND)
+    w.send(2)
+    w.clock.settle()
+    assert [] == w.runner.batches
+    w.clock.advance(1 * MILLISECOND)
+
+    assert [[1, 2]] == w.runner.batches
+
+
+async def test_a_full_batch_does_not_wait_for_the_delay() -> None:
+    w = world(delay_ns=5 * MILLISECOND)
+    w.send(4, 4)
+    w.clock.settle()
+
+    assert [[4, 4]] == w.runner.batches
+
+
+async def test_a_preferred_size_does_not_wait_for_the_delay() -> None:
+    """preferred_batch_size: the largest that is reached leaves, the rest waits on."""
+    w = world(delay_ns=5 * MILLISECOND, preferred_rows=(2, 4))
+    w.send(1, 1, 1, 1, 1)
+    w.clock.settle()
+    assert [[1, 1, 1, 1]] == w.runner.batches
+    w.runner.end()
+    assert 1 == w.batcher.waiting
+    w.clock.advance(5 * MILLISECOND)
+
+    assert [[1] * 4, [1]] == w.runner.batches
+
+
+async def test_a_delay_that_ends_while_the_model_computes_costs_nothing() -> None:
+    w = world(delay_ns=5 * MILLISECOND)
+    w.send(8)
+    w.clock.settle()
+    w.send(1)
+    w.clock.advance(50 * MILLISECOND)
+    assert [] == w.clock.timers
+    w.runner.end()
+
+    assert [[8], [1]] == w.runner.batches
+
+
+async def test_whoever_waits_too_long_is_told() -> None:
+    """default_timeout_microseconds of the queue policy."""
+    w = world(timeout_ns=5 * MILLISECOND)
+    w.send(1)
+    w.clock.settle()
+    (answer,) = w.send(1)
+    w.clock.advance(5 * MILLISECOND)
+    assert isinstance(answer.exception(), QueueTimeout)
+    w.runner.end()
+
+    assert [[1]] == w.runner.batches
+
+
+async def test_every_request_knows_its_times_and_its_batch() -> None:
+    w = world()
+    answers = w.send(1, 3)
+    w.clock.settle()
+    w.clock.advance(7)
+    w.runner.end()
+    results = [answer.result() for answer in answers]
+
+    assert [(0, 0, 7, 4, True), (0, 0, 7, 4, False)] == [
+        (r.submitted_ns, r.begun_ns, r.ended_ns, r.batch_rows, r.leads) for r in results
+    ]
+
+
+def waiting(*arrays: Any) -> Waiting:
+    inputs = dict(zip("ab", arrays, strict=False))
+    return Waiting(len(arrays[0]), inputs, 0, None)  # type: ignore[arg-type]
+
+
+def test_one_request_is_not_copied() -> None:
+    x = np.ones((2, 3), np.float32)
+
+    assert x is pack([waiting(x)], 8)["a"]
+
+
+def test_rows_behind_a_batch_are_zeros() -> None:
+    x = np.ones((2, 3), np.float32)
+    packed = pack([waiting(x), waiting(x * 2)], 6)["a"]
+
+    assert [1, 1, 2, 2, 0, 0] == packed[:, 0].tolist()
+    assert packed.dtype == x.dtype
+
+
+def test_outputs_are_views_of_the_batch() -> None:
+    y = np.arange(6).reshape(6, 1)
+    requests = [waiting(np.zeros((n, 1))) for n in (1, 3)]
+    parts = split({"y": y}, requests)
+
+    assert [[0], [1, 2, 3]] == [part["y"].ravel().tolist() for part in parts]
+    assert all(np.shares_memory(part["y"], y) for part in parts)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("send"), st.integers(1, 9), st.integers(0, 2)),
+            st.tuples(st.just("end"), st.just(0), st.just(0)),
+            st.tuples(st.just("cancel"), st.integers(0, 30), st.just(0)),
+            st.tuples(st.just("advance"), st.integers(0, 10), st.just(0)),
+        ),
+        max_size=60,
+    ),
+    st.integers(1, 3),
+    st.sampled_from([0, 3]),
+)
+def test_every_request_is_answered_once_with_its_own_rows(
+    steps: list[tuple[str, int, int]], lanes: int, delay: int
+) -> None:
+    """Whatever comes, ends, is given up or waits, in whatever order."""
+
+    asyncio.run(play(world(lanes=lanes, delay_ns=delay, preferred_rows=(2, 5)), steps))
+
+
+async def play(w: World, steps: list[tuple[str, int, int]]) -> None:
+    answers: list[asyncio.Future[Answered]] = []
+    given_up: set[int] = set()
+    for what, number, key in steps:
+        if what == "send":
+            answers += w.send(number, key=key)
+            w.clock.settle()
+        elif what == "end" and w.runner.ends:
+            w.runner.end()
+        elif what == "cancel" and number < len(answers) and not answers[number].done():
+            answers[number].cancel()
+            w.batcher.give_up(w.sent[number])
+            given_up.add(number)
+        elif what == "advance":
+            w.clock.advance(number)
+    finish(w)
+    check(w, {n: answer for n, answer in enumerate(answers) if n not in given_up})
+
+
+def finish(w: World) -> None:
+    while w.runner.ends or w.batcher.waiting:
+        w.clock.advance(10)
+        if w.runner.ends:
+            w.runner.end()
+
+
+def check(w: World, answers: dict[int, "asyncio.Future[Answered]"]) -> None:
+    for number, answer in answers.items():
+        rows = w.sent[number].rows
+        assert [[2.0 * (number + 1)]] * rows == answer.result().outputs["y"].tolist()
+    ran = [request for _, requests in w.runner.started for request in requests]
+    assert len(ran) == len(set(map(id, ran)))
+    assert all(sum(batch) <= 8 or len(batch) == 1 for batch in w.runner.batches)
+    for key in range(3):
+        order = [w.sent.index(request) for request in ran if request.key == ((key,),)]
+        assert sorted(order) == order
