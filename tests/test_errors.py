@@ -5,6 +5,8 @@ import pytest
 
 from xlaserve import errors
 from xlaserve.errors import (
+    BodyTimeout,
+    CrossSiteRequest,
     DeviceUnavailable,
     DuplicateTensor,
     InvalidName,
@@ -14,17 +16,21 @@ from xlaserve.errors import (
     LoadCancelled,
     LoadFailed,
     MissingInputs,
+    ModelAlreadyLoaded,
     ModelControlForbidden,
     ModelNotFound,
     ModelNotReady,
+    NotAcceptable,
     OutOfMemory,
     OutOfSpace,
     Overloaded,
+    QueueTimeout,
     ShuttingDown,
     TooLarge,
     UnknownDatatype,
     UnknownTensor,
     Unsupported,
+    UnsupportedMediaType,
     XlaserveError,
 )
 
@@ -82,6 +88,25 @@ TEXTS = [
     (
         TooLarge("the message", 64, "max_message_bytes"),
         "the message exceeds the limit of 64 bytes (max_message_bytes)",
+    ),
+    (ModelAlreadyLoaded("m"), "model 'm' is loaded already"),
+    (
+        UnsupportedMediaType("text/html", ["text/csv", "image/*"]),
+        "expected a Content-Type of text/csv, image/*, got 'text/html'",
+    ),
+    (
+        NotAcceptable("text/html", ["text/csv"]),
+        "the answer can be text/csv, Accept is 'text/html'",
+    ),
+    (
+        CrossSiteRequest(),
+        "requests that change something are not taken from pages of other sites",
+    ),
+    (BodyTimeout(2.5), "the body did not come in 2.5 seconds (message_timeout_seconds)"),
+    (
+        QueueTimeout(50),
+        "the request waited for 50 microseconds and was not begun "
+        "(default_timeout_microseconds of the model's queue policy)",
     ),
     (ShuttingDown(), "the server is shutting down"),
     (InvalidSettings("port", "a port", 99999), "setting port: expected a port, got 99999"),

@@ -21,6 +21,7 @@ from xlaserve.core.host import memory_limit_bytes
 from xlaserve.core.image_files import ImageLimits
 from xlaserve.core.loading import Machinery, VersionLoader
 from xlaserve.core.models_api import Models
+from xlaserve.core.multi_model import MultiModelContainer
 from xlaserve.core.readiness import Readiness
 from xlaserve.core.registry import Registry
 from xlaserve.core.repository import Repository
@@ -31,7 +32,13 @@ from xlaserve.errors import InvalidSettings
 from xlaserve.models import device, loaders, trial
 from xlaserve.models.loaded import Stage
 from xlaserve.settings import IdInjection, ModelControlMode, Settings
-from xlaserve.transport.endpoints import Endpoint, Listener, check_grpc_endpoints, listen
+from xlaserve.transport.endpoints import (
+    NO_ENDPOINT,
+    Endpoint,
+    Listener,
+    check_grpc_endpoints,
+    listen,
+)
 from xlaserve.transport.grpc.codec import WireCodec
 from xlaserve.transport.grpc.descriptors import DescriptorIndex
 from xlaserve.transport.grpc.edge import translate_errors
@@ -49,7 +56,9 @@ from xlaserve.transport.rest.inference import InferenceRoutes
 from xlaserve.transport.rest.metrics import Metrics
 from xlaserve.transport.rest.repository import RepositoryRoutes
 from xlaserve.transport.rest.routing import RouteTable
+from xlaserve.transport.rest.sagemaker import sagemaker_routes
 from xlaserve.transport.rest.server import HttpLimits, HttpServer
+from xlaserve.transport.rest.threads import OffLoop
 
 _STREAMS_OF_A_MESH = 8
 """A mesh sends all its requests over one connection, and may leave some of them open unsent."""
@@ -64,6 +73,7 @@ class Addresses:
     """Where the server listens, as clients are told."""
 
     grpc: str
+    """`none` where gRPC is not served."""
     http: str | None
     grpc_data: str
     """The same as `grpc` where there is one endpoint."""
@@ -109,7 +119,8 @@ class Application:
     """The whole server, from settings; `running` starts it and ends it."""
 
     def __init__(self, settings: Settings, display: Display | None = None) -> None:
-        if not settings.repository.is_dir():
+        # SageMaker makes the directory with the first model.
+        if not settings.repository.is_dir() and not settings.sagemaker_multi_model:
             raise InvalidSettings("repository", "a directory", str(settings.repository))
         self.settings = settings
         self.display = display or NoDisplay()
@@ -133,6 +144,7 @@ class Application:
             extra_roots=settings.model_root,
             max_models=settings.max_models,
             max_config_bytes=settings.max_config_bytes,
+            bare_name=settings.bare_model,
         )
         machinery = Machinery(
             load=loaders.load,
@@ -164,9 +176,8 @@ class Application:
             self.http = await self._start_http(http_listener)
             stack.push_async_callback(self._stop, health)
             http = http_listener.address if http_listener else None
-            addresses = Addresses(
-                grpc_listeners[0].address, http, grpc_data=grpc_listeners[-1].address
-            )
+            grpc = [listener.address for listener in grpc_listeners] or [NO_ENDPOINT]
+            addresses = Addresses(grpc[0], http, grpc_data=grpc[-1])
             _log.info("listening", grpc=addresses.grpc, grpc_data=addresses.grpc_data, http=http)
             self.display.listening(addresses)
             yield addresses
@@ -218,7 +229,7 @@ class Application:
         if settings.grpc_data_endpoint not in ("", settings.grpc_endpoint):
             grpc["grpc_data_endpoint"] = settings.grpc_data_endpoint
         endpoints = {name: Endpoint.parse(name, text) for name, text in grpc.items()}
-        check_grpc_endpoints(endpoints)
+        check_grpc_endpoints(endpoints, required=not settings.sagemaker)
         listeners = [self._bind(name, endpoint, stack) for name, endpoint in endpoints.items()]
         http = Endpoint.parse("http_endpoint", settings.http_endpoint)
         return (
@@ -310,11 +321,12 @@ class Application:
     def http_routes(self) -> RouteTable:
         """Return the table of every route that HTTP is served on."""
         depth = self.settings.max_json_depth
+        threads = OffLoop(self.workers.execute)
         inference = InferenceRoutes(
             self._description,
             self.engine,
             self.control,
-            self.workers.execute,
+            threads,
             max_json_depth=depth,
         )
         repository = RepositoryRoutes(self.control, max_json_depth=depth)
@@ -323,7 +335,20 @@ class Application:
             "http": lambda: self.http.connections if self.http else 0,
         }
         metrics = Metrics(self.registry, self.capacity, connections)
-        return RouteTable([*inference.table(), *repository.table(), *metrics.table()])
+        container = MultiModelContainer(
+            self.control,
+            self.registry,
+            self.repository,
+            default_model=self.settings.default_model,
+        )
+        sagemaker = sagemaker_routes(
+            container,
+            self.engine,
+            threads,
+            max_json_depth=depth,
+            default_accept=self.settings.default_accept,
+        )
+        return RouteTable([*inference.table(), *repository.table(), *sagemaker, *metrics.table()])
 
     # --- stop ---
 

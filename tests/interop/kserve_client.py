@@ -33,7 +33,7 @@ async def main(url: str) -> dict[str, Any]:
     }
     for binary in (False, True):
         request = InferRequest("simple", inputs(binary=binary), request_id="1")
-        answer = await client.infer(url, request, model_name="simple")
+        answer: Any = await client.infer(url, request, model_name="simple")
         found[f"sums, binary {binary}"] = [o.as_numpy().ravel().tolist() for o in answer.outputs]
     await client.close()
     return found

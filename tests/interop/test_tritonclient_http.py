@@ -29,6 +29,7 @@ async def client(server: RunningServer) -> AsyncIterator[Any]:
 
 async def blocking(server: RunningServer, call: Callable[[Any], Any]) -> Any:
     """Run a call of the blocking client in a thread; it lives and dies there."""
+    assert server.http is not None
     return await asyncio.to_thread(_in_thread, server.http, call)
 
 

@@ -362,6 +362,10 @@ def test_nothing_is_left_of_a_load_that_fails(
             jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes."),
             "model 'm': out of memory, RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes.",
         ),
+        (
+            jax.errors.JaxRuntimeError("INTERNAL: a call failed: RESOURCE_EXHAUSTED: no room\nat"),
+            "model 'm': out of memory, INTERNAL: a call failed: RESOURCE_EXHAUSTED: no room",
+        ),
         (MemoryError(), "model 'm': out of memory, the host has no memory left"),
     ],
 )
@@ -371,8 +375,17 @@ def test_exhausted_memory_is_an_error_of_its_own(error: Exception, expected: str
     assert expected == str(caught.value)
 
 
-def test_other_errors_of_xla_are_not_about_memory() -> None:
-    raise_if_exhausted("m", jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure"))
+@pytest.mark.parametrize(
+    "error",
+    [
+        jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure"),
+        jax.errors.JaxRuntimeError("INTERNAL: OOM in op 'RESOURCE_EXHAUSTED'"),
+        jax.errors.JaxRuntimeError("INTERNAL: it failed\nRESOURCE_EXHAUSTED: says its name"),
+        ValueError("RESOURCE_EXHAUSTED: out of memory"),
+    ],
+)
+def test_other_errors_are_not_about_memory(error: Exception) -> None:
+    raise_if_exhausted("m", error)
 
 
 @pytest.mark.parametrize("text", ["RESOURCE_EXHAUSTED: Out of memory", "INTERNAL: no such luck"])

@@ -18,6 +18,7 @@ from rich.table import Table
 from xlaserve.app import Addresses, ModelRow
 from xlaserve.cli.sizes import format_bytes
 from xlaserve.models.loaded import Stage
+from xlaserve.transport.endpoints import NO_ENDPOINT
 
 
 def model_table(rows: Sequence[ModelRow]) -> Table:
@@ -63,9 +64,9 @@ class TerminalDisplay:
 
     def listening(self, addresses: Addresses) -> None:
         """Say where clients find the server."""
-        self._console.print(f"gRPC on [bold]{addresses.grpc}[/bold]", highlight=False)
-        if addresses.http:
-            self._console.print(f"HTTP on [bold]{addresses.http}[/bold]", highlight=False)
+        for protocol, address in (("gRPC", addresses.grpc), ("HTTP", addresses.http)):
+            if address not in (None, NO_ENDPOINT):
+                self._console.print(f"{protocol} on [bold]{address}[/bold]", highlight=False)
         self._progress.start()
 
     def stage(self, model: str, version: str, stage: Stage) -> None:

@@ -85,7 +85,7 @@ class ModelControl:
         ModelNotFound, LoadFailed, OutOfMemory, OutOfSpace, or an InvalidRequest for the
         parameters (model repository extension, Load).
         """
-        self._check_mode("load")
+        self.require_explicit("load")
         checked = LoadParameters.read(
             parameters,
             max_files=self._settings.max_override_files,
@@ -102,7 +102,7 @@ class ModelControl:
         With `unload_dependents` the ensembles that use it go first, and what was loaded only
         for it goes along (model repository extension, Unload).
         """
-        self._check_mode("unload")
+        self.require_explicit("unload")
         dependents = read_unload_parameters(parameters)
         if self._registry.find(name) is None:
             if not await self._could_load(name):
@@ -156,7 +156,8 @@ class ModelControl:
             return False
         return await self._workers.wait(self._repository.holds, name)
 
-    def _check_mode(self, operation: str) -> None:
+    def require_explicit(self, operation: str) -> None:
+        """Raise ModelControlForbidden unless clients may load and unload."""
         mode = self._settings.model_control_mode
         if mode is not ModelControlMode.EXPLICIT:
             raise ModelControlForbidden(operation, mode.value)

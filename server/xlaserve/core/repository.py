@@ -14,7 +14,7 @@ from xlaserve.core.names import check_name, is_version
 from xlaserve.core.overrides import Override
 from xlaserve.errors import InvalidModel, InvalidName, LoadFailed, ModelNotFound
 from xlaserve.models.config import ModelConfig
-from xlaserve.models.config_text import parse_json, read_config
+from xlaserve.models.config_text import CONFIG_FILES, parse_json, read_config
 
 MAX_FILES_PER_VERSION = 10_000
 """Files of one version directory; more is not a model but a mistake."""
@@ -28,6 +28,9 @@ ENSEMBLE_VERSION = 1
 
 UNVERSIONED = 1
 """The version of what has no version directories."""
+
+_FORBIDDEN_ROOTS = tuple(map(Path, ("/dev", "/proc", "/sys")))
+"""Where nothing is a model, whatever the allowed roots are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +74,25 @@ class Repository:
         extra_roots: Iterable[Path] = (),
         max_models: int,
         max_config_bytes: int,
+        bare_name: str = "",
     ) -> None:
+        """With `bare_name`, a root that does not hold models is itself one, of that name."""
         self.root = root
+        self._bare_name = bare_name
         self._allowed = tuple(path.resolve() for path in (root, *extra_roots))
         self._max_models = max_models
         self._max_config_bytes = max_config_bytes
 
     def names(self) -> list[str]:
-        """Return the names of all model directories, sorted; hidden ones are left out."""
-        found = []
+        """Return the names of all model directories, sorted; hidden ones are left out.
+
+        A root that is not there yet holds none.
+        """
+        found: list[str] = []
+        if self._is_bare():
+            return [self._bare_name]
+        if not self.root.is_dir():
+            return found
         with os.scandir(self.root) as entries:
             for entry in entries:
                 if entry.is_dir() and not entry.name.startswith(".") and _is_name(entry.name):
@@ -90,7 +103,13 @@ class Repository:
 
     def holds(self, name: str) -> bool:
         """Tell whether there is a directory of this model."""
+        if self._is_bare():
+            return name == self._bare_name
         return _is_name(name) and (self.root / name).is_dir()
+
+    def url(self, name: str) -> str:
+        """Return the directory that a model of this repository has, be it there or not."""
+        return str(self.root if name == self._bare_name and self._is_bare() else self.root / name)
 
     def find(
         self, name: str, *, config_text: str | None = None, override: Override | None = None
@@ -101,6 +120,8 @@ class Repository:
         ModelNotFound, or LoadFailed when what is there is not a model.
         """
         check_name("model name", name)
+        if override is None and name == self._bare_name and self._is_bare():
+            return self._find_bare(config_text)
         directory = override.directory if override else self.root / name
         if not directory.is_dir():
             raise ModelNotFound(name, detail="is not in the model repository, failed to load it")
@@ -134,6 +155,51 @@ class Repository:
             raise LoadFailed(name, f"'{location.path}' cannot be read: {error.strerror}") from error
         return ModelSource(name, config, versions)
 
+    def find_archive(self, name: str, url: str) -> ModelSource:
+        """Read what a load of an unpacked model archive would load, under whatever name.
+
+        The url is a path as `find_at` takes it, or a directory that holds one model: so it is
+        with archives that were made in a model repository. Raises LoadFailed that names the url
+        (SageMaker, Load Model API).
+        """
+        try:
+            path = _unpacked(self._confine_url(url))
+        except InvalidModel as error:
+            raise LoadFailed(name, str(error)) from error
+        except OSError as error:
+            raise LoadFailed(name, f"'{url}' cannot be read: {error.strerror}") from error
+        return self.find_at(name, Location(str(path)))
+
+    def _confine_url(self, url: str) -> Path:
+        """Return the path of a url, of which nothing is said but that it is not allowed."""
+        if not url.startswith("/") or "\0" in url:
+            raise InvalidModel(f"its url is not an absolute path: '{url}'")
+        resolved = Path(url).resolve()
+        for path in (Path(os.path.normpath(url)), resolved):
+            if any(path.is_relative_to(root) for root in _FORBIDDEN_ROOTS):
+                raise InvalidModel(f"its url leads into a file system of the kernel: '{url}'")
+        if not self._allows(resolved):
+            raise InvalidModel(
+                f"its url '{url}' is neither in the model repository nor in a model_root"
+            )
+        return resolved
+
+    def _is_bare(self) -> bool:
+        return bool(self._bare_name) and (
+            _is_model(self.root) or not any(map(_is_model, _subdirectories(self.root)))
+        )
+
+    def _find_bare(self, config_text: str | None) -> ModelSource:
+        found = self.find_at(self._bare_name, Location(str(self.root)))
+        if config_text is None:
+            return found
+        try:
+            config = parse_json(config_text, limit_bytes=self._max_config_bytes)
+            versions = self._versions_at(self._confine(self.root), config)
+        except InvalidModel as error:
+            raise LoadFailed(self._bare_name, str(error)) from error
+        return ModelSource(self._bare_name, config, versions)
+
     def _existing(self, text: str) -> Path:
         if not text or "\0" in text:
             raise InvalidModel("its path is empty" if not text else "its path holds a NUL")
@@ -163,8 +229,7 @@ class Repository:
 
     def fingerprint(self, name: str) -> Fingerprint:
         """Return what changes when anything of the model changes, without reading it."""
-        directory = self.root / name
-        return _directory_fingerprint(directory)
+        return _directory_fingerprint(Path(self.url(name)))
 
     def _config(self, name: str, directory: Path, text: str | None) -> ModelConfig:
         config = (
@@ -200,9 +265,12 @@ class Repository:
 
     def _confine(self, path: Path) -> Path:
         resolved = path.resolve()
-        if not any(resolved.is_relative_to(root) for root in self._allowed):
+        if not self._allows(resolved):
             raise InvalidModel(f"'{path.name}' is a link that leads out of the model repository")
         return resolved
+
+    def _allows(self, resolved: Path) -> bool:
+        return any(resolved.is_relative_to(root) for root in self._allowed)
 
 
 def _is_name(name: str) -> bool:
@@ -211,6 +279,34 @@ def _is_name(name: str) -> bool:
     except InvalidName:
         return False
     return True
+
+
+def _is_model(directory: Path) -> bool:
+    """Tell whether a directory has a configuration or numbered versions."""
+    if any(os.path.lexists(directory / name) for name in CONFIG_FILES):
+        return True
+    return any(is_version(path.name) for path in _subdirectories(directory))
+
+
+def _subdirectories(directory: Path) -> list[Path]:
+    if not directory.is_dir():
+        return []
+    return [path for path in directory.iterdir() if path.name[:1] != "." and path.is_dir()]
+
+
+def _unpacked(path: Path) -> Path:
+    """Return the model that a directory holds, or itself where it is one, or a version of one."""
+    if _is_model(path):
+        return path
+    inner = _subdirectories(path)
+    models = [directory for directory in inner if _is_model(directory)]
+    if len(models) > 1:
+        names = ", ".join(sorted(f"'{model.name}'" for model in models))
+        raise InvalidModel(f"'{path}' holds several models, expected one: {names}")
+    if models:
+        return models[0]
+    visible = [child for child in path.iterdir() if child.name[:1] != "."] if inner else []
+    return inner[0] if visible == inner and len(inner) == 1 else path
 
 
 def _files(directory: Path) -> list[Path]:

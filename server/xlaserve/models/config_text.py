@@ -26,6 +26,9 @@ _READERS: Mapping[str, _Reader] = MappingProxyType(
     {"config.json": read_json, "config.pbtxt": read_pbtxt}
 )
 
+CONFIG_FILES: tuple[str, ...] = tuple(_READERS)
+"""What a configuration is called in the directory of its model."""
+
 
 def parse_json(
     text: str | bytes, *, limit_bytes: int = LIMIT_BYTES, source: str = "config"

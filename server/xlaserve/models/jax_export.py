@@ -4,6 +4,7 @@
 # mypy: disallow-untyped-calls=False
 
 import gc
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,10 @@ from xlaserve.models.signature import Signature, agreed
 from xlaserve.tensors import Tensor, TensorSpec
 
 PLATFORM = "jax_export"
+
+_EXHAUSTED = re.compile(r"([^\n]*: )?RESOURCE_EXHAUSTED: ")
+"""How an error of XLA begins that is about memory: with its status, or that of its cause. The same
+words elsewhere may be names of the model's."""
 
 _LETTING_GO_SECONDS = 1.0
 _LOOK_SECONDS = 0.001
@@ -258,5 +263,5 @@ def raise_if_exhausted(model: str, error: Exception) -> None:
     if isinstance(error, MemoryError):
         raise OutOfMemory(model, "the host has no memory left") from error
     text = str(error)
-    if "RESOURCE_EXHAUSTED" in text:
+    if isinstance(error, JaxRuntimeError) and _EXHAUSTED.match(text):
         raise OutOfMemory(model, text.splitlines()[0][:300]) from error

@@ -10,7 +10,9 @@ from typing import Self
 
 from xlaserve.errors import InvalidSettings
 
-_PORT, _UNIX, _NONE = "port:", "unix:", "none"
+_PORT, _UNIX = "port:", "unix:"
+NO_ENDPOINT = "none"
+"""What an endpoint is that is not served."""
 _BACKLOG = 1024
 MAX_UNIX_PATH_BYTES = 107
 """What sun_path holds on Linux, without its closing zero."""
@@ -26,7 +28,7 @@ class Endpoint:
     @classmethod
     def parse(cls, setting: str, text: str) -> Self | None:
         """Read an endpoint; None for `none`. Raises InvalidSettings that names the setting."""
-        if text == _NONE:
+        if text == NO_ENDPOINT:
             return None
         if text.startswith(_PORT):
             digits = text.removeprefix(_PORT)
@@ -39,15 +41,17 @@ class Endpoint:
         raise InvalidSettings(setting, "port:<0 to 65535> or unix:<path>", text)
 
 
-def check_grpc_endpoints(endpoints: Mapping[str, Endpoint | None]) -> None:
+def check_grpc_endpoints(
+    endpoints: Mapping[str, Endpoint | None], *, required: bool = True
+) -> None:
     """Refuse endpoints that a mesh could not reach, by the name of the setting.
 
     Two unix sockets are in one directory, which is mounted into all containers (ModelMesh,
     ServingRuntime).
     """
     for setting, endpoint in endpoints.items():
-        if endpoint is None:
-            raise InvalidSettings(setting, "port:<n> or unix:<path>", _NONE)
+        if endpoint is None and required:
+            raise InvalidSettings(setting, "port:<n> or unix:<path>", NO_ENDPOINT)
     folders = {e.path.parent for e in endpoints.values() if e is not None and e.path is not None}
     if len(folders) > 1:
         shown = ", ".join(sorted(map(str, folders)))

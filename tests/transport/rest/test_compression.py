@@ -30,15 +30,15 @@ def test_every_form_that_clients_send_is_read() -> None:
     """Python's zlib writes deflate with a header, some others write it bare."""
     bare = zlib.compressobj(wbits=-15)
 
-    assert b"abc" == inflate("gzip", gzip.compress(b"abc"), LIMIT)
-    assert b"abc" == inflate("x-gzip", gzip.compress(b"abc"), LIMIT)
-    assert b"abc" == inflate("deflate", zlib.compress(b"abc"), LIMIT)
-    assert b"abc" == inflate("deflate", bare.compress(b"abc") + bare.flush(), LIMIT)
+    assert b"abc" == bytes(inflate("gzip", gzip.compress(b"abc"), LIMIT))
+    assert b"abc" == bytes(inflate("x-gzip", gzip.compress(b"abc"), LIMIT))
+    assert b"abc" == bytes(inflate("deflate", zlib.compress(b"abc"), LIMIT))
+    assert b"abc" == bytes(inflate("deflate", bare.compress(b"abc") + bare.flush(), LIMIT))
 
 
 def test_several_members_are_one_body() -> None:
     """RFC 1952, section 2.2."""
-    assert b"abcd" == inflate("gzip", gzip.compress(b"ab") + gzip.compress(b"cd"), LIMIT)
+    assert b"abcd" == bytes(inflate("gzip", gzip.compress(b"ab") + gzip.compress(b"cd"), LIMIT))
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])

@@ -95,7 +95,7 @@ def described(descr: str = "<f4", shape: str = "(2,)", order: str = "False") -> 
         b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + bytes(100),
         b"PK\x03\x04" + bytes(100),
         bytes(file("{}")),
-        bytes(file("x" * 4096)),
+        bytes(file("{'descr': '<f4', 'fortran_order': False, 'shape': (0,), }" + " " * 4096)),
         bytes(file("__import__('os').system('true')")),
         bytes(described("|O")),
         bytes(described("<f3")),

@@ -29,7 +29,7 @@ TABLE = RouteTable(
 
 def found(method: str, path: str) -> tuple[str | None, dict[str, str]]:
     match = TABLE.find(method, path)
-    return match.route and match.route.path, dict(match.names)
+    return match.route.path if match.route else None, dict(match.names)
 
 
 @pytest.mark.parametrize(

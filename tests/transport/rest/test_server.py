@@ -25,6 +25,12 @@ MAX_BYTES = 1 << 20
 CHUNKS = ("Transfer-Encoding", "chunked")
 GATE = "/gate"
 
+PACK: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress}
+UNPACK: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.decompress,
+    "deflate": zlib.decompress,
+}
+
 
 class World:
     """What the handlers share with the test."""
@@ -90,7 +96,7 @@ async def serving(world: World, **limits: Any) -> AsyncIterator[tuple[str, HttpS
     with ThreadPoolExecutor(1) as threads:
         server = HttpServer(
             RouteTable(routes.routes),
-            HttpLimits(**chosen, body=body),  # type: ignore[arg-type]
+            HttpLimits(**chosen, body=body),
             threads.submit,
         )
         await server.listen(listener.socket)
@@ -168,7 +174,7 @@ async def test_pages_of_other_sites_change_nothing(address: str, site: str) -> N
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
 async def test_answers_are_compressed_when_they_may_be(address: str, coding: str) -> None:
-    unpack = {"gzip": gzip.decompress, "deflate": zlib.decompress}[coding]
+    unpack = UNPACK[coding]
     small = await ask(address, "POST", "/echo", ("Accept-Encoding", coding), body=bytes(100))
     medium = await ask(address, "POST", "/echo", ("Accept-Encoding", coding), body=bytes(2000))
     large = await ask(address, "GET", "/large", ("Accept-Encoding", coding))
@@ -201,7 +207,7 @@ async def test_a_body_arrives_whole(address: str, size: int, framing: str) -> No
 @pytest.mark.parametrize("size", [10, 500_000])
 async def test_a_compressed_body_is_unpacked(address: str, coding: str, size: int) -> None:
     body = os.urandom(size)
-    packed = {"gzip": gzip.compress, "deflate": zlib.compress}[coding](body)
+    packed = PACK[coding](body)
     answer = await ask(address, "POST", "/echo", ("Content-Encoding", coding), body=packed)
 
     assert (200, body) == (answer.status, answer.body)
@@ -238,7 +244,7 @@ async def test_more_bytes_than_the_limit_are_refused(address: str) -> None:
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
 async def test_a_bomb_is_refused(address: str, coding: str) -> None:
-    bomb = {"gzip": gzip.compress, "deflate": zlib.compress}[coding](bytes(200 << 20))
+    bomb = PACK[coding](bytes(200 << 20))
     header = ("Content-Encoding", coding)
     answer = await refused(address, message("POST", "/length", header, body=bomb))
 

@@ -103,6 +103,8 @@ class GrpcServer(Server):
         `grace_seconds` are cut off, and those that only wait for their client to send something
         when all others have ended.
         """
+        if self._server is None:
+            return  # nothing listens: there is HTTP alone
         for listening in (self._server, *self._further):
             if listening is not None:
                 listening.close()

@@ -1,10 +1,8 @@
 """Request bodies: read within the limits of size, chunks and time, and decompressed."""
 
 import asyncio
-from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import partial
 
 import numpy as np
 from aiohttp import ClientPayloadError, StreamReader, web
@@ -12,12 +10,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from xlaserve.errors import BodyTimeout, InvalidBody, TooLarge
 from xlaserve.transport.rest import compression
-
-Submit: TypeAlias = Callable[..., "Future[Any]"]
-"""Runs a call in a thread for computing."""
-
-INLINE_BYTES = 64 << 10
-"""What is compressed or decompressed on the event loop: a hop to a thread costs as much."""
+from xlaserve.transport.rest.threads import OffLoop
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _FAULTS = (web.RequestPayloadError, ClientPayloadError, HttpProcessingError)
@@ -36,9 +29,9 @@ class BodyLimits:
 class BodyReader:
     """Reads the bodies of requests; one for a server."""
 
-    def __init__(self, limits: BodyLimits, submit: Submit) -> None:
+    def __init__(self, limits: BodyLimits, threads: OffLoop) -> None:
         self._limits = limits
-        self._submit = submit
+        self._threads = threads
 
     async def read(self, request: web.BaseRequest) -> memoryview:
         """Return the whole body, decompressed.
@@ -102,8 +95,9 @@ class BodyReader:
         raise TooLarge("the body", self._limits.max_bytes, "max_message_bytes")
 
     async def _inflate(self, coding: str, body: memoryview) -> memoryview:
-        call = (compression.inflate, coding, body, self._limits.max_bytes)
-        return await asyncio.wrap_future(self._submit(*call))
+        call = partial(compression.inflate, coding, body, self._limits.max_bytes)
+        # A few bytes can unpack to as many as are allowed.
+        return await self._threads.run(self._limits.max_bytes, call)
 
 
 async def _let_it_come(request: web.BaseRequest) -> None:

@@ -1,11 +1,10 @@
 """The V2 protocol over HTTP: health, metadata, and inference."""
 
-import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -13,7 +12,6 @@ from xlaserve.core.control import ModelControl
 from xlaserve.core.engine import Engine
 from xlaserve.core.server import ServerDescription
 from xlaserve.tensors import TensorSpec
-from xlaserve.transport.rest.bodies import INLINE_BYTES, Submit
 from xlaserve.transport.rest.infer_request import read_header_length, read_infer_request
 from xlaserve.transport.rest.infer_response import InferBody, write_infer_response
 from xlaserve.transport.rest.messages import (
@@ -25,8 +23,7 @@ from xlaserve.transport.rest.messages import (
 )
 from xlaserve.transport.rest.routing import BINARY_OR_JSON, Body, Route
 from xlaserve.transport.rest.statistics import Statistics, config_json, statistics_json
-
-T = TypeVar("T")
+from xlaserve.transport.rest.threads import OffLoop
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
@@ -138,11 +135,11 @@ class InferenceRoutes:
         description: ServerDescription,
         engine: Engine,
         control: ModelControl,
-        submit: Submit,
+        threads: OffLoop,
         *,
         max_json_depth: int,
     ) -> None:
-        self._submit = submit
+        self._threads = threads
         self._description = description
         self._engine = engine
         self._control = control
@@ -290,17 +287,11 @@ class InferenceRoutes:
             body = await request.read()
             depth = self._max_json_depth
             read = partial(read_infer_request, info, name, version, body, length, max_depth=depth)
-            inference = await self._off_loop(len(body) if length is None else length, read)
+            inference = await self._threads.run(len(body) if length is None else length, read)
         response = await self._engine.infer(inference)
         size = sum(output.data.nbytes for output in response.outputs)
         write = partial(write_infer_response, inference, response)
-        return infer_answer(await self._off_loop(size, write))
-
-    async def _off_loop(self, size: int, call: Callable[[], T]) -> T:
-        # JSON takes a tenth of a microsecond for each number: others are served meanwhile.
-        if size <= INLINE_BYTES:
-            return call()
-        return await asyncio.wrap_future(self._submit(call))
+        return infer_answer(await self._threads.run(size, write))
 
 
 def infer_answer(body: InferBody) -> HttpResponse:

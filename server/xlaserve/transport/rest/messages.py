@@ -52,6 +52,10 @@ class HttpResponse:
     """Whether it may be compressed when the client accepts that."""
 
 
+class Nothing(msgspec.Struct):
+    """An empty object."""
+
+
 Handler: TypeAlias = Callable[[HttpRequest], Awaitable[HttpResponse]]
 """Answers a request; raises XlaserveError, which becomes `{"error": text}` and its status."""
 

@@ -9,7 +9,13 @@ import msgspec
 from xlaserve.core.control import ModelControl
 from xlaserve.core.overrides import CONFIG, FILE_PREFIX, LoadParameter
 from xlaserve.errors import InvalidParameter, Unsupported
-from xlaserve.transport.rest.messages import HttpRequest, HttpResponse, json_response, read_json
+from xlaserve.transport.rest.messages import (
+    HttpRequest,
+    HttpResponse,
+    Nothing,
+    json_response,
+    read_json,
+)
 from xlaserve.transport.rest.routing import Body, Route
 
 _TAG = "repository"
@@ -36,10 +42,6 @@ class ControlRequest(msgspec.Struct):
     """A load or an unload; see the model repository extension for its parameters."""
 
     parameters: dict[str, Any] = {}
-
-
-class Nothing(msgspec.Struct):
-    """An empty object."""
 
 
 class RepositoryRoutes:

@@ -4,7 +4,9 @@ import asyncio
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
+from typing import cast
 
 import structlog
 from aiohttp import web
@@ -14,10 +16,11 @@ from xlaserve.core.server import NAME
 from xlaserve.errors import CrossSiteRequest
 from xlaserve.tensors import Buffer
 from xlaserve.transport.rest import compression
-from xlaserve.transport.rest.bodies import INLINE_BYTES, BodyLimits, BodyReader, Submit
+from xlaserve.transport.rest.bodies import BodyLimits, BodyReader
 from xlaserve.transport.rest.edge import error_response, translate_errors
 from xlaserve.transport.rest.messages import HttpRequest, HttpResponse
 from xlaserve.transport.rest.routing import RouteTable
+from xlaserve.transport.rest.threads import OffLoop, Submit
 
 _JOINED_BYTES = 64 << 10
 """Answers up to this size leave in one write; the pieces of larger ones are not copied."""
@@ -49,8 +52,8 @@ class HttpServer:
     def __init__(self, routes: RouteTable, limits: HttpLimits, submit: Submit) -> None:
         self._routes = routes
         self._limits = limits
-        self._submit = submit
-        self._bodies = BodyReader(limits.body, submit)
+        self._threads = OffLoop(submit)
+        self._bodies = BodyReader(limits.body, self._threads)
         self._runner: web.ServerRunner | None = None
 
     async def listen(self, listening: socket.socket) -> None:
@@ -133,10 +136,8 @@ class HttpServer:
         if size < _COMPRESSED_BYTES or coding == compression.IDENTITY:
             return parts, headers
         headers |= {"Content-Encoding": coding, "Vary": "Accept-Encoding"}
-        if size <= INLINE_BYTES:
-            return [compression.deflate(coding, parts)], headers
-        packing = self._submit(compression.deflate, coding, parts)
-        return [await asyncio.wrap_future(packing)], headers
+        pack = partial(compression.deflate, coding, parts)
+        return [await self._threads.run(size, pack)], headers
 
 
 def _no_route(method: str, path: str, allowed: Sequence[str]) -> HttpResponse:
@@ -163,7 +164,7 @@ class _Connection(RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         server = self._manager
         assert isinstance(server, _Server)
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
         if len(server.connections) < server.max_connections:
             super().connection_made(transport)
             return

@@ -1,0 +1,306 @@
+"""Requests and answers that are bare tensors: JSON lists, CSV, .npy files and images."""
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from math import prod
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+
+from xlaserve.core.inference import InferInput, InferOutput, InferRequest, InferResponse
+from xlaserve.errors import (
+    InvalidBody,
+    InvalidRequest,
+    InvalidTensor,
+    NotAcceptable,
+    UnsupportedMediaType,
+)
+from xlaserve.models.loaded import ModelInfo
+from xlaserve.tensors import (
+    BYTES,
+    MAX_DIMENSIONS,
+    Buffer,
+    Datatype,
+    Shape,
+    Tensor,
+    TensorDataError,
+    TensorSpec,
+    from_elements,
+)
+from xlaserve.transport.rest.accept import ANY, preferred
+from xlaserve.transport.rest.json_text import WHITESPACE
+from xlaserve.transport.rest.messages import JSON_TYPE, HttpResponse
+from xlaserve.transport.rest.npy import read_npy, write_npy
+
+CSV_TYPE = "text/csv"
+NPY_TYPE = "application/x-npy"
+IMAGE_TYPES = "image/*"
+
+_TRUTHS: Mapping[str, bool] = MappingProxyType(
+    {"true": True, "1": True, "false": False, "0": False}
+)
+_SHOWN = 200
+
+_Read: TypeAlias = Callable[[TensorSpec, memoryview], tuple[Datatype, Tensor]]
+"""Takes a body apart for an input; raises InvalidBody or TensorDataError."""
+
+
+# --- reading -----------------------------------------------------------------------------------
+
+
+def read_plain_request(
+    info: ModelInfo, model: str, media_type: str, body: memoryview
+) -> InferRequest:
+    """Read a body that is the data of the only input of a model.
+
+    A row without the batch dimension is a batch of one. Nothing says that JSON is not nested too
+    deeply; the caller has checked. Raises UnsupportedMediaType and others of InvalidRequest.
+    """
+    read = _READERS.get(IMAGE_TYPES if media_type.startswith("image/") else media_type)
+    if read is None:
+        raise UnsupportedMediaType(media_type, _READERS)
+    if len(info.inputs) != 1:
+        raise InvalidRequest(
+            f"model '{model}': a body of '{media_type}' is for models with one input, it has "
+            f"{len(info.inputs)}: send a V2 inference request"
+        )
+    if not len(body):
+        raise InvalidBody(f"expected a body of {media_type}, got an empty one")
+    spec = info.inputs[0]
+    try:
+        datatype, data = read(spec, body)
+    except TensorDataError as error:
+        raise InvalidTensor(model, "input", spec.name, error.expected, error.got) from error
+    if spec.accepts((1, *data.shape)):
+        data = data[np.newaxis]
+    return InferRequest(model, inputs=(InferInput(spec.name, datatype, data),))
+
+
+class _Instances(msgspec.Struct):
+    instances: msgspec.Raw
+
+
+_INSTANCES = msgspec.json.Decoder(_Instances)
+_VALUE = msgspec.json.Decoder()
+
+
+def _read_json(spec: TensorSpec, body: memoryview) -> tuple[Datatype, Tensor]:
+    try:
+        value = _VALUE.decode(_INSTANCES.decode(body).instances if is_object(body) else body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidBody(f"expected a list in JSON, or one as 'instances': {error}") from error
+    except RecursionError:
+        raise InvalidBody("the JSON is nested too deeply") from None
+    shape, elements = _flattened(value)
+    return spec.datatype, from_elements(spec.datatype, shape, elements)
+
+
+def is_object(text: memoryview) -> bool:
+    """Tell whether JSON is an object, from its first characters."""
+    return bytes(text[:_SHOWN]).lstrip(WHITESPACE)[:1] == b"{"
+
+
+def _flattened(value: object) -> tuple[Shape, list[object]]:
+    """Return the shape of nested lists, and what is in the innermost ones."""
+    shape: list[int] = []
+    level: list[object] = [value]
+    while level and isinstance(level[0], list):
+        lists = [part for part in level if isinstance(part, list)]
+        lengths = set(map(len, lists))
+        if len(lists) < len(level) or len(lengths) > 1 or len(shape) == MAX_DIMENSIONS:
+            raise TensorDataError("lists that are equally long on each level", "lists that differ")
+        shape += lengths
+        level = list(chain.from_iterable(lists))
+    return tuple(shape), level
+
+
+def _read_csv(spec: TensorSpec, body: memoryview) -> tuple[Datatype, Tensor]:
+    if not bytes(body).strip():
+        raise InvalidBody("expected rows of CSV, got blank lines")
+    # Read in pieces, so that the text needs no memory of its own.
+    text = io.TextIOWrapper(io.BytesIO(body), encoding="utf-8-sig", newline="")
+    read = _read_texts if spec.datatype.dtype.kind in "bO" else _read_numbers
+    try:
+        elements, shape = read(spec.datatype, text)
+    except (ValueError, csv.Error) as error:
+        reason = str(error).partition("; ")[0][:_SHOWN]
+        raise TensorDataError(f"rows of {spec.datatype} in CSV", reason) from error
+    fitting = next(filter(spec.accepts, _shapes_of_rows(spec, *shape)), shape)
+    return spec.datatype, from_elements(spec.datatype, fitting, elements)
+
+
+def _read_numbers(datatype: Datatype, text: io.TextIOWrapper) -> tuple[Tensor, tuple[int, int]]:
+    kind = datatype.dtype.kind
+    wide = {"i": np.int64, "u": np.uint64}.get(kind, np.float64)
+    rows = np.loadtxt(text, wide, comments=None, delimiter=",", ndmin=2)
+    return rows.reshape(-1), (rows.shape[0], rows.shape[1])
+
+
+def _read_texts(
+    datatype: Datatype, text: io.TextIOWrapper
+) -> tuple[Sequence[object], tuple[int, int]]:
+    rows = [row for row in csv.reader(text, strict=True) if row]
+    if len(set(map(len, rows))) != 1:
+        raise ValueError("rows that differ in length")
+    cells = list(chain.from_iterable(rows))
+    elements = cells if datatype is BYTES else [_truth(cell) for cell in cells]
+    return elements, (len(rows), len(rows[0]))
+
+
+def _truth(cell: str) -> bool:
+    truth = _TRUTHS.get(cell.strip().lower())
+    if truth is None:
+        raise ValueError(f"{cell[:_SHOWN]!r}")
+    return truth
+
+
+def _shapes_of_rows(spec: TensorSpec, rows: int, columns: int) -> Iterator[Shape]:
+    """Yield what rows may stand for: themselves, flattened entries of a batch, or one entry."""
+    yield rows, columns
+    entry = spec.shape[1:]
+    if -1 not in entry and prod(entry) == columns:
+        yield rows, *entry
+    if rows == 1:
+        yield (columns,)
+
+
+def _read_npy(spec: TensorSpec, body: memoryview) -> tuple[Datatype, Tensor]:
+    return spec.datatype, read_npy(spec.datatype, body)
+
+
+def _read_image(spec: TensorSpec, body: memoryview) -> tuple[Datatype, Tensor]:
+    """Take the file as it is: the core decodes it for a model that takes images."""
+    element = np.empty(1, dtype=np.object_)
+    element[0] = bytes(body)
+    return BYTES, element
+
+
+_READERS: Mapping[str, _Read] = MappingProxyType(
+    {
+        JSON_TYPE: _read_json,
+        CSV_TYPE: _read_csv,
+        NPY_TYPE: _read_npy,
+        IMAGE_TYPES: _read_image,
+    }
+)
+
+PLAIN_TYPES = tuple(_READERS)
+"""The media types of bodies that are bare tensors."""
+
+
+# --- writing -----------------------------------------------------------------------------------
+
+
+def _write_json(info: ModelInfo, response: InferResponse) -> list[Buffer]:
+    values: dict[str, Any] = {o.name: _listed(response, o) for o in response.outputs}
+    predictions: Any = values
+    if len(values) == 1:
+        (predictions,) = values.values()
+    elif info.max_batch_size:
+        names = tuple(values)
+        predictions = [
+            dict(zip(names, row, strict=True)) for row in zip(*values.values(), strict=True)
+        ]
+    return [msgspec.json.encode({"predictions": predictions})]
+
+
+def _listed(response: InferResponse, output: InferOutput) -> Any:
+    data = output.data
+    if output.datatype is BYTES:
+        return _texts(response, output).tolist()
+    if data.dtype.kind in "fV":
+        # BF16 has no Python numbers of its own, and isfinite is not for it.
+        data = data.astype(np.float64) if output.datatype.contents is None else data
+        if not np.isfinite(data).all():
+            raise _unwritable(response, output, f"finite elements, others as {NPY_TYPE}", "others")
+    return data.tolist()
+
+
+def _texts(response: InferResponse, output: InferOutput) -> Tensor:
+    texts = np.empty(output.data.shape, dtype=np.object_)
+    try:
+        texts.reshape(-1)[:] = [
+            element if isinstance(element, str) else bytes(element).decode()
+            for element in output.data.reshape(-1)
+        ]
+    except UnicodeDecodeError:
+        raise _unwritable(response, output, "text in UTF-8", "other bytes") from None
+    return texts
+
+
+def _unwritable(
+    response: InferResponse, output: InferOutput, expected: str, got: str
+) -> InvalidTensor:
+    expected = f"{expected}, or a V2 request for binary_data"
+    return InvalidTensor(response.model_name, "output", output.name, expected, got)
+
+
+def _write_csv(info: ModelInfo, response: InferResponse) -> list[Buffer]:
+    (output,) = response.outputs
+    data = _texts(response, output) if output.datatype is BYTES else output.data
+    rows = data if data.ndim > 1 else data.reshape(-1, 1)
+    written = io.StringIO(newline="")
+    # The elements of numpy write themselves in as few digits as tell them apart.
+    csv.writer(written, lineterminator="\n").writerows(map(str, row) for row in rows)
+    return [written.getvalue().encode()]
+
+
+def _write_npy(info: ModelInfo, response: InferResponse) -> list[Buffer]:
+    return write_npy(response.outputs[0].data)
+
+
+def _is_table(outputs: Sequence[TensorSpec]) -> bool:
+    return len(outputs) == 1 and len(outputs[0].shape) <= 2
+
+
+def _is_numeric(outputs: Sequence[TensorSpec]) -> bool:
+    return len(outputs) == 1 and outputs[0].datatype is not BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One media type that an answer may have."""
+
+    media_type: str
+    can_hold: Callable[[Sequence[TensorSpec]], bool]
+    write: Callable[[ModelInfo, InferResponse], list[Buffer]]
+    """Returns the parts of a body; raises InvalidTensor for what it cannot hold."""
+
+
+FORMS: Sequence[Form] = (
+    Form(JSON_TYPE, lambda outputs: True, _write_json),
+    Form(CSV_TYPE, _is_table, _write_csv),
+    Form(NPY_TYPE, _is_numeric, _write_npy),
+)
+
+
+def write_plain_response(info: ModelInfo, response: InferResponse, media_type: str) -> HttpResponse:
+    """Write the outputs in a form that `choose_form` returned; raises InvalidTensor.
+
+    JSON is `{"predictions": ...}` as TensorFlow Serving answers: the only output as nested lists;
+    of several, an object for each row, or one in all where the model has no batches.
+    """
+    form = next(form for form in FORMS if form.media_type == media_type)
+    return HttpResponse(content_type=media_type, parts=form.write(info, response))
+
+
+def choose_form(
+    outputs: Sequence[TensorSpec], accept: str, *, default: str, others: Sequence[str] = ()
+) -> str:
+    """Return the media type of an answer before anything is computed; raises NotAcceptable.
+
+    What the client leaves open, the default decides, or JSON where that cannot hold the outputs.
+    `others` are media types that the caller can write besides the FORMS.
+    """
+    offers = [form.media_type for form in FORMS if form.can_hold(outputs)] + list(others)
+    if accept in ("", ANY):
+        return preferred(default, offers) or JSON_TYPE
+    chosen = preferred(accept, offers)
+    if chosen is None:
+        raise NotAcceptable(accept, offers)
+    return chosen

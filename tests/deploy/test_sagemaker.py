@@ -1,0 +1,101 @@
+"""The image for SageMaker says what the platform looks for, and what this server understands."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from xlaserve import sagemaker_environment
+from xlaserve.settings import ENVIRONMENT_PREFIX, Settings, describe_settings
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+DOCKERFILE = ROOT / "deploy/sagemaker/Dockerfile"
+PAGES = (ROOT / "docs/sagemaker.md", ROOT / "deploy/sagemaker/README.md")
+
+_CONTINUED = re.compile(r"\\\n\s*")
+_FLAG = re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)")
+_OURS = re.compile(rf"{ENVIRONMENT_PREFIX}[A-Z_]+")
+_THEIRS = re.compile(r"(?<!_)SAGEMAKER_[A-Z_]+")
+_FLAGS_OF_OTHERS = {"rm", "data-binary"}
+"""Of docker and curl."""
+
+
+def instructions(file: Path) -> Iterator[tuple[str, str]]:
+    """Yield instruction and argument, comments left out and lines joined."""
+    text = "\n".join(line for line in file.read_text().splitlines() if line[:1] != "#")
+    for line in _CONTINUED.sub("", text).splitlines():
+        if line.strip():
+            name, _, argument = line.partition(" ")
+            yield name, argument.strip()
+
+
+def of(name: str) -> list[str]:
+    return [argument for found, argument in instructions(DOCKERFILE) if found == name]
+
+
+def test_the_labels_of_a_multi_model_container() -> None:
+    """Without them the platform takes neither POST /models nor its own port for granted."""
+    capability = "com.amazonaws.sagemaker.capabilities"
+
+    assert [f"{capability}.multi-models=true", f"{capability}.accept-bind-to-port=true"] == of(
+        "LABEL"
+    )
+
+
+def test_the_platform_starts_it_with_serve() -> None:
+    assert [["xlaserve"]] == [json.loads(argument) for argument in of("ENTRYPOINT")]
+    assert [["serve"]] == [json.loads(argument) for argument in of("CMD")]
+
+
+def test_its_variables_are_settings() -> None:
+    environment = dict(argument.split("=", 1) for argument in of("ENV"))
+    settings = Settings.read(environment)
+
+    assert {"PATH", "XLASERVE_SAGEMAKER"} == set(environment)
+    assert (True, f"port:{of('EXPOSE')[0]}") == (settings.sagemaker, settings.http_endpoint)
+
+
+def test_it_is_built_as_the_other_image_is() -> None:
+    """Up to the path, which is where that one chooses its user."""
+    ours, other = (list(instructions(file)) for file in (DOCKERFILE, ROOT / "deploy/Dockerfile"))
+    common = 1 + next(at for at, (name, _) in enumerate(other) if name == "ENV")
+
+    assert other[:common] == ours[:common]
+    assert [] == of("USER")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_the_pages_name_is_there(page: Path) -> None:
+    """Flags, variables of ours, and the platform's that are really read."""
+    text = page.read_text()
+    settings = describe_settings()
+    read = {
+        value for value in vars(sagemaker_environment).values() if _THEIRS.fullmatch(str(value))
+    }
+    told_apart = {"SAGEMAKER_MODEL_SERVER_TIMEOUT", "SAGEMAKER_MODEL_SERVER_WORKERS"}
+
+    assert set(_FLAG.findall(text)) <= {row.name.replace("_", "-") for row in settings} | (
+        _FLAGS_OF_OTHERS
+    )
+    assert set(_OURS.findall(text)) <= {row.variable for row in settings}
+    assert set(_THEIRS.findall(text)) <= read | told_apart
+
+
+def test_every_variable_that_is_read_is_explained() -> None:
+    explained = _THEIRS.findall(PAGES[0].read_text())
+
+    assert [] == [
+        value
+        for value in vars(sagemaker_environment).values()
+        if _THEIRS.fullmatch(str(value)) and value not in explained
+    ]
+
+
+def test_the_model_of_the_examples_is_packed_as_it_can_be_loaded() -> None:
+    """`tar -C MODEL .` puts the model directory's contents into the archive."""
+    packed = re.search(r"tar -C (\S+) -czf \S+ \.", PAGES[1].read_text())
+    assert packed
+
+    assert (ROOT / packed[1] / "1/model.json").is_file()
