@@ -56,7 +56,12 @@ def write_models(root: Path) -> None:
         root / "tiny/1",
         max_batch_size=1,
     )
-    parameters = {"w1": normal(784, 512), "b1": normal(512), "w2": normal(512, 10), "b2": normal(10)}
+    parameters = {
+        "w1": normal(784, 512),
+        "b1": normal(512),
+        "w2": normal(512, 10),
+        "b2": normal(10),
+    }
     xlaserve.export_model(
         lambda p, x: mlp(p, {"x": x}),
         parameters,
@@ -125,7 +130,9 @@ async def measure_overhead(root: Path) -> None:
             hand.append(_timed(directly))
             engined.append(await _awaited(through_engine))
         by, through = best(hand) / count * 1e6, best(engined) / count * 1e6
-        print(f"tiny model, bytes to bytes: by hand {by:.1f} us, through the engine {through:.1f} us")
+        print(
+            f"tiny model, bytes to bytes: by hand {by:.1f} us, through the engine {through:.1f} us"
+        )
         print(f"  ratio {through / by:.2f} (to reach: at most 1.5)")
 
 

@@ -12,7 +12,7 @@ from xlaserve.errors import (
     UnknownTensor,
     Unsupported,
 )
-from xlaserve.models.loaded import ModelInfo
+from xlaserve.models.loaded import ModelInfo, Value
 from xlaserve.tensors import TensorSpec, describe
 
 _RESERVED_PREFIX = "triton_"
@@ -21,6 +21,37 @@ _UNSUPPORTED_TENSOR_PARAMETERS: Mapping[str, str] = {
     "shared_memory_region": "shared memory",
     "classification": "the classification extension",
 }
+
+
+class QuickCheck:
+    """Knows an ordinary request at a glance; `check_inputs` has the last word on all others."""
+
+    def __init__(self, info: ModelInfo) -> None:
+        self._wanted = {spec.name: (spec.datatype, spec.shape[1:]) for spec in info.inputs}
+        self._most_rows = info.max_batch_size
+        if not self._most_rows or any(-1 in spec.shape[1:] for spec in info.inputs):
+            self._most_rows = 0  # so that none is ordinary
+
+    def inputs(self, request: InferRequest) -> dict[str, Value] | None:
+        """Return the inputs by name if `check_inputs` would say nothing; None if it might."""
+        tensors = request.inputs
+        if request.parameters or request.outputs or len(tensors) != len(self._wanted):
+            return None
+        found: dict[str, Value] = {}
+        rows = 0
+        for tensor in tensors:
+            wanted = self._wanted.get(tensor.name)
+            data = tensor.data
+            shape = data.shape
+            if wanted is None or tensor.parameters or tensor.datatype is not wanted[0]:
+                return None
+            if shape[1:] != wanted[1] or not shape or (rows and shape[0] != rows):
+                return None
+            rows = shape[0]
+            found[tensor.name] = data
+        if not 1 <= rows <= self._most_rows or len(found) != len(tensors):
+            return None
+        return found
 
 
 def check_inputs(model: str, info: ModelInfo, request: InferRequest) -> None:

@@ -18,7 +18,7 @@ from xlaserve.core.execution import (
     rows_of,
 )
 from xlaserve.core.image_files import DEFAULT_LIMITS, ImageLimits
-from xlaserve.core.images import find_images
+from xlaserve.core.images import EncodedImages, find_images
 from xlaserve.core.inference import InferOutput, InferRequest, InferResponse
 from xlaserve.core.monitor import VersionReport, report
 from xlaserve.core.registry import Instance, Registry, Version
@@ -28,7 +28,7 @@ from xlaserve.errors import ShuttingDown
 from xlaserve.models.config import EnsembleStep
 from xlaserve.models.config_served import ServedConfig
 from xlaserve.models.loaded import ModelInfo, Value
-from xlaserve.tensors import Tensor
+from xlaserve.tensors import Tensor, TensorSpec
 
 _Executed: TypeAlias = tuple[Mapping[str, Value], Execution]
 """The outputs of a model, and what they took."""
@@ -73,28 +73,38 @@ class Engine:
         started = self._clock()
         version, instance = self._registry.resolve(name, request.model_version)
         try:
-            images = find_images(request, instance.info, instance.config, self._image_limits)
-            check_inputs(name, instance.info, images.promised() if images else request)
-            chosen = check_outputs(name, instance.info, request.outputs)
-            inputs: dict[str, Value] = {tensor.name: tensor.data for tensor in request.inputs}
-            with self._registry.admit(name), instance.lease():
-                if images:
+            inputs, chosen = instance.quick.inputs(request), instance.info.outputs
+            images = None
+            if inputs is None:
+                inputs, chosen, images = self._check(instance, request)
+            admitted = self._registry.enter(name)
+            instance.acquire()
+            try:
+                if images is not None:
                     inputs |= await asyncio.wrap_future(self._workers.execute(images.decode))
-                outputs, execution = await self._run(instance, inputs)
-            response = InferResponse(
-                model_name=name,
-                model_version=version.number,
-                id=request.id,
-                outputs=tuple(
-                    InferOutput(spec.name, spec.datatype, _on_host(outputs[spec.name]))
-                    for spec in chosen
-                ),
-            )
+                done = self._executor.at_once(instance, inputs)
+                outputs, execution = done or await self._run(instance, inputs)
+            finally:
+                instance.release()
+                admitted.requests -= 1
+            answers = [
+                InferOutput(spec.name, spec.datatype, _on_host(outputs[spec.name]))
+                for spec in chosen
+            ]
         except BaseException as error:
             version.statistics.failed(error, self._clock() - started)
             raise
         version.statistics.succeeded(execution, started, self._clock(), self._now())
-        return response
+        return InferResponse(name, version.number, request.id, tuple(answers))
+
+    def _check(
+        self, instance: Instance, request: InferRequest
+    ) -> tuple[dict[str, Value], tuple[TensorSpec, ...], EncodedImages | None]:
+        name, info = request.model_name, instance.info
+        images = find_images(request, info, instance.config, self._image_limits)
+        check_inputs(name, info, images.promised() if images else request)
+        chosen = check_outputs(name, info, request.outputs)
+        return {tensor.name: tensor.data for tensor in request.inputs}, chosen, images
 
     def require(self, name: str, version: str = "") -> AbstractContextManager[None]:
         """Raise what `infer` would raise for a model that cannot answer.

@@ -23,6 +23,7 @@ from xlaserve.core.batching import (
     Waiting,
     pack,
 )
+from xlaserve.core.ensemble import EnsemblePlan
 from xlaserve.core.registry import Instance
 from xlaserve.core.statistics import Execution
 from xlaserve.core.workers import Workers
@@ -62,6 +63,18 @@ class Executor:
         self._workers = workers
         self._policy = policy
         self._now_ns = now_ns
+
+    def at_once(self, instance: Instance, inputs: Mapping[str, Value]) -> Outcome | None:
+        """Run a model that is quick enough here and now; None where it is not."""
+        model = instance.runner
+        if isinstance(model, EnsemblePlan) or self._batches(instance, model):
+            return None
+        rows = rows_of(model.info, inputs)
+        if model.expected_seconds(rows) > self._policy.inline_seconds:
+            return None
+        begun = self._now_ns()
+        outputs = model.execute(inputs)
+        return outputs, Execution(rows, begun, 0, self._now_ns() - begun)
 
     async def execute(
         self,
@@ -106,12 +119,11 @@ class Executor:
 
     def _batches(self, instance: Instance, model: LoadedModel) -> bool:
         """Tell whether putting requests together saves more than the queue costs."""
-        if instance.batcher is not None:
-            return True
-        if not self._policy.batching or model.batch_limit < 2:
-            return False
-        inline = min(WORTH_SECONDS, self._policy.inline_seconds)
-        return model.expected_seconds(1) > inline
+        if instance.batches is None:
+            inline = min(WORTH_SECONDS, self._policy.inline_seconds)
+            gains = model.batch_limit > 1 and model.expected_seconds(1) > inline
+            instance.batches = self._policy.batching and gains
+        return instance.batches
 
     async def _in_batch(
         self, instance: Instance, model: LoadedModel, rows: int, inputs: Mapping[str, Value]

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from xlaserve.core.batching import Batcher
 from xlaserve.core.capacity import Reservation
+from xlaserve.core.checks import QuickCheck
 from xlaserve.core.ensemble import EnsemblePlan
 from xlaserve.core.lifecycle import Event, Lifecycle, State
 from xlaserve.core.statistics import VersionStatistics
@@ -48,6 +49,9 @@ class Instance:
         self.device = device
         """The JAX platform that it was loaded for."""
         self.reservation = reservation
+        self.quick = QuickCheck(runner.info)
+        self.batches: bool | None = None
+        """Whether its requests are worth gathering; None until the first of them asks."""
         self.batcher: Batcher | None = None
         """Gathers its requests; None until there was one, and for what is not batched."""
         self.queued: set[Work] = set()
@@ -145,6 +149,8 @@ class Registry:
         self._max_requests = max_requests_per_model
         self._models: dict[str, Model] = {}
         self._observers: set[Callable[[], None]] = set()
+        self._resolved: dict[tuple[str, str], tuple[Version, Instance]] = {}
+        """What `resolve` found since the last change; no more entries than versions, twice."""
 
     # --- reading ---
 
@@ -162,6 +168,12 @@ class Registry:
         Raises ModelNotFound where nothing is loaded, ModelNotReady while it is on its way in or
         out, or while a model that an ensemble needs is not ready.
         """
+        found = self._resolved.get((name, number))
+        if found is None:
+            found = self._resolved[name, number] = self._resolve(name, number)
+        return found
+
+    def _resolve(self, name: str, number: str) -> tuple[Version, Instance]:
         model = self._models.get(name)
         if model is None:
             raise ModelNotFound(name, number)
@@ -243,6 +255,7 @@ class Registry:
 
     def notify(self) -> None:
         """Tell the observers that something may have changed."""
+        self._resolved.clear()
         for observer in tuple(self._observers):
             observer()
 
@@ -257,6 +270,7 @@ class Registry:
     def forget(self, name: str) -> None:
         """Drop what is known of a model that is neither loaded nor in the repository."""
         model = self._models.get(name)
+        self._resolved.clear()
         if model and all(v.state is State.UNAVAILABLE for v in model.versions.values()):
             del self._models[name]
 
@@ -272,14 +286,19 @@ class Registry:
     @contextmanager
     def admit(self, name: str) -> Iterator[None]:
         """Count a request of the model for the length of a block, or raise Overloaded."""
-        model = self._models[name]
-        if model.requests >= self._max_requests:
-            raise Overloaded(name, self._max_requests, "max_requests_per_model")
-        model.requests += 1
+        model = self.enter(name)
         try:
             yield
         finally:
             model.requests -= 1
+
+    def enter(self, name: str) -> Model:
+        """Count a request of the model, or raise Overloaded; whoever calls counts it off again."""
+        model = self._models[name]
+        if model.requests >= self._max_requests:
+            raise Overloaded(name, self._max_requests, "max_requests_per_model")
+        model.requests += 1
+        return model
 
     @property
     def requests(self) -> int:
