@@ -160,6 +160,7 @@ class Application:
             machinery,
             self.capacity,
             drain_seconds=settings.drain_seconds,
+            evict=settings.evict,
         )
         self.control = ModelControl(settings, self.registry, self.repository, loader, self.workers)
 

@@ -119,6 +119,8 @@ class Settings:
     """With modelmesh: path lets it write the id into requests; header leaves them as they are."""
     capacity_bytes: int = 0
     """Memory for models; 0 takes the device's, the container's request, or the cgroup's limit."""
+    evict: bool = False
+    """Let idle models go, the least recently used first, when a load needs their memory."""
     memory_overhead_bytes: int = 300 << 20
     """What is left of that memory for the process itself, or the device's workspace."""
     default_model_size_bytes: int = 16 << 20

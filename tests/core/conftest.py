@@ -60,7 +60,12 @@ async def make_core(tmp_path: Path, world: World) -> AsyncIterator[MakeCore]:
         )
         capacity = Capacity(settings.capacity_bytes or None)
         loader = VersionLoader(
-            registry, workers, machinery, capacity, drain_seconds=settings.drain_seconds
+            registry,
+            workers,
+            machinery,
+            capacity,
+            drain_seconds=settings.drain_seconds,
+            evict=settings.evict,
         )
         control = ModelControl(settings, registry, repository, loader, workers)
         engine = Engine(registry, workers, inline_execution_seconds=1e-3)

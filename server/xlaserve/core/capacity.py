@@ -37,6 +37,13 @@ class Capacity:
             )
         self._held[holder] = size_bytes
 
+    def missing_bytes(self, holder: object, size_bytes: int) -> int:
+        """Return how many bytes others would have to give back for a reservation; 0 for none."""
+        if self.total_bytes is None:
+            return 0
+        others = self.used_bytes - self._held.get(holder, 0)
+        return max(0, others + size_bytes - self.total_bytes)
+
     def release(self, holder: object) -> None:
         """Give a reservation back; one that is not there is no error."""
         self._held.pop(holder, None)
@@ -52,6 +59,10 @@ class Reservation:
     def set(self, size_bytes: int) -> None:
         """Hold so many bytes instead of what was held; raises OutOfMemory."""
         self._capacity.reserve(self, self.model, size_bytes)
+
+    def missing_bytes(self, size_bytes: int) -> int:
+        """Return how many bytes others would have to give back for it to hold so many."""
+        return self._capacity.missing_bytes(self, size_bytes)
 
     def release(self) -> None:
         """Give everything back; once is enough, more is no error."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +13,7 @@ import structlog
 
 from xlaserve.core.capacity import Capacity, Reservation
 from xlaserve.core.ensemble import EnsemblePlan, plan_ensemble
+from xlaserve.core.eviction import to_evict
 from xlaserve.core.lifecycle import Event, State
 from xlaserve.core.registry import Instance, Registry, Version
 from xlaserve.core.repository import ModelSource, VersionSource
@@ -63,7 +65,9 @@ class VersionLoader:
         capacity: Capacity,
         *,
         drain_seconds: float,
+        evict: bool = False,
     ) -> None:
+        self._evict = evict
         self._registry = registry
         self._capacity = capacity
         self._workers = workers
@@ -92,7 +96,7 @@ class VersionLoader:
         loaded = Instance(runner, source.fingerprint, reservation, model.config, self._device)
         replaced, version.instance = version.instance, loaded
         seconds = loop.time() - started
-        version.statistics.loaded(seconds)
+        version.statistics.loaded(seconds, time.time_ns())
         self._registry.change(version, Event.LOADED)
         self._log.info(
             "model loaded",
@@ -165,15 +169,27 @@ class VersionLoader:
             trial = self._workers.load(self._machinery.try_loading, source.directory)
             await asyncio.wrap_future(trial)
         predict = self._machinery.predict_size
-        reservation.set(await self._workers.wait(predict, source.directory, model.config))
+        predicted = await self._workers.wait(predict, source.directory, model.config)
+        await self._book(reservation, predicted)
         runner = await self._run_loader(version, model, source)
         try:
-            reservation.set(runner.info.memory.total_bytes)
+            await self._book(reservation, runner.info.memory.total_bytes)
         except OutOfMemory:
             await self._workers.wait(runner.close)
             await self._release()
             raise
         return runner
+
+    async def _book(self, reservation: Reservation, size_bytes: int) -> None:
+        """Hold so many bytes; idle models may have to go for it. Raises OutOfMemory."""
+        while self._evict and (missing := reservation.missing_bytes(size_bytes)):
+            leaving = to_evict(self._registry, missing, sparing=reservation.model)
+            if not leaving:
+                break
+            for version in leaving:
+                self._log.info("model evicted", model=version.model, room_for=reservation.model)
+            await self.unload(leaving)
+        reservation.set(size_bytes)
 
     def _plan(self, model: ModelSource) -> EnsemblePlan:
         described = {}

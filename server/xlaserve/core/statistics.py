@@ -152,6 +152,7 @@ class VersionStatistics:
         "_failures",
         "_inference_count",
         "_last_ns",
+        "_loaded_ns",
         "_request_buckets",
         "load_failures",
         "load_seconds",
@@ -166,6 +167,7 @@ class VersionStatistics:
         self._fail_ns = 0
         self._inference_count = 0
         self._last_ns = 0
+        self._loaded_ns = 0
         self.loads = 0
         self.load_failures = 0
         self.unloads = 0
@@ -209,10 +211,16 @@ class VersionStatistics:
         if error is not None:
             self.failed(error, 0)
 
-    def loaded(self, seconds: float) -> None:
+    def loaded(self, seconds: float, now_ns: int = 0) -> None:
         """Count a load that succeeded."""
         self.loads += 1
         self.load_seconds = seconds
+        self._loaded_ns = now_ns
+
+    @property
+    def last_use_ns(self) -> int:
+        """Return when it last answered or was loaded, since the epoch."""
+        return max(self._last_ns, self._loaded_ns)
 
     @property
     def success(self) -> Duration:
