@@ -68,7 +68,9 @@ async def make_core(tmp_path: Path, world: World) -> AsyncIterator[MakeCore]:
             evict=settings.evict,
         )
         control = ModelControl(settings, registry, repository, loader, workers)
-        engine = Engine(registry, workers, inline_execution_seconds=1e-3)
+        engine = Engine(
+            registry, workers, inline_execution_seconds=1e-3, batching=settings.dynamic_batching
+        )
         core = Core(root, settings, registry, repository, control, engine, workers, capacity)
         made.append(core)
         return core

@@ -1,0 +1,190 @@
+"""Requests side by side: gathered, executed, told apart again."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from support.core import FP32, AddModel, Core, MakeCore, World
+
+from xlaserve.core.inference import InferInput, InferRequest
+from xlaserve.errors import Overloaded, QueueTimeout
+from xlaserve.models.loaded import Value
+
+
+def request(value: float, rows: int = 1) -> InferRequest:
+    data = np.full((rows, 2), value, np.float32)
+    return InferRequest("m", inputs=(InferInput("x", FP32, data),))
+
+
+async def infer(core: Core, value: float, rows: int = 1) -> Any:
+    return (await core.engine.infer(request(value, rows))).outputs[0].data
+
+
+def executions(world: World, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Note the rows of each execution of the only model."""
+    rows: list[int] = []
+    (model,) = world.open
+    execute = model.execute
+
+    def noting(
+        inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
+    ) -> Mapping[str, Value]:
+        tensor = inputs["x"]
+        assert isinstance(tensor, np.ndarray)
+        rows.append(len(tensor))
+        return execute(inputs, resident=resident, replica=replica)
+
+    monkeypatch.setattr(model, "execute", noting)
+    return rows
+
+
+@pytest.fixture
+async def core(make_core: MakeCore, add_model: AddModel, world: World) -> Core:
+    world.batch_limit, world.seconds = 4, 1e-3
+    made = make_core()
+    add_model("m", {1: 1})
+    await made.control.load("m")
+    return made
+
+
+async def test_requests_of_one_pass_are_one_execution(
+    core: Core, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = executions(world, monkeypatch)
+    outputs = await asyncio.gather(infer(core, 1), infer(core, 2, 2), infer(core, 3))
+
+    assert [4] == rows
+    assert [[[2, 2]], [[3, 3]] * 2, [[4, 4]]] == [output.tolist() for output in outputs]
+
+
+async def test_a_batch_counts_once_and_its_requests_each(core: Core) -> None:
+    """ModelStatistics: execution_count and inference_count, and the sizes of batches."""
+    await asyncio.gather(*(infer(core, n) for n in range(4)))
+    await infer(core, 1)
+    (report,) = core.engine.statistics("m")
+    totals = report.totals
+
+    assert (5, 5, 2) == (totals.success.count, totals.inference_count, totals.execution_count)
+    assert {1: 1, 4: 1} == {b.batch_size: b.compute_infer.count for b in totals.batches}
+
+
+async def test_while_a_thread_computes_the_queue_fills(
+    core: Core, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = executions(world, monkeypatch)
+    world.seconds = 1.0
+    world.may_execute.clear()
+    first = asyncio.ensure_future(infer(core, 0))
+    while not rows:
+        await asyncio.sleep(0.001)
+    others = [asyncio.ensure_future(infer(core, n)) for n in range(6)]
+    await asyncio.sleep(0.01)
+    waiting = core.registry.resolve("m")[1].pending
+    world.may_execute.set()
+    await asyncio.gather(first, *others)
+
+    assert 6 == waiting
+    assert [1, 4, 2] == rows
+
+
+async def test_a_request_cancelled_in_the_queue_is_never_executed(
+    core: Core, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = executions(world, monkeypatch)
+    world.seconds = 1.0
+    world.may_execute.clear()
+    first = asyncio.ensure_future(infer(core, 0))
+    while not rows:
+        await asyncio.sleep(0.001)
+    second = asyncio.ensure_future(infer(core, 1))
+    await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.wait([second])
+    world.may_execute.set()
+    await first
+    await infer(core, 2)
+
+    assert [1, 1] == rows
+    assert 0 == core.registry.requests
+
+
+async def test_a_failure_reaches_every_request_and_the_next_batch_goes_on(
+    core: Core, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (model,) = world.open
+    execute = model.execute
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise ZeroDivisionError("no")
+
+    monkeypatch.setattr(model, "execute", fail)
+    outcomes = await asyncio.gather(*(infer(core, n) for n in range(3)), return_exceptions=True)
+    monkeypatch.setattr(model, "execute", execute)
+
+    assert [ZeroDivisionError] * 3 == [type(outcome) for outcome in outcomes]
+    assert [[3, 3]] == (await infer(core, 2)).tolist()
+
+
+async def test_batching_can_be_turned_off(
+    make_core: MakeCore, add_model: AddModel, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.batch_limit, world.seconds = 4, 1e-3
+    core = make_core(dynamic_batching=False)
+    add_model("m", {1: 1})
+    await core.control.load("m")
+    rows = executions(world, monkeypatch)
+    await asyncio.gather(*(infer(core, n) for n in range(3)))
+
+    assert [1, 1, 1] == rows
+
+
+async def configured(make_core: MakeCore, add_model: AddModel, batching: dict[str, Any]) -> Core:
+    core = make_core()
+    add_model("m", {1: 1}, {"max_batch_size": 4, "dynamic_batching": batching})
+    await core.control.load("m")
+    return core
+
+
+async def test_the_queue_of_a_model_may_be_short(
+    make_core: MakeCore, add_model: AddModel, world: World
+) -> None:
+    """max_queue_size of the default queue policy: the rest is refused at once."""
+    world.batch_limit, world.seconds = 4, 1.0
+    core = await configured(make_core, add_model, {"default_queue_policy": {"max_queue_size": 2}})
+    outcomes = await asyncio.gather(*(infer(core, n) for n in range(4)), return_exceptions=True)
+
+    assert [Overloaded] * 2 == [type(o) for o in outcomes if isinstance(o, Exception)]
+    assert "max_queue_size" in str(outcomes[-1])
+
+
+async def test_a_delay_gathers_what_comes_within_it(
+    make_core: MakeCore, add_model: AddModel, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.batch_limit, world.seconds = 4, 1e-3
+    core = await configured(make_core, add_model, {"max_queue_delay_microseconds": 200_000})
+    rows = executions(world, monkeypatch)
+    first = asyncio.ensure_future(infer(core, 1))
+    await asyncio.sleep(0.01)
+    await asyncio.gather(first, infer(core, 2))
+
+    assert [2] == rows
+
+
+async def test_whoever_waits_longer_than_the_policy_allows_is_told(
+    make_core: MakeCore, add_model: AddModel, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.batch_limit, world.seconds = 4, 1.0
+    core = await configured(
+        make_core, add_model, {"default_queue_policy": {"default_timeout_microseconds": 1000}}
+    )
+    rows = executions(world, monkeypatch)
+    world.may_execute.clear()
+    first = asyncio.ensure_future(infer(core, 0))
+    while not rows:
+        await asyncio.sleep(0.0001)
+    with pytest.raises(QueueTimeout, match="1000 microseconds"):
+        await infer(core, 1)
+    world.may_execute.set()
+    await first
