@@ -6,28 +6,39 @@ Machines are shared and noisy: every number is the best of several repetitions.
 """
 
 import asyncio
+import itertools
+import shutil
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 import uvloop
 
 import xlaserve
 from xlaserve.app import Application
 from xlaserve.core.engine import Engine
 from xlaserve.core.inference import InferInput, InferRequest
+from xlaserve.errors import XlaserveError
 from xlaserve.settings import ModelControlMode, Settings
 from xlaserve.tensors import DATATYPES, Tensor, from_bytes, to_bytes
 
 REPETITIONS = 7
 ROWS = 64
+LARGE_WIDTH = 64_000
+"""Makes a model of 200 MB."""
+CYCLES = 20
+MANY = 500
+MEGABYTE = 1 << 20
 FP32 = DATATYPES["FP32"]
 
 
@@ -56,30 +67,28 @@ def write_models(root: Path) -> None:
         root / "tiny/1",
         max_batch_size=1,
     )
-    parameters = {
-        "w1": normal(784, 512),
-        "b1": normal(512),
-        "w2": normal(512, 10),
-        "b2": normal(10),
-    }
-    xlaserve.export_model(
-        lambda p, x: mlp(p, {"x": x}),
-        parameters,
-        {"x": ("FP32", [-1, 784])},
-        root / "mlp/1",
-        max_batch_size=ROWS,
-    )
+    for name, hidden in (("mlp", 512), ("large", LARGE_WIDTH)):
+        weights = {"w1": normal(784, hidden), "w2": normal(hidden, 10)}
+        biases = {"b1": normal(hidden), "b2": normal(10)}
+        xlaserve.export_model(
+            lambda p, x: mlp(p, {"x": x}),
+            weights | biases,
+            {"x": ("FP32", [-1, 784])},
+            root / name / "1",
+            max_batch_size=ROWS,
+        )
 
 
 @asynccontextmanager
-async def running(root: Path, **settings: Any) -> AsyncIterator[Application]:
-    """Run a server without clients."""
+async def running(root: Path, *models: str, **settings: Any) -> AsyncIterator[Application]:
+    """Run a server without clients, with some models loaded."""
     defaults: dict[str, Any] = {
         "repository": root,
         "grpc_endpoint": "port:0",
         "http_endpoint": "none",
         "device": "cpu",
-        "model_control_mode": ModelControlMode.NONE,
+        "model_control_mode": ModelControlMode.EXPLICIT,
+        "load_model": models,
     }
     application = Application(Settings.read({}, **defaults | settings))
     async with application.running():
@@ -107,7 +116,7 @@ def by_hand(application: Application, model: str) -> Callable[..., Mapping[str, 
 async def measure_overhead(root: Path) -> None:
     """Bytes to bytes of a tiny model: through the engine, and by calling the executable."""
     count = 3000
-    async with running(root) as application:
+    async with running(root, "tiny") as application:
         engine, wire = application.engine, np.ones((1, 4), np.float32).tobytes()
         _, instance = application.registry.resolve("tiny")
         program: Any = instance.runner._programs[1]  # type: ignore[union-attr]
@@ -117,7 +126,7 @@ async def measure_overhead(root: Path) -> None:
             for _ in range(count):
                 x = np.frombuffer(wire, np.float32).reshape(1, 4)
                 (y,) = program.call(leaves, [x])
-                np.asarray(y).view(np.uint8).data
+                to_bytes(FP32, np.asarray(y))
 
         async def through_engine() -> None:
             for _ in range(count):
@@ -139,13 +148,13 @@ async def measure_overhead(root: Path) -> None:
 async def measure_batching(root: Path) -> None:
     """64 one-row requests at once: against one batch by hand, and with batching off."""
     rates: dict[str, float] = {}
+    rows = np.random.default_rng(0).random((ROWS, 784), np.float32)
     for batching in (True, False):
-        async with running(root, dynamic_batching=batching) as application:
-            rows = np.random.default_rng(0).random((ROWS, 784), np.float32)
-            execute = by_hand(application, "mlp")
+        async with running(root, "mlp", dynamic_batching=batching) as application:
+            execute = partial(by_hand(application, "mlp"), {"x": rows})
             hand, engined = [], []
             for _ in range(REPETITIONS * 3):
-                hand.append(_timed(lambda: execute({"x": rows})))
+                hand.append(_timed(execute))
                 engined.append(await _at_once(application.engine, rows))
             rates["hand"] = max(rates.get("hand", 0), ROWS / best(hand))
             rates["on" if batching else "off"] = ROWS / best(engined)
@@ -158,6 +167,105 @@ async def measure_batching(root: Path) -> None:
     print(", ".join(f"{name} {rate:,.0f}" for name, rate in rates.items()))
     print(f"  on / hand {rates['on'] / rates['hand']:.2f} (to reach: at least 0.8)")
     print(f"  on / off {rates['on'] / rates['off']:.2f} (to reach: at least 3)")
+
+
+async def measure_unloads(root: Path) -> None:
+    """Load and unload a 200 MB model, while another one answers."""
+    async with running(root, "mlp") as application:
+        arrays = _live_arrays()
+        resident: list[int] = []
+        failed, answered = 0, 0
+        row = np.zeros((1, 784), np.float32)
+        for _ in range(CYCLES):
+            loading = asyncio.ensure_future(application.control.load("large"))
+            while not loading.done():
+                try:
+                    await application.engine.infer(request("mlp", row))
+                    answered += 1
+                except XlaserveError:
+                    failed += 1
+                await asyncio.sleep(0.001)
+            await loading
+            await application.engine.infer(request("large", row))
+            await application.control.unload("large")
+            resident.append(_resident_bytes())
+        growth = resident[-1] / resident[1] - 1
+        print(f"{CYCLES} loads and unloads of 200 MB beside {answered} requests, {failed} failed:")
+        print("  resident MB", [round(size / MEGABYTE) for size in resident])
+        print(f"  last against second {growth:+.1%} (to reach: within 3 %)")
+        print(f"  live arrays {arrays} before, {_live_arrays()} after")
+
+
+async def measure_books(root: Path) -> None:
+    """What the books say of a 200 MB model, and what the process grew by."""
+    async with running(root, "mlp") as application:
+        row = np.zeros((1, 784), np.float32)
+        # The first load of a process makes what later ones share.
+        await application.control.load("large")
+        await application.control.unload("large")
+        before, booked = _resident_bytes(), application.capacity.used_bytes
+        await application.control.load("large")
+        await application.engine.infer(request("large", row))
+        grown = _resident_bytes() - before
+        reported = application.capacity.used_bytes - booked
+        print(f"books: {reported / MEGABYTE:.1f} MB reported, grown by {grown / MEGABYTE:.1f} MB")
+        print(f"  reported / grown {reported / grown:.2f} (to reach: 0.9 to 1.1)")
+
+
+async def measure_loading(root: Path) -> None:
+    """How long requests of one model take while another one loads and compiles."""
+    async with running(root, "mlp") as application:
+        quiet: list[float] = []
+        busy: list[float] = []
+        for _ in range(3):
+            pause = asyncio.ensure_future(asyncio.sleep(2))
+            quiet += await _ask_until(application.engine, pause)
+            loading = asyncio.ensure_future(application.control.load("large"))
+            busy += await _ask_until(application.engine, loading)
+            await application.control.unload("large")
+        first, second = (float(np.percentile(times, 99)) * 1e3 for times in (quiet, busy))
+        print(f"p99 of a model: quiet {first:.2f} ms, while another loads {second:.2f} ms")
+        print(f"  ratio {second / first:.1f} (to reach: at most 3)")
+
+
+async def _ask_until(engine: Engine, done: "asyncio.Future[None]") -> list[float]:
+    row, times = np.zeros((1, 784), np.float32), []
+    while not done.done():
+        started = time.perf_counter()
+        await engine.infer(request("mlp", row))
+        times.append(time.perf_counter() - started)
+        await asyncio.sleep(0.001)
+    await done
+    return times
+
+
+async def measure_many(root: Path) -> None:
+    """500 small models in one process."""
+    repository = root / "many"
+    for number in range(MANY):
+        shutil.copytree(root / "tiny/1", repository / f"m{number}/1", dirs_exist_ok=True)
+    row = np.zeros((1, 4), np.float32)
+    async with running(repository) as application:
+        marks = []
+        for number in range(MANY):
+            if number % 100 == 0:
+                marks.append((number, time.perf_counter(), _resident_bytes()))
+            await application.control.load(f"m{number}")
+        marks.append((MANY, time.perf_counter(), _resident_bytes()))
+        for number in range(MANY):
+            await application.engine.infer(request(f"m{number}", row))
+        print(f"{MANY} small models loaded, all answer; by hundreds:")
+        for (_, began, small), (count, ended, large) in itertools.pairwise(marks):
+            each, size = (ended - began) / 100 * 1e3, (large - small) / 100 / MEGABYTE
+            print(f"  up to {count}: {each:.0f} ms and {size:.2f} MB for each model")
+
+
+def _live_arrays() -> int:
+    return len(jax.live_arrays())  # type: ignore[no-untyped-call]
+
+
+def _resident_bytes() -> int:
+    return int(psutil.Process().memory_info().rss)
 
 
 async def _at_once(engine: Engine, rows: Tensor) -> float:
@@ -180,7 +288,14 @@ async def _awaited(call: Callable[[], Awaitable[object]]) -> float:
 
 
 MEASUREMENTS: Mapping[str, Callable[[Path], Awaitable[None]]] = MappingProxyType(
-    {"overhead": measure_overhead, "batching": measure_batching}
+    {
+        "overhead": measure_overhead,
+        "batching": measure_batching,
+        "unloads": measure_unloads,
+        "books": measure_books,
+        "loading": measure_loading,
+        "many": measure_many,
+    }
 )
 
 
