@@ -326,8 +326,10 @@ def test_nothing_is_left_of_a_closed_model(affine_directory: Path) -> None:
     gc.collect()
     before = len(jax.live_arrays())
     model = jax_export.load(affine_directory, LoadContext("m", "1", ModelConfig()))
-    watched = [weakref.ref[object](leaf) for leaf in model._leaves]
-    watched += [weakref.ref[object](program.call) for program in model._programs.values()]
+    (copy,) = model._copies
+    watched = [weakref.ref[object](leaf) for leaf in copy.leaves]
+    watched += [weakref.ref[object](program.call) for program in copy.table.programs]
+    del copy
     assert len(jax.live_arrays()) == before + 2
 
     model.close()

@@ -6,9 +6,10 @@ import jax
 import numpy as np
 import pytest
 
+from xlaserve.models.buckets import FIXED
 from xlaserve.models.export import export_model
 from xlaserve.models.loaded import LoadedModel
-from xlaserve.models.programs import CONSTANT_BYTES, FIXED, bucket_shape, warmed
+from xlaserve.models.programs import CONSTANT_BYTES, bucket_shape, warmed
 from xlaserve.tensors import DATATYPES, Tensor, TensorSpec
 
 Load = Callable[..., LoadedModel]

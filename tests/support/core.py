@@ -25,6 +25,9 @@ FP32 = DATATYPES["FP32"]
 class FakeModel:
     """Adds the number in its file to its input."""
 
+    replicas = 1
+    batch_limit = 0
+
     def __init__(self, amount: float, world: "World") -> None:
         self.info = ModelInfo(
             "fake",
@@ -38,7 +41,7 @@ class FakeModel:
         self._world = world
 
     def execute(
-        self, inputs: Mapping[str, Value], *, resident: bool = False
+        self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
     ) -> Mapping[str, Value]:
         assert not self.closed, "executed after close"
         self._world.may_execute.wait(10)
@@ -49,6 +52,16 @@ class FakeModel:
 
     def expected_seconds(self, rows: int) -> float:
         return self._world.seconds
+
+    def padded_rows(self, rows: int) -> int:
+        return rows
+
+    def compile_rest(
+        self,
+        check_cancelled: Callable[[], None] = lambda: None,
+        on_stage: Callable[[Stage], None] = lambda stage: None,
+    ) -> None:
+        """Have nothing left to compile."""
 
     def close(self) -> None:
         self.closed = True

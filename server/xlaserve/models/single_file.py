@@ -16,10 +16,10 @@ from jax.core import ShapedArray
 from jax.export import Exported, is_symbolic_dim
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models import artifact, files
+from xlaserve.models import artifact, files, placement, sites
 from xlaserve.models.artifact import BATCH_DIMENSION
 from xlaserve.models.buckets import DEFAULT_MAX_BATCH_SIZE
-from xlaserve.models.jax_export import JaxExportModel, compiled, invalid_model, sharding_on
+from xlaserve.models.jax_export import JaxExportModel, compiled, invalid_model
 from xlaserve.models.loaded import LoadContext
 from xlaserve.models.manifest import MAX_NAME_LENGTH
 from xlaserve.models.programs import DeviceParameters
@@ -37,11 +37,14 @@ def load(path: Path, context: LoadContext) -> JaxExportModel:
         files.read_checked(path.parent, path.name, limit_bytes=LIMIT_ARTIFACT_BYTES),
         name=path.name,
     )
-    artifact.check_runs(exported, context.device, path.name)
+    wanted = placement.read(context.config, context.device)
+    artifact.check_runs(exported, wanted.platform, path.name)
     with invalid_model(context.model, path.name):
         signature = agreed(signature_of(exported, path.name), context.config)
-        sharding = sharding_on(context.device)
-        return compiled(exported, DeviceParameters([], {}), signature, sharding, context)
+        layout = sites.layout(wanted)
+        for site in layout.sites:
+            site.check({})
+        return compiled(exported, DeviceParameters(), signature, layout, context)
 
 
 def signature_of(exported: Exported, name: str) -> Signature:
