@@ -21,10 +21,8 @@ def _groups(*groups: inference.ModelInstanceGroup) -> ModelConfig:
     return config_of(inference.ModelConfig(instance_group=list(groups)))
 
 
-def _group(
-    kind: inference.ModelInstanceGroupKind = KIND.KIND_AUTO, count: int = 0, *gpus: int
-) -> inference.ModelInstanceGroup:
-    return inference.ModelInstanceGroup(kind=kind, count=count, gpus=list(gpus))
+def _group(kind: int = KIND.KIND_AUTO, count: int = 0, *gpus: int) -> inference.ModelInstanceGroup:
+    return inference.ModelInstanceGroup(kind=KIND(kind), count=count, gpus=list(gpus))
 
 
 def test_without_a_word_a_model_goes_to_the_first_device() -> None:
