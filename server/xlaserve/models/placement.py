@@ -82,9 +82,9 @@ def read(config: ModelConfig, platform: str) -> Placement:
     return Placement(platform, groups, sharding)
 
 
-def copies(config: ModelConfig, platform: str = "cpu") -> int:
-    """Return how many copies of the parameters a placement takes; 1 where only JAX can tell."""
-    placement = read(config, platform)
+def copies(config: ModelConfig) -> int:
+    """Return how many copies of the parameters a configuration names; 1 where JAX has to tell."""
+    placement = read(config, "cuda")
     if placement.sharding is not None:
         return 1
     return len({index for group in placement.groups for index in group.devices or (0,)})
