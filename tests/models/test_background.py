@@ -25,20 +25,6 @@ Run = Callable[..., dict[str, Tensor]]
 
 
 @pytest.fixture
-def compilations() -> Iterator[list[str]]:
-    """Collect what XLA compiles while a test runs; may be cleared."""
-    names: list[str] = []
-
-    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            names.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield names
-    jax.monitoring.unregister_event_duration_listener(listen)
-
-
-@pytest.fixture
 def model(affine_directory: Path, compilations: list[str]) -> Iterator[JaxExportModel]:
     """The affine model, ready to serve: two of its five buckets are compiled."""
     compilations.clear()

@@ -4,7 +4,7 @@
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -33,20 +33,6 @@ def _rows(count: int, columns: int = 4) -> Tensor:
 def _affine(x: Tensor) -> Tensor:
     w = np.arange(4 * 300, dtype=np.float32).reshape(4, 300) / 1000
     return np.asarray(x @ w + np.linspace(-1, 1, 300, dtype=np.float32))
-
-
-@pytest.fixture
-def compilations() -> Iterator[list[str]]:
-    """Collect the names of what XLA compiles while a test runs."""
-    names: list[str] = []
-
-    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            names.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield names
-    jax.monitoring.unregister_event_duration_listener(listen)
 
 
 # --- executing ---------------------------------------------------------------------------------
@@ -328,7 +314,7 @@ def test_nothing_is_left_of_a_closed_model(affine_directory: Path) -> None:
     model = jax_export.load(affine_directory, LoadContext("m", "1", ModelConfig()))
     (copy,) = model._copies
     watched = [weakref.ref[object](leaf) for leaf in copy.leaves]
-    watched += [weakref.ref[object](program.call) for program in copy.table.programs]
+    watched += [weakref.ref[object](program.call) for program in copy.programs]
     del copy
     assert len(jax.live_arrays()) == before + 2
 

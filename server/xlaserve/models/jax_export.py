@@ -18,7 +18,7 @@ from jax.errors import JaxRuntimeError
 from jax.export import Exported
 
 from xlaserve.errors import InvalidModel, InvalidTensor, LoadCancelled, OutOfMemory, XlaserveError
-from xlaserve.models import artifact, buckets, manifest, placement, sites, weights
+from xlaserve.models import artifact, buckets, manifest, placement, shapes, sites, weights
 from xlaserve.models.buckets import FIXED, BucketPlan
 from xlaserve.models.loaded import LoadContext, ModelInfo, Stage, Value
 from xlaserve.models.programs import (
@@ -26,11 +26,13 @@ from xlaserve.models.programs import (
     Compiler,
     Copy,
     DeviceParameters,
+    Table,
     bucket_shape,
     buckets_of,
     copies_of,
     memory_of,
 )
+from xlaserve.models.shapes import OpenDimensions
 from xlaserve.models.signature import Signature, agreed
 from xlaserve.models.sites import Layout
 from xlaserve.tensors import Tensor, TensorSpec
@@ -89,6 +91,7 @@ class JaxExportModel:
         self._module_bytes = 0
         self._batched = bool(info.max_batch_size)
         self._independent = True
+        self._dimensions: OpenDimensions | None = None
         self._names = tuple(spec.name for spec in info.inputs)
         self._output_names = tuple(spec.name for spec in info.outputs)
         # On the CPU an output is read in place; elsewhere its copy follows its computation.
@@ -108,7 +111,8 @@ class JaxExportModel:
         copy = self._by_replica[replica]
         arguments = [inputs[name] for name in self._names]
         rows = self._rows(arguments) if self._batched else None
-        program = copy.table.program_for(rows or 0)
+        table = copy.table if self._dimensions is None else self._sized(copy, arguments)
+        program = table.program_for(rows or 0)
         bucket = program.rows
         ready: Arrays = []
         for index, value in enumerate(arguments):
@@ -156,13 +160,20 @@ class JaxExportModel:
             compile_seconds=sum(bucket.compile_seconds for bucket in compiled),
             buckets=compiled,
         )
-        if self._batched and self._independent:
+        if self._batched and self._independent and self._dimensions is None:
             self.batch_limit = self._copies[0].table.batch_limit()
 
-    def start(self, compiler: Compiler, plan: BucketPlan, context: LoadContext) -> None:
+    def start(
+        self,
+        compiler: Compiler,
+        plan: BucketPlan,
+        dimensions: OpenDimensions,
+        context: LoadContext,
+    ) -> None:
         """Compile what has to be there before the first request; the rest too, or later."""
         self._compiler = compiler
         self._independent = plan.independent
+        self._dimensions = dimensions if dimensions.places else None
         self._module_bytes = len(compiler.exported.mlir_module_serialized)
         if context.background_compile:
             self._rest.extend(plan.rest)
@@ -243,6 +254,14 @@ class JaxExportModel:
                 raise InvalidTensor(self._model, "input", spec.name, expected, f"{found} rows")
         return rows
 
+    def _sized(self, copy: Copy, values: list[Value]) -> Table:
+        """Return the table for the sizes of a request, whose values are on the host then."""
+        specs = self.info.inputs
+        tensors = [value if isinstance(value, np.ndarray) else value.numpy() for value in values]
+        values[:] = tensors
+        assert self._dimensions is not None
+        return copy.tables[self._dimensions.sizes_of(self._model, specs, tensors)]
+
     def _argument(
         self, copy: Copy, spec: TensorSpec, value: Value, bucket: int
     ) -> "jax.Array | Tensor":
@@ -264,7 +283,8 @@ def load(directory: Path, context: LoadContext) -> JaxExportModel:
     wanted = placement.read(context.config, context.device)
     exported = artifact.read(directory, described)
     entries = weights.read_entries(directory, manifest.WEIGHTS)
-    artifact.check(exported, described, entries, wanted.platform)
+    sized = shapes.is_sized(context.config)
+    artifact.check(exported, described, entries, wanted.platform, sized=sized)
     layout = sites.layout(wanted)
     for site in layout.sites:
         site.check({entry.name: entry.shape for entry in entries})
@@ -287,8 +307,10 @@ def compiled(
     copies = copies_of(layout, parameters)
     info = ModelInfo(PLATFORM, signature.inputs, signature.outputs, signature.max_batch_size)
     model = JaxExportModel(context.model, info, copies, layout.replicas, parameters)
-    compiler = Compiler(exported, parameters.constants, signature, copies)
-    model.start(compiler, plan, context)
+    avals = exported.in_avals[len(exported.in_avals) - len(signature.inputs) :]
+    dimensions = shapes.read(context.config, signature.inputs, avals)
+    compiler = Compiler(exported, parameters.constants, signature, copies, dimensions)
+    model.start(compiler, plan, dimensions, context)
     return model
 
 

@@ -64,6 +64,8 @@ class Bucket:
     """The sum over the devices."""
     seconds: float
     """One execution, the quickest of the warm-up."""
+    sizes: tuple[int, ...] = ()
+    """Of dimensions besides the batch that the artifact leaves open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ class LoadedModel(Protocol):
         """Return how many rows to gather at most: more do not lower the time per row.
 
         1 where batching gains nothing, 0 where requests must not be put together: there is no
-        batch dimension, or its rows depend on one another.
+        batch dimension, its rows depend on one another, or other dimensions are open.
         """
         ...
 

@@ -22,6 +22,7 @@ from xlaserve.models import manifest, weights
 from xlaserve.models.buckets import FIXED
 from xlaserve.models.loaded import Bucket, ModelMemory, Stage
 from xlaserve.models.manifest import Manifest
+from xlaserve.models.shapes import OpenDimensions, Sizes
 from xlaserve.models.signature import Signature
 from xlaserve.models.sites import Layout, Site
 from xlaserve.models.sizes import EXECUTABLE_BYTES
@@ -97,6 +98,7 @@ class Program:
 
     call: Call
     rows: int
+    sizes: Sizes
     seconds: float
     """The quickest run: loads side by side disturb one another while they measure."""
     compile_seconds: float = 0.0
@@ -137,7 +139,7 @@ class Table:
 class Copy:
     """One copy of a model: its parameters at a site, and what is compiled for them there."""
 
-    __slots__ = ("leaves", "leaves_bytes", "outputs", "replicas", "site", "table")
+    __slots__ = ("leaves", "leaves_bytes", "outputs", "replicas", "site", "table", "tables")
 
     def __init__(self, site: Site, leaves: Sequence[jax.Array], replicas: int) -> None:
         self.site = site
@@ -146,12 +148,27 @@ class Copy:
         """On each device of the site."""
         self.replicas = replicas
         self.table = Table()
+        """What serves, where no dimension but the batch is open; else the largest sizes."""
+        self.tables: dict[Sizes, Table] = {}
         self.outputs = site.outputs
+
+    def add(self, program: Program) -> None:
+        """Let requests use a program."""
+        table = self.tables.get(program.sizes, Table()).with_program(program)
+        # Threads look sizes up while others are added: a new dict, as the table is a new one.
+        self.tables = {**self.tables, program.sizes: table}
+        self.table = self.tables[max(self.tables)]
+
+    @property
+    def programs(self) -> list[Program]:
+        """Return all there are, by sizes and then by rows."""
+        return [program for sizes in sorted(self.tables) for program in self.tables[sizes].programs]
 
     def clear(self) -> None:
         """Drop parameters and executables."""
         self.leaves.clear()
         self.table = Table()
+        self.tables = {}
 
 
 def copies_of(layout: Layout, parameters: DeviceParameters) -> tuple[Copy, ...]:
@@ -172,8 +189,10 @@ class Compiler:
         constants: Mapping[int, Tensor],
         signature: Signature,
         copies: Sequence[Copy],
+        dimensions: OpenDimensions,
     ) -> None:
         self.exported = exported
+        self._dimensions = dimensions
         self._constants = constants
         self._signature = signature
         self._copies = copies
@@ -185,21 +204,32 @@ class Compiler:
         on_stage: Callable[[Stage], None],
     ) -> None:
         """Compile buckets for every copy, execute them, and only then let requests use them."""
-        work = [(copy, bucket) for bucket in buckets for copy in self._copies]
-        made: list[tuple[Copy, int, jax.stages.Compiled, float]] = []
-        for step, (copy, bucket) in enumerate(work, start=1):
+        work = [
+            (copy, bucket, sizes)
+            for bucket in buckets
+            for sizes in self._dimensions.combinations
+            for copy in self._copies
+        ]
+        made: list[tuple[jax.stages.Compiled, float]] = []
+        for step, one in enumerate(work, start=1):
             check_cancelled()
             on_stage(Stage("compiling", step, len(work)))
-            made.append((copy, bucket, *self._compiled(copy, bucket)))
-        for step, (copy, bucket, executable, seconds) in enumerate(made, start=1):
+            made.append(self._compiled(*one))
+        ready: list[tuple[Copy, Program]] = []
+        for step, (one, (executable, seconds)) in enumerate(zip(work, made, strict=True), start=1):
             check_cancelled()
             on_stage(Stage("warming", step, len(work)))
-            program = warmed(executable, copy.leaves, self._signature.inputs, bucket)
-            copy.table = copy.table.with_program(_measured(program, executable, copy, seconds))
+            copy, bucket, sizes = one
+            specs = self._dimensions.specs(self._signature.inputs, sizes)
+            quickest = warmed(executable, copy.leaves, specs, bucket)
+            ready.append((copy, _measured(executable, one, seconds, quickest)))
+        for copy, program in ready:
+            copy.add(program)
 
-    def _compiled(self, copy: Copy, bucket: int) -> tuple[jax.stages.Compiled, float]:
+    def _compiled(self, copy: Copy, bucket: int, sizes: Sizes) -> tuple[jax.stages.Compiled, float]:
         started = time.perf_counter()
-        arguments = _abstract(self._signature.inputs, bucket, copy.site)
+        specs = self._dimensions.specs(self._signature.inputs, sizes)
+        arguments = _abstract(specs, bucket, copy.site)
         # A jitted function keeps what it lowered, constants and all: one for each bucket.
         whole = copy.outputs if copy.site.rules else None
         function = jax.jit(_function(self.exported, self._constants), out_shardings=whole)
@@ -208,8 +238,12 @@ class Compiler:
 
 
 def _measured(
-    program: Program, executable: jax.stages.Compiled, copy: Copy, compile_seconds: float
+    executable: jax.stages.Compiled,
+    place: tuple[Copy, int, Sizes],
+    compile_seconds: float,
+    seconds: float,
 ) -> Program:
+    copy, bucket, sizes = place
     scratch, code = 0, 0
     analysis = executable.memory_analysis()
     if analysis is not None:
@@ -221,9 +255,10 @@ def _measured(
         )
         code = analysis.generated_code_size_in_bytes
     return Program(
-        program.call,
-        program.rows,
-        program.seconds,
+        executable,
+        bucket,
+        sizes,
+        seconds,
         compile_seconds,
         max(0, scratch),
         code or EXECUTABLE_BYTES,
@@ -268,15 +303,18 @@ def warmed(
     leaves: Sequence[jax.Array],
     specs: Sequence[TensorSpec],
     bucket: int,
-) -> Program:
-    """Execute until the first runs, which are slow, are over; then measure while that is quick."""
+) -> float:
+    """Execute until the first runs, which are slow, are over; then measure while that is quick.
+
+    Return the seconds of the quickest run.
+    """
     arguments: Arrays = [
         np.zeros(bucket_shape(spec, bucket), spec.datatype.dtype) for spec in specs
     ]
     runs = [_seconds(executable, leaves, arguments) for _ in range(_WARM_RUNS)]
     while len(runs) < _WARM_RUNS + _MEASURED_RUNS and sum(runs[1:]) < _MEASURED_SECONDS:
         runs.append(_seconds(executable, leaves, arguments))
-    return Program(executable, bucket, min(runs))
+    return min(runs)
 
 
 def _seconds(
@@ -295,8 +333,13 @@ def _bytes_per_device(leaf: jax.Array) -> int:
 def buckets_of(copies: Sequence[Copy]) -> tuple[Bucket, ...]:
     """Describe what is compiled; the time of one execution is that of the first copy."""
     return tuple(
-        Bucket(alike[0].rows, sum(one.compile_seconds for one in alike), alike[0].seconds)
-        for alike in zip(*(copy.table.programs for copy in copies), strict=True)
+        Bucket(
+            alike[0].rows,
+            sum(one.compile_seconds for one in alike),
+            alike[0].seconds,
+            alike[0].sizes,
+        )
+        for alike in zip(*(copy.programs for copy in copies), strict=True)
     )
 
 
@@ -308,7 +351,7 @@ def memory_of(copies: Sequence[Copy], constants_bytes: int, module_bytes: int) -
     parameters, constants, scratch, code = 0, 0, 0, module_bytes
     per_device = Counter[str]({copies[0].site.device_names[0]: module_bytes})
     for copy in copies:
-        programs, devices = copy.table.programs, copy.site.device_names
+        programs, devices = copy.programs, copy.site.device_names
         own = (
             copy.leaves_bytes,
             constants_bytes * len(programs),
