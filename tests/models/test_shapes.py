@@ -9,6 +9,7 @@ import jax
 import jax.monitoring
 import numpy as np
 import pytest
+from jax.core import ShapedArray
 
 from xlaserve.errors import InvalidModel, InvalidTensor
 from xlaserve.models import jax_export, shapes, single_file
@@ -30,7 +31,7 @@ def _config(sizes: str, **parameters: str) -> ModelConfig:
 def _avals(*written: str) -> list[Any]:
     scope = jax.export.SymbolicScope()
     found = [jax.export.symbolic_shape(shape, scope=scope) for shape in written]
-    return [jax.core.ShapedArray(shape, np.float32) for shape in found]
+    return [ShapedArray(shape, np.float32) for shape in found]
 
 
 @pytest.fixture

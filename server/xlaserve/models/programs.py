@@ -8,7 +8,7 @@ import weakref
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from types import MappingProxyType
@@ -39,8 +39,13 @@ _MEASURED_SECONDS = 0.005
 _WORTH_WHILE = 0.95
 """A larger batch is worth the wait where its time per row is at most this part of the other's."""
 
-_AROUND_SECONDS = 50e-6
+_AROUND_SECONDS = 100e-6
 """What one execution costs besides, in threads and futures: it is shared by the rows as well."""
+
+_LOOKS_AGAIN = 2
+_LOOK_SECONDS = 0.002
+"""Later looks at every program, and how long one may take: what disturbs one for some milliseconds
+would make its bucket look worse than its neighbours."""
 
 Arrays: TypeAlias = "list[jax.Array | Tensor]"
 """Arguments of an executable: numpy arrays go in as they are, which is quicker than putting them
@@ -223,8 +228,19 @@ class Compiler:
             specs = self._dimensions.specs(self._signature.inputs, sizes)
             quickest = warmed(executable, copy.leaves, specs, bucket)
             ready.append((copy, _measured(executable, one, seconds, quickest)))
+        for _ in range(_LOOKS_AGAIN):
+            check_cancelled()
+            ready = [(copy, self._looked_at_again(copy, program)) for copy, program in ready]
         for copy, program in ready:
             copy.add(program)
+
+    def _looked_at_again(self, copy: Copy, program: Program) -> Program:
+        """Return the program with the quickest run of this look too, if there is time for one."""
+        runs = min(_MEASURED_RUNS, int(_LOOK_SECONDS / max(program.seconds, 1e-6)))
+        specs = self._dimensions.specs(self._signature.inputs, program.sizes)
+        arguments = _zeros(specs, program.rows)
+        looks = [_seconds(program.call, copy.leaves, arguments) for _ in range(runs)]
+        return replace(program, seconds=min([program.seconds, *looks]))
 
     def _compiled(self, copy: Copy, bucket: int, sizes: Sizes) -> tuple[jax.stages.Compiled, float]:
         started = time.perf_counter()
@@ -308,20 +324,20 @@ def warmed(
 
     Return the seconds of the quickest run.
     """
-    arguments: Arrays = [
-        np.zeros(bucket_shape(spec, bucket), spec.datatype.dtype) for spec in specs
-    ]
+    arguments = _zeros(specs, bucket)
     runs = [_seconds(executable, leaves, arguments) for _ in range(_WARM_RUNS)]
     while len(runs) < _WARM_RUNS + _MEASURED_RUNS and sum(runs[1:]) < _MEASURED_SECONDS:
         runs.append(_seconds(executable, leaves, arguments))
     return min(runs)
 
 
-def _seconds(
-    executable: jax.stages.Compiled, leaves: Sequence[jax.Array], arguments: Arrays
-) -> float:
+def _zeros(specs: Sequence[TensorSpec], bucket: int) -> Arrays:
+    return [np.zeros(bucket_shape(spec, bucket), spec.datatype.dtype) for spec in specs]
+
+
+def _seconds(call: Call, leaves: Sequence[jax.Array], arguments: Arrays) -> float:
     started = time.perf_counter()
-    for output in executable(leaves, arguments):
+    for output in call(leaves, arguments):
         np.asarray(output)
     return time.perf_counter() - started
 

@@ -23,7 +23,11 @@ _NO_RULES: Mapping[str, tuple[Axes, ...]] = {}
 class Site:
     """Where one copy of a model lies: its parameters, its inputs and its outputs."""
 
-    def __init__(self, devices: Sequence[jax.Device], sharding: Sharding | None = None) -> None:
+    def __init__(
+        self,
+        devices: Sequence[jax.Device],  # pyright: ignore[reportInvalidTypeForm], as jax declares it
+        sharding: Sharding | None = None,
+    ) -> None:
         self.devices = tuple(devices)
         self._sharding = sharding
 
