@@ -453,3 +453,13 @@ def test_configuration_that_cannot_be_is_refused_before_compiling(
     with pytest.raises(InvalidModel):
         load(affine_directory, ModelConfig(parameters=parameters))
     assert [] == compilations
+
+
+def test_outputs_of_another_device_are_copied_behind_the_computation(
+    affine_directory: Path, load: Load, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: all copies are under way before the first is waited for."""
+    model = load(affine_directory)
+    monkeypatch.setattr(model, "_fetches", True)
+
+    assert np.allclose(_affine(_rows(5)), run(model, {"x": _rows(5)})["y"], atol=1e-5)

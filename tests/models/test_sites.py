@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models import placement, sites
+from xlaserve.models import device, placement, sites
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.export import export_model
 from xlaserve.models.placement import Group, Placement
@@ -25,7 +25,7 @@ PARAMETERS = {"w1": (6, 512), "w2": (512, 8), "b": (512,)}
 
 
 def _devices(layout: Layout) -> list[tuple[int, ...]]:
-    return [tuple(device.id for device in layout.sites[index].devices) for index in layout.replicas]
+    return [tuple(one.id for one in layout.sites[index].devices) for index in layout.replicas]
 
 
 @pytest.mark.parametrize(
@@ -112,6 +112,27 @@ def test_parameter_that_cannot_be_split_is_named() -> None:
 def test_mesh_is_for_all_of_the_devices() -> None:
     with pytest.raises(InvalidModel, match="'mesh': expected axes for 2 devices, got 'model=3'"):
         _sharded({"w1": ["model"]}, mesh="model=3")
+
+
+def test_devices_are_booked_by_the_name_that_was_asked_for() -> None:
+    """A device of CUDA calls its platform gpu."""
+    assert ("cuda:1",) == sites.Site([jax.devices()[1]], platform="cuda").device_names
+
+
+def test_memory_of_the_cpu_is_the_hosts() -> None:
+    assert {} == device.memory("cpu")
+
+
+def test_memory_of_a_device_is_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fake:
+        id = 1
+
+        def memory_stats(self) -> dict[str, int]:
+            return {"bytes_in_use": 3, "bytes_limit": 7}
+
+    monkeypatch.setattr(jax, "local_devices", lambda backend: [Fake()])
+
+    assert {"cuda:1": (3, 7)} == device.memory("cuda")
 
 
 # --- on four and eight, each in a process of its own -------------------------------------------

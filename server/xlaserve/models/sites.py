@@ -27,14 +27,17 @@ class Site:
         self,
         devices: Sequence[jax.Device],  # pyright: ignore[reportInvalidTypeForm], as jax declares it
         sharding: Sharding | None = None,
+        *,
+        platform: str = "cpu",
     ) -> None:
         self.devices = tuple(devices)
+        self._platform = platform
         self._sharding = sharding
 
     @property
     def device_names(self) -> tuple[str, ...]:
         """Return the devices as memory is booked on them: `cpu:0`."""
-        return tuple(f"{device.platform}:{device.id}" for device in self.devices)
+        return tuple(_name(self._platform, device.id) for device in self.devices)
 
     @property
     def rules(self) -> Mapping[str, tuple[Axes, ...]]:
@@ -129,14 +132,32 @@ def layout(placement: Placement) -> Layout:
     present = jax.local_devices(backend=placement.platform)
     if placement.sharding is not None:
         (group,) = placement.groups
-        site = Site([present[i] for i in _indexes(group, placement)], placement.sharding)
+        devices = [present[index] for index in _indexes(group, placement)]
+        site = Site(devices, placement.sharding, platform=placement.platform)
         _ = site.outputs  # the mesh fits, or the load ends here
         return Layout((site,), (0,) * group.count)
     seats = list(_seats(placement))
     used = list(dict.fromkeys(seats))
     return Layout(
-        tuple(Site([present[index]]) for index in used), tuple(used.index(seat) for seat in seats)
+        tuple(Site([present[index]], platform=placement.platform) for index in used),
+        tuple(used.index(seat) for seat in seats),
     )
+
+
+def memory(platform: str) -> dict[str, tuple[int, int]]:
+    """Return bytes in use and the limit of each device; none where that is the host's memory."""
+    found: dict[str, tuple[int, int]] = {}
+    for device in jax.local_devices(backend=platform):
+        statistics = device.memory_stats()
+        if statistics is not None:
+            in_use, limit = statistics.get("bytes_in_use", 0), statistics.get("bytes_limit", 0)
+            found[_name(platform, device.id)] = (in_use, limit)
+    return found
+
+
+def _name(platform: str, index: int) -> str:
+    # Not what a device calls its platform: one of CUDA says gpu.
+    return f"{platform}:{index}"
 
 
 def _seats(placement: Placement) -> Iterator[int]:
