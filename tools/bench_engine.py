@@ -119,8 +119,8 @@ async def measure_overhead(root: Path) -> None:
     async with running(root, "tiny") as application:
         engine, wire = application.engine, np.ones((1, 4), np.float32).tobytes()
         _, instance = application.registry.resolve("tiny")
-        program: Any = instance.runner._programs[1]  # type: ignore[union-attr]
-        leaves: Any = instance.runner._leaves  # type: ignore[union-attr]
+        copy: Any = instance.runner._copies[0]  # type: ignore[union-attr]
+        program, leaves = copy.table.program_for(1), copy.leaves
 
         def directly() -> None:
             for _ in range(count):

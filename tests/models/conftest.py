@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import jax
+import jax.monitoring
 import numpy as np
 import pytest
 
@@ -75,3 +76,17 @@ def run() -> Run:
         return {name: value for name, value in outputs.items() if isinstance(value, np.ndarray)}
 
     return execute
+
+
+@pytest.fixture
+def compilations() -> Iterator[list[str]]:
+    """Collect the names of what XLA compiles while a test runs; may be cleared."""
+    names: list[str] = []
+
+    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            names.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield names
+    jax.monitoring.unregister_event_duration_listener(listen)

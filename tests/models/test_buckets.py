@@ -2,7 +2,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlaserve.models.buckets import MAX_BATCH_SIZE, bucket_for, buckets_up_to
+from xlaserve.errors import InvalidModel
+from xlaserve.models import buckets
+from xlaserve.models.buckets import FIXED, MAX_BATCH_SIZE, bucket_for, buckets_up_to
+from xlaserve.models.config import ModelConfig
+from xlaserve_proto import inference
 
 sizes = st.integers(1, MAX_BATCH_SIZE)
 
@@ -50,3 +54,87 @@ def test_no_bucket_holds_more_rows_than_the_maximum() -> None:
 
 def test_empty_batch_takes_the_first_bucket() -> None:
     assert 1 == bucket_for(buckets_up_to(8), 0)
+
+
+# --- as configured -----------------------------------------------------------------------------
+
+
+def _preferring(*sizes: int, **parameters: str) -> ModelConfig:
+    batching = inference.ModelDynamicBatching(preferred_batch_size=list(sizes))
+    return ModelConfig(
+        parameters=parameters, message=inference.ModelConfig(dynamic_batching=batching)
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (ModelConfig(), (1, 2, 3, 4, 6, 8, 12, 16)),
+        (ModelConfig(parameters={"batch_sizes": "1, 8"}), (1, 8, 16)),
+        (ModelConfig(parameters={"batch_sizes": "4"}), (4, 16)),
+        (_preferring(5, 8), (1, 2, 3, 4, 5, 6, 8, 12, 16)),
+        (_preferring(5, batch_sizes="16"), (5, 16)),
+        (ModelConfig(message=inference.ModelConfig()), (1, 2, 3, 4, 6, 8, 12, 16)),
+        (ModelConfig(parameters={"batch_independent": "false"}), tuple(range(1, 17))),
+    ],
+)
+def test_configuration_decides_the_buckets(config: ModelConfig, expected: tuple[int, ...]) -> None:
+    """The largest batch can be served whatever else is asked for."""
+    assert expected == buckets.plan(16, config).sizes
+
+
+def test_without_a_batch_there_is_one_bucket() -> None:
+    found = buckets.plan(0, ModelConfig())
+
+    assert ((FIXED,), (FIXED,), ()) == (found.sizes, found.first, found.rest)
+
+
+@pytest.mark.parametrize(
+    ("limit", "config", "text"),
+    [
+        (16, ModelConfig(parameters={"batch_sizes": "1,x"}), 'expected sizes like "1,8,32"'),
+        (16, ModelConfig(parameters={"batch_sizes": ""}), 'expected sizes like "1,8,32"'),
+        (16, ModelConfig(parameters={"batch_sizes": "0"}), "batch_sizes: expected 1 to 16, got 0"),
+        (16, ModelConfig(parameters={"batch_sizes": "17"}), "expected 1 to 16, got 17"),
+        (16, _preferring(17), "preferred_batch_size: expected 1 to 16, got 17"),
+        (0, ModelConfig(parameters={"batch_sizes": "1"}), "the model has no batch dimension"),
+        (16, ModelConfig(parameters={"batch_independent": "no"}), "expected true or false"),
+        (65, ModelConfig(parameters={"batch_independent": "false"}), "expected 64 at most"),
+        (
+            8,
+            ModelConfig(parameters={"batch_independent": "false", "batch_sizes": "1"}),
+            "is compiled for every size",
+        ),
+        (
+            100,
+            ModelConfig(parameters={"batch_sizes": ",".join(map(str, range(1, 100)))}),
+            "expected 64 batch sizes at most, got 100",
+        ),
+    ],
+)
+def test_buckets_that_cannot_be_are_refused(limit: int, config: ModelConfig, text: str) -> None:
+    with pytest.raises(InvalidModel) as caught:
+        buckets.plan(limit, config)
+    assert text in str(caught.value)
+
+
+def test_smallest_and_largest_come_first() -> None:
+    """With these two everything can be served; the others only save padding."""
+    found = buckets.plan(64, ModelConfig())
+
+    assert (1, 64) == found.first
+    assert sorted(found.sizes) == sorted({*found.first, *found.rest})
+    assert (16, 32, 6) == found.rest[:3]
+
+
+def test_dependent_rows_leave_nothing_for_later() -> None:
+    found = buckets.plan(8, ModelConfig(parameters={"batch_independent": "false"}))
+
+    assert (found.sizes, ()) == (found.first, found.rest)
+
+
+@given(sizes)
+def test_each_bucket_is_compiled_once(max_batch_size: int) -> None:
+    found = buckets.plan(max_batch_size, ModelConfig())
+
+    assert sorted(found.sizes) == sorted((*found.first, *found.rest))

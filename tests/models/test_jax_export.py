@@ -4,7 +4,7 @@
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -33,20 +33,6 @@ def _rows(count: int, columns: int = 4) -> Tensor:
 def _affine(x: Tensor) -> Tensor:
     w = np.arange(4 * 300, dtype=np.float32).reshape(4, 300) / 1000
     return np.asarray(x @ w + np.linspace(-1, 1, 300, dtype=np.float32))
-
-
-@pytest.fixture
-def compilations() -> Iterator[list[str]]:
-    """Collect the names of what XLA compiles while a test runs."""
-    names: list[str] = []
-
-    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            names.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield names
-    jax.monitoring.unregister_event_duration_listener(listen)
 
 
 # --- executing ---------------------------------------------------------------------------------
@@ -326,8 +312,10 @@ def test_nothing_is_left_of_a_closed_model(affine_directory: Path) -> None:
     gc.collect()
     before = len(jax.live_arrays())
     model = jax_export.load(affine_directory, LoadContext("m", "1", ModelConfig()))
-    watched = [weakref.ref[object](leaf) for leaf in model._leaves]
-    watched += [weakref.ref[object](program.call) for program in model._programs.values()]
+    (copy,) = model._copies
+    watched = [weakref.ref[object](leaf) for leaf in copy.leaves]
+    watched += [weakref.ref[object](program.call) for program in copy.programs]
+    del copy
     assert len(jax.live_arrays()) == before + 2
 
     model.close()
@@ -421,3 +409,70 @@ def test_artifact_of_several_platforms_runs_on_the_one_that_is_here(
 
     with pytest.raises(InvalidModel, match="was exported for cpu, cuda, this server runs on tpu"):
         jax_export.load(affine_directory, context)
+
+
+# --- rows that depend on one another, and replicas ---------------------------------------------
+
+
+def test_dependent_rows_are_never_padded(
+    tmp_path: Path, load: Load, run: Run, compilations: list[str]
+) -> None:
+    """With a row of zeros more, the mean would be another one."""
+    batch = jax.export.symbolic_shape("b")
+    argument = jax.ShapeDtypeStruct((*batch, 2), np.float32)
+    centred = jax.jit(lambda x: x - x.mean(axis=0, keepdims=True))
+    path = tmp_path / "m.jaxexp"
+    path.write_bytes(jax.export.export(centred)(argument).serialize())
+    compilations.clear()
+    config = ModelConfig(max_batch_size=6, parameters={"batch_independent": "false"})
+    model = load(path, config)
+
+    assert (6, 0) == (len(compilations), model.batch_limit)
+    for count in range(1, 7):
+        x = np.arange(2 * count, dtype=np.float32).reshape(count, 2)
+        assert count == model.padded_rows(count)
+        assert np.allclose(x - x.mean(axis=0), run(model, {"input_0": x})["output_0"])
+
+
+def test_replicas_answer_alike(affine_directory: Path, load: Load, run: Run) -> None:
+    model = load(affine_directory, ModelConfig(parameters={"devices": "all"}))
+
+    found = [model.execute({"x": _rows(5)}, replica=replica)["y"] for replica in (0, 1)]
+
+    assert 2 == model.replicas
+    assert all(isinstance(y, np.ndarray) and np.allclose(_affine(_rows(5)), y) for y in found)
+
+
+def test_array_from_another_device_is_fetched(
+    affine_directory: Path, affine_model: LoadedModel, tmp_path: Path, load: Load, run: Run
+) -> None:
+    """What one replica left on its device, another can take."""
+    sink = load(_sink(tmp_path), ModelConfig(parameters={"devices": "1"}))
+
+    middle = affine_model.execute({"x": _rows(4)}, resident=True)["y"]
+    found = run(sink, {"z": middle})["sum"]
+
+    assert np.allclose(_affine(_rows(4)).sum(axis=1, keepdims=True), found, atol=1e-3)
+
+
+def test_batching_gain_is_known_from_the_warm_up(affine_model: LoadedModel) -> None:
+    assert affine_model.batch_limit in {bucket.rows for bucket in affine_model.info.buckets}
+
+
+@pytest.mark.parametrize("parameters", [{"devices": "7"}, {"batch_sizes": "7"}])
+def test_configuration_that_cannot_be_is_refused_before_compiling(
+    affine_directory: Path, load: Load, compilations: list[str], parameters: dict[str, str]
+) -> None:
+    with pytest.raises(InvalidModel):
+        load(affine_directory, ModelConfig(parameters=parameters))
+    assert [] == compilations
+
+
+def test_outputs_of_another_device_are_copied_behind_the_computation(
+    affine_directory: Path, load: Load, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: all copies are under way before the first is waited for."""
+    model = load(affine_directory)
+    monkeypatch.setattr(model, "_fetches", True)
+
+    assert np.allclose(_affine(_rows(5)), run(model, {"x": _rows(5)})["y"], atol=1e-5)

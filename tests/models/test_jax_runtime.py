@@ -1,3 +1,4 @@
+import gc
 import subprocess
 import sys
 
@@ -63,3 +64,12 @@ for device in ("tpu", "gpu"):
 def test_memory_is_released_any_number_of_times() -> None:
     jax_runtime.release_memory()
     jax_runtime.release_memory()
+
+
+def test_jax_itself_is_left_out_of_garbage_collections() -> None:
+    """Only once: what was frozen is never collected, and models come later."""
+    frozen = gc.get_freeze_count()
+
+    jax_runtime.start("cpu")
+
+    assert 0 < frozen == gc.get_freeze_count()

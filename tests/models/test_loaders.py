@@ -119,3 +119,11 @@ def test_predicted_size_is_near_the_measured_one(
     measured = affine_model.info.memory.total_bytes
 
     assert measured == pytest.approx(loaders.predict_size(affine_directory), rel=0.1)
+
+
+def test_size_counts_a_copy_for_each_device(affine_directory: Path) -> None:
+    config = ModelConfig(parameters={"devices": "0,1"})
+
+    assert 2 * loaders.predict_size(affine_directory) == loaders.predict_size(
+        affine_directory, config
+    )

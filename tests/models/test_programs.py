@@ -6,9 +6,10 @@ import jax
 import numpy as np
 import pytest
 
+from xlaserve.models.buckets import FIXED
 from xlaserve.models.export import export_model
 from xlaserve.models.loaded import LoadedModel
-from xlaserve.models.programs import CONSTANT_BYTES, FIXED, bucket_shape, warmed
+from xlaserve.models.programs import CONSTANT_BYTES, Program, Table, bucket_shape, warmed
 from xlaserve.tensors import DATATYPES, Tensor, TensorSpec
 
 Load = Callable[..., LoadedModel]
@@ -40,11 +41,11 @@ def test_bucket_is_executed_before_it_is_measured() -> None:
     """The first execution is slower than the others: pages, threads, caches."""
     executable: Any = _Executable()
 
-    program = warmed(executable, [], [X], 6)
+    seconds = warmed(executable, [], [X], 6)
 
     assert len(executable.shapes) > 2
     assert {(6, 4)} == set(executable.shapes)
-    assert 0 < program.seconds
+    assert 0 < seconds
 
 
 @pytest.mark.parametrize(("count", "constants", "arguments"), [(256, 1024, 0), (257, 0, 1028)])
@@ -64,3 +65,43 @@ def test_small_parameters_are_constants(
     assert 2 * constants == model.info.memory.constants_bytes
     assert arguments == model.info.memory.parameters_bytes
     assert np.all(run(model, {"x": np.ones((2, count), np.float32)})["y"] == 3)
+
+
+# --- the executables that requests may use -----------------------------------------------------
+
+
+def _table(**milliseconds: float) -> Table:
+    """Return a table from `rows_1=...` and so on, added in this order."""
+    table = Table()
+    executable: Any = None
+    for name, value in milliseconds.items():
+        program = Program(executable, int(name.removeprefix("rows_")), (), value / 1000)
+        table = table.with_program(program)
+    return table
+
+
+def test_next_larger_bucket_serves_until_there_is_a_better_one() -> None:
+    table = _table(rows_8=1, rows_1=1)
+    more = table.with_program(Program(table.programs[0].call, 4, (), 0.001))
+
+    assert [1, 8, 8, 8] == [table.program_for(rows).rows for rows in (0, 2, 4, 9)]
+    assert [1, 4, 4, 8] == [more.program_for(rows).rows for rows in (0, 2, 4, 9)]
+    assert (1, 8) == table.buckets
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        (_table(rows_1=1), 1),
+        (_table(rows_1=10, rows_4=12, rows_8=14), 8),
+        (_table(rows_1=10, rows_4=12, rows_8=24), 4),
+        (_table(rows_1=10, rows_4=60, rows_8=20, rows_16=80), 8),
+        (_table(rows_1=10, rows_2=20, rows_4=40), 1),
+        (_table(rows_1=0.01, rows_8=0.08), 8),
+    ],
+    ids=["one", "flat", "then linear", "odd one out", "no gain", "tiny"],
+)
+def test_batches_stop_where_the_time_per_row_does(table: Table, expected: int) -> None:
+    """A larger batch that is not cheaper per row only waits longer; tiny ones share what a call
+    costs around the computation."""
+    assert expected == table.batch_limit()

@@ -25,6 +25,8 @@ FP32 = DATATYPES["FP32"]
 class FakeModel:
     """Adds the number in its file to its input."""
 
+    replicas = 1
+
     def __init__(self, amount: float, world: "World") -> None:
         self.info = ModelInfo(
             "fake",
@@ -34,13 +36,9 @@ class FakeModel:
             memory=ModelMemory(parameters_bytes=world.measured_bytes),
         )
         self.amount = amount
-        self.replicas = 1
         self.batch_limit = world.batch_limit
         self.closed = False
         self._world = world
-
-    def padded_rows(self, rows: int) -> int:
-        return rows
 
     def execute(
         self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
@@ -54,6 +52,16 @@ class FakeModel:
 
     def expected_seconds(self, rows: int) -> float:
         return self._world.seconds
+
+    def padded_rows(self, rows: int) -> int:
+        return rows
+
+    def compile_rest(
+        self,
+        check_cancelled: Callable[[], None] = lambda: None,
+        on_stage: Callable[[Stage], None] = lambda stage: None,
+    ) -> None:
+        """Have nothing left to compile."""
 
     def close(self) -> None:
         self.closed = True

@@ -117,16 +117,24 @@ def check_custom_calls(text: str, name: str = ARTIFACT) -> None:
 
 
 def check(
-    exported: Exported, described: Manifest, entries: Sequence[WeightEntry], platform: str
+    exported: Exported,
+    described: Manifest,
+    entries: Sequence[WeightEntry],
+    platform: str,
+    *,
+    sized: bool = False,
 ) -> None:
-    """Raise InvalidModel when artifact, manifest and weights do not describe the same function."""
+    """Raise InvalidModel when artifact, manifest and weights do not describe the same function.
+
+    `sized`: dimensions besides the batch may be open, a configuration says their sizes.
+    """
     check_runs(exported, platform)
     _check_trees(exported, described)
     count = len(described.parameters)
     _check_parameters(exported.in_avals[:count], described, {e.name: e for e in entries})
     batch = BATCH_DIMENSION if described.max_batch_size else None
-    _check_tensors("input", exported.in_avals[count:], described.inputs, batch)
-    _check_tensors("output", exported.out_avals, described.outputs, batch)
+    _check_tensors("input", exported.in_avals[count:], described.inputs, batch, sized=sized)
+    _check_tensors("output", exported.out_avals, described.outputs, batch, sized=sized)
 
 
 def check_runs(exported: Exported, platform: str, name: str = ARTIFACT) -> None:
@@ -183,10 +191,15 @@ def _check_parameters(
 
 
 def _check_tensors(
-    kind: str, avals: Sequence[_Abstract], specs: Sequence[TensorSpec], batch: str | None
+    kind: str,
+    avals: Sequence[_Abstract],
+    specs: Sequence[TensorSpec],
+    batch: str | None,
+    *,
+    sized: bool,
 ) -> None:
     for spec, aval in zip(specs, avals, strict=True):
-        shape = _shape(f"{kind} '{spec.name}'", aval.shape, batch)
+        shape = _shape(f"{kind} '{spec.name}'", aval.shape, batch, sized=sized)
         if (spec.datatype.dtype, spec.shape) != (aval.dtype, shape):
             raise InvalidModel(
                 f"{kind} '{spec.name}': expected {describe(aval.dtype.name, shape)} as the "
@@ -195,7 +208,12 @@ def _check_tensors(
 
 
 def specs_of(
-    kind: str, names: Sequence[str], avals: Sequence[_Abstract], batch: str | None
+    kind: str,
+    names: Sequence[str],
+    avals: Sequence[_Abstract],
+    batch: str | None,
+    *,
+    sized: bool = False,
 ) -> tuple[TensorSpec, ...]:
     """Describe arguments or results as V2 does; raises InvalidModel that names the tensor.
 
@@ -207,19 +225,22 @@ def specs_of(
         datatype = datatype_of(aval.dtype) if isinstance(aval.dtype, np.dtype) else None
         if datatype is None:
             raise InvalidModel(f"{kind} '{name}' has dtype {aval.dtype}, which V2 has no name for")
-        specs.append(TensorSpec(name, datatype, _shape(f"{kind} '{name}'", aval.shape, batch)))
+        shape = _shape(f"{kind} '{name}'", aval.shape, batch, sized=sized)
+        specs.append(TensorSpec(name, datatype, shape))
     return tuple(specs)
 
 
-def _shape(what: str, dimensions: Sequence[object], batch: str | None) -> Shape:
+def _shape(
+    what: str, dimensions: Sequence[object], batch: str | None, *, sized: bool = False
+) -> Shape:
     """Return the shape with -1 for the batch; raises InvalidModel for other open dimensions."""
     shape = tuple(size if isinstance(size, int) else -1 for size in dimensions)
     problem = ""
     if batch is not None and [str(size) for size in dimensions[:1]] != [batch]:
         problem = "its first dimension is not the batch"
-    elif -1 in shape[1:]:
+    elif -1 in shape[1:] and not sized:
         problem = "but only the batch, as the first dimension, may be open"
-    elif -1 in shape and batch is None:
+    elif -1 in shape[:1] and batch is None:
         problem = "but its first dimension is open and max_batch_size is 0"
     if problem:
         raise InvalidModel(f"{what} has the shape ({_written(dimensions)}), {problem}")

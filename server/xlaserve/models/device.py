@@ -1,5 +1,7 @@
 """JAX on demand: it is imported when a device is first needed, seconds after the port opened."""
 
+from collections.abc import Mapping
+
 
 def start(device: str) -> str:
     """Start JAX on `auto`, `cpu`, `cuda` or `tpu` and return the platform; see `jax_runtime`.
@@ -16,6 +18,13 @@ def memory_limit_bytes() -> int | None:
     from xlaserve.models import jax_runtime
 
     return jax_runtime.memory_limit_bytes()
+
+
+def memory(platform: str) -> Mapping[str, tuple[int, int]]:
+    """Return bytes in use and the limit of each device, `cuda:0`; none for the CPU. Blocks."""
+    from xlaserve.models import sites
+
+    return sites.memory(platform)
 
 
 def release_memory() -> None:

@@ -1,12 +1,12 @@
 """Models that give back what they get: no file, no JAX, every datatype."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models.loaded import LoadContext, ModelInfo, Value
+from xlaserve.models.loaded import LoadContext, ModelInfo, Stage, Value
 from xlaserve.models.signature import from_config
 from xlaserve.tensors import describe
 
@@ -16,18 +16,16 @@ PLATFORM = "identity"
 class IdentityModel:
     """Output i is input i. For testing a wire, and for measuring a server without a model."""
 
+    replicas = 1
+    batch_limit = 0
+    """There is no time per row to lower."""
+
     def __init__(self, info: ModelInfo) -> None:
         self.info = info
-        self.replicas = 1
-        self.batch_limit = 0
         self._pairs = tuple(
             (output.name, source.name)
             for output, source in zip(info.outputs, info.inputs, strict=True)
         )
-
-    def padded_rows(self, rows: int) -> int:
-        """Return the same: nothing is padded."""
-        return rows
 
     def execute(
         self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
@@ -41,6 +39,17 @@ class IdentityModel:
     def expected_seconds(self, rows: int) -> float:
         """Return 0: there is nothing to compute."""
         return 0.0
+
+    def padded_rows(self, rows: int) -> int:
+        """Return the rows as they are."""
+        return rows
+
+    def compile_rest(
+        self,
+        check_cancelled: Callable[[], None] = lambda: None,
+        on_stage: Callable[[Stage], None] = lambda stage: None,
+    ) -> None:
+        """Do nothing: there is nothing to compile."""
 
     def close(self) -> None:
         """Do nothing: there is nothing to drop."""

@@ -5,31 +5,37 @@
 
 import gc
 import re
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import jax
 import numpy as np
 from jax.errors import JaxRuntimeError
 from jax.export import Exported
-from jax.sharding import SingleDeviceSharding
 
-from xlaserve.errors import InvalidModel, InvalidTensor, OutOfMemory, XlaserveError
-from xlaserve.models import artifact, manifest, weights
-from xlaserve.models.buckets import bucket_for
-from xlaserve.models.loaded import LoadContext, ModelInfo, Value
+from xlaserve.errors import InvalidModel, InvalidTensor, LoadCancelled, OutOfMemory, XlaserveError
+from xlaserve.models import artifact, buckets, manifest, placement, shapes, sites, weights
+from xlaserve.models.buckets import FIXED, BucketPlan
+from xlaserve.models.loaded import LoadContext, ModelInfo, Stage, Value
 from xlaserve.models.programs import (
-    FIXED,
     Arrays,
+    Compiler,
+    Copy,
     DeviceParameters,
-    Program,
+    Table,
     bucket_shape,
-    compile_programs,
+    buckets_of,
+    copies_of,
+    memory_of,
 )
+from xlaserve.models.shapes import OpenDimensions
 from xlaserve.models.signature import Signature, agreed
+from xlaserve.models.sites import Layout
 from xlaserve.tensors import Tensor, TensorSpec
 
 PLATFORM = "jax_export"
@@ -75,35 +81,30 @@ class JaxExportModel:
         self,
         model: str,
         info: ModelInfo,
-        programs: Mapping[int, Program],
+        copies: Sequence[Copy],
+        replicas: Sequence[int],
         parameters: DeviceParameters,
-        sharding: SingleDeviceSharding,
     ) -> None:
         self.info = info
+        self.replicas = len(replicas)
+        self.batch_limit = 0
         self._model = model
-        self._programs = dict(programs)
-        self._buckets = tuple(sorted(programs))
-        self._leaves = list(parameters.leaves)
+        self._copies = tuple(copies)
+        self._by_replica = tuple(copies[index] for index in replicas)
         self._host = parameters.host
-        self._sharding = sharding
-        self._input_names = tuple(spec.name for spec in info.inputs)
+        self._constants_bytes = parameters.constants_bytes
+        self._module_bytes = 0
+        self._batched = bool(info.max_batch_size)
+        self._independent = True
+        self._dimensions: OpenDimensions | None = None
+        self._names = tuple(spec.name for spec in info.inputs)
         self._output_names = tuple(spec.name for spec in info.outputs)
-
-    @property
-    def replicas(self) -> int:
-        """Return how many copies of it can execute side by side."""
-        return 1
-
-    @property
-    def batch_limit(self) -> int:
-        """Return the rows of the bucket in which a row takes the least time."""
-        if not self.info.max_batch_size:
-            return 0
-        return min(self._buckets, key=lambda bucket: self._programs[bucket].seconds / bucket)
-
-    def padded_rows(self, rows: int) -> int:
-        """Return the rows of the bucket that holds so many."""
-        return bucket_for(self._buckets, rows) if self.info.max_batch_size else rows
+        # On the CPU an output is read in place; elsewhere its copy follows its computation.
+        self._fetches = copies[0].site.devices[0].platform != "cpu"
+        self._compiler: Compiler | None = None
+        self._rest: list[int] = []
+        self._closed = False
+        self._compiling = threading.Lock()
 
     def execute(
         self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
@@ -112,74 +113,167 @@ class JaxExportModel:
 
         With `resident` the outputs are DeviceTensors. Raises OutOfMemory.
         """
-        rows, bucket = self._bucket([inputs[name] for name in self._input_names])
-        arguments = [
-            self._argument(spec, inputs[spec.name], rows, bucket) for spec in self.info.inputs
-        ]
+        copy = self._by_replica[replica]
+        arguments = [inputs[name] for name in self._names]
+        rows = self._rows(arguments) if self._batched else None
+        table = copy.table if self._dimensions is None else self._sized(copy, arguments)
+        program = table.program_for(rows or 0)
+        bucket = program.rows
+        ready: Arrays = []
+        for index, value in enumerate(arguments):
+            if type(value) is np.ndarray and (rows is None or len(value) == bucket):
+                ready.append(value)
+            else:
+                ready.append(self._argument(copy, self.info.inputs[index], value, bucket))
         try:
-            outputs = self._programs[bucket].call(self._leaves, arguments)
-            values = self._resident(outputs, arguments, rows) if resident else _host(outputs, rows)
+            outputs = program.call(copy.leaves, ready)
+            if resident:
+                return dict(zip(self._output_names, _resident(outputs, ready, rows), strict=True))
+            if self._fetches:
+                for output in outputs:
+                    output.copy_to_host_async()
+            shown = None if rows == bucket else rows
+            return {
+                name: to_host(output, shown)
+                for name, output in zip(self._output_names, outputs, strict=True)
+            }
         except (JaxRuntimeError, MemoryError) as error:
             raise_if_exhausted(self._model, error)
             raise
-        return dict(zip(self._output_names, values, strict=True))
 
     def expected_seconds(self, rows: int) -> float:
-        """Return what the warm-up measured for the bucket that holds so many rows."""
-        largest = self._buckets[-1]
-        return self._programs[bucket_for(self._buckets, min(rows, largest))].seconds
+        """Return what the warm-up measured for the bucket that so many rows would run in now."""
+        return self._copies[0].table.program_for(rows).seconds
+
+    def padded_rows(self, rows: int) -> int:
+        """Return the rows of that bucket, or as they are where nothing is padded."""
+        return self._copies[0].table.program_for(rows).rows if self._batched else rows
+
+    def compile_now(
+        self,
+        buckets: Sequence[int],
+        check_cancelled: Callable[[], None],
+        on_stage: Callable[[Stage], None],
+    ) -> None:
+        """Compile and warm buckets, use them, and take them into `info`."""
+        assert self._compiler is not None
+        self._compiler.compile(buckets, check_cancelled, on_stage)
+        compiled = buckets_of(self._copies)
+        self.info = replace(
+            self.info,
+            memory=memory_of(self._copies, self._constants_bytes, self._module_bytes),
+            compile_seconds=sum(bucket.compile_seconds for bucket in compiled),
+            buckets=compiled,
+        )
+        if self._batched and self._independent and self._dimensions is None:
+            self.batch_limit = self._copies[0].table.batch_limit()
+
+    def start(
+        self,
+        compiler: Compiler,
+        plan: BucketPlan,
+        dimensions: OpenDimensions,
+        context: LoadContext,
+    ) -> None:
+        """Compile what has to be there before the first request; the rest too, or later."""
+        self._compiler = compiler
+        self._independent = plan.independent
+        self._dimensions = dimensions if dimensions.places else None
+        self._module_bytes = len(compiler.exported.mlir_module_serialized)
+        if context.background_compile:
+            self._rest.extend(plan.rest)
+        first = plan.first if self._rest else plan.sizes
+        try:
+            self.compile_now(first, context.check_cancelled, context.on_stage)
+        except BaseException:
+            self._drop_compiler()
+            raise
+        if not self._rest:
+            self._drop_compiler()
+
+    def compile_rest(
+        self,
+        check_cancelled: Callable[[], None] = lambda: None,
+        on_stage: Callable[[Stage], None] = lambda stage: None,
+    ) -> None:
+        """Compile and warm the buckets that the load left out, one after the other."""
+
+        def check() -> None:
+            if self._closed:
+                raise LoadCancelled(self._model)
+            check_cancelled()
+
+        steps = len(self._rest)
+        try:
+            with invalid_model(self._model, manifest.ARTIFACT):
+                while self._compile_one(
+                    check, partial(_numbered, on_stage, steps - len(self._rest) + 1, steps)
+                ):
+                    pass
+        except LoadCancelled:
+            if not self._closed:
+                raise
+
+    def _compile_one(self, check: Callable[[], None], on_stage: Callable[[Stage], None]) -> bool:
+        """Compile the next bucket, if any is left; `close` waits for it."""
+        with self._compiling:
+            check()
+            if not self._rest:
+                return False
+            self.compile_now(self._rest[:1], check, on_stage)
+            del self._rest[0]
+            if not self._rest:
+                self._drop_compiler()
+            return True
+
+    def _drop_compiler(self) -> None:
+        if self._compiler is not None:
+            artifact.release(self._compiler.exported)
+        self._compiler = None
+        self._rest.clear()
 
     def close(self) -> None:
         """Drop parameters and executables, and return once the parameters' memory is let go.
 
-        XLA lets go of it in threads of its own, and JAX hands it back with the next collection.
-        What an output still holds is not waited for longer than a second.
+        A bucket that is being compiled is waited for. XLA lets go of memory in threads of its own,
+        and JAX hands it back with the next collection. What an output still holds is not waited
+        for longer than a second.
         """
-        self._programs.clear()
-        self._leaves.clear()
+        self._closed = True
+        with self._compiling:
+            self._drop_compiler()
+            for copy in self._copies:
+                copy.clear()
         deadline = time.monotonic() + _LETTING_GO_SECONDS
         while any(tensor() is not None for tensor in self._host) and time.monotonic() < deadline:
             gc.collect(0)
             time.sleep(_LOOK_SECONDS)
 
-    def _bucket(self, values: Sequence[Value]) -> tuple[int | None, int]:
-        """Return the rows of a request, None without a batch, and the bucket that holds them."""
-        if not self.info.max_batch_size:
-            return None, FIXED
+    def _rows(self, values: Sequence[Value]) -> int:
+        """Return the rows of a request; raises InvalidTensor unless all inputs have as many."""
         rows = _rows(values[0])
+        limit = self.info.max_batch_size
         for spec, value in zip(self.info.inputs, values, strict=True):
-            if (found := _rows(value)) != rows or found > self.info.max_batch_size:
-                raise InvalidTensor(
-                    self._model,
-                    "input",
-                    spec.name,
-                    f"a batch of {min(rows, self.info.max_batch_size)} rows",
-                    f"{found} rows",
-                )
-        return rows, bucket_for(self._buckets, rows)
+            if (found := _rows(value)) != rows or found > limit:
+                expected = f"a batch of {min(rows, limit)} rows"
+                raise InvalidTensor(self._model, "input", spec.name, expected, f"{found} rows")
+        return rows
+
+    def _sized(self, copy: Copy, values: list[Value]) -> Table:
+        """Return the table for the sizes of a request, whose values are on the host then."""
+        specs = self.info.inputs
+        tensors = [value if isinstance(value, np.ndarray) else value.numpy() for value in values]
+        values[:] = tensors
+        assert self._dimensions is not None
+        return copy.tables[self._dimensions.sizes_of(self._model, specs, tensors)]
 
     def _argument(
-        self, spec: TensorSpec, value: Value, rows: int | None, bucket: int
+        self, copy: Copy, spec: TensorSpec, value: Value, bucket: int
     ) -> "jax.Array | Tensor":
-        if isinstance(value, DeviceTensor) and self._takes(spec, value.array, bucket):
+        if isinstance(value, DeviceTensor) and _takes(copy, spec, value.array, bucket):
             return value.array
         host = value if isinstance(value, np.ndarray) else value.numpy()
-        return host if rows in (None, bucket) else _padded(host, bucket)
-
-    def _resident(
-        self, outputs: Sequence[jax.Array], arguments: Arrays, rows: int | None
-    ) -> Sequence[Value]:
-        if any(isinstance(argument, np.ndarray) for argument in arguments):
-            # XLA may read host arrays in place, and they are the caller's to change again.
-            jax.block_until_ready(outputs)
-        return [DeviceTensor(output, rows) for output in outputs]
-
-    def _takes(self, spec: TensorSpec, array: jax.Array, bucket: int) -> bool:
-        return (
-            array.shape == bucket_shape(spec, bucket)
-            and array.dtype == spec.datatype.dtype
-            and array.sharding == self._sharding
-        )
+        return host if bucket == FIXED or len(host) == bucket else _padded(host, bucket)
 
 
 def load(directory: Path, context: LoadContext) -> JaxExportModel:
@@ -191,49 +285,64 @@ def load(directory: Path, context: LoadContext) -> JaxExportModel:
     signature = agreed(
         Signature(described.inputs, described.outputs, described.max_batch_size), context.config
     )
+    wanted = placement.read(context.config, context.device)
     exported = artifact.read(directory, described)
     entries = weights.read_entries(directory, manifest.WEIGHTS)
-    artifact.check(exported, described, entries, context.device)
-    sharding = sharding_on(context.device)
+    sized = shapes.is_sized(context.config)
+    artifact.check(exported, described, entries, wanted.platform, sized=sized)
+    layout = sites.layout(wanted)
+    for site in layout.sites:
+        site.check({entry.name: entry.shape for entry in entries})
     with invalid_model(context.model, manifest.ARTIFACT):
-        parameters = DeviceParameters.read(directory, described, sharding, context)
-        return compiled(exported, parameters, signature, sharding, context)
-
-
-def sharding_on(device: str) -> SingleDeviceSharding:
-    """Return where all that a model has will lie: the first device of a platform."""
-    return SingleDeviceSharding(jax.local_devices(backend=device)[0])
+        parameters = DeviceParameters.read(
+            directory, described, layout.sites, context.check_cancelled
+        )
+        return compiled(exported, parameters, signature, layout, context)
 
 
 def compiled(
     exported: Exported,
     parameters: DeviceParameters,
     signature: Signature,
-    sharding: SingleDeviceSharding,
+    layout: Layout,
     context: LoadContext,
 ) -> JaxExportModel:
     """Compile and warm an artifact whose arguments are its parameters, then its inputs."""
-    try:
-        programs = compile_programs(exported, parameters, signature, sharding, context)
-    finally:
-        artifact.release(exported)
-    info = ModelInfo(
-        PLATFORM,
-        signature.inputs,
-        signature.outputs,
-        signature.max_batch_size,
-        programs.memory,
-        programs.compile_seconds,
-    )
-    return JaxExportModel(context.model, info, programs.by_bucket, parameters, sharding)
+    plan = buckets.plan(signature.max_batch_size, context.config)
+    copies = copies_of(layout, parameters)
+    info = ModelInfo(PLATFORM, signature.inputs, signature.outputs, signature.max_batch_size)
+    model = JaxExportModel(context.model, info, copies, layout.replicas, parameters)
+    avals = exported.in_avals[len(exported.in_avals) - len(signature.inputs) :]
+    dimensions = shapes.read(context.config, signature.inputs, avals)
+    compiler = Compiler(exported, parameters.constants, signature, copies, dimensions)
+    model.start(compiler, plan, dimensions, context)
+    return model
+
+
+def _numbered(on_stage: Callable[[Stage], None], step: int, steps: int, stage: Stage) -> None:
+    """Report a stage of one bucket as one of all that are left."""
+    on_stage(Stage(stage.name, step, steps))
 
 
 def _rows(value: Value) -> int:
     return len(value) if isinstance(value, np.ndarray) else value.rows
 
 
-def _host(outputs: Sequence[jax.Array], rows: int | None) -> Sequence[Value]:
-    return [to_host(output, rows) for output in outputs]
+def _resident(
+    outputs: Sequence[jax.Array], arguments: Arrays, rows: int | None
+) -> Sequence[DeviceTensor]:
+    if any(isinstance(argument, np.ndarray) for argument in arguments):
+        # XLA may read host arrays in place, and they are the caller's to change again.
+        jax.block_until_ready(outputs)
+    return [DeviceTensor(output, rows) for output in outputs]
+
+
+def _takes(copy: Copy, spec: TensorSpec, array: jax.Array, bucket: int) -> bool:
+    return (
+        array.shape == bucket_shape(spec, bucket)
+        and array.dtype == spec.datatype.dtype
+        and array.sharding == copy.site.inputs(bucket)
+    )
 
 
 def _padded(tensor: Tensor, bucket: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol, TypeAlias
 
 from xlaserve.models.config import ModelConfig
@@ -36,8 +37,11 @@ class ModelMemory:
     constants_bytes: int = 0
     """Small parameters that are part of the executables instead of arguments."""
     temporaries_bytes: int = 0
-    """Scratch memory, inputs and outputs of the largest bucket."""
+    """Scratch memory, inputs and outputs of the largest bucket, once for each replica."""
     executables_bytes: int = 0
+    per_device: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """The same bytes by the device that holds them: `cpu:0`, `cuda:1`. Empty where a kind of model
+    does not know; otherwise the sum is `total_bytes`."""
 
     @property
     def total_bytes(self) -> int:
@@ -48,6 +52,20 @@ class ModelMemory:
             + self.temporaries_bytes
             + self.executables_bytes
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """One batch size that is compiled, on every device that the model is placed on."""
+
+    rows: int
+    """0 for the one executable of a model without a batch dimension."""
+    compile_seconds: float
+    """The sum over the devices."""
+    seconds: float
+    """One execution, the quickest of the warm-up."""
+    sizes: tuple[int, ...] = ()
+    """Of dimensions besides the batch that the artifact leaves open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +80,8 @@ class ModelInfo:
     """The most rows of one request; 0 where the first dimension is not a batch."""
     memory: ModelMemory = field(default_factory=ModelMemory)
     compile_seconds: float = 0.0
+    buckets: tuple[Bucket, ...] = ()
+    """What is compiled by now, ascending."""
 
     @property
     def is_ragged(self) -> bool:
@@ -74,21 +94,21 @@ class LoadedModel(Protocol):
 
     @property
     def info(self) -> ModelInfo:
-        """Describe the model."""
+        """Describe the model; what is compiled later changes its memory and its buckets."""
         ...
 
     @property
     def replicas(self) -> int:
-        """Return how many copies of it can execute side by side."""
+        """Return how many copies can execute side by side."""
         ...
 
     @property
     def batch_limit(self) -> int:
-        """Return the rows at which a row takes the least time; below 2 it is not to be batched."""
-        ...
+        """Return how many rows to gather at most: more do not lower the time per row.
 
-    def padded_rows(self, rows: int) -> int:
-        """Return the rows that an execution of so many has, padding included."""
+        1 where batching gains nothing, 0 where requests must not be put together: there is no
+        batch dimension, its rows depend on one another, or other dimensions are open.
+        """
         ...
 
     def execute(
@@ -102,7 +122,27 @@ class LoadedModel(Protocol):
         ...
 
     def expected_seconds(self, rows: int) -> float:
-        """Return what the warm-up measured for the bucket that holds so many rows."""
+        """Return what the warm-up measured for the bucket that so many rows would run in now."""
+        ...
+
+    def padded_rows(self, rows: int) -> int:
+        """Return the size of that bucket: a batch that is put together in it is not copied again.
+
+        A model whose rows depend on one another has no padding.
+        """
+        ...
+
+    def compile_rest(
+        self,
+        check_cancelled: Callable[[], None] = lambda: None,
+        on_stage: "Callable[[Stage], None]" = lambda stage: None,
+    ) -> None:
+        """Compile and warm what a load with `background_compile` left out. Blocks.
+
+        Requests may execute meanwhile; each bucket serves once it is warm, and `info` then has
+        its memory. Ends early and quietly behind `close`; raises what `check_cancelled` raises
+        between two steps, OutOfMemory or InvalidModel; what was compiled until then stays.
+        """
         ...
 
     def close(self) -> None:
@@ -136,3 +176,5 @@ class LoadContext:
     """Called from the loader's thread as the load goes on."""
     check_cancelled: Callable[[], None] = lambda: None
     """Raises LoadCancelled when the load was called off; loaders call it between steps."""
+    background_compile: bool = False
+    """Whether the load may end with the smallest and the largest bucket; `compile_rest` follows."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models import manifest, sizes
+from xlaserve.models import manifest, placement, sizes
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import LoadContext, LoadedModel, Stage
 
@@ -67,8 +67,12 @@ def load(path: Path, context: LoadContext) -> LoadedModel:
 
 
 def predict_size(path: Path, config: ModelConfig | None = None) -> int:
-    """Return how many bytes the model will need, from its headers alone; raises InvalidModel."""
-    return _loader_for(path, config or ModelConfig()).predict_size(path)
+    """Return how many bytes the model will need, from its headers alone; raises InvalidModel.
+
+    With a copy for each device that the configuration names.
+    """
+    config = config or ModelConfig()
+    return _loader_for(path, config).predict_size(path) * placement.copies(config)
 
 
 def _loader_for(path: Path, config: ModelConfig) -> Loader:

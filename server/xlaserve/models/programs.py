@@ -1,25 +1,30 @@
-"""The executables of one model: compiled for every bucket, warmed and measured."""
+"""The executables of one model: compiled for every bucket and device, warmed and measured."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
 
 import time
 import weakref
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeAlias
 
 import jax
 import numpy as np
 from jax.export import Exported
-from jax.sharding import SingleDeviceSharding
 
 from xlaserve.models import manifest, weights
-from xlaserve.models.buckets import buckets_up_to
-from xlaserve.models.loaded import LoadContext, ModelMemory, Stage
+from xlaserve.models.buckets import FIXED
+from xlaserve.models.loaded import Bucket, ModelMemory, Stage
 from xlaserve.models.manifest import Manifest
+from xlaserve.models.shapes import OpenDimensions, Sizes
 from xlaserve.models.signature import Signature
+from xlaserve.models.sites import Layout, Site
 from xlaserve.models.sizes import EXECUTABLE_BYTES
 from xlaserve.tensors import Tensor, TensorSpec
 
@@ -27,53 +32,64 @@ CONSTANT_BYTES = 1024
 """Parameters up to this size become part of the executables: each argument of a call costs about
 half a microsecond, and a bias or a scale is not worth it."""
 
-FIXED = 0
-"""The only bucket of a model without a batch dimension."""
-
 _WARM_RUNS = 2
 _MEASURED_RUNS = 8
 _MEASURED_SECONDS = 0.005
+
+_WORTH_WHILE = 0.95
+"""A larger batch is worth the wait where its time per row is at most this part of the other's."""
+
+_AROUND_SECONDS = 100e-6
+"""What one execution costs besides, in threads and futures: it is shared by the rows as well."""
+
+_LOOKS_AGAIN = 2
+_LOOK_SECONDS = 0.002
+"""Later looks at every program, and how long one may take: what disturbs one for some milliseconds
+would make its bucket look worse than its neighbours."""
 
 Arrays: TypeAlias = "list[jax.Array | Tensor]"
 """Arguments of an executable: numpy arrays go in as they are, which is quicker than putting them
 on the device first."""
 
+Call: TypeAlias = "Callable[[Sequence[jax.Array], Arrays], list[jax.Array]]"
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceParameters:
-    """The parameters in the artifact's order: on the device, or as constants."""
+    """The parameters in the artifact's order: on the devices, or as constants."""
 
-    leaves: list[jax.Array]
-    constants: dict[int, Tensor]
+    leaves: tuple[list[jax.Array], ...] = ()
+    """Of each site."""
+    constants: Mapping[int, Tensor] = field(default_factory=lambda: MappingProxyType({}))
     """By position among all parameters."""
     host: "tuple[weakref.ref[Tensor], ...]" = ()
     """What the leaves were put on the device from; on the CPU it is their memory."""
 
     @staticmethod
     def read(
-        directory: Path, described: Manifest, sharding: SingleDeviceSharding, context: LoadContext
+        directory: Path,
+        described: Manifest,
+        sites: Sequence[Site],
+        check_cancelled: Callable[[], None],
     ) -> "DeviceParameters":
         """Read the weights tensor by tensor; raises InvalidModel."""
         positions = {name: index for index, name in enumerate(described.parameters)}
-        leaves: dict[int, jax.Array] = {}
+        leaves: list[dict[int, jax.Array]] = [{} for _ in sites]
         constants: dict[int, Tensor] = {}
         host: list[weakref.ref[Tensor]] = []
         record = described.files[manifest.WEIGHTS]
         for name, tensor in weights.read(directory, manifest.WEIGHTS, record):
-            context.check_cancelled()
-            if tensor.nbytes <= CONSTANT_BYTES:
-                constants[positions[name]] = tensor
-            else:
+            check_cancelled()
+            index = positions[name]
+            if tensor.nbytes <= CONSTANT_BYTES and not any(site.is_split(name) for site in sites):
+                constants[index] = tensor
+                continue
+            for site, held in zip(sites, leaves, strict=True):
                 # Waiting keeps no more than one tensor twice. On the CPU it is used in place.
-                leaves[positions[name]] = jax.device_put(tensor, sharding).block_until_ready()
-                host.append(weakref.ref(tensor))
-        ordered = [leaves[index] for index in sorted(leaves)]
+                held[index] = jax.device_put(tensor, site.parameter(name)).block_until_ready()
+            host.append(weakref.ref(tensor))
+        ordered = tuple([held[index] for index in sorted(held)] for held in leaves)
         return DeviceParameters(ordered, constants, tuple(host))
-
-    @property
-    def leaves_bytes(self) -> int:
-        """Return the size of those on the device."""
-        return sum(leaf.nbytes for leaf in self.leaves)
 
     @property
     def constants_bytes(self) -> int:
@@ -83,48 +99,186 @@ class DeviceParameters:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The executable of one bucket, and how long it takes."""
+    """The executable of one bucket at one site, and what it costs."""
 
-    call: Callable[[Sequence[jax.Array], Arrays], list[jax.Array]]
+    call: Call
+    rows: int
+    sizes: Sizes
     seconds: float
     """The quickest run: loads side by side disturb one another while they measure."""
+    compile_seconds: float = 0.0
+    scratch_bytes: int = 0
+    """Temporaries, inputs and outputs on each device."""
+    executable_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Programs:
-    """The executables of a model by bucket."""
+class Table:
+    """The executables at one site that requests may use. A new bucket makes a new table."""
 
-    by_bucket: Mapping[int, Program]
-    memory: ModelMemory
-    compile_seconds: float
+    buckets: tuple[int, ...] = ()
+    programs: tuple[Program, ...] = ()
+
+    def with_program(self, program: Program) -> "Table":
+        """Return the table with one bucket more."""
+        at = bisect_left(self.buckets, program.rows)
+        return Table(
+            (*self.buckets[:at], program.rows, *self.buckets[at:]),
+            (*self.programs[:at], program, *self.programs[at:]),
+        )
+
+    def program_for(self, rows: int) -> Program:
+        """Return the one with the smallest bucket that holds the rows, or the largest there is."""
+        return self.programs[min(bisect_left(self.buckets, rows), len(self.buckets) - 1)]
+
+    def batch_limit(self) -> int:
+        """Return the bucket with the lowest time per row."""
+        best, lowest = 0, inf
+        for program in self.programs:
+            per_row = (program.seconds + _AROUND_SECONDS) / program.rows
+            if per_row < lowest * _WORTH_WHILE:
+                best, lowest = program.rows, per_row
+        return best
 
 
-def compile_programs(
-    exported: Exported,
-    parameters: DeviceParameters,
-    signature: Signature,
-    sharding: SingleDeviceSharding,
-    context: LoadContext,
-) -> Programs:
-    """Compile and execute every bucket, so that no request has to wait for either."""
-    started = time.perf_counter()
-    buckets = buckets_up_to(signature.max_batch_size) if signature.max_batch_size else (FIXED,)
-    compiled: dict[int, jax.stages.Compiled] = {}
-    for step, bucket in enumerate(buckets, start=1):
-        context.check_cancelled()
-        context.on_stage(Stage("compiling", step, len(buckets)))
-        arguments = _abstract(signature.inputs, bucket, sharding)
+class Copy:
+    """One copy of a model: its parameters at a site, and what is compiled for them there."""
+
+    __slots__ = ("leaves", "leaves_bytes", "outputs", "replicas", "site", "table", "tables")
+
+    def __init__(self, site: Site, leaves: Sequence[jax.Array], replicas: int) -> None:
+        self.site = site
+        self.leaves = list(leaves)
+        self.leaves_bytes = sum(_bytes_per_device(leaf) for leaf in leaves)
+        """On each device of the site."""
+        self.replicas = replicas
+        self.table = Table()
+        """What serves, where no dimension but the batch is open; else the largest sizes."""
+        self.tables: dict[Sizes, Table] = {}
+        self.outputs = site.outputs
+
+    def add(self, program: Program) -> None:
+        """Let requests use a program."""
+        table = self.tables.get(program.sizes, Table()).with_program(program)
+        # Threads look sizes up while others are added: a new dict, as the table is a new one.
+        self.tables = {**self.tables, program.sizes: table}
+        self.table = self.tables[max(self.tables)]
+
+    @property
+    def programs(self) -> list[Program]:
+        """Return all there are, by sizes and then by rows."""
+        return [program for sizes in sorted(self.tables) for program in self.tables[sizes].programs]
+
+    def clear(self) -> None:
+        """Drop parameters and executables."""
+        self.leaves.clear()
+        self.table = Table()
+        self.tables = {}
+
+
+def copies_of(layout: Layout, parameters: DeviceParameters) -> tuple[Copy, ...]:
+    """Return a copy for each site, with nothing compiled."""
+    leaves = parameters.leaves or tuple([] for _ in layout.sites)
+    return tuple(
+        Copy(site, held, layout.replicas.count(index))
+        for index, (site, held) in enumerate(zip(layout.sites, leaves, strict=True))
+    )
+
+
+class Compiler:
+    """Makes the executables of a model for one bucket after another."""
+
+    def __init__(
+        self,
+        exported: Exported,
+        constants: Mapping[int, Tensor],
+        signature: Signature,
+        copies: Sequence[Copy],
+        dimensions: OpenDimensions,
+    ) -> None:
+        self.exported = exported
+        self._dimensions = dimensions
+        self._constants = constants
+        self._signature = signature
+        self._copies = copies
+
+    def compile(
+        self,
+        buckets: Sequence[int],
+        check_cancelled: Callable[[], None],
+        on_stage: Callable[[Stage], None],
+    ) -> None:
+        """Compile buckets for every copy, execute them, and only then let requests use them."""
+        work = [
+            (copy, bucket, sizes)
+            for bucket in buckets
+            for sizes in self._dimensions.combinations
+            for copy in self._copies
+        ]
+        made: list[tuple[jax.stages.Compiled, float]] = []
+        for step, one in enumerate(work, start=1):
+            check_cancelled()
+            on_stage(Stage("compiling", step, len(work)))
+            made.append(self._compiled(*one))
+        ready: list[tuple[Copy, Program]] = []
+        for step, (one, (executable, seconds)) in enumerate(zip(work, made, strict=True), start=1):
+            check_cancelled()
+            on_stage(Stage("warming", step, len(work)))
+            copy, bucket, sizes = one
+            specs = self._dimensions.specs(self._signature.inputs, sizes)
+            quickest = warmed(executable, copy.leaves, specs, bucket)
+            ready.append((copy, _measured(executable, one, seconds, quickest)))
+        for _ in range(_LOOKS_AGAIN):
+            check_cancelled()
+            ready = [(copy, self._looked_at_again(copy, program)) for copy, program in ready]
+        for copy, program in ready:
+            copy.add(program)
+
+    def _looked_at_again(self, copy: Copy, program: Program) -> Program:
+        """Return the program with the quickest run of this look too, if there is time for one."""
+        runs = min(_MEASURED_RUNS, int(_LOOK_SECONDS / max(program.seconds, 1e-6)))
+        specs = self._dimensions.specs(self._signature.inputs, program.sizes)
+        arguments = _zeros(specs, program.rows)
+        looks = [_seconds(program.call, copy.leaves, arguments) for _ in range(runs)]
+        return replace(program, seconds=min([program.seconds, *looks]))
+
+    def _compiled(self, copy: Copy, bucket: int, sizes: Sizes) -> tuple[jax.stages.Compiled, float]:
+        started = time.perf_counter()
+        specs = self._dimensions.specs(self._signature.inputs, sizes)
+        arguments = _abstract(specs, bucket, copy.site)
         # A jitted function keeps what it lowered, constants and all: one for each bucket.
-        function = jax.jit(_function(exported, parameters.constants))
-        compiled[bucket] = function.lower(parameters.leaves, arguments).compile()
-    compile_seconds = time.perf_counter() - started
-    programs: dict[int, Program] = {}
-    for step, (bucket, executable) in enumerate(compiled.items(), start=1):
-        context.check_cancelled()
-        context.on_stage(Stage("warming", step, len(buckets)))
-        programs[bucket] = warmed(executable, parameters.leaves, signature.inputs, bucket)
-    memory = _memory(list(compiled.values()), parameters, len(exported.mlir_module_serialized))
-    return Programs(programs, memory, compile_seconds)
+        whole = copy.outputs if copy.site.rules else None
+        function = jax.jit(_function(self.exported, self._constants), out_shardings=whole)
+        executable = function.lower(copy.leaves, arguments).compile()
+        return executable, time.perf_counter() - started
+
+
+def _measured(
+    executable: jax.stages.Compiled,
+    place: tuple[Copy, int, Sizes],
+    compile_seconds: float,
+    seconds: float,
+) -> Program:
+    copy, bucket, sizes = place
+    scratch, code = 0, 0
+    analysis = executable.memory_analysis()
+    if analysis is not None:
+        scratch = (
+            analysis.temp_size_in_bytes
+            + analysis.output_size_in_bytes
+            + analysis.argument_size_in_bytes
+            - copy.leaves_bytes
+        )
+        code = analysis.generated_code_size_in_bytes
+    return Program(
+        executable,
+        bucket,
+        sizes,
+        seconds,
+        compile_seconds,
+        max(0, scratch),
+        code or EXECUTABLE_BYTES,
+    )
 
 
 def _function(
@@ -146,14 +300,10 @@ def _function(
     return model
 
 
-def _abstract(
-    specs: Sequence[TensorSpec], bucket: int, sharding: SingleDeviceSharding
-) -> list[jax.ShapeDtypeStruct]:
+def _abstract(specs: Sequence[TensorSpec], bucket: int, site: Site) -> list[jax.ShapeDtypeStruct]:
     return [
         jax.ShapeDtypeStruct(
-            bucket_shape(spec, bucket),
-            spec.datatype.dtype,
-            sharding=sharding,
+            bucket_shape(spec, bucket), spec.datatype.dtype, sharding=site.inputs(bucket)
         )
         for spec in specs
     ]
@@ -169,47 +319,64 @@ def warmed(
     leaves: Sequence[jax.Array],
     specs: Sequence[TensorSpec],
     bucket: int,
-) -> Program:
-    """Execute until the first runs, which are slow, are over; then measure while that is quick."""
-    arguments: Arrays = [
-        np.zeros(bucket_shape(spec, bucket), spec.datatype.dtype) for spec in specs
-    ]
+) -> float:
+    """Execute until the first runs, which are slow, are over; then measure while that is quick.
+
+    Return the seconds of the quickest run.
+    """
+    arguments = _zeros(specs, bucket)
     runs = [_seconds(executable, leaves, arguments) for _ in range(_WARM_RUNS)]
     while len(runs) < _WARM_RUNS + _MEASURED_RUNS and sum(runs[1:]) < _MEASURED_SECONDS:
         runs.append(_seconds(executable, leaves, arguments))
-    return Program(executable, min(runs))
+    return min(runs)
 
 
-def _seconds(
-    executable: jax.stages.Compiled, leaves: Sequence[jax.Array], arguments: Arrays
-) -> float:
+def _zeros(specs: Sequence[TensorSpec], bucket: int) -> Arrays:
+    return [np.zeros(bucket_shape(spec, bucket), spec.datatype.dtype) for spec in specs]
+
+
+def _seconds(call: Call, leaves: Sequence[jax.Array], arguments: Arrays) -> float:
     started = time.perf_counter()
-    for output in executable(leaves, arguments):
+    for output in call(leaves, arguments):
         np.asarray(output)
     return time.perf_counter() - started
 
 
-def _memory(
-    compiled: Sequence[jax.stages.Compiled], parameters: DeviceParameters, module_bytes: int
-) -> ModelMemory:
-    temporaries, executables = 0, 0
-    for executable in compiled:
-        analysis = executable.memory_analysis()
-        if analysis is None:
-            executables += EXECUTABLE_BYTES
-            continue
-        scratch = (
-            analysis.temp_size_in_bytes
-            + analysis.output_size_in_bytes
-            + analysis.argument_size_in_bytes
-            - parameters.leaves_bytes
+def _bytes_per_device(leaf: jax.Array) -> int:
+    return int(np.prod(leaf.sharding.shard_shape(leaf.shape))) * leaf.dtype.itemsize
+
+
+def buckets_of(copies: Sequence[Copy]) -> tuple[Bucket, ...]:
+    """Describe what is compiled; the time of one execution is that of the first copy."""
+    return tuple(
+        Bucket(
+            alike[0].rows,
+            sum(one.compile_seconds for one in alike),
+            alike[0].seconds,
+            alike[0].sizes,
         )
-        temporaries = max(temporaries, scratch)
-        executables += analysis.generated_code_size_in_bytes or EXECUTABLE_BYTES
-    return ModelMemory(
-        parameters_bytes=parameters.leaves_bytes,
-        constants_bytes=parameters.constants_bytes * len(compiled),
-        temporaries_bytes=temporaries,
-        # What makes a module large is its constants, which XLA keeps once for all executables.
-        executables_bytes=executables + module_bytes,
+        for alike in zip(*(copy.programs for copy in copies), strict=True)
     )
+
+
+def memory_of(copies: Sequence[Copy], constants_bytes: int, module_bytes: int) -> ModelMemory:
+    """Add up what the copies hold by now. What holds the artifact's module is counted once.
+
+    What makes a module large is its constants, which XLA keeps once for all executables.
+    """
+    parameters, constants, scratch, code = 0, 0, 0, module_bytes
+    per_device = Counter[str]({copies[0].site.device_names[0]: module_bytes})
+    for copy in copies:
+        programs, devices = copy.programs, copy.site.device_names
+        own = (
+            copy.leaves_bytes,
+            constants_bytes * len(programs),
+            copy.replicas * max(program.scratch_bytes for program in programs),
+            sum(program.executable_bytes for program in programs),
+        )
+        per_device.update(dict.fromkeys(devices, sum(own)))
+        parameters += own[0] * len(devices)
+        constants += own[1] * len(devices)
+        scratch += own[2] * len(devices)
+        code += own[3] * len(devices)
+    return ModelMemory(parameters, constants, scratch, code, MappingProxyType(dict(per_device)))

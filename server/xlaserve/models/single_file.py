@@ -16,10 +16,10 @@ from jax.core import ShapedArray
 from jax.export import Exported, is_symbolic_dim
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models import artifact, files
+from xlaserve.models import artifact, files, placement, shapes, sites
 from xlaserve.models.artifact import BATCH_DIMENSION
 from xlaserve.models.buckets import DEFAULT_MAX_BATCH_SIZE
-from xlaserve.models.jax_export import JaxExportModel, compiled, invalid_model, sharding_on
+from xlaserve.models.jax_export import JaxExportModel, compiled, invalid_model
 from xlaserve.models.loaded import LoadContext
 from xlaserve.models.manifest import MAX_NAME_LENGTH
 from xlaserve.models.programs import DeviceParameters
@@ -37,33 +37,45 @@ def load(path: Path, context: LoadContext) -> JaxExportModel:
         files.read_checked(path.parent, path.name, limit_bytes=LIMIT_ARTIFACT_BYTES),
         name=path.name,
     )
-    artifact.check_runs(exported, context.device, path.name)
+    wanted = placement.read(context.config, context.device)
+    artifact.check_runs(exported, wanted.platform, path.name)
     with invalid_model(context.model, path.name):
-        signature = agreed(signature_of(exported, path.name), context.config)
-        sharding = sharding_on(context.device)
-        return compiled(exported, DeviceParameters([], {}), signature, sharding, context)
+        signature = agreed(
+            signature_of(exported, path.name, sized=shapes.is_sized(context.config)), context.config
+        )
+        layout = sites.layout(wanted)
+        for site in layout.sites:
+            site.check({})
+        return compiled(exported, DeviceParameters(), signature, layout, context)
 
 
-def signature_of(exported: Exported, name: str) -> Signature:
+def signature_of(exported: Exported, name: str, *, sized: bool = False) -> Signature:
     """Return what an artifact says of its arguments and results; raises InvalidModel.
 
     It takes arrays, `input_0` and so on, or one dict of arrays, which has their names; it returns
     an array or several, `output_0` and so on, or a dict. There is a batch where all of them have
-    the same symbolic first dimension; no other dimension may be symbolic.
+    the same symbolic first dimension; another one may be symbolic where `sized`, with sizes of a
+    configuration.
     """
     args, _ = jax.tree.unflatten(exported.in_tree, range(len(exported.in_avals)))
     given = args[0] if len(args) == 1 and isinstance(args[0], dict) else args
     returned = jax.tree.unflatten(exported.out_tree, range(len(exported.out_avals)))
     batch = _batch(exported)
     return Signature(
-        _tensors(name, "input", given, exported.in_avals, batch),
-        _tensors(name, "output", returned, exported.out_avals, batch),
+        _tensors(name, "input", given, exported.in_avals, batch, sized=sized),
+        _tensors(name, "output", returned, exported.out_avals, batch, sized=sized),
         DEFAULT_MAX_BATCH_SIZE if batch else 0,
     )
 
 
 def _tensors(
-    file: str, kind: str, tree: object, avals: Sequence[ShapedArray], batch: str | None
+    file: str,
+    kind: str,
+    tree: object,
+    avals: Sequence[ShapedArray],
+    batch: str | None,
+    *,
+    sized: bool,
 ) -> tuple[TensorSpec, ...]:
     if isinstance(tree, dict):
         named = tree
@@ -75,7 +87,7 @@ def _tensors(
     for name in named:
         if not 0 < len(name) <= MAX_NAME_LENGTH:
             raise InvalidModel(f"{file}: one {kind} has a name of {len(name)} characters")
-    return artifact.specs_of(kind, list(named), avals, batch)
+    return artifact.specs_of(kind, list(named), avals, batch, sized=sized)
 
 
 def _batch(exported: Exported) -> str | None:

@@ -1,0 +1,112 @@
+"""The sizes of open dimensions other than the batch, for each of which a model is compiled."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import NoReturn, TypeAlias
+
+import msgspec
+from jax.core import ShapedArray
+
+from xlaserve.errors import InvalidModel, InvalidTensor
+from xlaserve.models.config import ModelConfig
+from xlaserve.tensors import Tensor, TensorSpec, describe
+
+COMPILED_SHAPES = "compiled_shapes"
+"""The parameter of a configuration that lists the sizes: "128,512", or by the names that the
+dimensions have in the artifact, `{"s": [128, 512], "t": [8]}`."""
+
+MAX_COMBINATIONS = 64
+"""The most that a model is compiled for, each with every batch size."""
+
+Sizes: TypeAlias = tuple[int, ...]
+"""One size for each open dimension; () where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDimensions:
+    """Where the open dimensions are, and the sizes that are compiled; nothing is padded."""
+
+    combinations: tuple[Sizes, ...] = ((),)
+    """Ascending."""
+    places: tuple[tuple[int, int, int], ...] = ()
+    """Every (input, axis, dimension)."""
+
+    def specs(self, inputs: Sequence[TensorSpec], sizes: Sizes) -> tuple[TensorSpec, ...]:
+        """Return the inputs with these sizes in place of what is open besides the batch."""
+        shapes = [list(spec.shape) for spec in inputs]
+        for index, axis, dimension in self.places:
+            shapes[index][axis] = sizes[dimension]
+        return tuple(
+            TensorSpec(spec.name, spec.datatype, tuple(shape))
+            for spec, shape in zip(inputs, shapes, strict=True)
+        )
+
+    def sizes_of(
+        self, model: str, inputs: Sequence[TensorSpec], tensors: Sequence[Tensor]
+    ) -> Sizes:
+        """Return the sizes of a request; raises InvalidTensor for those that are not compiled."""
+        found: dict[int, int] = {}
+        for index, axis, dimension in self.places:
+            shape = tensors[index].shape
+            known = sorted({sizes[dimension] for sizes in self.combinations})
+            if shape[axis] not in known or found.setdefault(dimension, shape[axis]) != shape[axis]:
+                wanted = ", ".join(map(str, [found[dimension]] if dimension in found else known))
+                spec = inputs[index]
+                expected = f"dimension {axis} of size {wanted} ({COMPILED_SHAPES})"
+                got = describe(spec.datatype, shape)
+                raise InvalidTensor(model, "input", spec.name, expected, got)
+        return tuple(found[dimension] for dimension in sorted(found))
+
+
+def is_sized(config: ModelConfig) -> bool:
+    """Tell whether a configuration gives sizes to open dimensions."""
+    return COMPILED_SHAPES in config.parameters
+
+
+def read(
+    config: ModelConfig, inputs: Sequence[TensorSpec], avals: Sequence[ShapedArray]
+) -> OpenDimensions:
+    """Find the open dimensions of an artifact's inputs, and their sizes; raises InvalidModel.
+
+    The first dimension is not one of them: it is the batch where it is open.
+    """
+    if not is_sized(config):
+        return OpenDimensions()
+    names: list[str] = []
+    places: list[tuple[int, int, int]] = []
+    for index, (spec, aval) in enumerate(zip(inputs, avals, strict=True)):
+        for axis, size in enumerate(aval.shape):
+            if isinstance(size, int) or not axis:
+                continue
+            name = str(size)
+            if not name.isidentifier():
+                raise InvalidModel(f"input '{spec.name}': no size can be chosen for '{name}'")
+            if name not in names:
+                names.append(name)
+            places.append((index, axis, names.index(name)))
+    sizes = _sizes(config.parameters[COMPILED_SHAPES], names)
+    combinations = tuple(product(*(sizes[name] for name in names)))
+    if len(combinations) > MAX_COMBINATIONS:
+        _refuse(f"{MAX_COMBINATIONS} combinations at most", str(len(combinations)))
+    return OpenDimensions(combinations, tuple(places))
+
+
+def _sizes(text: str, names: Sequence[str]) -> Mapping[str, list[int]]:
+    if not names:
+        _refuse("open dimensions besides the batch", "none in the artifact")
+    short = len(names) == 1 and not text.lstrip().startswith("{")
+    try:
+        written = f'{{"{names[0]}":[{text}]}}' if short else text
+        sizes = msgspec.json.decode(written, type=dict[str, list[int]])
+    except msgspec.MsgspecError:
+        sizes = {}
+    if set(sizes) != set(names) or not all(
+        found and min(found) > 0 and len(set(found)) == len(found) for found in sizes.values()
+    ):
+        _refuse(f"sizes for each of {', '.join(names)}", f"'{text[:64]}'")
+    return {name: sorted(found) for name, found in sizes.items()}
+
+
+def _refuse(expected: str, got: str) -> NoReturn:
+    raise InvalidModel(f"parameter '{COMPILED_SHAPES}': expected {expected}, got {got}")

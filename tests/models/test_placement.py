@@ -1,0 +1,134 @@
+import json
+
+import pytest
+
+from xlaserve.errors import InvalidModel
+from xlaserve.models import placement
+from xlaserve.models.config import ModelConfig
+from xlaserve.models.config_message import config_of
+from xlaserve.models.placement import Group, Placement
+from xlaserve_proto import inference
+
+KIND = inference.ModelInstanceGroupKind
+RULES = json.dumps({"w*": [None, "model"]})
+
+
+def _parameters(**parameters: str) -> ModelConfig:
+    return ModelConfig(parameters=parameters)
+
+
+def _groups(*groups: inference.ModelInstanceGroup) -> ModelConfig:
+    return config_of(inference.ModelConfig(instance_group=list(groups)))
+
+
+def _group(kind: int = KIND.KIND_AUTO, count: int = 0, *gpus: int) -> inference.ModelInstanceGroup:
+    return inference.ModelInstanceGroup(kind=KIND(kind), count=count, gpus=list(gpus))
+
+
+def test_without_a_word_a_model_goes_to_the_first_device() -> None:
+    assert Placement("cuda", (Group((0,), 1),)) == placement.read(ModelConfig(), "cuda")
+
+
+@pytest.mark.parametrize(
+    ("group", "server", "expected"),
+    [
+        (_group(KIND.KIND_CPU, 3), "cpu", ("cpu", Group((0,), 3))),
+        (_group(KIND.KIND_CPU, 3), "cuda", ("cpu", Group((0,), 3))),
+        (_group(KIND.KIND_GPU, 2, 0, 3), "cuda", ("cuda", Group((0, 3), 2))),
+        (_group(KIND.KIND_GPU), "cuda", ("cuda", Group(None, 1))),
+        (_group(KIND.KIND_AUTO, 2), "cuda", ("cuda", Group(None, 2))),
+        (_group(KIND.KIND_AUTO, 2, 1), "cpu", ("cpu", Group((0,), 2))),
+    ],
+)
+def test_instance_group_says_where_and_how_many(
+    group: inference.ModelInstanceGroup, server: str, expected: tuple[str, Group]
+) -> None:
+    """ModelInstanceGroup: GPUs without a list are all of them, AUTO takes what there is."""
+    found = placement.read(_groups(group), server)
+
+    assert expected == (found.platform, *found.groups)
+
+
+@pytest.mark.parametrize(
+    ("config", "server", "text"),
+    [
+        (_groups(_group(KIND.KIND_GPU)), "cpu", "KIND_GPU, but this server runs on cpu"),
+        (_groups(_group(KIND.KIND_MODEL)), "cpu", "expected KIND_AUTO, KIND_GPU, KIND_CPU"),
+        (_groups(_group(KIND.KIND_CPU, 1, 0)), "cuda", "expected none for KIND_CPU, got [0]"),
+        (_groups(_group(KIND.KIND_GPU, 1, 2, 2)), "cuda", "expected each GPU once, got [2, 2]"),
+        (_groups(_group(KIND.KIND_AUTO, -1)), "cpu", "expected 1 or more, got -1"),
+        (_groups(_group(KIND.KIND_AUTO, 257)), "cpu", "expected 256 copies at most, got 257"),
+        (
+            _groups(_group(KIND.KIND_CPU), _group(KIND.KIND_GPU)),
+            "cuda",
+            "expected all groups on GPUs, or all on the CPU",
+        ),
+        (_parameters(devices="first"), "cpu", "'devices': expected \"all\" or indexes like"),
+        (_parameters(devices="1,1"), "cpu", "'devices': expected each device once, got '1,1'"),
+        (_parameters(placement="split"), "cpu", "expected replica or shard, got 'split'"),
+        (_parameters(partition=RULES), "cpu", "'partition': expected placement \"shard\""),
+        (_parameters(placement="shard"), "cpu", "'partition': expected rules like"),
+        (_parameters(placement="shard", partition="{}"), "cpu", "expected rules like"),
+        (_parameters(placement="shard", partition='{"w":[1]}'), "cpu", "expected rules like"),
+        (_parameters(placement="shard", partition=RULES, mesh="4"), "cpu", "'mesh': expected axes"),
+        (_parameters(placement="shard", partition=RULES, mesh="a=0"), "cpu", "got 'a=0'"),
+        (_parameters(placement="shard", partition=RULES, mesh="a=2,a=2"), "cpu", "got 'a=2,a=2'"),
+    ],
+)
+def test_contradiction_is_refused_by_name(config: ModelConfig, server: str, text: str) -> None:
+    with pytest.raises(InvalidModel) as caught:
+        placement.read(config, server)
+    assert text in str(caught.value)
+
+
+def test_devices_are_listed_in_one_place() -> None:
+    config = config_of(
+        inference.ModelConfig(
+            instance_group=[_group(KIND.KIND_GPU, 2, 0)],
+            parameters={"devices": inference.ModelParameter(string_value="0,1")},
+        )
+    )
+
+    with pytest.raises(InvalidModel, match="'devices': expected devices in one place"):
+        placement.read(config, "cuda")
+
+
+def test_devices_take_the_count_of_the_group() -> None:
+    config = config_of(
+        inference.ModelConfig(
+            instance_group=[_group(KIND.KIND_CPU, 2)],
+            parameters={"devices": inference.ModelParameter(string_value="0,1")},
+        )
+    )
+
+    assert (Group((0, 1), 2),) == placement.read(config, "cpu").groups
+
+
+def test_partition_rules_keep_their_order() -> None:
+    rules = {"a/*": ["model"], "*": [None, ["data", "model"]]}
+    config = _parameters(
+        placement="shard", devices="all", partition=json.dumps(rules), mesh="data=2, model=4"
+    )
+
+    found = placement.read(config, "cpu").sharding
+
+    assert found is not None
+    assert [("a/*", ("model",)), ("*", (None, ("data", "model")))] == list(found.partition.items())
+    assert [("data", 2), ("model", 4)] == list(found.mesh.items())
+    assert found.mesh == placement.mesh_of(found, 8)
+    with pytest.raises(InvalidModel, match="'mesh': expected axes for 4 devices"):
+        placement.mesh_of(found, 4)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ({}, 1),
+        ({"devices": "0,2,3"}, 3),
+        ({"devices": "all"}, 1),
+        ({"devices": "0,1", "placement": "shard", "partition": RULES}, 1),
+    ],
+)
+def test_copies_of_the_parameters(parameters: dict[str, str], expected: int) -> None:
+    """What a prediction multiplies by; sharded parameters are there once."""
+    assert expected == placement.copies(_parameters(**parameters))

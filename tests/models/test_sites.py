@@ -1,0 +1,244 @@
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from xlaserve.errors import InvalidModel
+from xlaserve.models import device, placement, sites
+from xlaserve.models.config import ModelConfig
+from xlaserve.models.export import export_model
+from xlaserve.models.placement import Group, Placement
+from xlaserve.models.sites import Layout
+
+SCRIPT = Path(__file__).with_name("on_devices.py")
+PARAMETERS = {"w1": (6, 512), "w2": (512, 8), "b": (512,)}
+
+
+# --- on two devices, in this process -----------------------------------------------------------
+
+
+def _devices(layout: Layout) -> list[tuple[int, ...]]:
+    return [tuple(one.id for one in layout.sites[index].devices) for index in layout.replicas]
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        ((Group(),), [(0,)]),
+        ((Group((1,)),), [(1,)]),
+        ((Group(None),), [(0,), (1,)]),
+        ((Group((1, 0), 2),), [(1,), (0,), (1,), (0,)]),
+        ((Group((0,), 2), Group((1,))), [(0,), (0,), (1,)]),
+    ],
+)
+def test_replica_goes_to_each_device(
+    groups: tuple[Group, ...], expected: list[tuple[int, ...]]
+) -> None:
+    found = sites.layout(Placement("cpu", groups))
+
+    assert expected == _devices(found)
+    assert len(set(expected)) == len(found.sites), "replicas of one device share a site"
+
+
+@pytest.mark.parametrize("index", [-1, 2])
+def test_device_that_is_not_there_is_refused(index: int) -> None:
+    with pytest.raises(
+        InvalidModel, match=f"device {index} is asked for, this server has 2 of cpu"
+    ):
+        sites.layout(Placement("cpu", (Group((index,)),)))
+
+
+def _sharded(rules: dict[str, Any], **parameters: str) -> Layout:
+    given = {"devices": "all", "placement": "shard", "partition": json.dumps(rules), **parameters}
+    return sites.layout(placement.read(ModelConfig(parameters=given), "cpu"))
+
+
+def test_shards_lie_on_every_device() -> None:
+    (site,) = _sharded({"w1": [None, "model"]}).sites
+    array = jax.device_put(np.zeros((6, 512), np.float32), site.parameter("w1"))
+
+    assert ("cpu:0", "cpu:1") == site.device_names
+    assert [(6, 256), (6, 256)] == [shard.data.shape for shard in array.addressable_shards]
+    assert site.parameter("b").is_fully_replicated
+    assert (True, False) == (site.is_split("w1"), site.is_split("b"))
+
+
+def test_first_rule_that_fits_counts() -> None:
+    (site,) = _sharded({"w1": ["model"], "w*": [None, "model"]}).sites
+
+    assert (3, 512) == site.parameter("w1").shard_shape((6, 512))
+    assert (512, 4) == site.parameter("w2").shard_shape((512, 8))
+
+
+def test_batch_is_split_over_the_data_axis() -> None:
+    """Where it can be split evenly; other batches go to every device whole."""
+    (site,) = _sharded({"w1": [None]}, mesh="data=2").sites
+
+    assert (2, 8) == site.inputs(4).shard_shape((4, 8))
+    assert (3, 8) == site.inputs(3).shard_shape((3, 8))
+
+
+@pytest.mark.parametrize(
+    ("rules", "text"),
+    [
+        ({"v*": ["model"]}, "partition rule 'v*' fits no parameter, there are: w1, w2, b"),
+        ({"w1": ["data"]}, "partition rule 'w1': no axis 'data', the mesh has 'model'"),
+        ({"w1": ["model", "model"]}, "partition rule 'w1' has axis 'model' twice"),
+        ({"b": [None, "model"]}, "parameter 'b' has 1 dimensions, its partition rule 2"),
+    ],
+)
+def test_rule_that_fits_nothing_is_refused(rules: dict[str, Any], text: str) -> None:
+    (site,) = _sharded(rules).sites
+
+    with pytest.raises(InvalidModel) as caught:
+        site.check(PARAMETERS)
+    assert text in str(caught.value)
+
+
+def test_parameter_that_cannot_be_split_is_named() -> None:
+    (site,) = _sharded({"w1": ["model"]}).sites
+
+    with pytest.raises(InvalidModel, match=r"'w1': dimension 0 of \[7, 4\] cannot be split into 2"):
+        site.check({"w1": (7, 4)})
+
+
+def test_mesh_is_for_all_of_the_devices() -> None:
+    with pytest.raises(InvalidModel, match="'mesh': expected axes for 2 devices, got 'model=3'"):
+        _sharded({"w1": ["model"]}, mesh="model=3")
+
+
+def test_devices_are_booked_by_the_name_that_was_asked_for() -> None:
+    """A device of CUDA calls its platform gpu."""
+    assert ("cuda:1",) == sites.Site([jax.devices()[1]], platform="cuda").device_names
+
+
+def test_memory_of_the_cpu_is_the_hosts() -> None:
+    assert {} == device.memory("cpu")
+
+
+def test_memory_of_a_device_is_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fake:
+        id = 1
+
+        def memory_stats(self) -> dict[str, int]:
+            return {"bytes_in_use": 3, "bytes_limit": 7}
+
+    monkeypatch.setattr(jax, "local_devices", lambda backend: [Fake()])
+
+    assert {"cuda:1": (3, 7)} == device.memory("cuda")
+
+
+# --- on four and eight, each in a process of its own -------------------------------------------
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What placements did on a machine of so many devices."""
+
+    count: int
+    seen: dict[str, dict[str, Any]]
+
+    @property
+    def every(self) -> list[int]:
+        return list(range(self.count))
+
+
+@pytest.fixture(scope="session", params=[4, 8])
+def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    """A multilayer perceptron of one device, loaded in every placement of the script."""
+    directory = tmp_path_factory.mktemp("models") / "mlp"
+    random = np.random.default_rng(4)
+    w1 = random.standard_normal((6, 512), np.float32)
+    w2 = random.standard_normal((512, 8), np.float32)
+    x = random.standard_normal((4, 6), np.float32)
+    export_model(
+        lambda p, x: jax.nn.relu(x @ p["w1"]) @ p["w2"],
+        {"w1": w1, "w2": w2},
+        {"x": ("FP32", [-1, 6])},
+        directory / "1",
+        outputs=["y"],
+        max_batch_size=4,
+    )
+    np.save(directory / "x.npy", x)
+    np.save(directory / "expected.npy", np.maximum(x @ w1, 0) @ w2)
+    ran = subprocess.run(
+        [sys.executable, str(SCRIPT), str(directory / "1"), str(request.param)],
+        env=os.environ
+        | {
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={request.param}",
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    return Machine(request.param, json.loads(ran.stdout))
+
+
+BUCKETS = 4
+"""1, 2, 3 and 4 rows."""
+
+BYTES = 4 * (6 * 512 + 512 * 8)
+
+
+@pytest.mark.parametrize("name", ["one", "replicas", "pairs", "shard", "mesh"])
+def test_placement_changes_no_answer(machine: Machine, name: str) -> None:
+    assert machine.seen[name]["worst"] < 1e-3
+
+
+def test_replicas_are_on_different_devices(machine: Machine) -> None:
+    """Parameters and executables are there once for each device."""
+    seen = machine.seen["replicas"]
+
+    assert [[index] for index in machine.every] == seen["output_devices"]
+    assert [[index] for index in machine.every for _ in ("w1", "w2")] == seen["parameter_devices"]
+    assert (BUCKETS * machine.count, BYTES * machine.count) == (
+        seen["compilations"],
+        seen["parameters_bytes"],
+    )
+
+
+def test_replicas_of_one_device_share(machine: Machine) -> None:
+    """Two on each of two devices: four that execute, two that hold memory."""
+    seen = machine.seen["pairs"]
+
+    assert [[0], [2], [0], [2]] == seen["output_devices"]
+    assert [[0], [0], [2], [2]] == seen["parameter_devices"]
+    assert (BUCKETS * 2, BYTES * 2) == (seen["compilations"], seen["parameters_bytes"])
+
+
+def test_shards_are_one_copy_over_all_devices(machine: Machine) -> None:
+    """The least memory: no parameter that a rule splits is anywhere twice."""
+    seen = machine.seen["shard"]
+
+    assert [machine.every] * 2 == seen["parameter_devices"]
+    assert (BUCKETS, BYTES) == (seen["compilations"], seen["parameters_bytes"])
+
+
+def test_data_axis_holds_the_parameters_twice(machine: Machine) -> None:
+    seen = machine.seen["mesh"]
+
+    assert [machine.every] * 2 == seen["parameter_devices"]
+    assert (BUCKETS, BYTES * 2) == (seen["compilations"], seen["parameters_bytes"])
+
+
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    [("one", [0]), ("pairs", [0, 2]), ("replicas", None), ("shard", None), ("mesh", None)],
+)
+def test_memory_is_booked_on_the_devices_that_hold_it(
+    machine: Machine, name: str, devices: list[int] | None
+) -> None:
+    seen = machine.seen[name]
+
+    expected = {f"cpu:{index}" for index in (machine.every if devices is None else devices)}
+    assert expected == set(seen["per_device"])
+    assert seen["total_bytes"] == sum(seen["per_device"].values())

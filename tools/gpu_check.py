@@ -1,0 +1,173 @@
+"""Loads the example models on a GPU and prints what it does there: answers, memory, batches, OOM.
+
+python tools/gpu_check.py [--json] [REPOSITORY]
+
+Where there is no GPU it says why, and that is no failure.
+"""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from xlaserve.errors import DeviceUnavailable, OutOfMemory
+from xlaserve.models import jax_runtime, loaders
+from xlaserve.models.config import ModelConfig
+from xlaserve.models.loaded import LoadContext, LoadedModel
+from xlaserve.models.manifest import FILE_NAME
+from xlaserve.tensors import Tensor, TensorSpec
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "models"
+MEASURED_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What one model did."""
+
+    model: str
+    load_seconds: float
+    compile_seconds: float
+    booked_bytes: int
+    grown_bytes: int
+    """By how much `bytes_in_use` of the device grew with the load."""
+    left_bytes: int
+    """How much of it was still there after the unload."""
+    worst_difference: float
+    """To the same model on the CPU, over all batch sizes."""
+    rows_per_second: Mapping[int, float]
+    """By batch size; 0 for a model without a batch dimension."""
+    batch_limit: int
+
+
+def check(directory: Path, name: str) -> Found:
+    """Load one model on the GPU and on the CPU, compare, measure, unload."""
+    used = _bytes_in_use()
+    started = time.perf_counter()
+    model = _load(directory, name, "cuda")
+    seconds = time.perf_counter() - started
+    grown = _bytes_in_use() - used
+    reference = _load(directory, name, "cpu")
+    sizes = [bucket.rows for bucket in model.info.buckets]
+    worst = max(_difference(model, reference, rows) for rows in sizes)
+    speed = {rows: _rows_per_second(model, rows) for rows in sizes}
+    reference.close()
+    model.close()
+    jax_runtime.release_memory()
+    return Found(
+        name,
+        seconds,
+        model.info.compile_seconds,
+        model.info.memory.total_bytes,
+        grown,
+        _bytes_in_use() - used,
+        worst,
+        speed,
+        model.batch_limit,
+    )
+
+
+def exhaust() -> str:
+    """Load what needs more memory than there is; return how it was refused."""
+    limit = jax_runtime.memory_limit_bytes() or 0
+    size = math.isqrt(limit // 4) + 1
+    # A sort has to be there as a whole; what is only multiplied and added would not.
+    function = jax.jit(lambda x: jax.numpy.sort(x[:, None] * x[None, :], axis=0).sum())
+    argument = jax.ShapeDtypeStruct((size,), np.float32)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "greedy.jaxexp"
+        path.write_bytes(jax.export.export(function, platforms=["cuda"])(argument).serialize())
+        try:
+            _load(path, "greedy", "cuda").close()
+        except OutOfMemory as error:
+            return str(error)
+    return "not refused"
+
+
+def _load(path: Path, name: str, device: str) -> LoadedModel:
+    return loaders.load(path, LoadContext(name, "1", ModelConfig(), device))
+
+
+def _bytes_in_use() -> int:
+    return int((jax.local_devices()[0].memory_stats() or {}).get("bytes_in_use", 0))
+
+
+def _inputs(model: LoadedModel, rows: int) -> dict[str, Tensor]:
+    random = np.random.default_rng(rows)
+
+    def tensor(spec: TensorSpec) -> Tensor:
+        shape = tuple(rows if size == -1 else size for size in spec.shape)
+        return (random.random(shape) * 10).astype(spec.datatype.dtype)
+
+    return {spec.name: tensor(spec) for spec in model.info.inputs}
+
+
+def _difference(model: LoadedModel, reference: LoadedModel, rows: int) -> float:
+    inputs = _inputs(model, rows)
+    found, expected = model.execute(inputs), reference.execute(inputs)
+    return max(
+        float(np.abs(np.asarray(found[name], float) - np.asarray(expected[name], float)).max())
+        for name in found
+    )
+
+
+def _rows_per_second(model: LoadedModel, rows: int) -> float:
+    inputs, runs, started = _inputs(model, rows), 0, time.perf_counter()
+    while (seconds := time.perf_counter() - started) < MEASURED_SECONDS:
+        model.execute(inputs)
+        runs += 1
+    return runs * max(1, rows) / seconds
+
+
+def _print(found: Found) -> None:
+    print(
+        f"{found.model}: loaded in {found.load_seconds:.2f} s, compiled in "
+        f"{found.compile_seconds:.2f} s; booked {found.booked_bytes} bytes, the device grew by "
+        f"{found.grown_bytes}, {found.left_bytes} left after the unload; differs from the CPU by "
+        f"{found.worst_difference:.2g} at most; batches up to {found.batch_limit}"
+    )
+    for rows, speed in found.rows_per_second.items():
+        print(f"  {rows:>5} rows {speed:>12.0f} rows/s {1e6 * max(1, rows) / speed:>9.1f} us")
+
+
+def main() -> int:
+    """Check every model of a repository, then what happens when memory ends."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("repository", nargs="?", type=Path, default=EXAMPLES)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    asked = parser.parse_args()
+    try:
+        jax_runtime.start("cuda")
+    except DeviceUnavailable as error:
+        print(f"no GPU: {error}")
+        return 0
+    directories = sorted(path.parent for path in asked.repository.glob(f"*/*/{FILE_NAME}"))
+    found = [check(directory, directory.parent.name) for directory in directories]
+    refusal = exhaust()
+    again = check(directories[0], directories[0].parent.name)
+    if asked.json:
+        models = [asdict(one) for one in (*found, again)]
+        print(json.dumps({"models": models, "out_of_memory": refusal}))
+        return 0
+    print(jax.local_devices()[0].device_kind, f"limit {jax_runtime.memory_limit_bytes()} bytes")
+    for one in found:
+        _print(one)
+    print(f"out of memory: {refusal}")
+    print("and after it:")
+    _print(again)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
