@@ -44,6 +44,7 @@ def serve(tmp_path: Path) -> Serve:
             "model_control_mode": ModelControlMode.EXPLICIT,
             "scratch_directory": tmp_path,
             "device": "cpu",
+            "background_compile": False,
         }
         application = Application(Settings.read({}, repository=repository, **defaults | settings))
         async with application.running() as addresses:

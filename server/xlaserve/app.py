@@ -161,6 +161,7 @@ class Application:
             self.capacity,
             drain_seconds=settings.drain_seconds,
             evict=settings.evict,
+            background_compile=settings.background_compile and not settings.modelmesh,
         )
         self.control = ModelControl(settings, self.registry, self.repository, loader, self.workers)
 

@@ -136,6 +136,9 @@ class Settings:
 
     load_threads: int = 1
     """Models that are loaded and compiled at the same time."""
+    background_compile: bool = True
+    """Be ready with the smallest and the largest batch; compile the rest while they serve. Not
+    with modelmesh, which asks for the size of a model once."""
     execute_threads: int = 0
     """Threads that compute requests outside the event loop; 0 is one less than the cores."""
     inline_execution_seconds: float = 200e-6

@@ -41,6 +41,7 @@ async def make_core(tmp_path: Path, world: World) -> AsyncIterator[MakeCore]:
             "scratch_directory": scratch,
             "model_control_mode": ModelControlMode.EXPLICIT,
             "drain_seconds": 5.0,
+            "background_compile": False,
         }
         settings = Settings(**values | changes)
         registry = Registry(settings.max_requests_per_model)
@@ -66,6 +67,7 @@ async def make_core(tmp_path: Path, world: World) -> AsyncIterator[MakeCore]:
             capacity,
             drain_seconds=settings.drain_seconds,
             evict=settings.evict,
+            background_compile=settings.background_compile,
         )
         control = ModelControl(settings, registry, repository, loader, workers)
         engine = Engine(

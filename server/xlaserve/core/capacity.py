@@ -37,6 +37,11 @@ class Capacity:
             )
         self._held[holder] = size_bytes
 
+    def correct(self, holder: object, size_bytes: int) -> None:
+        """Write down what a holder really uses; one without a reservation stays without."""
+        if holder in self._held:
+            self._held[holder] = size_bytes
+
     def missing_bytes(self, holder: object, size_bytes: int) -> int:
         """Return how many bytes others would have to give back for a reservation; 0 for none."""
         if self.total_bytes is None:
@@ -59,6 +64,10 @@ class Reservation:
     def set(self, size_bytes: int) -> None:
         """Hold so many bytes instead of what was held; raises OutOfMemory."""
         self._capacity.reserve(self, self.model, size_bytes)
+
+    def correct(self, size_bytes: int) -> None:
+        """Hold so many bytes because that is what is used, whether or not it was to be had."""
+        self._capacity.correct(self, size_bytes)
 
     def missing_bytes(self, size_bytes: int) -> int:
         """Return how many bytes others would have to give back for it to hold so many."""

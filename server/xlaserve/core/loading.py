@@ -14,6 +14,7 @@ import structlog
 from xlaserve.core.capacity import Capacity, Reservation
 from xlaserve.core.ensemble import EnsemblePlan, plan_ensemble
 from xlaserve.core.eviction import to_evict
+from xlaserve.core.finishing import Finisher
 from xlaserve.core.lifecycle import Event, State
 from xlaserve.core.registry import Instance, Registry, Version
 from xlaserve.core.repository import ModelSource, VersionSource
@@ -66,7 +67,10 @@ class VersionLoader:
         *,
         drain_seconds: float,
         evict: bool = False,
+        background_compile: bool = False,
     ) -> None:
+        self._background_compile = background_compile
+        self._finisher = Finisher(workers)
         self._evict = evict
         self._registry = registry
         self._capacity = capacity
@@ -87,12 +91,15 @@ class VersionLoader:
         started = loop.time()
         self._registry.change(version, Event.LOAD, "waiting for a load thread")
         reservation = Reservation(self._capacity, version.model)
+        self._finisher.load_begins()
         try:
             runner = await self._make(version, model, source, reservation)
         except BaseException as error:
             reservation.release()
             self._note_failure(version, error)
             raise
+        finally:
+            self._finisher.load_ends()
         loaded = Instance(runner, source.fingerprint, reservation, model.config, self._device)
         replaced, version.instance = version.instance, loaded
         seconds = loop.time() - started
@@ -106,6 +113,8 @@ class VersionLoader:
             compile_seconds=round(runner.info.compile_seconds, 3),
             size_bytes=runner.info.memory.total_bytes,
         )
+        if self._background_compile:
+            self._finisher.finish(version, loaded)
         if replaced is not None:
             await self._retire([replaced])
 
@@ -132,6 +141,7 @@ class VersionLoader:
 
     async def close(self) -> None:
         """Wait for the instances whose requests outlived their unload."""
+        await self._finisher.close()
         if self._stragglers:
             await asyncio.wait(self._stragglers)
 
@@ -173,7 +183,9 @@ class VersionLoader:
         await self._book(reservation, predicted)
         runner = await self._run_loader(version, model, source)
         try:
-            await self._book(reservation, runner.info.memory.total_bytes)
+            # What is compiled behind the load takes memory that only the prediction knows of.
+            left = predicted if self._background_compile else 0
+            await self._book(reservation, max(left, runner.info.memory.total_bytes))
         except OutOfMemory:
             await self._workers.wait(runner.close)
             await self._release()
@@ -248,6 +260,7 @@ class VersionLoader:
             device=self._device,
             on_stage=on_stage,
             check_cancelled=check_cancelled,
+            background_compile=self._background_compile,
         )
         return self._machinery.load(source.directory, context)
 

@@ -1,0 +1,139 @@
+"""What is compiled behind a load, with a model that needs no JAX."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from support.core import AddModel, Core, FakeModel, MakeCore, World
+
+from xlaserve.errors import InvalidModel
+from xlaserve.models.loaded import ModelMemory, Stage
+
+
+class Rest:
+    """Stands for what is left to compile: two steps, held by the test."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.may_end = threading.Event()
+        self.ended = threading.Event()
+        self.error: Exception | None = None
+        self.size_bytes = 170
+
+    def compile(
+        self,
+        model: FakeModel,
+        check_cancelled: Callable[[], None] = lambda: None,
+        on_stage: Callable[[Stage], None] = lambda stage: None,
+    ) -> None:
+        self.begun.set()
+        try:
+            while not self.may_end.is_set():
+                check_cancelled()
+            if self.error:
+                raise self.error
+            model.info = replace(model.info, memory=ModelMemory(self.size_bytes))
+        finally:
+            self.ended.set()
+
+
+@pytest.fixture
+def rest(monkeypatch: pytest.MonkeyPatch) -> Rest:
+    made = Rest()
+
+    def compile_rest(model: FakeModel, *arguments: Callable[..., None]) -> None:
+        made.compile(model, *arguments)
+
+    monkeypatch.setattr(FakeModel, "compile_rest", compile_rest)
+    return made
+
+
+async def until(event: threading.Event) -> None:
+    assert await asyncio.to_thread(event.wait, 10)
+
+
+async def loaded(make_core: MakeCore, add_model: AddModel) -> Core:
+    core = make_core(background_compile=True)
+    add_model("m", {1: 1})
+    await core.control.load("m")
+    return core
+
+
+async def test_a_model_answers_before_the_rest_is_compiled(
+    make_core: MakeCore, add_model: AddModel, rest: Rest
+) -> None:
+    core = await loaded(make_core, add_model)
+    await until(rest.begun)
+
+    assert core.registry.ready("m")
+    assert not rest.ended.is_set()
+
+
+async def test_what_the_rest_took_is_booked_behind_it(
+    make_core: MakeCore, add_model: AddModel, rest: Rest, world: World
+) -> None:
+    """Until then the prediction stands, if it is higher than what was measured."""
+    world.predicted_bytes = 150
+    core = await loaded(make_core, add_model)
+    before = core.capacity.used_bytes
+    rest.may_end.set()
+    await until(rest.ended)
+    while core.capacity.used_bytes == before:
+        await asyncio.sleep(0.001)
+
+    assert (150, 170) == (before, core.capacity.used_bytes)
+
+
+async def test_a_rest_that_fails_leaves_the_model_as_it_is(
+    make_core: MakeCore, add_model: AddModel, rest: Rest
+) -> None:
+    rest.error = InvalidModel("bucket 3 cannot be compiled")
+    core = await loaded(make_core, add_model)
+    rest.may_end.set()
+    await until(rest.ended)
+
+    assert core.registry.ready("m")
+
+
+async def test_an_unload_gives_back_everything_in_the_middle_of_it(
+    make_core: MakeCore, add_model: AddModel, rest: Rest
+) -> None:
+    core = await loaded(make_core, add_model)
+    await until(rest.begun)
+    await core.control.unload("m")
+    rest.may_end.set()
+    await until(rest.ended)
+    await asyncio.sleep(0.01)
+
+    assert 0 == core.capacity.used_bytes
+
+
+async def test_the_end_of_the_server_ends_it(
+    make_core: MakeCore, add_model: AddModel, rest: Rest
+) -> None:
+    core = await loaded(make_core, add_model)
+    await until(rest.begun)
+    await core.control.close()
+
+    assert rest.ended.is_set()
+
+
+async def test_loads_go_before_it(
+    make_core: MakeCore, add_model: AddModel, rest: Rest, world: World
+) -> None:
+    core = await loaded(make_core, add_model)
+    await until(rest.begun)
+    world.may_load.clear()
+    world.loading.clear()
+    add_model("other", {1: 1})
+    loading = asyncio.ensure_future(core.control.load("other"))
+    await until(world.loading)
+    rest.may_end.set()
+    held = not await asyncio.to_thread(rest.ended.wait, 0.2)
+    world.may_load.set()
+    await loading
+    await until(rest.ended)
+
+    assert held
