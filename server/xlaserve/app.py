@@ -27,6 +27,7 @@ from xlaserve.core.registry import Registry
 from xlaserve.core.repository import Repository
 from xlaserve.core.runtime import ModelRuntime, RuntimeLimits
 from xlaserve.core.server import ServerDescription
+from xlaserve.core.status_board import StatusBoard
 from xlaserve.core.workers import Workers
 from xlaserve.errors import InvalidSettings
 from xlaserve.models import device, loaders, trial
@@ -54,6 +55,7 @@ from xlaserve.transport.grpc.splice import InjectionPath
 from xlaserve.transport.rest.bodies import BodyLimits
 from xlaserve.transport.rest.inference import InferenceRoutes
 from xlaserve.transport.rest.metrics import Metrics
+from xlaserve.transport.rest.pages import page_routes
 from xlaserve.transport.rest.repository import RepositoryRoutes
 from xlaserve.transport.rest.routing import RouteTable
 from xlaserve.transport.rest.sagemaker import sagemaker_routes
@@ -350,7 +352,11 @@ class Application:
             max_json_depth=depth,
             default_accept=self.settings.default_accept,
         )
-        return RouteTable([*inference.table(), *repository.table(), *sagemaker, *metrics.table()])
+        rows = [*inference.table(), *repository.table(), *sagemaker, *metrics.table()]
+        board = StatusBoard(
+            self.control, self.registry, self.capacity, self.settings.model_control_mode
+        )
+        return RouteTable([*rows, *page_routes(rows, board, self._description)])
 
     # --- stop ---
 

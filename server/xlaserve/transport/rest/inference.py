@@ -21,11 +21,17 @@ from xlaserve.transport.rest.messages import (
     HttpResponse,
     json_response,
 )
-from xlaserve.transport.rest.routing import BINARY_OR_JSON, Body, Route
+from xlaserve.transport.rest.routing import BINARY_OR_JSON, Body, Header, Route
 from xlaserve.transport.rest.statistics import Statistics, config_json, statistics_json
 from xlaserve.transport.rest.threads import OffLoop
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
+
+_LENGTH = Header(HEADER_LENGTH, int, "Bytes of JSON in front of binary tensors, where some follow.")
+_EXAMPLE = {
+    "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 16], "data": list(range(16))}]
+}
+"""For the model `identity` of the examples."""
 
 _TAG = "inference"
 _BODY_ERRORS = (400, 408, 413, 501)
@@ -218,8 +224,8 @@ class InferenceRoutes:
                 self.infer,
                 "Inference",
                 _TAG,
-                Body(InferenceResponse, BINARY_OR_JSON),
-                takes=Body(InferenceRequest, BINARY_OR_JSON),
+                Body(InferenceResponse, BINARY_OR_JSON, headers=(_LENGTH,)),
+                takes=Body(InferenceRequest, BINARY_OR_JSON, headers=(_LENGTH,), example=_EXAMPLE),
                 errors=(*_BODY_ERRORS, 404, 503, 507),
             ),
         ]

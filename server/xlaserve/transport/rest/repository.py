@@ -63,7 +63,7 @@ class RepositoryRoutes:
                     "Repository index",
                     _TAG,
                     Body(list[IndexRow]),
-                    takes=Body(IndexRequest, required=False),
+                    takes=Body(IndexRequest, required=False, example={"ready": True}),
                     errors=(400, 403, 408, 413, 501),
                 )
             )
@@ -75,7 +75,7 @@ class RepositoryRoutes:
                     summary,
                     _TAG,
                     Body(Nothing),
-                    takes=Body(ControlRequest, required=False),
+                    takes=Body(ControlRequest, required=False, example={"parameters": {}}),
                     errors=errors,
                 )
                 for verb, summary, errors in (

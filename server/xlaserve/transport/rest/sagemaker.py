@@ -41,7 +41,7 @@ from xlaserve.transport.rest.plain_tensors import (
     read_plain_request,
     write_plain_response,
 )
-from xlaserve.transport.rest.routing import Body, QueryParameter, Route
+from xlaserve.transport.rest.routing import Body, Header, QueryParameter, Route
 from xlaserve.transport.rest.threads import OffLoop
 
 SAGEMAKER_BINARY_TYPE = "application/vnd.sagemaker-triton.binary+json"
@@ -62,6 +62,18 @@ _PARAMETERS: Mapping[str, str] = MappingProxyType(
 """Headers that a model is given as parameters of the request."""
 _MAX_PARAMETER_CHARACTERS = 1024
 """As long as SageMaker lets the attributes be."""
+
+_LENGTH = Header(HEADER_LENGTH, int, "Bytes of JSON in front of binary tensors, where some follow.")
+_INVOKE_HEADERS = (
+    _LENGTH,
+    *(
+        Header(header, str, f"The model is given it as parameter `{name}`.")
+        for header, name in _PARAMETERS.items()
+    ),
+)
+_EXAMPLE = {"instances": [list(range(16))]}
+"""For the model `identity` of the examples."""
+_LOAD_EXAMPLE = {"model_name": "one", "url": "/opt/ml/models/one/model"}
 
 _SHOWN = 80
 _TAG = "sagemaker"
@@ -154,7 +166,7 @@ class SageMakerRoutes:
                 "Load a model from a url",
                 _TAG,
                 Body(Nothing),
-                takes=Body(LoadRequest),
+                takes=Body(LoadRequest, example=_LOAD_EXAMPLE),
                 errors=(400, 403, 408, 409, 413, 501, 503, 507),
             ),
             Route(
@@ -215,8 +227,8 @@ class SageMakerRoutes:
                     handle,
                     summary,
                     _TAG,
-                    Body(media_types=answer),
-                    takes=Body(media_types=takes),
+                    Body(media_types=answer, headers=(_LENGTH,)),
+                    takes=Body(media_types=takes, headers=_INVOKE_HEADERS, example=_EXAMPLE),
                     errors=(400, 403, 404, 406, 408, 413, 415, 501, 503, 507),
                 )
                 for path, handle, summary in rows

@@ -1,0 +1,218 @@
+"""What people read: the status page, the description of the routes, and what both are made of."""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from types import MappingProxyType
+from typing import Annotated
+
+import msgspec
+
+from xlaserve.core.monitor import StatusRow
+from xlaserve.core.server import ServerDescription
+from xlaserve.core.statistics import REQUEST_BOUNDS_NS
+from xlaserve.core.status_board import Reading, StatusBoard
+from xlaserve.transport.rest import docs_page, openapi
+from xlaserve.transport.rest.messages import JSON_TYPE, HttpRequest, HttpResponse
+from xlaserve.transport.rest.routing import Body, QueryParameter, Route
+
+_TAG = "people"
+_HTML = "text/html; charset=utf-8"
+
+_SECURITY: Mapping[str, str] = MappingProxyType(
+    {
+        "Content-Security-Policy": (
+            "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+            "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        ),
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+    }
+)
+"""What keeps the name of a model from becoming part of a page."""
+
+_FRESH = MappingProxyType({**_SECURITY, "Cache-Control": "no-store"})
+_REVALIDATED = MappingProxyType({**_SECURITY, "Cache-Control": "no-cache"})
+
+_PARTS: tuple[tuple[str, str, str], ...] = (
+    ("base.css", "text/css; charset=utf-8", "Style of both pages"),
+    ("status.css", "text/css; charset=utf-8", "Style of the status page"),
+    ("docs.css", "text/css; charset=utf-8", "Style of this documentation"),
+    ("status.js", "text/javascript; charset=utf-8", "Script of the status page"),
+    ("history.js", "text/javascript; charset=utf-8", "Rates and latencies of the status page"),
+    ("charts.js", "text/javascript; charset=utf-8", "Charts of the status page"),
+    ("docs.js", "text/javascript; charset=utf-8", "Script of this documentation"),
+    ("icon.svg", "image/svg+xml", "Icon of both pages"),
+)
+"""The files that pages load: name, media type, and what they are."""
+
+
+class Server(msgspec.Struct):
+    """The server."""
+
+    name: str
+    version: str
+    uptime_seconds: float
+    ready: bool
+    controllable: Annotated[bool, msgspec.Meta(description="Whether clients may load and unload.")]
+
+
+class Memory(msgspec.Struct):
+    """Memory for models."""
+
+    used_bytes: int
+    total_bytes: Annotated[int | None, msgspec.Meta(description="null while it is not known.")]
+
+
+class Requests(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Counts of requests since the start, of which rates and latencies are the differences."""
+
+    success: int = 0
+    fail: int = 0
+    buckets: Annotated[
+        tuple[int, ...],
+        msgspec.Meta(description="Successful ones between the bounds, and above the last."),
+    ] = ()
+
+
+_NO_REQUESTS = Requests()
+
+
+class ModelRow(msgspec.Struct, omit_defaults=True):
+    """One version of a model, or a model that was never loaded."""
+
+    name: str
+    state: str
+    version: str = ""
+    reason: str = ""
+    size_bytes: int | None = None
+    pending: int = 0
+    requests: Requests = _NO_REQUESTS
+
+
+class Status(msgspec.Struct):
+    """The server at one moment."""
+
+    server: Server
+    memory: Memory
+    requests: Requests
+    bounds_ns: Annotated[
+        tuple[int, ...], msgspec.Meta(description="Longest duration of each bucket but the last.")
+    ]
+    ready_models: int
+    model_count: int
+    matching: Annotated[
+        int, msgspec.Meta(description="Rows that match the search; `models` may hold fewer.")
+    ]
+    models: list[ModelRow]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A page or a part of one that never changes."""
+
+    content_type: str
+    data: bytes
+
+    async def serve(self, request: HttpRequest) -> HttpResponse:
+        """Return it as it was when the server started."""
+        return HttpResponse(content_type=self.content_type, parts=[self.data], headers=_REVALIDATED)
+
+
+class StatusRoutes:
+    """The handlers of what changes."""
+
+    def __init__(self, board: StatusBoard, description: ServerDescription) -> None:
+        self._board = board
+        self._description = description
+
+    async def status(self, request: HttpRequest) -> HttpResponse:
+        """Return what the status page shows; it asks every second."""
+        reading = await self._board.read(request.query.get("search", ""))
+        await asyncio.sleep(0)  # with very many models requests have their turn in between
+        data = msgspec.json.encode(self._status(reading))
+        # Not compressed: that would take longer than making it.
+        return HttpResponse(parts=[data], headers=_FRESH, compressible=False)
+
+    def _status(self, reading: Reading) -> Status:
+        description, totals = self._description, reading.totals
+        return Status(
+            Server(
+                description.name,
+                description.version,
+                reading.uptime_seconds,
+                reading.ready,
+                reading.controllable,
+            ),
+            Memory(reading.used_bytes, reading.total_bytes),
+            Requests(totals.success_count, totals.fail_count, totals.request_buckets),
+            REQUEST_BOUNDS_NS,
+            reading.ready_models,
+            reading.model_count,
+            reading.matching,
+            [_model(row) for row in reading.rows],
+        )
+
+
+def _model(row: StatusRow) -> ModelRow:
+    counted = (row.success_count, row.fail_count, row.request_buckets)
+    return ModelRow(
+        row.name,
+        row.state,
+        version=row.version,
+        reason=row.reason,
+        size_bytes=row.size_bytes,
+        pending=row.pending,
+        # The same object as the default is left out: most of many models are idle.
+        requests=Requests(*counted) if any(counted[:2]) else _NO_REQUESTS,
+    )
+
+
+def page_routes(
+    others: Iterable[Route], board: StatusBoard, description: ServerDescription
+) -> list[Route]:
+    """Return the rows of the pages; the description names the other rows and these."""
+    status = StatusRoutes(board, description)
+    rows = [
+        _document("/", "Status page", _HTML, _file("status.html")),
+        Route(
+            "GET",
+            "/status.json",
+            status.status,
+            "What the status page shows",
+            _TAG,
+            Body(Status),
+            query=(QueryParameter("search", str, "A text that names must hold."),),
+        ),
+        *(
+            _document(f"/page/{name}", summary, content_type, _file(name))
+            for name, content_type, summary in _PARTS
+        ),
+    ]
+    return [*rows, *_descriptions([*others, *rows], description.version)]
+
+
+def _descriptions(described: Iterable[Route], version: str) -> list[Route]:
+    rows = [
+        _document("/v2/docs", "This documentation", _HTML, b""),
+        _document("/v2/docs/openapi.json", "OpenAPI 3.1 description", JSON_TYPE, b""),
+    ]
+    written = openapi.describe([*described, *rows], version=version)
+    return [
+        _document("/v2/docs", rows[0].summary, _HTML, docs_page.render(written).encode()),
+        _document(
+            "/v2/docs/openapi.json", rows[1].summary, JSON_TYPE, msgspec.json.encode(written)
+        ),
+    ]
+
+
+def _document(path: str, summary: str, content_type: str, data: bytes) -> Route:
+    media_type = content_type.partition(";")[0]
+    document = Document(content_type, data)
+    answer = Body(media_types=(media_type,))
+    return Route("GET", path, document.serve, summary, _TAG, answer)
+
+
+def _file(name: str) -> bytes:
+    return resources.files("xlaserve.transport.rest").joinpath("page", name).read_bytes()

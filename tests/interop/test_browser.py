@@ -1,0 +1,288 @@
+"""The pages in a real browser: what people see of models, whatever these are called."""
+
+import json
+import shutil
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from support.browser import Page, browsing
+from support.process import ServerProcess, served
+
+HOSTILE = "<img src=x onerror=hacked=1>"
+NAMES = (HOSTILE, "two words", "naïve-模型", "q'\"&<b>?#%41+;", "${alert(1)}")
+FEW_REQUESTS = 5
+MANY = 1000
+EXPECTED_REFUSAL = "the server responded with a status of"
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A server, and a browser that looks at it."""
+
+    server: ServerProcess
+    page: Page
+
+    @property
+    def url(self) -> str:
+        """The status page."""
+        return f"http://{self.server.http}/"
+
+    async def infer(self, model: str = "simple") -> None:
+        """Run one inference."""
+        tensor = {"datatype": "INT32", "shape": [1, 16], "data": [1] * 16}
+        inputs = [{"name": name, **tensor} for name in ("INPUT0", "INPUT1")]
+        async with aiohttp.ClientSession() as session:
+            url = f"{self.url}v2/models/{model}/infer"
+            async with session.post(url, json={"inputs": inputs}) as answer:
+                assert 200 == answer.status, await answer.text()
+
+
+def row(model: str) -> str:
+    """Return an expression for the row of a model."""
+    return (
+        "[...document.querySelectorAll('#models tbody tr')]"
+        f".find((row) => row.querySelector('.model').textContent === {json.dumps(model)})"
+    )
+
+
+def state(model: str) -> str:
+    return f"{row(model)}?.dataset.state"
+
+
+def press(model: str, verb: str) -> str:
+    return f"{row(model)}.querySelector('[data-verb={verb}]').click()"
+
+
+@pytest.fixture(scope="module", name="repository")
+def _repository(tmp_path_factory: pytest.TempPathFactory, example_models: Path) -> Path:
+    """Some models, one that cannot be loaded, and very many more."""
+    root = tmp_path_factory.mktemp("models")
+    shutil.copytree(example_models / "simple", root / "simple", dirs_exist_ok=True)
+    for name in (*NAMES, "one", "other"):
+        shutil.copytree(example_models / "identity" / "1", root / name / "1")
+    (root / "broken" / "1").mkdir(parents=True)
+    for number in range(MANY):
+        (root / f"many-{number:04}").mkdir()
+    return root
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", name="browser")
+async def _browser(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Page]:
+    async with browsing(tmp_path_factory.mktemp("profile")) as page:
+        yield page
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", name="server")
+async def _server(repository: Path) -> AsyncIterator[ServerProcess]:
+    flags = ("--model-control-mode", "explicit", "--load-model", "simple", "--load-model", "other")
+    async with served(repository, *flags) as server:
+        yield server
+
+
+@pytest.fixture
+def site(server: ServerProcess, browser: Page) -> Site:
+    """Clients may load and unload; `simple` and `other` are loaded."""
+    browser.complaints.clear()
+    return Site(server, browser)
+
+
+async def test_models_are_loaded_and_unloaded_by_a_press(site: Site, tmp_path: Path) -> None:
+    page = site.page
+    await page.open(site.url)
+    await page.until(f"{state('other')} === 'READY' && {state('one')} === 'UNAVAILABLE'")
+    await page.evaluate(press("one", "load"))
+    await page.until(f"{state('one')} === 'READY'")
+    size = await page.evaluate(f"{row('one')}.querySelector('.size').textContent")
+    await page.evaluate(press("other", "unload"))
+    await page.until(f"{state('other')} === 'UNAVAILABLE'")
+    await page.screenshot(tmp_path / "status.png")
+
+    assert "iB" in size
+    assert [] == page.complaints
+
+
+async def test_names_are_text_and_nothing_else(site: Site) -> None:
+    page = site.page
+    await page.open(site.url)
+    for name in NAMES:
+        await page.until(f"{state(name)} === 'UNAVAILABLE'")
+        await page.evaluate(press(name, "load"))
+        await page.until(f"{state(name)} === 'READY'")
+        await page.evaluate(press(name, "unload"))
+        await page.until(f"{state(name)} === 'UNAVAILABLE'")
+
+    assert [] == page.complaints
+    assert 0 == await page.evaluate("document.querySelectorAll('#models img, #models b').length")
+    assert "undefined" == await page.evaluate("typeof hacked")
+
+
+async def test_what_a_name_would_run_the_policy_forbids(site: Site) -> None:
+    """Were a name ever taken for HTML, the content security policy would still hold."""
+    page = site.page
+    await page.open(site.url)
+    await page.evaluate(f"document.body.insertAdjacentHTML('beforeend', {json.dumps(HOSTILE)})")
+    await page.until("document.querySelector('body > img').complete")
+
+    assert "undefined" == await page.evaluate("typeof hacked")
+    assert any("Content Security Policy" in text for text in page.complaints)
+
+
+async def test_charts_and_numbers_follow_inferences(site: Site, tmp_path: Path) -> None:
+    page = site.page
+    await page.open(site.url)
+    await page.until(f"{state('simple')} === 'READY'")
+    await page.evaluate(f"{row('simple')}.scrollIntoView()")  # who is out of sight is not drawn
+    for _ in range(FEW_REQUESTS):
+        await site.infer()
+    drawn = f"{row('simple')}.querySelector('.rate .line').getAttribute('d')"
+    await page.until(f"{drawn}?.startsWith('M')")
+    await page.until("document.querySelector('#rate-chart .line').getAttribute('d')")
+    await page.until("document.querySelector('#latency-chart .line').getAttribute('d')")
+    await page.screenshot(tmp_path / "charts.png")
+
+    shown = await page.evaluate(f"{row('simple')}.innerText")
+    assert "/s" in shown
+    assert "s, " in shown  # p50 and p99
+    assert [] == page.complaints
+
+
+@pytest.mark.parametrize(
+    ("buckets", "share", "expected"),
+    [
+        ([0, 4, 0], 0.5, 15),  # in proportion between the bounds of its bucket
+        ([4, 0, 0], 0.25, 2.5),
+        ([1, 1, 2], 0.99, 20),  # longer than the last bound: no more is known
+        ([0, 0, 0], 0.5, None),
+        ([], 0.5, None),
+    ],
+)
+async def test_latencies_are_read_from_histograms(
+    site: Site, buckets: list[int], share: float, expected: float | None
+) -> None:
+    await site.page.open(site.url)
+    read = f"import('./page/history.js').then((m) => m.quantile({buckets}, [10, 20], {share}))"
+
+    assert expected == await site.page.evaluate(read)
+
+
+async def test_a_thousand_rows_are_updated_within_a_frame_or_three(site: Site) -> None:
+    """Time is printed, not asserted: machines are shared."""
+    page = site.page
+    await page.open(site.url)
+    await page.until(f"document.querySelectorAll('#models tbody tr').length >= {MANY}")
+    await page.send("Performance.enable")
+    before = await _script_seconds(page)
+    asked = "performance.getEntriesByType('resource').filter((e) => e.name.includes('json')).length"
+    first = await page.evaluate(asked)
+    last = await page.until(f"{asked} >= {first} + 3 && {asked}")
+    spent = await _script_seconds(page) - before
+    print(f"{1000 * spent / (last - first):.1f} ms for an update of {MANY} rows")
+
+    assert [] == page.complaints
+
+
+async def _script_seconds(page: Page) -> float:
+    metrics = {
+        m["name"]: m["value"] for m in (await page.send("Performance.getMetrics"))["metrics"]
+    }
+    return float(metrics["TaskDuration"])
+
+
+async def test_a_load_that_fails_says_why_until_it_is_dismissed(site: Site) -> None:
+    page = site.page
+    await page.open(site.url)
+    await page.until(f"{state('broken')} === 'UNAVAILABLE'")
+    await page.evaluate(press("broken", "load"))
+    told = await page.until("document.querySelector('#problems')?.textContent.trim()")
+    await page.until(f"{state('broken')} === 'FAILED'")
+    await page.evaluate("document.querySelector('#problems button').click()")
+
+    assert "load of “broken”: failed to load 'broken'" in told
+    assert not await page.evaluate("document.querySelector('#problems').textContent.trim()")
+    assert all(EXPECTED_REFUSAL in text for text in page.complaints)
+
+
+async def test_no_buttons_where_clients_may_not_load_and_no_answer_of_who_is_gone(
+    browser: Page, example_models: Path
+) -> None:
+    async with served(example_models) as server:
+        await browser.open(f"http://{server.http}/")
+        await browser.until(f"{state('simple')} === 'READY'")
+        buttons = await browser.evaluate(
+            "[...document.querySelectorAll('#models button')]"
+            ".filter((button) => button.checkVisibility()).length"
+        )
+        await server.stop()
+        await browser.until("document.getElementById('live').textContent === 'no answer'")
+
+    assert 0 == buttons
+    assert "false" == await browser.evaluate("document.getElementById('live').dataset.is")
+
+
+async def test_a_thousand_models_are_shown_and_filtered(site: Site) -> None:
+    page = site.page
+    await page.open(site.url)
+    await page.until(f"document.querySelectorAll('#models tbody tr').length >= {MANY}")
+    await page.evaluate(
+        "document.getElementById('search').value = 'many-0999';"
+        "document.getElementById('search').dispatchEvent(new Event('input'))"
+    )
+    visible = "[...document.querySelectorAll('#models tbody tr:not([hidden])')]"
+
+    assert 1 == await page.evaluate(f"{visible}.length")
+    assert [] == page.complaints
+
+
+async def test_a_hidden_page_asks_nothing(site: Site) -> None:
+    page = site.page
+    await page.open(site.url)
+    await page.until(f"{state('simple')} === 'READY'")
+    asked = "performance.getEntriesByType('resource').filter((e) => e.name.includes('json')).length"
+    await page.evaluate(
+        "Object.defineProperty(document, 'hidden', {value: true, configurable: true});"
+        "document.dispatchEvent(new Event('visibilitychange'))"
+    )
+    before = await page.evaluate(f"fetch('v2').then(() => {asked})")
+    await page.evaluate("new Promise((resolve) => setTimeout(resolve, 2500))")
+    quiet = await page.evaluate(asked)
+    await page.evaluate(
+        "delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))"
+    )
+    await page.until(f"{asked} > {quiet}")
+
+    assert quiet - before <= 1  # the one that was on its way
+
+
+async def test_the_documentation_names_this_server_and_tries_routes(
+    site: Site, tmp_path: Path
+) -> None:
+    page = site.page
+    await page.open(f"{site.url}v2/docs")
+    form = "document.querySelector('#get_v2_models_by_model form')"
+    await page.evaluate(f"{form}.querySelector('input').value = 'simple'")
+    await page.evaluate(f"{form}.querySelector('button').click()")
+    answer = await page.until(f"{form}.querySelector('.answer pre')?.textContent")
+    await page.screenshot(tmp_path / "docs.png")
+
+    assert "simple" == json.loads(answer)["name"]
+    assert site.url.rstrip("/") == await page.evaluate(
+        "document.querySelector('.origin').textContent"
+    )
+    assert [] == page.complaints
+
+
+@pytest.mark.parametrize("path", ["", "v2/docs"])
+async def test_pages_fit_a_phone_in_the_dark(site: Site, path: str) -> None:
+    page = site.page
+    await page.open(site.url + path, width=380, dark=True)
+    if not path:
+        await page.until(f"{state('simple')} === 'READY'")
+
+    assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert [] == page.complaints

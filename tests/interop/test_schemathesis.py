@@ -1,0 +1,76 @@
+"""Requests made from the OpenAPI description: what comes back is what the description says."""
+
+import asyncio
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from support.process import served
+
+REPORT = "report.json"
+
+REQUESTS = 8
+"""For each operation and kind of fault; the cases that boundaries give come on top."""
+
+CONFIGURATION = """
+[dictionaries]
+models.values = ["identity", "simple", "digits"]
+versions.values = ["1"]
+datatypes.values = ["FP32", "INT32", "BYTES"]
+
+[parameters]
+"path.model" = {{ dictionary = "models", probability = 0.6 }}
+"path.version" = {{ dictionary = "versions", probability = 0.6 }}
+
+[checks]
+# 501, 503 and 507 say what is missing: a part of the protocol, a ready model, memory.
+not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", 501, 503, 507]
+# No schema says which tensors a model takes, or which names are loaded.
+positive_data_acceptance.enabled = false
+
+[phases]
+stateful.enabled = false
+examples.fill-missing = true
+
+[generation]
+max-examples = {requests}
+"""
+
+
+@pytest.mark.slow
+async def test_every_answer_is_as_the_description_says(
+    example_models: Path, tmp_path: Path
+) -> None:
+    """No 5xx but 501, 503 and 507; no status, media type, header or form that is not described."""
+    repository = tmp_path / "models"
+    shutil.copytree(example_models, repository)
+    (tmp_path / "schemathesis.toml").write_text(CONFIGURATION.format(requests=REQUESTS))
+    flags = ("--model-control-mode", "explicit", "--load-model", "*")
+    async with served(repository, *flags) as server:
+        # The log is read while it is written, or its pipe would fill up.
+        reading = asyncio.create_task(server.until("stopped"))
+        status, output = await _schemathesis(f"http://{server.http}/v2/docs/openapi.json", tmp_path)
+        await server.stop()
+        await reading
+    faults = [r for r in server.log if r.get("event") == "unexpected exception"]
+
+    operations = json.loads((tmp_path / REPORT).read_text())["operations"]
+
+    assert not status, output
+    assert operations["total"] == operations["tested"]
+    assert [] == faults
+
+
+async def _schemathesis(url: str, directory: Path) -> tuple[int | None, str]:
+    arguments = ("--continue-on-failure", "--no-color", "--seed", "1", "--warnings", "off")
+    reports = ("--report", "json", "--report-json-path", REPORT)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "schemathesis.cli", "run", url, *arguments, *reports),
+        cwd=directory,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    report, _ = await process.communicate()
+    return process.returncode, report.decode()

@@ -1,0 +1,203 @@
+"""The pages as they are sent: safe, complete without a network, and true."""
+
+import json
+import re
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urljoin
+
+import pytest
+
+from xlaserve.core.monitor import StatusRow
+from xlaserve.core.server import ServerDescription
+from xlaserve.core.statistics import REQUEST_BOUNDS_NS
+from xlaserve.core.status_board import Reading, RequestTotals
+from xlaserve.transport.rest.docs_page import render
+from xlaserve.transport.rest.messages import HttpRequest, HttpResponse, json_response
+from xlaserve.transport.rest.openapi import describe
+from xlaserve.transport.rest.pages import page_routes
+from xlaserve.transport.rest.routing import Route
+
+PAGES = ("/", "/v2/docs")
+OUTSIDE = {"/metrics"}
+"""What pages link to and others answer."""
+BUCKETS = (*range(len(REQUEST_BOUNDS_NS)), 1)
+HOSTILE = "<script>alert(1)</script>\"'&"
+
+
+async def handler(request: HttpRequest) -> HttpResponse:
+    """Answer nothing."""
+    return json_response({})
+
+
+def row(name: str, **facts: Any) -> StatusRow:
+    defaults: dict[str, Any] = {
+        "version": "1",
+        "state": "READY",
+        "reason": "",
+        "size_bytes": 5,
+        "compile_seconds": 1.0,
+        "pending": 0,
+        "success_count": 0,
+        "fail_count": 0,
+        "request_ns": 0,
+        "request_buckets": (0,) * len(BUCKETS),
+        "last_inference_ms": 0,
+    }
+    return StatusRow(name, **defaults | facts)
+
+
+def reading(*rows: StatusRow) -> Reading:
+    return Reading(
+        uptime_seconds=1.5,
+        ready=True,
+        controllable=False,
+        used_bytes=10,
+        total_bytes=None,
+        totals=RequestTotals(7, 1, BUCKETS),
+        ready_models=1,
+        model_count=2,
+        matching=len(rows),
+        rows=rows,
+    )
+
+
+def routes(*rows: StatusRow, asked: list[str] | None = None) -> dict[str, Route]:
+    async def read(search: str) -> Reading:
+        if asked is not None:
+            asked.append(search)
+        return reading(*rows)
+
+    board: Any = SimpleNamespace(read=read)
+    other = Route("POST", "/other", handler, "Another route", "server")
+    made = page_routes([other], board, ServerDescription(version="1.2.3"))
+    return {row.path: row for row in made}
+
+
+async def get(path: str, *rows: StatusRow, **query: str) -> HttpResponse:
+    return await routes(*rows)[path].handle(HttpRequest(query=query))
+
+
+async def text(path: str, *rows: StatusRow) -> str:
+    return b"".join(bytes(part) for part in (await get(path, *rows)).parts).decode()
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_whatever_a_page_loads_is_a_route(path: str) -> None:
+    page = await text(path)
+    named = re.findall(r'(?:src|href)="([^"#][^"]*)"', page)
+    wanted = {urljoin(path, name) for name in named}
+
+    assert wanted
+    assert set() == wanted - set(routes()) - OUTSIDE
+
+
+async def test_whatever_a_script_imports_is_a_route() -> None:
+    made = routes()
+    scripts = [path for path in made if path.endswith(".js")]
+    wanted = {
+        urljoin(path, name)
+        for path in scripts
+        for name in re.findall(r'from "([^"]+)"', await text(path))
+    }
+
+    assert wanted
+    assert set() == wanted - set(made)
+
+
+async def test_nothing_is_loaded_from_elsewhere() -> None:
+    for path in routes():
+        outside = {"http://www.w3.org/2000/svg", "http://localhost:8000"}
+
+        assert set() == set(re.findall(r"https?://[^\s\"'<]+?(?=[\"'<\s]|$)", await text(path))) - (
+            outside | {"https://json-schema.org/draft/2020-12/schema"}
+        )
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_pages_hold_no_code_and_no_style_of_their_own(path: str) -> None:
+    """The content security policy forbids both."""
+    page = await text(path)
+
+    assert not re.search(r"<style|<script(?![^>]*\ssrc=)|\sstyle=|\son\w+=|javascript:", page)
+
+
+@pytest.mark.parametrize("path", sorted(routes()))
+async def test_every_answer_carries_the_policy(path: str) -> None:
+    headers = (await get(path)).headers
+    policy = headers["Content-Security-Policy"]
+
+    assert policy.startswith("default-src 'none'; script-src 'self';")
+    assert "unsafe" not in policy
+    assert "nosniff" == headers["X-Content-Type-Options"]
+    assert "no-referrer" == headers["Referrer-Policy"]
+
+
+async def test_the_status_is_never_kept() -> None:
+    assert "no-store" == (await get("/status.json")).headers["Cache-Control"]
+
+
+async def test_the_status_says_what_the_board_says() -> None:
+    busy = row("busy", success_count=7, fail_count=2, pending=3, request_buckets=BUCKETS)
+    status = json.loads(await text("/status.json", busy, row("idle")))
+
+    assert {"used_bytes": 10, "total_bytes": None} == status["memory"]
+    assert ["xlaserve", "1.2.3", True, False] == [
+        status["server"][key] for key in ("name", "version", "ready", "controllable")
+    ]
+    assert {"success": 7, "fail": 1, "buckets": list(BUCKETS)} == status["requests"]
+    assert list(REQUEST_BOUNDS_NS) == status["bounds_ns"]
+    assert {"success": 7, "fail": 2, "buckets": list(BUCKETS)} == status["models"][0]["requests"]
+    assert 3 == status["models"][0]["pending"]
+
+
+async def test_models_without_requests_cost_few_bytes() -> None:
+    """They are most of many, and are sent every second."""
+    one = len(await text("/status.json", row("m")))
+    two = len(await text("/status.json", row("m"), row("n")))
+
+    assert 64 > two - one
+
+
+async def test_the_board_is_asked_for_what_is_searched() -> None:
+    asked: list[str] = []
+    await routes(asked=asked)["/status.json"].handle(HttpRequest(query={"search": "a b"}))
+    await routes(asked=asked)["/status.json"].handle(HttpRequest())
+
+    assert ["a b", ""] == asked
+
+
+async def test_the_description_names_the_other_routes_and_the_pages() -> None:
+    described = json.loads(await text("/v2/docs/openapi.json"))
+
+    assert {"/other", *routes()} == set(described["paths"])
+    assert "1.2.3" == described["info"]["version"]
+
+
+async def test_the_documentation_shows_every_operation_and_schema() -> None:
+    described = json.loads(await text("/v2/docs/openapi.json"))
+    shown = set(re.findall(r'<section class="\w+" id="([^"]+)"', await text("/v2/docs")))
+    operations = {o["operationId"] for path in described["paths"].values() for o in path.values()}
+
+    assert operations | {f"schema-{name}" for name in described["components"]["schemas"]} == shown
+
+
+async def test_every_link_within_the_documentation_leads_somewhere() -> None:
+    page = await text("/v2/docs")
+    targets = set(re.findall(r'\sid="([^"]+)"', page))
+
+    assert set() == set(re.findall(r'href="#([^"]+)"', page)) - targets
+
+
+def test_the_documentation_escapes_what_it_is_told() -> None:
+    hostile = Route("GET", "/x", handler, HOSTILE, "server")
+    page = render(describe([hostile], version=HOSTILE))
+
+    assert HOSTILE not in page
+    assert "&lt;script&gt;alert(1)" in page
+
+
+def test_an_example_is_a_command_that_a_shell_takes() -> None:
+    made = describe([Route("GET", "/v2/models/{model}", handler, "M", "server")], version="1")
+
+    assert "/v2/models/identity&#x27;" in render(made) or "/v2/models/identity'" in render(made)
