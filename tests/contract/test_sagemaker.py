@@ -10,6 +10,7 @@ import os
 import re
 import socket
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -164,13 +165,13 @@ async def test_a_load_without_memory_is_507_before_the_device_is_asked(
     size = capacity.used_bytes
     capacity.total_bytes = size + size // 2
     compiled: list[object] = []
-    compile_programs = programs.compile_programs
+    compile_buckets = programs.Compiler.compile
 
-    def spy(*arguments: Any) -> programs.Programs:
+    def spy(*arguments: Any) -> None:
         compiled.append(arguments)
-        return compile_programs(*arguments)
+        compile_buckets(*arguments)
 
-    monkeypatch.setattr(jax_export, "compile_programs", spy)
+    monkeypatch.setattr(programs.Compiler, "compile", spy)
     refused = await client.load("n")
 
     assert (507, []) == (refused.status, compiled)
@@ -652,15 +653,17 @@ async def test_an_invocation_that_exhausts_the_device_is_507(
     _, instance = server.application.registry.resolve("m")
     runner = instance.runner
     assert isinstance(runner, jax_export.JaxExportModel)
-    working = dict(runner._programs)
+    (copy,) = runner._copies
+    working = copy.table
 
     def exhausted(*arguments: object) -> Any:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying")
 
-    for bucket, program in working.items():
-        runner._programs[bucket] = programs.Program(exhausted, program.seconds)
+    copy.table = replace(
+        working, programs=tuple(replace(p, call=exhausted) for p in working.programs)
+    )
     refused = await client.invoke("m", [[1, 2]])
-    runner._programs.update(working)
+    copy.table = working
     answered = await client.invoke("m", [[1, 2]])
 
     assert [507, 200] == [refused.status, answered.status]
