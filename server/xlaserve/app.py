@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -64,6 +65,9 @@ from xlaserve.transport.rest.threads import OffLoop
 
 _STREAMS_OF_A_MESH = 8
 """A mesh sends all its requests over one connection, and may leave some of them open unsent."""
+
+_SWITCH_SECONDS = 0.0005
+"""How long a thread that compiles may keep the event loop from Python's lock; 5 ms unless set."""
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -398,6 +402,7 @@ def _service_names(services: Iterable[object]) -> list[str]:
 
 async def run(settings: Settings, display: Display | None = None) -> None:
     """Serve until SIGTERM or SIGINT; a second one ends the process at once."""
+    sys.setswitchinterval(_SWITCH_SECONDS)
     application = Application(settings, display)
     async with application.running():
         serving = asyncio.ensure_future(application.serve())

@@ -48,9 +48,9 @@ class Waiting:
     key: ShapeKey = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answered:
-    """What one request gets of its batch."""
+    """What one request gets of its batch. Not frozen: one is made for each request."""
 
     outputs: Tensors
     submitted_ns: int
