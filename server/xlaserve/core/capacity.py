@@ -13,7 +13,8 @@ class Capacity:
     """The books of model memory, in bytes. Used from the event loop only; never waits.
 
     Every load holds a reservation from before it starts until its memory is free again: first
-    of the predicted size, then of the measured one. The sum never exceeds the total.
+    of the predicted size, then of the measured one. No reservation makes the sum exceed the total;
+    what is compiled behind a load is written down as it is.
     """
 
     def __init__(self, total_bytes: int | None = None) -> None:
