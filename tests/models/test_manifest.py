@@ -82,7 +82,7 @@ def _rename_file(document: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (_set(format_version=2), "has format version 2, this server reads version 1"),
+        (_set(format_version=3), "has format version 3, this server reads versions 1 to 2"),
         (_set(kind="python"), "is of kind 'python', expected 'jax_export'"),
         (_set(surprise=1), "unknown field `surprise`"),
         (_set_input(surprise=1), "unknown field `surprise`"),

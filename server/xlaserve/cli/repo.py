@@ -1,0 +1,48 @@
+"""`xlaserve repo`: what can be done with a repository while no server runs, or beside it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+_FAILED = 1
+
+
+def repo() -> typer.Typer:
+    """Return the group of commands."""
+    group = typer.Typer(help="Look after the models of a repository.", no_args_is_help=True)
+    group.callback()(_group)
+    group.command("migrate")(migrate)
+    return group
+
+
+def _group() -> None:
+    # Without it typer would make a group of one command that command.
+    """Look after the models of a repository."""
+
+
+def migrate(
+    path: Annotated[
+        Path, typer.Argument(help="A repository, a model, a version, or a file *.jaxexp.")
+    ],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done, and write nothing.")
+    ] = False,
+) -> None:
+    """Make models last: keep what later versions of JAX will read, and renew what this refuses."""
+    from xlaserve.models import device, migration
+
+    device.start("cpu")
+    table = Table("path", "result", "what")
+    failed = False
+    for outcome in migration.migrate(path, dry_run=dry_run):
+        failed |= outcome.result is migration.Result.FAILED
+        table.add_row(str(outcome.path), outcome.result, outcome.detail)
+    if table.row_count:
+        Console(soft_wrap=True).print(table)
+    else:
+        typer.echo(f"{path}: no models")
+    if failed:
+        raise typer.Exit(_FAILED)
