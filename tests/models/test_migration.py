@@ -13,6 +13,7 @@ from support.lasting import refusing, without_stablehlo
 
 from xlaserve.errors import InvalidModel
 from xlaserve.models import artifact, computation, files, manifest, migration
+from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import LoadedModel
 from xlaserve.models.manifest import ARTIFACT, FILE_NAME, STABLEHLO
 from xlaserve.models.migration import Outcome, Result, migrate
@@ -22,6 +23,7 @@ Load = Callable[..., LoadedModel]
 Run = Callable[..., dict[str, Tensor]]
 
 DATA = Path(__file__).parents[1] / "data" / "old_models"
+TWO_ROWS = ModelConfig(max_batch_size=2)
 X = np.ones((2, 8), np.float32)
 
 
@@ -125,13 +127,13 @@ def test_artifact_that_is_missing_is_written(old: Path, load: Load) -> None:
 
 def test_file_that_is_a_model_is_renewed_in_its_place(tmp_path: Path, load: Load, run: Run) -> None:
     path = Path(shutil.copy(DATA / "0.9.2" / "plain.jaxexp", tmp_path / "m.jaxexp"))
-    before = run(load(path), {"x": X})["y"]
+    before = run(load(path, TWO_ROWS), {"x": X})["y"]
 
     (outcome,) = migrate(tmp_path)
 
     assert (path, Result.MIGRATED) == (outcome.path, outcome.result)
     assert outcome.detail.endswith("is now 1.11.0")
-    assert np.array_equal(before, run(load(path), {"x": X})["y"])
+    assert np.array_equal(before, run(load(path, TWO_ROWS), {"x": X})["y"])
     assert [Result.CURRENT] == _results(path)
 
 

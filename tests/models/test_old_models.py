@@ -14,6 +14,7 @@ from support.lasting import refusing, without_stablehlo
 from xlaserve.errors import InvalidModel
 from xlaserve.models import artifact, computation, manifest, weights, wrapper
 from xlaserve.models.computation import of_artifact
+from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import LoadedModel
 from xlaserve.tensors import Tensor
 
@@ -22,6 +23,7 @@ Run = Callable[..., dict[str, Tensor]]
 
 DATA = Path(__file__).parents[1] / "data" / "old_models"
 VERSIONS = tuple(sorted(path.name for path in DATA.iterdir() if path.is_dir()))
+TWO_ROWS = ModelConfig(max_batch_size=2)
 MODELS = ("conv", "count", "mlp", "solve")
 EXAMPLES = Path(__file__).parents[2] / "examples" / "models"
 
@@ -98,7 +100,7 @@ def test_file_of_jax_alone_answers_as_it_did_or_is_from_the_future(
     module = wrapper.read(path.read_bytes(), path.name).computation.module
     written = _numbers(computation.stablehlo_version(module))
     if written <= _numbers(computation.newest_stablehlo()):
-        _check_answers(expected, run(load(path), inputs))
+        _check_answers(expected, run(load(path, TWO_ROWS), inputs))
         return
 
     assert _numbers(jax.__version__) < _numbers(version)
@@ -120,7 +122,7 @@ def test_artifact_that_jax_refuses_is_read_without_it(
     path = DATA / "0.10.2" / "plain.jaxexp"
     monkeypatch.setattr(jax.export, "deserialize", refusing(path.read_bytes()))
 
-    _check_answers(expected, run(load(path), inputs))
+    _check_answers(expected, run(load(path, TWO_ROWS), inputs))
 
 
 @pytest.mark.parametrize("name", ["digits", "identity", "mlp", "simple"])

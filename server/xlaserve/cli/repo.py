@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 _FAILED = 1
@@ -35,13 +36,17 @@ def migrate(
     from xlaserve.models import device, migration
 
     device.start("cpu")
-    table = Table("path", "result", "what")
+    table = Table()
+    for column in ("version", "result", "what"):
+        table.add_column(column, overflow="fold")
     failed = False
     for outcome in migration.migrate(path, dry_run=dry_run):
         failed |= outcome.result is migration.Result.FAILED
-        table.add_row(str(outcome.path), outcome.result, outcome.detail)
+        inside = outcome.path != path and outcome.path.is_relative_to(path)
+        shown = outcome.path.relative_to(path) if inside else outcome.path
+        table.add_row(escape(str(shown)), outcome.result, escape(outcome.detail))
     if table.row_count:
-        Console(soft_wrap=True).print(table)
+        Console().print(table)
     else:
         typer.echo(f"{path}: no models")
     if failed:

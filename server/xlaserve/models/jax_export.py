@@ -117,7 +117,7 @@ class JaxExportModel:
         self._programs.clear()
         self._leaves.clear()
         deadline = time.monotonic() + _LETTING_GO_SECONDS
-        while any(tensor() is not None for tensor in self._host) and time.monotonic() < deadline:
+        while any(memory() is not None for memory in self._host) and time.monotonic() < deadline:
             gc.collect(0)
             time.sleep(_LOOK_SECONDS)
 

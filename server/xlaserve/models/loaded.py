@@ -117,3 +117,5 @@ class LoadContext:
     """Called from the loader's thread as the load goes on."""
     check_cancelled: Callable[[], None] = lambda: None
     """Raises LoadCancelled when the load was called off; loaders call it between steps."""
+    mmap_parameters: bool = False
+    """Whether parameters may stay in their file, mapped into memory, instead of being read."""

@@ -46,8 +46,9 @@ class DeviceParameters:
     leaves: list[jax.Array]
     constants: dict[int, Tensor]
     """By position among all parameters."""
-    host: "tuple[weakref.ref[Tensor], ...]" = ()
-    """What the leaves were put on the device from; on the CPU it is their memory."""
+    host: "tuple[weakref.ref[object], ...]" = ()
+    """The memory that the leaves were put on the device from; on the CPU it is theirs. Where
+    parameters are mapped, it is the mapping."""
 
     @staticmethod
     def read(
@@ -57,16 +58,18 @@ class DeviceParameters:
         positions = {name: index for index, name in enumerate(described.parameters)}
         leaves: dict[int, jax.Array] = {}
         constants: dict[int, Tensor] = {}
-        host: list[weakref.ref[Tensor]] = []
+        host: list[weakref.ref[object]] = []
         record = described.files[manifest.WEIGHTS]
-        for name, tensor in weights.read(directory, manifest.WEIGHTS, record):
+        read = weights.read_mapped if context.mmap_parameters else weights.read
+        for name, tensor in read(directory, manifest.WEIGHTS, record):
             context.check_cancelled()
             if tensor.nbytes <= CONSTANT_BYTES:
-                constants[positions[name]] = tensor
+                # A copy, since JAX keeps constants, and a mapping would stay with them.
+                constants[positions[name]] = tensor.copy()
             else:
                 # Waiting keeps no more than one tensor twice. On the CPU it is used in place.
                 leaves[positions[name]] = jax.device_put(tensor, sharding).block_until_ready()
-                host.append(weakref.ref(tensor))
+                host.append(weakref.ref[object](tensor.base))
         ordered = [leaves[index] for index in sorted(leaves)]
         return DeviceParameters(ordered, constants, tuple(host))
 
