@@ -1,5 +1,8 @@
 """Compiled programs that outlive the process."""
 
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
 import os
 import stat
 from collections.abc import Callable, Iterator

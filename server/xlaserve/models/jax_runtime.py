@@ -49,8 +49,8 @@ def start(device: str, cache: CompilationCache | None = None) -> str:
         jax.config.update(name, value)
     if cache is not None:
         jax.config.update("jax_compilation_cache_dir", str(cache.prepare()))
-        for name, value in _CACHING:
-            jax.config.update(name, value)
+        for name, threshold in _CACHING:
+            jax.config.update(name, threshold)
     platform = _start_backend(device)
     if device not in ("auto", platform):
         raise DeviceUnavailable(device, f"JAX runs on {platform}")
