@@ -45,6 +45,7 @@ def serve(tmp_path: Path) -> Serve:
             "scratch_directory": tmp_path,
             "device": "cpu",
             "background_compile": False,
+            "compilation_cache_directory": "none",
         }
         application = Application(Settings.read({}, repository=repository, **defaults | settings))
         async with application.running() as addresses:

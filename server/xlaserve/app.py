@@ -32,6 +32,7 @@ from xlaserve.core.status_board import StatusBoard
 from xlaserve.core.workers import Workers
 from xlaserve.errors import InvalidSettings
 from xlaserve.models import device, loaders, trial
+from xlaserve.models.compilation_cache import CompilationCache
 from xlaserve.models.loaded import Stage
 from xlaserve.settings import IdInjection, ModelControlMode, Settings
 from xlaserve.transport.endpoints import (
@@ -62,6 +63,9 @@ from xlaserve.transport.rest.routing import RouteTable
 from xlaserve.transport.rest.sagemaker import sagemaker_routes
 from xlaserve.transport.rest.server import HttpLimits, HttpServer
 from xlaserve.transport.rest.threads import OffLoop
+
+AUTO, NO_CACHE = "auto", "none"
+"""What may stand for a directory in `compilation_cache_directory`."""
 
 _STREAMS_OF_A_MESH = 8
 """A mesh sends all its requests over one connection, and may leave some of them open unsent."""
@@ -131,6 +135,7 @@ class Application:
         self.settings = settings
         self.display = display or NoDisplay()
         self.http: HttpServer | None = None
+        self._cache = _compilation_cache(settings)
         self._description = ServerDescription(version=metadata.version("xlaserve"))
         self.workers = Workers(
             load_threads=settings.load_threads, execute_threads=settings.execute_threads
@@ -157,7 +162,7 @@ class Application:
             predict_size=loaders.predict_size,
             try_loading=partial(_try_loading, settings.trial_seconds),
             release_memory=device.release_memory,
-            device=lambda: device.start(settings.device.value),
+            device=self._start_device,
             on_stage=self.display.stage,
         )
         loader = VersionLoader(
@@ -168,6 +173,7 @@ class Application:
             drain_seconds=settings.drain_seconds,
             evict=settings.evict,
             background_compile=settings.background_compile and not settings.modelmesh,
+            mmap_parameters=settings.mmap_parameters,
         )
         self.control = ModelControl(settings, self.registry, self.repository, loader, self.workers)
 
@@ -195,7 +201,7 @@ class Application:
 
         Raises DeviceUnavailable when the device that was asked for is not there.
         """
-        platform = await self.workers.wait(device.start, self.settings.device.value)
+        platform = await self.workers.wait(self._start_device)
         limit = await self.workers.wait(device.memory_limit_bytes)
         self.capacity.total_bytes = _capacity_bytes(self.settings, limit)
         if self.settings.modelmesh:
@@ -207,6 +213,16 @@ class Application:
         ready = sum(row.size_bytes is not None for row in rows)
         _log.info("started", ready=ready, models=len(rows))
         self.display.started(rows)
+
+    def _start_device(self) -> str:
+        try:
+            return device.start(self.settings.device.value, self._cache)
+        except InvalidSettings as error:
+            if self.settings.compilation_cache_directory != AUTO:
+                raise
+            _log.warning("compiled programs are not kept", reason=str(error))
+            self._cache = None
+            return device.start(self.settings.device.value)
 
     async def rows(self) -> list[ModelRow]:
         """List the models with what they cost."""
@@ -381,6 +397,14 @@ def _capacity_bytes(settings: Settings, device_limit: int | None) -> int:
         return settings.capacity_bytes
     granted = device_limit or settings.container_memory_bytes or memory_limit_bytes()
     return max(0, granted - settings.memory_overhead_bytes)
+
+
+def _compilation_cache(settings: Settings) -> CompilationCache | None:
+    text = settings.compilation_cache_directory
+    if text in ("", NO_CACHE):
+        return None
+    directory = Path.home() / ".cache" / "xlaserve" if text == AUTO else Path(text)
+    return CompilationCache(directory, settings.compilation_cache_max_bytes)
 
 
 def _try_loading(seconds: float, directory: Path) -> None:

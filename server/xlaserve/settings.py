@@ -139,6 +139,14 @@ class Settings:
     background_compile: bool = True
     """Be ready with the smallest and the largest batch; compile the rest while they serve. Not
     with modelmesh, which asks for the size of a model once."""
+    compilation_cache_directory: str = "auto"
+    """Where compiled programs outlive the process: a directory of this user alone; none; or auto,
+    which is .cache/xlaserve in its home."""
+    compilation_cache_max_bytes: int = 1 << 30
+    """What that directory may grow to; what was not used for longest goes at the next start."""
+    mmap_parameters: bool = False
+    """On the CPU, map parameters from their files instead of reading them. The files must never
+    be rewritten in place; not for network mounts."""
     execute_threads: int = 0
     """Threads that compute requests outside the event loop; 0 is one less than the cores."""
     inline_execution_seconds: float = 200e-6
@@ -268,6 +276,7 @@ _SMALLEST: Mapping[str, float] = {
     "poll_interval_seconds": 0.01,
     "load_threads": 1,
     "execute_threads": 0,
+    "compilation_cache_max_bytes": 0,
     "inline_execution_seconds": 0,
     "max_requests_per_model": 1,
     "drain_seconds": 0,

@@ -11,7 +11,7 @@ from xlaserve.errors import InvalidModel
 from xlaserve.models import loaders
 from xlaserve.models.export import export_model
 from xlaserve.models.loaded import LoadedModel
-from xlaserve.models.manifest import ARTIFACT, FILE_NAME, WEIGHTS
+from xlaserve.models.manifest import ARTIFACT, FILE_NAME, STABLEHLO, WEIGHTS
 
 Load = Callable[..., LoadedModel]
 
@@ -34,7 +34,7 @@ def broken(whole: Path, tmp_path: Path) -> Path:
     return shutil.copytree(whole, tmp_path / "1")
 
 
-@pytest.mark.parametrize("name", [FILE_NAME, ARTIFACT, WEIGHTS])
+@pytest.mark.parametrize("name", [FILE_NAME, ARTIFACT, STABLEHLO, WEIGHTS])
 def test_file_cut_anywhere_is_refused(broken: Path, load: Load, name: str) -> None:
     content = (broken / name).read_bytes()
     # The last byte of a manifest is the newline after it, which nothing needs.
@@ -47,7 +47,7 @@ def test_file_cut_anywhere_is_refused(broken: Path, load: Load, name: str) -> No
         assert str(caught.value).startswith(name)
 
 
-@pytest.mark.parametrize("name", [ARTIFACT, WEIGHTS])
+@pytest.mark.parametrize("name", [ARTIFACT, STABLEHLO, WEIGHTS])
 def test_file_with_any_bit_flipped_is_refused(broken: Path, load: Load, name: str) -> None:
     """By its hash: parsing what is not as it was written could end anywhere in XLA."""
     content = (broken / name).read_bytes()
@@ -74,7 +74,7 @@ def test_manifest_with_any_bit_flipped_is_refused_or_loads(broken: Path, load: L
     assert refused > FLIPS / 2
 
 
-@pytest.mark.parametrize("name", [ARTIFACT, WEIGHTS])
+@pytest.mark.parametrize("name", [ARTIFACT, STABLEHLO, WEIGHTS])
 def test_file_that_grew_is_refused(broken: Path, load: Load, name: str) -> None:
     with (broken / name).open("ab") as file:
         file.write(b"\0")

@@ -58,12 +58,13 @@ def _x64_off() -> Iterator[None]:
 # --- what is written ---------------------------------------------------------------------------
 
 
-def test_version_directory_has_three_files_for_all_to_read(tmp_path: Path) -> None:
+def test_version_directory_has_four_files_for_all_to_read(tmp_path: Path) -> None:
     path = _export(tmp_path)
 
     modes = {file.name: file.stat().st_mode & 0o777 for file in path.iterdir()}
 
-    assert modes == dict.fromkeys(["model.json", "model.jaxexp", "params.safetensors"], 0o644)
+    names = ["model.json", "model.jaxexp", "model.stablehlo", "params.safetensors"]
+    assert modes == dict.fromkeys(names, 0o644)
     assert 0o755 == path.stat().st_mode & 0o777
     assert [path] == list(path.parent.iterdir())
 
@@ -76,6 +77,7 @@ def test_parameters_are_arguments_and_not_part_of_the_artifact(tmp_path: Path) -
 
     assert 16_000 < (path / "params.safetensors").stat().st_size < 16_500
     assert (path / "model.jaxexp").stat().st_size < 5_000
+    assert (path / "model.stablehlo").stat().st_size < 5_000
 
 
 def test_same_model_is_the_same_bytes(tmp_path: Path) -> None:
@@ -124,7 +126,7 @@ def test_overwriting_replaces_the_whole_directory(tmp_path: Path) -> None:
 
     export_model(_double, None, X, path, outputs=["z"], overwrite=True)
 
-    assert 3 == len(list(path.iterdir()))
+    assert 4 == len(list(path.iterdir()))
     assert "z" == manifest.read(path).outputs[0].name
     assert [path] == list(path.parent.iterdir())
 
@@ -490,4 +492,4 @@ def test_reference_to_something_else_is_refused(
 def test_manifest_is_plain_json(tmp_path: Path) -> None:
     document = json.loads((_export(tmp_path) / "model.json").read_text())
 
-    assert ("jax_export", 1) == (document["kind"], document["format_version"])
+    assert ("jax_export", 2) == (document["kind"], document["format_version"])

@@ -42,7 +42,9 @@ def test_unknown_backend_is_refused(affine_directory: Path, load: Load) -> None:
     ) == str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["model.json", "model.jaxexp", "params.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["model.json", "model.jaxexp", "model.stablehlo", "params.safetensors"]
+)
 def test_missing_file_is_named(
     affine_directory: Path, tmp_path: Path, load: Load, name: str
 ) -> None:

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from xlaserve.errors import InvalidModel
 from xlaserve.models import manifest
 from xlaserve.models.files import FileRecord
-from xlaserve.models.manifest import ARTIFACT, FILE_NAME, WEIGHTS, Manifest
+from xlaserve.models.manifest import ARTIFACT, FILE_NAME, STABLEHLO, WEIGHTS, Durable, Manifest
 from xlaserve.tensors import DATATYPES, TensorSpec
 
 Change: TypeAlias = Callable[[dict[str, Any]], object]
@@ -32,6 +33,18 @@ def _manifest() -> Manifest:
     )
 
 
+def _lasting() -> Manifest:
+    durable = Durable(
+        calling_convention=10,
+        is_open=True,
+        arguments=("float32[3]", "float32[]", "float32[b, 4]", "bool[b]"),
+        results=("int64[b, 2]",),
+        unused=(1,),
+    )
+    files = {**_manifest().files, STABLEHLO: FileRecord(7, "ef" * 32)}
+    return dataclasses.replace(_manifest(), durable=durable, files=files)
+
+
 def _written(directory: Path) -> dict[str, Any]:
     manifest.write(directory, _manifest())
     document: dict[str, Any] = json.loads((directory / FILE_NAME).read_text())
@@ -42,6 +55,56 @@ def test_reading_gives_what_was_written(tmp_path: Path) -> None:
     manifest.write(tmp_path, _manifest())
 
     assert _manifest() == manifest.read(tmp_path)
+
+
+def test_reading_gives_the_durable_part_that_was_written(tmp_path: Path) -> None:
+    manifest.write(tmp_path, _lasting())
+
+    assert _lasting() == manifest.read(tmp_path)
+
+
+def test_format_is_the_oldest_that_can_say_it(tmp_path: Path) -> None:
+    assert (1, False) == (_written(tmp_path)["format_version"], "durable" in _written(tmp_path))
+    manifest.write(tmp_path, _lasting())
+    assert 2 == json.loads((tmp_path / FILE_NAME).read_text())["format_version"]
+
+
+def _set_durable(**fields: object) -> Change:
+    return lambda document: document["durable"].update(fields)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (_set_durable(surprise=1), "unknown field `surprise`"),
+        (_set_durable(arguments=["float32[3]"]), "durable has 1 arguments, expected 4"),
+        (_set_durable(results=[]), "durable has 0 results, expected 1"),
+        (_set_durable(unused=[4]), "durable has an unused argument that is none"),
+        (_set_durable(unused=[-1]), "durable has an unused argument that is none"),
+        (_set_durable(is_open=1), "Expected `bool`, got `int`"),
+        (
+            lambda document: document["files"].pop(STABLEHLO),
+            "expected the files ['model.jaxexp', 'model.stablehlo', 'params.safetensors'], got",
+        ),
+        (lambda document: document.pop("durable"), "expected the files ['model.jaxexp', 'params."),
+    ],
+)
+def test_bad_durable_part_is_refused(tmp_path: Path, change: Change, expected: str) -> None:
+    manifest.write(tmp_path, _lasting())
+    document = json.loads((tmp_path / FILE_NAME).read_text())
+    change(document)
+    (tmp_path / FILE_NAME).write_text(json.dumps(document))
+
+    with pytest.raises(InvalidModel) as caught:
+        manifest.read(tmp_path)
+    assert expected in str(caught.value)
+
+
+def test_artifact_may_be_missing_where_a_durable_part_is_there(tmp_path: Path) -> None:
+    files = {name: record for name, record in _lasting().files.items() if name != ARTIFACT}
+    manifest.write(tmp_path, dataclasses.replace(_lasting(), files=files))
+
+    assert {STABLEHLO, WEIGHTS} == manifest.read(tmp_path).files.keys()
 
 
 def test_order_of_tensors_and_parameters_is_kept(tmp_path: Path) -> None:
@@ -82,7 +145,7 @@ def _rename_file(document: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (_set(format_version=2), "has format version 2, this server reads version 1"),
+        (_set(format_version=3), "has format version 3, this server reads versions 1 to 2"),
         (_set(kind="python"), "is of kind 'python', expected 'jax_export'"),
         (_set(surprise=1), "unknown field `surprise`"),
         (_set_input(surprise=1), "unknown field `surprise`"),

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.lasting import without_stablehlo
 
 from xlaserve.errors import InvalidModel
 from xlaserve.models import manifest
@@ -21,11 +22,11 @@ def sent(example_models: Path, tmp_path: Path) -> Path:
     return shutil.copytree(example_models / "identity" / "1", tmp_path / "1")
 
 
-def damage(directory: Path, data: bytes) -> None:
-    """Replace the artifact, with a checksum to match."""
-    (directory / manifest.ARTIFACT).write_bytes(data)
+def damage(directory: Path, name: str, data: bytes) -> None:
+    """Replace a file, with a checksum to match."""
+    (directory / name).write_bytes(data)
     described = json.loads((directory / manifest.FILE_NAME).read_text())
-    described["files"][manifest.ARTIFACT] = {
+    described["files"][name] = {
         "bytes": len(data),
         "sha256": hashlib.sha256(data).hexdigest(),
     }
@@ -36,9 +37,17 @@ def test_a_good_model_passes(sent: Path) -> None:
     try_loading(sent, SECONDS)
 
 
-def test_what_cannot_be_read_is_refused_with_the_reason(sent: Path) -> None:
-    damage(sent, (sent / manifest.ARTIFACT).read_bytes()[:-100])
-    with pytest.raises(InvalidModel, match="model.jaxexp"):
+def test_stablehlo_that_cannot_be_read_is_refused_with_the_reason(sent: Path) -> None:
+    damage(sent, manifest.STABLEHLO, (sent / manifest.STABLEHLO).read_bytes()[:-100])
+    with pytest.raises(InvalidModel, match=r"model\.stablehlo .* cannot be read by the jax "):
+        try_loading(sent, SECONDS)
+
+
+def test_artifact_that_cannot_be_read_is_refused_with_the_reason(sent: Path) -> None:
+    damage(
+        without_stablehlo(sent), manifest.ARTIFACT, (sent / manifest.ARTIFACT).read_bytes()[:-100]
+    )
+    with pytest.raises(InvalidModel, match=r"model\.jaxexp .* cannot be read by the jax "):
         try_loading(sent, SECONDS)
 
 

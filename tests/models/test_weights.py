@@ -255,3 +255,64 @@ def test_flipped_bits_and_cuts_are_refused_or_harmless(
         return
     assert len(content) == (directory / NAME).stat().st_size
     assert len(_tensors()) == len(found)
+
+
+# --- mapped ------------------------------------------------------------------------------------
+
+
+def _mappings(path: Path) -> list[range]:
+    """Return where a file is mapped into this process."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    places = [line.split()[0].split("-") for line in lines if line.endswith(str(path))]
+    return [range(int(start, 16), int(end, 16)) for start, end in places]
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="there is no /proc")
+
+
+def test_mapped_tensors_are_those_that_are_read(tmp_path: Path) -> None:
+    tensors = {
+        "w": np.arange(64, dtype=np.float32).reshape(4, 16),
+        "flags": np.array([True, False, True]),
+        "none": np.zeros((0, 4), np.int64),
+        "one": np.array(7, np.int8),
+    }
+    record = write(tmp_path / NAME, tensors)
+
+    found = dict(weights.read_mapped(tmp_path, NAME, record))
+
+    assert tensors.keys() == found.keys()
+    for name, tensor in tensors.items():
+        assert (tensor.dtype, tensor.shape) == (found[name].dtype, found[name].shape)
+        assert np.array_equal(tensor, found[name])
+        assert not found[name].flags.writeable
+
+
+@needs_proc
+def test_mapped_tensors_are_the_file_and_go_with_the_last_of_them(tmp_path: Path) -> None:
+    path = tmp_path / NAME
+    write(path, {"w": np.ones((64, 64), np.float32), "v": np.ones(16, np.float32)})
+
+    found = dict(weights.read_mapped(tmp_path, path.name))
+    (mapping,) = _mappings(path)
+
+    assert all(tensor.ctypes.data in mapping for tensor in found.values())
+    assert 0 == found["w"].ctypes.data % ALIGNMENT
+    del found["w"]
+    assert [mapping] == _mappings(path)
+    del found["v"]
+    assert [] == _mappings(path)
+
+
+@pytest.mark.parametrize("position", [9, -1])
+def test_changed_file_is_not_mapped(tmp_path: Path, position: int) -> None:
+    """Before the first tensor, unlike one that is read: its pages are looked at in any case."""
+    path = tmp_path / NAME
+    record = write(path, {"w": np.ones(16, np.float32)})
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+    with pytest.raises(InvalidModel, match=f"^{NAME} "):
+        next(weights.read_mapped(tmp_path, path.name, record))
+    assert [] == _mappings(path)

@@ -13,6 +13,11 @@ from typing import Any
 
 START_SECONDS = 60
 STOP_SECONDS = 30
+ENVIRONMENT = {
+    "XLASERVE_LOG_LEVEL": "info",
+    # What a test measures must not depend on the tests before it.
+    "XLASERVE_COMPILATION_CACHE_DIRECTORY": "none",
+}
 
 
 @dataclass
@@ -70,7 +75,7 @@ async def served(repository: Path, *flags: str) -> AsyncIterator[ServerProcess]:
         "--device",
         "cpu",
         stderr=asyncio.subprocess.PIPE,
-        env=os.environ | {"XLASERVE_LOG_LEVEL": "info"},
+        env=os.environ | ENVIRONMENT,
     )
     server = ServerProcess(process, [])
     try:

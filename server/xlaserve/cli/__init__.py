@@ -1,10 +1,10 @@
-"""The command line: `xlaserve serve | infer | export | health`."""
+"""The command line: `xlaserve serve | infer | export | health | repo`."""
 
 import sys
 
 import typer
 
-from xlaserve.cli import export, health, infer, serve
+from xlaserve.cli import export, health, infer, repo, serve
 from xlaserve.errors import XlaserveError
 
 _FAILED = 1
@@ -23,6 +23,7 @@ def main() -> None:
     application.command("infer")(infer.infer)
     application.command("export")(export.export)
     application.command("health")(health.health)
+    application.add_typer(repo.repo(), name="repo")
     try:
         application()
     except XlaserveError as error:

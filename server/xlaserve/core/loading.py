@@ -68,7 +68,9 @@ class VersionLoader:
         drain_seconds: float,
         evict: bool = False,
         background_compile: bool = False,
+        mmap_parameters: bool = False,
     ) -> None:
+        self._mmap_parameters = mmap_parameters
         self._background_compile = background_compile
         self._finisher = Finisher(workers)
         self._evict = evict
@@ -261,6 +263,7 @@ class VersionLoader:
             on_stage=on_stage,
             check_cancelled=check_cancelled,
             background_compile=self._background_compile,
+            mmap_parameters=self._mmap_parameters,
         )
         return self._machinery.load(source.directory, context)
 

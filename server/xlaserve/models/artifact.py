@@ -1,19 +1,31 @@
-"""The serialized `jax.export` artifact: read back, checked, and kept from calling foreign code."""
+"""What a model computes, as an artifact of `jax.export`: read, checked, kept from foreign code."""
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import jax
 import jax.export
 import numpy as np
 from jax.export import Exported
-from jax.interpreters import mlir
+from jax.extend.mlir import ir
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models import files, manifest
-from xlaserve.models.manifest import ARTIFACT, Manifest
+from xlaserve.models import files, manifest, wrapper
+from xlaserve.models.computation import (
+    Abstract,
+    Computation,
+    Tree,
+    newest_stablehlo,
+    parsed,
+    stablehlo_version,
+    to_artifact,
+)
+from xlaserve.models.files import FileRecord
+from xlaserve.models.manifest import ARTIFACT, STABLEHLO, Durable, Manifest
 from xlaserve.models.sizes import LIMIT_ARTIFACT_BYTES
 from xlaserve.models.weights import WeightEntry
 from xlaserve.tensors import Shape, TensorSpec, datatype_of, describe
@@ -44,6 +56,18 @@ _SAFE_CUSTOM_CALLS = re.compile(
 # Not in it, though jax.export lets them through: kernels of the model's own (Pallas), which may
 # touch any device memory, and calls into TensorFlow. Callbacks into Python never come this far.
 
+_ELEMENT_TYPES = MappingProxyType(
+    {
+        "bool": "i1",
+        "bfloat16": "bf16",
+        "float8_e4m3fn": "f8E4M3FN",
+        "float8_e5m2": "f8E5M2",
+        "complex64": "complex<f32>",
+        "complex128": "complex<f64>",
+    }
+)
+"""What MLIR calls a dtype where that is not simply shorter."""
+
 _CUSTOM_CALL = re.compile(
     r'custom_call @(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<plain>[\w.$-]+))'
     r'|call_target_name\s*=\s*"(?P<generic>(?:[^"\\]|\\.)*)"'
@@ -61,41 +85,185 @@ class _Abstract(Protocol):
 
 
 def read(directory: Path, described: Manifest) -> Exported:
-    """Read the artifact that a manifest describes; raises InvalidModel.
+    """Read the computation that a manifest describes; raises InvalidModel.
 
-    The artifact is the one that was exported (its hash is), JAX can read it, and it calls nothing
-    outside XLA but the kernels of the list above.
+    It is the one that was exported (its hash is), JAX can compile it, and it calls nothing outside
+    XLA but the kernels of the list above. What JAX reads for years is what is read, where it is
+    there.
     """
-    record = described.files[ARTIFACT]
-    data = files.read_checked(directory, ARTIFACT, limit_bytes=LIMIT_ARTIFACT_BYTES, record=record)
-    return deserialize(data, described.jax_version)
+    record = described.files.get(ARTIFACT)
+    data = _read_file(directory, ARTIFACT, record) if record else bytearray()
+    if described.durable is None:
+        return deserialize(data, described.jax_version)
+    module = _read_file(directory, STABLEHLO, described.files[STABLEHLO])
+    return from_computation(_computation(bytes(module), described), described.jax_version)
+
+
+def _read_file(directory: Path, name: str, record: FileRecord) -> bytearray:
+    return files.read_checked(directory, name, limit_bytes=LIMIT_ARTIFACT_BYTES, record=record)
+
+
+def from_computation(computation: Computation, jax_version: str) -> Exported:
+    """Turn a computation in StableHLO into what can be called; raises InvalidModel."""
+    try:
+        exported = to_artifact(computation)
+        module = _module(exported)
+        _check_signature(exported, module)
+    except InvalidModel:
+        raise
+    # JAX has no error of its own for this: parsing what it does not know ends in any of its parts.
+    except Exception as error:
+        raise _unreadable(STABLEHLO, jax_version, computation.module, error) from error
+    check_custom_calls(module.text, STABLEHLO)
+    return exported
+
+
+def _computation(module: bytes, described: Manifest) -> Computation:
+    durable = described.durable
+    assert durable is not None
+    positions: list[Tree] = list(range(len(durable.arguments)))
+    count = len(described.parameters)
+    return Computation(
+        module=module,
+        calling_convention=durable.calling_convention,
+        platforms=described.platforms,
+        arguments=tuple(map(_abstract, durable.arguments)),
+        results=tuple(map(_abstract, durable.results)),
+        unused=durable.unused,
+        is_open=durable.is_open,
+        takes=((positions[:count], positions[count:]), {}),
+        returns=list(range(len(durable.results))),
+    )
+
+
+def durable_of(computation: Computation) -> Durable:
+    """Return what a manifest says of a computation."""
+    return Durable(
+        calling_convention=computation.calling_convention,
+        is_open=computation.is_open,
+        arguments=tuple(f"{a.dtype}[{a.shape}]" for a in computation.arguments),
+        results=tuple(f"{r.dtype}[{r.shape}]" for r in computation.results),
+        unused=computation.unused,
+    )
+
+
+def _abstract(text: str) -> Abstract:
+    dtype, _, shape = text.removesuffix("]").partition("[")
+    return Abstract(dtype, shape)
 
 
 def deserialize(data: bytearray, jax_version: str = "", *, name: str = ARTIFACT) -> Exported:
     """Turn the bytes of an artifact into what can be called; raises InvalidModel.
 
-    `jax_version` is that of the JAX that wrote it, where that is known.
+    One that JAX refuses, as it does after half a year, is read without it. `jax_version` is that
+    of the JAX that wrote it, where that is known.
     """
     try:
         exported = jax.export.deserialize(data)
-        text = _module_text(exported)
-    # JAX has no error of its own for this: parsing what it does not know ends in any of its parts.
-    except Exception as error:
-        written = f"was written by jax {jax_version[:32]} and " if jax_version else ""
-        raise InvalidModel(
-            f"{name} {written}cannot be read by the jax "
-            f"{jax.__version__} that runs here: {_first_line(error)}. Export it again, with a "
-            f"version that is at most six months older and no newer than jax {jax.__version__}"
-        ) from error
+        text = _module(exported).text
+    # See above.
+    except Exception as refusal:
+        exported, text = _deserialize_refused(data, jax_version, name, refusal)
     check_custom_calls(text, name)
     return exported
 
 
-def _module_text(exported: Exported) -> str:
-    # Without its constants, which would be text twice their size, written while all threads wait.
-    with mlir.make_ir_context():
-        operation = exported.mlir_module(serialized=False).operation
-        return str(operation.get_asm(large_elements_limit=_SHOWN_ELEMENTS))
+def is_read_by_jax(data: bytearray) -> bool:
+    """Tell whether the JAX that runs reads the bytes of an artifact without our help."""
+    try:
+        _module(jax.export.deserialize(data))
+    except Exception:  # whatever JAX raises
+        return False
+    return True
+
+
+def _deserialize_refused(
+    data: bytearray, jax_version: str, name: str, refusal: Exception
+) -> tuple[Exported, str]:
+    module = b""
+    try:
+        wrapped = wrapper.read(data, name)
+        module = wrapped.computation.module
+        jax_version = jax_version or wrapped.jax_version
+        exported = to_artifact(wrapped.computation)
+        return exported, _module(exported).text
+    except InvalidModel:
+        raise _unreadable(name, jax_version, module, refusal) from refusal
+    # See above.
+    except Exception as error:
+        raise _unreadable(name, jax_version, module, error) from error
+
+
+def _unreadable(name: str, jax_version: str, module: bytes, error: Exception) -> InvalidModel:
+    reason = _first_line(error)
+    newest = newest_stablehlo()
+    if (version := stablehlo_version(module)) and _numbers(version) > _numbers(newest):
+        reason = f"it is StableHLO {version}, {newest} is the newest that can be read"
+    written = f"was written by jax {jax_version[:32]} and " if jax_version else ""
+    return InvalidModel(
+        f"{name} {written}cannot be read by the jax {jax.__version__} that runs here: {reason}. "
+        "Unless it is damaged, `xlaserve repo migrate` mends it where the jax that wrote it runs, "
+        "or a newer one. Export it again otherwise"
+    )
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
+
+
+@dataclass(frozen=True, slots=True)
+class _Module:
+    """What can be told of a module without compiling it."""
+
+    text: str
+    takes: list[str]
+    returns: list[str]
+
+
+def _module(exported: Exported) -> _Module:
+    with parsed(exported.mlir_module_serialized) as module:
+        main: Any = ir.SymbolTable(module.operation)["main"]
+        return _Module(
+            # Without constants, which would be text twice their size, written in all threads' time.
+            str(module.operation.get_asm(large_elements_limit=_SHOWN_ELEMENTS)),
+            [str(tensor) for tensor in main.type.inputs],
+            [str(tensor) for tensor in main.type.results],
+        )
+
+
+def _check_signature(exported: Exported, module: _Module) -> None:
+    """Raise InvalidModel when a module is not of the arguments and results that it is said to be.
+
+    XLA would say so too, in its own words and later.
+    """
+    kept = [exported.in_avals[index] for index in exported.module_kept_var_idx]
+    # Before the arguments comes the number of the platform.
+    takes = module.takes[len(exported.platforms) > 1 :]
+    for kind, found, avals in (
+        ("takes", takes, kept),
+        ("returns", module.returns, exported.out_avals),
+    ):
+        expected = [_tensor_type(aval) for aval in avals]
+        if found != expected:
+            raise InvalidModel(
+                f"{STABLEHLO} {kind} {_few(found)}, expected {_few(expected)} as "
+                f"{manifest.FILE_NAME} has it"
+            )
+
+
+def _tensor_type(aval: _Abstract) -> str:
+    sizes = [str(size) if isinstance(size, int) else "?" for size in aval.shape]
+    return f"tensor<{'x'.join([*sizes, _element_type(aval.dtype.name)])}>"
+
+
+def _element_type(dtype: str) -> str:
+    if dtype in _ELEMENT_TYPES:
+        return _ELEMENT_TYPES[dtype]
+    return dtype.replace("uint", "ui").replace("int", "i").replace("float", "f")
+
+
+def _few(types: Sequence[str]) -> str:
+    return ", ".join(types)[:200]
 
 
 def release(exported: Exported) -> None:

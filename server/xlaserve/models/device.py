@@ -2,15 +2,17 @@
 
 from collections.abc import Mapping
 
+from xlaserve.models.compilation_cache import CompilationCache
 
-def start(device: str) -> str:
+
+def start(device: str, cache: CompilationCache | None = None) -> str:
     """Start JAX on `auto`, `cpu`, `cuda` or `tpu` and return the platform; see `jax_runtime`.
 
-    Blocks for the import of jax. Raises DeviceUnavailable.
+    Blocks for the import of jax. Raises DeviceUnavailable, or InvalidSettings for the cache.
     """
     from xlaserve.models import jax_runtime
 
-    return jax_runtime.start(device)
+    return jax_runtime.start(device, cache)
 
 
 def memory_limit_bytes() -> int | None:

@@ -21,9 +21,10 @@ import jax
 
 from xlaserve.errors import InvalidModel, InvalidReference, UnknownDatatype
 from xlaserve.models import files, manifest, weights
+from xlaserve.models.artifact import durable_of
 from xlaserve.models.buckets import DEFAULT_MAX_BATCH_SIZE
 from xlaserve.models.lowering import Lowered, lower
-from xlaserve.models.manifest import ARTIFACT, WEIGHTS, Manifest
+from xlaserve.models.manifest import ARTIFACT, STABLEHLO, WEIGHTS, Manifest
 from xlaserve.references import load_reference
 from xlaserve.tensors import BYTES, TensorSpec, datatype_named
 
@@ -134,6 +135,7 @@ def _write_files(
 ) -> None:
     records = {
         ARTIFACT: files.write_atomically(directory / ARTIFACT, [lowered.data]),
+        STABLEHLO: files.write_atomically(directory / STABLEHLO, [lowered.computation.module]),
         WEIGHTS: weights.write(directory / WEIGHTS, lowered.parameters),
     }
     described = Manifest(
@@ -143,9 +145,10 @@ def _write_files(
         parameters=tuple(lowered.parameters),
         parameters_bytes=sum(array.nbytes for array in lowered.parameters.values()),
         files=records,
-        platforms=lowered.platforms,
+        platforms=lowered.computation.platforms,
         jax_version=jax.__version__,
         exported_at=exported_at,
+        durable=durable_of(lowered.computation),
     )
     manifest.write(directory, described)
 

@@ -245,7 +245,7 @@ class JaxExportModel:
             for copy in self._copies:
                 copy.clear()
         deadline = time.monotonic() + _LETTING_GO_SECONDS
-        while any(tensor() is not None for tensor in self._host) and time.monotonic() < deadline:
+        while any(memory() is not None for memory in self._host) and time.monotonic() < deadline:
             gc.collect(0)
             time.sleep(_LOOK_SECONDS)
 
@@ -295,7 +295,11 @@ def load(directory: Path, context: LoadContext) -> JaxExportModel:
         site.check({entry.name: entry.shape for entry in entries})
     with invalid_model(context.model, manifest.ARTIFACT):
         parameters = DeviceParameters.read(
-            directory, described, layout.sites, context.check_cancelled
+            directory,
+            described,
+            layout.sites,
+            context.check_cancelled,
+            mapped=context.mmap_parameters,
         )
         return compiled(exported, parameters, signature, layout, context)
 

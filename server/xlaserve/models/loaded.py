@@ -178,3 +178,5 @@ class LoadContext:
     """Raises LoadCancelled when the load was called off; loaders call it between steps."""
     background_compile: bool = False
     """Whether the load may end with the smallest and the largest bucket; `compile_rest` follows."""
+    mmap_parameters: bool = False
+    """Whether parameters may stay in their file, mapped into memory, instead of being read."""

@@ -16,6 +16,7 @@ from jax.export import Exported
 from xlaserve.errors import InvalidModel
 from xlaserve.models import artifact
 from xlaserve.models.artifact import BATCH_DIMENSION
+from xlaserve.models.computation import Computation, lasting, to_file
 from xlaserve.models.parameters import Parameters, flatten, has_64_bit
 from xlaserve.tensors import Tensor, TensorSpec, describe
 
@@ -31,7 +32,9 @@ class Lowered:
     """An exported function, checked, not written yet."""
 
     data: bytes
-    platforms: tuple[str, ...]
+    """The file of `jax.export`, for the time that JAX reads it."""
+    computation: Computation
+    """The same in the form that lasts."""
     parameters: Mapping[str, Tensor]
     outputs: tuple[TensorSpec, ...]
 
@@ -58,10 +61,12 @@ def lower(
         exported = _export(function, inputs, platforms, batched=batched)
         batch = BATCH_DIMENSION if batched else None
         specs = artifact.specs_of("output", function.output_names, exported.out_avals, batch)
-        data = bytes(exported.serialize())
-        read_back = artifact.deserialize(bytearray(data), jax.__version__)
+        computation = lasting(exported)
+        data = to_file(exported, computation)
+        artifact.deserialize(bytearray(data), jax.__version__)
+        read_back = artifact.from_computation(computation, jax.__version__)
         _check_runs_alike(read_back, function, inputs, specs, batched=batched)
-    return Lowered(data, tuple(exported.platforms), function.parameters.arrays, specs)
+    return Lowered(data, computation, function.parameters.arrays, specs)
 
 
 def _check_platforms(platforms: Sequence[str]) -> None:

@@ -19,18 +19,38 @@ FILE_NAME = "model.json"
 ARTIFACT = "model.jaxexp"
 """The name of the serialized `jax.export.Exported`."""
 
+STABLEHLO = "model.stablehlo"
+"""The name of the computation in StableHLO, which is readable for years."""
+
 WEIGHTS = "params.safetensors"
 """The name of the file of parameters."""
 
 KIND = "jax_export"
 """The one kind of model that has a manifest so far."""
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Of manifests with a durable part; those of version 1 have none."""
+
 LIMIT_BYTES = 1 << 20
 
 MAX_NAME_LENGTH = 1024
 MAX_RANK = 32
 MAX_DIMENSION = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """What has to be known to call the function in the StableHLO file."""
+
+    calling_convention: int
+    """Its version, as `jax.export` numbers it."""
+    is_open: bool
+    """Whether the module leaves shapes or the platform open until it is compiled."""
+    arguments: tuple[str, ...]
+    """The parameters, then the inputs: `float32[b, 784]`, with symbolic dimensions."""
+    results: tuple[str, ...]
+    unused: tuple[int, ...]
+    """Positions of the arguments that the module does not take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +71,8 @@ class Manifest:
     """Of the JAX that exported the artifact; others may be too old or too new to read it."""
     exported_at: str
     """RFC 3339, in UTC."""
+    durable: Durable | None = None
+    """None where there is no StableHLO file, only what `jax.export` wrote."""
 
 
 class _Tensor(msgspec.Struct, forbid_unknown_fields=True):
@@ -64,7 +86,15 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     sha256: str
 
 
-class _Document(msgspec.Struct, forbid_unknown_fields=True):
+class _Durable(msgspec.Struct, forbid_unknown_fields=True):
+    calling_convention: int
+    is_open: bool
+    arguments: list[str]
+    results: list[str]
+    unused: list[int]
+
+
+class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """The fields as they are written, in this order."""
 
     format_version: int
@@ -78,6 +108,7 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
     parameters_bytes: int
     parameters: list[str]
     files: dict[str, _File]
+    durable: _Durable | None = None
 
 
 class _Kind(msgspec.Struct):
@@ -108,10 +139,10 @@ def write(directory: Path, manifest: Manifest) -> FileRecord:
 
 
 def _check_kind(start: _Kind) -> None:
-    if start.format_version != FORMAT_VERSION:
+    if not 1 <= start.format_version <= FORMAT_VERSION:
         raise InvalidModel(
             f"{FILE_NAME} has format version {start.format_version}, "
-            f"this server reads version {FORMAT_VERSION}"
+            f"this server reads versions 1 to {FORMAT_VERSION}"
         )
     if start.kind != KIND:
         raise InvalidModel(f"{FILE_NAME} is of kind '{start.kind[:64]}', expected '{KIND}'")
@@ -130,15 +161,17 @@ def _from_document(document: _Document) -> Manifest:
         platforms=tuple(document.platforms),
         jax_version=document.jax_version,
         exported_at=document.exported_at,
+        durable=_durable(document.durable),
     )
     _check_files(manifest)
+    _check_durable(manifest)
     _check_batch(manifest)
     return manifest
 
 
 def _to_document(manifest: Manifest) -> _Document:
     return _Document(
-        format_version=FORMAT_VERSION,
+        format_version=1 if manifest.durable is None else FORMAT_VERSION,
         kind=KIND,
         jax_version=manifest.jax_version,
         exported_at=manifest.exported_at,
@@ -152,6 +185,31 @@ def _to_document(manifest: Manifest) -> _Document:
             name: _File(record.size_bytes, record.sha256)
             for name, record in sorted(manifest.files.items())
         },
+        durable=_to_durable(manifest.durable),
+    )
+
+
+def _durable(durable: _Durable | None) -> Durable | None:
+    if durable is None:
+        return None
+    return Durable(
+        calling_convention=durable.calling_convention,
+        is_open=durable.is_open,
+        arguments=tuple(durable.arguments),
+        results=tuple(durable.results),
+        unused=tuple(durable.unused),
+    )
+
+
+def _to_durable(durable: Durable | None) -> _Durable | None:
+    if durable is None:
+        return None
+    return _Durable(
+        calling_convention=durable.calling_convention,
+        is_open=durable.is_open,
+        arguments=list(durable.arguments),
+        results=list(durable.results),
+        unused=list(durable.unused),
     )
 
 
@@ -190,10 +248,27 @@ def _unique(kind: str, names: Iterable[str]) -> tuple[str, ...]:
 
 def _check_files(manifest: Manifest) -> None:
     expected = {ARTIFACT, WEIGHTS}
-    if set(manifest.files) != expected:
+    found = set(manifest.files)
+    if manifest.durable is not None:
+        expected.add(STABLEHLO)
+        found.add(ARTIFACT)  # which may be missing then: nothing is loaded from it
+    if found != expected:
         raise _invalid(f"expected the files {sorted(expected)}, got {sorted(manifest.files)[:8]}")
     if manifest.parameters_bytes < 0:
         raise _invalid("parameters_bytes is negative")
+
+
+def _check_durable(manifest: Manifest) -> None:
+    if (durable := manifest.durable) is None:
+        return
+    for kind, found, expected in (
+        ("arguments", durable.arguments, len(manifest.parameters) + len(manifest.inputs)),
+        ("results", durable.results, len(manifest.outputs)),
+    ):
+        if len(found) != expected:
+            raise _invalid(f"durable has {len(found)} {kind}, expected {expected}")
+    if not all(0 <= position < len(durable.arguments) for position in durable.unused):
+        raise _invalid("durable has an unused argument that is none")
 
 
 def _check_batch(manifest: Manifest) -> None:

@@ -62,8 +62,9 @@ class DeviceParameters:
     """Of each site."""
     constants: Mapping[int, Tensor] = field(default_factory=lambda: MappingProxyType({}))
     """By position among all parameters."""
-    host: "tuple[weakref.ref[Tensor], ...]" = ()
-    """What the leaves were put on the device from; on the CPU it is their memory."""
+    host: "tuple[weakref.ref[object], ...]" = ()
+    """The memory that the leaves were put on the device from; on the CPU it is theirs. Where
+    parameters are mapped, it is the mapping."""
 
     @staticmethod
     def read(
@@ -71,23 +72,27 @@ class DeviceParameters:
         described: Manifest,
         sites: Sequence[Site],
         check_cancelled: Callable[[], None],
+        *,
+        mapped: bool = False,
     ) -> "DeviceParameters":
-        """Read the weights tensor by tensor; raises InvalidModel."""
+        """Read the weights tensor by tensor, or map them; raises InvalidModel."""
         positions = {name: index for index, name in enumerate(described.parameters)}
         leaves: list[dict[int, jax.Array]] = [{} for _ in sites]
         constants: dict[int, Tensor] = {}
-        host: list[weakref.ref[Tensor]] = []
+        host: list[weakref.ref[object]] = []
         record = described.files[manifest.WEIGHTS]
-        for name, tensor in weights.read(directory, manifest.WEIGHTS, record):
+        read = weights.read_mapped if mapped else weights.read
+        for name, tensor in read(directory, manifest.WEIGHTS, record):
             check_cancelled()
             index = positions[name]
             if tensor.nbytes <= CONSTANT_BYTES and not any(site.is_split(name) for site in sites):
-                constants[index] = tensor
+                # A copy, since JAX keeps constants, and a mapping would stay with them.
+                constants[index] = tensor.copy()
                 continue
             for site, held in zip(sites, leaves, strict=True):
                 # Waiting keeps no more than one tensor twice. On the CPU it is used in place.
                 held[index] = jax.device_put(tensor, site.parameter(name)).block_until_ready()
-            host.append(weakref.ref(tensor))
+            host.append(weakref.ref[object](tensor.base))
         ordered = tuple([held[index] for index in sorted(held)] for held in leaves)
         return DeviceParameters(ordered, constants, tuple(host))
 

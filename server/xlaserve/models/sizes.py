@@ -22,7 +22,11 @@ copy stays."""
 def predict_exported(directory: Path) -> int:
     """Return the bytes that a model with a manifest will need, compiled; raises InvalidModel."""
     described = manifest.read(directory)
-    artifact = files.size_of(directory, manifest.ARTIFACT, limit_bytes=LIMIT_ARTIFACT_BYTES)
+    artifact = max(
+        files.size_of(directory, name, limit_bytes=LIMIT_ARTIFACT_BYTES)
+        for name in described.files
+        if name != manifest.WEIGHTS
+    )
     parameters = sum(entry.nbytes for entry in weights.read_entries(directory, manifest.WEIGHTS))
     if parameters != described.parameters_bytes:
         raise InvalidModel(

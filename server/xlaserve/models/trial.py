@@ -15,6 +15,7 @@ from xlaserve.models import manifest
 
 # -P: what lies in the working directory is not imported.
 COMMAND = (sys.executable, "-P", "-m", "xlaserve.models.trial")
+_READ_BY_JAX = (manifest.ARTIFACT, manifest.STABLEHLO)
 _REFUSED = 3
 _SHOWN_CHARACTERS = 500
 
@@ -25,7 +26,7 @@ def try_loading(directory: Path, seconds: float, command: Sequence[str] = COMMAN
     Raises InvalidModel where it is refused, where the process dies of it, or takes longer. A
     directory without an artifact holds nothing to try.
     """
-    if not (directory / manifest.ARTIFACT).exists():
+    if not any((directory / name).exists() for name in _READ_BY_JAX):
         return
     try:
         trial = subprocess.run(
@@ -44,7 +45,7 @@ def try_loading(directory: Path, seconds: float, command: Sequence[str] = COMMAN
         raise InvalidModel(trial.stdout.strip()[:_SHOWN_CHARACTERS])
     if trial.returncode < 0:
         name = signal.Signals(-trial.returncode).name
-        raise InvalidModel(f"{manifest.ARTIFACT} ends the process that reads it ({name})")
+        raise InvalidModel(f"the artifact ends the process that reads it ({name})")
     if trial.returncode:
         raise InvalidModel(f"a trial load failed with exit status {trial.returncode}")
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import mmap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,7 @@ MAX_RANK = 32
 MAX_FILE_BYTES = 1 << 44
 
 _LENGTH_BYTES = 8
+_PART_BYTES = 1 << 20
 _METADATA = "__metadata__"
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -143,6 +145,29 @@ def read(
             digest.update(data.data)
             yield entry.name, _as_tensor(entry, data)
     files.check_hash(name, digest.hexdigest(), record)
+
+
+def read_mapped(
+    directory: Path, name: str, record: FileRecord | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors one by one, as read-only views of the file mapped into memory.
+
+    The file is read once for its hash; its pages belong to the cache of the operating system and
+    are shared by all who map it. The mapping goes with the last view. Whoever changes the file in
+    place changes the tensors; whoever cuts it ends the process (SIGBUS).
+    """
+    digest = hashlib.sha256()
+    with files.opened(directory, name, limit_bytes=MAX_FILE_BYTES) as (file, size):
+        files.check_size(name, size, record)
+        entries = _read_header(file, size, name, digest.update)
+        while part := file.read(_PART_BYTES):
+            digest.update(part)
+        files.check_hash(name, digest.hexdigest(), record)
+        mapping = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+    header_bytes = size - sum(entry.nbytes for entry in entries)
+    for entry in entries:
+        data = np.ndarray(entry.nbytes, np.uint8, mapping, header_bytes + entry.start)
+        yield entry.name, _as_tensor(entry, data)
 
 
 def _aligned(nbytes: int) -> "np.ndarray[Any, np.dtype[np.uint8]]":

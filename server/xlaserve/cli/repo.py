@@ -1,0 +1,53 @@
+"""`xlaserve repo`: what can be done with a repository while no server runs, or beside it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+_FAILED = 1
+
+
+def repo() -> typer.Typer:
+    """Return the group of commands."""
+    group = typer.Typer(help="Look after the models of a repository.", no_args_is_help=True)
+    group.callback()(_group)
+    group.command("migrate")(migrate)
+    return group
+
+
+def _group() -> None:
+    # Without it typer would make a group of one command that command.
+    """Look after the models of a repository."""
+
+
+def migrate(
+    path: Annotated[
+        Path, typer.Argument(help="A repository, a model, a version, or a file *.jaxexp.")
+    ],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done, and write nothing.")
+    ] = False,
+) -> None:
+    """Make models last: keep what later versions of JAX will read, and renew what this refuses."""
+    from xlaserve.models import device, migration
+
+    device.start("cpu")
+    table = Table()
+    for column in ("version", "result", "what"):
+        table.add_column(column, overflow="fold")
+    failed = False
+    for outcome in migration.migrate(path, dry_run=dry_run):
+        failed |= outcome.result is migration.Result.FAILED
+        inside = outcome.path != path and outcome.path.is_relative_to(path)
+        shown = outcome.path.relative_to(path) if inside else outcome.path
+        table.add_row(escape(str(shown)), outcome.result, escape(outcome.detail))
+    if table.row_count:
+        Console().print(table)
+    else:
+        typer.echo(f"{path}: no models")
+    if failed:
+        raise typer.Exit(_FAILED)

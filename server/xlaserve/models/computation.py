@@ -1,0 +1,194 @@
+"""A function of arrays in StableHLO, with all that it takes to call it: the form that lasts.
+
+What `jax.export` writes is read by JAX for half a year. StableHLO promises five years, so that is
+what is kept, and the JAX that runs gets an artifact of its own made around it.
+"""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+import jax
+import jax.export
+import jax.numpy as jnp
+from jax.core import ShapedArray
+from jax.export import Exported, SymbolicScope
+from jax.extend.mlir.dialects import stablehlo
+from jax.interpreters import mlir
+
+STABLEHLO_VERSIONS = ("1.11.0", "1.14.0")
+"""What is written, the first that has words for all of a function. The first is read by jax 0.6.2
+(June 2025) and everything after it, the second by jax 0.9.2."""
+
+Tree: TypeAlias = "int | Mapping[str, Tree] | list[Tree] | tuple[Tree, ...] | None"
+"""Arguments or results; each leaf is the position of its array."""
+
+_VERSION = re.compile(rb"ML\xefR\x0dStableHLO_v([0-9.]+)\0")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Abstract:
+    """Datatype and shape of an argument or a result."""
+
+    dtype: str
+    shape: str
+    """Sizes and expressions of symbolic dimensions as JAX writes them: `b, 784`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Computation:
+    """A function for one device, without side effects."""
+
+    module: bytes
+    """A portable artifact of StableHLO, which is called as `jax.export` calls its own."""
+    calling_convention: int
+    """The version of that, as `jax.export` numbers it."""
+    platforms: tuple[str, ...]
+    """In the order in which the module numbers them."""
+    arguments: tuple[Abstract, ...]
+    results: tuple[Abstract, ...]
+    unused: tuple[int, ...]
+    """Positions of the arguments that the module does not take."""
+    is_open: bool
+    """Whether the module leaves shapes or the platform open until it is compiled."""
+    takes: Tree
+    """`((argument, ...), {})`"""
+    returns: Tree
+
+
+def of_artifact(exported: Exported) -> Computation:
+    """Take what lasts out of an artifact for one device, with its module as it is."""
+    count = len(exported.in_avals)
+    return Computation(
+        module=exported.mlir_module_serialized,
+        calling_convention=exported.calling_convention_version,
+        platforms=tuple(exported.platforms),
+        arguments=tuple(_abstract(aval) for aval in exported.in_avals),
+        results=tuple(_abstract(aval) for aval in exported.out_avals),
+        unused=tuple(sorted(set(range(count)) - set(exported.module_kept_var_idx))),
+        is_open=exported.uses_global_constants,
+        takes=jax.tree.unflatten(exported.in_tree, range(count)),
+        returns=jax.tree.unflatten(exported.out_tree, range(len(exported.out_avals))),
+    )
+
+
+def lasting(exported: Exported) -> Computation:
+    """Take what lasts out of an artifact, in a StableHLO that old and new versions of JAX read."""
+    computation = of_artifact(exported)
+    return dataclasses.replace(computation, module=portable(computation.module))
+
+
+def to_artifact(computation: Computation) -> Exported:
+    """Return a computation as an artifact of the JAX that runs; raises whatever JAX raises."""
+    # Its class has fields that only JAX may know, others with every version: what has the same
+    # arguments and results is exported, and the rest of it replaced.
+    with jax.enable_x64(True):
+        frame = _frame(computation)
+    kept = set(range(len(computation.arguments))) - set(computation.unused)
+    return dataclasses.replace(
+        frame,
+        mlir_module_serialized=computation.module,
+        calling_convention_version=computation.calling_convention,
+        platforms=computation.platforms,
+        module_kept_var_idx=tuple(sorted(kept)),
+        uses_global_constants=computation.is_open,
+    )
+
+
+def to_file(exported: Exported, computation: Computation) -> bytes:
+    """Return an artifact as `jax.export` writes it, with the module of the computation."""
+    # Older versions of JAX read that longer than what a newer one puts there itself.
+    return bytes(
+        dataclasses.replace(exported, mlir_module_serialized=computation.module).serialize()
+    )
+
+
+def _frame(computation: Computation) -> Exported:
+    scope = SymbolicScope()
+    arguments = [_struct(abstract, scope) for abstract in computation.arguments]
+    results = [_struct(abstract, scope) for abstract in computation.results]
+
+    def model(*_: object, **__: object) -> object:
+        return planted(computation.returns, [jnp.zeros(r.shape, r.dtype) for r in results])
+
+    positional, named = planted(computation.takes, arguments)
+    frame = jax.export.export(jax.jit(model), platforms=["cpu"])(*positional, **named)
+    # What was traced hangs on to the artifact, and that stays in caches of JAX when the model is
+    # gone: more than a megabyte for each load. What was read has nothing but its fields.
+    return jax.export.deserialize(frame.serialize())
+
+
+def _abstract(aval: ShapedArray) -> Abstract:
+    return Abstract(aval.dtype.name, ", ".join(map(str, aval.shape)))
+
+
+def _struct(abstract: Abstract, scope: SymbolicScope) -> jax.ShapeDtypeStruct:
+    shape = jax.export.symbolic_shape(abstract.shape, scope=scope)
+    return jax.ShapeDtypeStruct(shape, jnp.dtype(abstract.dtype))
+
+
+def planted(tree: Tree, leaves: Sequence[_T]) -> Any:
+    """Return a tree with the leaves at their positions."""
+    if tree is None:
+        return None
+    if isinstance(tree, int):
+        return leaves[tree]
+    if isinstance(tree, Mapping):
+        return {key: planted(branch, leaves) for key, branch in tree.items()}
+    branches = [planted(branch, leaves) for branch in tree]
+    return tuple(branches) if isinstance(tree, tuple) else branches
+
+
+# --- StableHLO ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def parsed(module: bytes) -> Iterator[Any]:
+    """Read a portable artifact for the length of a block; yields its module of MLIR.
+
+    Raises whatever JAX raises for one that the JAX which runs cannot read.
+    """
+    with mlir.make_ir_context() as context:
+        yield stablehlo.deserialize_portable_artifact(context, module)
+
+
+def portable(module: bytes) -> bytes:
+    """Write a portable artifact again in the oldest of our versions of StableHLO that can say it.
+
+    One that none of them can say stays as it is. Raises as `parsed` does.
+    """
+    with parsed(module) as whole:
+        for version in STABLEHLO_VERSIONS:
+            try:
+                return _serialized(whole, version)
+            except ValueError:
+                continue
+    return module
+
+
+def is_same(left: bytes, right: bytes) -> bool:
+    """Tell whether two portable artifacts are the same computation, in whatever version."""
+    with parsed(left) as one, parsed(right) as other:
+        return _serialized(one, newest_stablehlo()) == _serialized(other, newest_stablehlo())
+
+
+def _serialized(module: Any, version: str) -> bytes:
+    return bytes(stablehlo.serialize_portable_artifact(module, version))
+
+
+def stablehlo_version(module: bytes) -> str:
+    """Return the version of StableHLO in which a portable artifact is written; empty if unknown."""
+    found = _VERSION.match(module)
+    return found[1].decode() if found else ""
+
+
+def newest_stablehlo() -> str:
+    """Return the newest version of StableHLO that the JAX which runs can read."""
+    return str(stablehlo.get_current_version())

@@ -1,0 +1,86 @@
+"""Parameters that stay in their file while a model is served from it."""
+
+import gc
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from xlaserve.errors import InvalidModel
+from xlaserve.models import jax_export
+from xlaserve.models.config import ModelConfig
+from xlaserve.models.export import export_model
+from xlaserve.models.loaded import LoadContext
+from xlaserve.models.manifest import WEIGHTS
+
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/maps").exists(), reason="there is no /proc to see mappings in"
+)
+
+CONTEXT = LoadContext("m", "1", ModelConfig(), mmap_parameters=True)
+X = np.ones((2, 64), np.float32)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A model with a parameter that is large, and another that becomes a constant."""
+    params = {"w": np.eye(64, dtype=np.float32) * 3, "b": np.ones((1, 64), np.float32)}
+    inputs = {"x": ("FP32", [-1, 64])}
+    return export_model(
+        lambda p, x: x @ p["w"] + p["b"],
+        params,
+        inputs,
+        tmp_path / "m" / "1",
+        outputs=["y"],
+        max_batch_size=2,
+    )
+
+
+def _mappings(directory: Path) -> list[range]:
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    ours = [line.split()[0].split("-") for line in lines if line.endswith(str(directory / WEIGHTS))]
+    return [range(int(start, 16), int(end, 16)) for start, end in ours]
+
+
+def test_arrays_on_the_cpu_are_the_file(directory: Path) -> None:
+    """Nothing is copied; and an unload lets go of the file."""
+    model = jax_export.load(directory, CONTEXT)
+    (mapping,) = _mappings(directory)
+
+    assert [True] == [leaf.unsafe_buffer_pointer() in mapping for leaf in model._leaves]
+    assert np.array_equal(X * 3 + 1, np.asarray(model.execute({"x": X})["y"]))
+    model.close()
+    assert [] == _mappings(directory)
+
+
+def test_file_that_is_replaced_stays_what_it_was(directory: Path) -> None:
+    """As all that write models do: a new file under the same name."""
+    model = jax_export.load(directory, CONTEXT)
+    other = directory / "other"
+    other.write_bytes(bytes((directory / WEIGHTS).stat().st_size))
+    other.replace(directory / WEIGHTS)
+
+    assert np.array_equal(X * 3 + 1, np.asarray(model.execute({"x": X})["y"]))
+    model.close()
+
+
+def test_nothing_is_mapped_without_being_asked(directory: Path) -> None:
+    model = jax_export.load(directory, LoadContext("m", "1", ModelConfig()))
+
+    assert [] == _mappings(directory)
+    model.close()
+
+
+def test_mapping_of_a_load_that_fails_goes(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*args: object) -> object:
+        raise jax.errors.JaxRuntimeError("INTERNAL: no such luck")
+
+    monkeypatch.setattr(jax_export, "compile_programs", failing)
+
+    with pytest.raises(InvalidModel, match="no such luck"):
+        jax_export.load(directory, CONTEXT)
+    gc.collect()
+    assert [] == _mappings(directory)
