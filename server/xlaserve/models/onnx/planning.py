@@ -15,6 +15,7 @@ import numpy as np
 from xlaserve.errors import InvalidModel
 from xlaserve.models.onnx import operators
 from xlaserve.models.onnx.graph import Attribute, Graph, Node, reads_of
+from xlaserve.models.onnx.operators.table import Operator
 from xlaserve.models.onnx.values import Value, is_host, settled
 from xlaserve.tensors import Tensor
 
@@ -60,20 +61,22 @@ def apply(node: Node, arguments: Sequence[Value | None]) -> list[Value]:
     """Compute one node; raises InvalidModel that names it."""
     row = operators.find(node)
     try:
-        for position in row.static & set(range(len(arguments))):
-            argument = arguments[position]
-            if argument is not None and not is_host(argument):
-                raise InvalidModel(f"its input {position} depends on the data, and must not")
-        found = row.operation(node, *arguments)
-        results = list(found) if isinstance(found, tuple | list) else [found]
-        if node.unread():
-            raise InvalidModel(f"its attribute '{node.unread()[0]}' is not implemented")
+        return _computed(row, node, arguments)
     except InvalidModel as error:
         raise InvalidModel(f"{node}: {error}") from error
     # Whatever JAX or numpy find wrong with a node, the author needs to know with which.
     except Exception as error:
         raise InvalidModel(f"{node}: {type(error).__name__}: {error}") from error
-    return [settled(value) for value in results]
+
+
+def _computed(row: Operator, node: Node, arguments: Sequence[Value | None]) -> list[Value]:
+    for position, argument in enumerate(arguments):
+        if position in row.static and argument is not None and not is_host(argument):
+            raise InvalidModel(f"its input {position} depends on the data, and must not")
+    found = row.operation(node, *arguments)
+    if node.unread():
+        raise InvalidModel(f"its attribute '{node.unread()[0]}' is not implemented")
+    return [settled(value) for value in (found if isinstance(found, tuple | list) else [found])]
 
 
 def plan(

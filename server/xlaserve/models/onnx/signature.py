@@ -1,5 +1,8 @@
 """Which shapes an import gives the inputs of a model, and whether their first dimension is open."""
 
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -66,7 +69,9 @@ def _shape(
     item: GraphInput, given: Sequence[int] | None, dimensions: Mapping[str, int]
 ) -> tuple[int, ...]:
     if given is None:
-        sizes = [dimensions.get(size, size) if size else size for size in item.shape]
+        sizes: list[int | str] = [
+            dimensions.get(size, size) if isinstance(size, str) else size for size in item.shape
+        ]
     else:
         sizes = list(given)
         if len(sizes) != len(item.shape):

@@ -37,34 +37,53 @@ def is_host(value: Value | None) -> TypeGuard[Tensor]:
     return isinstance(value, np.ndarray | np.generic)
 
 
-def is_concrete(dimensions: Sequence[int]) -> bool:
+def is_open(dimension: Any) -> bool:
+    """Tell whether a dimension is symbolic, though JAX gives it the type of an integer."""
+    return jax.export.is_symbolic_dim(dimension)
+
+
+def is_concrete(dimensions: Sequence[object]) -> bool:
     """Tell whether no dimension is symbolic."""
-    return not any(jax.export.is_symbolic_dim(size) for size in dimensions)
+    return not any(map(is_open, dimensions))
 
 
 def host_of(dimensions: Sequence[int]) -> Tensor:
     """Return dimensions as a value of INT64: an array of objects if one is symbolic."""
     array = np.empty(len(dimensions), dtype=np.object_)
     array[:] = dimensions
-    return settled(array)
+    return array.astype(np.int64) if is_concrete(dimensions) else array
 
 
-def settled(value: Value) -> Value:
-    """Return a host value as INT64 if none of its elements is symbolic any more."""
+def settled(value: object) -> Value:
+    """Return a result as a value: numpy gives an element instead of an array without dimensions.
+
+    It is INT64 if none of its elements is symbolic any more.
+    """
+    if isinstance(value, jax.Array):
+        return value
+    array = value if isinstance(value, np.ndarray) else _element(value)
+    if array.dtype == np.object_ and is_concrete(list(array.flat)):
+        return array.astype(np.int64)
+    return array
+
+
+def _element(value: object) -> Tensor:
     if isinstance(value, np.generic):
         return np.asarray(value)
-    if is_host(value) and value.dtype == np.object_ and is_concrete(list(value.flat)):
-        return value.astype(np.int64)
-    return value
+    array = np.empty((), dtype=np.object_)
+    array[()] = value
+    return array
 
 
 def dimensions_of(value: Value) -> Dimensions:
     """Return the elements of a host value as dimensions."""
     if not is_host(value):
         raise InvalidModel("a shape depends on the data, but it must be known before")
-    return tuple(
-        item if jax.export.is_symbolic_dim(item) else int(item) for item in np.ravel(value)
-    )
+    return tuple(_dimension(item) for item in np.ravel(value))
+
+
+def _dimension(item: Any) -> int:
+    return item if is_open(item) else int(item)
 
 
 def integers_of(value: Value) -> list[int]:
@@ -113,7 +132,7 @@ def broadcast_shape(*shapes: Sequence[int]) -> Dimensions:
 
 
 def _broadcast_size(sizes: tuple[int, ...], shapes: Sequence[Sequence[int]]) -> int:
-    found = [size for size in sizes if jax.export.is_symbolic_dim(size) or size != 1]
+    found = [size for size in sizes if is_open(size) or size != 1]
     if any(size != found[0] for size in found):
         raise InvalidModel(f"the shapes {', '.join(map(str, shapes))} cannot be broadcast")
     return found[0] if found else 1

@@ -1,6 +1,7 @@
 """Every operator that is converted, by its name, and why some never are."""
 
 import difflib
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from xlaserve.errors import InvalidModel
@@ -19,9 +20,9 @@ from xlaserve.models.onnx.operators.recurrent import RECURRENT
 from xlaserve.models.onnx.operators.reduction import REDUCTION
 from xlaserve.models.onnx.operators.resize import RESIZE
 from xlaserve.models.onnx.operators.shape import SHAPE
-from xlaserve.models.onnx.operators.table import Operator
+from xlaserve.models.onnx.operators.table import Family, Operator
 
-OPERATORS = MappingProxyType(
+OPERATORS: Mapping[str, Family] = MappingProxyType(
     {
         "": MappingProxyType(
             {

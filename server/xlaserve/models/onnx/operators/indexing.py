@@ -6,7 +6,6 @@
 from collections.abc import Sequence
 
 import jax
-import jax.export
 import jax.numpy as jnp
 import numpy as np
 
@@ -19,6 +18,7 @@ from xlaserve.models.onnx.values import (
     dimensions_of,
     integers_of,
     is_host,
+    is_open,
     on_device,
     placed,
 )
@@ -132,17 +132,15 @@ def slice_of(size: int, start: int, end: int, step: int) -> slice:
     """
     if step == 0:
         raise InvalidModel("the step of a slice is 0")
-    if not any(jax.export.is_symbolic_dim(item) for item in (size, start, end)):
+    if not any(map(is_open, (size, start, end))):
         found = range(*slice(start, end, step).indices(size))
         stop = found.stop if found.stop >= 0 else None
-        return slice(found.start, stop, step) if len(found) else slice(0, 0)
+        return slice(found.start, stop, step) if found else slice(0, 0)
     return slice(_bound(start), _bound(end), step)
 
 
 def _bound(bound: int) -> int | None:
-    if jax.export.is_symbolic_dim(bound):
-        return bound
-    return None if abs(bound) >= _FAR else bound
+    return None if not is_open(bound) and abs(bound) >= _FAR else bound
 
 
 def _compress(node: Node, x: Value, condition: Value) -> Value:

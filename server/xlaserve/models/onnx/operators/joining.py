@@ -53,7 +53,7 @@ def _range(_: Node, start: Value, limit: Value, delta: Value) -> Value:
         return jnp.arange(_float(start), _float(limit), _float(delta), dtype)
     begin, end, step = scalar_of(start), scalar_of(limit), scalar_of(delta)
     if is_concrete([begin, end, step]) and len(range(begin, end, step)) <= HOST_ELEMENTS:
-        return np.arange(begin, end, step, dtype)
+        return np.fromiter(range(begin, end, step), dtype)
     return jnp.arange(begin, end, step, dtype)
 
 

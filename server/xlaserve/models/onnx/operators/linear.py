@@ -19,7 +19,7 @@ def _matmul(_: Node, x: Value, y: Value) -> Value:
 def matrix_product(x: jax.Array, y: jax.Array) -> jax.Array:
     """Multiply matrices, with any number of dimensions before them, which are broadcast."""
     rank = max(x.ndim, y.ndim)
-    if min(x.ndim, y.ndim) > 1 and x.ndim != y.ndim and y.ndim != 2:
+    if min(x.ndim, y.ndim) > 1 and y.ndim not in (x.ndim, 2):
         x, y = on_device(with_rank(x, rank)), on_device(with_rank(y, rank))
     return jnp.matmul(x, y)
 

@@ -101,7 +101,8 @@ def _local_response(node: Node, x: Value) -> Value:
         (1,) * x.ndim,
         pads,
     )
-    return array / (bias + alpha / size * sums) ** beta
+    normal: Value = array / (bias + alpha / size * sums) ** beta
+    return normal
 
 
 def _lp(node: Node, x: Value) -> Value:

@@ -3,6 +3,8 @@
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +14,7 @@ from xlaserve.models.onnx.graph import Node
 from xlaserve.models.onnx.operators.table import Family, operator
 from xlaserve.models.onnx.operators.windows import Window, rounded_up, window_of
 from xlaserve.models.onnx.values import Value, on_device
+from xlaserve.tensors import Tensor
 
 
 def _window(node: Node, x: Value) -> tuple[Window, Window]:
@@ -28,22 +31,29 @@ def _max_pool(node: Node, x: Value) -> Value:
     array = on_device(x)
     lowest = -np.inf if jnp.issubdtype(array.dtype, jnp.floating) else np.iinfo(array.dtype).min
     _, window = _window(node, x)
-    start = np.asarray(lowest, array.dtype)[()]
-    return jax.lax.reduce_window(array, start, jax.lax.max, **_arguments(window))
+    return _reduced(array, np.asarray(lowest, array.dtype), jax.lax.max, window)
 
 
-def _arguments(window: Window) -> "dict[str, tuple[int, ...] | tuple[tuple[int, int], ...]]":
-    return {
-        "window_dimensions": (1, 1, *window.kernel),
-        "window_strides": (1, 1, *window.strides),
-        "window_dilation": (1, 1, *window.dilations),
-        "padding": ((0, 0), (0, 0), *window.pads),
-    }
+def _reduced(
+    x: jax.Array,
+    start: Tensor,
+    combine: Callable[[jax.Array, jax.Array], jax.Array],
+    window: Window,
+) -> jax.Array:
+    reduced: jax.Array = jax.lax.reduce_window(
+        x,
+        start[()],
+        combine,
+        window_dimensions=(1, 1, *window.kernel),
+        window_strides=(1, 1, *window.strides),
+        window_dilation=(1, 1, *window.dilations),
+        padding=((0, 0), (0, 0), *window.pads),
+    )
+    return reduced
 
 
 def _sums(x: jax.Array, window: Window) -> jax.Array:
-    zero = np.zeros((), x.dtype)[()]
-    return jax.lax.reduce_window(x, zero, jax.lax.add, **_arguments(window))
+    return _reduced(x, np.zeros((), x.dtype), jax.lax.add, window)
 
 
 def _average_pool(node: Node, x: Value) -> Value:

@@ -3,6 +3,8 @@
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +16,8 @@ from xlaserve.models.onnx.operators.convolution import convolved, per_channel
 from xlaserve.models.onnx.operators.linear import matrix_product
 from xlaserve.models.onnx.operators.table import Family, operator
 from xlaserve.models.onnx.values import Value, axis_of, on_device
+
+_UINT8 = 2
 
 
 def _spread(node: Node, x: jax.Array, value: Value) -> jax.Array:
@@ -32,18 +36,15 @@ def _spread(node: Node, x: jax.Array, value: Value) -> jax.Array:
 def _quantize(node: Node, x: Value, scale: Value, zero: Value | None = None) -> Value:
     node.integer("saturate", 1)  # of the 8-bit floats alone, which are refused
     node.integer("precision", 0)
-    said = node.integer("output_dtype", 0)
-    if zero is not None:
-        dtype = zero.dtype
-    else:
-        dtype = dtype_of(said) if said else np.dtype(np.uint8)
+    said = dtype_of(node.integer("output_dtype", _UINT8) or _UINT8)
+    dtype = said if zero is None else zero.dtype
     array = on_device(x)
     steps = _spread(node, array, scale)
     offset = None if zero is None else _spread(node, array, zero)
     return _rounded(array.astype(steps.dtype) / steps, offset, dtype)
 
 
-def _rounded(x: jax.Array, zero: jax.Array | None, dtype: "np.dtype[np.generic]") -> jax.Array:
+def _rounded(x: jax.Array, zero: jax.Array | None, dtype: "np.dtype[Any]") -> jax.Array:
     if dtype.kind not in "iu":
         raise InvalidModel(f"quantisation to {dtype} is not implemented")
     limits = np.iinfo(dtype)

@@ -52,7 +52,8 @@ def _mean(module: ModuleType, x: Value, axes: tuple[int, ...], keep: bool) -> Va
 
 
 def _l1(module: ModuleType, x: Value, axes: tuple[int, ...], keep: bool) -> Value:
-    return _called("sum")(module, abs(x), axes, keep)
+    magnitudes: Value = module.abs(x)
+    return _called("sum")(module, magnitudes, axes, keep)
 
 
 def _l2(module: ModuleType, x: Value, axes: tuple[int, ...], keep: bool) -> Value:
@@ -87,20 +88,19 @@ def _where_extreme(name: str) -> Operation:
     return compute
 
 
-def _running(name: str) -> Operation:
+def _running(accumulate: Callable[..., jax.Array], first: int) -> Operation:
     def compute(node: Node, x: Value, axis: Value) -> Value:
         reverse, exclusive = node.integer("reverse", 0), node.integer("exclusive", 0)
         along = axis_of(scalar_of(axis), x.ndim)
         array = on_device(x)
         if exclusive:
-            array = _shifted(array, along, backwards=bool(reverse), fill=name == "cumprod")
-        accumulate = {"cumsum": jax.lax.cumsum, "cumprod": jax.lax.cumprod}[name]
+            array = _shifted(array, along, backwards=bool(reverse), fill=first)
         return accumulate(array, axis=along, reverse=bool(reverse))
 
     return compute
 
 
-def _shifted(x: jax.Array, axis: int, *, backwards: bool, fill: bool) -> jax.Array:
+def _shifted(x: jax.Array, axis: int, *, backwards: bool, fill: int) -> jax.Array:
     edge = jnp.full_like(jax.lax.slice_in_dim(x, 0, 1, axis=axis), fill)
     if backwards:
         return jnp.concatenate([jax.lax.slice_in_dim(x, 1, None, axis=axis), edge], axis)
@@ -138,7 +138,7 @@ REDUCTION: Family = {
     **{name: operator(reduction(reduce), 1) for name, reduce in _REDUCTIONS.items()},
     "ArgMax": operator(_where_extreme("argmax")),
     "ArgMin": operator(_where_extreme("argmin")),
-    "CumProd": operator(_running("cumprod"), 1),
-    "CumSum": operator(_running("cumsum"), 1),
+    "CumProd": operator(_running(jax.lax.cumprod, 1), 1),
+    "CumSum": operator(_running(jax.lax.cumsum, 0), 1),
     "TopK": operator(_top_k, 1),
 }

@@ -91,14 +91,16 @@ _NEAREST: MappingProxyType[str, Callable[[Tensor], Tensor]] = MappingProxyType(
 
 
 def _linear(distance: Tensor, _: float) -> Tensor:
-    return np.maximum(1 - np.abs(distance), 0)
+    weights: Tensor = np.maximum(1 - np.abs(distance), 0)
+    return weights
 
 
 def _cubic(distance: Tensor, a: float) -> Tensor:
     x = np.abs(distance)
-    inner = ((a + 2) * x - (a + 3)) * x * x + 1
-    outer = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
-    return np.where(x <= 1, inner, np.where(x < 2, outer, 0.0))
+    inner: Tensor = ((a + 2) * x - (a + 3)) * x * x + 1
+    outer: Tensor = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+    weights: Tensor = np.where(x <= 1, inner, np.where(x < 2, outer, 0.0))
+    return weights
 
 
 _KERNELS: MappingProxyType[str, tuple[Callable[[Tensor, float], Tensor], int]] = MappingProxyType(

@@ -6,7 +6,6 @@
 import math
 from collections.abc import Sequence
 
-import jax.export
 import jax.numpy as jnp
 import numpy as np
 
@@ -22,6 +21,7 @@ from xlaserve.models.onnx.values import (
     host_of,
     integers_of,
     is_concrete,
+    is_open,
     on_device,
     placed,
     with_rank,
@@ -71,7 +71,7 @@ def target_shape(shape: Sequence[int], asked: Sequence[int], *, keep_zeros: bool
 
 
 def _is(size: int, special: int) -> bool:
-    return not jax.export.is_symbolic_dim(size) and size == special
+    return not is_open(size) and size == special
 
 
 def _rest(shape: Sequence[int], known: Sequence[int]) -> int:

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from xlaserve.models.onnx.values import Value
 
-Operation: TypeAlias = Callable[..., "Value | Sequence[Value]"]
+Operation: TypeAlias = Callable[..., Value | Sequence[Value]]
 """Called as `operation(node, *inputs)`, with None for an input that is left out."""
 
 
