@@ -17,6 +17,7 @@ from xlaserve.models.onnx.values import (
     axis_of,
     dimensions_of,
     integers_of,
+    is_concrete,
     is_host,
     is_open,
     on_device,
@@ -38,7 +39,7 @@ def _gather(node: Node, x: Value, indices: Value) -> Value:
     module, (x, indices) = placed(shape, x, indices)
     if module is np:
         return np.take(np.asarray(x), np.asarray(indices), axis)
-    return jnp.take(on_device(x), _wrapped(on_device(indices), x.shape[axis]), axis, mode="fill")
+    return jnp.take(on_device(x), _wrapped(on_device(indices), x.shape[axis]), axis, mode=_OUT_OF_BOUNDS)
 
 
 def _wrapped(indices: jax.Array, size: int) -> jax.Array:
@@ -118,11 +119,19 @@ def _slice(
     begin, end = dimensions_of(starts), dimensions_of(ends)
     along = range(len(begin)) if axes is None else integers_of(axes)
     step = [1] * len(begin) if steps is None else integers_of(steps)
-    index: list[slice] = [slice(None)] * x.ndim
     for axis, *bounds in zip(along, begin, end, step, strict=True):
-        where = axis_of(axis, x.ndim)
-        index[where] = slice_of(x.shape[where], *bounds)
-    return x[tuple(index)]
+        x = _sliced(x, axis_of(axis, x.ndim), *bounds)
+    return x
+
+
+def _sliced(x: Value, axis: int, start: int, end: int, step: int) -> Value:
+    size = x.shape[axis]
+    picked = slice_of(size, start, end, step)
+    if is_concrete([size, start, end]) or not (is_open(start) or is_open(end)):
+        return x[(slice(None),) * axis + (picked,)]
+    # JAX would want to know that open bounds lie inside; a position outside of it reads NaN.
+    first, last = picked.start or 0, size if picked.stop is None else picked.stop
+    return jnp.take(on_device(x), jnp.arange(first, last, step), axis, mode=_OUT_OF_BOUNDS)
 
 
 def slice_of(size: int, start: int, end: int, step: int) -> slice:
@@ -136,7 +145,7 @@ def slice_of(size: int, start: int, end: int, step: int) -> slice:
         found = range(*slice(start, end, step).indices(size))
         stop = found.stop if found.stop >= 0 else None
         return slice(found.start, stop, step) if found else slice(0, 0)
-    return slice(_bound(start), _bound(end), step)
+    return slice(_bound(start), None if end == size else _bound(end), step)
 
 
 def _bound(bound: int) -> int | None:

@@ -65,9 +65,17 @@ def target_shape(shape: Sequence[int], asked: Sequence[int], *, keep_zeros: bool
     known = [size for index, size in enumerate(sizes) if index != open_axis]
     if open_axis is not None:
         sizes[open_axis] = _rest(shape, known)
-    elif math.prod(sizes) != math.prod(shape):
+    elif math.prod(sizes) != math.prod(shape) and not _freed(shape, sizes):
         raise InvalidModel(f"{tuple(shape)} has not the elements of the shape {tuple(sizes)}")
     return tuple(sizes)
+
+
+def _freed(shape: Sequence[int], sizes: list[int]) -> bool:
+    """Put the open batch where a model was written for a batch of 1, if that makes it fit."""
+    if not shape or not sizes or not is_open(shape[0]) or not _is(sizes[0], 1):
+        return False
+    sizes[0] = shape[0]
+    return bool(math.prod(sizes) == math.prod(shape))
 
 
 def _is(size: int, special: int) -> bool:
