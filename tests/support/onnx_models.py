@@ -43,7 +43,10 @@ def model(
         "small",
         [helper.make_tensor_value_info(name, *said) for name, said in inputs.items()],
         [helper.make_tensor_value_info(name, FLOAT, None) for name in outputs],
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in (constants or {}).items()],
+        [
+            numpy_helper.from_array(np.asarray(value), name)
+            for name, value in (constants or {}).items()
+        ],
     )
     opsets = [helper.make_opsetid("", opset), helper.make_opsetid("ai.onnx.ml", 3)]
     made = helper.make_model(graph, opset_imports=opsets, ir_version=9)

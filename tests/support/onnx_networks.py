@@ -329,7 +329,7 @@ def distilbert(
         inner = gelu(linear(x, width, size.hidden))
         x = norm(net.add("Add", linear(inner, size.hidden, width), x))
     shape: list[int | str] = ["batch", sequence]
-    inputs = dict.fromkeys((ids, "attention_mask"), (TensorProto.INT64, shape))
+    inputs = {ids: (TensorProto.INT64, shape), "attention_mask": (TensorProto.INT64, shape)}
     return net.model(inputs, [x])
 
 

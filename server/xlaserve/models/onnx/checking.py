@@ -94,7 +94,7 @@ def compared(spec: TensorSpec, expected: Tensor, got: Tensor, tolerance: float) 
     with np.errstate(invalid="ignore"):
         gaps = np.where(same, 0.0, np.abs(want - have))
     # What is NaN or infinite on one side alone is as far away as can be.
-    gaps = np.nan_to_num(gaps, nan=np.inf)
+    gaps = np.nan_to_num(gaps, nan=np.inf, posinf=np.inf)
     absolute = float(gaps.max(initial=0.0))
     largest = float(np.abs(want[np.isfinite(want)]).max(initial=0.0))
     relative = absolute / largest if largest else absolute

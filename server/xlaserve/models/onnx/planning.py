@@ -15,8 +15,9 @@ import numpy as np
 from xlaserve.errors import InvalidModel
 from xlaserve.models.onnx import operators
 from xlaserve.models.onnx.graph import Attribute, Graph, Node, reads_of
+from xlaserve.models.onnx.operators.shape import is_for_one_row
 from xlaserve.models.onnx.operators.table import Operator
-from xlaserve.models.onnx.values import Value, is_host, settled
+from xlaserve.models.onnx.values import Value, dimensions_of, is_host, settled
 from xlaserve.tensors import Tensor
 
 OnNode: TypeAlias = Callable[[int, int], None]
@@ -151,7 +152,7 @@ class _Planner:
             if node.operator == "If" and not node.domain:
                 self._choose(node)
             elif not self._folded(node):
-                self._traced(node)
+                self._traced(self._for_any_batch(node))
         # Nothing that was traced may outlive its trace.
         self.values.clear()
 
@@ -178,6 +179,17 @@ class _Planner:
             for name, value in zip(node.outputs, apply(node, arguments), strict=False):
                 self.constants[name] = np.asarray(value)
         return True
+
+    def _for_any_batch(self, node: Node) -> Node:
+        """Let a Reshape that was written for a batch of 1 keep the open batch."""
+        if node.operator != "Reshape" or node.domain or len(node.inputs) != 2:
+            return node
+        x, asked = self.values.get(node.inputs[0]), self.constants.get(node.inputs[1])
+        if x is None or asked is None or not is_for_one_row(x.shape, dimensions_of(asked)):
+            return node
+        name = f"{node.outputs[0]}/shape"
+        self.constants[name] = np.asarray([0, *asked[1:]])
+        return replace(node, inputs=(node.inputs[0], name))
 
     def _traced(self, node: Node) -> None:
         static = operators.find(node).static

@@ -6,6 +6,7 @@
 from functools import reduce
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 
@@ -47,8 +48,17 @@ def variadic(name: str) -> Operation:
 
 def _apply(name: str, x: Value, y: Value) -> Value:
     module, (x, y) = aligned(x, y)
+    if name in _OF_DIMENSIONS and np.object_ in (x.dtype, y.dtype):
+        return np.asarray(_OF_DIMENSIONS[name](x, y), np.object_)
     found: Value = getattr(module, name)(x, y)
     return found
+
+
+# Which of two open sizes is larger is only known once they are.
+_OF_DIMENSIONS = {
+    "maximum": np.frompyfunc(jax.core.max_dim, 2, 1),
+    "minimum": np.frompyfunc(jax.core.min_dim, 2, 1),
+}
 
 
 def _reciprocal(_: Node, x: Value) -> Value:

@@ -39,7 +39,9 @@ def _gather(node: Node, x: Value, indices: Value) -> Value:
     module, (x, indices) = placed(shape, x, indices)
     if module is np:
         return np.take(np.asarray(x), np.asarray(indices), axis)
-    return jnp.take(on_device(x), _wrapped(on_device(indices), x.shape[axis]), axis, mode=_OUT_OF_BOUNDS)
+    return jnp.take(
+        on_device(x), _wrapped(on_device(indices), x.shape[axis]), axis, mode=_OUT_OF_BOUNDS
+    )
 
 
 def _wrapped(indices: jax.Array, size: int) -> jax.Array:

@@ -65,17 +65,16 @@ def target_shape(shape: Sequence[int], asked: Sequence[int], *, keep_zeros: bool
     known = [size for index, size in enumerate(sizes) if index != open_axis]
     if open_axis is not None:
         sizes[open_axis] = _rest(shape, known)
-    elif math.prod(sizes) != math.prod(shape) and not _freed(shape, sizes):
+    elif math.prod(sizes) != math.prod(shape):
         raise InvalidModel(f"{tuple(shape)} has not the elements of the shape {tuple(sizes)}")
     return tuple(sizes)
 
 
-def _freed(shape: Sequence[int], sizes: list[int]) -> bool:
-    """Put the open batch where a model was written for a batch of 1, if that makes it fit."""
-    if not shape or not sizes or not is_open(shape[0]) or not _is(sizes[0], 1):
+def is_for_one_row(shape: Sequence[int], asked: Sequence[int]) -> bool:
+    """Tell whether a Reshape was written for a batch of 1, and would fit if it kept the batch."""
+    if not shape or not asked or not is_open(shape[0]) or asked[0] != 1 or not is_concrete(asked):
         return False
-    sizes[0] = shape[0]
-    return bool(math.prod(sizes) == math.prod(shape))
+    return min(asked) > 0 and bool(math.prod(asked) * shape[0] == math.prod(shape))
 
 
 def _is(size: int, special: int) -> bool:
