@@ -39,8 +39,6 @@ async def test_import_writes_a_model_that_is_served(linear: Path, tmp_path: Path
         ((), "its dimension 'rows' is open"),
         (("--dim", "rows=two"), "--dim: expected NAME=SIZE, got 'rows=two'"),
         (("--dim", "rows=2", "--output", "z"), "there is no output 'z', but y"),
-        (("--dim", "rows=2", "--version", "0"), "version: expected a number from 1 on"),
-        (("--limit-bytes", "10"), "more than the 10 allowed"),
     ],
 )
 async def test_a_mistake_is_one_line_and_an_exit_status(

@@ -25,7 +25,9 @@ Inputs = Mapping[str, tuple[int, Sequence[int | str]]]
 X: Inputs = {"x": (FLOAT, ["N", 4])}
 
 
-def node(operator: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any) -> Any:
+def node(
+    operator: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any
+) -> onnx.NodeProto:
     """Return a node that is named after its first output."""
     return helper.make_node(operator, inputs, outputs, name=f"the_{outputs[0]}", **attributes)
 

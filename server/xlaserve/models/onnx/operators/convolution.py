@@ -90,7 +90,7 @@ def _transposed_window(
     if not asked:
         return window, extra
     totals = (
-        stride * (size - 1) + more + extent - wanted
+        max(stride * (size - 1) + more + extent - wanted, 0)
         for size, stride, extent, more, wanted in zip(
             sizes, window.strides, window.extents, extra, asked, strict=True
         )

@@ -32,7 +32,7 @@ class _Axis:
 
     size: int
     output: int
-    scale: float
+    scale: np.float32
     start: float
     end: float
     """The region of interest, in parts of the axis."""
@@ -52,8 +52,8 @@ def _pytorch_half_pixel(x: Tensor, axis: _Axis) -> Tensor:
 
 
 def _align_corners(x: Tensor, axis: _Axis) -> Tensor:
-    length = axis.scale * axis.size
-    return x * (axis.size - 1) / (length - 1) if length != 1 else np.zeros_like(x)
+    # Whole numbers, as onnxruntime and PyTorch have it; the cases of onnx take size * scale.
+    return x * (axis.size - 1) / (axis.output - 1) if axis.output != 1 else np.zeros_like(x)
 
 
 def _asymmetric(x: Tensor, axis: _Axis) -> Tensor:
@@ -172,17 +172,14 @@ def _steps(
     region: Value | None,
 ) -> dict[int, _Axis]:
     policy = node.text("keep_aspect_ratio_policy", "stretch")
+    before = [x.shape[axis] for axis in axes]
     if sizes is not None and sizes.size:
-        outputs = list(dimensions_of(sizes))
-        outputs, factors = _fitted([x.shape[axis] for axis in axes], outputs, policy)
+        outputs, factors = _fitted(before, list(dimensions_of(sizes)), policy)
+    elif scales is not None and is_host(scales):
+        factors = list(scales.astype(np.float32))
+        outputs = [_scaled(*pair) for pair in zip(before, factors, strict=True)]
     else:
-        if scales is None or not is_host(scales):
-            raise InvalidModel("neither scales nor sizes are known")
-        factors = [float(scale) for scale in scales]
-        outputs = [
-            x.shape[axis] if factor == 1 else math.floor(x.shape[axis] * factor)
-            for axis, factor in zip(axes, factors, strict=True)
-        ]
+        raise InvalidModel("neither scales nor sizes are known")
     count = len(axes)
     bounds = [0.0] * count + [1.0] * count
     if region is not None and is_host(region) and region.size == 2 * count:
@@ -198,23 +195,31 @@ def _steps(
     return found
 
 
-def _fitted(sizes: list[int], outputs: list[int], policy: str) -> tuple[list[int], list[float]]:
+def _scaled(size: int, factor: np.float32) -> int:
+    # With 32 bits 10 * 0.7 is 7, with more of them it is less; the model says 32.
+    return size if factor == 1 else math.floor(np.float32(size) * factor)
+
+
+def _fitted(
+    sizes: list[int], outputs: list[int], policy: str
+) -> tuple[list[int], list[np.float32]]:
     """Return the sizes that a policy makes of those asked for, and the scales."""
     if policy == "stretch":
         return outputs, [
-            output / size if is_concrete([size, output]) else 1.0
+            np.float32(output / size) if is_concrete([size, output]) else np.float32(1)
             for size, output in zip(sizes, outputs, strict=True)
         ]
     if not is_concrete([*sizes, *outputs]):
         raise InvalidModel(f"keep_aspect_ratio_policy {policy} needs sizes that are known")
     ratios = [output / size for size, output in zip(sizes, outputs, strict=True)]
     scale = {"not_larger": min, "not_smaller": max}[policy](ratios)
-    return [math.floor(size * scale + 0.5) for size in sizes], [scale] * len(sizes)
+    rounded = [math.floor(size * scale + 0.5) for size in sizes]
+    return rounded, [np.float32(scale)] * len(sizes)
 
 
 def _along(x: jax.Array, axis: int, step: _Axis, method: _Method) -> jax.Array:
     """Resize one axis."""
-    where = method.coordinates(np.arange(step.output, dtype=np.float64), step)
+    where = method.coordinates(np.arange(step.output, dtype=np.float32), step)
     if method.mode == "nearest":
         picked = np.clip(method.nearest(where), 0, step.size - 1).astype(np.int64)
         resized = _repeated(x, axis, picked)
@@ -243,7 +248,7 @@ def _repeated(x: jax.Array, axis: int, picked: Tensor) -> jax.Array:
 def _taps(where: Tensor, step: _Axis, method: _Method) -> tuple[Tensor, Tensor]:
     """Return which inputs each output is made of, and the weight of each."""
     kernel, reach = _KERNELS[method.mode]
-    shrink = min(step.scale, 1.0) if method.antialias else 1.0
+    shrink = min(float(step.scale), 1.0) if method.antialias else 1.0
     span = math.ceil(reach / shrink)
     first = np.floor(where).astype(np.int64) - span + 1
     indices = first[:, None] + np.arange(2 * span)[None, :]
