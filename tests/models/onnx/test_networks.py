@@ -11,10 +11,11 @@ pytest.importorskip("onnx", reason="onnx is not installed")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
 from support import onnx_networks as networks
-from support.onnx_models import exported, largest_difference, save, theirs
+from support.onnx_models import exported, graph_of, largest_difference, save, theirs
 
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import LoadedModel, Value
+from xlaserve.models.onnx import checking
 from xlaserve.models.onnx.importing import Options, import_model
 from xlaserve.tensors import Tensor
 
@@ -86,15 +87,25 @@ FULL_SIZE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FULL_SIZE)
-def test_network_of_full_size_is_imported(name: str, tmp_path: Path) -> None:
+def test_network_of_full_size_is_imported_and_served(
+    name: str,
+    tmp_path: Path,
+    load: Callable[..., LoadedModel],
+    run: Callable[[LoadedModel, dict[str, Value]], dict[str, Tensor]],
+) -> None:
     """Run it with `pytest -m slow tests/models/onnx -s`; it prints the differences."""
     make, dimensions, least_bytes = FULL_SIZE[name]
-    path = save(make(), tmp_path)
+    made = make()
+    path = save(made, tmp_path)
 
     imported = import_model(path, tmp_path / "models" / "m", Options(dimensions=dimensions))
+    model = load(imported.path, ModelConfig(max_batch_size=2))
+    given = checking.random_inputs(graph_of(made), model.info.inputs, 2)
+    answer = run(model, dict(given))
     print(f"{name}: {imported.nodes} operators, {imported.checked}")
 
     assert imported.checked is not None
     assert imported.checked.worst.relative < TOLERANCE
+    assert largest_difference(theirs(made, given), list(answer.values())) < TOLERANCE
     assert imported.manifest.parameters_bytes >= least_bytes
     assert (imported.path / "model.jaxexp").stat().st_size < 200_000

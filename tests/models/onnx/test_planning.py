@@ -77,6 +77,49 @@ def test_a_small_file_cannot_ask_for_much_memory() -> None:
     assert {} == plan.parameters
 
 
+@pytest.mark.parametrize(
+    ("operator", "constants"),
+    [
+        ("Expand", {"c": np.ones(1, np.float32), "shape": np.asarray([2**20, 2**20])}),
+        ("Tile", {"c": np.ones(8, np.float32), "repeats": np.asarray([2**40])}),
+        (
+            "Range",
+            {
+                name: np.asarray(value, np.float32)
+                for name, value in (("a", 0), ("b", 1e12), ("c", 1))
+            },
+        ),
+        ("Range", {name: np.asarray(value) for name, value in (("a", 0), ("b", 10**12), ("c", 1))}),
+        (
+            "Resize",
+            {
+                "c": np.ones((1, 1, 2, 2), np.float32),
+                "roi": np.zeros(0, np.float32),
+                "scales": np.zeros(0, np.float32),
+                "sizes": np.asarray([1, 1, 2**40, 2]),
+            },
+        ),
+    ],
+)
+def test_no_operator_computes_much_while_it_is_converted(
+    operator: str, constants: dict[str, Tensor]
+) -> None:
+    """It is refused, or it stays: memory of the size that it asks for is never taken."""
+    nodes = [
+        node(operator, list(constants), ["large"]),
+        node("ReduceMax", ["large"], ["m"]),
+        node("Cast", ["m"], ["f"], to=FLOAT),
+        node("Mul", ["x", "f"], ["y"]),
+    ]
+    graph = graph_of(model(nodes, X, ["y"], constants))
+    try:
+        plan = planning.plan(graph, {"x": jax.ShapeDtypeStruct((3, 4), np.float32)})
+    except InvalidModel as error:
+        assert operator in str(error)
+        return
+    assert operator in [item.operator for item in plan.nodes]
+
+
 def test_only_what_the_wanted_outputs_need_is_converted() -> None:
     nodes = [node("Relu", ["x"], ["y"]), node("NonMaxSuppression", ["x", "x"], ["z"])]
     made = model(nodes, X, ["y", "z"])

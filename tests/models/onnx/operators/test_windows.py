@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -29,8 +31,10 @@ def windows(draw: st.DrawFn) -> dict[str, list[int]]:
 def test_pooling_is_that_of_onnxruntime(
     window: dict[str, list[int]], ceil: int, counted: int
 ) -> None:
-    for operator, more in (("MaxPool", {}), ("AveragePool", {"count_include_pad": counted})):
-        made = single(operator, IMAGE, opset=19, ceil_mode=ceil, **more, **window)
+    plain: dict[str, Any] = {**window}
+    averaged: dict[str, Any] = plain | {"count_include_pad": counted}
+    for operator, attributes in (("MaxPool", plain), ("AveragePool", averaged)):
+        made = single(operator, IMAGE, opset=19, ceil_mode=ceil, **attributes)
 
         assert largest_difference(theirs(made, IMAGE), ours(made, IMAGE)) < TOLERANCE
 
@@ -44,7 +48,7 @@ def test_convolution_is_that_of_onnxruntime(
     forward = RANDOM.standard_normal((8, 4 // groups, *kernel), np.float32)
     backward = RANDOM.standard_normal((4, 3, *kernel), np.float32)
     for operator, weight in (("Conv", forward), ("ConvTranspose", backward)):
-        attributes = {"group": groups, "dilations": dilations, **window}
+        attributes: dict[str, Any] = {"group": groups, "dilations": dilations, **window}
         made = single(operator, IMAGE, {"w": weight}, **attributes)
 
         assert largest_difference(theirs(made, IMAGE), ours(made, IMAGE)) < TOLERANCE

@@ -3,7 +3,9 @@
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,11 +52,18 @@ def _constant_of_shape(node: Node, shape: Value) -> Value:
 def _range(_: Node, start: Value, limit: Value, delta: Value) -> Value:
     dtype = start.dtype if start.dtype != np.object_ else np.dtype(np.int64)
     if dtype.kind == "f":
-        return jnp.arange(_float(start), _float(limit), _float(delta), dtype)
+        return _float_range(_float(start), _float(limit), _float(delta), dtype)
     begin, end, step = scalar_of(start), scalar_of(limit), scalar_of(delta)
     if is_concrete([begin, end, step]) and len(range(begin, end, step)) <= HOST_ELEMENTS:
         return np.fromiter(range(begin, end, step), dtype)
     return jnp.arange(begin, end, step, dtype)
+
+
+def _float_range(start: float, limit: float, delta: float, dtype: "np.dtype[Any]") -> Value:
+    count = max(math.ceil((limit - start) / delta), 0)
+    # Not by jnp.arange, which would compute it on the host, however long it is.
+    steps = jax.lax.iota(np.dtype(np.int64), count).astype(dtype)
+    return steps * np.asarray(delta, dtype) + np.asarray(start, dtype)
 
 
 def _float(value: Value) -> float:

@@ -25,6 +25,9 @@ from xlaserve.models.onnx.values import (
 )
 from xlaserve.tensors import Tensor
 
+_MAX_SIZE = 2**20
+"""Of a resized axis: where its elements come from is calculated while a model is converted."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
@@ -180,6 +183,8 @@ def _steps(
         outputs = [_scaled(*pair) for pair in zip(before, factors, strict=True)]
     else:
         raise InvalidModel("neither scales nor sizes are known")
+    if any(is_concrete([size]) and size > _MAX_SIZE for size in outputs):
+        raise InvalidModel(f"expected sizes up to {_MAX_SIZE}, got {outputs}")
     count = len(axes)
     bounds = [0.0] * count + [1.0] * count
     if region is not None and is_host(region) and region.size == 2 * count:
