@@ -19,7 +19,6 @@ from xlaserve.models.onnx import operators, planning, reading
 from xlaserve.models.onnx.graph import Graph
 from xlaserve.tensors import Tensor
 
-NEWEST_OPSET = reading.NEWEST_OPSET
 _BRANCHES = "If"
 
 REASONS = (
@@ -30,10 +29,6 @@ REASONS = (
     ("training_mode is on", "training"),
     ("depends on the data", "a shape that depends on the data"),
     ("quantisation to", "a datatype that the V2 protocol does not have"),
-    ("8-bit float", "a datatype that the V2 protocol does not have"),
-    ("has opset", "an opset before 7"),
-    ("are texts", "text"),
-    ("texts", "text"),
     ("its second output, the indices", "MaxPool with indices"),
     ("sequence_lens is not implemented", "sequences of different length"),
     ("zero-size array", "the extreme of nothing"),
