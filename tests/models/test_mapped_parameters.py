@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models import jax_export
+from xlaserve.models import jax_export, programs
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.export import export_model
 from xlaserve.models.loaded import LoadContext
@@ -48,7 +48,8 @@ def test_arrays_on_the_cpu_are_the_file(directory: Path) -> None:
     model = jax_export.load(directory, CONTEXT)
     (mapping,) = _mappings(directory)
 
-    assert [True] == [leaf.unsafe_buffer_pointer() in mapping for leaf in model._leaves]
+    (copy,) = model._copies
+    assert [True] == [leaf.unsafe_buffer_pointer() in mapping for leaf in copy.leaves]
     assert np.array_equal(X * 3 + 1, np.asarray(model.execute({"x": X})["y"]))
     model.close()
     assert [] == _mappings(directory)
@@ -78,7 +79,7 @@ def test_mapping_of_a_load_that_fails_goes(
     def failing(*args: object) -> object:
         raise jax.errors.JaxRuntimeError("INTERNAL: no such luck")
 
-    monkeypatch.setattr(jax_export, "compile_programs", failing)
+    monkeypatch.setattr(programs.Compiler, "compile", failing)
 
     with pytest.raises(InvalidModel, match="no such luck"):
         jax_export.load(directory, CONTEXT)

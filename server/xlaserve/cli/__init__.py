@@ -1,10 +1,10 @@
-"""The command line: `xlaserve serve | infer | export | health | repo`."""
+"""The command line: `xlaserve serve | infer | export | import | health | repo`."""
 
 import sys
 
 import typer
 
-from xlaserve.cli import export, health, infer, repo, serve
+from xlaserve.cli import export, health, import_onnx, infer, repo, serve
 from xlaserve.errors import XlaserveError
 
 _FAILED = 1
@@ -22,6 +22,7 @@ def main() -> None:
     application.command("serve")(serve.command())
     application.command("infer")(infer.infer)
     application.command("export")(export.export)
+    application.command("import")(import_onnx.import_onnx)
     application.command("health")(health.health)
     application.add_typer(repo.repo(), name="repo")
     try:

@@ -1,0 +1,75 @@
+"""What a terminal shows of an import: how far it has come, then what it wrote."""
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from xlaserve.cli.sizes import format_bytes
+from xlaserve.models import device
+from xlaserve.models.loaded import Stage
+from xlaserve.models.onnx.importing import Imported, Options, import_model
+
+
+def run(model: Path, directory: Path, options: Options) -> None:
+    """Import a model with a bar on stderr, and print what came of it."""
+    # The same numbers on every machine, also where a GPU would calculate with fewer bits.
+    device.start("cpu")
+    console = Console(stderr=True)
+    with Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
+        bar = progress.add_task(model.name, total=None)
+
+        def show(stage: Stage) -> None:
+            progress.update(
+                bar,
+                description=f"{model.name}: {stage}",
+                total=stage.steps or None,
+                completed=stage.step,
+            )
+
+        imported = import_model(model, directory, options, show)
+    _show(Console(), imported)
+
+
+def _show(console: Console, imported: Imported) -> None:
+    described = imported.manifest
+    table = Table("", "name", "tensor")
+    for kind, specs in (("input", described.inputs), ("output", described.outputs)):
+        for spec in specs:
+            table.add_row(kind, spec.name, str(spec))
+    console.print(table)
+    console.print(f"{imported.path}: {_summary(imported)}", soft_wrap=True, highlight=False)
+    console.print(_comparison(imported), soft_wrap=True, highlight=False)
+
+
+def _summary(imported: Imported) -> str:
+    described = imported.manifest
+    return (
+        f"opset {imported.opset}, {imported.nodes} operators, {len(described.parameters)} "
+        f"parameters of {format_bytes(described.parameters_bytes)}, max_batch_size "
+        f"{described.max_batch_size}"
+    )
+
+
+def _comparison(imported: Imported) -> str:
+    checked = imported.checked
+    if checked is None:
+        return (
+            "not checked: it was not compared with onnxruntime, which is not installed or not asked"
+        )
+    worst = checked.worst
+    batches = " and ".join(map(str, checked.batches))
+    rows = "" if checked.batches == (0,) else f", batches of {batches}"
+    return (
+        f"checked against onnxruntime {checked.runtime}{rows}: largest difference "
+        f"{worst.absolute:.2e}, relative {worst.relative:.2e}, in '{worst.output}'"
+    )

@@ -1,0 +1,1 @@
+"""ONNX models, converted once to functions that JAX exports."""

@@ -1,0 +1,218 @@
+"""Compares what was written with what onnxruntime makes of the same model."""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from xlaserve.errors import InvalidModel
+from xlaserve.models import artifact, manifest, weights
+from xlaserve.models.manifest import WEIGHTS
+from xlaserve.models.onnx.graph import Graph, Node
+from xlaserve.tensors import Tensor, TensorSpec
+
+BATCHES = (1, 3)
+"""How many rows the batches have that are compared."""
+
+_NARROW = {"FP16": 1e-2, "BF16": 5e-2}
+"""What narrow outputs may differ by at least."""
+
+_SEED = 0
+_SHOWN_CHARACTERS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How far two results are from one another."""
+
+    output: str
+    absolute: float
+    relative: float
+    """The absolute one, in parts of the largest number of the output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What the comparison found."""
+
+    batches: tuple[int, ...]
+    """0 for fixed shapes."""
+    worst: Difference
+    runtime: str
+    """Which onnxruntime it was."""
+
+
+def check(
+    model: Path,
+    directory: Path,
+    graph: Graph,
+    tolerance: float,
+    on_batch: Callable[[int, int], None] = lambda step, steps: None,
+) -> Checked | None:
+    """Run a version directory and onnxruntime on random inputs; None where that is not installed.
+
+    Raises InvalidModel where they differ by more than the tolerance, relative to the largest
+    number of an output.
+    """
+    try:
+        import onnxruntime
+    except ImportError:
+        return None
+    described = manifest.read(directory)
+    ours = _artifact(directory)
+    theirs = _Reference(model, graph)
+    batches = BATCHES if described.max_batch_size else (0,)
+    found: list[Difference] = []
+    for step, batch in enumerate(batches, start=1):
+        on_batch(step, len(batches))
+        inputs = random_inputs(graph, described.inputs, batch * theirs.rows)
+        expected = theirs.run(inputs, [spec.name for spec in described.outputs])
+        got = ours([inputs[spec.name] for spec in described.inputs])
+        found += [
+            compared(spec, want, have, tolerance)
+            for spec, want, have in zip(described.outputs, expected, got, strict=True)
+        ]
+    worst = max(found, key=lambda difference: difference.relative)
+    return Checked(tuple(batches), worst, onnxruntime.__version__)
+
+
+def compared(spec: TensorSpec, expected: Tensor, got: Tensor, tolerance: float) -> Difference:
+    """Return by how much two results of an output differ; raises InvalidModel if that is much."""
+    if expected.shape != got.shape:
+        raise InvalidModel(
+            f"output '{spec.name}': expected the shape {list(expected.shape)} as onnxruntime has "
+            f"it, got {list(got.shape)}"
+        )
+    want, have = expected.astype(np.float64), got.astype(np.float64)
+    same = (want == have) | (np.isnan(want) & np.isnan(have))
+    with np.errstate(invalid="ignore"):
+        gaps = np.where(same, 0.0, np.abs(want - have))
+    # What is NaN or infinite on one side alone is as far away as can be.
+    gaps = np.nan_to_num(gaps, nan=np.inf, posinf=np.inf)
+    absolute = float(gaps.max(initial=0.0))
+    largest = float(np.abs(want[np.isfinite(want)]).max(initial=0.0))
+    relative = absolute / largest if largest else absolute
+    if relative > max(tolerance, _NARROW.get(spec.datatype.name, 0.0)):
+        raise InvalidModel(
+            f"output '{spec.name}' differs from what onnxruntime gives by {absolute:.3g}, which is "
+            f"{relative:.3g} of its largest number; allowed is {tolerance:.3g} (--tolerance)"
+        )
+    return Difference(spec.name, absolute, relative)
+
+
+def _artifact(directory: Path) -> Callable[[Sequence[Tensor]], list[Tensor]]:
+    described = manifest.read(directory)
+    exported = artifact.read(directory, described)
+    tensors = dict(weights.read(directory, WEIGHTS, described.files[WEIGHTS]))
+    leaves = [tensors[name] for name in described.parameters]
+    call = jax.jit(exported.call)
+
+    def run(inputs: Sequence[Tensor]) -> list[Tensor]:
+        with jax.enable_x64(True):
+            return [np.asarray(output) for output in call(leaves, list(inputs))]
+
+    return run
+
+
+class _Reference:
+    """A model in onnxruntime, on the CPU."""
+
+    def __init__(self, path: Path, graph: Graph) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        try:
+            self._session = onnxruntime.InferenceSession(
+                str(path), options, providers=["CPUExecutionProvider"]
+            )
+        # onnxruntime has an error of its own for each kind of refusal, and no root for them.
+        except Exception as error:
+            raise InvalidModel(_unchecked(error)) from error
+        sizes = [item.shape[0] for item in graph.inputs if item.shape]
+        fixed = {size for size in sizes if isinstance(size, int)}
+        self.rows = fixed.pop() if len(fixed) == 1 and len(sizes) == len(graph.inputs) else 1
+        """The rows that it takes at once; any number where the model leaves it open."""
+        self._piecewise = bool(sizes) and all(isinstance(size, int) for size in sizes)
+
+    def run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> list[Tensor]:
+        """Return the outputs; a model of fixed shape gets as many rows as it takes at once."""
+        total = max((len(value) for value in inputs.values() if value.ndim), default=0)
+        if not self._piecewise or total <= self.rows:
+            return self._run(inputs, outputs)
+        parts = [
+            self._run({name: x[start : start + self.rows] for name, x in inputs.items()}, outputs)
+            for start in range(0, total, self.rows)
+        ]
+        return [np.concatenate(part) for part in zip(*parts, strict=True)]
+
+    def _run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> list[Tensor]:
+        taken = {item.name for item in self._session.get_inputs()}
+        given = {name: value for name, value in inputs.items() if name in taken}
+        try:
+            found = self._session.run(list(outputs), given)
+        except Exception as error:
+            raise InvalidModel(_unchecked(error)) from error
+        return [_as_tensor(value) for value in found]
+
+
+def _unchecked(error: Exception) -> str:
+    return (
+        f"onnxruntime cannot run the model: {str(error)[:_SHOWN_CHARACTERS]}; --no-check imports "
+        "it without a comparison"
+    )
+
+
+def _as_tensor(value: Any) -> Tensor:
+    """Return a list of maps, which is what ZipMap gives, as the tensor that we give."""
+    if isinstance(value, list):
+        return np.asarray([list(row.values()) for row in value])
+    return np.asarray(value)
+
+
+# --- inputs ------------------------------------------------------------------------------------
+
+
+def random_inputs(graph: Graph, specs: Sequence[TensorSpec], rows: int) -> dict[str, Tensor]:
+    """Return an input of each kind, with so many rows where a shape is open."""
+    random = np.random.default_rng(_SEED)
+    return {spec.name: _random(random, spec, rows, _integers_below(graph, spec)) for spec in specs}
+
+
+def _random(random: np.random.Generator, spec: TensorSpec, rows: int, below: int) -> Tensor:
+    shape = [rows if size == -1 else size for size in spec.shape]
+    dtype = spec.datatype.dtype
+    if dtype.kind in "iub":
+        return random.integers(0, below, shape).astype(dtype)
+    return random.standard_normal(shape).astype(dtype)
+
+
+def _integers_below(graph: Graph, spec: TensorSpec) -> int:
+    """Return a bound for integers: the rows of the tables in which they are looked up, or 2."""
+    if spec.datatype.name == "UINT8":
+        return 256
+    tables = [_table(graph, node) for node in graph.nodes if _looks_up(graph, node, spec.name)]
+    return min((size for size in tables if size), default=2)
+
+
+def _looks_up(graph: Graph, node: Node, name: str) -> bool:
+    if node.operator != "Gather":
+        return False
+    same = {name} | {
+        item.outputs[0]
+        for item in graph.nodes
+        if item.operator in ("Cast", "Identity") and name in item.inputs
+    }
+    return node.inputs[1] in same
+
+
+def _table(graph: Graph, node: Node) -> int:
+    table = graph.constants.get(node.inputs[0])
+    axis = node.attributes.get("axis", 0)
+    return 0 if table is None or not isinstance(axis, int) else int(table.shape[axis])

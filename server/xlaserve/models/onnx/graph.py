@@ -1,0 +1,160 @@
+"""A graph of operators as plain data: nodes, what they read, and what is known from the start."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+
+from xlaserve.errors import InvalidModel
+from xlaserve.tensors import Datatype, Tensor
+
+Attribute: TypeAlias = "int | float | str | Tensor | Graph | tuple[int | float | str, ...]"
+
+ML_DOMAIN = "ai.onnx.ml"
+"""The operators of classical machine learning."""
+
+DEFAULT_LIMIT_BYTES = 8 * 2**30
+"""Of a model and its external data together."""
+
+_Kind = TypeVar("_Kind")
+_SHOWN_NAME = 80
+
+
+@dataclass(frozen=True, slots=True)
+class GraphInput:
+    """What a graph takes."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int | str, ...]
+    """A name, or the empty one, where the model leaves a dimension open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One application of an operator."""
+
+    operator: str
+    domain: str
+    """Empty for the operators of ONNX itself."""
+    name: str
+    inputs: tuple[str, ...]
+    """The names of values; empty for one that is left out."""
+    outputs: tuple[str, ...]
+    opset: int
+    attributes: Mapping[str, Attribute]
+    _read: set[str] = field(default_factory=set)
+
+    def __str__(self) -> str:
+        domain = f"{self.domain}." if self.domain else ""
+        name = self.name or next(iter(self.outputs), "")
+        return f"{domain}{self.operator} '{name[:_SHOWN_NAME]}' (opset {self.opset})"
+
+    def unread(self) -> list[str]:
+        """Return the attributes that the operator did not look at, and so does not obey."""
+        return sorted(set(self.attributes) - self._read)
+
+    def needs(self, output: int) -> bool:
+        """Tell whether an output has a name, so that something may read it."""
+        return output < len(self.outputs) and bool(self.outputs[output])
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """Return an attribute, or its default where the node leaves it out."""
+        return self._get(name, int, default)
+
+    def real(self, name: str, default: float | None = None) -> float:
+        """Return an attribute, or its default where the node leaves it out."""
+        return self._get(name, float, default)
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """Return an attribute, or its default where the node leaves it out."""
+        return self._get(name, str, default)
+
+    def graph(self, name: str) -> "Graph":
+        """Return an attribute that is a graph."""
+        return self._get(name, Graph, None)
+
+    def tensor(self, name: str, default: "Tensor | None" = None) -> Tensor:
+        """Return an attribute, or its default where the node leaves it out."""
+        return self._get(name, np.ndarray, default)
+
+    def integers(self, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
+        """Return a list of integers, or its default where the node leaves it out."""
+        return tuple(map(int, self._items(name, int, default)))
+
+    def reals(self, name: str, default: Sequence[float] = ()) -> tuple[float, ...]:
+        """Return a list of numbers, or its default where the node leaves it out."""
+        return tuple(map(float, self._items(name, float, default)))
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """Return a list of texts; empty where the node leaves it out."""
+        return tuple(map(str, self._items(name, str, ())))
+
+    def has(self, name: str) -> bool:
+        """Tell whether the node has this attribute, without reading it."""
+        return name in self.attributes
+
+    def _get(self, name: str, kind: type[_Kind], default: _Kind | None) -> _Kind:
+        self._read.add(name)
+        value = self.attributes.get(name, default)
+        if value is None:
+            raise InvalidModel(f"the attribute '{name}' is missing")
+        if not isinstance(value, kind):
+            raise InvalidModel(
+                f"attribute '{name}': expected {kind.__name__}, got {type(value).__name__}"
+            )
+        return value
+
+    def _items(
+        self, name: str, kind: type[int | float | str], default: Sequence[_Kind]
+    ) -> Sequence[_Kind | int | float | str]:
+        self._read.add(name)
+        if name not in self.attributes:
+            return default
+        value = self.attributes[name]
+        if not isinstance(value, tuple) or not all(isinstance(item, kind) for item in value):
+            raise InvalidModel(f"attribute '{name}': expected a list of {kind.__name__}")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Nodes in an order in which each finds its inputs computed."""
+
+    name: str
+    inputs: tuple[GraphInput, ...]
+    outputs: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    constants: Mapping[str, Tensor]
+    """What has a value from the start (initializers)."""
+
+    def reads(self) -> Iterator[str]:
+        """Yield the names of all values that the nodes and the outputs read, nested ones too."""
+        yield from self.outputs
+        for node in self.nodes:
+            yield from reads_of(node)
+
+
+def reads_of(node: Node) -> Iterator[str]:
+    """Yield the names of the values that a node reads, in its graphs as well."""
+    yield from filter(None, node.inputs)
+    for graph in subgraphs(node):
+        yield from graph.reads()
+
+
+def subgraphs(node: Node) -> Iterator[Graph]:
+    """Yield the graphs among the attributes of a node."""
+    for value in node.attributes.values():
+        if isinstance(value, Graph):
+            yield value
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model as it was read."""
+
+    graph: Graph
+    opset: int
+    """Of the operators of ONNX itself, as the file has it."""
+    producer: str

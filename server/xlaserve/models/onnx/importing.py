@@ -1,0 +1,164 @@
+"""From an ONNX file to a version directory that was seen to give the same answers."""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jax
+
+from xlaserve.errors import InvalidModel
+from xlaserve.models import manifest
+from xlaserve.models.export import Exportable
+from xlaserve.models.loaded import Stage
+from xlaserve.models.manifest import Manifest
+from xlaserve.models.onnx import checking, planning, signature
+from xlaserve.models.onnx.checking import Checked
+from xlaserve.models.onnx.graph import DEFAULT_LIMIT_BYTES, Model
+from xlaserve.models.onnx.planning import Plan
+from xlaserve.models.onnx.signature import Inputs
+
+OnStage = Callable[[Stage], None]
+
+DEFAULT_TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What may be said about an import."""
+
+    version: int | None = None
+    """None for the one after the highest that is there."""
+    max_batch_size: int | None = None
+    """None for 32 where every input has an open first dimension, else 0."""
+    dimensions: Mapping[str, int] = field(default_factory=dict)
+    """Sizes of open dimensions, by the names that the model has for them."""
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Shapes of inputs that replace those of the model; -1 is the batch."""
+    outputs: Sequence[str] = ()
+    """Those that are kept, all if there is none."""
+    platforms: Sequence[str] = ("cpu", "cuda")
+    check: bool = True
+    """Whether to compare with onnxruntime, where that is installed."""
+    tolerance: float = DEFAULT_TOLERANCE
+    """What an output may differ by, in parts of its largest number."""
+    limit_bytes: int = DEFAULT_LIMIT_BYTES
+    """Of the model and its external data together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What was written."""
+
+    path: Path
+    manifest: Manifest
+    producer: str
+    opset: int
+    nodes: int
+    """Operators that are left once everything known is computed."""
+    checked: Checked | None
+    """None where nothing was compared."""
+
+
+def import_model(
+    path: Path,
+    directory: Path,
+    options: Options | None = None,
+    on_stage: OnStage = lambda stage: None,
+) -> Imported:
+    """Convert a model to a version directory of `directory` (REPOSITORY/NAME) and return it.
+
+    It is there with all its files, after it was compared with onnxruntime, or not at all. Raises
+    InvalidModel, or FileExistsError where the version is there already.
+    """
+    options = options or Options()
+    read = _reader()
+    target = _target(directory, options.version)
+    on_stage(Stage("reading"))
+    model = read(path, options.limit_bytes)
+    inputs = signature.resolve(
+        model.graph.inputs,
+        shapes=options.shapes,
+        dimensions=options.dimensions,
+        max_batch_size=options.max_batch_size,
+    )
+    with jax.enable_x64(True):
+        plan = planning.plan(
+            model.graph,
+            inputs.abstract(),
+            options.outputs,
+            lambda step, steps: on_stage(Stage("converting", step, steps)),
+        )
+    on_stage(Stage("exporting"))
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    # Hidden, so that no server takes it for a model.
+    staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    try:
+        written = exportable(plan, inputs, options.platforms).write(staging / target.name)
+        checked = None
+        if options.check:
+            checked = checking.check(
+                path,
+                written,
+                model.graph,
+                options.tolerance,
+                lambda step, steps: on_stage(Stage("checking", step, steps)),
+            )
+        _publish(written, target)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    described = manifest.read(target)
+    return Imported(target, described, model.producer, model.opset, len(plan.nodes), checked)
+
+
+def exportable(
+    plan: Plan, inputs: Inputs, platforms: Sequence[str] = ("cpu", "cuda")
+) -> Exportable:
+    """Return a plan as what `xlaserve export` writes: its parameters are arguments."""
+    names = [spec.name for spec in inputs.specs]
+
+    def model(parameters: dict[str, jax.Array], *tensors: jax.Array) -> dict[str, jax.Array]:
+        return plan(parameters, dict(zip(names, tensors, strict=True)))
+
+    return Exportable(
+        model,
+        plan.parameters,
+        inputs.specs,
+        plan.outputs,
+        inputs.max_batch_size,
+        platforms,
+        # ONNX has 64-bit integers everywhere, in the answers too.
+        x64=True,
+    )
+
+
+def _reader() -> Callable[[Path, int], Model]:
+    """Return what reads a file; raises InvalidModel where the package onnx is not installed."""
+    try:
+        from xlaserve.models.onnx import reading
+    except ImportError as error:
+        raise InvalidModel(
+            f"reading ONNX files needs more packages: pip install 'xlaserve[onnx]' ({error})"
+        ) from error
+    return reading.read
+
+
+def _target(directory: Path, version: int | None) -> Path:
+    """Return the path of the version to write; raises FileExistsError where there is one."""
+    there = [int(p.name) for p in directory.glob("*") if p.name.isascii() and p.name.isdigit()]
+    number = max(there, default=0) + 1 if version is None else version
+    if number < 1:
+        raise InvalidModel(f"version: expected a number from 1 on, got {number}")
+    target = directory / str(number)
+    if target.exists():
+        raise FileExistsError(f"{target} exists already, and an import overwrites nothing")
+    return target
+
+
+def _publish(written: Path, target: Path) -> None:
+    target.parent.mkdir(exist_ok=True)
+    try:
+        written.rename(target)
+    except OSError as error:
+        raise FileExistsError(f"{target} exists already: {error.strerror}") from error

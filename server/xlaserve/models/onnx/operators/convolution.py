@@ -1,0 +1,105 @@
+"""Convolutions."""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from xlaserve.errors import InvalidModel
+from xlaserve.models.onnx.graph import Node
+from xlaserve.models.onnx.operators.table import Family, operator
+from xlaserve.models.onnx.operators.windows import Window, halves, window_of
+from xlaserve.models.onnx.values import Value, on_device
+
+
+def _conv(node: Node, x: Value, weight: Value, bias: Value | None = None) -> Value:
+    return with_bias(convolved(node, on_device(x), on_device(weight)), bias)
+
+
+def convolved(node: Node, x: jax.Array, weight: jax.Array) -> jax.Array:
+    """Convolve [N,C,...] with [M,C/group,...] as the attributes of a node say.
+
+    Integers are summed in INT32.
+    """
+    kernel = node.integers("kernel_shape", weight.shape[2:])
+    window = window_of(node, x.shape[2:], kernel)
+    return jax.lax.conv_general_dilated(
+        x,
+        weight,
+        window.strides,
+        window.pads,
+        rhs_dilation=window.dilations,
+        feature_group_count=node.integer("group", 1),
+        preferred_element_type=jnp.int32 if x.dtype.kind in "iu" else None,
+    )
+
+
+def with_bias(x: jax.Array, bias: Value | None) -> jax.Array:
+    """Add one number for each channel."""
+    return x if bias is None else x + per_channel(bias, x.ndim)
+
+
+def per_channel(value: Value, rank: int) -> jax.Array:
+    """Return one number for each channel in a shape that is broadcast over an image."""
+    return on_device(value).reshape((1, -1) + (1,) * (rank - 2))
+
+
+def _conv_transpose(node: Node, x: Value, weight: Value, bias: Value | None = None) -> Value:
+    image, filters = on_device(x), on_device(weight)
+    groups = node.integer("group", 1)
+    window, extra = _transposed_window(node, image.shape[2:], filters.shape[2:])
+    padding = [
+        (extent - 1 - low, extent - 1 - high + more)
+        for extent, (low, high), more in zip(window.extents, window.pads, extra, strict=True)
+    ]
+    spread = jax.lax.conv_general_dilated(
+        image,
+        _transposed(filters, groups),
+        (1,) * len(padding),
+        padding,
+        lhs_dilation=window.strides,
+        rhs_dilation=window.dilations,
+        feature_group_count=groups,
+    )
+    return with_bias(spread, bias)
+
+
+def _transposed(filters: jax.Array, groups: int) -> jax.Array:
+    """Turn [C,M/group,...] into the [M,C/group,...] of a convolution, mirrored."""
+    channels, outputs, *kernel = filters.shape
+    split = filters.reshape((groups, channels // groups, outputs, *kernel))
+    swapped = jnp.swapaxes(split, 1, 2).reshape((-1, channels // groups, *kernel))
+    return jnp.flip(swapped, tuple(range(2, swapped.ndim)))
+
+
+def _transposed_window(
+    node: Node, sizes: Sequence[int], kernel: Sequence[int]
+) -> tuple[Window, tuple[int, ...]]:
+    rank = len(sizes)
+    extra = node.integers("output_padding", (0,) * rank)
+    asked = node.integers("output_shape")[-rank:]
+    automatic = node.text("auto_pad", "NOTSET")
+    window = window_of(node, sizes, node.integers("kernel_shape", kernel))
+    if len(extra) != rank:
+        raise InvalidModel(f"output_padding {extra} for {rank} spatial dimensions")
+    if not asked and automatic in ("SAME_UPPER", "SAME_LOWER"):
+        asked = tuple(size * stride for size, stride in zip(sizes, window.strides, strict=True))
+    if not asked:
+        return window, extra
+    totals = (
+        max(stride * (size - 1) + more + extent - wanted, 0)
+        for size, stride, extent, more, wanted in zip(
+            sizes, window.strides, window.extents, extra, asked, strict=True
+        )
+    )
+    pads = tuple(halves(total, more_behind=automatic == "SAME_UPPER") for total in totals)
+    return Window(window.kernel, window.strides, window.dilations, pads), extra
+
+
+CONVOLUTION: Family = {
+    "Conv": operator(_conv),
+    "ConvTranspose": operator(_conv_transpose),
+}

@@ -1,0 +1,175 @@
+"""The operators of classical machine learning (ai.onnx.ml), without trees."""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+from collections.abc import Callable
+from types import MappingProxyType
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xlaserve.errors import InvalidModel
+from xlaserve.models.onnx.graph import Node
+from xlaserve.models.onnx.operators.normalisation import divided
+from xlaserve.models.onnx.operators.table import Family, operator
+from xlaserve.models.onnx.values import Value, on_device
+from xlaserve.tensors import Tensor
+
+
+def _floats(x: Value) -> jax.Array:
+    return on_device(x).astype(jnp.float32)
+
+
+def _scaler(node: Node, x: Value) -> Value:
+    offset, scale = node.reals("offset", (0.0,)), node.reals("scale", (1.0,))
+    array = _floats(x)
+    return (array - _row(offset)) * _row(scale)
+
+
+def _row(numbers: tuple[float, ...]) -> Tensor:
+    return np.asarray(numbers, np.float32)[None, :]
+
+
+_NORMS: MappingProxyType[str, Callable[[jax.Array], jax.Array]] = MappingProxyType(
+    {
+        "L1": lambda x: jnp.sum(jnp.abs(x), axis=-1, keepdims=True),
+        "L2": lambda x: jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True)),
+        "MAX": lambda x: jnp.max(x, axis=-1, keepdims=True),
+    }
+)
+
+
+def _normalizer(node: Node, x: Value) -> Value:
+    array = _floats(x)
+    return divided(array, _NORMS[node.text("norm", "MAX")](array))
+
+
+_POST_TRANSFORMS: MappingProxyType[str, Callable[[jax.Array], jax.Array]] = MappingProxyType(
+    {
+        "NONE": lambda x: x,
+        "LOGISTIC": jax.nn.sigmoid,
+        "SOFTMAX": lambda x: jax.nn.softmax(x, axis=-1),
+    }
+)
+
+
+def _post_transform(node: Node) -> Callable[[jax.Array], jax.Array]:
+    name = node.text("post_transform", "NONE")
+    if name not in _POST_TRANSFORMS:
+        raise InvalidModel(f"post_transform: expected {', '.join(_POST_TRANSFORMS)}, got {name}")
+    return _POST_TRANSFORMS[name]
+
+
+def _scores(node: Node, x: Value, rows: int) -> jax.Array:
+    weights = np.asarray(node.reals("coefficients"), np.float32).reshape(rows, -1)
+    scores = _floats(x) @ weights.T
+    intercepts = node.reals("intercepts")
+    return scores + _row(intercepts) if intercepts else scores
+
+
+def _linear_regressor(node: Node, x: Value) -> Value:
+    transform = _post_transform(node)
+    return transform(_scores(node, x, node.integer("targets", 1)))
+
+
+def _linear_classifier(node: Node, x: Value) -> tuple[Value, Value]:
+    labels, names = node.integers("classlabels_ints"), node.texts("classlabels_strings")
+    node.integer("multi_class", 0)  # the scores are transformed alike
+    transform = _post_transform(node)
+    classes = len(labels or names)
+    intercepts = len(node.reals("intercepts")) or classes
+    scores = _scores(node, x, intercepts)
+    if intercepts == 1 and classes == 2:
+        scores = jnp.concatenate([-scores, scores], axis=1)
+    if scores.shape[-1] != classes:
+        raise InvalidModel(f"{classes} classes, but {scores.shape[-1]} rows of coefficients")
+    # The classes stay numbers: JAX has no tensors of text.
+    known = np.asarray(labels or range(classes), np.int64)
+    if names and node.needs(0):
+        raise InvalidModel("its labels are texts; keep the other outputs alone")
+    return jnp.take(jnp.asarray(known), jnp.argmax(scores, axis=-1)), transform(scores)
+
+
+def _binarizer(node: Node, x: Value) -> Value:
+    array = on_device(x)
+    return (array > node.real("threshold", 0.0)).astype(array.dtype)
+
+
+def _array_feature_extractor(_: Node, x: Value, indices: Value) -> Value:
+    picked = jnp.take(on_device(x), on_device(indices).reshape(-1), axis=-1)
+    return picked[None, :] if picked.ndim == 1 else picked
+
+
+def _keyed(node: Node, prefix: str) -> Tensor:
+    """Return the keys or values of a LabelEncoder, in whichever attribute they are."""
+    if node.has(f"{prefix}_strings"):
+        raise InvalidModel(f"its {prefix} are texts, which JAX has no tensors of")
+    for suffix, read, dtype in (
+        ("int64s", node.integers, np.int64),
+        ("floats", node.reals, np.float32),
+    ):
+        if node.has(f"{prefix}_{suffix}"):
+            return np.asarray(read(f"{prefix}_{suffix}"), dtype)
+    return node.tensor(f"{prefix}_tensor")
+
+
+def _label_encoder(node: Node, x: Value) -> Value:
+    keys, values = _keyed(node, "keys"), _keyed(node, "values")
+    whole = node.integer("default_int64", -1)
+    part = node.real("default_float", -0.0)
+    node.text("default_string", "_Unused")
+    rest = node.tensor("default_tensor", np.asarray(part if values.dtype.kind == "f" else whole))
+    array = on_device(x)
+    same = array[..., None] == keys.astype(array.dtype).reshape((1,) * array.ndim + (-1,))
+    if keys.dtype.kind == "f":
+        missing = jnp.isnan(array)[..., None] & np.isnan(keys).reshape((1,) * array.ndim + (-1,))
+        same = same | missing
+    found = jnp.take(jnp.asarray(values), jnp.argmax(same, axis=-1))
+    return jnp.where(jnp.any(same, axis=-1), found, rest.astype(values.dtype).reshape(()))
+
+
+def _imputer(node: Node, x: Value) -> Value:
+    whole = node.has("imputed_value_int64s")
+    kind = "int64" if whole else "float"
+    read = node.integers if whole else node.reals
+    values = np.asarray(read(f"imputed_value_{kind}s"), x.dtype)
+    lost = node.integer("replaced_value_int64", 0) if whole else node.real("replaced_value_float")
+    array = on_device(x)
+    absent = jnp.isnan(array) if np.isnan(lost) else array == lost
+    return jnp.where(absent, values[None, :], array)
+
+
+def _one_hot_encoder(node: Node, x: Value) -> Value:
+    node.integer("zeros", 1)  # with 0 an unknown category is an error, which JAX cannot raise
+    categories = np.asarray(node.integers("cats_int64s"), np.int64)
+    array = on_device(x).astype(jnp.int64)
+    return (array[..., None] == categories.reshape((1,) * array.ndim + (-1,))).astype(jnp.float32)
+
+
+def _feature_vectorizer(node: Node, *values: Value) -> Value:
+    node.integers("inputdimensions")
+    return jnp.concatenate([_floats(value) for value in values], axis=1)
+
+
+def _zip_map(node: Node, x: Value) -> Value:
+    node.integers("classlabels_int64s")
+    node.texts("classlabels_strings")
+    return x
+
+
+MACHINE_LEARNING: Family = {
+    "ArrayFeatureExtractor": operator(_array_feature_extractor),
+    "Binarizer": operator(_binarizer),
+    "FeatureVectorizer": operator(_feature_vectorizer),
+    "Imputer": operator(_imputer),
+    "LabelEncoder": operator(_label_encoder),
+    "LinearClassifier": operator(_linear_classifier),
+    "LinearRegressor": operator(_linear_regressor),
+    "Normalizer": operator(_normalizer),
+    "OneHotEncoder": operator(_one_hot_encoder),
+    "Scaler": operator(_scaler),
+    # Its output is the tensor of scores: a list of maps has no place in the V2 protocol.
+    "ZipMap": operator(_zip_map),
+}

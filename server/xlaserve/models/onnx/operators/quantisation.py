@@ -1,0 +1,156 @@
+"""Numbers of few bits with a scale and a zero point."""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xlaserve.errors import InvalidModel
+from xlaserve.models.onnx.datatypes import dtype_of
+from xlaserve.models.onnx.graph import Node
+from xlaserve.models.onnx.operators.convolution import convolved, per_channel
+from xlaserve.models.onnx.operators.linear import matrix_product
+from xlaserve.models.onnx.operators.table import Family, operator
+from xlaserve.models.onnx.values import Value, axis_of, on_device
+
+_UINT8 = 2
+
+
+def _spread(node: Node, x: jax.Array, value: Value) -> jax.Array:
+    """Give scales or zero points a shape that is broadcast over x: one, by axis, or by block."""
+    axis, block = node.integer("axis", 1), node.integer("block_size", 0)
+    array = on_device(value)
+    if array.size == 1:
+        return array.reshape((1,) * x.ndim)
+    axis = axis_of(axis, x.ndim)
+    if array.ndim == 1 and not block:
+        return array.reshape([-1 if place == axis else 1 for place in range(x.ndim)])
+    repeated = jnp.repeat(array, block, axis=axis)
+    return jax.lax.slice_in_dim(repeated, 0, x.shape[axis], axis=axis)
+
+
+def _quantize(node: Node, x: Value, scale: Value, zero: Value | None = None) -> Value:
+    node.integer("saturate", 1)  # of the 8-bit floats alone, which are refused
+    node.integer("precision", 0)
+    said = dtype_of(node.integer("output_dtype", _UINT8) or _UINT8)
+    dtype = said if zero is None else zero.dtype
+    array = on_device(x)
+    steps = _spread(node, array, scale)
+    offset = None if zero is None else _spread(node, array, zero)
+    return _rounded(array.astype(steps.dtype) / steps, offset, dtype)
+
+
+def _rounded(x: jax.Array, zero: jax.Array | None, dtype: "np.dtype[Any]") -> jax.Array:
+    if dtype.kind not in "iu":
+        raise InvalidModel(f"quantisation to {dtype} is not implemented")
+    limits = np.iinfo(dtype)
+    level = jnp.rint(x)
+    shifted = level if zero is None else level + zero.astype(level.dtype)
+    return jnp.clip(shifted, limits.min, limits.max).astype(dtype)
+
+
+def _dequantize(node: Node, x: Value, scale: Value, zero: Value | None = None) -> Value:
+    said = node.integer("output_dtype", 0)
+    array = on_device(x)
+    steps = _spread(node, array, scale)
+    level = array.astype(steps.dtype)
+    if zero is not None:
+        level = level - _spread(node, array, zero).astype(steps.dtype)
+    result = level * steps
+    return result.astype(dtype_of(said)) if said else result
+
+
+def _dynamic(_: Node, x: Value) -> tuple[Value, ...]:
+    array = on_device(x)
+    zero = jnp.zeros((), array.dtype)
+    low, high = jnp.minimum(array.min(), zero), jnp.maximum(array.max(), zero)
+    scale = (high - low) / 255
+    point = jnp.clip(jnp.rint(-low / scale), 0, 255)
+    level = jnp.clip(jnp.rint(array / scale) + point, 0, 255)
+    return level.astype(jnp.uint8), scale, point.astype(jnp.uint8)
+
+
+def _centred(x: Value, zero: Value | None, *, last: bool) -> jax.Array:
+    """Return integers less their zero point, one for all or one for each row or column."""
+    array = on_device(x).astype(jnp.int32)
+    if zero is None:
+        return array
+    point = on_device(zero).astype(jnp.int32)
+    if point.ndim == 1 and point.size > 1:
+        point = point[None, :] if last else point[:, None]
+    return array - point.reshape((1,) * (array.ndim - point.ndim) + point.shape)
+
+
+def _matmul_integer(
+    _: Node, a: Value, b: Value, a_zero: Value | None = None, b_zero: Value | None = None
+) -> Value:
+    return matrix_product(_centred(a, a_zero, last=False), _centred(b, b_zero, last=True))
+
+
+def _by_filter(x: Value, zero: Value | None) -> jax.Array:
+    array = on_device(x).astype(jnp.int32)
+    if zero is None:
+        return array
+    point = on_device(zero).astype(jnp.int32)
+    return array - point.reshape((-1,) + (1,) * (array.ndim - 1))
+
+
+def _conv_integer(
+    node: Node, x: Value, w: Value, x_zero: Value | None = None, w_zero: Value | None = None
+) -> Value:
+    # Padding stands for the zero point, so it is added to what is centred already.
+    return convolved(node, _centred(x, x_zero, last=True), _by_filter(w, w_zero))
+
+
+def _quantised_matmul(
+    _: Node,
+    a: Value,
+    a_scale: Value,
+    a_zero: Value,
+    b: Value,
+    b_scale: Value,
+    b_zero: Value,
+    y_scale: Value,
+    y_zero: Value,
+) -> Value:
+    total = matrix_product(_centred(a, a_zero, last=False), _centred(b, b_zero, last=True))
+    scale = on_device(a_scale) * on_device(b_scale) / on_device(y_scale)
+    factor = scale.reshape((1,) * (total.ndim - scale.ndim) + scale.shape)
+    zero = on_device(y_zero).reshape((1,) * total.ndim)
+    return _rounded(total.astype(scale.dtype) * factor, zero, y_zero.dtype)
+
+
+def _quantised_conv(
+    node: Node,
+    x: Value,
+    x_scale: Value,
+    x_zero: Value,
+    w: Value,
+    w_scale: Value,
+    w_zero: Value,
+    y_scale: Value,
+    y_zero: Value,
+    bias: Value | None = None,
+) -> Value:
+    total = convolved(node, _centred(x, x_zero, last=True), _by_filter(w, w_zero))
+    if bias is not None:
+        total = total + per_channel(bias, total.ndim)
+    scale = on_device(x_scale).reshape(()) * on_device(w_scale).reshape(-1)
+    factor = per_channel(scale / on_device(y_scale).reshape(()), total.ndim)
+    zero = on_device(y_zero).reshape((1,) * total.ndim)
+    return _rounded(total.astype(factor.dtype) * factor, zero, y_zero.dtype)
+
+
+QUANTISATION: Family = {
+    "ConvInteger": operator(_conv_integer),
+    "DequantizeLinear": operator(_dequantize),
+    "DynamicQuantizeLinear": operator(_dynamic),
+    "MatMulInteger": operator(_matmul_integer),
+    "QLinearConv": operator(_quantised_conv),
+    "QLinearMatMul": operator(_quantised_matmul),
+    "QuantizeLinear": operator(_quantize),
+}

@@ -1,0 +1,28 @@
+"""What a row of the table of operators says."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from xlaserve.models.onnx.values import Value
+
+Operation: TypeAlias = Callable[..., Value | Sequence[Value]]
+"""Called as `operation(node, *inputs)`, with None for an input that is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """How one operator is computed."""
+
+    operation: Operation
+    static: frozenset[int] = frozenset()
+    """The positions of inputs that must be known while the graph is traced: shapes, axes."""
+
+
+Family: TypeAlias = Mapping[str, Operator]
+"""Operators by name."""
+
+
+def operator(operation: Operation, *static: int) -> Operator:
+    """Return a row; `static` are the positions of inputs that must be known."""
+    return Operator(operation, frozenset(static))

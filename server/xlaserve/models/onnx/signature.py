@@ -1,0 +1,114 @@
+"""Which shapes an import gives the inputs of a model, and whether their first dimension is open."""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.export
+
+from xlaserve.errors import InvalidModel
+from xlaserve.models.onnx.graph import GraphInput
+from xlaserve.tensors import TensorSpec
+
+DEFAULT_MAX_BATCH_SIZE = 32
+"""Where all inputs have an open first dimension, and nothing else is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What the imported model takes."""
+
+    specs: tuple[TensorSpec, ...]
+    max_batch_size: int
+    """0 where the first dimension is no batch."""
+
+    def abstract(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return the inputs to trace with; the batch, if there is one, is symbolic."""
+        batch = jax.export.symbolic_shape("b") if self.max_batch_size else ()
+        return {
+            spec.name: jax.ShapeDtypeStruct(
+                (*batch, *spec.shape[len(batch) :]), spec.datatype.dtype
+            )
+            for spec in self.specs
+        }
+
+
+def resolve(
+    inputs: Sequence[GraphInput],
+    *,
+    shapes: Mapping[str, Sequence[int]],
+    dimensions: Mapping[str, int],
+    max_batch_size: int | None,
+) -> Inputs:
+    """Settle every dimension but the batch; raises InvalidModel that says what is missing.
+
+    `shapes` replaces those of the model by the names of inputs, with -1 for the batch;
+    `dimensions` gives sizes to open dimensions by the names that the model has for them.
+    """
+    _check_known("input", shapes, [item.name for item in inputs])
+    names = [size for item in inputs for size in item.shape if isinstance(size, str) and size]
+    _check_known("dimension", dimensions, names)
+    specs = tuple(
+        TensorSpec(item.name, item.datatype, _shape(item, shapes.get(item.name), dimensions))
+        for item in inputs
+    )
+    return Inputs(specs, _batch(specs, max_batch_size))
+
+
+def _check_known(kind: str, given: Mapping[str, object], known: Sequence[str]) -> None:
+    for name in given:
+        if name not in known:
+            shown = ", ".join(dict.fromkeys(known)) or "none"
+            raise InvalidModel(f"the model has no {kind} '{name}', it has {shown}")
+
+
+def _shape(
+    item: GraphInput, given: Sequence[int] | None, dimensions: Mapping[str, int]
+) -> tuple[int, ...]:
+    if given is None:
+        sizes: list[int | str] = [
+            dimensions.get(size, size) if isinstance(size, str) else size for size in item.shape
+        ]
+    else:
+        sizes = list(given)
+        if len(sizes) != len(item.shape):
+            raise InvalidModel(
+                f"input '{item.name}' has {len(item.shape)} dimensions, got {len(sizes)}"
+            )
+    return tuple(_size(item, axis, size) for axis, size in enumerate(sizes))
+
+
+def _size(item: GraphInput, axis: int, size: int | str) -> int:
+    if isinstance(size, int) and size > 0:
+        return size
+    if axis == 0:
+        return -1
+    called = f"'{size}'" if isinstance(size, str) and size else f"number {axis}"
+    example = ",".join("-1" if place == 0 else "SIZE" for place in range(len(item.shape)))
+    raise InvalidModel(
+        f"input '{item.name}': its dimension {called} is open, but only the first may be; give "
+        f"its size, with --dim NAME=SIZE or --shape {item.name}={example}"
+    )
+
+
+def _batch(specs: Sequence[TensorSpec], asked: int | None) -> int:
+    closed = [spec for spec in specs if spec.shape[:1] != (-1,)]
+    if len(closed) == len(specs):
+        if asked:
+            raise InvalidModel(
+                f"input '{specs[0].name}' is {specs[0]}, but with max_batch_size {asked} its first "
+                "dimension is -1: --shape gives it another shape"
+                if specs
+                else "the model has no inputs"
+            )
+        return 0
+    if closed or asked == 0:
+        odd = closed[0] if closed else specs[0]
+        raise InvalidModel(
+            f"input '{odd.name}' is {odd}: either all inputs start with -1, for a batch, or none "
+            "does and max_batch_size is 0; --shape gives one another shape"
+        )
+    return DEFAULT_MAX_BATCH_SIZE if asked is None else asked
