@@ -85,7 +85,7 @@ FULL_SIZE = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.parametrize("name", FULL_SIZE)
 def test_network_of_full_size_is_imported_and_served(
     name: str,
@@ -93,7 +93,7 @@ def test_network_of_full_size_is_imported_and_served(
     load: Callable[..., LoadedModel],
     run: Callable[[LoadedModel, dict[str, Value]], dict[str, Tensor]],
 ) -> None:
-    """Run it with `pytest -m slow tests/models/onnx -s`; it prints the differences."""
+    """Run it with `pytest -m large tests/models/onnx -s`; it prints the differences."""
     make, dimensions, least_bytes = FULL_SIZE[name]
     made = make()
     path = save(made, tmp_path)

@@ -12,7 +12,7 @@ from support.onnx_cases import Case
 from xlaserve.models.onnx.operators import OPERATORS
 
 EACH = 1
-"""How many cases of each operator run by default; `-m slow` runs them all."""
+"""How many cases of each operator run by default; `-m large` runs them all."""
 
 DIFFERENT = {
     # XLA multiplies by 1/255 where the case divides: a number half-way goes to the other side.
@@ -45,9 +45,9 @@ def test_operators_give_what_onnx_says() -> None:
     assert list(outcomes.values()).count("passed") >= 130
 
 
-@pytest.mark.slow
+@pytest.mark.large
 def test_every_case_of_onnx_passes_or_is_refused_for_a_known_reason() -> None:
-    """Run it with `pytest -m slow tests/models/onnx -s`; it prints the count of each outcome."""
+    """Run it with `pytest -m large tests/models/onnx -s`; it prints the count of each outcome."""
     outcomes = {case.name: onnx_cases.outcome(case) for case in _cases()}
     print(*Counter(outcomes.values()).most_common(), sep="\n")
 

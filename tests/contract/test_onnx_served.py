@@ -1,0 +1,111 @@
+"""Networks of public architectures, imported from ONNX, served in batches, and compared."""
+
+# pyright: reportAttributeAccessIssue=false
+# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx", reason="onnx is not installed")
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+
+from support import onnx_networks as networks
+from support.onnx_models import largest_difference, save, theirs
+from support.server import Serve
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+
+from xlaserve.models.onnx.importing import Options, import_model
+from xlaserve.tensors import Tensor, datatype_of
+
+TOLERANCE = 1e-4
+CLIENTS = 12
+
+Make = Callable[[int], dict[str, Tensor]]
+
+
+def pixels(size: int) -> Make:
+    def make(number: int) -> dict[str, Tensor]:
+        random = np.random.default_rng(number)
+        return {"image": random.standard_normal((1, 3, size, size), np.float32)}
+
+    return make
+
+
+def tokens(words: int, length: int) -> Make:
+    def make(number: int) -> dict[str, Tensor]:
+        random = np.random.default_rng(number)
+        mask = (np.arange(length)[None] <= random.integers(1, length)).astype(np.int64)
+        return {"input_ids": random.integers(0, words, (1, length)), "attention_mask": mask}
+
+    return make
+
+
+NETWORKS: dict[str, tuple[Callable[[], Any], dict[str, int], Make]] = {
+    "ResNet-50": (lambda: networks.resnet50(32), {}, pixels(32)),
+    "DistilBERT, 2 layers": (
+        lambda: networks.distilbert(networks.Encoder()),
+        {"sequence": 16},
+        tokens(100, 16),
+    ),
+}
+FULL_SIZE: dict[str, tuple[Callable[[], Any], dict[str, int], Make]] = {
+    "ResNet-50, 224 pixels": (networks.resnet50, {}, pixels(224)),
+    "DistilBERT, 6 layers": (
+        lambda: networks.distilbert(networks.DISTILBERT),
+        {"sequence": 128},
+        tokens(30522, 128),
+    ),
+}
+
+
+async def infer(stub: Any, given: dict[str, Tensor]) -> list[Tensor]:
+    message = pb.ModelInferRequest(model_name="m")
+    for name, tensor in given.items():
+        message.inputs.add(name=name, datatype=str(datatype_of(tensor.dtype)), shape=tensor.shape)
+        message.raw_input_contents.append(tensor.tobytes())
+    answer = await stub.ModelInfer(message)
+    return [
+        np.frombuffer(raw, np.float32).reshape(output.shape)
+        for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True)
+    ]
+
+
+async def check(serve: Serve, folder: Path, name: str) -> None:
+    make, dimensions, sample = (NETWORKS | FULL_SIZE)[name]
+    made = make()
+    options = Options(dimensions=dimensions, max_batch_size=4, platforms=("cpu",))
+    import_model(save(made, folder), folder / "models" / "m", options)
+    samples = [sample(number) for number in range(CLIENTS)]
+    async with serve(folder / "models", load_model=("m",)) as server:
+        async with grpc.aio.insecure_channel(server.url) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            answers = await asyncio.gather(*(infer(stub, given) for given in samples))
+        ((report,),) = (server.application.engine.statistics("m"),)
+
+    for given, answer in zip(samples, answers, strict=True):
+        assert largest_difference(theirs(made, given), answer) < TOLERANCE
+    assert CLIENTS == report.totals.inference_count
+    assert report.totals.execution_count < CLIENTS
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+async def test_an_imported_network_is_served_in_batches(
+    serve: Serve, tmp_path: Path, name: str
+) -> None:
+    """Its answers are those of onnxruntime, whatever requests it shared an execution with."""
+    await check(serve, tmp_path, name)
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("name", FULL_SIZE)
+async def test_a_network_of_full_size_is_served_in_batches(
+    serve: Serve, tmp_path: Path, name: str
+) -> None:
+    await check(serve, tmp_path, name)
