@@ -20,7 +20,9 @@ def grpcurl(pytestconfig: pytest.Config) -> str:
     go = shutil.which("go")
     if go is None:
         pytest.skip("neither grpcurl nor Go is installed")
-    folder = Path(pytestconfig.cache.mkdir("go-tools"))
+    # Of this process: others may build at the same moment.
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
+    folder = Path(pytestconfig.cache.mkdir(f"go-tools-{worker}"))
     program = folder / "grpcurl"
     if not program.exists():
         built = subprocess.run(

@@ -89,13 +89,15 @@ def _transposed_window(
         asked = tuple(size * stride for size, stride in zip(sizes, window.strides, strict=True))
     if not asked:
         return window, extra
-    totals = (
-        max(stride * (size - 1) + more + extent - wanted, 0)
+    totals = [
+        stride * (size - 1) + more + extent - wanted
         for size, stride, extent, more, wanted in zip(
             sizes, window.strides, window.extents, extra, asked, strict=True
         )
-    )
-    pads = tuple(halves(total, more_behind=automatic == "SAME_UPPER") for total in totals)
+    ]
+    pads = tuple(halves(max(total, 0), more_behind=automatic == "SAME_UPPER") for total in totals)
+    # What is asked for beyond what there would be stays empty, behind it.
+    extra = tuple(more + max(-total, 0) for more, total in zip(extra, totals, strict=True))
     return Window(window.kernel, window.strides, window.dilations, pads), extra
 
 
