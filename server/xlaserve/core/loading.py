@@ -114,6 +114,7 @@ class VersionLoader:
             seconds=round(seconds, 3),
             compile_seconds=round(runner.info.compile_seconds, 3),
             size_bytes=runner.info.memory.total_bytes,
+            buckets={b.rows: round(b.compile_seconds, 3) for b in runner.info.buckets},
         )
         if self._background_compile:
             self._finisher.finish(version, loaded)

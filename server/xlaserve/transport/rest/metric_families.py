@@ -9,6 +9,7 @@ from typing import Generic, TypeAlias, TypeVar
 from xlaserve.core.capacity import Capacity
 from xlaserve.core.registry import Instance, Model, Version
 from xlaserve.core.statistics import REQUEST_BOUNDS_NS, FailureReason, Totals
+from xlaserve.models.loaded import Bucket
 
 Subject = TypeVar("Subject")
 
@@ -125,6 +126,15 @@ def _bytes(reading: VersionReading) -> list[Row]:
         ("", ',part="temporaries"', memory.temporaries_bytes),
         ("", ',part="executables"', memory.executables_bytes),
     ]
+
+
+def _buckets(reading: VersionReading, read: Callable[[Bucket], float]) -> list[Row]:
+    if reading.instance is None:
+        return []
+    seconds: dict[int, float] = {}
+    for bucket in reading.instance.info.buckets:
+        seconds[bucket.rows] = seconds.get(bucket.rows, 0.0) + read(bucket)
+    return [("", f',rows="{rows}"', value) for rows, value in seconds.items()]
 
 
 def _when_loaded(read: Callable[[Instance], float]) -> Callable[[VersionReading], Iterable[Row]]:
@@ -248,6 +258,20 @@ OF_VERSIONS: tuple[Family[VersionReading], ...] = (
         "gauge",
         "Seconds of the last load that went into compilation, while the model is loaded",
         _when_loaded(lambda instance: instance.info.compile_seconds),
+    ),
+    _of_version(
+        "xlaserve_bucket_compile_seconds",
+        "gauge",
+        "Seconds that the compilation of one batch size took; 0 rows where there is no batch",
+        lambda r: _buckets(r, lambda bucket: bucket.compile_seconds),
+        "rows",
+    ),
+    _of_version(
+        "xlaserve_bucket_execution_seconds",
+        "gauge",
+        "Seconds of the quickest execution of one batch size, as the warm-up measured it",
+        lambda r: _buckets(r, lambda bucket: bucket.seconds),
+        "rows",
     ),
     _of_version(
         "xlaserve_model_loads_total",
