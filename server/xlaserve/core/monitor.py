@@ -80,14 +80,15 @@ def _ordered(model: Model) -> list[Version]:
 
 
 def _report(version: Version, instance: Instance) -> VersionReport:
-    size = instance.info.memory.total_bytes
-    kind = _MEMORY_KINDS.get(instance.device, instance.device.upper())
-    return VersionReport(
-        version.model,
-        version.number,
-        version.statistics.totals(),
-        (MemoryUse(kind, 0, size),) if size else (),
-    )
+    memory = instance.info.memory
+    held = memory.per_device or {f"{instance.device}:0": memory.total_bytes}
+    uses = tuple(_memory_use(name, size) for name, size in held.items() if size)
+    return VersionReport(version.model, version.number, version.statistics.totals(), uses)
+
+
+def _memory_use(device: str, size_bytes: int) -> MemoryUse:
+    platform, _, number = device.partition(":")
+    return MemoryUse(_MEMORY_KINDS.get(platform, platform.upper()), int(number), size_bytes)
 
 
 def status_rows(registry: Registry) -> list[StatusRow]:
