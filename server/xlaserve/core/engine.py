@@ -116,13 +116,17 @@ class Engine:
         found, _ = self._registry.resolve(name, version)
         return found.statistics
 
+    def info(self, name: str, version: str = "") -> ModelInfo:
+        """Return what a model is; errors as for `infer`."""
+        return self._registry.resolve(name, version)[1].info
+
     def describe(self, name: str, version: str = "") -> tuple[ModelInfo, list[str]]:
         """Return what a model is and the versions that answer; errors as for `infer`."""
-        _, instance = self._registry.resolve(name, version)
+        info = self.info(name, version)
         model = self._registry.find(name)
         assert model is not None
         answering = (v for v in model.versions.values() if v.state.answers)
-        return instance.info, sorted((v.number for v in answering), key=int)
+        return info, sorted((v.number for v in answering), key=int)
 
     def config(self, name: str, version: str = "") -> ServedConfig:
         """Return the configuration of a loaded model; errors as for `infer`."""

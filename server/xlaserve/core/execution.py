@@ -6,9 +6,10 @@ By themselves, or in a batch with others of their model.
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias, cast
+from typing import TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -29,6 +30,8 @@ from xlaserve.core.statistics import Execution
 from xlaserve.core.workers import Workers
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import LoadedModel, ModelInfo, Value
+
+T = TypeVar("T")
 
 WORTH_SECONDS = 20e-6
 """What it costs to queue a request: a model that is quicker than this is not worth it."""
@@ -69,11 +72,15 @@ class Executor:
         model = instance.runner
         if isinstance(model, EnsemblePlan) or self._batches(instance, model):
             return None
-        rows = rows_of(model.info, inputs)
+        return self._inline(model, rows_of(model.info, inputs), inputs)
+
+    def _inline(
+        self, model: LoadedModel, rows: int, inputs: Mapping[str, Value], *, resident: bool = False
+    ) -> Outcome | None:
         if model.expected_seconds(rows) > self._policy.inline_seconds:
             return None
         begun = self._now_ns()
-        outputs = model.execute(inputs)
+        outputs = model.execute(inputs, resident=resident)
         return outputs, Execution(rows, begun, 0, self._now_ns() - begun)
 
     async def execute(
@@ -91,10 +98,10 @@ class Executor:
         rows = rows_of(model.info, inputs)
         if not resident and self._batches(instance, model):
             return await self._in_batch(instance, model, rows, inputs)
+        done = self._inline(model, rows, inputs, resident=resident)
+        if done is not None:
+            return done
         submitted = self._now_ns()
-        if model.expected_seconds(rows) <= self._policy.inline_seconds:
-            outputs = model.execute(inputs, resident=resident)
-            return outputs, Execution(rows, submitted, 0, self._now_ns() - submitted)
         call = partial(model.execute, inputs, resident=resident)
         outputs, begun, ended = await self._in_thread(instance, call)
         return outputs, Execution(rows, submitted, begun - submitted, ended - begun)
@@ -102,17 +109,9 @@ class Executor:
     async def _in_thread(
         self, instance: Instance, call: Callable[[], Mapping[str, Value]]
     ) -> tuple[Mapping[str, Value], int, int]:
-        # The thread is a user of its own: it may outlive a request that was cancelled.
-        instance.acquire()
-        running = self._workers.execute(_timed, self._now_ns, call)
+        timed = partial(_timed, self._now_ns, call)
+        running = _in_thread(self._workers, instance, timed, instance.queued.discard)
         instance.queued.add(running)
-        loop = asyncio.get_running_loop()
-
-        def ended() -> None:
-            instance.queued.discard(running)
-            instance.release()
-
-        running.add_done_callback(lambda _: loop.call_soon_threadsafe(ended))
         return await asyncio.wrap_future(running)
 
     # --- in batches ---
@@ -190,6 +189,28 @@ def _timed(
     return call(), begun, now_ns()
 
 
+def _in_thread(
+    workers: Workers,
+    instance: Instance,
+    call: Callable[[], T],
+    ended: Callable[["Future[T]"], None],
+) -> "Future[T]":
+    """Run a call that uses an instance in a thread; `ended` is called on the event loop.
+
+    The thread is a user of its own: it may outlive requests that were cancelled.
+    """
+    instance.acquire()
+    running = workers.execute(call)
+    loop = asyncio.get_running_loop()
+
+    def finish() -> None:
+        instance.release()
+        ended(running)
+
+    running.add_done_callback(lambda _: loop.call_soon_threadsafe(finish))
+    return running
+
+
 class InstanceRunner:
     """Runs the batches of one instance, one for each replica of its model at a time."""
 
@@ -220,15 +241,11 @@ class InstanceRunner:
         if self._model.expected_seconds(rows) <= self._inline_seconds:
             ended(call())
             return
-        self._instance.acquire()
-        running = self._workers.execute(call)
-        loop = asyncio.get_running_loop()
 
-        def finish() -> None:
-            self._instance.release()
+        def finish(running: "Future[Executed | BaseException]") -> None:
             ended(asyncio.CancelledError() if running.cancelled() else running.result())
 
-        running.add_done_callback(lambda _: loop.call_soon_threadsafe(finish))
+        _in_thread(self._workers, self._instance, call, finish)
 
     def _execute(
         self, requests: Sequence[Waiting], rows: int, lane: int

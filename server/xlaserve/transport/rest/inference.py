@@ -239,7 +239,7 @@ class InferenceRoutes:
     async def ready(self, request: HttpRequest) -> HttpResponse:
         """Tell whether the start is over, as the readiness setting defines it."""
         ready = self._control.server_ready
-        return json_response(Ready(ready), _status(ready=ready))
+        return json_response(Ready(ready), _STATUS_OF_READY[ready])
 
     async def metadata(self, request: HttpRequest) -> HttpResponse:
         """Return name, version and extensions."""
@@ -257,7 +257,7 @@ class InferenceRoutes:
         """Tell whether a model answers; an unknown one is 404."""
         name, version = _model(request)
         ready = await self._control.ready(name, version)
-        return json_response(ModelReady(name, ready), _status(ready=ready))
+        return json_response(ModelReady(name, ready), _STATUS_OF_READY[ready])
 
     async def model_metadata(self, request: HttpRequest) -> HttpResponse:
         """Return the versions that answer, the platform, and the tensors with their shapes."""
@@ -288,7 +288,7 @@ class InferenceRoutes:
         """Run one inference on JSON or binary tensors (binary tensor data extension)."""
         name, version = _model(request)
         with self._engine.require(name, version):
-            info, _ = self._engine.describe(name, version)
+            info = self._engine.info(name, version)
             length = read_header_length(request.headers.get(HEADER_LENGTH))
             body = await request.read()
             depth = self._max_json_depth
@@ -316,10 +316,6 @@ _STATUS_OF_READY: Mapping[bool, HTTPStatus] = MappingProxyType(
     {True: HTTPStatus.OK, False: HTTPStatus.BAD_REQUEST}
 )
 """Who is not ready answers 4xx (KServe compatible RESTful API, Server Ready and Model Ready)."""
-
-
-def _status(*, ready: bool) -> HTTPStatus:
-    return _STATUS_OF_READY[ready]
 
 
 def _tensor_metadata(spec: TensorSpec) -> TensorMetadata:

@@ -282,7 +282,7 @@ class SageMakerRoutes:
         with self._engine.require(model):
             parameters = _parameters(model, request)
             body = await request.read()
-            info, _ = self._engine.describe(model)
+            info = self._engine.info(model)
             read = partial(self._read, info, model, request, body)
             asked = await self._threads.run(len(body), read)
         if asked.form in _BINARY_TYPES:
