@@ -5,9 +5,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import jax.monitoring
 import pytest
 from support import mesh, shelf
+from support.compilations import noted_compilations
 from support.runtime import Runtime, StartRuntime
 from support.server import Serve
 
@@ -59,12 +59,5 @@ async def runtime(start: StartRuntime) -> AsyncIterator[Runtime]:
 @pytest.fixture
 def compilations() -> Iterator[list[str]]:
     """Collect the names of what XLA compiles while a test runs; may be cleared."""
-    names: list[str] = []
-
-    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            names.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield names
-    jax.monitoring.unregister_event_duration_listener(listen)
+    with noted_compilations() as names:
+        yield names

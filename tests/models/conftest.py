@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 import jax
-import jax.monitoring
 import numpy as np
 import pytest
+from support.compilations import noted_compilations
 
 from xlaserve.models import jax_runtime, loaders
 from xlaserve.models.config import ModelConfig
@@ -81,12 +81,5 @@ def run() -> Run:
 @pytest.fixture
 def compilations() -> Iterator[list[str]]:
     """Collect the names of what XLA compiles while a test runs; may be cleared."""
-    names: list[str] = []
-
-    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            names.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield names
-    jax.monitoring.unregister_event_duration_listener(listen)
+    with noted_compilations() as names:
+        yield names

@@ -1,0 +1,20 @@
+"""What XLA compiles while a test runs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jax.monitoring
+
+
+@contextmanager
+def noted_compilations() -> Iterator[list[str]]:
+    """Collect the names of what is compiled for the length of a block; may be cleared."""
+    names: list[str] = []
+
+    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            names.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield names
+    jax.monitoring.unregister_event_duration_listener(listen)
