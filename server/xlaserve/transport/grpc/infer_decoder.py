@@ -128,7 +128,7 @@ class InferDecoder:
         """
         try:
             return self._read(message if type(message) is bytes else memoryview(message).cast("B"))
-        except (ValueError, IndexError, XlaserveError):
+        except (ValueError, LookupError, XlaserveError):
             pass  # and out of here, so that a refusal has no other one behind it
         return DecodedInfer.of(self._codec.decode_message(pb.ModelInferRequest, message))
 
