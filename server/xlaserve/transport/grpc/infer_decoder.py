@@ -6,120 +6,64 @@ from request to request, like the name, the datatype and the shape of an input, 
 generic codec too, once, and is known again by its bytes.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple, Self, TypeAlias
 
-import numpy as np
-
-from xlaserve.core.images import unpack_bytes_or_image
-from xlaserve.core.inference import InferInput, InferRequest, Parameter, RequestedOutput
+from xlaserve.core.inference import Parameter, RequestedOutput
 from xlaserve.errors import XlaserveError
-from xlaserve.tensors import (
-    BYTES,
-    Datatype,
-    Elements,
-    Shape,
-    Tensor,
-    TensorDataError,
-    datatype_named,
-    element_count,
-    from_bytes,
-    from_elements,
-)
-from xlaserve.transport.grpc.bounded_cache import BoundedCache
+from xlaserve.tensors import datatype_named, element_count
+from xlaserve.transport.grpc.bounded_cache import BoundedCache, MakingCache
 from xlaserve.transport.grpc.codec import WireCodec
+from xlaserve.transport.grpc.decoded_infer import DecodedInfer, Head, Span, Structure
 from xlaserve.transport.grpc.decoder import PACKED_BYTES, PACKED_COST
 from xlaserve.transport.grpc.parameters import read_parameters
-from xlaserve.transport.grpc.tensors import CONTENTS_FIELDS, read_request
-from xlaserve.transport.grpc.wire import (
-    LENGTH,
-    Data,
-    MalformedMessage,
-    fields_of,
-    packed_array,
-    read_size,
-    write_varint,
+from xlaserve.transport.grpc.tensors import CONTENTS_FIELDS
+from xlaserve.transport.grpc.typed_contents import (
+    CONTENTS_DEPTH,
+    MOST_FIELDS,
+    Contents,
+    NotOrdinary,
+    find_contents,
+    read_contents,
 )
+from xlaserve.transport.grpc.wire import LENGTH, Data, MalformedMessage, read_size, write_varint
 from xlaserve_proto import inference as pb
 
 MAX_KEY_BYTES = 512
 """Bytes of a field up to which it is looked for among those that were read before."""
-MOST_FIELDS = 256
-"""Fields of a request, and of an input, beyond which it is not ordinary."""
+MAX_LAYOUT_BYTES = 1024
+"""Bytes besides id and elements up to which a request is looked for among those before."""
 BYTE_COST = 8
 """More than any byte of a message counts towards the most fields that it may have."""
 
-_MODEL_NAME, _MODEL_VERSION, _ID, _PARAMETERS, _INPUTS, _OUTPUTS, _RAW_INPUT_CONTENTS = (
-    number << 3 | LENGTH for number in range(1, 8)
-)
-"""Tags of ModelInferRequest."""
-_TAGS = frozenset(number << 3 | LENGTH for number in range(1, 8))
-_CONTENTS = 5 << 3 | LENGTH
-_BEFORE_CONTENTS = frozenset(number << 3 | LENGTH for number in range(1, 5))
-"""Tags of an input."""
-_CONTENTS_DEPTH = 2
-"""How deep typed contents lie in a request."""
-
-_BYTES_CONTENTS = 8 << 3 | LENGTH
-_PACKED = MappingProxyType(
-    {
-        row.tag(LENGTH): (row.name, packed_array(row))
-        for row in fields_of(pb.InferTensorContents)
-        if row.tag(LENGTH) != _BYTES_CONTENTS
-    }
-)
-"""Of typed contents, by tag: the name of the field and what makes an array of it."""
-
-Typed: TypeAlias = tuple[Elements, int]
-"""The elements of typed contents, and of how many packed bytes they were read."""
-Span: TypeAlias = tuple[int, int]
-"""Where the bytes of a field start and stop."""
-
-
-class _NotOrdinary(ValueError):
-    """A message that the generic codec has to read."""
-
-
-class _Head(NamedTuple):
-    """What an input says of itself, without its elements; one that no tensor can have is none."""
-
-    name: str
-    datatype: Datatype
-    shape: Shape
-    parameters: Mapping[str, Parameter]
-    dtype: "np.dtype[Any]"
-    plain_bytes: int
-    """How many raw bytes are the tensor just as they are; -1 where they have to be looked at."""
+_TAGS = range(1 << 3 | LENGTH, 8 << 3 | LENGTH, 1 << 3)
+_MODEL_NAME, _MODEL_VERSION, _ID, _PARAMETERS, _INPUTS, _OUTPUTS, _RAW_INPUT_CONTENTS = _TAGS
+"""The fields of ModelInferRequest."""
 
 
 @dataclass(slots=True)
-class DecodedInfer:
-    """A request whose structure was read; its tensors were not."""
+class _Layout:
+    """A request that differs from others of its size in its id and its raw elements alone."""
 
     model_name: str
     model_version: str
-    request: Callable[[], InferRequest]
-    """Reads the tensors, as views of the message where possible; raises as `read_request`."""
-
-    @classmethod
-    def of(cls, message: pb.ModelInferRequest) -> Self:
-        """Return what a message says."""
-        return cls(message.model_name, message.model_version, partial(read_request, message))
+    id: Span
+    fixed: list[tuple[int, bytes]]
+    """Where what lies around id and elements starts, and what it is."""
+    structure: Structure
 
 
 class InferDecoder:
-    """Reads requests; keeps `max_cached` each of the inputs, outputs and parameters it has met."""
+    """Reads requests; keeps `max_cached` each of the requests and of the parts it has met."""
 
     def __init__(self, *, max_fields: int, max_depth: int, max_cached: int) -> None:
         self._codec = WireCodec(max_fields=max_fields, max_depth=max_depth)
         self._max_fields = max_fields
         self._max_depth = max_depth
-        self._heads = BoundedCache(self._read_head, max_cached)
-        self._outputs = BoundedCache(self._read_output, max_cached)
-        self._parameters = BoundedCache(self._read_parameter, max_cached)
+        self._layouts: BoundedCache[tuple[int, bytes], _Layout] = BoundedCache(max_cached)
+        self._heads = MakingCache(self._read_head, max_cached)
+        self._outputs = MakingCache(self._read_output, max_cached)
+        self._parameters = MakingCache(self._read_parameter, max_cached)
 
     def decode(self, message: bytes | memoryview) -> DecodedInfer:
         """Return the request that all of the message is.
@@ -127,17 +71,48 @@ class InferDecoder:
         Raises MalformedMessage and TooManyFields, for the same messages as the generic codec.
         """
         try:
-            return self._read(message if type(message) is bytes else memoryview(message).cast("B"))
+            if type(message) is bytes:
+                return self._recognise(message) or self._read(message)
+            return self._read(memoryview(message).cast("B"))
         except (ValueError, LookupError, XlaserveError):
             pass  # and out of here, so that a refusal has no other one behind it
-        return DecodedInfer.of(self._codec.decode_message(pb.ModelInferRequest, message))
+        whole = self._codec.decode_message(pb.ModelInferRequest, message)
+        names = whole.model_name, whole.model_version, whole.id
+        return DecodedInfer(names, message, self._codec, None, whole)
+
+    # --- a request like one before ---
+
+    def _recognise(self, message: bytes) -> DecodedInfer | None:
+        layout = self._layouts.get((len(message), _first_field(message)))
+        if layout is None:
+            return None
+        for pos, fixed in layout.fixed:
+            if not message.startswith(fixed, pos):
+                return None
+        start, stop = layout.id
+        names = layout.model_name, layout.model_version, str(message[start:stop], "utf-8")
+        return DecodedInfer(names, message, self._codec, layout.structure)
+
+    def _keep(self, layout: _Layout, message: bytes) -> None:
+        end = len(message)
+        pos = size = 0
+        for start, stop in sorted((layout.id, *layout.structure.raw, (end, end))):
+            if start > pos:
+                layout.fixed.append((pos, message[pos:start]))
+                size += start - pos
+            pos = stop
+        if size <= MAX_LAYOUT_BYTES:
+            self._layouts.keep((end, _first_field(message)), layout)
+
+    # --- any request ---
 
     # One turn reads one field, as in the generic decoder, and for the same reason.
     def _read(self, data: Data) -> DecodedInfer:  # noqa: C901, PLR0912
-        model_name = model_version = request_id = ""
-        heads: list[_Head] = []
+        model_name = model_version = ""
+        id_start = id_stop = 0
+        heads: list[Head] = []
         raw: list[Span] = []
-        typed: list[Typed] = []
+        typed: list[Contents] = []
         outputs: list[RequestedOutput] = []
         parameters: dict[str, Parameter] = {}
         known = self._heads
@@ -160,7 +135,8 @@ class InferDecoder:
             elif tag == _MODEL_NAME:
                 model_name = str(data[pos:stop], "utf-8")
             elif tag == _ID:
-                request_id = str(data[pos:stop], "utf-8")
+                str(data[id_start:id_stop], "utf-8")  # of the one that this one replaces
+                id_start, id_stop = pos, stop
             elif tag == _MODEL_VERSION:
                 model_version = str(data[pos:stop], "utf-8")
             elif tag == _OUTPUTS:
@@ -169,57 +145,53 @@ class InferDecoder:
                 name, value = self._parameters[_key(data, pos, stop)]
                 parameters[name] = value
             else:
-                raise _NotOrdinary
+                raise NotOrdinary
             pos = stop
         if pos != end or len(heads) != len(raw or typed) or (raw and typed):
-            raise _NotOrdinary
+            raise NotOrdinary
         if end * BYTE_COST > self._max_fields:
             self._count(end, raw, typed)
-        rest = (model_name, model_version, request_id, outputs, parameters)
-        read = partial(self._request, data, heads, raw, typed, rest)
-        return DecodedInfer(model_name, model_version, read)
+        structure = Structure(heads, raw, typed, tuple(outputs), MappingProxyType(parameters))
+        names = model_name, model_version, str(data[id_start:id_stop], "utf-8")
+        if type(data) is bytes and not typed:
+            span = id_start, id_stop
+            self._keep(_Layout(model_name, model_version, span, [], structure), data)
+        return DecodedInfer(names, data, self._codec, structure)
 
-    def _count(self, end: int, raw: list[Span], typed: list[Typed]) -> None:
-        """Raise _NotOrdinary unless a message surely has no more fields than it may have."""
+    def _count(self, end: int, raw: list[Span], typed: list[Contents]) -> None:
+        """Raise NotOrdinary unless a message surely has no more fields than it may have."""
         most = BYTE_COST * (end - sum(stop - start for start, stop in raw))
-        for _, packed in typed:
+        for contents in typed:
+            packed = contents.packed_bytes
             most += PACKED_COST + packed // PACKED_BYTES - BYTE_COST * packed
         if most > self._max_fields:
-            raise _NotOrdinary
+            raise NotOrdinary
 
     # --- the parts of a request ---
 
-    def _read_input(self, data: Data, start: int, stop: int, typed: list[Typed]) -> _Head:
-        at = _find_contents(data, start, stop)
-        if at == stop:
-            return self._heads[_key(data, start, stop)]
-        # What follows takes a time that the number of fields does not bound.
-        if self._max_depth < _CONTENTS_DEPTH or len(data) // PACKED_BYTES > self._max_fields:
-            raise _NotOrdinary
+    def _read_input(self, data: Data, start: int, stop: int, typed: list[Contents]) -> Head:
+        at = find_contents(data, start, stop)
         head = self._heads[_key(data, start, at)]
-        pos = _last_field(data, at, stop)
-        tag = data[pos]
-        if tag == _BYTES_CONTENTS:
-            if head.datatype is not BYTES or len(data) * BYTE_COST > self._max_fields:
-                raise _NotOrdinary
-            typed.append((_read_elements(data, pos, stop), 0))
+        if at == stop:
             return head
-        name, make = _PACKED[tag]
-        pos = _last_field(data, pos, stop)
-        if head.datatype.contents != name:
-            raise _NotOrdinary
-        typed.append((make(memoryview(data)[pos:stop]), stop - pos))
+        # Reading them takes a time that only the size of the message bounds.
+        if self._max_depth < CONTENTS_DEPTH or len(data) // PACKED_BYTES > self._max_fields:
+            raise NotOrdinary
+        contents = read_contents(data, at, stop)
+        if contents.field != head.datatype.contents:
+            raise NotOrdinary
+        typed.append(contents)
         return head
 
-    def _read_head(self, body: bytes) -> _Head:
+    def _read_head(self, body: bytes) -> Head:
         (tensor,) = self._alone(_INPUTS, body).inputs
         contents = vars(tensor).get("contents")
         if contents is not None and any(getattr(contents, name) for name in CONTENTS_FIELDS):
-            raise _NotOrdinary
+            raise NotOrdinary
         datatype = datatype_named(tensor.datatype)
         count = element_count(tensor.shape)
         plain = count > 0 and datatype.dtype.kind not in "bO"
-        return _Head(
+        return Head(
             tensor.name,
             datatype,
             tuple(tensor.shape),
@@ -241,98 +213,16 @@ class InferDecoder:
         message = bytes((tag,)) + write_varint(len(body)) + body
         return self._codec.decode_message(pb.ModelInferRequest, message)
 
-    # --- tensors ---
 
-    def _request(
-        self,
-        data: Data,
-        heads: list[_Head],
-        raw: list[Span],
-        typed: list[Typed],
-        rest: tuple[str, str, str, list[RequestedOutput], dict[str, Parameter]],
-    ) -> InferRequest:
-        model_name, model_version, request_id, outputs, parameters = rest
-        try:
-            inputs = _from_typed(heads, typed) if typed else _from_raw(data, heads, raw)
-        except TensorDataError:
-            pass
-        else:
-            return InferRequest(
-                model_name, model_version, request_id, inputs, tuple(outputs), parameters
-            )
-        return read_request(self._codec.decode_message(pb.ModelInferRequest, data))
-
-
-# --- on the wire -------------------------------------------------------------------------------
+def _first_field(message: bytes) -> bytes:
+    """Return the name of the model where it comes first, so that models do not share a layout."""
+    return message[: message[1] + 2]
 
 
 def _key(data: Data, start: int, stop: int) -> bytes:
     if stop - start > MAX_KEY_BYTES:
-        raise _NotOrdinary
+        raise NotOrdinary
     return bytes(data[start:stop])
-
-
-def _find_contents(data: Data, start: int, stop: int) -> int:
-    """Return where an input has a field that may be its typed contents; `stop` if it has none."""
-    pos = start
-    for _ in range(MOST_FIELDS):
-        if pos >= stop or data[pos] == _CONTENTS:
-            break
-        if data[pos] not in _BEFORE_CONTENTS:
-            return stop
-        size, pos = read_size(data, pos + 1)
-        pos += size
-    return pos if pos < stop and data[pos] == _CONTENTS and data[pos + 1] else stop
-
-
-def _last_field(data: Data, pos: int, stop: int) -> int:
-    """Return where the value of a field starts; raises _NotOrdinary if another field follows."""
-    size, pos = read_size(data, pos + 1)
-    if pos + size != stop or not size:
-        raise _NotOrdinary
-    return pos
-
-
-def _read_elements(data: Data, pos: int, stop: int) -> list[bytes]:
-    elements = []
-    while pos < stop:
-        if data[pos] != _BYTES_CONTENTS:
-            raise _NotOrdinary
-        size, pos = read_size(data, pos + 1)
-        elements.append(bytes(data[pos : pos + size]))
-        pos += size
-    if pos != stop:
-        raise _NotOrdinary
-    return elements
-
-
-# --- to numpy ----------------------------------------------------------------------------------
-
-
-def _from_raw(data: Data, heads: list[_Head], raw: list[Span]) -> tuple[InferInput, ...]:
-    inputs = []
-    for (name, datatype, shape, parameters, dtype, plain), (start, stop) in zip(
-        heads, raw, strict=True
-    ):
-        if stop - start == plain:
-            tensor: Tensor = np.ndarray(shape, dtype, data, start)
-        elif datatype is BYTES:
-            tensor = unpack_bytes_or_image(shape, memoryview(data)[start:stop])
-        else:
-            tensor = from_bytes(datatype, shape, memoryview(data)[start:stop])
-        inputs.append(InferInput(name, datatype, tensor, parameters))
-    return tuple(inputs)
-
-
-def _from_typed(heads: list[_Head], typed: list[Typed]) -> tuple[InferInput, ...]:
-    inputs = []
-    for head, (elements, _) in zip(heads, typed, strict=True):
-        tensor = from_elements(head.datatype, head.shape, elements)
-        inputs.append(InferInput(head.name, head.datatype, tensor, head.parameters))
-    return tuple(inputs)
-
-
-# --- where a tensor lies -----------------------------------------------------------------------
 
 
 def tensor_offset(first_bytes: memoryview, message_bytes: int) -> int:

@@ -4,7 +4,7 @@ from typing import TypeAlias
 
 from xlaserve.core.inference import InferOutput, InferResponse
 from xlaserve.tensors import BYTES, Shape, pack_bytes, to_bytes
-from xlaserve.transport.grpc.bounded_cache import BoundedCache
+from xlaserve.transport.grpc.bounded_cache import MakingCache
 from xlaserve.transport.grpc.codec import WireCodec
 from xlaserve.transport.grpc.wire import LENGTH, write_varint
 from xlaserve_proto import inference as pb
@@ -23,9 +23,9 @@ class InferEncoder:
 
     def __init__(self, max_cached: int) -> None:
         self._codec = WireCodec()
-        self._models = BoundedCache(self._write_model, max_cached)
-        self._outputs = BoundedCache(self._write_output, max_cached)
-        self._sizes = BoundedCache(_write_size, max_cached)
+        self._models = MakingCache(self._write_model, max_cached)
+        self._outputs = MakingCache(self._write_output, max_cached)
+        self._sizes = MakingCache(_write_size, max_cached)
 
     def encode(self, response: InferResponse) -> tuple[Parts, int]:
         """Return the parts of a ModelInferResponse in their order, and their bytes together.
