@@ -2,7 +2,7 @@
 
 import pytest
 
-from xlaserve.transport.grpc.bounded_cache import BoundedCache
+from xlaserve.transport.grpc.bounded_cache import MakingCache
 
 
 def test_a_value_is_made_once() -> None:
@@ -12,20 +12,20 @@ def test_a_value_is_made_once() -> None:
         made.append(key)
         return len(key)
 
-    cache = BoundedCache(make, 2)
+    cache = MakingCache(make, 2)
 
     assert ([3, 3], ["abc"]) == ([cache["abc"], cache["abc"]], made)
 
 
 def test_it_never_holds_more_than_its_bound() -> None:
-    cache = BoundedCache(str, 3)
+    cache = MakingCache(str, 3)
     for key in range(100):
         assert str(key) == cache[key]
         assert len(cache) <= 3
 
 
 def test_what_cannot_be_made_is_not_kept() -> None:
-    cache = BoundedCache(int, 3)
+    cache = MakingCache(int, 3)
     with pytest.raises(ValueError, match="invalid literal"):
         _ = cache["x"]
 

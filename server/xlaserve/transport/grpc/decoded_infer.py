@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from xlaserve.tensors import (
     BYTES,
     Datatype,
     Shape,
-    Tensor,
     TensorDataError,
     from_bytes,
     from_elements,
@@ -22,9 +21,6 @@ from xlaserve.transport.grpc.tensors import read_request
 from xlaserve.transport.grpc.typed_contents import Contents
 from xlaserve.transport.grpc.wire import Data
 from xlaserve_proto import inference as pb
-
-Span: TypeAlias = tuple[int, int]
-"""Where the bytes of a field start and stop."""
 
 
 class Head(NamedTuple):
@@ -44,35 +40,24 @@ class Structure:
     """What a request says besides its names and its raw elements. Nobody changes it."""
 
     heads: list[Head]
-    raw: list[Span]
-    """Where the elements of each input lie; empty if they are typed."""
-    typed: list[Contents]
-    """The elements of each input; empty if they are raw."""
+    contents: list[Contents]
     outputs: tuple[RequestedOutput, ...]
     parameters: Mapping[str, Parameter]
 
     def inputs(self, data: Data) -> tuple[InferInput, ...]:
         """Read the tensors from the message; raises TensorDataError."""
-        return self._from_typed() if self.typed else self._from_raw(data)
-
-    def _from_raw(self, data: Data) -> tuple[InferInput, ...]:
         inputs = []
-        for head, (start, stop) in zip(self.heads, self.raw, strict=True):
+        for head, (start, stop, elements) in zip(self.heads, self.contents, strict=True):
             name, datatype, shape, parameters, dtype, plain_bytes = head
-            if stop - start == plain_bytes:
-                tensor: Tensor = np.ndarray(shape, dtype, data, start)
+            if elements is not None:
+                tensor = from_elements(datatype, shape, elements)
+            elif stop - start == plain_bytes:
+                tensor = np.ndarray(shape, dtype, data, start)
             elif datatype is BYTES:
                 tensor = unpack_bytes_or_image(shape, memoryview(data)[start:stop])
             else:
                 tensor = from_bytes(datatype, shape, memoryview(data)[start:stop])
             inputs.append(InferInput(name, datatype, tensor, parameters))
-        return tuple(inputs)
-
-    def _from_typed(self) -> tuple[InferInput, ...]:
-        inputs = []
-        for head, contents in zip(self.heads, self.typed, strict=True):
-            tensor = from_elements(head.datatype, head.shape, contents.elements)
-            inputs.append(InferInput(head.name, head.datatype, tensor, head.parameters))
         return tuple(inputs)
 
 

@@ -8,13 +8,14 @@ generic codec too, once, and is known again by its bytes.
 
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TypeAlias
 
 from xlaserve.core.inference import Parameter, RequestedOutput
 from xlaserve.errors import XlaserveError
-from xlaserve.tensors import datatype_named, element_count
+from xlaserve.tensors import BYTES, datatype_named, element_count
 from xlaserve.transport.grpc.bounded_cache import BoundedCache, MakingCache
 from xlaserve.transport.grpc.codec import WireCodec
-from xlaserve.transport.grpc.decoded_infer import DecodedInfer, Head, Span, Structure
+from xlaserve.transport.grpc.decoded_infer import DecodedInfer, Head, Structure
 from xlaserve.transport.grpc.decoder import PACKED_BYTES, PACKED_COST
 from xlaserve.transport.grpc.parameters import read_parameters
 from xlaserve.transport.grpc.tensors import CONTENTS_FIELDS
@@ -39,6 +40,9 @@ BYTE_COST = 8
 _TAGS = range(1 << 3 | LENGTH, 8 << 3 | LENGTH, 1 << 3)
 _MODEL_NAME, _MODEL_VERSION, _ID, _PARAMETERS, _INPUTS, _OUTPUTS, _RAW_INPUT_CONTENTS = _TAGS
 """The fields of ModelInferRequest."""
+
+Span: TypeAlias = tuple[int, int]
+"""Where the bytes of a field start and stop."""
 
 
 @dataclass(slots=True)
@@ -95,8 +99,9 @@ class InferDecoder:
 
     def _keep(self, layout: _Layout, message: bytes) -> None:
         end = len(message)
+        varying = [(start, stop) for start, stop, _ in layout.structure.contents]
         pos = size = 0
-        for start, stop in sorted((layout.id, *layout.structure.raw, (end, end))):
+        for start, stop in sorted((layout.id, *varying, (end, end))):
             if start > pos:
                 layout.fixed.append((pos, message[pos:start]))
                 size += start - pos
@@ -111,7 +116,7 @@ class InferDecoder:
         model_name = model_version = ""
         id_start = id_stop = 0
         heads: list[Head] = []
-        raw: list[Span] = []
+        raw: list[Contents] = []
         typed: list[Contents] = []
         outputs: list[RequestedOutput] = []
         parameters: dict[str, Parameter] = {}
@@ -128,7 +133,7 @@ class InferDecoder:
                 size, pos = read_size(data, pos - 1)
             stop = pos + size
             if tag == _RAW_INPUT_CONTENTS:
-                raw.append((pos, stop))
+                raw.append((pos, stop, None))
             elif tag == _INPUTS:
                 head = known.get(bytes(data[pos:stop])) if size <= MAX_KEY_BYTES else None
                 heads.append(head or self._read_input(data, pos, stop, typed))
@@ -147,23 +152,24 @@ class InferDecoder:
             else:
                 raise NotOrdinary
             pos = stop
-        if pos != end or len(heads) != len(raw or typed) or (raw and typed):
+        contents = raw or typed
+        if pos != end or len(heads) != len(contents) or (raw and typed):
             raise NotOrdinary
         if end * BYTE_COST > self._max_fields:
             self._count(end, raw, typed)
-        structure = Structure(heads, raw, typed, tuple(outputs), MappingProxyType(parameters))
         names = model_name, model_version, str(data[id_start:id_stop], "utf-8")
-        if type(data) is bytes and not typed:
+        structure = Structure(heads, contents, tuple(outputs), MappingProxyType(parameters))
+        if type(data) is bytes and all(elements is None for _, _, elements in contents):
             span = id_start, id_stop
             self._keep(_Layout(model_name, model_version, span, [], structure), data)
         return DecodedInfer(names, data, self._codec, structure)
 
-    def _count(self, end: int, raw: list[Span], typed: list[Contents]) -> None:
+    def _count(self, end: int, raw: list[Contents], typed: list[Contents]) -> None:
         """Raise NotOrdinary unless a message surely has no more fields than it may have."""
-        most = BYTE_COST * (end - sum(stop - start for start, stop in raw))
-        for contents in typed:
-            packed = contents.packed_bytes
-            most += PACKED_COST + packed // PACKED_BYTES - BYTE_COST * packed
+        most = BYTE_COST * (end - sum(stop - start for start, stop, _ in raw))
+        for start, stop, elements in typed:
+            if not isinstance(elements, list):  # which has a field for each of its elements
+                most += PACKED_COST + (stop - start) // PACKED_BYTES - BYTE_COST * (stop - start)
         if most > self._max_fields:
             raise NotOrdinary
 
@@ -172,15 +178,16 @@ class InferDecoder:
     def _read_input(self, data: Data, start: int, stop: int, typed: list[Contents]) -> Head:
         at = find_contents(data, start, stop)
         head = self._heads[_key(data, start, at)]
+        field = head.datatype.contents
         if at == stop:
             return head
-        # Reading them takes a time that only the size of the message bounds.
-        if self._max_depth < CONTENTS_DEPTH or len(data) // PACKED_BYTES > self._max_fields:
+        if field is None or self._max_depth < CONTENTS_DEPTH:
             raise NotOrdinary
-        contents = read_contents(data, at, stop)
-        if contents.field != head.datatype.contents:
+        # Reading them takes a time that nothing else bounds.
+        cost = BYTE_COST * len(data) if head.datatype is BYTES else len(data) // PACKED_BYTES
+        if cost > self._max_fields:
             raise NotOrdinary
-        typed.append(contents)
+        typed.append(read_contents(data, at, stop, field))
         return head
 
     def _read_head(self, body: bytes) -> Head:

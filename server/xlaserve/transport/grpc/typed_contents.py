@@ -1,11 +1,25 @@
 """Typed contents of an input as clients write them: one field, packed, at the end of the input."""
 
+from collections.abc import Callable
+from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TypeAlias
 
 from xlaserve.tensors import Elements
-from xlaserve.transport.grpc.wire import LENGTH, Data, fields_of, packed_array, read_size
+from xlaserve.transport.grpc.wire import (
+    LENGTH,
+    SCALARS,
+    VARINT,
+    Data,
+    Field,
+    fields_of,
+    packed_array,
+    read_size,
+)
 from xlaserve_proto import inference as pb
+
+Contents: TypeAlias = "tuple[int, int, Elements | None]"
+"""Where the elements of an input start and stop, and what they are if not just as raw bytes."""
 
 MOST_FIELDS = 256
 """Fields of a request, and of an input, beyond which it is not ordinary."""
@@ -16,26 +30,9 @@ _CONTENTS = 5 << 3 | LENGTH
 _BEFORE_CONTENTS = frozenset(number << 3 | LENGTH for number in range(1, 5))
 """Tags of an input."""
 
-_FIELDS = {row.name: row for row in fields_of(pb.InferTensorContents)}
-_BYTES = _FIELDS.pop("bytes_contents")
-_BYTES_TAG = _BYTES.tag(LENGTH)
-_PACKED = MappingProxyType(
-    {row.tag(LENGTH): (name, packed_array(row)) for name, row in _FIELDS.items()}
-)
-"""By tag: the name of a field of typed contents, and what makes an array of it."""
-
 
 class NotOrdinary(ValueError):
     """What the generic codec has to read."""
-
-
-class Contents(NamedTuple):
-    """The elements of one input."""
-
-    field: str
-    elements: Elements
-    packed_bytes: int
-    """Of how many packed bytes they were read."""
 
 
 def find_contents(data: Data, start: int, stop: int) -> int:
@@ -49,21 +46,17 @@ def find_contents(data: Data, start: int, stop: int) -> int:
     return pos if pos < stop and data[pos] == _CONTENTS and data[pos + 1] else stop
 
 
-def read_contents(data: Data, at: int, stop: int) -> Contents:
+def read_contents(data: Data, at: int, stop: int, field: str) -> Contents:
     """Read the contents that were found, in the time that it takes to look at each byte.
 
-    Raises NotOrdinary unless they are all of one field, IndexError or MalformedMessage where they
-    are none.
+    Raises NotOrdinary unless they are all in one go and of this field, IndexError or
+    MalformedMessage where they are none.
     """
+    tag, read = _READERS[field]
     pos = _last_field(data, at, stop)
-    if data[pos] == _BYTES_TAG:
-        return Contents(_BYTES.name, _read_bytes(data, pos, stop), 0)
-    packed = _PACKED.get(data[pos])
-    if packed is None:
+    if data[pos] != tag:
         raise NotOrdinary
-    field, make = packed
-    pos = _last_field(data, pos, stop)
-    return Contents(field, make(memoryview(data)[pos:stop]), stop - pos)
+    return read(data, pos, stop)
 
 
 def _last_field(data: Data, pos: int, stop: int) -> int:
@@ -74,14 +67,41 @@ def _last_field(data: Data, pos: int, stop: int) -> int:
     return pos
 
 
-def _read_bytes(data: Data, pos: int, stop: int) -> list[bytes]:
+def _read_bytes(tag: int, data: Data, at: int, stop: int) -> Contents:
     elements = []
+    pos = at
     while pos < stop:
-        if data[pos] != _BYTES_TAG:
+        if data[pos] != tag:
             raise NotOrdinary
         size, pos = read_size(data, pos + 1)
         elements.append(bytes(data[pos : pos + size]))
         pos += size
     if pos != stop:
         raise NotOrdinary
-    return elements
+    return at, stop, elements
+
+
+def _read_fixed(itemsize: int, data: Data, at: int, stop: int) -> Contents:
+    """Packed floats are what raw contents would be."""
+    pos = _last_field(data, at, stop)
+    if (stop - pos) % itemsize:
+        raise NotOrdinary
+    return pos, stop, None
+
+
+def _read_varints(make: Callable[[Data], Elements], data: Data, at: int, stop: int) -> Contents:
+    pos = _last_field(data, at, stop)
+    return pos, stop, make(memoryview(data)[pos:stop])
+
+
+def _reader(row: Field) -> tuple[int, Callable[[Data, int, int], Contents]]:
+    tag, scalar = row.tag(LENGTH), SCALARS[row.type]
+    if scalar.wire == LENGTH:
+        return tag, partial(_read_bytes, tag)
+    if scalar.wire == VARINT:
+        return tag, partial(_read_varints, packed_array(row))
+    return tag, partial(_read_fixed, scalar.dtype.itemsize)
+
+
+_READERS = MappingProxyType({row.name: _reader(row) for row in fields_of(pb.InferTensorContents)})
+"""By the field of typed contents: its tag, and what reads it."""
