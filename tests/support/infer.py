@@ -10,6 +10,7 @@ from xlaserve.errors import XlaserveError
 from xlaserve.transport.grpc.codec import WireCodec
 from xlaserve.transport.grpc.decoder import TooManyFields
 from xlaserve.transport.grpc.infer_codec import DecodedInfer, InferCodec
+from xlaserve.transport.grpc.infer_decoder import InferDecoder
 from xlaserve.transport.grpc.tensors import read_request
 from xlaserve.transport.grpc.wire import MalformedMessage
 from xlaserve_proto.inference import ModelInferRequest
@@ -29,7 +30,7 @@ def generically(codec: WireCodec) -> Read:
     return read
 
 
-def directly(codec: InferCodec) -> Read:
+def directly(codec: InferCodec | InferDecoder) -> Read:
     """Read without them."""
 
     def read(data: bytes | memoryview) -> tuple[str, str, Callable[[], InferRequest]]:

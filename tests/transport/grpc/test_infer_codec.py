@@ -12,9 +12,11 @@ from support.protobuf import Google
 from xlaserve.core.inference import InferOutput, InferResponse
 from xlaserve.errors import InvalidTensor
 from xlaserve.tensors import BYTES, DATATYPES, Datatype, to_bytes
+from xlaserve.transport.grpc.bounded_cache import BoundedCache
 from xlaserve.transport.grpc.codec import WireCodec
 from xlaserve.transport.grpc.decoder import TooManyFields
 from xlaserve.transport.grpc.infer_codec import InferCodec, tensor_offset
+from xlaserve.transport.grpc.infer_decoder import InferDecoder
 from xlaserve.transport.grpc.infer_encoder import JOINED_BYTES
 from xlaserve.transport.grpc.tensors import write_outputs
 from xlaserve.transport.grpc.wire import MalformedMessage
@@ -106,7 +108,7 @@ def requests(draw: st.DrawFn) -> Any:
 
 
 @given(message=requests())
-@settings(max_examples=500)
+@settings(max_examples=200)
 def test_requests_are_read_as_the_generic_codec_reads_them(message: Any) -> None:
     data = WireCodec().encode_message(message)
     expected = outcome(generically(WireCodec()), data)
@@ -117,7 +119,7 @@ def test_requests_are_read_as_the_generic_codec_reads_them(message: Any) -> None
 
 @pytest.mark.parametrize("row", DATATYPES.values(), ids=DATATYPES)
 @given(data=st.data())
-@settings(max_examples=25)
+@settings(max_examples=10)
 def test_every_datatype_is_read_raw(row: Datatype, data: st.DataObject) -> None:
     """The array holds what was sent, in the shape that was sent."""
     elements = data.draw(elements_of(row, 6))
@@ -143,7 +145,7 @@ def raw_request(datatype: str, shape: list[int], *raw: Any, **values: Any) -> by
 
 @pytest.mark.parametrize("row", [r for r in DATATYPES.values() if r.contents], ids=str)
 @given(data=st.data())
-@settings(max_examples=25)
+@settings(max_examples=10)
 def test_every_datatype_is_read_from_typed_contents(row: Datatype, data: st.DataObject) -> None:
     """As google's protobuf writes them, up to more than what is read at a glance."""
     count = data.draw(st.sampled_from([1, 5, 200]))
@@ -187,10 +189,7 @@ def test_faults_are_told_as_by_the_generic_codec(datatype: str, shape: Any, raw:
 
 def test_small_integers_out_of_range_are_refused() -> None:
     """UINT8 travels as uint32; what does not fit is not cut."""
-    tensor = ModelInferRequestInferInputTensor(
-        name="x", datatype="UINT8", shape=[2], contents=InferTensorContents(uint_contents=[0, 256])
-    )
-    data = WireCodec().encode_message(ModelInferRequest(model_name="m", inputs=[tensor]))
+    data = typed_request("UINT8", [2], uint_contents=[0, 256])
 
     with pytest.raises(InvalidTensor, match="expected UINT8 between 0 and 255, got 256"):
         WARM.decode(data).request()
@@ -234,11 +233,133 @@ def test_a_request_can_be_read_twice() -> None:
     assert decoded.request() is not decoded.request()
 
 
+# --- what is known again -----------------------------------------------------------------------
+
+
+def typed_request(datatype: str, shape: list[int], **contents: Any) -> bytes:
+    tensor = ModelInferRequestInferInputTensor(
+        name="x", datatype=datatype, shape=shape, contents=InferTensorContents(**contents)
+    )
+    return WireCodec().encode_message(ModelInferRequest(model_name="m", inputs=[tensor]))
+
+
+ORDINARY = {
+    "raw": lambda n: raw_request("FP32", [1], np.float32(n).tobytes(), id=str(n)),
+    "raw, other sizes": lambda n: raw_request("UINT8", [2], bytes((n, n)), id="a" * n),
+    "raw bytes": lambda n: raw_request("BYTES", [1], (n).to_bytes(4, "little") + b"a" * n),
+    "typed floats": lambda n: typed_request("FP64", [2], fp64_contents=[n, 0.5]),
+    "typed integers": lambda n: typed_request("INT64", [70], int64_contents=[-n] * 70),
+    "typed small integers": lambda n: typed_request("UINT8", [2], uint_contents=[n, 255]),
+    "typed bytes": lambda n: typed_request("BYTES", [2], bytes_contents=[b"a" * n, b""]),
+    "typed booleans": lambda n: typed_request("BOOL", [2], bool_contents=[bool(n % 2), True]),
+    "parameters": lambda n: raw_request(
+        "FP32",
+        [1],
+        np.float32(n).tobytes(),
+        parameters={"p": InferParameter(int64_param=7)},
+        outputs=[ModelInferRequestInferRequestedOutputTensor(name="y")],
+    ),
+}
+
+
+@pytest.mark.parametrize("make", ORDINARY.values(), ids=ORDINARY)
+@pytest.mark.parametrize("view", [bytes, memoryview])
+def test_ordinary_requests_need_the_generic_codec_once(
+    make: Any, view: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only elements and id differ from the first one on."""
+    codec = infer_codec()
+    messages = [make(n) for n in range(1, 9)]
+    expected = [outcome(generically(WireCodec()), data) for data in messages]
+    codec.decode(messages[0]).request()
+    monkeypatch.delattr(WireCodec, "decode_message")
+
+    assert expected == [outcome(directly(codec), view(data)) for data in messages]
+
+
+def test_models_with_names_of_the_same_length_are_told_apart() -> None:
+    codec = infer_codec()
+    one = raw_request("FP32", [1], bytes(4))
+    other = one.replace(b"\x0a\x01m", b"\x0a\x01n")
+
+    assert ["m", "n"] * 2 == [codec.decode(data).model_name for data in (one, other) * 2]
+
+
+@pytest.mark.parametrize("old", [b"FP32", b"x", b"\x1a\x01\x01", b"\x3a\x04"])
+def test_what_differs_in_its_structure_is_not_taken_for_the_same(old: bytes) -> None:
+    """Requests of the same size, with the same name of the model."""
+    codec = infer_codec()
+    data = raw_request("FP32", [1], bytes(4))
+    assert 1 == data.count(old)
+    codec.decode(data)
+
+    for at in range(len(old)):
+        changed = bytearray(old)
+        changed[at] ^= 1
+        damaged = data.replace(old, bytes(changed))
+        assert outcome(generically(WireCodec()), damaged) == outcome(directly(codec), damaged)
+
+
+def test_id_of_a_known_request_is_checked() -> None:
+    codec = infer_codec()
+    data = raw_request("FP32", [1], bytes(4), id="4711")
+    assert "4711" == codec.decode(data).id
+
+    assert "4712" == codec.decode(data.replace(b"4711", b"4712")).id
+    with pytest.raises(MalformedMessage):
+        codec.decode(data.replace(b"4711", b"471\xff"))
+
+
+def test_nothing_that_is_kept_can_be_changed() -> None:
+    """Requests share what they have in common."""
+    request = WARM.decode(ORDINARY["parameters"](1)).request()
+
+    for shared in (request, request.inputs[0], request.outputs[0]):
+        with pytest.raises(TypeError, match="does not support item assignment"):
+            shared.parameters["p"] = 1  # type: ignore[index]
+
+
+@given(count=st.integers(1, 100))
+@settings(max_examples=10)
+def test_no_cache_grows_beyond_its_bound(count: int) -> None:
+    decoder = InferDecoder(max_fields=1000, max_depth=100, max_cached=16)
+    for n in range(count):
+        name = f"output {n}"
+        decoder.decode(
+            raw_request(
+                "FP32",
+                [n + 1],
+                bytes(4 * n + 4),
+                parameters={name: InferParameter(int64_param=n)},
+                outputs=[ModelInferRequestInferRequestedOutputTensor(name=name)],
+            )
+        )
+
+    caches = [cache for cache in vars(decoder).values() if isinstance(cache, BoundedCache)]
+    assert 4 == len(caches)
+    assert all(0 < len(cache) <= 16 for cache in caches)
+
+
+def test_long_keys_are_not_kept() -> None:
+    decoder = InferDecoder(max_fields=1000, max_depth=100, max_cached=16)
+    for data in (
+        raw_request(
+            "FP32", [1], bytes(4), parameters={"a" * 1025: InferParameter(bool_param=True)}
+        ),
+        raw_request("FP32", [1], bytes(4), model_version="a" * 1025),
+        typed_request("BYTES", [1], bytes_contents=[b"a" * 1025]),
+    ):
+        assert outcome(generically(WireCodec()), data) == outcome(directly(decoder), data)
+
+    keys = [k for c in vars(decoder).values() if isinstance(c, BoundedCache) for k in c]
+    assert all(len(repr(key)) < 1024 for key in keys)
+
+
 # --- bounds ------------------------------------------------------------------------------------
 
 
 @given(message=requests(), limit=st.integers(0, 60))
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_fields_are_bounded_as_by_the_generic_codec(message: Any, limit: int) -> None:
     data = WireCodec().encode_message(message)
     expected = outcome(generically(WireCodec(max_fields=limit)), data)
@@ -251,7 +372,7 @@ def test_fields_are_bounded_as_by_the_generic_codec(message: Any, limit: int) ->
 
 @pytest.mark.parametrize("depth", range(5))
 @given(message=requests())
-@settings(max_examples=50)
+@settings(max_examples=20)
 def test_depth_is_bounded_as_by_the_generic_codec(depth: int, message: Any) -> None:
     data = WireCodec().encode_message(message)
     expected = outcome(generically(WireCodec(max_depth=depth)), data)
@@ -276,13 +397,7 @@ def test_messages_of_many_small_fields_are_refused(bomb: bytes) -> None:
 
 def test_large_typed_contents_are_within_the_default_bounds() -> None:
     """A hundred thousand numbers are one field, whatever they look like."""
-    tensor = ModelInferRequestInferInputTensor(
-        name="x",
-        datatype="INT64",
-        shape=[100_000],
-        contents=InferTensorContents(int64_contents=[-1] * 100_000),
-    )
-    data = WireCodec().encode_message(ModelInferRequest(model_name="m", inputs=[tensor]))
+    data = typed_request("INT64", [100_000], int64_contents=[-1] * 100_000)
 
     (read,) = WARM.decode(data).request().inputs
 
@@ -290,7 +405,7 @@ def test_large_typed_contents_are_within_the_default_bounds() -> None:
 
 
 @given(messages=st.lists(requests(), max_size=8))
-@settings(max_examples=50)
+@settings(max_examples=25)
 def test_a_small_cache_changes_nothing(messages: list[Any]) -> None:
     codec, wire = infer_codec(max_cached=1), WireCodec()
     for data in map(wire.encode_message, messages):
@@ -341,7 +456,7 @@ def generic_bytes(response: InferResponse) -> bytes:
 
 
 @given(response=responses())
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_responses_are_written_as_the_generic_codec_writes_them(response: InferResponse) -> None:
     for _ in range(2):
         parts, size = WARM.encode(response)

@@ -16,8 +16,8 @@ from xlaserve.transport.grpc.codec import WireCodec
 from xlaserve.transport.grpc.infer_codec import InferCodec
 from xlaserve_proto.inference import ModelInferRequest
 
-SHARDS = 10
-MESSAGES = 6_000
+SHARDS = 6
+MESSAGES = 4_000
 """Of each shard."""
 MUTATIONS = 25
 """Of each valid message, which is the first of them."""
