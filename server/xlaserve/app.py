@@ -54,6 +54,7 @@ from xlaserve.transport.grpc.reflection import reflection_services
 from xlaserve.transport.grpc.server import GrpcServer
 from xlaserve.transport.grpc.services import ServicesCodec, injection_paths, load_services
 from xlaserve.transport.grpc.splice import InjectionPath
+from xlaserve.transport.http2.limits import Http2Limits
 from xlaserve.transport.rest.bodies import BodyLimits
 from xlaserve.transport.rest.inference import InferenceRoutes
 from xlaserve.transport.rest.metrics import Metrics
@@ -303,10 +304,11 @@ class Application:
         self.grpc = GrpcServer(
             [*services, health, *reflection],
             codec=ServicesCodec(WireCodec(**limits)),
-            max_message_bytes=settings.max_message_bytes,
+            limits=_http2_limits(settings),
             max_connections=settings.max_connections,
-            max_streams=settings.max_streams_per_connection
-            * (_STREAMS_OF_A_MESH if settings.modelmesh else 1),
+            max_receiving_bytes=settings.max_receiving_bytes,
+            max_parked_bytes=settings.max_parked_bytes,
+            engine=settings.http2_engine,
         )
         inject_ids(self.grpc, paths, **limits)
         translate_errors(self.grpc, message_timeout_seconds=settings.message_timeout_seconds)
@@ -389,6 +391,19 @@ class Application:
         await asyncio.gather(*(server.drain(self.settings.grace_seconds) for server in servers))
         await self.control.close()
         _log.info("stopped")
+
+
+def _http2_limits(settings: Settings) -> Http2Limits:
+    return Http2Limits(
+        max_message_bytes=settings.max_message_bytes,
+        max_streams=settings.max_streams_per_connection
+        * (_STREAMS_OF_A_MESH if settings.modelmesh else 1),
+        max_header_bytes=settings.max_header_bytes,
+        max_resets=settings.max_stream_resets,
+        max_control_frames=settings.max_control_frames,
+        preface_seconds=settings.preface_seconds,
+        message_seconds=settings.message_timeout_seconds,
+    )
 
 
 def _capacity_bytes(settings: Settings, device_limit: int | None) -> int:

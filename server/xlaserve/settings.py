@@ -69,6 +69,15 @@ class Readiness(StrEnum):
     """And none of them is without a ready version."""
 
 
+class Http2Engine(StrEnum):
+    """What speaks HTTP/2 under gRPC."""
+
+    OWN = "own"
+    """The server's own engine."""
+    H2 = "h2"
+    """The h2 library, through grpclib: slower, and the reference."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """What the operator decides. Immutable; parts of it are passed down."""
@@ -86,6 +95,15 @@ class Settings:
     """Where HTTP is served: port:<n>, unix:<path> or none."""
     unix_socket_mode: int = 0o666
     """Permission bits of unix sockets."""
+    http2_engine: Http2Engine = Http2Engine.OWN
+    """What speaks HTTP/2 for gRPC: own; or h2, the library that it is compared with."""
+    grpc_tls_certificate: str = ""
+    """File of the certificate chain, in PEM, to serve gRPC over TLS; empty for none."""
+    grpc_tls_key: str = ""
+    """File of its private key; empty where the certificate's file holds it."""
+    grpc_tls_client_ca: str = ""
+    """File of the authorities whose clients may connect, each with its certificate; empty for
+    all clients."""
 
     model_control_mode: ModelControlMode = ModelControlMode.NONE
     """none: load all at start; poll: follow the repository; explicit: clients load and unload."""
@@ -170,6 +188,19 @@ class Settings:
     """Requests that one gRPC connection may have open; eight times as many with modelmesh."""
     max_connections: int = 1024
     """gRPC connections that may be open."""
+    max_header_bytes: int = 16 << 10
+    """Largest header list of a gRPC request."""
+    max_receiving_bytes: int = 1 << 30
+    """Bytes of gRPC messages that are being received or answered, of all connections."""
+    max_parked_bytes: int = 256 << 20
+    """Bytes of gRPC answers that wait for slow clients, of all connections."""
+    max_stream_resets: int = 200
+    """gRPC requests that a connection may cancel in 30 s, beyond those that were answered."""
+    max_control_frames: int = 2000
+    """HTTP/2 frames without content that a connection may send in 30 s, beyond four for each of
+    its answers."""
+    preface_seconds: float = 5.0
+    """How long a new gRPC connection may take to begin."""
     max_http_connections: int = 1024
     """HTTP connections that may be open."""
     http_idle_seconds: float = 75.0
@@ -293,6 +324,12 @@ _SMALLEST: Mapping[str, float] = {
     "max_message_depth": 10,
     "max_streams_per_connection": 1,
     "max_connections": 1,
+    "max_header_bytes": 1024,
+    "max_receiving_bytes": 1024,
+    "max_parked_bytes": 1024,
+    "max_stream_resets": 1,
+    "max_control_frames": 10,
+    "preface_seconds": 0.01,
     "max_http_connections": 1,
     "http_idle_seconds": 0.01,
     "max_http_header_bytes": 1024,

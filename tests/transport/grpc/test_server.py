@@ -14,7 +14,7 @@ from grpclib.metadata import encode_grpc_message
 from support.server import Serve
 
 from xlaserve.transport.grpc.edge import shorten
-from xlaserve.transport.grpc.server import header_problem
+from xlaserve.transport.grpc.request_headers import header_problem
 
 LIVE = "/inference.GRPCInferenceService/ServerLive"
 EMPTY_MESSAGE = b"\0\0\0\0\0"
@@ -87,11 +87,10 @@ async def connect(url: str) -> AsyncIterator[Wire]:
         (headers(), "0", ""),
         (headers(("grpc-timeout", "9" * 400 + "S")), "3", "grpc-timeout"),
         (headers(("grpc-timeout", "1X")), "3", "grpc-timeout"),
-        (headers(("mm-model-id-bin", "abcde")), "3", "-bin"),
-        (headers(("mm-model-id-bin", "!!!!")), "3", "-bin"),
+        (headers(("mm-model-id-bin", "abcde")), "13", "-bin"),
+        (headers(("mm-model-id-bin", "!!!!")), "13", "-bin"),
         (headers(("mm-model-id-bin", "YWJj")), "0", ""),
         (headers(("mm-model-id-bin", "YWI")), "0", ""),
-        (headers()[1:], "3", ":method"),
         (headers(path="/inference.GRPCInferenceService/Nope"), "12", "Method not found"),
     ],
 )
@@ -107,6 +106,22 @@ async def test_every_request_gets_an_answer(
 
     assert status == answer["grpc-status"]
     assert text in answer.get("grpc-message", "")
+    assert "0" == following["grpc-status"]
+
+
+@pytest.mark.parametrize("missing", [":method", ":path", "te"])
+async def test_a_request_without_a_header_that_it_must_have_is_reset(
+    serve: Serve, tmp_path: Path, missing: str
+) -> None:
+    """RFC 9113, 8.1.1; gRPC over HTTP/2, Requests."""
+    async with serve(tmp_path) as server, connect(server.url) as wire:
+        wire.send([line for line in headers() if line[0] != missing])
+        end = await wire.until(h2.events.StreamReset)
+        wire.events.clear()
+        wire.send(headers())
+        following = await wire.trailers()
+
+    assert 1 == end.error_code  # PROTOCOL_ERROR
     assert "0" == following["grpc-status"]
 
 
