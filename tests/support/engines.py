@@ -1,24 +1,15 @@
-"""The HTTP/2 engine that a run of the tests is about: `XLASERVE_HTTP2_ENGINE`, else the default."""
+"""The HTTP/2 engine that a run of the tests is about: `XLASERVE_HTTP2_ENGINE`, else our own."""
 
 import os
-from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any
 
 import pytest
 
-from xlaserve.settings import Settings
+from xlaserve.settings import Http2Engine
 
-_NAME = "http2_engine"
-_SETTING = {field.name: field.default for field in fields(Settings)}
-
-ENGINE = os.environ.get("XLASERVE_HTTP2_ENGINE") or str(_SETTING.get(_NAME, "h2"))
-"""`own`, or `h2`, which is grpclib's."""
-
-ENGINE_SETTING: Mapping[str, Any] = {_NAME: ENGINE} if _NAME in _SETTING else {}
+ENGINE = Http2Engine(os.environ.get("XLASERVE_HTTP2_ENGINE", Http2Engine.OWN))
 """For servers in the process of the tests; others read the environment."""
 
 own_engine_only = pytest.mark.skipif(
-    ENGINE != "own", reason="the h2 engine answers this as h2 and grpclib do"
+    ENGINE is not Http2Engine.OWN, reason="grpclib over h2 answers this as it does"
 )
 """For what an engine of our own promises, and grpclib's does not."""
