@@ -140,7 +140,7 @@ class GrpcConnection(asyncio.Protocol):
         )
         self._flush()
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         """Tell the load of every request that will have no answer."""
         self._fail("connection closed")
 

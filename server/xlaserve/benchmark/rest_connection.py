@@ -65,7 +65,7 @@ class RestConnection(asyncio.Protocol):
         """Remember where requests go."""
         self._transport = cast("asyncio.Transport", transport)
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         """Tell the load of the request that will have no answer."""
         self._transport = None
         self._fail("connection closed")

@@ -17,19 +17,24 @@ class Target(Protocol):
     @property
     def protocol(self) -> str:
         """Return how the tensors travel: `grpc`, `rest binary` or `rest json`."""
+        ...
 
     @property
     def multiplexes(self) -> bool:
         """Tell whether a connection takes several requests at the same time."""
+        ...
 
     async def specs(self) -> Sequence[TensorSpec]:
         """Return the inputs of the model; raises XlaserveError where there is none."""
+        ...
 
     async def probe(self, inputs: Inputs) -> None:
         """Send the request once; raises XlaserveError where it is not answered as it should be."""
+        ...
 
     def connector(self, inputs: Inputs) -> Connect:
         """Return what opens connections that send this request."""
+        ...
 
 
 def target(url: str, model: str, version: str, *, timeout: float, binary: bool | None) -> Target:
