@@ -68,7 +68,7 @@ class Comparison:
         return interleave(measures, self._rounds, self._show)
 
     def _repetition(self, row: Row, contender: Contender) -> Repetition:
-        self._contenders.running([contender.name])
+        self._contenders.running([contender.name])  # it may have crashed meanwhile
         peer_workload = contender.name in row.peers and row.peer_workload
         return self._kit.measure(
             contender.http_port if row.protocol != "grpc" else contender.grpc_port,

@@ -31,7 +31,8 @@ def same(params: None, x: jax.Array) -> jax.Array:
 
 def mlp(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
     """Return ten scores for each row."""
-    return jnp.maximum(x @ params["w1"] + params["b1"], 0) @ params["w2"] + params["b2"]
+    hidden = jnp.maximum(x @ params["w1"] + params["b1"][None], 0)
+    return hidden @ params["w2"] + params["b2"][None]
 
 
 def channel_means(params: None, x: jax.Array) -> jax.Array:

@@ -12,7 +12,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def measured(*latencies: float, **errors: int) -> Measured:
-    return Measured(Step(2, 4), 2.0, array("d", latencies), Counter(errors))
+    return Measured(Step(2, 4), 2.0, array("d", latencies), Counter(errors), 0.5)
 
 
 @pytest.mark.parametrize(

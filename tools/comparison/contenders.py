@@ -138,6 +138,8 @@ class Contenders:
     def __init__(self, kit: Kit, models: Path, logs: Path) -> None:
         self._kit, self._models, self._logs = kit, models, logs
         self._all: dict[str, Contender] = {}
+        self._ours: set[str] = set()
+        self._verified: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -164,6 +166,7 @@ class Contenders:
         command += ["--grpc-endpoint", f"port:{grpc}", "--http-endpoint", f"port:{http}"]
         command += ["--max-message-bytes", str(_MAX_MESSAGE_BYTES), *variant.flags]
         single = {"OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
+        self._ours.add(variant.name)
         self._add(variant.name, command, os.environ | single, (grpc, http))
 
     def _add(
@@ -181,7 +184,21 @@ class Contenders:
             one.start()
         for one in wanted:
             one.wait()
+            self._verify(one)
         return wanted
+
+    def _verify(self, contender: Contender) -> None:
+        """Exit where answers are wrong: what does something else cannot be compared.
+
+        Only xlaserve over HTTP too: the kit's client and some peers do not agree on a JSON body.
+        """
+        if contender.name in self._verified:
+            return
+        http = contender.http_port if contender.name in self._ours else None
+        wrong = self._kit.verify(contender.grpc_port, http)
+        if wrong:
+            sys.exit(f"{contender.name} answers wrongly:\n{wrong}")
+        self._verified.add(contender.name)
 
     def stop(self) -> None:
         """End them all."""

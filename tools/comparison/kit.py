@@ -66,6 +66,18 @@ class Kit:
         """Return what starts a peer, with its gRPC and its HTTP port."""
         return self.directory / f"start_{peer}.sh"
 
+    def verify(self, grpc_port: int, http_port: int | None) -> str:
+        """Compare answers with numpy; return what the kit says where one is wrong, else ''."""
+        python = self.cache / "venv" / "tools" / "bin" / "python"
+        command = [str(python), str(self.directory / "verify.py")]
+        command += ["--grpc", f"127.0.0.1:{grpc_port}"]
+        if http_port is not None:
+            command += ["--http", f"127.0.0.1:{http_port}"]
+        ran = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, check=False
+        )
+        return "" if not ran.returncode else ran.stdout + ran.stderr
+
     def measure(
         self, port: int, pid: int, *, protocol: str, workload: str, load: str, seconds: float
     ) -> Repetition:

@@ -174,8 +174,8 @@ class GrpcConnection(asyncio.Protocol):
             position = start + size
             if kind == Frame.DATA:
                 self._data(flags, number, size)
-            elif kind in _READERS:
-                _READERS[Frame(kind)](self, flags, number, bytes(data[start:position]))
+            elif (read := _READERS.get(kind)) is not None:
+                read(self, flags, number, bytes(data[start:position]))
         del data[:position]
 
     def _data(self, flags: int, number: int, size: int) -> None:
@@ -321,7 +321,7 @@ class GrpcConnection(asyncio.Protocol):
         self._output = []
 
 
-_READERS: Mapping[Frame, Callable[[GrpcConnection, int, int, bytes], None]] = {
+_READERS: Mapping[int, Callable[[GrpcConnection, int, int, bytes], None]] = {
     Frame.HEADERS: GrpcConnection._header_frame,
     Frame.CONTINUATION: GrpcConnection._continuation,
     Frame.SETTINGS: GrpcConnection._settings,

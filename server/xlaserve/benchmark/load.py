@@ -67,6 +67,8 @@ class Measured:
     """In seconds, ascending; only of answers that were no errors."""
     errors: "Counter[str]"
     """How many answers of each other status there were."""
+    client_cpu: float
+    """The share of a core that the client used; at 1 it is the client that was measured."""
 
 
 class Load:
@@ -124,10 +126,10 @@ class Load:
         except TimeoutError:
             self._errors[NO_ANSWER] += self._open
 
-    def measured(self, step: Step) -> Measured:
+    def measured(self, step: Step, client_cpu: float) -> Measured:
         """Return what was counted."""
         latencies = array("d", sorted(self._latencies))
-        return Measured(step, self._last - self._begin, latencies, self._errors)
+        return Measured(step, self._last - self._begin, latencies, self._errors, client_cpu)
 
 
 async def run_step(step: Step, timing: Timing, connect: Connect) -> Measured:
@@ -140,9 +142,11 @@ async def run_step(step: Step, timing: Timing, connect: Connect) -> Measured:
     try:
         for _ in range(step.connections):
             connections.append(await connect(load, step.streams))
+        wall, cpu = time.monotonic(), time.process_time()
         load.start(connections, step.streams)
         await load.finished()
+        share = (time.process_time() - cpu) / (time.monotonic() - wall)
     finally:
         for connection in connections:
             connection.close()
-    return load.measured(step)
+    return load.measured(step, share)

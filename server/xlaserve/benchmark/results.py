@@ -23,6 +23,8 @@ class Result:
     """By name: p50, p90, p95, p99, max; empty where there was no answer."""
     errors: Mapping[str, int]
     """By status, how many requests ended in another way."""
+    client_cpu: float
+    """The share of a core that the client used."""
 
     def as_json(self) -> dict[str, Any]:
         """Return it in terms of JSON."""
@@ -35,6 +37,7 @@ class Result:
             "answers_per_second": self.answers_per_second,
             "latency_ms": dict(self.latency_ms),
             "errors": dict(self.errors),
+            "client_cpu": self.client_cpu,
         }
 
 
@@ -52,6 +55,7 @@ def result(measured: Measured) -> Result:
         answers_per_second=count / seconds if seconds > 0 else 0.0,
         latency_ms={name: value * _MILLISECONDS for name, value in named.items()},
         errors=dict(measured.errors.most_common()),
+        client_cpu=measured.client_cpu,
     )
 
 

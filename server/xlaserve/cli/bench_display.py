@@ -14,6 +14,9 @@ from xlaserve.benchmark.run import Report
 _INTEGRAL = 100.0
 """From here on milliseconds are shown without a fraction."""
 
+_BUSY = 0.9
+"""Share of a core above which the client may be slower than the server."""
+
 
 class BenchDisplay:
     """A bar on stderr that moves with the clock, and the results on stdout."""
@@ -61,6 +64,12 @@ class BenchDisplay:
         console.print(f"{report.model}, {report.protocol}: {sent}", highlight=False, soft_wrap=True)
         console.print(_table(report))
         for result in report.results:
+            if result.client_cpu > _BUSY:
+                console.print(
+                    f"{result.step.concurrency} in flight: the client had no time left, "
+                    "the server may be faster than this",
+                    soft_wrap=True,
+                )
             for status, count in result.errors.items():
                 console.print(
                     f"{result.step.concurrency} in flight: {count} x {status}",
@@ -72,7 +81,18 @@ class BenchDisplay:
 
 def _table(report: Report) -> Table:
     table = Table()
-    for name in ("in flight", "over", "answers/s", "p50 ms", "p90", "p95", "p99", "max", "errors"):
+    for name in (
+        "in flight",
+        "over",
+        "answers/s",
+        "p50 ms",
+        "p90",
+        "p95",
+        "p99",
+        "max",
+        "errors",
+        "client",
+    ):
         table.add_column(name, justify="right", no_wrap=True)
     for result in report.results:
         table.add_row(*_row(result))
@@ -87,6 +107,7 @@ def _row(result: Result) -> list[str]:
         f"{result.answers_per_second:.0f}",
         *("-" if value is None else _digits(value) for value in latencies),
         str(sum(result.errors.values())),
+        f"{result.client_cpu:.0%}",
     ]
 
 
