@@ -12,8 +12,8 @@ from xlaserve.errors import (
     UnknownTensor,
     Unsupported,
 )
-from xlaserve.models.loaded import ModelInfo, Value
-from xlaserve.tensors import TensorSpec, describe
+from xlaserve.models.loaded import ModelInfo
+from xlaserve.tensors import Tensor, TensorSpec, describe
 
 _RESERVED_PREFIX = "triton_"
 _RESERVED_ALLOWED = frozenset({"triton_enable_empty_final_response"})
@@ -32,12 +32,12 @@ class QuickCheck:
         if not self._most_rows or any(-1 in spec.shape[1:] for spec in info.inputs):
             self._most_rows = 0  # so that none is ordinary
 
-    def inputs(self, request: InferRequest) -> dict[str, Value] | None:
+    def inputs(self, request: InferRequest) -> dict[str, Tensor] | None:
         """Return the inputs by name if `check_inputs` would say nothing; None if it might."""
         tensors = request.inputs
         if request.parameters or request.outputs or len(tensors) != len(self._wanted):
             return None
-        found: dict[str, Value] = {}
+        found: dict[str, Tensor] = {}
         rows = 0
         for tensor in tensors:
             wanted = self._wanted.get(tensor.name)

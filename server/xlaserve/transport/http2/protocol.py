@@ -95,7 +95,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         """Write what is due, as much as the transport takes."""
         self._flush_due = False
         core = self.core
-        while core.output and not self.transport.is_closing():
+        while core.output and not self._closing and not self.transport.is_closing():
             self.transport.writelines(core.take_output())
             core.pump()
         if core.failed is not None or (core.client_leaves and not core.streams):
