@@ -46,6 +46,9 @@ from xlaserve.transport.grpc.codec import WireCodec
 from xlaserve.transport.grpc.descriptors import DescriptorIndex
 from xlaserve.transport.grpc.edge import translate_errors
 from xlaserve.transport.grpc.health import HealthService
+from xlaserve.transport.grpc.infer_codec import InferCodec
+from xlaserve.transport.grpc.infer_lane import METHOD as INFER_METHOD
+from xlaserve.transport.grpc.infer_lane import InferLane
 from xlaserve.transport.grpc.inference import InferenceService
 from xlaserve.transport.grpc.injection import inject_ids
 from xlaserve.transport.grpc.model_runtime import INFERENCE_PATHS, ModelRuntimeService
@@ -309,6 +312,7 @@ class Application:
             max_receiving_bytes=settings.max_receiving_bytes,
             max_parked_bytes=settings.max_parked_bytes,
             engine=settings.http2_engine,
+            lanes={INFER_METHOD: partial(InferLane, self.engine, InferCodec(**limits))},
         )
         inject_ids(self.grpc, paths, **limits)
         translate_errors(self.grpc, message_timeout_seconds=settings.message_timeout_seconds)

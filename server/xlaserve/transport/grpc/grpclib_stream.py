@@ -214,17 +214,12 @@ NO_ROOM_FOR_ANSWERS = "too many bytes of answers wait for clients to read (max_p
 class GrpclibRoute:
     """The requests of one method of one kind, answered by grpclib."""
 
-    def __init__(
-        self,
-        connection: GrpclibConnection,
-        *,
-        streaming: bool,
-        place: Placement | None = None,
-    ) -> None:
+    place: Placement | None = None
+
+    def __init__(self, connection: GrpclibConnection, *, streaming: bool) -> None:
         self._connection = connection
         self._streaming = streaming
         self.message_first = not streaming
-        self.place = place
 
     def begin(self, stream: ServerStream) -> None:
         """Start a task that answers."""

@@ -1,12 +1,12 @@
 """Which way a request goes: to the short lane, to grpclib, or back with a word."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from grpclib.const import Handler
 
 from xlaserve.transport.grpc.grpclib_stream import GrpclibConnection, GrpclibRoute
-from xlaserve.transport.grpc.request_headers import refusal
+from xlaserve.transport.grpc.request_headers import refusal, timeout_seconds
 from xlaserve.transport.http2.frames import ErrorCode
 from xlaserve.transport.http2.headers import Head, encode_fields
 from xlaserve.transport.http2.messages import Placement
@@ -17,6 +17,18 @@ _HINT = b"This port speaks gRPC (HTTP/2, content-type application/grpc); REST is
 _OF_A_MESH = "mm-"
 
 
+class Lane(Route, Protocol):
+    """A quicker way for the requests of one method."""
+
+    def timed(self, seconds: float) -> Route:
+        """Return the way of the requests that have so much time."""
+        ...
+
+
+LaneFactory: TypeAlias = Callable[[Route], Lane]
+"""Makes the lane of a connection, over the route that its requests take otherwise."""
+
+
 class Router:
     """Finds the route of each head of a connection; the same heads are asked for once."""
 
@@ -24,17 +36,12 @@ class Router:
         self,
         connection: GrpclibConnection,
         mapping: Mapping[str, Handler],
-        lanes: Mapping[str, Route],
-        place: Mapping[str, Placement],
+        lanes: Mapping[str, LaneFactory],
     ) -> None:
         self._mapping = mapping
-        self._lanes = lanes
         self._streaming = GrpclibRoute(connection, streaming=True)
         self._unary = GrpclibRoute(connection, streaming=False)
-        self._placed = {
-            path: GrpclibRoute(connection, streaming=False, place=found)
-            for path, found in place.items()
-        }
+        self._lanes = {path: make(self._unary) for path, make in lanes.items()}
 
     def __call__(self, head: Head[Route]) -> Route:
         """Return the route of the requests that have a head."""
@@ -46,9 +53,10 @@ class Router:
         if method is None or method.cardinality.client_streaming or refusal(head.fields):
             return self._streaming  # where nothing is awaited, a refusal comes at once
         lane = self._lanes.get(head.path)
-        if lane is not None and not any(name.startswith(_OF_A_MESH) for name in fields):
-            return lane
-        return self._placed.get(head.path, self._unary)
+        if lane is None or any(name.startswith(_OF_A_MESH) for name in fields):
+            return self._unary
+        seconds = timeout_seconds(head.fields)
+        return lane if seconds is None else lane.timed(seconds)
 
 
 class Answer:

@@ -17,12 +17,10 @@ from xlaserve.transport.grpc.grpclib_stream import GrpclibConnection
 from xlaserve.transport.grpc.h2_engine import H2Engine
 from xlaserve.transport.grpc.handler import RequestHandler
 from xlaserve.transport.grpc.own_engine import OwnEngine
-from xlaserve.transport.grpc.routes import Router
+from xlaserve.transport.grpc.routes import LaneFactory, Router
 from xlaserve.transport.http2.connection import ReceiveBuffer, ServerConnection
 from xlaserve.transport.http2.limits import Http2Limits, Ledger, Ledgers
-from xlaserve.transport.http2.messages import Placement
 from xlaserve.transport.http2.protocol import Http2Protocol
-from xlaserve.transport.http2.stream import Route
 
 Engine: TypeAlias = H2Engine | OwnEngine
 
@@ -35,8 +33,8 @@ _SWEEPS = 4
 class GrpcServer(Server):
     """grpclib's server, with the limits that grpclib leaves out.
 
-    `engine` chooses what speaks HTTP/2. With our own, `lanes` are the methods (by full name) that
-    are answered without grpclib, and `placements` those whose long messages are aligned.
+    `engine` chooses what speaks HTTP/2. With our own, `lanes` are quicker ways past grpclib, by
+    the full name of their method.
     """
 
     def __init__(
@@ -49,15 +47,13 @@ class GrpcServer(Server):
         max_receiving_bytes: int,
         max_parked_bytes: int,
         engine: Http2Engine = Http2Engine.OWN,
-        lanes: Mapping[str, Route] | None = None,
-        placements: Mapping[str, Placement] | None = None,
+        lanes: Mapping[str, LaneFactory] | None = None,
     ) -> None:
         super().__init__(services, codec=codec)
         self._limits = limits
         self._max_connections = max_connections
         self._engine = engine
         self._lanes = lanes or {}
-        self._placements = placements or {}
         self._ledgers = Ledgers(Ledger(max_receiving_bytes), Ledger(max_parked_bytes))
         self._buffer = ReceiveBuffer()
         self._connections: set[Engine] = set()
@@ -87,7 +83,7 @@ class GrpcServer(Server):
         """Return the core of a new connection of our own engine."""
         assert isinstance(protocol, OwnEngine)
         connection = GrpclibConnection(transport, protocol.requests, self._limits)
-        router = Router(connection, self._mapping, self._lanes, self._placements)
+        router = Router(connection, self._mapping, self._lanes)
         return ServerConnection(
             self._limits, router, self._ledgers, wake=protocol.wake, buffer=self._buffer
         )

@@ -28,10 +28,15 @@ class Call(Protocol):
 class Route(Protocol):
     """What is done with the requests of one kind."""
 
-    message_first: bool
-    """Whether the request begins when its one message is there, and not with its headers."""
-    place: Placement | None
-    """Where in a long message the part is that should be aligned."""
+    @property
+    def message_first(self) -> bool:
+        """Tell whether the request begins when its one message is there, not with its headers."""
+        ...
+
+    @property
+    def place(self) -> Placement | None:
+        """Return what finds the part of a long message that should be aligned."""
+        ...
 
     def begin(self, stream: "ServerStream") -> None:
         """Answer the request, now or later. `stream.problem` is to be looked at first."""
