@@ -10,7 +10,7 @@ from xlaserve.transport.grpc.codec import WireCodec
 from xlaserve.transport.grpc.server import GrpcServer
 from xlaserve.transport.http2.connection import ServerConnection
 from xlaserve.transport.http2.limits import Http2Limits
-from xlaserve.transport.http2.messages import StreamingReader
+from xlaserve.transport.http2.messages import Placement, StreamingReader
 from xlaserve.transport.http2.protocol import Http2Protocol
 from xlaserve.transport.http2.stream import ServerStream
 
@@ -23,7 +23,7 @@ class _Plain:
     """What is done with every request."""
 
     message_first = False
-    place = None
+    place: Placement | None = None
 
     def begin(self, stream: ServerStream) -> None:
         """Answer when all of the request has come."""

@@ -55,6 +55,8 @@ _TWO_NUMBERS = Struct(">LL")
 _WORK_OF_A_REQUEST = 16
 _DIRECT_BYTES = 1 << 14
 """From how much on the rest of a DATA frame is received where its message will stay."""
+_ON_ITSELF = 0x100
+"""Among the flags of HEADERS: the stream depends on itself (RFC 7540, 5.3.1)."""
 _REMEMBERED = 1024
 """Streams that we reset, of which frames may still be on their way; and gaps between ids."""
 
@@ -264,6 +266,9 @@ class ServerConnection:
     def _parse(self, end: int) -> bool:
         octets, view = self._buffer.octets, self._buffer.view
         position = 0 if self._greeted else self._preface(end)
+        if not self._greeted:
+            self._left = bytes(view[:end])
+            return True
         work = self.limits.max_work
         max_frame = self.limits.max_frame_bytes
         while True:
@@ -536,14 +541,16 @@ class ServerConnection:
     ) -> None:
         if not stream_id & 1:
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"a request on stream {stream_id}")
-        dependency = 0
         if flags & (PADDED | HAS_PRIORITY):
             padding = 0
-            if flags & PADDED and stop > start:
+            if stop - start < bool(flags & PADDED) + 5 * bool(flags & HAS_PRIORITY):
+                raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "HEADERS that end early")
+            if flags & PADDED:
                 padding = view[start]
                 start += 1
-            if flags & HAS_PRIORITY and stop - start >= 5:
-                dependency = _NUMBER.unpack_from(view, start)[0] & MAX_STREAM_ID
+            if flags & HAS_PRIORITY:
+                if _NUMBER.unpack_from(view, start)[0] & MAX_STREAM_ID == stream_id:
+                    flags |= _ON_ITSELF
                 start += 5
             stop -= padding
             if stop < start:
@@ -557,8 +564,6 @@ class ServerConnection:
             self.block_tick = self.tick
             return
         self._header_block(stream_id, block, flags)
-        if dependency == stream_id:
-            raise StreamFailure(stream_id, ErrorCode.PROTOCOL_ERROR, "it depends on itself")
 
     def _on_continuation(
         self, view: memoryview, flags: int, stream_id: int, start: int, stop: int
@@ -589,7 +594,7 @@ class ServerConnection:
             self._react(self._state_of(stream_id), happening, stream_id)
             return
         if stream_id > self._highest + 2:
-            self._gaps.append((self._highest + 2, stream_id - 2))
+            self._gaps.append((self._highest + 1, stream_id - 2))
         self._highest = stream_id
         if stream_id > self._last_accepted:
             return
@@ -597,8 +602,9 @@ class ServerConnection:
             self._conduct.count_control()
             self._write_reset(stream_id, ErrorCode.REFUSED_STREAM)
             return
-        if head.problem is not None:
-            raise StreamFailure(stream_id, ErrorCode.PROTOCOL_ERROR, head.problem)
+        problem = "it depends on itself" if flags & _ON_ITSELF else head.problem
+        if problem is not None:
+            raise StreamFailure(stream_id, ErrorCode.PROTOCOL_ERROR, problem)
         route = head.route
         if route is None:
             route = head.route = self._router(head)
@@ -621,6 +627,8 @@ class ServerConnection:
         expected = stream.head.content_length
         if problem is None and expected is not None and stream.received != expected:
             problem = "not the content-length"
+        if flags & _ON_ITSELF:
+            problem = "it depends on itself"
         if problem is not None:
             raise StreamFailure(stream.id, ErrorCode.PROTOCOL_ERROR, problem)
         stream.state = State(following)

@@ -115,12 +115,13 @@ def _head(raw: list[tuple[bytes, bytes]]) -> Head[Any]:
     if head.problem is None:
         found = dict(head.fields)
         head.method, head.path = found[":method"], found[":path"]
-        length = found.get("content-length")
-        if length is not None:
-            if length.isascii() and length.isdigit() and len(length) < 20:
+        lengths = {value for name, value in head.fields if name == "content-length"}
+        if lengths:
+            length = lengths.pop()
+            if not lengths and length.isascii() and length.isdigit() and len(length) < 20:
                 head.content_length = int(length)
             else:
-                head.problem = "a content-length that is no number"
+                head.problem = "a content-length that is no number, or more than one"
     return head
 
 
