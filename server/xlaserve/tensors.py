@@ -139,7 +139,7 @@ def element_count(shape: Sequence[int]) -> int:
     """
     if len(shape) > MAX_DIMENSIONS:
         raise TensorDataError(f"at most {MAX_DIMENSIONS} dimensions", str(len(shape)))
-    if any(size < 0 for size in shape):
+    if shape and min(shape) < 0:
         raise TensorDataError("a shape without negative dimensions", str(list(shape)))
     return math.prod(shape)
 
