@@ -76,7 +76,8 @@ def _elements(data: Any) -> Any:
     if data.dtype == np.object_:
         return [(type(element), element) for element in data.ravel()]
     if data.dtype.kind in "fV":
-        nan = np.isnan(data)
+        with np.errstate(invalid="ignore"):  # a signalling one is told on some processors
+            nan = np.isnan(data)
         return nan.tobytes(), np.where(nan, np.zeros_like(data), data).tobytes()
     return data.tobytes()
 
