@@ -328,7 +328,11 @@ class Batcher:
                 self._look_soon()
             self._answers.deliver(requests, result)
 
-        self._runner.run(requests, lane, ended)
+        try:
+            self._runner.run(requests, lane, ended)
+        except Exception as error:
+            # Nobody may wait for ever, whatever kept the batch from starting.
+            ended(error)
 
     def _wake_later(self) -> None:
         if self._call_off is not None:

@@ -272,6 +272,10 @@ class InstanceRunner:
             return
         _in_thread(self._workers, self._instance, run, lambda running: ended(_result(running)))
 
+    def _inline_limit(self, requests: int) -> float:
+        """Return how long a batch may keep the event loop: as long as its requests one by one."""
+        return min(requests, _INLINE_REQUESTS) * self._inline_seconds
+
     def _execute(self, requests: Sequence[Waiting], rows: int, lane: int) -> Mapping[str, Value]:
         inputs = pack(requests, self._model.padded_rows(rows))
         return self._model.execute(inputs, replica=lane)
