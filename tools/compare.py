@@ -10,6 +10,7 @@ is kept when it is done: --resume goes on where a run was stopped, --report meas
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -69,12 +70,12 @@ class Comparison:
 
     def _repetition(self, row: Row, contender: Contender) -> Repetition:
         self._contenders.running([contender.name])  # it may have crashed meanwhile
-        peer_workload = contender.name in row.peers and row.peer_workload
+        is_peer = contender.name in row.peers
         return self._kit.measure(
             contender.http_port if row.protocol != "grpc" else contender.grpc_port,
             contender.pid,
             protocol=row.protocol,
-            workload=peer_workload or row.workload,
+            workload=(row.peer_workload if is_peer else "") or row.workload,
             load=row.load,
             seconds=self._seconds,
         )
@@ -105,6 +106,8 @@ class Comparison:
 def main() -> None:
     """Read the arguments, measure what is missing, and report."""
     arguments = _arguments()
+    # Who ends this ends the servers that it started.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(f"ended by signal {number}"))
     results_file: Path = arguments.work / "results.json"
     if arguments.report or arguments.resume:
         if arguments.report and not results_file.exists():
@@ -130,7 +133,7 @@ def _measure(arguments: argparse.Namespace, results: Results, results_file: Path
         make(models)
     variants = arguments.variant or default_variants()
     found = conditions(kit, arguments.peers)
-    if results.rows and any(results.conditions.get(name) != found[name] for name in found):
+    if results.rows and results.conditions | {"date": ""} != found | {"date": ""}:
         sys.exit("what is there was measured under other conditions: measure it without --resume")
     results.conditions = found
     results.message_bytes = kit.body("big").stat().st_size

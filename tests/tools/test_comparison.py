@@ -1,5 +1,7 @@
 """The comparison with peers, as far as it needs neither the kit nor the peers."""
 
+import os
+import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -9,7 +11,7 @@ import pytest
 
 from comparison import page
 from comparison.charts import bar_chart
-from comparison.contenders import OURS, Variant, free_port, parse_variant
+from comparison.contenders import OURS, Contender, Variant, free_port, parse_variant
 from comparison.interleaving import Rounds, interleave, summary
 from comparison.kit import Repetition
 from comparison.results import Results
@@ -173,6 +175,37 @@ def test_what_is_missing_is_said(arguments: tuple[str, ...], text: str) -> None:
     assert ran.returncode in (1, 2)
     assert text in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+def contender(command: list[str], log: Path) -> Contender:
+    return Contender("one", command, dict(os.environ), free_port(), free_port(), log)
+
+
+def test_a_server_that_ends_while_it_starts_is_said(tmp_path: Path) -> None:
+    one = contender(["false"], tmp_path / "log")
+    one.start()
+    with pytest.raises(SystemExit, match="one ended, see .*log"):
+        one.wait()
+    one.stop()
+
+
+def test_a_server_that_died_is_started_again_and_all_it_started_ends(tmp_path: Path) -> None:
+    one = contender(["sh", "-c", "sleep 600 & wait"], tmp_path / "log")
+    one.start()
+    first = one.pid
+    one.start()
+    assert (first, 0) == (one.pid, one.deaths)
+
+    os.killpg(first, signal.SIGKILL)
+    os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
+    one.start()
+    second = one.pid
+    one.stop()
+
+    assert first != second
+    assert 1 == one.deaths
+    with pytest.raises(ProcessLookupError):
+        os.killpg(second, 0)
 
 
 def test_the_raw_echo_gives_all_bytes_back() -> None:
