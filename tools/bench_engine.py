@@ -115,7 +115,7 @@ def by_hand(application: Application, model: str) -> Callable[..., Mapping[str, 
 
 async def measure_overhead(root: Path) -> None:
     """Bytes to bytes of a tiny model: through the engine, and by calling the executable."""
-    count = 3000
+    count = 50
     async with running(root, "tiny") as application:
         engine, wire = application.engine, np.ones((1, 4), np.float32).tobytes()
         _, instance = application.registry.resolve("tiny")
@@ -136,7 +136,8 @@ async def measure_overhead(root: Path) -> None:
                 to_bytes(FP32, response.outputs[0].data)
 
         hand, engined = [], []
-        for _ in range(REPETITIONS):
+        # Short ones, so that some of them are not disturbed.
+        for _ in range(REPETITIONS * 200):
             hand.append(_timed(directly))
             engined.append(await _awaited(through_engine))
         by, through = best(hand) / count * 1e6, best(engined) / count * 1e6
@@ -154,7 +155,7 @@ async def measure_batching(root: Path) -> None:
         async with running(root, "mlp", dynamic_batching=batching) as application:
             execute = partial(by_hand(application, "mlp"), {"x": rows})
             hand, engined = [], []
-            for _ in range(REPETITIONS * 3):
+            for _ in range(REPETITIONS * 20):
                 hand.append(_timed(execute))
                 engined.append(await _at_once(application.engine, rows))
             rates["hand"] = max(rates.get("hand", 0), ROWS / best(hand))

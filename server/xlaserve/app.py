@@ -67,6 +67,7 @@ from xlaserve.transport.rest.routing import RouteTable
 from xlaserve.transport.rest.sagemaker import sagemaker_routes
 from xlaserve.transport.rest.server import HttpLimits, HttpServer
 from xlaserve.transport.rest.threads import OffLoop
+from xlaserve.transport.tls import grpc_tls
 
 AUTO, NO_CACHE = "auto", "none"
 """What may stand for a directory in `compilation_cache_directory`."""
@@ -316,8 +317,9 @@ class Application:
         )
         inject_ids(self.grpc, paths, **limits)
         translate_errors(self.grpc, message_timeout_seconds=settings.message_timeout_seconds)
+        tls = grpc_tls(settings)
         for listener in listeners:
-            await self.grpc.listen(listener.socket)
+            await self.grpc.listen(listener.socket, tls)
         return health
 
     def _model_runtime(self, paths: Mapping[str, InjectionPath]) -> ModelRuntimeService:

@@ -136,5 +136,10 @@ def _chart_values(row: Row, results: Results) -> tuple[dict[str, float], str]:
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [head, tuple("---" for _ in head), *rows]
+    lines = [head, tuple("---" for _ in head)]
+    before = ""
+    for first, *others in rows:
+        # What stands in the line above is not said again.
+        lines.append(("" if first == before else first, *others))
+        before = first
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -44,10 +44,10 @@ def latency_chart(title: str, results: Sequence[Result]) -> str:
         points = [place(one.answers_per_second, one.latency_ms[name]) for one in shown]
         shapes.append(svg.curve(points, series))
         x = _WIDTH - _RIGHT - 150 + 55 * at
-        shapes += (svg.bar(x, 35, 10, 10, series), svg.text(x + 14, 44, name))
+        shapes += (svg.bar(x, 15, 10, 10, series), svg.text(x + 14, 24, name))
     for one in shown:
         x, y = place(one.answers_per_second, one.latency_ms[_CURVES[-1]])
-        shapes.append(svg.text(x, y - 9, str(one.step.concurrency), anchor="middle"))
+        shapes.append(svg.text(x - 8, y - 4, str(one.step.concurrency), anchor="end"))
     return svg.document(_WIDTH, _HEIGHT, title, shapes)
 
 

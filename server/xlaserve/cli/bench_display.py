@@ -3,6 +3,7 @@
 from types import TracebackType
 from typing import Self
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -14,6 +15,7 @@ from xlaserve.benchmark.run import Report
 _INTEGRAL = 100.0
 """From here on milliseconds are shown without a fraction."""
 
+_COLUMNS = ("in flight", "answers/s", "p50 ms", "p90", "p95", "p99", "max", "errors", "client")
 _BUSY = 0.9
 """Share of a core above which the client may be slower than the server."""
 
@@ -80,19 +82,9 @@ class BenchDisplay:
 
 
 def _table(report: Report) -> Table:
-    table = Table()
-    for name in (
-        "in flight",
-        "over",
-        "answers/s",
-        "p50 ms",
-        "p90",
-        "p95",
-        "p99",
-        "max",
-        "errors",
-        "client",
-    ):
+    # Without lines it fits into a terminal of 80 columns.
+    table = Table(box=SIMPLE, pad_edge=False)
+    for name in _COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
     for result in report.results:
         table.add_row(*_row(result))
@@ -102,8 +94,7 @@ def _table(report: Report) -> Table:
 def _row(result: Result) -> list[str]:
     latencies = [result.latency_ms.get(name) for name in ("p50", "p90", "p95", "p99", "max")]
     return [
-        str(result.step.concurrency),
-        str(result.step),
+        f"{result.step.concurrency} ({result.step})",
         f"{result.answers_per_second:.0f}",
         *("-" if value is None else _digits(value) for value in latencies),
         str(sum(result.errors.values())),

@@ -51,8 +51,15 @@ class Answers:
             wanted, rows, (result.begun_ns, result.ended_ns), self._clock(), self._now()
         )
         self._leave(len(wanted))
+        # Whoever is told may cancel others that are told after it.
         for request, response in zip(requests, responses, strict=True):
-            _tell(request, response)
+            done = request.done
+            if done is not None:
+                request.done = None
+                try:
+                    done(response)
+                except Exception as error:
+                    _report(error)
 
     def forget(self, request: Waiting) -> None:
         """Count a request that is not wanted any more."""
@@ -66,7 +73,12 @@ class Answers:
             self._fail(request, error)
         self._leave(len(wanted))
         for request in wanted:
-            _tell(request, error)
+            if request.done is not None:
+                done, request.done = request.done, None
+                try:
+                    done(error)
+                except Exception as raised:
+                    _report(raised)
 
     def _fail(self, request: Waiting, error: BaseException) -> None:
         self._version.statistics.failed(error, self._clock() - request.started_ns)
@@ -99,16 +111,8 @@ def _chosen(found: Sequence[InferOutput], specs: Sequence[TensorSpec]) -> tuple[
     return tuple(by_name[spec.name] for spec in specs)
 
 
-def _tell(request: Waiting, answer: InferResponse | BaseException) -> None:
-    # Whoever is told may cancel others that are told after it.
-    done = request.done
-    if done is None:
-        return
-    request.done = None
-    try:
-        done(answer)
-    except Exception as error:
-        # The others of its batch are told all the same.
-        asyncio.get_running_loop().call_exception_handler(
-            {"message": "An answer could not be delivered", "exception": error}
-        )
+def _report(error: Exception) -> None:
+    # The others of its batch are told all the same.
+    asyncio.get_running_loop().call_exception_handler(
+        {"message": "An answer could not be delivered", "exception": error}
+    )

@@ -22,6 +22,9 @@ Tensors: TypeAlias = Mapping[str, Tensor]
 ShapeKey: TypeAlias = tuple[tuple[int, ...], ...]
 """What the inputs of requests must have in common to be put together: all sizes but the rows."""
 
+NO_KEY: ShapeKey = ()
+"""That of a model whose inputs have one shape."""
+
 
 @dataclass(frozen=True, slots=True)
 class BatchPolicy:

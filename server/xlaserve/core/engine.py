@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
@@ -11,7 +11,7 @@ from typing import cast
 import numpy as np
 
 from xlaserve.core.answers import Answers
-from xlaserve.core.batching import Answering, Executed, ShapeKey, Tensors, Waiting
+from xlaserve.core.batching import NO_KEY, Answering, Executed, Tensors, Waiting
 from xlaserve.core.checks import check_inputs, check_outputs
 from xlaserve.core.ensemble import EnsemblePlan
 from xlaserve.core.execution import (
@@ -85,39 +85,33 @@ class Engine:
             raise ShuttingDown
         started = self._clock()
         version, instance = self._registry.resolve(request.model_name, request.model_version)
+        chosen, images, key = None, None, NO_KEY
         try:
-            inputs, chosen, images = instance.quick.inputs(request), None, None
-            key: ShapeKey = ()
-            if inputs is None:
+            ordinary = instance.quick.inputs(request)
+            if ordinary is not None:
+                inputs, rows = ordinary
+            else:
                 inputs, chosen, images = self._check(instance, request)
-                key = key_of(instance.info, inputs)
-            # Nothing else has a turn before an answer at once: it need not be counted in and out.
+                rows, key = rows_of(instance.info, inputs), key_of(instance.info, inputs)
             model = self._registry.admitting(request.model_name)
-            rows = rows_of(instance.info, inputs)
-            outcome = None if images else self._executor.at_once(instance, inputs, rows)
-            if outcome is None:
-                answers = instance.answers or self._answers(model, version, instance)
-                submitted = self._clock()
-                waiting = Waiting(done, rows, inputs, started, submitted, request.id, chosen, key)
-                if images is None:
-                    self._start(instance, answers, waiting)
-                else:
-                    self._decode(images, instance, answers, waiting)
-                model.requests += 1
-                instance.acquire()
-                return waiting
-            outputs, execution = outcome
-            found = tuple(
-                [
-                    InferOutput(spec.name, spec.datatype, _on_host(outputs[spec.name]))
-                    for spec in chosen or instance.info.outputs
-                ]
-            )
+            if images is None and not instance.batches:
+                # Nothing else has a turn before its answer: it need not be counted in and out.
+                outcome = self._executor.at_once(instance, inputs, rows)
+                if outcome is not None:
+                    outputs = _outputs(chosen or instance.info.outputs, outcome[0])
+                    version.statistics.succeeded(outcome[1], started, self._clock(), self._now())
+                    return InferResponse(request.model_name, version.number, request.id, outputs)
+            waiting = Waiting(done, rows, inputs, started, self._clock(), request.id, chosen, key)
+            if images is None:
+                self._start(model, version, instance, waiting)
+            else:
+                self._decode(images, model, version, instance, waiting)
         except BaseException as error:
             version.statistics.failed(error, self._clock() - started)
             raise
-        version.statistics.succeeded(execution, started, self._clock(), self._now())
-        return InferResponse(request.model_name, version.number, request.id, found)
+        model.requests += 1
+        instance.acquire()
+        return waiting
 
     def _check(
         self, instance: Instance, request: InferRequest
@@ -128,15 +122,39 @@ class Engine:
         chosen = check_outputs(name, info, request.outputs) if request.outputs else None
         return {tensor.name: tensor.data for tensor in request.inputs}, chosen, images
 
-    def _answers(self, model: Model, version: Version, instance: Instance) -> Answers:
-        answers = Answers(model, version, instance, self._clock, self._now)
-        instance.answers = answers
-        return answers
+    def _start(self, model: Model, version: Version, instance: Instance, waiting: Waiting) -> None:
+        """Have a request executed later; raises Overloaded."""
+        batcher = instance.batcher
+        if batcher is not None and instance.batches:
+            waiting.place = batcher
+            batcher.submit(waiting)
+            return
+        answers, runner = self._answers(model, version, instance), instance.runner
+        if isinstance(runner, EnsemblePlan):
+            steps = asyncio.ensure_future(self._run_steps(runner, waiting.inputs))
+            waiting.place = Running(steps, answers)
+            steps.add_done_callback(partial(_end_steps, answers, waiting))
+        elif self._executor.gathers(instance, runner):
+            self._executor.make_batcher(instance, runner, answers)
+            self._start(model, version, instance, waiting)
+        else:
+            self._executor.in_thread(instance, runner, waiting, answers)
+
+    def _answers(self, model: Model, version: Version, instance: Instance) -> Answering:
+        if instance.answers is None:
+            instance.answers = Answers(model, version, instance, self._clock, self._now)
+        return instance.answers
 
     def _decode(
-        self, images: EncodedImages, instance: Instance, answers: Answering, waiting: Waiting
+        self,
+        images: EncodedImages,
+        model: Model,
+        version: Version,
+        instance: Instance,
+        waiting: Waiting,
     ) -> None:
         """Decode the images of a request in a thread, then start it."""
+        answers = self._answers(model, version, instance)
 
         def decoded(running: "Future[dict[str, Tensor]]") -> None:
             if waiting.done is None:
@@ -148,7 +166,7 @@ class Engine:
                 waiting.submitted_ns = self._clock()
                 outcome = self._executor.at_once(instance, waiting.inputs, waiting.rows)
                 if outcome is None:
-                    self._start(instance, answers, waiting)
+                    self._start(model, version, instance, waiting)
                 else:
                     answers.deliver([waiting], _as_executed(outcome, waiting))
             except (Exception, asyncio.CancelledError) as error:
@@ -157,20 +175,6 @@ class Engine:
         running = self._workers.execute(images.decode)
         waiting.place = Running(running, answers)
         when_done(running, decoded)
-
-    def _start(self, instance: Instance, answers: Answering, waiting: Waiting) -> None:
-        """Have a request executed later; raises Overloaded."""
-        runner = instance.runner
-        if isinstance(runner, EnsemblePlan):
-            steps = asyncio.ensure_future(self._run_steps(runner, waiting.inputs))
-            waiting.place = Running(steps, answers)
-            steps.add_done_callback(partial(_end_steps, answers, waiting))
-        elif self._executor.gathers(instance, runner):
-            batcher = instance.batcher or self._executor.make_batcher(instance, runner, answers)
-            waiting.place = batcher
-            batcher.submit(waiting)
-        else:
-            self._executor.in_thread(instance, runner, waiting, answers)
 
     def require(self, name: str, version: str = "") -> AbstractContextManager[None]:
         """Raise what `infer` would raise for a model that cannot answer.
@@ -239,11 +243,10 @@ class Engine:
             rows = rows_of(instance.info, tensors)
             outcome = self._executor.at_once(instance, tensors, rows)
             if outcome is None:
-                answers = instance.answers or self._answers(model, version, instance)
                 answer: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
                 done, key = partial(_settle, answer), key_of(instance.info, tensors)
                 waiting = Waiting(done, rows, tensors, started, self._clock(), key=key)
-                self._start(instance, answers, waiting)
+                self._start(model, version, instance, waiting)
                 model.requests += 1
                 instance.acquire()
         except BaseException as error:
@@ -317,6 +320,15 @@ def _as_executed(outcome: Outcome, waiting: Waiting) -> Executed:
 
 def _fetch_all(outputs: Mapping[str, Value]) -> dict[str, Value]:
     return {name: _on_host(value) for name, value in outputs.items()}
+
+
+def _outputs(specs: Sequence[TensorSpec], outputs: Mapping[str, Value]) -> tuple[InferOutput, ...]:
+    found = []
+    for spec in specs:
+        value = outputs[spec.name]
+        data = value if isinstance(value, np.ndarray) else value.numpy()
+        found.append(InferOutput(spec.name, spec.datatype, data))
+    return tuple(found)
 
 
 def _on_host(value: Value) -> Tensor:

@@ -36,6 +36,10 @@ T = TypeVar("T")
 WORTH_SECONDS = 20e-6
 """What it costs to queue a request: a model that is quicker than this is not worth it."""
 
+_INLINE_REQUESTS = 4
+"""A batch counts as so many requests at most when it is decided where it runs: it takes the place
+of more executions, but nothing else has a turn meanwhile. A thread would cost it some 100 us."""
+
 DEFAULT_MAX_QUEUED = 1024
 _MICROSECOND_NS = 1000
 
@@ -264,7 +268,7 @@ class InstanceRunner:
         """Start a batch; `ended` is called on the event loop, perhaps before this returns."""
         rows = sum([request.rows for request in requests])
         run = partial(_executed, self._now_ns, partial(self._execute, requests, rows, lane))
-        if self._model.expected_seconds(rows) <= self._inline_seconds:
+        if self._model.expected_seconds(rows) <= self._inline_limit(len(requests)):
             ended(run())
             return
         _in_thread(self._workers, self._instance, run, lambda running: ended(_result(running)))

@@ -25,7 +25,7 @@ def test_it_never_holds_more_than_its_bound() -> None:
 
 
 def test_what_cannot_be_made_is_not_kept() -> None:
-    cache = MakingCache(int, 3)
+    cache: MakingCache[str, int] = MakingCache(int, 3)
     with pytest.raises(ValueError, match="invalid literal"):
         _ = cache["x"]
 

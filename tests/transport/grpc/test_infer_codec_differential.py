@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,7 +70,7 @@ def _valid(random: Random) -> bytes:
     message_class = _google()(ModelInferRequest)
     if random.random() < 0.2:
         return random_message(random, message_class)
-    message = message_class(model_name="m", id=random.choice(("", "42")))
+    message: Any = message_class(model_name="m", id=random.choice(("", "42")))
     typed = random.random() < 0.5
     for name in random.choice((("x",), ("x", "y"))):
         row = random.choice(tuple(DATATYPES.values()))

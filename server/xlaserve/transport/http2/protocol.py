@@ -1,7 +1,7 @@
 """The shell of a connection: moves bytes between an asyncio transport and the core."""
 
 import asyncio
-from typing import Protocol
+from typing import Protocol, cast
 
 from xlaserve.transport.http2.connection import RECEIVE_BYTES, ReceiveBuffer, ServerConnection
 from xlaserve.transport.http2.frames import ErrorCode
@@ -47,8 +47,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
     # --- as asyncio calls it ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = transport = cast("asyncio.Transport", transport)
         transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
         self.core = self._host.connect(self, transport)
         self.core.start()
