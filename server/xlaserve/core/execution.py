@@ -110,6 +110,7 @@ class Executor:
 
         def ended(running: "Future[Executed | BaseException]") -> None:
             instance.queued.discard(running)
+            request.place = None  # else they hold one another, and the outputs, until garbage is
             answers.deliver([request], _result(running))
 
         run = partial(_executed, self._now_ns, partial(model.execute, request.inputs))
@@ -237,7 +238,7 @@ def _in_thread(
 def when_done(running: "Future[T]", ended: Callable[["Future[T]"], None]) -> None:
     """Call `ended` on the event loop once work in a thread is over, or called off."""
     loop = asyncio.get_running_loop()
-    running.add_done_callback(lambda _: loop.call_soon_threadsafe(ended, running))
+    running.add_done_callback(lambda done: loop.call_soon_threadsafe(ended, done))
 
 
 class InstanceRunner:
