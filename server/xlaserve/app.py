@@ -405,8 +405,13 @@ def _http2_limits(settings: Settings) -> Http2Limits:
         max_streams=settings.max_streams_per_connection
         * (_STREAMS_OF_A_MESH if settings.modelmesh else 1),
         max_header_bytes=settings.max_header_bytes,
+        max_frame_bytes=settings.max_frame_bytes,
+        stream_window_bytes=settings.stream_window_bytes,
+        connection_window_bytes=settings.connection_window_bytes,
         max_resets=settings.max_stream_resets,
         max_control_frames=settings.max_control_frames,
+        window_seconds=settings.control_window_seconds,
+        max_work=settings.max_work_per_pass,
         preface_seconds=settings.preface_seconds,
         message_seconds=settings.message_timeout_seconds,
     )

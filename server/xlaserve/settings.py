@@ -195,10 +195,21 @@ class Settings:
     max_parked_bytes: int = 256 << 20
     """Bytes of gRPC answers that wait for slow clients, of all connections."""
     max_stream_resets: int = 200
-    """gRPC requests that a connection may cancel in 30 s, beyond those that were answered."""
+    """gRPC requests that a connection may cancel in a while, beyond those that were answered."""
     max_control_frames: int = 2000
-    """HTTP/2 frames without content that a connection may send in 30 s, beyond four for each of
-    its answers."""
+    """HTTP/2 frames without content that a connection may send in a while, beyond four for each
+    frame of its answers."""
+    control_window_seconds: float = 30.0
+    """The time in which those two are counted."""
+    max_work_per_pass: int = 1024
+    """HTTP/2 frames that one connection may have handled before others have their turn; a request
+    counts as 16."""
+    stream_window_bytes: int = 1 << 20
+    """What a client may send of a gRPC request before it is known how long its message is."""
+    connection_window_bytes: int = 16 << 20
+    """What a client may send on a gRPC connection before it is read."""
+    max_frame_bytes: int = 1 << 20
+    """Longest HTTP/2 frame of a message that clients are asked to send."""
     preface_seconds: float = 5.0
     """How long a new gRPC connection may take to begin."""
     max_http_connections: int = 1024
@@ -242,9 +253,9 @@ class Settings:
         for name, smallest in _SMALLEST.items():
             if getattr(self, name) < smallest:
                 raise InvalidSettings(name, f"at least {smallest}", getattr(self, name))
-        for name in ("max_message_depth", "max_json_depth"):
-            if getattr(self, name) > _DEEPEST:
-                raise InvalidSettings(name, f"at most {_DEEPEST}", getattr(self, name))
+        for name, largest in _LARGEST.items():
+            if getattr(self, name) > largest:
+                raise InvalidSettings(name, f"at most {largest}", getattr(self, name))
         if self.log_level not in _LOG_LEVELS:
             raise InvalidSettings("log_level", " or ".join(_LOG_LEVELS), self.log_level)
         if self.load_model and self.model_control_mode is not ModelControlMode.EXPLICIT:
@@ -329,6 +340,11 @@ _SMALLEST: Mapping[str, float] = {
     "max_parked_bytes": 1024,
     "max_stream_resets": 1,
     "max_control_frames": 10,
+    "control_window_seconds": 0.01,
+    "max_work_per_pass": 16,
+    "stream_window_bytes": 65_535,
+    "connection_window_bytes": 65_535,
+    "max_frame_bytes": 16_384,
     "preface_seconds": 0.01,
     "max_http_connections": 1,
     "http_idle_seconds": 0.01,
@@ -347,6 +363,15 @@ _SMALLEST: Mapping[str, float] = {
 }
 _DEEPEST = 100
 """protobuf's own limit, and Triton's for JSON; far beyond it Python's recursion would end first."""
+
+_LARGEST: Mapping[str, float] = {
+    "max_message_depth": _DEEPEST,
+    "max_json_depth": _DEEPEST,
+    # RFC 9113, 6.5.2
+    "stream_window_bytes": 2**31 - 1,
+    "connection_window_bytes": 2**31 - 1,
+    "max_frame_bytes": 2**24 - 1,
+}
 
 _LOG_LEVELS = ("auto", "debug", "info", "warning", "error")
 
