@@ -80,11 +80,3 @@ def refusal_of(error: MalformedMessage | TooManyFields, message_name: str) -> GR
     if isinstance(error, TooManyFields):
         return GRPCError(Status.RESOURCE_EXHAUSTED, str(error))
     return GRPCError(Status.INTERNAL, f"the request is not a valid {message_name} message")
-
-
-def decoding_refusal(error: MalformedMessage | TooManyFields, message_type: type[Any]) -> GRPCError:
-    """Return what a message that cannot be read is to its client: nothing of what it holds."""
-    if isinstance(error, TooManyFields):
-        return GRPCError(Status.RESOURCE_EXHAUSTED, str(error))
-    text = f"the request is not a valid {message_type.__name__} message"
-    return GRPCError(Status.INTERNAL, text)

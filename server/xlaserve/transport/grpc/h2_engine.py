@@ -79,6 +79,11 @@ class H2Engine(H2Protocol):
         super().connection_lost(exc)
         self._owner.disconnected(self)
 
+    @property
+    def open_streams(self) -> int:
+        """Return how many requests are not over."""
+        return len(self.processor.streams)
+
     async def idle(self, *, but_waiting: bool = False) -> None:
         """Return when every request has ended, or waits for its client where that is enough."""
         await self.requests.idle(but_waiting=but_waiting)

@@ -9,7 +9,7 @@ from grpclib.metadata import encode_grpc_message
 from xlaserve.core.engine import Engine
 from xlaserve.core.inference import InferRequest, InferResponse, Pending
 from xlaserve.errors import InvalidRequest
-from xlaserve.transport.grpc.codec import decoding_refusal
+from xlaserve.transport.grpc.codec import refusal_of
 from xlaserve.transport.grpc.decoder import TooManyFields
 from xlaserve.transport.grpc.edge import translate
 from xlaserve.transport.grpc.grpclib_stream import NO_ROOM_FOR_ANSWERS
@@ -18,9 +18,9 @@ from xlaserve.transport.grpc.wire import MalformedMessage
 from xlaserve.transport.http2.headers import encode_fields
 from xlaserve.transport.http2.messages import PREFIX, PREFIX_BYTES
 from xlaserve.transport.http2.stream import Buffer, Route, ServerStream
-from xlaserve_proto import inference as pb
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
+_MESSAGE = "ModelInferRequest"
 
 _RESPONSE = ((":status", "200"), ("content-type", "application/grpc+proto"))
 _HEAD = encode_fields(_RESPONSE)
@@ -95,7 +95,7 @@ class InferLane:
 
 def _refusal(error: BaseException) -> GRPCError:
     if isinstance(error, MalformedMessage | TooManyFields):
-        return decoding_refusal(error, pb.ModelInferRequest)
+        return refusal_of(error, _MESSAGE)
     if isinstance(error, asyncio.CancelledError):
         return GRPCError(Status.CANCELLED, "the request was cancelled")
     assert isinstance(error, Exception)

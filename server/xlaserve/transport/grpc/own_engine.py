@@ -20,6 +20,11 @@ class OwnEngine(Http2Protocol):
         super().connection_lost(exc)
         self.requests.close()
 
+    @property
+    def open_streams(self) -> int:
+        """Return how many requests are not over."""
+        return len(self.core.streams)
+
     async def idle(self, *, but_waiting: bool = False) -> None:
         """Return when every request has ended, or waits for its client where that is enough."""
         streams = self.core.streams

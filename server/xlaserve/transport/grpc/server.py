@@ -108,6 +108,11 @@ class GrpcServer(Server):
         """Return how many connections are open."""
         return len(self._connections)
 
+    @property
+    def open_streams(self) -> int:
+        """Return how many requests are not over, on all connections."""
+        return sum(protocol.open_streams for protocol in self._connections)
+
     # --- what takes too long ---
 
     def _sweep_later(self) -> None:
