@@ -72,7 +72,7 @@ from xlaserve.transport.tls import grpc_tls
 AUTO, NO_CACHE = "auto", "none"
 """What may stand for a directory in `compilation_cache_directory`."""
 
-_STREAMS_OF_A_MESH = 8
+_CLIENTS_OF_A_MESH = 8
 """A mesh sends all its requests over one connection, and may leave some of them open unsent."""
 
 _SWITCH_SECONDS = 0.0005
@@ -400,16 +400,17 @@ class Application:
 
 
 def _http2_limits(settings: Settings) -> Http2Limits:
+    # Behind the one connection of a sidecar there are many clients.
+    clients = _CLIENTS_OF_A_MESH if settings.modelmesh else 1
     return Http2Limits(
         max_message_bytes=settings.max_message_bytes,
-        max_streams=settings.max_streams_per_connection
-        * (_STREAMS_OF_A_MESH if settings.modelmesh else 1),
+        max_streams=settings.max_streams_per_connection * clients,
         max_header_bytes=settings.max_header_bytes,
         max_frame_bytes=settings.max_frame_bytes,
         stream_window_bytes=settings.stream_window_bytes,
         connection_window_bytes=settings.connection_window_bytes,
-        max_resets=settings.max_stream_resets,
-        max_control_frames=settings.max_control_frames,
+        max_resets=settings.max_stream_resets * clients,
+        max_control_frames=settings.max_control_frames * clients,
         window_seconds=settings.control_window_seconds,
         max_work=settings.max_work_per_pass,
         preface_seconds=settings.preface_seconds,

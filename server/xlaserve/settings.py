@@ -195,10 +195,11 @@ class Settings:
     max_parked_bytes: int = 256 << 20
     """Bytes of gRPC answers that wait for slow clients, of all connections."""
     max_stream_resets: int = 200
-    """gRPC requests that a connection may cancel in a while, beyond those that were answered."""
+    """gRPC requests that a connection may cancel in a while, beyond those that were answered;
+    eight times as many with modelmesh."""
     max_control_frames: int = 2000
     """HTTP/2 frames without content that a connection may send in a while, beyond four for each
-    frame of its answers."""
+    frame of its answers; eight times as many with modelmesh."""
     control_window_seconds: float = 30.0
     """The time in which those two are counted."""
     max_work_per_pass: int = 1024
