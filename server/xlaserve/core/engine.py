@@ -238,12 +238,13 @@ class Engine:
         """Run a step as a request to its model: with others, where those are gathered."""
         started = self._clock()
         tensors = cast(Tensors, inputs)  # no model on the CPU leaves its outputs anywhere else
+        answer: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
+        waiting: Waiting | None = None
         try:
             model = self._registry.admitting(version.model)
             rows = rows_of(instance.info, tensors)
             outcome = self._executor.at_once(instance, tensors, rows)
             if outcome is None:
-                answer: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
                 done, key = partial(_settle, answer), key_of(instance.info, tensors)
                 waiting = Waiting(done, rows, tensors, started, self._clock(), key=key)
                 self._start(model, version, instance, waiting)
@@ -255,6 +256,7 @@ class Engine:
         if outcome is not None:
             version.statistics.succeeded(outcome[1], started, self._clock(), self._now())
             return outcome
+        assert waiting is not None
         response = await _answered(answer, waiting)
         ran = waiting.outcome
         assert isinstance(ran, Executed)
