@@ -168,7 +168,8 @@ class Settings:
     execute_threads: int = 0
     """Threads that compute requests outside the event loop; 0 is one less than the cores."""
     inline_execution_seconds: float = 200e-6
-    """A model that its warm-up measured faster than this runs on the event loop itself."""
+    """A model that its warm-up measured faster than this runs on the event loop itself; a batch,
+    if that is as quick as its requests one by one, and at most four times as long."""
     dynamic_batching: bool = True
     """Execute requests of one model together where that saves time; no: each by itself."""
     max_requests_per_model: int = 1024
