@@ -45,28 +45,22 @@ class InferLane:
 
     def begin(self, stream: ServerStream) -> None:
         """Answer at once where the model is quick, else when its batch was executed."""
-        self.start(stream)
-
-    def start(self, stream: ServerStream) -> "_Call | None":
-        """Answer a request; return what is awaited where the answer is not ready."""
         message = stream.message
         if message is None or stream.compressed:
             self._otherwise.begin(stream)
-            return None
+            return
         stream.message = None
         call = _Call(self, stream)
         try:
             begun = self._engine.begin(self._read(message), call)
+            if type(begun) is InferResponse:
+                self.answer(stream, begun)
+                return
         except Exception as error:
             self.refuse(stream, error)
-            return None
-        if type(begun) is InferResponse:
-            self.answer(stream, begun)
-            return None
-        assert not isinstance(begun, InferResponse)
-        call.pending = begun
+            return
+        call.pending = begun  # type: ignore[assignment]
         stream.call = call
-        return call
 
     def _read(self, message: Buffer) -> InferRequest:
         decoded = self._decode(message)
@@ -77,11 +71,18 @@ class InferLane:
             with self._engine.require(decoded.model_name, decoded.model_version):
                 raise
 
+    def finish(self, stream: ServerStream, response: InferResponse) -> None:
+        """Send a response that was waited for, or what is wrong with it."""
+        try:
+            self.answer(stream, response)
+        except Exception as error:
+            self.refuse(stream, error)
+
     def answer(self, stream: ServerStream, response: InferResponse) -> None:
-        """Send a response."""
+        """Send a response; raises what hinders it from being written."""
         parts, size = self._encode(response)
         parts.insert(0, PREFIX.pack(0, size))
-        if not stream.answer(_HEAD, parts, size + PREFIX_BYTES, _OK):
+        if not stream.output.answer(stream, _HEAD, parts, size + PREFIX_BYTES, _OK):
             self.refuse(stream, GRPCError(Status.RESOURCE_EXHAUSTED, NO_ROOM_FOR_ANSWERS))
 
     def refuse(self, stream: ServerStream, error: BaseException) -> None:
@@ -123,10 +124,10 @@ class _Call:
         self._stream.call = None
         if self.timer is not None:
             self.timer.cancel()
-        if isinstance(result, InferResponse):
-            self._lane.answer(self._stream, result)
+        if type(result) is InferResponse:
+            self._lane.finish(self._stream, result)
         else:
-            self._lane.refuse(self._stream, result)
+            self._lane.refuse(self._stream, result)  # type: ignore[arg-type]
 
     def cancel(self, reason: str) -> None:
         """Leave the queue: nobody wants the answer."""
@@ -154,7 +155,8 @@ class _TimedLane:
 
     def begin(self, stream: ServerStream) -> None:
         """Answer as the lane does, if there is time."""
-        call = self._lane.start(stream)
-        if call is not None:
+        self._lane.begin(stream)
+        call = stream.call
+        if isinstance(call, _Call):
             loop = asyncio.get_running_loop()
             call.timer = loop.call_later(self._seconds, call.expire)

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from struct import Struct
 
 from xlaserve.transport.http2.errors import ConnectionFailure, StreamFailure
@@ -88,15 +88,14 @@ class ServerConnection:
         self.tick = 0
         self.streams: dict[int, ServerStream] = {}
         self._router = router
-        self._wake = wake
-        self._receives = False
         self._receiving = ledgers.receiving
         self._conduct = Conduct(limits, now)
-        self._sender = Sender(ledgers.parked, self._conduct, self._ended)
+        self._sender = Sender(ledgers.parked, self._conduct, self._ended, wake)
         self._header_reader: HeaderReader[Route] = HeaderReader(limits.max_header_bytes)
         self.peer_window = DEFAULT_WINDOW
         self.stream_window = limits.stream_window_bytes
         self._recv_window = limits.connection_window_bytes
+        self._low_window = limits.connection_window_bytes >> 1
         self._buffer = buffer or ReceiveBuffer()
         self._left = b""
         """What was received of a frame that has not come whole."""
@@ -179,7 +178,7 @@ class ServerConnection:
         """Handle so many bytes in the buffer; false when some are left for another pass."""
         if self.failed is not None:
             return True
-        self._receives = True
+        self._sender.receives = True
         try:
             if self._direct is not None:
                 self._received_directly(count)
@@ -189,7 +188,7 @@ class ServerConnection:
             self._fail(failure)
             return True
         finally:
-            self._receives = False
+            self._sender.receives = False
 
     def proceed(self) -> bool:
         """Go on with what an earlier pass has left; false as for `received`."""
@@ -271,6 +270,7 @@ class ServerConnection:
             return True
         work = self.limits.max_work
         max_frame = self.limits.max_frame_bytes
+        streams = self.streams
         while True:
             if self._data_left or self._skip:
                 position = self._rest_of_frame(view, position, end)
@@ -292,9 +292,19 @@ class ServerConnection:
             if self._block_stream and (kind != CONTINUATION or stream_id != self._block_stream):
                 raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "expected CONTINUATION")
             if kind == DATA:
-                if flags & PADDED and length and start == end:
+                stream = streams.get(stream_id)
+                if (
+                    stream is not None
+                    and flags == END_STREAM
+                    and stop <= end
+                    and stream.fresh
+                    and self._whole_message(stream, view[start:stop])
+                ):
+                    position = stop
+                elif flags & PADDED and length and start == end:
                     break  # the length of the padding has not come
-                position = self._data(view, flags, stream_id, start, stop, end)
+                else:
+                    position = self._data(view, flags, stream_id, start, stop, end)
             else:
                 if stop > end:
                     if self._too_long(kind, length):
@@ -303,10 +313,12 @@ class ServerConnection:
                         continue
                     break
                 position = stop
-                if kind == HEADERS:
-                    work -= _WORK_OF_A_REQUEST
                 try:
-                    if kind <= CONTINUATION:
+                    if kind == HEADERS:
+                        work -= _WORK_OF_A_REQUEST
+                        if flags != END_HEADERS or not self._known(stream_id, view[start:stop]):
+                            self._on_headers(view, flags, stream_id, start, stop)
+                    elif kind <= CONTINUATION:
                         self._handlers[kind](view, flags, stream_id, start, stop)
                     else:
                         self._conduct.count_control()  # unknown types are ignored (5.5)
@@ -317,6 +329,50 @@ class ServerConnection:
                 self._left = bytes(view[position:end])
                 return False
         self._left = bytes(view[position:end]) if position < end else b""
+        return True
+
+    # Nearly every request is HEADERS with a block that was seen before, and one DATA frame with all
+    # of a message. These two take them past the rules that cannot apply; all else goes the long
+    # way, which comes to the same.
+
+    def _known(self, stream_id: int, block: memoryview) -> bool:
+        """Open a stream for headers that were seen before; false when it is not as simple."""
+        head = self._header_reader.seen(bytes(block))
+        if (
+            head is None
+            or stream_id != self._highest + 2
+            or len(self.streams) >= self.limits.max_streams
+            or stream_id > self._last_accepted
+        ):
+            return False
+        route = head.route
+        if route is None or not route.message_first:
+            return False
+        self._highest = stream_id
+        self.streams[stream_id] = ServerStream(self, self._sender, stream_id, head)
+        return True
+
+    def _whole_message(self, stream: ServerStream, chunk: memoryview) -> bool:
+        """Begin a request whose message is one frame; false when it is not as simple."""
+        size = len(chunk)
+        if (
+            not PREFIX_BYTES <= size <= stream.recv_window
+            or stream.head.content_length is not None
+            or size - PREFIX_BYTES > self.limits.max_message_bytes
+        ):
+            return False
+        flag, length = PREFIX.unpack_from(chunk)
+        if length != size - PREFIX_BYTES or flag > 1:
+            return False
+        self._recv_window -= size
+        if self._recv_window < self._low_window:
+            self._widen_connection()
+        stream.fresh = False
+        stream.state = State.HALF_CLOSED_REMOTE
+        stream.begun = True
+        stream.message = chunk[PREFIX_BYTES:].tobytes()
+        stream.compressed = flag == 1
+        stream.head.route.begin(stream)  # type: ignore[union-attr]
         return True
 
     def _preface(self, end: int) -> int:
@@ -351,7 +407,7 @@ class ServerConnection:
         """Handle a DATA frame, of which there may be only the beginning; return the position."""
         length = stop - start
         self._recv_window -= length
-        if self._recv_window < self.limits.connection_window_bytes >> 1:
+        if self._recv_window < self._low_window:
             self._widen_connection()
         padding = 0
         if flags & PADDED:
@@ -404,24 +460,14 @@ class ServerConnection:
         if not payload and not flags & END_STREAM:
             self._conduct.count_control()
         stream.state = State(following)
+        stream.fresh = False
         return stream
 
     def _whole_data(self, stream: ServerStream, chunk: memoryview, *, ends: bool) -> None:
-        if ends and stream.reader is None and not stream.begun and len(chunk) >= PREFIX_BYTES:
-            # The whole message in one frame: what nearly every request is.
-            flag, length = PREFIX.unpack_from(chunk)
-            if length == len(chunk) - PREFIX_BYTES and flag <= 1 and self._fits(length):
-                stream.message = bytes(chunk[PREFIX_BYTES:])
-                stream.compressed = flag == 1
-                self._begin(stream, None)
-                return
         if len(chunk):
             self._payload(stream, chunk)
         if ends:
             self._client_ended(stream)
-
-    def _fits(self, length: int) -> bool:
-        return length <= self.limits.max_message_bytes
 
     def _rest_of_frame(self, view: memoryview, position: int, end: int) -> int:
         if self._data_left:
@@ -512,6 +558,7 @@ class ServerConnection:
 
     def _begin(self, stream: ServerStream, problem: Problem | None) -> None:
         stream.begun = True
+        stream.fresh = False
         stream.problem = problem
         route = stream.head.route
         assert route is not None
@@ -531,8 +578,7 @@ class ServerConnection:
         if low and not stream.ended_by_client:
             self._sender.write(window_update(stream.id, window - stream.recv_window))
             stream.recv_window = window
-            if not self._receives:
-                self._wake()
+            self._sender.wake()
 
     # --- HEADERS and CONTINUATION ---
 
@@ -608,7 +654,7 @@ class ServerConnection:
         route = head.route
         if route is None:
             route = head.route = self._router(head)
-        stream = self.streams[stream_id] = ServerStream(self, stream_id, head)
+        stream = self.streams[stream_id] = ServerStream(self, self._sender, stream_id, head)
         if flags & END_STREAM:
             stream.state = State.HALF_CLOSED_REMOTE
             if head.content_length:
@@ -796,7 +842,7 @@ class ServerConnection:
 
     def _ended(self, stream: ServerStream) -> None:
         """Take note that all of an answer was sent."""
-        if stream.state is State.HALF_CLOSED_LOCAL:
+        if stream.state is not State.CLOSED:
             # Nobody reads the rest of the request: the client may stop (RFC 9113, 8.1).
             stream.state = State.RESET
             self._write_reset(stream.id, ErrorCode.NO_ERROR)
@@ -814,35 +860,6 @@ class ServerConnection:
 
     # --- as streams call it ---
 
-    def send_answer(
-        self,
-        stream: ServerStream,
-        head: bytes,
-        parts: Sequence[Buffer],
-        size: int,
-        trailers: bytes,
-    ) -> bool:
-        """Send a whole answer; see ServerStream.answer."""
-        sent = self._sender.answer(stream, head, parts, size, trailers)
-        if not self._receives:
-            self._wake()
-        return sent
-
-    def send_headers(self, stream: ServerStream, block: bytes, *, end: bool) -> None:
-        """Send headers or trailers; see ServerStream.send_headers."""
-        self._sender.headers(stream, block, end=end)
-        if not self._receives:
-            self._wake()
-
-    def send_data(
-        self, stream: ServerStream, parts: Sequence[Buffer], size: int, *, end: bool
-    ) -> bool:
-        """Send a part of an answer; see ServerStream.send_data."""
-        sent = self._sender.data(stream, parts, size, end=end)
-        if not self._receives:
-            self._wake()
-        return sent
-
     def reset_stream(self, stream: ServerStream, code: ErrorCode) -> None:
         """End a stream at once."""
         if stream.state in {State.CLOSED, State.RESET}:
@@ -850,8 +867,7 @@ class ServerConnection:
         stream.state = State.RESET
         self._forget(stream)
         self._write_reset(stream.id, code)
-        if not self._receives:
-            self._wake()
+        self._sender.wake()
 
     # --- the end ---
 

@@ -19,6 +19,7 @@ from xlaserve.transport.http2.limits import Conduct, Ledger
 from xlaserve.transport.http2.states import NEXT, Input, State
 from xlaserve.transport.http2.stream import Buffer, ServerStream
 
+_LAST = END_HEADERS | END_STREAM
 FLUSH_BYTES = 1 << 18
 """How much is made ready to be written at once; the rest follows when that has left."""
 
@@ -30,8 +31,16 @@ class Sender:
     """Turns answers into frames, as fast as the client takes them (RFC 9113, 5.2)."""
 
     def __init__(
-        self, ledger: Ledger, conduct: Conduct, ended: Callable[[ServerStream], None]
+        self,
+        ledger: Ledger,
+        conduct: Conduct,
+        ended: Callable[[ServerStream], None],
+        on_output: Callable[[], None],
     ) -> None:
+        """`on_output` is called when there is output though nothing was received."""
+        self._on_output = on_output
+        self.receives = False
+        """Whether frames are being handled: the output is written when that is over."""
         self._ledger = ledger
         self._conduct = conduct
         self._ended = ended
@@ -52,35 +61,51 @@ class Sender:
         self, stream: ServerStream, head: bytes, parts: Sequence[Buffer], size: int, trailers: bytes
     ) -> bool:
         """Send a whole answer; false, and nothing is sent, when there is no room to park it."""
-        if not stream.open:
+        state = stream.state
+        if size > _JOINED_BYTES or size > self.window or size > stream.send_window or self.paused:
+            return self._long_answer(stream, head, parts, size, trailers)
+        if state is not State.HALF_CLOSED_REMOTE and not stream.open:
             return True  # whom it was for is gone
-        if size > self.window or size > stream.send_window or self.paused:
-            if self._ledger.held + size > self._ledger.limit:
-                return False
-        elif size <= _JOINED_BYTES:
-            self.window -= size
-            stream_id = stream.id
-            self.output.append(
-                b"".join(
-                    (
-                        HEADER.pack(len(head) >> 8, len(head) & 255, HEADERS, 4, stream_id),
-                        head,
-                        HEADER.pack(size >> 8, size & 255, DATA, 0, stream_id),
-                        *parts,
-                        HEADER.pack(len(trailers) >> 8, len(trailers) & 255, HEADERS, 5, stream_id),
-                        trailers,
-                    )
+        self.window -= size
+        number = stream.id
+        self.output.append(
+            b"".join(
+                (
+                    HEADER.pack(len(head) >> 8, len(head) & 0xFF, HEADERS, END_HEADERS, number),
+                    head,
+                    HEADER.pack(size >> 8, size & 0xFF, DATA, 0, number),
+                    *parts,
+                    HEADER.pack(len(trailers) >> 8, len(trailers) & 0xFF, HEADERS, _LAST, number),
+                    trailers,
                 )
             )
-            self.output_bytes += size
-            self._conduct.served += 1
-            self._end(stream)
+        )
+        self.output_bytes += size
+        self._conduct.served += 1
+        self._end(stream)
+        if not self.receives:
+            self._on_output()
+        return True
+
+    def _long_answer(
+        self, stream: ServerStream, head: bytes, parts: Sequence[Buffer], size: int, trailers: bytes
+    ) -> bool:
+        if not stream.open:
             return True
+        blocked = size > self.window or size > stream.send_window or self.paused
+        if blocked and self._ledger.held + size > self._ledger.limit:
+            return False
         self.headers(stream, head, end=False)
         stream.trailers = trailers
         stream.ending = True
         self._park(stream, parts, size)
+        self.wake()
         return True
+
+    def wake(self) -> None:
+        """Have the output written, if that does not happen anyway."""
+        if not self.receives:
+            self._on_output()
 
     def headers(self, stream: ServerStream, block: bytes, *, end: bool) -> None:
         """Send a header block; trailers wait for the data in front of them."""
@@ -94,6 +119,7 @@ class Sender:
         self._header_frames(stream.id, block, END_STREAM if end else 0)
         if end:
             self._end(stream)
+        self.wake()
 
     def _header_frames(self, stream_id: int, block: bytes, flags: int) -> None:
         first, rest = block[: self.max_frame], block[self.max_frame :]
@@ -113,6 +139,7 @@ class Sender:
             return False
         stream.ending = end
         self._park(stream, parts, size)
+        self.wake()
         return True
 
     # --- what waits ---

@@ -59,7 +59,19 @@ class Owner(Protocol):
         """Return what the client may send of a new stream, in bytes."""
         ...
 
-    def send_answer(
+    def reset_stream(self, stream: "ServerStream", code: ErrorCode) -> None:
+        """End a stream at once."""
+        ...
+
+    def grant(self, stream: "ServerStream", wanted: int) -> None:
+        """Let the client send at least so many bytes more."""
+        ...
+
+
+class Output(Protocol):
+    """What sends on the connection, as its streams know it."""
+
+    def answer(
         self,
         stream: "ServerStream",
         head: bytes,
@@ -70,22 +82,14 @@ class Owner(Protocol):
         """Send a whole answer."""
         ...
 
-    def send_headers(self, stream: "ServerStream", block: bytes, *, end: bool) -> None:
+    def headers(self, stream: "ServerStream", block: bytes, *, end: bool) -> None:
         """Send headers or trailers."""
         ...
 
-    def send_data(
+    def data(
         self, stream: "ServerStream", parts: Sequence[Buffer], size: int, *, end: bool
     ) -> bool:
         """Send a part of an answer."""
-        ...
-
-    def reset_stream(self, stream: "ServerStream", code: ErrorCode) -> None:
-        """End a stream at once."""
-        ...
-
-    def grant(self, stream: "ServerStream", wanted: int) -> None:
-        """Let the client send at least so many bytes more."""
         ...
 
 
@@ -93,6 +97,8 @@ class ServerStream:
     """One stream. What most requests never need are defaults of the class, to be made quickly."""
 
     state: State = State.OPEN
+    fresh = True
+    """Whether nothing has come behind its headers, and it waits for a message."""
     reader: UnaryReader | StreamingReader | None = None
     message: Buffer | None = None
     """The message of a unary request that has come whole."""
@@ -120,8 +126,9 @@ class ServerStream:
     trailers: bytes | None = None
     """The block to be sent behind what is pending."""
 
-    def __init__(self, connection: Owner, stream_id: int, head: Head[Any]) -> None:
+    def __init__(self, connection: Owner, output: Output, stream_id: int, head: Head[Any]) -> None:
         self.connection = connection
+        self.output = output
         self.id = stream_id
         self.head = head
         self.send_window = connection.peer_window
@@ -136,15 +143,15 @@ class ServerStream:
         `parts` has `size` bytes, the prefix of the message among them. The blocks are header
         blocks. Nothing was sent before.
         """
-        return self.connection.send_answer(self, head, parts, size, trailers)
+        return self.output.answer(self, head, parts, size, trailers)
 
     def send_headers(self, block: bytes, *, end: bool = False) -> None:
         """Send headers, or trailers behind all that waits."""
-        self.connection.send_headers(self, block, end=end)
+        self.output.headers(self, block, end=end)
 
     def send_data(self, parts: Sequence[Buffer], size: int, *, end: bool = False) -> bool:
         """Send bytes of the answer; false as for `answer`."""
-        return self.connection.send_data(self, parts, size, end=end)
+        return self.output.data(self, parts, size, end=end)
 
     def reset(self, code: ErrorCode = ErrorCode.NO_ERROR) -> None:
         """End the stream at once, whatever waits to be sent."""
