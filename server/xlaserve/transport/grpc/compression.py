@@ -43,6 +43,7 @@ def inflate(message: "bytes | memoryview", limit: int) -> bytes:
     except zlib.error:
         raise GRPCError(Status.INTERNAL, "the message is not gzip") from None
     if len(inflated) > limit:
+        del inflated  # the error would keep it
         text = f"the message is longer than {limit} bytes decompressed (max_message_bytes)"
         raise GRPCError(Status.RESOURCE_EXHAUSTED, text)
     if not stream.eof:

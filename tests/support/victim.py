@@ -1,0 +1,151 @@
+"""A server in a process of its own, what it costs, and a client that must not suffer."""
+
+# pyright: reportAttributeAccessIssue=false
+# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import numpy as np
+import psutil
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+
+import xlaserve
+from support.process import ENVIRONMENT, START_SECONDS, command
+
+ECHOED_BYTES = 1024
+WIDE_BYTES = 2 << 20
+_EVERY_SECONDS = 0.02
+_STOP_SECONDS = 30
+_RESET_PEAK = "5"
+
+
+@dataclass(frozen=True)
+class Target:
+    """The server that is attacked."""
+
+    url: str
+    process: psutil.Process
+
+    def resident_bytes(self) -> int:
+        """Return what it holds in memory now."""
+        return int(self.process.memory_info().rss)
+
+    def forget_peak(self) -> None:
+        """Let the peak count from now."""
+        Path(f"/proc/{self.process.pid}/clear_refs").write_text(_RESET_PEAK)
+
+    def peak_bytes(self) -> int:
+        """Return the most it has held in memory."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) << 10
+
+    def cpu_seconds(self) -> float:
+        """Return what it has computed."""
+        times = self.process.cpu_times()
+        return float(times.user + times.system)
+
+
+def export_models(folder: Path) -> None:
+    """Write `echo`, and `wide`, which answers a number with two megabytes."""
+    xlaserve.export_model(
+        lambda params, x: {"y": x},
+        {},
+        {"x": ("FP32", [-1, ECHOED_BYTES // 4])},
+        folder / "echo" / "1",
+        max_batch_size=2,
+    )
+    weights = {"w": np.ones((1, WIDE_BYTES // 4), np.float32)}
+    xlaserve.export_model(
+        lambda params, x: {"y": x + params["w"]},
+        weights,
+        {"x": ("FP32", [-1, 1])},
+        folder / "wide" / "1",
+        max_batch_size=1,
+    )
+
+
+@contextmanager
+def target(folder: Path, *flags: str) -> Iterator[Target]:
+    """Serve the models of a folder, whose last entry becomes the log."""
+    log = folder / "log"
+    arguments = ("serve", str(folder / "models"), "--grpc-endpoint", "port:0")
+    with log.open("w") as written:
+        process = subprocess.Popen(
+            [*command(*arguments), "--http-endpoint", "none", "--device", "cpu", *flags],
+            stderr=written,
+            env=os.environ | ENVIRONMENT,
+        )
+        try:
+            yield Target(_url(log, process), psutil.Process(process.pid))
+        finally:
+            process.terminate()
+            try:
+                process.wait(_STOP_SECONDS)
+            finally:
+                process.kill()
+
+
+def _url(log: Path, process: "subprocess.Popen[bytes]") -> str:
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end and process.poll() is None:
+        events = {}
+        for line in log.read_text().splitlines():
+            with suppress(ValueError):
+                record = json.loads(line)
+                events[record.get("event")] = record
+        if "started" in events:
+            return str(events["listening"]["grpc"])
+        time.sleep(0.05)
+    raise AssertionError(f"the server did not start: {log.read_text()}")
+
+
+def infer_request(model: str, values: int) -> bytes:
+    """Write a request for one of the models."""
+    request = pb.ModelInferRequest(model_name=model, raw_input_contents=[bytes(4 * values)])
+    request.inputs.add(name="x", datatype="FP32", shape=[1, values])
+    return bytes(request.SerializeToString())
+
+
+class Victim:
+    """A client that calls `echo` every 20 ms, on a connection of its own."""
+
+    def __init__(self, url: str) -> None:
+        self.calls = 0
+        self.worst_seconds = 0.0
+        self.errors: list[str] = []
+        self._url = url
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> "Victim":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        request = pb.ModelInferRequest.FromString(infer_request("echo", ECHOED_BYTES // 4))
+        with grpc.insecure_channel(self._url) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            while not self._stop.is_set():
+                began = time.monotonic()
+                try:
+                    stub.ModelInfer(request, timeout=_STOP_SECONDS)
+                except grpc.RpcError as error:
+                    self.errors.append(str(error))
+                self.calls += 1
+                self.worst_seconds = max(self.worst_seconds, time.monotonic() - began)
+                self._stop.wait(_EVERY_SECONDS)

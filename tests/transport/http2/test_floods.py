@@ -1,0 +1,119 @@
+"""Attackers get nothing out of it: the server lives, stays small, and serves others meanwhile.
+
+Latencies and CPU are printed, not asserted: machines are shared.
+"""
+
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from support.engines import own_engine_only
+from support.floods import ATTACKS, CLOSED, OPEN, Attacker, ask_for_answers, outcomes
+from support.frames import Setting
+from support.victim import Target, Victim, export_models, target
+
+pytestmark = [own_engine_only, pytest.mark.slow]
+
+GROWTH_BYTES = 64 << 20
+MAX_CONNECTIONS = 500
+PREFACE_SECONDS = 3
+MESSAGE_BYTES = 16 << 20
+PARKED_BYTES = 24 << 20
+RECEIVING_BYTES = 24 << 20
+SILENT = 2000
+ROUNDS = 5
+ANSWERS = 100
+"""Of which the budget holds a tenth; the others are refused."""
+RETURN_SECONDS = 5
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    """A server with budgets that an attack of a moment can come near to."""
+    folder = tmp_path_factory.mktemp("floods")
+    export_models(folder / "models")
+    flags = {
+        "--max-connections": MAX_CONNECTIONS,
+        "--preface-seconds": PREFACE_SECONDS,
+        "--max-message-bytes": MESSAGE_BYTES,
+        "--max-parked-bytes": PARKED_BYTES,
+        "--max-receiving-bytes": RECEIVING_BYTES,
+        "--max-requests-per-model": 100_000,
+    }
+    given = [text for flag, value in flags.items() for text in (flag, str(value))]
+    with target(folder, *given) as running:
+        with Victim(running.url):
+            time.sleep(0.5)  # every path has been taken once, and has its memory
+        yield running
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_is_borne(server: Target, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    attack = ATTACKS[name]
+    before, cpu = server.resident_bytes(), server.cpu_seconds()
+    server.forget_peak()
+    began = time.monotonic()
+    with Victim(server.url) as victim:
+        became = attack.run(server.url)
+    growth = server.peak_bytes() - before
+    with capsys.disabled():
+        print(
+            f"\n{name}: {', '.join(sorted(became))}; {time.monotonic() - began:.1f} s,"
+            f" peak {growth / 1e6:+.0f} MB, after {(server.resident_bytes() - before) / 1e6:+.0f}"
+            f" MB, CPU {server.cpu_seconds() - cpu:.2f} s, victim {victim.worst_seconds * 1e3:.0f}"
+            f" ms in {victim.calls} calls",
+            end=" ",
+        )
+
+    assert server.process.is_running()
+    assert victim.calls > 0
+    assert [] == victim.errors
+    assert became
+    assert became <= attack.outcomes
+    assert growth < GROWTH_BYTES
+
+
+def test_clients_that_say_nothing_are_dropped(server: Target) -> None:
+    """Those over the limit at once, the others after preface_seconds; then there is room."""
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < SILENT + 200:
+        pytest.skip(f"ulimit -n allows fewer than {SILENT} connections")
+    before = server.resident_bytes()
+    server.forget_peak()
+    with ExitStack() as stack:
+        with Victim(server.url) as victim:
+            silent = [Attacker(server.url, greets=False) for _ in range(SILENT)]
+            for attacker in silent:
+                stack.callback(attacker.close)
+            end = time.monotonic() + 20 * PREFACE_SECONDS
+            while not all(attacker.ended for attacker in silent) and time.monotonic() < end:
+                for attacker in silent:
+                    attacker.look()
+        growth = server.peak_bytes() - before
+        with Victim(server.url) as newcomer:
+            time.sleep(0.1)
+        codes = {attacker.goaway or CLOSED for attacker in silent}
+    print(f"{SILENT} silent connections: {codes}, {growth / SILENT / 1e3:.1f} KB each")
+
+    assert all(attacker.ended for attacker in silent)
+    assert {"ENHANCE_YOUR_CALM", "SETTINGS_TIMEOUT"} == codes
+    assert [] == victim.errors + newcomer.errors
+    assert growth < GROWTH_BYTES
+
+
+def test_answers_that_nobody_takes_are_forgotten_with_their_client(server: Target) -> None:
+    """Without waiting for garbage to be collected."""
+    before = server.resident_bytes()
+    for _ in range(ROUNDS):
+        attacker = Attacker(server.url, (Setting.INITIAL_WINDOW_SIZE, 0))
+        attacker.send(ask_for_answers(ANSWERS))
+        assert {OPEN} == outcomes(attacker)
+        attacker.close()
+    end = time.monotonic() + RETURN_SECONDS
+    while server.resident_bytes() - before > GROWTH_BYTES and time.monotonic() < end:
+        time.sleep(0.1)
+    growth = server.resident_bytes() - before
+    print(f"after {ROUNDS * ANSWERS} answers that were not taken: {growth / 1e6:+.0f} MB")
+
+    assert growth < GROWTH_BYTES
