@@ -33,7 +33,7 @@ from xlaserve.models.loaded import LoadedModel, ModelInfo, Value
 
 T = TypeVar("T")
 
-WORTH_SECONDS = 20e-6
+WORTH_SECONDS = 4e-6
 """What it costs to queue a request: a model that is quicker than this is not worth it."""
 
 _INLINE_REQUESTS = 4
