@@ -162,7 +162,7 @@ class Application:
             predict_size=loaders.predict_size,
             try_loading=partial(_try_loading, settings.trial_seconds),
             release_memory=device.release_memory,
-            device=self._start_device,
+            devices=lambda: device.devices(self._start_device()),
             on_stage=self.display.stage,
         )
         loader = VersionLoader(
@@ -202,12 +202,21 @@ class Application:
         Raises DeviceUnavailable when the device that was asked for is not there.
         """
         platform = await self.workers.wait(self._start_device)
-        limit = await self.workers.wait(device.memory_limit_bytes)
-        self.capacity.total_bytes = _capacity_bytes(self.settings, limit)
+        devices = await self.workers.wait(device.devices, platform)
+        memory = await self.workers.wait(device.memory, platform)
+        limits = [memory[name][1] if name in memory else None for name in devices.names]
+        of_each = [_capacity_bytes(self.settings, limit, devices.count) for limit in limits]
+        of_host = _capacity_bytes(self.settings, None, 1)
+        self.capacity.limit(dict(zip(devices.names, of_each, strict=True)), of_host)
         if self.settings.modelmesh:
-            RuntimeLimits.of(self.settings, self.capacity.total_bytes)
+            RuntimeLimits.of(self.settings, min(of_each))
         await self.workers.wait(_freeze_heap)
-        _log.info("device ready", platform=platform, capacity_bytes=self.capacity.total_bytes)
+        _log.info(
+            "device ready",
+            platform=platform,
+            devices=devices.count,
+            capacity_bytes=self.capacity.total_bytes,
+        )
         await self.control.start()
         rows = await self.rows()
         ready = sum(row.size_bytes is not None for row in rows)
@@ -391,12 +400,17 @@ class Application:
         _log.info("stopped")
 
 
-def _capacity_bytes(settings: Settings, device_limit: int | None) -> int:
-    """Return the memory for models: as set, else the device's or the host's less the overhead."""
+def _capacity_bytes(settings: Settings, device_limit: int | None, sharing: int) -> int:
+    """Return the memory for models of one device: as set, else its own less the overhead.
+
+    Devices of the CPU have none of their own, and share the host's.
+    """
     if settings.capacity_bytes:
         return settings.capacity_bytes
-    granted = device_limit or settings.container_memory_bytes or memory_limit_bytes()
-    return max(0, granted - settings.memory_overhead_bytes)
+    if device_limit:
+        return max(0, device_limit - settings.memory_overhead_bytes)
+    granted = settings.container_memory_bytes or memory_limit_bytes()
+    return max(0, granted - settings.memory_overhead_bytes) // sharing
 
 
 def _compilation_cache(settings: Settings) -> CompilationCache | None:

@@ -118,7 +118,8 @@ class Settings:
     id_injection: IdInjection = IdInjection.PATH
     """With modelmesh: path lets it write the id into requests; header leaves them as they are."""
     capacity_bytes: int = 0
-    """Memory for models; 0 takes the device's, the container's request, or the cgroup's limit."""
+    """Memory for models on each device; 0 takes the device's own. Devices of the CPU share the
+    container's request, or the cgroup's limit."""
     evict: bool = False
     """Let idle models go, the least recently used first, when a load needs their memory."""
     memory_overhead_bytes: int = 300 << 20

@@ -43,6 +43,10 @@ class ModelMemory:
     """The same bytes by the device that holds them: `cpu:0`, `cuda:1`. Empty where a kind of model
     does not know; otherwise the sum is `total_bytes`."""
 
+    def on_devices(self, first: str) -> Mapping[str, int]:
+        """Return what each device holds: all on the first where that is not known."""
+        return self.per_device or {first: self.total_bytes}
+
     @property
     def total_bytes(self) -> int:
         """Return the sum of all parts."""

@@ -322,13 +322,33 @@ def _total_bytes(server: ServerReading) -> Iterable[Row]:
     return () if total is None else _one(total)
 
 
+def _by_device(sizes: Mapping[str, int]) -> Iterable[Row]:
+    return [("", f'device="{escape(device)}"', size) for device, size in sizes.items()]
+
+
 OF_SERVER: tuple[Family[ServerReading], ...] = (
-    Family("xlaserve_capacity_bytes", "gauge", "Memory for models", _total_bytes),
+    Family("xlaserve_capacity_bytes", "gauge", "Memory for models on all devices", _total_bytes),
     Family(
         "xlaserve_capacity_used_bytes",
         "gauge",
         "Memory that loaded and loading models have booked",
         lambda server: _one(server.capacity.used_bytes),
+    ),
+    Family(
+        "xlaserve_device_capacity_bytes",
+        "gauge",
+        "Memory for models on each device",
+        lambda server: _by_device(server.capacity.totals),
+        ("device",),
+    ),
+    Family(
+        "xlaserve_device_capacity_used_bytes",
+        "gauge",
+        "Part of it that loaded and loading models have booked",
+        lambda server: _by_device(
+            {device: server.capacity.used_on(device) for device in server.capacity.totals}
+        ),
+        ("device",),
     ),
     Family(
         "xlaserve_connections",
