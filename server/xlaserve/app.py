@@ -174,6 +174,7 @@ class Application:
             evict=settings.evict,
             background_compile=settings.background_compile and not settings.modelmesh,
             mmap_parameters=settings.mmap_parameters,
+            max_on_demand_shapes=settings.max_on_demand_shapes,
         )
         self.control = ModelControl(settings, self.registry, self.repository, loader, self.workers)
 

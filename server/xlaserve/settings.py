@@ -140,6 +140,9 @@ class Settings:
     background_compile: bool = True
     """Be ready with the smallest and the largest batch; compile the rest while they serve. Not
     with modelmesh, which asks for the size of a model once."""
+    max_on_demand_shapes: int = 64
+    """Most shapes that one model may have compiled when requests ask for them, if its parameter of
+    this name does; 0 refuses such models."""
     compilation_cache_directory: str = "auto"
     """Where compiled programs outlive the process: a directory of this user alone; none; or auto,
     which is .cache/xlaserve in its home."""
@@ -276,6 +279,7 @@ class Settings:
 _SMALLEST: Mapping[str, float] = {
     "poll_interval_seconds": 0.01,
     "load_threads": 1,
+    "max_on_demand_shapes": 0,
     "execute_threads": 0,
     "compilation_cache_max_bytes": 0,
     "inline_execution_seconds": 0,

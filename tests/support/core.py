@@ -28,6 +28,7 @@ class FakeModel:
     """Adds the number in its file to its input."""
 
     replicas = 1
+    on_demand = None
 
     def __init__(self, amount: float, world: "World", devices: Sequence[str]) -> None:
         self.info = ModelInfo(

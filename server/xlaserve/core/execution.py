@@ -25,6 +25,7 @@ from xlaserve.core.batching import (
     pack,
 )
 from xlaserve.core.ensemble import EnsemblePlan
+from xlaserve.core.on_demand import ShapeCompiler
 from xlaserve.core.registry import Instance
 from xlaserve.core.statistics import Execution
 from xlaserve.core.workers import Workers
@@ -64,13 +65,14 @@ class Executor:
         now_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self._workers = workers
+        self._shapes = ShapeCompiler(workers)
         self._policy = policy
         self._now_ns = now_ns
 
     def at_once(self, instance: Instance, inputs: Mapping[str, Value]) -> Outcome | None:
         """Run a model that is quick enough here and now; None where it is not."""
         model = instance.runner
-        if isinstance(model, EnsemblePlan) or self._batches(instance, model):
+        if isinstance(model, EnsemblePlan) or model.on_demand or self._batches(instance, model):
             return None
         return self._inline(model, rows_of(model.info, inputs), inputs)
 
@@ -98,11 +100,14 @@ class Executor:
         rows = rows_of(model.info, inputs)
         if not resident and self._batches(instance, model):
             return await self._in_batch(instance, model, rows, inputs)
-        done = self._inline(model, rows, inputs, resident=resident)
+        done = None
+        if model.on_demand is None:
+            done = self._inline(model, rows, inputs, resident=resident)
         if done is not None:
             return done
         submitted = self._now_ns()
-        call = partial(model.execute, inputs, resident=resident)
+        executable = await self._shapes.find(instance, model, inputs)
+        call = partial(executable.execute, inputs, resident=resident)
         outputs, begun, ended = await self._in_thread(instance, call)
         return outputs, Execution(rows, submitted, begun - submitted, ended - begun)
 

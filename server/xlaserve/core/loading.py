@@ -30,7 +30,7 @@ from xlaserve.errors import (
     XlaserveError,
 )
 from xlaserve.models.config import ModelConfig
-from xlaserve.models.loaded import LoadContext, LoadedModel, Stage
+from xlaserve.models.loaded import MAX_ON_DEMAND_SHAPES, LoadContext, LoadedModel, Stage
 from xlaserve.models.placement import ONE_CPU, Devices
 
 Load: TypeAlias = Callable[[Path, LoadContext], LoadedModel]
@@ -71,7 +71,9 @@ class VersionLoader:
         evict: bool = False,
         background_compile: bool = False,
         mmap_parameters: bool = False,
+        max_on_demand_shapes: int = MAX_ON_DEMAND_SHAPES,
     ) -> None:
+        self._max_on_demand_shapes = max_on_demand_shapes
         self._mmap_parameters = mmap_parameters
         self._background_compile = background_compile
         self._finisher = Finisher(workers)
@@ -271,6 +273,7 @@ class VersionLoader:
             check_cancelled=check_cancelled,
             background_compile=self._background_compile,
             mmap_parameters=self._mmap_parameters,
+            max_on_demand_shapes=self._max_on_demand_shapes,
         )
         return self._machinery.load(source.directory, context)
 

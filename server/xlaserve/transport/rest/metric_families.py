@@ -256,8 +256,14 @@ OF_VERSIONS: tuple[Family[VersionReading], ...] = (
     _of_version(
         "xlaserve_model_compile_seconds",
         "gauge",
-        "Seconds of the last load that went into compilation, while the model is loaded",
+        "Seconds that went into compilation since the last load, while the model is loaded",
         _when_loaded(lambda instance: instance.info.compile_seconds),
+    ),
+    _of_version(
+        "xlaserve_model_on_demand_compilations_total",
+        "counter",
+        "Shapes that were compiled since the last load because a request asked for them",
+        _when_loaded(lambda instance: instance.info.on_demand_compilations),
     ),
     _of_version(
         "xlaserve_bucket_compile_seconds",
