@@ -33,6 +33,7 @@ from xlaserve.core.workers import Workers
 from xlaserve.errors import InvalidSettings
 from xlaserve.models import device, loaders, trial
 from xlaserve.models.compilation_cache import CompilationCache
+from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import Stage
 from xlaserve.settings import IdInjection, ModelControlMode, Settings
 from xlaserve.transport.endpoints import (
@@ -422,9 +423,9 @@ def _compilation_cache(settings: Settings) -> CompilationCache | None:
     return CompilationCache(directory, settings.compilation_cache_max_bytes)
 
 
-def _try_loading(seconds: float, directory: Path) -> None:
+def _try_loading(seconds: float, directory: Path, config: ModelConfig) -> None:
     if seconds:
-        trial.try_loading(directory, seconds)
+        trial.try_loading(directory, seconds, config.parameters)
 
 
 def _freeze_heap() -> None:

@@ -101,7 +101,7 @@ class World:
     ) -> dict[str, int]:
         return dict.fromkeys(devices_of(config), self.predicted_bytes)
 
-    def try_loading(self, directory: Path) -> None:
+    def try_loading(self, directory: Path, config: ModelConfig) -> None:
         self.tried.append(directory)
         if "deadly" in (directory / "amount.json").read_text():
             raise InvalidModel("amount.json ends the process that reads it")

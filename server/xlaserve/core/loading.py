@@ -48,7 +48,7 @@ class Machinery:
     predict_size: Callable[[Path, ModelConfig, Devices], Sizes]
     """Return the bytes that a version will take on each device, from its headers; raises
     InvalidModel; blocks."""
-    try_loading: Callable[[Path], None]
+    try_loading: Callable[[Path, ModelConfig], None]
     """Load what a client sent in a process that may die of it; raises InvalidModel; blocks."""
     release_memory: Callable[[], None]
     """Collect garbage and give freed pages back to the system; blocks."""
@@ -184,7 +184,8 @@ class VersionLoader:
         """
         if source.sent:
             self._registry.note(version, "loading in a process of its own")
-            trial = self._workers.load(self._machinery.try_loading, source.directory)
+            try_loading = self._machinery.try_loading
+            trial = self._workers.load(try_loading, source.directory, model.config)
             await asyncio.wrap_future(trial)
         if self._devices is None:
             starting = self._workers.load(self._machinery.devices)

@@ -356,6 +356,7 @@ def load(directory: Path, context: LoadContext) -> JaxExportModel:
     Raises InvalidModel, OutOfMemory, or what `context.check_cancelled` raises.
     """
     described = manifest.read(directory)
+    context = replace(context, config=context.config.with_defaults(described.defaults))
     signature = agreed(
         Signature(described.inputs, described.outputs, described.max_batch_size), context.config
     )
