@@ -12,6 +12,7 @@ os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 
 import pytest
 from hypothesis import HealthCheck, settings
+from support.engines import ENGINE
 from support.server import RunningServer, Serve
 
 from xlaserve.app import Application
@@ -46,6 +47,7 @@ def serve(tmp_path: Path) -> Serve:
             "device": "cpu",
             "background_compile": False,
             "compilation_cache_directory": "none",
+            "http2_engine": ENGINE,
         }
         application = Application(Settings.read({}, repository=repository, **defaults | settings))
         async with application.running() as addresses:

@@ -47,6 +47,9 @@ from xlaserve.transport.grpc.codec import WireCodec
 from xlaserve.transport.grpc.descriptors import DescriptorIndex
 from xlaserve.transport.grpc.edge import translate_errors
 from xlaserve.transport.grpc.health import HealthService
+from xlaserve.transport.grpc.infer_codec import InferCodec
+from xlaserve.transport.grpc.infer_lane import METHOD as INFER_METHOD
+from xlaserve.transport.grpc.infer_lane import InferLane
 from xlaserve.transport.grpc.inference import InferenceService
 from xlaserve.transport.grpc.injection import inject_ids
 from xlaserve.transport.grpc.model_runtime import INFERENCE_PATHS, ModelRuntimeService
@@ -55,6 +58,7 @@ from xlaserve.transport.grpc.reflection import reflection_services
 from xlaserve.transport.grpc.server import GrpcServer
 from xlaserve.transport.grpc.services import ServicesCodec, injection_paths, load_services
 from xlaserve.transport.grpc.splice import InjectionPath
+from xlaserve.transport.http2.limits import Http2Limits
 from xlaserve.transport.rest.bodies import BodyLimits
 from xlaserve.transport.rest.inference import InferenceRoutes
 from xlaserve.transport.rest.metrics import Metrics
@@ -64,11 +68,12 @@ from xlaserve.transport.rest.routing import RouteTable
 from xlaserve.transport.rest.sagemaker import sagemaker_routes
 from xlaserve.transport.rest.server import HttpLimits, HttpServer
 from xlaserve.transport.rest.threads import OffLoop
+from xlaserve.transport.tls import grpc_tls
 
 AUTO, NO_CACHE = "auto", "none"
 """What may stand for a directory in `compilation_cache_directory`."""
 
-_STREAMS_OF_A_MESH = 8
+_CLIENTS_OF_A_MESH = 8
 """A mesh sends all its requests over one connection, and may leave some of them open unsent."""
 
 _SWITCH_SECONDS = 0.0005
@@ -314,15 +319,18 @@ class Application:
         self.grpc = GrpcServer(
             [*services, health, *reflection],
             codec=ServicesCodec(WireCodec(**limits)),
-            max_message_bytes=settings.max_message_bytes,
+            limits=_http2_limits(settings),
             max_connections=settings.max_connections,
-            max_streams=settings.max_streams_per_connection
-            * (_STREAMS_OF_A_MESH if settings.modelmesh else 1),
+            max_receiving_bytes=settings.max_receiving_bytes,
+            max_parked_bytes=settings.max_parked_bytes,
+            engine=settings.http2_engine,
+            lanes={INFER_METHOD: partial(InferLane, self.engine, InferCodec(**limits))},
         )
         inject_ids(self.grpc, paths, **limits)
         translate_errors(self.grpc, message_timeout_seconds=settings.message_timeout_seconds)
+        tls = grpc_tls(settings)
         for listener in listeners:
-            await self.grpc.listen(listener.socket)
+            await self.grpc.listen(listener.socket, tls)
         return health
 
     def _model_runtime(self, paths: Mapping[str, InjectionPath]) -> ModelRuntimeService:
@@ -400,6 +408,25 @@ class Application:
         await asyncio.gather(*(server.drain(self.settings.grace_seconds) for server in servers))
         await self.control.close()
         _log.info("stopped")
+
+
+def _http2_limits(settings: Settings) -> Http2Limits:
+    # Behind the one connection of a sidecar there are many clients.
+    clients = _CLIENTS_OF_A_MESH if settings.modelmesh else 1
+    return Http2Limits(
+        max_message_bytes=settings.max_message_bytes,
+        max_streams=settings.max_streams_per_connection * clients,
+        max_header_bytes=settings.max_header_bytes,
+        max_frame_bytes=settings.max_frame_bytes,
+        stream_window_bytes=settings.stream_window_bytes,
+        connection_window_bytes=settings.connection_window_bytes,
+        max_resets=settings.max_stream_resets * clients,
+        max_control_frames=settings.max_control_frames * clients,
+        window_seconds=settings.control_window_seconds,
+        max_work=settings.max_work_per_pass,
+        preface_seconds=settings.preface_seconds,
+        message_seconds=settings.message_timeout_seconds,
+    )
 
 
 def _capacity_bytes(settings: Settings, device_limit: int | None, sharing: int) -> int:

@@ -69,6 +69,15 @@ class Readiness(StrEnum):
     """And none of them is without a ready version."""
 
 
+class Http2Engine(StrEnum):
+    """What speaks HTTP/2 under gRPC."""
+
+    OWN = "own"
+    """The server's own engine."""
+    H2 = "h2"
+    """The h2 library, through grpclib: slower, and the reference."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """What the operator decides. Immutable; parts of it are passed down."""
@@ -86,6 +95,15 @@ class Settings:
     """Where HTTP is served: port:<n>, unix:<path> or none."""
     unix_socket_mode: int = 0o666
     """Permission bits of unix sockets."""
+    http2_engine: Http2Engine = Http2Engine.OWN
+    """What speaks HTTP/2 for gRPC: own; or h2, the library that it is compared with."""
+    grpc_tls_certificate: str = ""
+    """File of the certificate chain, in PEM, to serve gRPC over TLS; empty for none."""
+    grpc_tls_key: str = ""
+    """File of its private key; empty where the certificate's file holds it."""
+    grpc_tls_client_ca: str = ""
+    """File of the authorities whose clients may connect, each with its certificate; empty for
+    all clients."""
 
     model_control_mode: ModelControlMode = ModelControlMode.NONE
     """none: load all at start; poll: follow the repository; explicit: clients load and unload."""
@@ -174,6 +192,31 @@ class Settings:
     """Requests that one gRPC connection may have open; eight times as many with modelmesh."""
     max_connections: int = 1024
     """gRPC connections that may be open."""
+    max_header_bytes: int = 16 << 10
+    """Largest header list of a gRPC request."""
+    max_receiving_bytes: int = 1 << 30
+    """Bytes of gRPC messages that are being received or answered, of all connections."""
+    max_parked_bytes: int = 256 << 20
+    """Bytes of gRPC answers that wait for slow clients, of all connections."""
+    max_stream_resets: int = 200
+    """gRPC requests that a connection may cancel in a while, beyond those that were answered;
+    eight times as many with modelmesh."""
+    max_control_frames: int = 2000
+    """HTTP/2 frames without content that a connection may send in a while, beyond four for each
+    frame of its answers; eight times as many with modelmesh."""
+    control_window_seconds: float = 30.0
+    """The time in which those two are counted."""
+    max_work_per_pass: int = 1024
+    """HTTP/2 frames that one connection may have handled before others have their turn; a request
+    counts as 16."""
+    stream_window_bytes: int = 1 << 20
+    """What a client may send of a gRPC request before it is known how long its message is."""
+    connection_window_bytes: int = 16 << 20
+    """What a client may send on a gRPC connection before it is read."""
+    max_frame_bytes: int = 1 << 20
+    """Longest HTTP/2 frame of a message that clients are asked to send."""
+    preface_seconds: float = 5.0
+    """How long a new gRPC connection may take to begin."""
     max_http_connections: int = 1024
     """HTTP connections that may be open."""
     http_idle_seconds: float = 75.0
@@ -215,9 +258,9 @@ class Settings:
         for name, smallest in _SMALLEST.items():
             if getattr(self, name) < smallest:
                 raise InvalidSettings(name, f"at least {smallest}", getattr(self, name))
-        for name in ("max_message_depth", "max_json_depth"):
-            if getattr(self, name) > _DEEPEST:
-                raise InvalidSettings(name, f"at most {_DEEPEST}", getattr(self, name))
+        for name, largest in _LARGEST.items():
+            if getattr(self, name) > largest:
+                raise InvalidSettings(name, f"at most {largest}", getattr(self, name))
         if self.log_level not in _LOG_LEVELS:
             raise InvalidSettings("log_level", " or ".join(_LOG_LEVELS), self.log_level)
         if self.load_model and self.model_control_mode is not ModelControlMode.EXPLICIT:
@@ -298,6 +341,17 @@ _SMALLEST: Mapping[str, float] = {
     "max_message_depth": 10,
     "max_streams_per_connection": 1,
     "max_connections": 1,
+    "max_header_bytes": 1024,
+    "max_receiving_bytes": 1024,
+    "max_parked_bytes": 1024,
+    "max_stream_resets": 1,
+    "max_control_frames": 10,
+    "control_window_seconds": 0.01,
+    "max_work_per_pass": 16,
+    "stream_window_bytes": 65_535,
+    "connection_window_bytes": 65_535,
+    "max_frame_bytes": 16_384,
+    "preface_seconds": 0.01,
     "max_http_connections": 1,
     "http_idle_seconds": 0.01,
     "max_http_header_bytes": 1024,
@@ -315,6 +369,15 @@ _SMALLEST: Mapping[str, float] = {
 }
 _DEEPEST = 100
 """protobuf's own limit, and Triton's for JSON; far beyond it Python's recursion would end first."""
+
+_LARGEST: Mapping[str, float] = {
+    "max_message_depth": _DEEPEST,
+    "max_json_depth": _DEEPEST,
+    # RFC 9113, 6.5.2
+    "stream_window_bytes": 2**31 - 1,
+    "connection_window_bytes": 2**31 - 1,
+    "max_frame_bytes": 2**24 - 1,
+}
 
 _LOG_LEVELS = ("auto", "debug", "info", "warning", "error")
 

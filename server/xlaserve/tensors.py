@@ -139,7 +139,7 @@ def element_count(shape: Sequence[int]) -> int:
     """
     if len(shape) > MAX_DIMENSIONS:
         raise TensorDataError(f"at most {MAX_DIMENSIONS} dimensions", str(len(shape)))
-    if any(size < 0 for size in shape):
+    if shape and min(shape) < 0:
         raise TensorDataError("a shape without negative dimensions", str(list(shape)))
     return math.prod(shape)
 
@@ -210,8 +210,9 @@ def pack_bytes(tensor: Tensor) -> bytes:
     Raises TensorDataError for an element that is neither bytes nor text.
     """
     parts: list[bytes] = []
-    for element in map(_encoded, tensor.ravel()):
-        parts += (_LENGTH.pack(len(element)), element)
+    for element in tensor.ravel().tolist():
+        encoded = element if type(element) is bytes else _encoded(element)
+        parts += (_LENGTH.pack(len(encoded)), encoded)
     return b"".join(parts)
 
 
@@ -307,9 +308,7 @@ def _texts(datatype: Datatype, elements: Elements) -> Tensor:
 
 
 def _objects(elements: Sequence[bytes]) -> Tensor:
-    array = np.empty(len(elements), dtype=np.object_)
-    array[:] = elements
-    return array
+    return np.fromiter(elements, BYTES.dtype, len(elements))
 
 
 _INTEGRAL = (int, np.integer)

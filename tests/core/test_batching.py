@@ -1,6 +1,5 @@
 """The queue of a model, driven by a clock that the test turns."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xlaserve.core.batching import (
-    Answered,
     Batcher,
     BatchPolicy,
     BatchQueue,
@@ -104,23 +102,46 @@ class FakeRunner:
 
 
 @dataclass
+class FakeAnswers:
+    """Notes what became of the requests, and their own rows of it."""
+
+    forgotten: list[Waiting] = field(default_factory=list)
+
+    def deliver(self, requests: Sequence[Waiting], result: Executed | BaseException) -> None:
+        rows = sum(request.rows for request in requests)
+        outputs: list[Any] = [result] * len(requests)
+        if isinstance(result, Executed):
+            outputs = list(split(result.outputs["y"], requests, rows))
+        for request, output in zip(requests, outputs, strict=True):
+            if request.done is not None:
+                assert request.outcome is None, "answered twice"
+                request.outcome = result
+                request.done(output)
+
+    def forget(self, request: Waiting) -> None:
+        self.forgotten.append(request)
+
+
+@dataclass
 class World:
     clock: FakeClock
     runner: FakeRunner
     batcher: Batcher
+    answers: FakeAnswers
     sent: list[Waiting] = field(default_factory=list)
 
-    def send(self, *rows: int, key: int = 0) -> list["asyncio.Future[Answered]"]:
-        """Submit requests in one pass."""
-        answers = []
+    def send(self, *rows: int, key: int = 0) -> list[list[Any]]:
+        """Submit requests in one pass; return what each is told."""
+        told: list[list[Any]] = []
         for count in rows:
-            answer: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
-            data = np.full((count, 1), len(self.sent) + 1.0, np.float32)
-            request = Waiting(count, {"x": data}, self.clock.time_ns, answer, ((key,),))
+            heard: list[Any] = []
+            data, now = np.full((count, 1), len(self.sent) + 1.0, np.float32), self.clock.time_ns
+            request = Waiting(heard.append, count, {"x": data}, now, now, key=((key,),))
+            request.place = self.batcher
             self.batcher.submit(request)
             self.sent.append(request)
-            answers.append(answer)
-        return answers
+            told.append(heard)
+        return told
 
 
 def world(lanes: int = 1, **policy: Any) -> World:
@@ -129,7 +150,12 @@ def world(lanes: int = 1, **policy: Any) -> World:
     max_rows = policy.pop("max_rows", 8)
     defaults: dict[str, Any] = {"max_requests": 100}
     queue = BatchQueue("m", BatchPolicy(**defaults | policy), lambda: max_rows)
-    return World(clock, runner, Batcher(queue, runner, clock))
+    answers = FakeAnswers()
+    return World(clock, runner, Batcher(queue, runner, clock, answers), answers)
+
+
+def lists(told: list[list[Any]]) -> list[Any]:
+    return [[output.tolist() for output in heard] for heard in told]
 
 
 async def test_what_comes_in_one_pass_is_one_batch() -> None:
@@ -140,7 +166,7 @@ async def test_what_comes_in_one_pass_is_one_batch() -> None:
     w.runner.end()
 
     assert [[1, 2, 1]] == w.runner.batches
-    assert [[[2]], [[4], [4]], [[6]]] == [a.result().outputs["y"].tolist() for a in answers]
+    assert [[[[2]]], [[[4], [4]]], [[[6]]]] == lists(answers)
 
 
 async def test_an_idle_model_waits_for_nobody() -> None:
@@ -222,22 +248,35 @@ async def test_a_request_given_up_never_leaves() -> None:
     w = world()
     w.send(1)
     w.clock.settle()
-    w.send(1, 2, 1)
-    w.batcher.give_up(w.sent[2])
+    told = w.send(1, 2, 1)
+    w.sent[2].cancel()
     w.runner.end()
-    w.batcher.give_up(w.sent[1])
+    w.sent[1].cancel()
+    w.runner.end()
 
     assert [[1], [1, 1]] == w.runner.batches
+    assert [[], [], [[[8]]]] == lists(told)
+    assert [w.sent[2], w.sent[1]] == w.answers.forgotten
+
+
+async def test_an_answered_request_cannot_be_given_up() -> None:
+    w = world()
+    w.send(1)
+    w.clock.settle()
+    w.runner.end()
+    w.sent[0].cancel()
+
+    assert [] == w.answers.forgotten
 
 
 async def test_whoever_is_gone_when_the_batch_ends_is_left_out() -> None:
     w = world()
     answers = w.send(1, 1)
     w.clock.settle()
-    answers[0].cancel()
+    w.sent[0].cancel()
     w.runner.end()
 
-    assert [[4]] == answers[1].result().outputs["y"].tolist()
+    assert [[], [[[4]]]] == lists(answers)
 
 
 async def test_a_failure_is_told_to_every_request_of_the_batch() -> None:
@@ -246,7 +285,7 @@ async def test_a_failure_is_told_to_every_request_of_the_batch() -> None:
     w.clock.settle()
     w.runner.end(ZeroDivisionError("no"))
 
-    assert all(isinstance(answer.exception(), ZeroDivisionError) for answer in answers)
+    assert [[ZeroDivisionError]] * 2 == [[type(error) for error in heard] for heard in answers]
 
 
 async def test_the_delay_lets_a_batch_fill() -> None:
@@ -303,28 +342,27 @@ async def test_whoever_waits_too_long_is_told() -> None:
     w.clock.settle()
     (answer,) = w.send(1)
     w.clock.advance(5 * MILLISECOND)
-    assert isinstance(answer.exception(), QueueTimeout)
+    assert [QueueTimeout] == [type(error) for error in answer]
     w.runner.end()
 
     assert [[1]] == w.runner.batches
 
 
-async def test_every_request_knows_its_times_and_its_batch() -> None:
+async def test_every_request_knows_what_it_ran_in() -> None:
     w = world()
-    answers = w.send(1, 3)
+    w.send(1, 3)
     w.clock.settle()
     w.clock.advance(7)
     w.runner.end()
-    results = [answer.result() for answer in answers]
+    first, second = (request.outcome for request in w.sent)
 
-    assert [(0, 0, 7, 4, True), (0, 0, 7, 4, False)] == [
-        (r.submitted_ns, r.begun_ns, r.ended_ns, r.batch_rows, r.leads) for r in results
-    ]
+    assert isinstance(first, Executed)
+    assert first is second
+    assert (0, 7) == (first.begun_ns, first.ended_ns)
 
 
 def waiting(*arrays: Any) -> Waiting:
-    inputs = dict(zip("ab", arrays, strict=False))
-    return Waiting(len(arrays[0]), inputs, 0, None)  # type: ignore[arg-type]
+    return Waiting(None, len(arrays[0]), dict(zip("ab", arrays, strict=False)), 0, 0)
 
 
 def test_one_request_is_not_copied() -> None:
@@ -341,13 +379,17 @@ def test_rows_behind_a_batch_are_zeros() -> None:
     assert packed.dtype == x.dtype
 
 
-def test_outputs_are_views_of_the_batch() -> None:
-    y = np.arange(6).reshape(6, 1)
-    requests = [waiting(np.zeros((n, 1))) for n in (1, 3)]
-    parts = split({"y": y}, requests)
+@pytest.mark.parametrize("rows", [(1, 3), (1, 1), (2,), (2, 2)])
+def test_outputs_are_views_of_the_batch(rows: tuple[int, ...]) -> None:
+    """Of rows that are padding nobody gets any."""
+    y = np.arange(12).reshape(6, 2)
+    parts = split(y, [waiting(np.zeros((n, 1))) for n in rows], sum(rows))
+    ends = np.cumsum(rows)
 
-    assert [[0], [1, 2, 3]] == [part["y"].ravel().tolist() for part in parts]
-    assert all(np.shares_memory(part["y"], y) for part in parts)
+    assert [y[end - n : end].tolist() for n, end in zip(rows, ends, strict=True)] == [
+        part[:n].tolist() for n, part in zip(rows, parts, strict=True)
+    ]
+    assert all(np.shares_memory(part, y) for part in parts)
 
 
 @given(
@@ -367,12 +409,11 @@ def test_every_request_is_answered_once_with_its_own_rows(
     steps: list[tuple[str, int, int]], lanes: int, delay: int
 ) -> None:
     """Whatever comes, ends, is given up or waits, in whatever order."""
+    play(world(lanes=lanes, delay_ns=delay, preferred_rows=(2, 5)), steps)
 
-    asyncio.run(play(world(lanes=lanes, delay_ns=delay, preferred_rows=(2, 5)), steps))
 
-
-async def play(w: World, steps: list[tuple[str, int, int]]) -> None:
-    answers: list[asyncio.Future[Answered]] = []
+def play(w: World, steps: list[tuple[str, int, int]]) -> None:
+    answers: list[list[Any]] = []
     given_up: set[int] = set()
     for what, number, key in steps:
         if what == "send":
@@ -380,14 +421,15 @@ async def play(w: World, steps: list[tuple[str, int, int]]) -> None:
             w.clock.settle()
         elif what == "end" and w.runner.ends:
             w.runner.end()
-        elif what == "cancel" and number < len(answers) and not answers[number].done():
-            answers[number].cancel()
-            w.batcher.give_up(w.sent[number])
+        elif what == "cancel" and number < len(answers) and not answers[number]:
+            w.sent[number].cancel()
             given_up.add(number)
         elif what == "advance":
             w.clock.advance(number)
     finish(w)
     check(w, {n: answer for n, answer in enumerate(answers) if n not in given_up})
+    assert given_up == {w.sent.index(request) for request in w.answers.forgotten}
+    assert not any(answers[n] for n in given_up)
 
 
 def finish(w: World) -> None:
@@ -397,10 +439,10 @@ def finish(w: World) -> None:
             w.runner.end()
 
 
-def check(w: World, answers: dict[int, "asyncio.Future[Answered]"]) -> None:
+def check(w: World, answers: dict[int, list[Any]]) -> None:
     for number, answer in answers.items():
         rows = w.sent[number].rows
-        assert [[2.0 * (number + 1)]] * rows == answer.result().outputs["y"].tolist()
+        assert [[[2.0 * (number + 1)]] * rows] == [output.tolist() for output in answer]
     ran = [request for _, requests in w.runner.started for request in requests]
     assert len(ran) == len(set(map(id, ran)))
     assert all(sum(batch) <= 8 or len(batch) == 1 for batch in w.runner.batches)

@@ -119,11 +119,16 @@ async def test_what_nobody_waits_for_any_more_is_not_begun(core: Core, shapes: F
     busy = [asyncio.ensure_future(infer(core, rows)) for rows in (2, 3)]
     while len(shapes.compiled) < 2:
         await asyncio.sleep(0)
+    instance = core.registry.resolve("m")[1]
+    users = instance.users
     gone = asyncio.ensure_future(infer(core, 4))
-    await asyncio.sleep(0)
+    while instance.users == users:
+        await asyncio.sleep(0)
     gone.cancel()
     with pytest.raises(asyncio.CancelledError):
         await gone
+    while instance.users > users:
+        await asyncio.sleep(0)
     shapes.may_compile.set()
     await asyncio.gather(*busy)
 

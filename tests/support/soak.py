@@ -176,8 +176,7 @@ class _Sidecar:
         rows = await self._application.control.index()
         if rows:
             self._violation(f"after the purge there is {rows}")
-        streams = [len(c.processor.streams) for c in self._application.grpc._connections]
-        if any(streams):
+        if streams := self._application.grpc.open_streams:
             self._violation(f"{streams} streams are left on the connections")
 
     @property

@@ -1,10 +1,10 @@
-"""The command line: `xlaserve serve | infer | export | import | health | repo`."""
+"""The command line: `xlaserve serve | infer | bench | export | import | health | repo`."""
 
 import sys
 
 import typer
 
-from xlaserve.cli import export, health, import_onnx, infer, repo, serve
+from xlaserve.cli import bench, export, health, import_onnx, infer, repo, serve
 from xlaserve.errors import XlaserveError
 
 _FAILED = 1
@@ -21,6 +21,7 @@ def main() -> None:
     )
     application.command("serve")(serve.command())
     application.command("infer")(infer.infer)
+    application.command("bench")(bench.bench)
     application.command("export")(export.export)
     application.command("import")(import_onnx.import_onnx)
     application.command("health")(health.health)

@@ -3,22 +3,27 @@
 The queue knows no asyncio and no clock; the batcher around it has both handed in.
 """
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol, TypeAlias
 
+import msgspec
 import numpy as np
 
+from xlaserve.core.inference import Done
 from xlaserve.errors import Overloaded, QueueTimeout
-from xlaserve.tensors import Tensor
+from xlaserve.tensors import Tensor, TensorSpec
 
 Tensors: TypeAlias = Mapping[str, Tensor]
 """Arrays by name."""
 
 ShapeKey: TypeAlias = tuple[tuple[int, ...], ...]
 """What the inputs of requests must have in common to be put together: all sizes but the rows."""
+
+NO_KEY: ShapeKey = ()
+"""That of a model whose inputs have one shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,29 +42,49 @@ class BatchPolicy:
     """How long a request may wait at all; 0 for as long as its client does."""
 
 
-@dataclass(slots=True, eq=False)
-class Waiting:
-    """One request in the queue."""
-
-    rows: int
-    inputs: Tensors
-    submitted_ns: int
-    answer: "asyncio.Future[Answered]"
-    key: ShapeKey = ()
-
-
-@dataclass(slots=True)
-class Answered:
-    """What one request gets of its batch. Not frozen: one is made for each request."""
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """What running a model once gave, and when by the clock."""
 
     outputs: Tensors
-    submitted_ns: int
     begun_ns: int
     ended_ns: int
-    batch_rows: int
-    """The rows of all requests of the batch, without padding."""
-    leads: bool
-    """Whether it is the first request of its batch: a batch is counted once."""
+
+
+class Place(Protocol):
+    """Where a request is until it is answered."""
+
+    def give_up(self, request: "Waiting") -> None:
+        """Forget a request that is not wanted any more."""
+        ...
+
+
+class Waiting(msgspec.Struct, eq=False):
+    """One request that was admitted, from then until it is answered."""
+
+    done: Done | None
+    """None once it was called, or is not wanted any more."""
+    rows: int
+    inputs: Tensors
+    started_ns: int
+    """When its model was found."""
+    submitted_ns: int
+    """When it was checked."""
+    id: str = ""
+    chosen: tuple[TensorSpec, ...] | None = None
+    """The outputs that it asks for; None for all of them."""
+    key: ShapeKey = ()
+    place: Place | None = None
+    """None until it is there."""
+    outcome: Executed | BaseException | None = None
+    """What became of it."""
+
+    def cancel(self) -> None:
+        """Forget the request: nobody is told any more. Does nothing once it is answered."""
+        if self.done is not None:
+            self.done = None
+            if self.outcome is None and self.place is not None:
+                self.place.give_up(self)
 
 
 class BatchQueue:
@@ -110,22 +135,26 @@ class BatchQueue:
 
     def _fitting(self, max_rows: int) -> tuple[list[Waiting], bool]:
         first = self._waiting[0]
-        chosen, rows = [first], first.rows
-        for request in list(self._waiting)[1:] if len(self._waiting) > 1 else ():
-            if request.key != first.key:
+        chosen, rows, key = [first], first.rows, first.key
+        for request in islice(self._waiting, 1, None):
+            if request.key != key:
                 continue
-            if rows + request.rows > max_rows:
+            rows += request.rows
+            if rows > max_rows:
                 return chosen, True
             chosen.append(request)
-            rows += request.rows
         return chosen, rows >= max_rows
 
     def _drop(self, chosen: Sequence[Waiting]) -> None:
+        waiting = self._waiting
+        if len(chosen) == len(waiting):
+            waiting.clear()
+            return
         for request in chosen:
-            if request is self._waiting[0]:
-                self._waiting.popleft()
+            if request is waiting[0]:
+                waiting.popleft()
             else:  # others of another shape stand between them
-                self._waiting.remove(request)
+                waiting.remove(request)
 
     def expire(self, now_ns: int) -> list[Waiting]:
         """Remove and return the requests whose time in the queue is over."""
@@ -156,40 +185,34 @@ def pack(requests: Sequence[Waiting], rows: int) -> Tensors:
     """Put the inputs of a batch together, with rows of zeros behind them up to `rows`."""
     if len(requests) == 1:
         return requests[0].inputs
+    missing = rows - sum([request.rows for request in requests])
     packed = {}
     for name, first in requests[0].inputs.items():
+        parts = [request.inputs[name] for request in requests]
+        if missing:
+            parts.append(np.zeros((missing, *first.shape[1:]), first.dtype))
         # Always fresh memory: XLA may read it in place until the outputs are there.
-        whole = np.empty((rows, *first.shape[1:]), first.dtype)
-        filled = 0
-        for request in requests:
-            whole[filled : filled + request.rows] = request.inputs[name]
-            filled += request.rows
-        whole[filled:] = 0
-        packed[name] = whole
+        packed[name] = np.concatenate(parts)
     return packed
 
 
-def split(outputs: Tensors, requests: Sequence[Waiting]) -> list[Tensors]:
-    """Give each request its own rows of the outputs, as views."""
-    parts: list[Tensors] = []
+def split(output: Tensor, requests: Sequence[Waiting], rows: int) -> Sequence[Tensor]:
+    """Give each request its own rows of an output, as views; `rows` is how many they have."""
+    if len(requests) == 1:
+        return [output]
+    if rows == len(requests):
+        # One row for each: numpy makes the views in half the time.
+        return list(output[:rows, np.newaxis])
+    parts = []
     start = 0
     for request in requests:
         end = start + request.rows
-        parts.append({name: output[start:end] for name, output in outputs.items()})
+        parts.append(output[start:end])
         start = end
     return parts
 
 
 # --- the batcher -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Executed:
-    """What running a batch gave, and when by the clock."""
-
-    outputs: Tensors
-    begun_ns: int
-    ended_ns: int
 
 
 class Runner(Protocol):
@@ -226,6 +249,18 @@ class Clock(Protocol):
         ...
 
 
+class Answering(Protocol):
+    """Tells requests what became of them."""
+
+    def deliver(self, requests: Sequence[Waiting], result: Executed | BaseException) -> None:
+        """Answer the requests that ran together, or refuse them."""
+        ...
+
+    def forget(self, request: Waiting) -> None:
+        """Count a request that is not wanted any more."""
+        ...
+
+
 class Batcher:
     """Gathers the requests of one model, and keeps its lanes busy.
 
@@ -233,10 +268,11 @@ class Batcher:
     while none is, the queue fills.
     """
 
-    def __init__(self, queue: BatchQueue, runner: Runner, clock: Clock) -> None:
+    def __init__(self, queue: BatchQueue, runner: Runner, clock: Clock, answers: Answering) -> None:
         self._queue = queue
         self._runner = runner
         self._clock = clock
+        self._answers = answers
         self._free = deque(range(runner.lanes))
         """The lanes without a batch; the one that has been idle longest comes first."""
         self._looking = False
@@ -248,16 +284,19 @@ class Batcher:
         return len(self._queue)
 
     def submit(self, request: Waiting) -> None:
-        """Take a request; its future gets the answer. Raises Overloaded."""
+        """Take a request. Raises Overloaded."""
         self._queue.add(request)
+        if self._looking:
+            return
         if self._free:
             self._look_soon()
         elif self._queue.policy.timeout_ns and self._call_off is None:
             self._wake_later()
 
     def give_up(self, request: Waiting) -> None:
-        """Forget a request whose client is gone, unless it has left the queue already."""
+        """Forget a request; it leaves the queue, unless it has left already."""
         self._queue.remove(request)
+        self._answers.forget(request)
 
     def _look_soon(self) -> None:
         if not self._looking and self._free:
@@ -267,8 +306,9 @@ class Batcher:
     def _look(self) -> None:
         self._looking = False
         now = self._clock.now_ns()
-        for late in self._queue.expire(now):
-            _refuse(late, QueueTimeout(self._queue.policy.timeout_ns // 1000))
+        late = self._queue.expire(now)
+        if late:
+            self._answers.deliver(late, QueueTimeout(self._queue.policy.timeout_ns // 1000))
         if self._free:
             requests = self._queue.take(now)
             if requests:
@@ -283,11 +323,16 @@ class Batcher:
 
         def ended(result: Executed | BaseException) -> None:
             self._free.append(lane)
-            _deliver(requests, result)
+            # Before the answers: whoever gets one may ask again at once.
             if len(self._queue):
                 self._look_soon()
+            self._answers.deliver(requests, result)
 
-        self._runner.run(requests, lane, ended)
+        try:
+            self._runner.run(requests, lane, ended)
+        except Exception as error:
+            # Nobody may wait for ever, whatever kept the batch from starting.
+            ended(error)
 
     def _wake_later(self) -> None:
         if self._call_off is not None:
@@ -300,29 +345,3 @@ class Batcher:
     def _wake(self) -> None:
         self._call_off = None
         self._look()
-
-
-def _deliver(requests: Sequence[Waiting], result: Executed | BaseException) -> None:
-    if isinstance(result, BaseException):
-        for request in requests:
-            _refuse(request, result)
-        return
-    rows = sum(request.rows for request in requests)
-    parts = split(result.outputs, requests) if len(requests) > 1 else [result.outputs]
-    for request, outputs in zip(requests, parts, strict=True):
-        if not request.answer.done():
-            request.answer.set_result(
-                Answered(
-                    outputs,
-                    request.submitted_ns,
-                    result.begun_ns,
-                    result.ended_ns,
-                    rows,
-                    leads=request is requests[0],
-                )
-            )
-
-
-def _refuse(request: Waiting, error: BaseException) -> None:
-    if not request.answer.done():
-        request.answer.set_exception(error)

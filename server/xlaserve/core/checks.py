@@ -12,8 +12,8 @@ from xlaserve.errors import (
     UnknownTensor,
     Unsupported,
 )
-from xlaserve.models.loaded import ModelInfo, Value
-from xlaserve.tensors import TensorSpec, describe
+from xlaserve.models.loaded import ModelInfo
+from xlaserve.tensors import Tensor, TensorSpec, describe
 
 _RESERVED_PREFIX = "triton_"
 _RESERVED_ALLOWED = frozenset({"triton_enable_empty_final_response"})
@@ -28,30 +28,34 @@ class QuickCheck:
 
     def __init__(self, info: ModelInfo) -> None:
         self._wanted = {spec.name: (spec.datatype, spec.shape[1:]) for spec in info.inputs}
+        self._count = len(info.inputs)
         self._most_rows = info.max_batch_size
         if not self._most_rows or any(-1 in spec.shape[1:] for spec in info.inputs):
             self._most_rows = 0  # so that none is ordinary
 
-    def inputs(self, request: InferRequest) -> dict[str, Value] | None:
-        """Return the inputs by name if `check_inputs` would say nothing; None if it might."""
+    def inputs(self, request: InferRequest) -> tuple[dict[str, Tensor], int] | None:
+        """Return the inputs by name and their rows if `check_inputs` would say nothing.
+
+        None if it might.
+        """
         tensors = request.inputs
-        if request.parameters or request.outputs or len(tensors) != len(self._wanted):
+        if request.parameters or request.outputs or len(tensors) != self._count:
             return None
-        found: dict[str, Value] = {}
+        found: dict[str, Tensor] = {}
         rows = 0
         for tensor in tensors:
-            wanted = self._wanted.get(tensor.name)
-            data = tensor.data
-            shape = data.shape
+            name, data = tensor.name, tensor.data
+            wanted = self._wanted.get(name)
             if wanted is None or tensor.parameters or tensor.datatype is not wanted[0]:
                 return None
+            shape = data.shape
             if shape[1:] != wanted[1] or not shape or (rows and shape[0] != rows):
                 return None
             rows = shape[0]
-            found[tensor.name] = data
-        if not 1 <= rows <= self._most_rows or len(found) != len(tensors):
+            found[name] = data
+        if not 1 <= rows <= self._most_rows or len(found) != self._count:
             return None
-        return found
+        return found, rows
 
 
 def check_inputs(model: str, info: ModelInfo, request: InferRequest) -> None:

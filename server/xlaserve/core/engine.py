@@ -2,36 +2,41 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
-from typing import TypeAlias
+from typing import cast
 
 import numpy as np
 
+from xlaserve.core.answers import Answers
+from xlaserve.core.batching import NO_KEY, Answering, Executed, Tensors, Waiting
 from xlaserve.core.checks import check_inputs, check_outputs
 from xlaserve.core.ensemble import EnsemblePlan
 from xlaserve.core.execution import (
     DEFAULT_MAX_QUEUED,
     ExecutionPolicy,
     Executor,
+    Outcome,
+    Running,
+    key_of,
     rows_of,
+    when_done,
 )
 from xlaserve.core.image_files import DEFAULT_LIMITS, ImageLimits
 from xlaserve.core.images import EncodedImages, find_images
-from xlaserve.core.inference import InferOutput, InferRequest, InferResponse
+from xlaserve.core.inference import Done, InferOutput, InferRequest, InferResponse, Pending
 from xlaserve.core.monitor import VersionReport, report
-from xlaserve.core.registry import Instance, Registry, Version
+from xlaserve.core.registry import Instance, Model, Registry, Version
 from xlaserve.core.statistics import Execution
 from xlaserve.core.workers import Workers
 from xlaserve.errors import ShuttingDown
-from xlaserve.models.config import EnsembleStep
 from xlaserve.models.config_served import ServedConfig
 from xlaserve.models.loaded import ModelInfo, Value
 from xlaserve.tensors import Tensor, TensorSpec
 
-_Executed: TypeAlias = tuple[Mapping[str, Value], Execution]
-"""The outputs of a model, and what they took."""
+_CPU = "cpu"
 
 
 class Engine:
@@ -65,46 +70,111 @@ class Engine:
         """Answer one request (V2 protocol, Inference).
 
         Raises ModelNotFound, ModelNotReady, an InvalidRequest that names the tensor, Overloaded,
-        OutOfMemory, or ShuttingDown.
+        QueueTimeout, OutOfMemory, or ShuttingDown.
+        """
+        answer: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
+        begun = self.begin(request, partial(_settle, answer))
+        return begun if isinstance(begun, InferResponse) else await _answered(answer, begun)
+
+    def begin(self, request: InferRequest, done: Done) -> InferResponse | Pending:
+        """Answer at once, or call `done` later with what `infer` would return or raise.
+
+        Raises what is known at once. `done` is called for a Pending only, and not within this call.
         """
         if self._stopping:
             raise ShuttingDown
-        name = request.model_name
         started = self._clock()
-        version, instance = self._registry.resolve(name, request.model_version)
+        version, instance = self._registry.resolve(request.model_name, request.model_version)
+        chosen, images, key = None, None, NO_KEY
         try:
-            inputs, chosen = instance.quick.inputs(request), instance.info.outputs
-            images = None
-            if inputs is None:
+            ordinary = instance.quick.inputs(request)
+            if ordinary is not None:
+                inputs, rows = ordinary
+            else:
                 inputs, chosen, images = self._check(instance, request)
-            admitted = self._registry.enter(name)
-            instance.acquire()
-            try:
-                if images is not None:
-                    inputs |= await asyncio.wrap_future(self._workers.execute(images.decode))
-                done = self._executor.at_once(instance, inputs)
-                outputs, execution = done or await self._run(instance, inputs)
-            finally:
-                instance.release()
-                admitted.requests -= 1
-            answers = [
-                InferOutput(spec.name, spec.datatype, _on_host(outputs[spec.name]))
-                for spec in chosen
-            ]
+                rows, key = rows_of(instance.info, inputs), key_of(instance.info, inputs)
+            model = self._registry.admitting(request.model_name)
+            if images is None and not instance.batches:
+                # Nothing else has a turn before its answer: it need not be counted in and out.
+                outcome = self._executor.at_once(instance, inputs, rows)
+                if outcome is not None:
+                    outputs = _outputs(chosen or instance.info.outputs, outcome[0])
+                    version.statistics.succeeded(outcome[1], started, self._clock(), self._now())
+                    return InferResponse(request.model_name, version.number, request.id, outputs)
+            waiting = Waiting(done, rows, inputs, started, self._clock(), request.id, chosen, key)
+            if images is None:
+                self._start(model, version, instance, waiting)
+            else:
+                self._decode(images, model, version, instance, waiting)
         except BaseException as error:
             version.statistics.failed(error, self._clock() - started)
             raise
-        version.statistics.succeeded(execution, started, self._clock(), self._now())
-        return InferResponse(name, version.number, request.id, tuple(answers))
+        model.requests += 1
+        instance.acquire()
+        return waiting
 
     def _check(
         self, instance: Instance, request: InferRequest
-    ) -> tuple[dict[str, Value], tuple[TensorSpec, ...], EncodedImages | None]:
+    ) -> tuple[dict[str, Tensor], tuple[TensorSpec, ...] | None, EncodedImages | None]:
         name, info = request.model_name, instance.info
         images = find_images(request, info, instance.config, self._image_limits)
         check_inputs(name, info, images.promised() if images else request)
-        chosen = check_outputs(name, info, request.outputs)
+        chosen = check_outputs(name, info, request.outputs) if request.outputs else None
         return {tensor.name: tensor.data for tensor in request.inputs}, chosen, images
+
+    def _start(self, model: Model, version: Version, instance: Instance, waiting: Waiting) -> None:
+        """Have a request executed later; raises Overloaded."""
+        batcher = instance.batcher
+        if batcher is not None and instance.batches:
+            waiting.place = batcher
+            batcher.submit(waiting)
+            return
+        answers, runner = self._answers(model, version, instance), instance.runner
+        if isinstance(runner, EnsemblePlan):
+            steps = asyncio.ensure_future(self._run_steps(runner, waiting.inputs))
+            waiting.place = Running(steps, answers)
+            steps.add_done_callback(partial(_end_steps, answers, waiting))
+        elif self._executor.gathers(instance, runner):
+            self._executor.make_batcher(instance, runner, answers)
+            self._start(model, version, instance, waiting)
+        else:
+            self._executor.in_thread(instance, runner, waiting, answers)
+
+    def _answers(self, model: Model, version: Version, instance: Instance) -> Answering:
+        if instance.answers is None:
+            instance.answers = Answers(model, version, instance, self._clock, self._now)
+        return instance.answers
+
+    def _decode(
+        self,
+        images: EncodedImages,
+        model: Model,
+        version: Version,
+        instance: Instance,
+        waiting: Waiting,
+    ) -> None:
+        """Decode the images of a request in a thread, then start it."""
+        answers = self._answers(model, version, instance)
+
+        def decoded(running: "Future[dict[str, Tensor]]") -> None:
+            if waiting.done is None:
+                return
+            try:
+                waiting.inputs = dict(waiting.inputs) | running.result()
+                waiting.rows = rows_of(instance.info, waiting.inputs)
+                waiting.key = key_of(instance.info, waiting.inputs)
+                waiting.submitted_ns = self._clock()
+                outcome = self._executor.at_once(instance, waiting.inputs, waiting.rows)
+                if outcome is None:
+                    self._start(model, version, instance, waiting)
+                else:
+                    answers.deliver([waiting], _as_executed(outcome, waiting))
+            except (Exception, asyncio.CancelledError) as error:
+                answers.deliver([waiting], error)
+
+        running = self._workers.execute(images.decode)
+        waiting.place = Running(running, answers)
+        when_done(running, decoded)
 
     def require(self, name: str, version: str = "") -> AbstractContextManager[None]:
         """Raise what `infer` would raise for a model that cannot answer.
@@ -141,47 +211,75 @@ class Engine:
         """Take no new requests; those in progress go on."""
         self._stopping = True
 
-    async def _run(
-        self, instance: Instance, inputs: Mapping[str, Value], *, resident: bool = False
-    ) -> _Executed:
-        if isinstance(instance.runner, EnsemblePlan):
-            return await self._run_steps(instance.runner, inputs)
-        return await self._executor.execute(instance, instance.runner, inputs, resident=resident)
+    # --- ensembles ---
 
-    async def _run_steps(self, plan: EnsemblePlan, inputs: Mapping[str, Value]) -> _Executed:
+    async def _run_steps(self, plan: EnsemblePlan, inputs: Mapping[str, Value]) -> Outcome:
         total = Execution(rows_of(plan.info, inputs), self._clock(), 0, 0)
         with ExitStack() as leases:
             found = {}
             for name, number in plan.models():
                 version, instance = self._registry.resolve(name, number)
-                leases.enter_context(self._registry.admit(name))
                 leases.enter_context(instance.lease())
                 found[name, number] = version, instance
             tensors = dict(inputs)
             for step in plan.steps:
                 version, instance = found[step.model_name, step.model_version]
-                outputs, execution = await self._run_step(step, version, instance, tensors)
-                tensors |= outputs
+                given = {name: tensors[tensor] for name, tensor in step.input_map.items()}
+                run = self._step_on_host if instance.platform == _CPU else self._step_on_device
+                outputs, execution = await run(version, instance, given)
+                tensors |= {tensor: outputs[name] for name, tensor in step.output_map.items()}
                 total.queue_ns += execution.queue_ns
                 total.infer_ns += execution.infer_ns
             return await self._fetch({s.name: tensors[s.name] for s in plan.info.outputs}), total
 
-    async def _run_step(
-        self,
-        step: EnsembleStep,
-        version: Version,
-        instance: Instance,
-        tensors: Mapping[str, Value],
-    ) -> _Executed:
-        inputs = {name: tensors[tensor] for name, tensor in step.input_map.items()}
+    async def _step_on_host(
+        self, version: Version, instance: Instance, inputs: Mapping[str, Value]
+    ) -> Outcome:
+        """Run a step as a request to its model: with others, where those are gathered."""
         started = self._clock()
+        tensors = cast(Tensors, inputs)  # no model on the CPU leaves its outputs anywhere else
+        answer: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
+        waiting: Waiting | None = None
         try:
-            outputs, execution = await self._run(instance, inputs, resident=True)
+            model = self._registry.admitting(version.model)
+            rows = rows_of(instance.info, tensors)
+            outcome = self._executor.at_once(instance, tensors, rows)
+            if outcome is None:
+                done, key = partial(_settle, answer), key_of(instance.info, tensors)
+                waiting = Waiting(done, rows, tensors, started, self._clock(), key=key)
+                self._start(model, version, instance, waiting)
+                model.requests += 1
+                instance.acquire()
         except BaseException as error:
             version.statistics.failed(error, self._clock() - started)
             raise
-        version.statistics.succeeded(execution, started, self._clock(), self._now())
-        return {tensor: outputs[name] for name, tensor in step.output_map.items()}, execution
+        if outcome is not None:
+            version.statistics.succeeded(outcome[1], started, self._clock(), self._now())
+            return outcome
+        assert waiting is not None
+        response = await _answered(answer, waiting)
+        ran = waiting.outcome
+        assert isinstance(ran, Executed)
+        queued, infer = ran.begun_ns - waiting.submitted_ns, ran.ended_ns - ran.begun_ns
+        outputs = {output.name: output.data for output in response.outputs}
+        return outputs, Execution(rows, waiting.submitted_ns, queued, infer)
+
+    async def _step_on_device(
+        self, version: Version, instance: Instance, inputs: Mapping[str, Value]
+    ) -> Outcome:
+        """Run a step by itself, and leave its outputs where the next one may want them."""
+        started = self._clock()
+        try:
+            with self._registry.admit(version.model):
+                if isinstance(instance.runner, EnsemblePlan):
+                    outcome = await self._run_steps(instance.runner, inputs)
+                else:
+                    outcome = await self._executor.resident(instance, instance.runner, inputs)
+        except BaseException as error:
+            version.statistics.failed(error, self._clock() - started)
+            raise
+        version.statistics.succeeded(outcome[1], started, self._clock(), self._now())
+        return outcome
 
     async def _fetch(self, outputs: Mapping[str, Value]) -> Mapping[str, Value]:
         if all(isinstance(value, np.ndarray) for value in outputs.values()):
@@ -190,8 +288,49 @@ class Engine:
         return await asyncio.wrap_future(self._workers.execute(fetch))
 
 
+def _settle(answer: "asyncio.Future[InferResponse]", found: InferResponse | BaseException) -> None:
+    if answer.done():
+        return
+    if isinstance(found, BaseException):
+        answer.set_exception(found)
+    else:
+        answer.set_result(found)
+
+
+async def _answered(answer: "asyncio.Future[InferResponse]", begun: Pending) -> InferResponse:
+    try:
+        return await answer
+    finally:
+        begun.cancel()
+
+
+def _end_steps(answers: Answering, waiting: Waiting, steps: "asyncio.Task[Outcome]") -> None:
+    if steps.cancelled():
+        answers.deliver([waiting], asyncio.CancelledError())
+    elif (error := steps.exception()) is not None:
+        answers.deliver([waiting], error)
+    else:
+        answers.deliver([waiting], _as_executed(steps.result(), waiting))
+
+
+def _as_executed(outcome: Outcome, waiting: Waiting) -> Executed:
+    outputs, execution = outcome
+    # The steps of an ensemble wait and compute in turns: as if they had waited first.
+    begun = waiting.submitted_ns + execution.queue_ns
+    return Executed(cast(Tensors, outputs), begun, begun + execution.infer_ns)
+
+
 def _fetch_all(outputs: Mapping[str, Value]) -> dict[str, Value]:
     return {name: _on_host(value) for name, value in outputs.items()}
+
+
+def _outputs(specs: Sequence[TensorSpec], outputs: Mapping[str, Value]) -> tuple[InferOutput, ...]:
+    found = []
+    for spec in specs:
+        value = outputs[spec.name]
+        data = value if isinstance(value, np.ndarray) else value.numpy()
+        found.append(InferOutput(spec.name, spec.datatype, data))
+    return tuple(found)
 
 
 def _on_host(value: Value) -> Tensor:

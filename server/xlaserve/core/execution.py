@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias, TypeVar, cast
+from typing import Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 
 from xlaserve.core.batching import (
-    Answered,
+    Answering,
     Batcher,
     BatchPolicy,
     BatchQueue,
@@ -25,17 +25,21 @@ from xlaserve.core.batching import (
     pack,
 )
 from xlaserve.core.ensemble import EnsemblePlan
-from xlaserve.core.on_demand import ShapeCompiler
+from xlaserve.core.on_demand import Missing, ShapeCompiler, look
 from xlaserve.core.registry import Instance
 from xlaserve.core.statistics import Execution
 from xlaserve.core.workers import Workers
 from xlaserve.models.config import ModelConfig
-from xlaserve.models.loaded import LoadedModel, ModelInfo, Value
+from xlaserve.models.loaded import Executable, LoadedModel, ModelInfo, Value
 
 T = TypeVar("T")
 
 WORTH_SECONDS = 20e-6
 """What it costs to queue a request: a model that is quicker than this is not worth it."""
+
+_INLINE_REQUESTS = 4
+"""A batch counts as so many requests at most when it is decided where it runs: it takes the place
+of more executions, but nothing else has a turn meanwhile. A thread would cost it some 100 us."""
 
 DEFAULT_MAX_QUEUED = 1024
 _MICROSECOND_NS = 1000
@@ -56,7 +60,7 @@ class ExecutionPolicy:
 
 
 class Executor:
-    """Executes requests that are checked, admitted, and hold a lease on their instance."""
+    """Executes requests that are checked, admitted, and use their instance."""
 
     def __init__(
         self,
@@ -69,85 +73,104 @@ class Executor:
         self._policy = policy
         self._now_ns = now_ns
 
-    def at_once(self, instance: Instance, inputs: Mapping[str, Value]) -> Outcome | None:
-        """Run a model that is quick enough here and now; None where it is not."""
+    def at_once(self, instance: Instance, inputs: Mapping[str, Value], rows: int) -> Outcome | None:
+        """Run a model that is quick enough here and now; None where it is not, or gathers."""
         model = instance.runner
-        if isinstance(model, EnsemblePlan) or model.on_demand or self._batches(instance, model):
+        if isinstance(model, EnsemblePlan) or self.gathers(instance, model):
             return None
-        return self._inline(model, rows_of(model.info, inputs), inputs)
+        return self._inline(model, rows, inputs)
 
     def _inline(
         self, model: LoadedModel, rows: int, inputs: Mapping[str, Value], *, resident: bool = False
     ) -> Outcome | None:
+        # What a shape on demand takes, and whether it is there at all, is not known in advance.
+        if model.on_demand is not None:
+            return None
         if model.expected_seconds(rows) > self._policy.inline_seconds:
             return None
         begun = self._now_ns()
         outputs = model.execute(inputs, resident=resident)
         return outputs, Execution(rows, begun, 0, self._now_ns() - begun)
 
-    async def execute(
-        self,
-        instance: Instance,
-        model: LoadedModel,
-        inputs: Mapping[str, Value],
-        *,
-        resident: bool = False,
+    async def resident(
+        self, instance: Instance, model: LoadedModel, inputs: Mapping[str, Value]
     ) -> Outcome:
-        """Run a model on the inputs of one request.
-
-        With `resident` the outputs may stay on the device; such a request is never batched.
-        """
+        """Run a model by itself; its outputs may stay on the device."""
         rows = rows_of(model.info, inputs)
-        if not resident and self._batches(instance, model):
-            return await self._in_batch(instance, model, rows, inputs)
-        done = None
-        if model.on_demand is None:
-            done = self._inline(model, rows, inputs, resident=resident)
+        done = self._inline(model, rows, inputs, resident=True)
         if done is not None:
             return done
         submitted = self._now_ns()
-        executable = await self._shapes.find(instance, model, inputs)
-        call = partial(executable.execute, inputs, resident=resident)
-        outputs, begun, ended = await self._in_thread(instance, call)
-        return outputs, Execution(rows, submitted, begun - submitted, ended - begun)
-
-    async def _in_thread(
-        self, instance: Instance, call: Callable[[], Mapping[str, Value]]
-    ) -> tuple[Mapping[str, Value], int, int]:
+        found = look(model, inputs)
+        if isinstance(found, Missing):
+            found = await self._shapes.compiled(instance, found)
+        call = partial(found.execute, inputs, resident=True)
         timed = partial(_timed, self._now_ns, call)
         running = _in_thread(self._workers, instance, timed, instance.queued.discard)
         instance.queued.add(running)
-        return await asyncio.wrap_future(running)
+        outputs, begun, ended = await asyncio.wrap_future(running)
+        return outputs, Execution(rows, submitted, begun - submitted, ended - begun)
+
+    def in_thread(
+        self, instance: Instance, model: LoadedModel, request: Waiting, answers: Answering
+    ) -> None:
+        """Run a model for one request, in a thread; compile it for its shape first if need be.
+
+        Raises InvalidTensor for sizes that contradict one another.
+        """
+        found = look(model, request.inputs)
+        if isinstance(found, Missing):
+            self._compile_first(instance, found, request, answers)
+        else:
+            self._run_in_thread(instance, found, request, answers)
+
+    def _compile_first(
+        self, instance: Instance, missing: Missing, request: Waiting, answers: Answering
+    ) -> None:
+        compiling = asyncio.ensure_future(self._shapes.compiled(instance, missing))
+        # A user of its own: when its request is cancelled it may just be about to begin.
+        instance.acquire()
+
+        def ended(compiling: "asyncio.Task[Executable]") -> None:
+            request.place = None
+            try:
+                executable = compiling.result()
+                if request.done is not None:
+                    self._run_in_thread(instance, executable, request, answers)
+            except (Exception, asyncio.CancelledError) as error:
+                answers.deliver([request], error)
+            finally:
+                instance.release()
+
+        request.place = Running(compiling, answers)
+        compiling.add_done_callback(ended)
+
+    def _run_in_thread(
+        self, instance: Instance, executable: Executable, request: Waiting, answers: Answering
+    ) -> None:
+        def ended(running: "Future[Executed | BaseException]") -> None:
+            instance.queued.discard(running)
+            request.place = None  # else they hold one another, and the outputs, until garbage is
+            answers.deliver([request], _result(running))
+
+        run = partial(_executed, self._now_ns, partial(executable.execute, request.inputs))
+        running = _in_thread(self._workers, instance, run, ended)
+        instance.queued.add(running)
+        request.place = Running(running, answers)
 
     # --- in batches ---
 
-    def _batches(self, instance: Instance, model: LoadedModel) -> bool:
+    def gathers(self, instance: Instance, model: LoadedModel) -> bool:
         """Tell whether putting requests together saves more than the queue costs."""
         if instance.batches is None:
             inline = min(WORTH_SECONDS, self._policy.inline_seconds)
-            gains = model.batch_limit > 1 and model.expected_seconds(1) > inline
+            together = model.on_demand is None and model.batch_limit > 1
+            gains = together and model.expected_seconds(1) > inline
             instance.batches = self._policy.batching and gains
         return instance.batches
 
-    async def _in_batch(
-        self, instance: Instance, model: LoadedModel, rows: int, inputs: Mapping[str, Value]
-    ) -> Outcome:
-        tensors = cast(Tensors, inputs)  # what comes from a client is on the host
-        batcher = instance.batcher or self._make_batcher(instance, model)
-        answer: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
-        request = Waiting(rows, tensors, self._now_ns(), answer, _key(model.info, tensors))
-        batcher.submit(request)
-        try:
-            got = await answer
-        except asyncio.CancelledError:
-            batcher.give_up(request)
-            raise
-        queued = got.begun_ns - got.submitted_ns
-        infer = got.ended_ns - got.begun_ns
-        execution = Execution(rows, got.submitted_ns, queued, infer, got.batch_rows, got.leads)
-        return got.outputs, execution
-
-    def _make_batcher(self, instance: Instance, model: LoadedModel) -> Batcher:
+    def make_batcher(self, instance: Instance, model: LoadedModel, answers: Answering) -> Batcher:
+        """Give an instance the queue in which its requests are gathered."""
         queue = BatchQueue(
             instance.model,
             policy_of(instance.config, self._policy.max_queued),
@@ -157,8 +180,29 @@ class Executor:
             instance, model, self._workers, self._policy.inline_seconds, self._now_ns
         )
         clock = LoopClock(asyncio.get_running_loop(), self._now_ns)
-        instance.batcher = Batcher(queue, runner, clock)
+        instance.batcher = Batcher(queue, runner, clock, answers)
         return instance.batcher
+
+
+class Cancellable(Protocol):
+    """Work that can be called off."""
+
+    def cancel(self) -> bool:
+        """Call it off, if that is still possible."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The place of a request that is worked on by itself."""
+
+    work: Cancellable
+    answers: Answering
+
+    def give_up(self, request: Waiting) -> None:
+        """Forget the request; its work ends early where it can."""
+        self.work.cancel()
+        self.answers.forget(request)
 
 
 def rows_of(info: ModelInfo, inputs: Mapping[str, Value]) -> int:
@@ -169,7 +213,8 @@ def rows_of(info: ModelInfo, inputs: Mapping[str, Value]) -> int:
     return int(first.shape[0]) if isinstance(first, np.ndarray) else first.rows
 
 
-def _key(info: ModelInfo, tensors: Tensors) -> ShapeKey:
+def key_of(info: ModelInfo, tensors: Tensors) -> ShapeKey:
+    """Return what requests must have in common with this one to be put together with it."""
     if not info.is_ragged:
         return ()
     return tuple(tensors[spec.name].shape[1:] for spec in info.inputs)
@@ -194,6 +239,22 @@ def _timed(
     return call(), begun, now_ns()
 
 
+def _executed(
+    now_ns: Callable[[], int], call: Callable[[], Mapping[str, Value]]
+) -> Executed | BaseException:
+    begun = now_ns()
+    try:
+        outputs = call()
+    except Exception as error:
+        return error
+    # Nothing stays on the device that was not asked to.
+    return Executed(cast(Tensors, outputs), begun, now_ns())
+
+
+def _result(running: "Future[Executed | BaseException]") -> Executed | BaseException:
+    return asyncio.CancelledError() if running.cancelled() else running.result()
+
+
 def _in_thread(
     workers: Workers,
     instance: Instance,
@@ -204,16 +265,21 @@ def _in_thread(
 
     The thread is a user of its own: it may outlive requests that were cancelled.
     """
-    instance.acquire()
     running = workers.execute(call)
-    loop = asyncio.get_running_loop()
+    instance.acquire()
 
-    def finish() -> None:
+    def finish(running: "Future[T]") -> None:
         instance.release()
         ended(running)
 
-    running.add_done_callback(lambda _: loop.call_soon_threadsafe(finish))
+    when_done(running, finish)
     return running
+
+
+def when_done(running: "Future[T]", ended: Callable[["Future[T]"], None]) -> None:
+    """Call `ended` on the event loop once work in a thread is over, or called off."""
+    loop = asyncio.get_running_loop()
+    running.add_done_callback(lambda done: loop.call_soon_threadsafe(ended, done))
 
 
 class InstanceRunner:
@@ -241,28 +307,20 @@ class InstanceRunner:
         ended: Callable[[Executed | BaseException], None],
     ) -> None:
         """Start a batch; `ended` is called on the event loop, perhaps before this returns."""
-        rows = sum(request.rows for request in requests)
-        call = partial(self._execute, requests, rows, lane)
-        if self._model.expected_seconds(rows) <= self._inline_seconds:
-            ended(call())
+        rows = sum([request.rows for request in requests])
+        run = partial(_executed, self._now_ns, partial(self._execute, requests, rows, lane))
+        if self._model.expected_seconds(rows) <= self._inline_limit(len(requests)):
+            ended(run())
             return
+        _in_thread(self._workers, self._instance, run, lambda running: ended(_result(running)))
 
-        def finish(running: "Future[Executed | BaseException]") -> None:
-            ended(asyncio.CancelledError() if running.cancelled() else running.result())
+    def _inline_limit(self, requests: int) -> float:
+        """Return how long a batch may keep the event loop: as long as its requests one by one."""
+        return min(requests, _INLINE_REQUESTS) * self._inline_seconds
 
-        _in_thread(self._workers, self._instance, call, finish)
-
-    def _execute(
-        self, requests: Sequence[Waiting], rows: int, lane: int
-    ) -> Executed | BaseException:
-        begun = self._now_ns()
-        try:
-            inputs = pack(requests, self._model.padded_rows(rows))
-            outputs = self._model.execute(inputs, replica=lane)
-        except Exception as error:
-            return error
-        # Nothing stays on the device that was not asked to.
-        return Executed(cast(Tensors, outputs), begun, self._now_ns())
+    def _execute(self, requests: Sequence[Waiting], rows: int, lane: int) -> Mapping[str, Value]:
+        inputs = pack(requests, self._model.padded_rows(rows))
+        return self._model.execute(inputs, replica=lane)
 
 
 class LoopClock:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import structs
 
 from xlaserve.core.image_files import ImageLimits, Picture, is_image, open_image
 from xlaserve.core.inference import InferInput, InferRequest
@@ -112,7 +113,7 @@ class EncodedImages:
             else tensor
             for tensor in self._request.inputs
         )
-        return replace(self._request, inputs=inputs)
+        return structs.replace(self._request, inputs=inputs)
 
     def decode(self) -> dict[str, Tensor]:
         """Decode every image. Blocks, for a thread; the request was checked as promised.
@@ -202,7 +203,7 @@ class _Images:
         spec = self.form.spec
         shape = self._shape(max(1, self.form.height), max(1, self.form.width))
         nothing = np.broadcast_to(np.zeros((), spec.datatype.dtype), shape)
-        return replace(tensor, datatype=spec.datatype, data=nothing)
+        return structs.replace(tensor, datatype=spec.datatype, data=nothing)
 
     def decode(self) -> Tensor:
         """Decode every image into one tensor; sizes that the model leaves open must agree."""

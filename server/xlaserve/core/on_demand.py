@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import structlog
@@ -12,8 +13,28 @@ from xlaserve.core.workers import Workers
 from xlaserve.models.loaded import Executable, LoadedModel, OnDemand, Value
 
 
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A shape that has to be compiled before it can be executed."""
+
+    shapes: OnDemand
+    shape: Hashable
+
+
+def look(model: LoadedModel, inputs: Mapping[str, Value]) -> Executable | Missing:
+    """Return what executes these inputs: the model, or what is compiled of it on demand.
+
+    Raises InvalidTensor for sizes that contradict one another.
+    """
+    shapes = model.on_demand
+    shape = None if shapes is None else shapes.shape_of(inputs)
+    if shapes is None or shape is None:
+        return model
+    return shapes.find(shape) or Missing(shapes, shape)
+
+
 class ShapeCompiler:
-    """Finds what executes a request. Who asks for the same shape waits for one compilation."""
+    """Compiles what is missing. Who asks for the same shape waits for one compilation."""
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
@@ -21,22 +42,13 @@ class ShapeCompiler:
         self._flights = SingleFlight[Executable](abandonable=True)
         self._log = structlog.get_logger("execution")
 
-    async def find(
-        self, instance: Instance, model: LoadedModel, inputs: Mapping[str, Value]
-    ) -> Executable:
-        """Return the model, or what is compiled of it for these inputs, which may take seconds.
+    async def compiled(self, instance: Instance, missing: Missing) -> Executable:
+        """Return what is compiled for a shape of a model, which may take seconds.
 
-        Raises InvalidTensor, and what `OnDemand.compile` raises.
+        Raises what `OnDemand.compile` raises.
         """
-        shapes = model.on_demand
-        shape = None if shapes is None else shapes.shape_of(inputs)
-        if shapes is None or shape is None:
-            return model
-        found = shapes.find(shape)
-        if found is not None:
-            return found
-        compile_it = partial(self._compile, instance, shapes, shape)
-        return await self._flights.run((instance, shape), compile_it)
+        compile_it = partial(self._compile, instance, missing.shapes, missing.shape)
+        return await self._flights.run((instance, missing.shape), compile_it)
 
     async def _compile(self, instance: Instance, shapes: OnDemand, shape: Hashable) -> Executable:
         running = self._workers.compile(shapes.compile, shape)

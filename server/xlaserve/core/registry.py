@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from xlaserve.core.batching import Batcher
+from xlaserve.core.batching import Answering, Batcher
 from xlaserve.core.capacity import Reservation
 from xlaserve.core.checks import QuickCheck
 from xlaserve.core.ensemble import EnsemblePlan
@@ -49,17 +49,20 @@ class Instance:
         self.config = config
         self._device = device
         """The first of the server."""
+        self.platform = device.partition(":")[0]
+        """The JAX platform of the server."""
         self.reservation = reservation
         self.quick = QuickCheck(runner.info)
         self.batches: bool | None = None
         """Whether its requests are worth gathering; None until the first of them asks."""
         self.batcher: Batcher | None = None
         """Gathers its requests; None until there was one, and for what is not batched."""
+        self.answers: Answering | None = None
+        """Counts its requests out; None until there was one that was not answered at once."""
         self.queued: set[Work] = set()
         """What threads were given to do for it, until the event loop hears that it is over."""
         self._users = 0
         self._idle = asyncio.Event()
-        self._idle.set()
 
     @property
     def model(self) -> str:
@@ -95,11 +98,10 @@ class Instance:
     def acquire(self) -> None:
         """Count one user more; `release` must follow."""
         self._users += 1
-        self._idle.clear()
 
-    def release(self) -> None:
-        """Count one user less."""
-        self._users -= 1
+    def release(self, count: int = 1) -> None:
+        """Count users less."""
+        self._users -= count
         if not self._users:
             self._idle.set()
 
@@ -114,7 +116,9 @@ class Instance:
 
     async def drained(self) -> None:
         """Return once nobody uses the instance."""
-        await self._idle.wait()
+        while self._users:
+            self._idle.clear()
+            await self._idle.wait()
 
 
 class Version:
@@ -298,18 +302,18 @@ class Registry:
     @contextmanager
     def admit(self, name: str) -> Iterator[None]:
         """Count a request of the model for the length of a block, or raise Overloaded."""
-        model = self.enter(name)
+        model = self.admitting(name)
+        model.requests += 1
         try:
             yield
         finally:
             model.requests -= 1
 
-    def enter(self, name: str) -> Model:
-        """Count a request of the model, or raise Overloaded; whoever calls counts it off again."""
+    def admitting(self, name: str) -> Model:
+        """Return a model that takes one request more, or raise Overloaded; nothing is counted."""
         model = self._models[name]
         if model.requests >= self._max_requests:
             raise Overloaded(name, self._max_requests, "max_requests_per_model")
-        model.requests += 1
         return model
 
     @property

@@ -2,10 +2,13 @@
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType, TracebackType
+from typing import Protocol
+
+import msgspec
 
 from xlaserve import errors
 
@@ -125,19 +128,33 @@ class _Executions:
         return self.total_ns - self.queue_ns - self.input_ns - self.infer_ns
 
 
-@dataclass(slots=True)
-class Execution:
-    """What running a model once took, as the thread measured it that did."""
+class Execution(msgspec.Struct, gc=False):
+    """What running a model for one request took, as the thread measured it that did."""
 
     rows: int
     submitted: int
     """When the inputs were ready for it, by the clock of the engine."""
     queue_ns: int
     infer_ns: int
-    batch_rows: int = 0
-    """The rows of all requests that ran together; 0 for those of this one alone."""
-    leads: bool = True
-    """Whether it stands for its batch: what ran once is counted once."""
+
+
+class Timed(Protocol):
+    """A request that ran together with others."""
+
+    @property
+    def rows(self) -> int:
+        """Return how many rows are its own."""
+        ...
+
+    @property
+    def started_ns(self) -> int:
+        """Return when its model was found."""
+        ...
+
+    @property
+    def submitted_ns(self) -> int:
+        """Return when its inputs were ready."""
+        ...
 
 
 class VersionStatistics:
@@ -177,22 +194,55 @@ class VersionStatistics:
     def succeeded(self, execution: Execution, started: int, ended: int, now_ns: int) -> None:
         """Count a request that was answered; `now_ns` is the time since the epoch."""
         total_ns = ended - started
-        rows = execution.batch_rows or execution.rows
-        size = rows if rows <= EXACT_ROWS else 1 << (rows - 1).bit_length()
-        batch = self._batches.get(size)
-        if batch is None:
-            batch = self._batches[size] = _Executions()
+        batch = self._batches.get(execution.rows) or self._executions(execution.rows)
         batch.count += 1
         batch.total_ns += total_ns
         batch.queue_ns += execution.queue_ns
         batch.input_ns += execution.submitted - started
         batch.infer_ns += execution.infer_ns
-        if execution.leads:
-            batch.executions += 1
-            batch.executed_ns += execution.infer_ns
+        batch.executions += 1
+        batch.executed_ns += execution.infer_ns
         self._inference_count += execution.rows
         self._last_ns = now_ns
         self._request_buckets[bisect_left(REQUEST_BOUNDS_NS, total_ns)] += 1
+
+    def succeeded_together(
+        self,
+        requests: Sequence[Timed],
+        batch_rows: int,
+        executed: tuple[int, int],
+        ended: int,
+        now_ns: int,
+    ) -> None:
+        """Count requests that were answered by one execution; `executed` is its begin and end.
+
+        `batch_rows` has the rows of those, too, that went away meanwhile.
+        """
+        count, (begun_ns, ended_ns) = len(requests), executed
+        infer_ns = ended_ns - begun_ns
+        starts = [request.started_ns for request in requests]
+        started = sum(starts)
+        submitted = sum([request.submitted_ns for request in requests])
+        batch = self._executions(batch_rows)
+        batch.count += count
+        batch.total_ns += count * ended - started
+        batch.queue_ns += count * begun_ns - submitted
+        batch.input_ns += submitted - started
+        batch.infer_ns += count * infer_ns
+        batch.executions += 1
+        batch.executed_ns += infer_ns
+        self._inference_count += sum([request.rows for request in requests])
+        self._last_ns = now_ns
+        shortest = bisect_left(REQUEST_BOUNDS_NS, ended - max(starts))
+        if shortest == bisect_left(REQUEST_BOUNDS_NS, ended - min(starts)):
+            self._request_buckets[shortest] += count
+            return
+        for start in starts:
+            self._request_buckets[bisect_left(REQUEST_BOUNDS_NS, ended - start)] += 1
+
+    def _executions(self, rows: int) -> _Executions:
+        size = rows if rows <= EXACT_ROWS else 1 << (rows - 1).bit_length()
+        return self._batches.setdefault(size, _Executions())
 
     def failed(self, error: BaseException, total_ns: int) -> None:
         """Count a request that was not answered."""

@@ -1,7 +1,7 @@
 """The batch sizes that a model is compiled for."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import log
 
@@ -91,14 +91,6 @@ def buckets_up_to(max_batch_size: int) -> tuple[int, ...]:
         sizes |= {power, power + power // 2}
         power *= 2
     return tuple(sorted(size for size in sizes if size <= max_batch_size))
-
-
-def bucket_for(buckets: Sequence[int], rows: int) -> int:
-    """Return the smallest bucket that holds so many rows; ValueError where none does."""
-    index = bisect_left(buckets, rows)
-    if index == len(buckets):
-        raise ValueError(f"{rows} rows, but the largest bucket has {buckets[-1]}")
-    return buckets[index]
 
 
 def by_benefit(compiled: Iterable[int], missing: Iterable[int]) -> tuple[int, ...]:

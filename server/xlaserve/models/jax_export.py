@@ -104,6 +104,7 @@ class JaxExportModel:
         self._constants_bytes = parameters.constants_bytes
         self._module_bytes = 0
         self._batched = bool(info.max_batch_size)
+        self._most_rows = info.max_batch_size
         self._independent = True
         self._dimensions: OpenDimensions | None = None
         self._names = tuple(spec.name for spec in info.inputs)
@@ -116,63 +117,49 @@ class JaxExportModel:
         self._compiling = threading.Lock()
 
     def execute(
-        self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
+        self,
+        inputs: Mapping[str, Value],
+        *,
+        resident: bool = False,
+        replica: int = 0,
+        programs: Sequence[Program] | None = None,
     ) -> Mapping[str, Value]:
         """Run the smallest bucket that holds the rows, padded with zeros.
 
-        With `resident` the outputs are DeviceTensors. Raises OutOfMemory.
+        Or, of `programs`, the one of the replica's copy. With `resident` the outputs are
+        DeviceTensors. Raises OutOfMemory.
         """
         copy = self._by_replica[replica]
-        arguments = [inputs[name] for name in self._names]
-        rows = self.rows(arguments)
-        table = copy.table if self._dimensions is None else self._sized(copy, arguments)
-        return self._run(copy, table.program_for(rows or 0), arguments, rows, resident=resident)
-
-    def run(
-        self,
-        programs: Sequence[Program],
-        inputs: Mapping[str, Value],
-        *,
-        resident: bool,
-        replica: int,
-    ) -> Mapping[str, Value]:
-        """Run the program that belongs to the copy of a replica. Raises OutOfMemory."""
-        copy = self._by_replica[replica]
-        arguments = [inputs[name] for name in self._names]
-        program = programs[self._copies.index(copy)]
-        return self._run(copy, program, arguments, self.rows(arguments), resident=resident)
-
-    def _run(
-        self,
-        copy: Copy,
-        program: Program,
-        arguments: Sequence[Value],
-        rows: int | None,
-        *,
-        resident: bool,
-    ) -> Mapping[str, Value]:
-        bucket = program.rows
-        ready: Arrays = []
-        for index, value in enumerate(arguments):
-            if type(value) is np.ndarray and (rows is None or len(value) == bucket):
-                ready.append(value)
+        values = [inputs[name] for name in self._names]
+        rows = self.rows(values)
+        if programs is None:
+            table = copy.table if self._dimensions is None else self._sized(copy, values)
+            program = table.program_for(rows or 0)
+        else:
+            program = programs[self._copies.index(copy)]
+        padded = rows is not None and rows != program.rows
+        arguments: Arrays = []
+        for index, value in enumerate(values):
+            if type(value) is np.ndarray and not padded:
+                arguments.append(value)
             else:
-                ready.append(self._argument(copy, self.info.inputs[index], value, bucket))
+                spec = self.info.inputs[index]
+                arguments.append(self._argument(copy, spec, value, program.rows))
         try:
-            outputs = program.call(copy.leaves, ready)
+            outputs = program.call(copy.leaves, arguments)
             if resident:
-                return dict(zip(self._output_names, _resident(outputs, ready, rows), strict=True))
+                shown = _resident(outputs, arguments, rows)
+                return dict(zip(self._output_names, shown, strict=True))
             if self._fetches:
                 for output in outputs:
                     output.copy_to_host_async()
-            shown = None if rows == bucket else rows
-            return {
-                name: to_host(output, shown)
-                for name, output in zip(self._output_names, outputs, strict=True)
-            }
+            hosts = [to_host(output) for output in outputs]
         except (JaxRuntimeError, MemoryError) as error:
             raise_if_exhausted(self._model, error)
             raise
+        if padded:
+            hosts = [host[:rows] for host in hosts]
+        return dict(zip(self._output_names, hosts, strict=True))
 
     def expected_seconds(self, rows: int) -> float:
         """Return what the warm-up measured for the bucket that so many rows would run in now."""
@@ -325,13 +312,17 @@ class JaxExportModel:
         """
         if not self._batched:
             return None
-        rows = _rows(values[0])
-        limit = self.info.max_batch_size
-        for spec, value in zip(self.info.inputs, values, strict=True):
-            if (found := _rows(value)) != rows or found > limit:
-                expected = f"a batch of {min(rows, limit)} rows"
-                raise InvalidTensor(self._model, "input", spec.name, expected, f"{found} rows")
+        first = values[0]
+        rows = len(first) if type(first) is np.ndarray else _rows(first)
+        if rows > self._most_rows or len(values) > 1:
+            self._check_rows(values, rows)
         return rows
+
+    def _check_rows(self, values: Sequence[Value], rows: int) -> None:
+        for spec, value in zip(self.info.inputs, values, strict=True):
+            if (found := _rows(value)) != rows or found > self._most_rows:
+                expected = f"a batch of {min(rows, self._most_rows)} rows"
+                raise InvalidTensor(self._model, "input", spec.name, expected, f"{found} rows")
 
     def _sized(self, copy: Copy, values: list[Value]) -> Table:
         """Return the table for the sizes of a request, whose values are on the host then."""

@@ -1,12 +1,13 @@
 """Programs for shapes that a request was the first to ask for: a bounded number of them."""
 
 import threading
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, cast
 
-from xlaserve.models.buckets import FIXED, bucket_for
+from xlaserve.models.buckets import FIXED
 from xlaserve.models.loaded import Value
 from xlaserve.models.programs import Program
 from xlaserve.models.shapes import OpenDimensions, Sizes
@@ -25,13 +26,13 @@ class _Model(Protocol):
 
     def keep(self, programs: Sequence[tuple[Program, ...]]) -> None: ...
 
-    def run(
+    def execute(
         self,
-        programs: Sequence[Program],
         inputs: Mapping[str, Value],
         *,
         resident: bool,
         replica: int,
+        programs: Sequence[Program] | None,
     ) -> Mapping[str, Value]: ...
 
 
@@ -47,7 +48,9 @@ class Shaped:
         self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
     ) -> Mapping[str, Value]:
         """Run once, on inputs of this shape. Raises OutOfMemory."""
-        return self.model.run(self.programs, inputs, resident=resident, replica=replica)
+        return self.model.execute(
+            inputs, resident=resident, replica=replica, programs=self.programs
+        )
 
 
 class OnDemandShapes:
@@ -83,7 +86,9 @@ class OnDemandShapes:
         if sizes in self._dimensions.combinations:
             return None
         rows = self._model.rows(values)
-        return FIXED if rows is None else bucket_for(self._buckets, rows), sizes
+        if rows is None:
+            return FIXED, sizes
+        return self._buckets[bisect_left(self._buckets, rows)], sizes
 
     def find(self, shape: Hashable) -> Shaped | None:
         """Return a program that is there, which is then the last to be dropped."""

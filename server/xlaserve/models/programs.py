@@ -134,7 +134,8 @@ class Table:
 
     def program_for(self, rows: int) -> Program:
         """Return the one with the smallest bucket that holds the rows, or the largest there is."""
-        return self.programs[min(bisect_left(self.buckets, rows), len(self.buckets) - 1)]
+        # The last bucket is left out, so that what is beyond it finds the last program as well.
+        return self.programs[bisect_left(self.buckets, rows, 0, len(self.buckets) - 1)]
 
     def batch_limit(self) -> int:
         """Return the bucket with the lowest time per row."""

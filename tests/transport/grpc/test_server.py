@@ -11,7 +11,7 @@ from support.server import Serve
 from support.wire import connect, request_headers
 
 from xlaserve.transport.grpc.edge import shorten
-from xlaserve.transport.grpc.server import header_problem
+from xlaserve.transport.grpc.request_headers import header_problem
 
 LIVE = "/inference.GRPCInferenceService/ServerLive"
 
@@ -26,11 +26,10 @@ def headers(*more: tuple[str, str], path: str = LIVE) -> list[tuple[str, str]]:
         (headers(), "0", ""),
         (headers(("grpc-timeout", "9" * 400 + "S")), "3", "grpc-timeout"),
         (headers(("grpc-timeout", "1X")), "3", "grpc-timeout"),
-        (headers(("mm-model-id-bin", "abcde")), "3", "-bin"),
-        (headers(("mm-model-id-bin", "!!!!")), "3", "-bin"),
+        (headers(("mm-model-id-bin", "abcde")), "13", "-bin"),
+        (headers(("mm-model-id-bin", "!!!!")), "13", "-bin"),
         (headers(("mm-model-id-bin", "YWJj")), "0", ""),
         (headers(("mm-model-id-bin", "YWI")), "0", ""),
-        (headers()[1:], "3", ":method"),
         (headers(path="/inference.GRPCInferenceService/Nope"), "12", "Method not found"),
     ],
 )
@@ -44,6 +43,20 @@ async def test_every_request_gets_an_answer(
 
     assert status == answer["grpc-status"]
     assert text in answer.get("grpc-message", "")
+    assert "0" == following["grpc-status"]
+
+
+@pytest.mark.parametrize("missing", [":method", ":path", "te"])
+async def test_a_request_without_a_header_that_it_must_have_is_reset(
+    serve: Serve, tmp_path: Path, missing: str
+) -> None:
+    """RFC 9113, 8.1.1; gRPC over HTTP/2, Requests."""
+    async with serve(tmp_path) as server, connect(server.url) as wire:
+        wire.send([line for line in headers() if line[0] != missing])
+        end = await wire.until(h2.events.StreamReset)
+        following = await wire.trailers(wire.send(headers()))
+
+    assert 1 == end.error_code  # PROTOCOL_ERROR
     assert "0" == following["grpc-status"]
 
 

@@ -98,19 +98,27 @@ class Client:
     async def infer(
         self, model: str, version: str, inputs: Sequence[tuple[TensorSpec, Tensor]]
     ) -> InferenceResult:
-        """Run one inference (V2 protocol, Inference); all tensors travel raw."""
-        request = pb.ModelInferRequest(model_name=model, model_version=version)
-        for spec, array in inputs:
-            datatype = datatype_of(array.dtype) or spec.datatype
-            request.inputs.append(
-                pb.ModelInferRequestInferInputTensor(
-                    name=spec.name, datatype=datatype.name, shape=list(array.shape)
-                )
-            )
-            request.raw_input_contents.append(bytes(to_bytes(datatype, array)))
+        """Run one inference (V2 protocol, Inference)."""
+        request = infer_request(model, version, inputs)
         started = time.perf_counter()
         response = await self._stub.model_infer(request)
         return _result(response, time.perf_counter() - started)
+
+
+def infer_request(
+    model: str, version: str, inputs: Sequence[tuple[TensorSpec, Tensor]]
+) -> pb.ModelInferRequest:
+    """Return the message that asks for an inference; all tensors travel raw."""
+    request = pb.ModelInferRequest(model_name=model, model_version=version)
+    for spec, array in inputs:
+        datatype = datatype_of(array.dtype) or spec.datatype
+        request.inputs.append(
+            pb.ModelInferRequestInferInputTensor(
+                name=spec.name, datatype=datatype.name, shape=list(array.shape)
+            )
+        )
+        request.raw_input_contents.append(bytes(to_bytes(datatype, array)))
+    return request
 
 
 def _result(response: pb.ModelInferResponse, seconds: float) -> InferenceResult:

@@ -52,11 +52,8 @@ class WireCodec(CodecBase):
         """Return the message; raises GRPCError, which says nothing of what the message holds."""
         try:
             return self.decode_message(message_type, data)
-        except MalformedMessage:
-            text = f"the request is not a valid {message_type.__name__} message"
-            refusal = GRPCError(Status.INTERNAL, text)
-        except TooManyFields as error:
-            refusal = GRPCError(Status.RESOURCE_EXHAUSTED, str(error))
+        except (MalformedMessage, TooManyFields) as error:
+            refusal = refusal_of(error, message_type.__name__)
         # Out here, so that the refusal does not keep the cause, and with it the message, alive.
         raise refusal
 
@@ -76,3 +73,10 @@ class WireCodec(CodecBase):
         """
         message: T = self._decoder.decode(message_type, data)
         return message
+
+
+def refusal_of(error: MalformedMessage | TooManyFields, message_name: str) -> GRPCError:
+    """Return what a client is told of a message that cannot be read: nothing that it holds."""
+    if isinstance(error, TooManyFields):
+        return GRPCError(Status.RESOURCE_EXHAUSTED, str(error))
+    return GRPCError(Status.INTERNAL, f"the request is not a valid {message_name} message")

@@ -42,7 +42,7 @@ async def _wrap(message_timeout_seconds: float, event: RecvRequest) -> None:
         try:
             await inner(stream)
         except Exception as error:
-            translated = _translate(method, error)
+            translated = translate(method, error)
             if translated is error:
                 raise
             raise translated from error
@@ -66,7 +66,8 @@ async def _one_message(method: str, seconds: float, receive: Callable[[], Awaita
     return message
 
 
-def _translate(method: str, error: Exception) -> Exception:
+def translate(method: str, error: Exception) -> Exception:
+    """Return the GRPCError for what a handler raised, or the same where grpclib handles it."""
     if isinstance(error, XlaserveError):
         return GRPCError(wire_status(error).grpc, shorten(str(error)))
     if isinstance(error, GRPCError):

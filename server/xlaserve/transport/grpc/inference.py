@@ -4,13 +4,12 @@ import asyncio
 
 from xlaserve.core.control import ModelControl
 from xlaserve.core.engine import Engine
-from xlaserve.core.inference import InferRequest, RequestedOutput
 from xlaserve.core.server import ServerDescription
 from xlaserve.errors import Unsupported
 from xlaserve.tensors import TensorSpec
 from xlaserve.transport.grpc.parameters import read_parameters
 from xlaserve.transport.grpc.statistics import write_statistics
-from xlaserve.transport.grpc.tensors import read_inputs, write_outputs
+from xlaserve.transport.grpc.tensors import read_request, write_outputs
 from xlaserve_proto import inference as pb
 
 
@@ -67,7 +66,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         """Run one inference; `id` comes back, `model_version` is the version that answered."""
         message = model_infer_request
         with self._engine.require(message.model_name, message.model_version):
-            request = _read_request(message)
+            request = read_request(message)
         response = await self._engine.infer(request)
         outputs, raw = write_outputs(response.outputs)
         return pb.ModelInferResponse(
@@ -135,20 +134,6 @@ class InferenceService(pb.GrpcInferenceServiceBase):
 def _tensor_metadata(spec: TensorSpec) -> pb.ModelMetadataResponseTensorMetadata:
     return pb.ModelMetadataResponseTensorMetadata(
         name=spec.name, datatype=spec.datatype.name, shape=list(spec.shape)
-    )
-
-
-def _read_request(message: pb.ModelInferRequest) -> InferRequest:
-    return InferRequest(
-        model_name=message.model_name,
-        model_version=message.model_version,
-        id=message.id,
-        inputs=read_inputs(message),
-        outputs=tuple(
-            RequestedOutput(output.name, read_parameters(output.parameters))
-            for output in message.outputs
-        ),
-        parameters=read_parameters(message.parameters),
     )
 
 

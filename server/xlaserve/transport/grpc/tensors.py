@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from xlaserve.core.images import unpack_bytes_or_image
-from xlaserve.core.inference import InferInput, InferOutput
+from xlaserve.core.inference import InferInput, InferOutput, InferRequest, RequestedOutput
 from xlaserve.errors import InvalidRequest, InvalidTensor
 from xlaserve.tensors import (
     BYTES,
@@ -20,6 +20,21 @@ from xlaserve.transport.grpc.parameters import read_parameters
 from xlaserve_proto import inference as pb
 
 CONTENTS_FIELDS = tuple(pb.InferTensorContents.__dataclass_fields__)
+
+
+def read_request(message: pb.ModelInferRequest) -> InferRequest:
+    """Return the request that a message is; raises as `read_inputs` and `read_parameters` do."""
+    return InferRequest(
+        model_name=message.model_name,
+        model_version=message.model_version,
+        id=message.id,
+        inputs=read_inputs(message),
+        outputs=tuple(
+            RequestedOutput(output.name, read_parameters(output.parameters))
+            for output in message.outputs
+        ),
+        parameters=read_parameters(message.parameters),
+    )
 
 
 def read_inputs(request: pb.ModelInferRequest) -> tuple[InferInput, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from struct import Struct
 from types import MappingProxyType
 from typing import Any, TypeAlias, cast
@@ -283,13 +284,30 @@ def packed_converter(row: Field) -> Convert:
     return _packed_varints(row) if SCALARS[row.type].wire == VARINT else _packed_fixed(row)
 
 
+def packed_array(row: Field) -> Callable[[Data], Numbers]:
+    """Return what turns a packed field, which is not empty, into an array of its values.
+
+    Numbers of a fixed size are a view of the field. Not for enums.
+    """
+    scalar = SCALARS[row.type]
+    return partial(_view_fixed if scalar.wire != VARINT else _array_of_varints, scalar)
+
+
+def _view_fixed(scalar: Scalar, run: Data) -> Numbers:
+    if len(run) % scalar.dtype.itemsize:
+        raise MalformedMessage("a packed field ends within a value")
+    return np.frombuffer(run, scalar.dtype)
+
+
+def _array_of_varints(scalar: Scalar, run: Data) -> Numbers:
+    return np.concatenate([_from_varints(scalar, varints) for varints in read_varints(run)])
+
+
 def _packed_fixed(row: Field) -> Convert:
-    dtype = SCALARS[row.type].dtype
+    scalar = SCALARS[row.type]
 
     def convert(run: Data) -> list[Any]:
-        if len(run) % dtype.itemsize:
-            raise MalformedMessage("a packed field ends within a value")
-        values: list[Any] = np.frombuffer(run, dtype).tolist()
+        values: list[Any] = _view_fixed(scalar, run).tolist()
         return values
 
     return convert

@@ -1,0 +1,1 @@
+"""Measures a V2 server from outside: latency and throughput at one load after the other."""

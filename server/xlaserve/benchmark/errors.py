@@ -1,0 +1,14 @@
+"""Why a benchmark cannot begin, or cannot go on."""
+
+from xlaserve.errors import XlaserveError
+
+
+class BenchmarkRefused(XlaserveError):
+    """What was asked for cannot be measured; the text says why."""
+
+
+class ServerUnreachable(XlaserveError):
+    """Nobody answers where the server should be, or what answers is no V2 server."""
+
+    def __init__(self, url: str, problem: str) -> None:
+        super().__init__(f"{url}: {problem}")

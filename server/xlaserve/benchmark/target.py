@@ -1,0 +1,55 @@
+"""The server and the model that are measured, as one of the protocols reaches them."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from xlaserve.benchmark.errors import BenchmarkRefused
+from xlaserve.benchmark.grpc_target import GrpcTarget
+from xlaserve.benchmark.inputs import Inputs
+from xlaserve.benchmark.load import Connect
+from xlaserve.benchmark.rest_target import RestTarget
+from xlaserve.tensors import TensorSpec
+
+
+class Target(Protocol):
+    """One model of one server."""
+
+    @property
+    def protocol(self) -> str:
+        """Return how the tensors travel: `grpc`, `rest binary` or `rest json`."""
+        ...
+
+    @property
+    def multiplexes(self) -> bool:
+        """Tell whether a connection takes several requests at the same time."""
+        ...
+
+    async def specs(self) -> Sequence[TensorSpec]:
+        """Return the inputs of the model; raises XlaserveError where there is none."""
+        ...
+
+    async def probe(self, inputs: Inputs) -> None:
+        """Send the request once; raises XlaserveError where it is not answered as it should be."""
+        ...
+
+    def connector(self, inputs: Inputs) -> Connect:
+        """Return what opens connections that send this request."""
+        ...
+
+
+def target(url: str, model: str, version: str, *, timeout: float, binary: bool | None) -> Target:
+    """Return what a URL names; `binary` is None where the user said nothing of it.
+
+    Raises BenchmarkRefused for a URL of another kind.
+    """
+    scheme, separator, address = url.partition("://")
+    if not separator:
+        scheme, address = "grpc", url
+    address = address.rstrip("/")
+    if scheme == "grpc":
+        if binary is False:
+            raise BenchmarkRefused("--json-tensors: over gRPC tensors travel raw")
+        return GrpcTarget(address, model, version, timeout=timeout)
+    if scheme == "http":
+        return RestTarget(address, model, version, timeout=timeout, binary=binary is not False)
+    raise BenchmarkRefused(f"--url: expected grpc://, http:// or unix:PATH, got '{url}'")

@@ -1,0 +1,158 @@
+"""`xlaserve bench`: how fast a V2 server answers, at one load after the other."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+
+from xlaserve.benchmark.errors import BenchmarkRefused
+from xlaserve.benchmark.load import Step, Timing
+from xlaserve.cli.bench_display import BenchDisplay
+from xlaserve.tensors import Shape
+
+_FAILED = 1
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "": 1.0}
+_MAX_SECONDS = 600.0
+"""Every latency is kept until its percentiles are known."""
+_MAX_CONCURRENCY = 4096
+_DEFAULT_CONCURRENCY = "1,4,16"
+
+
+def bench(  # noqa: PLR0917, typer reads the parameters of a command from its signature
+    model: Annotated[str, typer.Argument(help="Name of the model.")],
+    url: Annotated[
+        str, typer.Option(help="grpc://host:port, unix:path, or http://host:port for REST.")
+    ] = "grpc://127.0.0.1:8001",
+    concurrency: Annotated[
+        str | None,
+        typer.Option(help=f"Requests in flight, step by step. [default: {_DEFAULT_CONCURRENCY}]"),
+    ] = None,
+    streams: Annotated[
+        int | None,
+        typer.Option(min=1, help="Most requests in flight on one gRPC connection; else all."),
+    ] = None,
+    connections: Annotated[
+        int | None,
+        typer.Option(min=1, help="Connections that they are spread over; REST has one for each."),
+    ] = None,
+    duration: Annotated[str, typer.Option(help="How long each step lasts: 5s, 500ms, 1m.")] = "5s",
+    warmup: Annotated[
+        str, typer.Option(help="How long requests are sent before they are counted.")
+    ] = "1s",
+    shape: Annotated[
+        list[str] | None,
+        typer.Option("--shape", help="NAME=1,16 for open dimensions; may be repeated."),
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Size of a first dimension that is open.")] = 1,
+    binary: Annotated[
+        bool | None,
+        typer.Option(
+            "--binary/--json-tensors",
+            help="How tensors travel over REST. [default: binary]",
+            show_default=False,
+        ),
+    ] = None,
+    model_version: Annotated[
+        str, typer.Option("--model-version", help="The newest one if not given.")
+    ] = "",
+    timeout: Annotated[
+        float, typer.Option(help="Seconds to wait for a connection, and for the last answers.")
+    ] = 30.0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="A file for the numbers, as JSON.")
+    ] = None,
+    svg_file: Annotated[
+        Path | None, typer.Option("--svg", help="A file for a chart of latency against load.")
+    ] = None,
+) -> None:
+    """Measure latency and throughput of a model; exit with 1 if a request failed."""
+    # With aiohttp and grpclib: the other commands are quicker without.
+    from xlaserve.benchmark import run
+    from xlaserve.benchmark.chart import latency_chart
+    from xlaserve.benchmark.target import target
+
+    measured = target(url, model, model_version, timeout=timeout, binary=binary)
+    steps = _steps(concurrency, streams, connections, multiplexes=measured.multiplexes)
+    timing = Timing(_seconds("--warmup", warmup), _seconds("--duration", duration), timeout)
+    display = BenchDisplay(timing)
+    job = run.Job(model, measured, steps, timing, _shapes(shape), batch)
+    with display:
+        report = uvloop.run(run.run(job, display.step))
+    display.show(report)
+    for path, text in (
+        (json_file, json.dumps(report.as_json(url), indent=2) + "\n"),
+        (svg_file, latency_chart(f"{model}, {report.protocol}", report.results)),
+    ):
+        if path is not None:
+            path.write_text(text)
+    if any(result.errors or not result.answers for result in report.results):
+        raise typer.Exit(_FAILED)
+
+
+def _steps(
+    concurrency: str | None, streams: int | None, connections: int | None, *, multiplexes: bool
+) -> Sequence[Step]:
+    if not multiplexes:
+        if streams is not None or connections is not None:
+            raise BenchmarkRefused(
+                "--streams, --connections: over REST every request in flight has a connection"
+            )
+        return [Step(count, 1) for count in _counts(concurrency)]
+    if streams is not None and connections is not None:
+        if concurrency is not None:
+            raise BenchmarkRefused("--connections times --streams is the --concurrency already")
+        return [_checked(Step(connections, streams))]
+    return [_spread(count, streams, connections) for count in _counts(concurrency)]
+
+
+def _spread(count: int, streams: int | None, connections: int | None) -> Step:
+    if connections is None:
+        connections = -(-count // (streams or count))
+    if count % connections:
+        raise BenchmarkRefused(
+            f"--concurrency {count} cannot be spread evenly over {connections} connections"
+        )
+    return Step(connections, count // connections)
+
+
+def _counts(text: str | None) -> Sequence[int]:
+    text = text or _DEFAULT_CONCURRENCY
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError:
+        counts = [0]
+    if min(counts) < 1:
+        raise BenchmarkRefused(f"--concurrency: expected numbers like 1,4,16, got '{text}'")
+    return [_checked(Step(count, 1)).concurrency for count in counts]
+
+
+def _checked(step: Step) -> Step:
+    if step.concurrency > _MAX_CONCURRENCY:
+        raise BenchmarkRefused(
+            f"expected {_MAX_CONCURRENCY} requests in flight at most, got {step.concurrency}"
+        )
+    return step
+
+
+def _seconds(flag: str, text: str) -> float:
+    found = _DURATION.fullmatch(text)
+    seconds = float(found[1]) * _SECONDS[found[2]] if found else -1.0
+    if not 0 <= seconds <= _MAX_SECONDS or (flag == "--duration" and not seconds):
+        raise BenchmarkRefused(f"{flag}: expected 500ms, 5s or up to 10m, got '{text}'")
+    return seconds
+
+
+def _shapes(texts: Sequence[str] | None) -> Mapping[str, Shape]:
+    found: dict[str, Shape] = {}
+    for text in texts or ():
+        # Names may contain the sign, sizes do not.
+        name, separator, sizes = text.rpartition("=")
+        if not separator or not re.fullmatch(r"\d+(,\d+)*", sizes):
+            raise BenchmarkRefused(f"--shape: expected NAME=1,16, got '{text}'")
+        found[name] = tuple(map(int, sizes.split(",")))
+    return found

@@ -1,0 +1,39 @@
+"""What was made of short keys, kept for the next time, within bounds."""
+
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+
+class BoundedCache(dict[Key, Value], Generic[Key, Value]):
+    """Holds at most `max_cached` values.
+
+    It starts anew when it is full: a client that sends ever new keys makes others pay for theirs
+    once more now and then, but cannot keep them out.
+    """
+
+    def __init__(self, max_cached: int) -> None:
+        super().__init__()
+        self._max_cached = max_cached
+
+    def keep(self, key: Key, value: Value) -> None:
+        """Hold a value until the cache is full."""
+        if len(self) >= self._max_cached:
+            self.clear()
+        self[key] = value
+
+
+class MakingCache(BoundedCache[Key, Value]):
+    """Makes the value of a key that it does not hold; what raises is not kept."""
+
+    def __init__(self, make: Callable[[Key], Value], max_cached: int) -> None:
+        super().__init__(max_cached)
+        self._make = make
+
+    # A lookup that succeeds runs no Python at all.
+    def __missing__(self, key: Key) -> Value:
+        value = self._make(key)
+        self.keep(key, value)
+        return value

@@ -1,0 +1,102 @@
+"""A ModelInfer request whose structure was read, and how its tensors are."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from xlaserve.core.images import unpack_bytes_or_image
+from xlaserve.core.inference import InferInput, InferRequest, Parameter, RequestedOutput
+from xlaserve.tensors import (
+    BYTES,
+    Datatype,
+    Shape,
+    TensorDataError,
+    from_bytes,
+    from_elements,
+)
+from xlaserve.transport.grpc.codec import WireCodec
+from xlaserve.transport.grpc.tensors import read_request
+from xlaserve.transport.grpc.typed_contents import Contents
+from xlaserve.transport.grpc.wire import Data
+from xlaserve_proto import inference as pb
+
+
+class Head(NamedTuple):
+    """What an input says of itself, without its elements."""
+
+    name: str
+    datatype: Datatype
+    shape: Shape
+    parameters: Mapping[str, Parameter]
+    dtype: "np.dtype[Any]"
+    plain_bytes: int
+    """How many raw bytes are the tensor just as they are; -1 where they have to be looked at."""
+
+
+@dataclass(slots=True)
+class Structure:
+    """What a request says besides its names and its raw elements. Nobody changes it."""
+
+    heads: list[Head]
+    contents: list[Contents]
+    outputs: tuple[RequestedOutput, ...]
+    parameters: Mapping[str, Parameter]
+
+    def inputs(self, data: Data) -> tuple[InferInput, ...]:
+        """Read the tensors from the message; raises TensorDataError."""
+        inputs = []
+        for head, (start, stop, elements) in zip(self.heads, self.contents, strict=True):
+            name, datatype, shape, parameters, dtype, plain_bytes = head
+            if elements is not None:
+                tensor = from_elements(datatype, shape, elements)
+            elif stop - start == plain_bytes:
+                tensor = np.ndarray(shape, dtype, data, start)
+            elif datatype is BYTES:
+                tensor = unpack_bytes_or_image(shape, memoryview(data)[start:stop])
+            else:
+                tensor = from_bytes(datatype, shape, memoryview(data)[start:stop])
+            inputs.append(InferInput(name, datatype, tensor, parameters))
+        return tuple(inputs)
+
+
+class DecodedInfer:
+    """A request whose structure was read, and whose tensors were not."""
+
+    __slots__ = ("_codec", "_data", "_message", "_structure", "id", "model_name", "model_version")
+
+    def __init__(
+        self,
+        names: tuple[str, str, str],
+        data: Data,
+        codec: WireCodec,
+        structure: Structure | None,
+        message: pb.ModelInferRequest | None = None,
+    ) -> None:
+        self.model_name, self.model_version, self.id = names
+        self._data = data
+        self._codec = codec
+        self._structure = structure
+        self._message = message
+
+    def request(self) -> InferRequest:
+        """Read the tensors, as views of the message where possible; raises as `read_request`."""
+        structure = self._structure
+        if structure is not None:
+            try:
+                inputs = structure.inputs(self._data)
+            except TensorDataError:
+                pass  # the generic way says what is wrong
+            else:
+                return InferRequest(
+                    self.model_name,
+                    self.model_version,
+                    self.id,
+                    inputs,
+                    structure.outputs,
+                    structure.parameters,
+                )
+        if self._message is None:
+            self._message = self._codec.decode_message(pb.ModelInferRequest, self._data)
+        return read_request(self._message)

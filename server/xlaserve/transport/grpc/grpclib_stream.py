@@ -1,0 +1,226 @@
+"""A stream of our engine as grpclib knows it, so that every service runs on it unchanged."""
+
+import asyncio
+from typing import cast
+
+from grpclib import GRPCError
+from grpclib.const import Status
+from grpclib.exceptions import StreamTerminatedError
+from grpclib.protocol import Peer
+from grpclib.protocol import Stream as GrpclibStreamType
+from grpclib.utils import Wrapper
+from h2.errors import ErrorCodes
+from h2.exceptions import StreamClosedError
+
+from xlaserve.transport.grpc.compression import ACCEPTED, decompress
+from xlaserve.transport.grpc.handler import Headers, RequestHandler
+from xlaserve.transport.grpc.problems import refuse
+from xlaserve.transport.http2.frames import ErrorCode
+from xlaserve.transport.http2.headers import HeaderWriter
+from xlaserve.transport.http2.limits import Http2Limits
+from xlaserve.transport.http2.messages import (
+    PREFIX,
+    Placement,
+    Problem,
+    StreamingReader,
+    UnaryReader,
+)
+from xlaserve.transport.http2.states import State
+from xlaserve.transport.http2.stream import Buffer, ServerStream
+
+
+class GrpclibConnection:
+    """What grpclib wants to know of a connection."""
+
+    messages_sent = 0
+    messages_received = 0
+    last_message_sent: float | None = None
+    last_message_received: float | None = None
+
+    def __init__(
+        self, transport: asyncio.Transport, handler: RequestHandler, limits: Http2Limits
+    ) -> None:
+        self.transport = transport
+        self.handler = handler
+        self.limits = limits
+        self.writer = HeaderWriter()
+
+    def get_peer(self) -> Peer:
+        """Return who the client is."""
+        return Peer(self.transport)
+
+    def is_closing(self) -> bool:
+        """Tell whether nothing more can be sent."""
+        return self.transport.is_closing()
+
+
+class GrpclibStream:
+    """One request: the part of `grpclib.protocol.Stream` that a server uses."""
+
+    def __init__(self, stream: ServerStream, connection: GrpclibConnection) -> None:
+        self.id = stream.id
+        self.connection = connection
+        self.wrapper: Wrapper | None = None
+        self._transport = connection.transport
+        self._stream = stream
+        self._message: Buffer | None = None
+        """The message whose prefix was read."""
+        self._taken = False
+        self._more: asyncio.Future[None] | None = None
+        self._sent: asyncio.Future[None] | None = None
+        self._reader: StreamingReader | None = None
+        self.waiting = False
+        """Whether nothing is done about it until its client sends something."""
+
+    def start(self, *, streaming: bool) -> None:
+        """Begin to answer; of a unary request the message is there."""
+        stream = self._stream
+        if streaming:
+            limit = self.connection.limits.max_message_bytes
+            stream.reader = self._reader = StreamingReader(limit, self._wake)
+        stream.call = self
+        accepted = cast(GrpclibStreamType, self)
+        self.connection.handler.accept(accepted, stream.head.fields, self._release)
+
+    # --- as the connection calls it ---
+
+    @property
+    def waits(self) -> bool:
+        """Tell whether nothing is done until the client sends something."""
+        return self.waiting
+
+    def cancel(self, reason: str) -> None:
+        """Stop: the client has reset the stream, or is gone."""
+        if self.wrapper is not None:
+            self.wrapper.cancel(StreamTerminatedError(reason))
+        self.connection.handler.cancel(cast(GrpclibStreamType, self))
+
+    def _wake(self) -> None:
+        if self._more is not None and not self._more.done():
+            self._more.set_result(None)
+
+    def _release(self) -> None:
+        self._stream.call = None
+        if self._stream.open:
+            self._stream.reset(ErrorCode.INTERNAL_ERROR)  # it ended without an answer
+
+    # --- as grpclib calls it ---
+
+    async def recv_data(self, size: int) -> Buffer:
+        """Return a prefix, then its message; empty at the end. Messages come decompressed."""
+        if self._message is not None:
+            message, self._message = self._message, None
+            return message
+        if self._reader is None:
+            received = self._unary()
+        else:
+            received = await self._next(self._reader)
+        if received is None:
+            return b""
+        compressed, message = received
+        if compressed:
+            limit = self.connection.limits.max_message_bytes
+            message = await decompress(message, self._stream.head.fields, limit)
+        if len(message):
+            self._message = message
+        return PREFIX.pack(0, len(message))
+
+    def _unary(self) -> tuple[bool, Buffer] | None:
+        stream = self._stream
+        if stream.problem is not None:
+            size = stream.reader.length if isinstance(stream.reader, UnaryReader) else 0
+            raise self._refusal(stream.problem, size)
+        if self._taken or stream.message is None:
+            return None
+        self._taken = True
+        message, stream.message = stream.message, None
+        return stream.compressed, message
+
+    async def _next(self, reader: StreamingReader) -> tuple[bool, Buffer] | None:
+        stream = self._stream
+        while True:
+            got = reader.next()
+            if isinstance(got, Problem):
+                size = reader.declared() if got is Problem.TOO_LARGE else 0
+                raise self._refusal(got, size)
+            if got is not None:
+                stream.grant(reader.missing)
+                return got
+            if stream.ended_by_client:
+                problem = reader.end()
+                if problem is not None:
+                    raise self._refusal(problem)
+                return None
+            stream.grant(reader.missing)
+            await self._wait()
+
+    async def _wait(self) -> None:
+        self._more = asyncio.get_running_loop().create_future()
+        self.waiting = True
+        try:
+            await self._more
+        finally:
+            self.waiting = False
+            self._more = None
+
+    def _refusal(self, problem: Problem, size: int = 0) -> GRPCError:
+        return refuse(problem, self._stream.head.path, self.connection.limits, size)
+
+    async def send_headers(self, headers: Headers, end_stream: bool = False) -> None:
+        """Send headers, or trailers."""
+        stream = self._stream
+        if not stream.open:
+            raise StreamClosedError(self.id)
+        if not stream.headers_sent:
+            headers = [*headers, ("grpc-accept-encoding", ACCEPTED)]
+        stream.send_headers(self.connection.writer.write(headers), end=end_stream)
+
+    async def send_data(self, data: bytes, end_stream: bool = False) -> None:
+        """Send data and return when it has left; RESOURCE_EXHAUSTED when too much waits."""
+        stream = self._stream
+        if not stream.open:
+            raise StreamClosedError(self.id)
+        if not stream.send_data((data,), len(data), end=end_stream):
+            raise GRPCError(Status.RESOURCE_EXHAUSTED, NO_ROOM_FOR_ANSWERS)
+        if stream.unsent:
+            self._sent = asyncio.get_running_loop().create_future()
+            stream.on_sent = self._wake_sender
+            await self._sent
+
+    def _wake_sender(self) -> None:
+        self._stream.on_sent = None
+        if self._sent is not None and not self._sent.done():
+            self._sent.set_result(None)
+
+    async def reset(self, error_code: ErrorCodes = ErrorCodes.NO_ERROR) -> None:
+        """End the stream."""
+        self.reset_nowait(error_code)
+
+    def reset_nowait(self, error_code: ErrorCodes = ErrorCodes.NO_ERROR) -> None:
+        """End the stream."""
+        self._stream.reset(ErrorCode(error_code))
+
+    @property
+    def closable(self) -> bool:
+        """Tell whether it is not over yet."""
+        return not self._transport.is_closing() and self._stream.state in _NOT_OVER
+
+
+_NOT_OVER = frozenset((State.OPEN, State.HALF_CLOSED_REMOTE, State.HALF_CLOSED_LOCAL))
+
+NO_ROOM_FOR_ANSWERS = "too many bytes of answers wait for clients to read (max_parked_bytes)"
+
+
+class GrpclibRoute:
+    """The requests of one method of one kind, answered by grpclib."""
+
+    place: Placement | None = None
+
+    def __init__(self, connection: GrpclibConnection, *, streaming: bool) -> None:
+        self._connection = connection
+        self._streaming = streaming
+        self.message_first = not streaming
+
+    def begin(self, stream: ServerStream) -> None:
+        """Start a task that answers."""
+        GrpclibStream(stream, self._connection).start(streaming=self._streaming)

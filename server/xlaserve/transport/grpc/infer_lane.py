@@ -1,0 +1,160 @@
+"""ModelInfer without grpclib: no task, no message objects, and no wait where none is needed."""
+
+import asyncio
+
+from grpclib import GRPCError
+from grpclib.const import Status
+from grpclib.metadata import encode_grpc_message
+
+from xlaserve.core.engine import Engine
+from xlaserve.core.inference import InferRequest, InferResponse, Pending
+from xlaserve.errors import InvalidRequest
+from xlaserve.transport.grpc.codec import refusal_of
+from xlaserve.transport.grpc.decoder import TooManyFields
+from xlaserve.transport.grpc.edge import translate
+from xlaserve.transport.grpc.grpclib_stream import NO_ROOM_FOR_ANSWERS
+from xlaserve.transport.grpc.infer_codec import InferCodec, tensor_offset
+from xlaserve.transport.grpc.wire import MalformedMessage
+from xlaserve.transport.http2.headers import encode_fields
+from xlaserve.transport.http2.messages import PREFIX, PREFIX_BYTES
+from xlaserve.transport.http2.stream import Buffer, Route, ServerStream
+
+METHOD = "/inference.GRPCInferenceService/ModelInfer"
+_MESSAGE = "ModelInferRequest"
+
+_RESPONSE = ((":status", "200"), ("content-type", "application/grpc+proto"))
+_HEAD = encode_fields(_RESPONSE)
+_OK = encode_fields([("grpc-status", "0")])
+
+
+class InferLane:
+    """Answers ModelInfer of one connection; what is not ordinary goes `otherwise`."""
+
+    message_first = True
+
+    def __init__(self, engine: Engine, codec: InferCodec, otherwise: Route) -> None:
+        self._engine = engine
+        self._decode = codec.decode
+        self._encode = codec.encode
+        self._otherwise = otherwise
+        self.place = tensor_offset
+
+    def timed(self, seconds: float) -> Route:
+        """Return the lane of the requests that have so much time."""
+        return _TimedLane(self, seconds)
+
+    def begin(self, stream: ServerStream) -> None:
+        """Answer at once where the model is quick, else when its batch was executed."""
+        self.start(stream)
+
+    def start(self, stream: ServerStream) -> "_Call | None":
+        """Answer a request; return what is awaited where the answer is not ready."""
+        message = stream.message
+        if message is None or stream.compressed:
+            self._otherwise.begin(stream)
+            return None
+        stream.message = None
+        call = _Call(self, stream)
+        try:
+            begun = self._engine.begin(self._read(message), call)
+        except Exception as error:
+            self.refuse(stream, error)
+            return None
+        if type(begun) is InferResponse:
+            self.answer(stream, begun)
+            return None
+        assert not isinstance(begun, InferResponse)
+        call.pending = begun
+        stream.call = call
+        return call
+
+    def _read(self, message: Buffer) -> InferRequest:
+        decoded = self._decode(message)
+        try:
+            return decoded.request()
+        except InvalidRequest:
+            # That there is no such model matters more; and the request is counted as its failure.
+            with self._engine.require(decoded.model_name, decoded.model_version):
+                raise
+
+    def answer(self, stream: ServerStream, response: InferResponse) -> None:
+        """Send a response."""
+        parts, size = self._encode(response)
+        parts.insert(0, PREFIX.pack(0, size))
+        if not stream.answer(_HEAD, parts, size + PREFIX_BYTES, _OK):
+            self.refuse(stream, GRPCError(Status.RESOURCE_EXHAUSTED, NO_ROOM_FOR_ANSWERS))
+
+    def refuse(self, stream: ServerStream, error: BaseException) -> None:
+        """Send the status that the table has for an error."""
+        refusal = _refusal(error)
+        fields = [*_RESPONSE, ("grpc-status", str(refusal.status.value))]
+        if refusal.message:
+            fields.append(("grpc-message", encode_grpc_message(refusal.message)))
+        stream.send_headers(encode_fields(fields), end=True)
+
+
+def _refusal(error: BaseException) -> GRPCError:
+    if isinstance(error, MalformedMessage | TooManyFields):
+        return refusal_of(error, _MESSAGE)
+    if isinstance(error, asyncio.CancelledError):
+        return GRPCError(Status.CANCELLED, "the request was cancelled")
+    assert isinstance(error, Exception)
+    translated = translate(METHOD, error)
+    if isinstance(translated, GRPCError):
+        return translated
+    return GRPCError(Status.INTERNAL, "internal error")
+
+
+class _Call:
+    """A request that waits for its answer."""
+
+    __slots__ = ("_lane", "_stream", "pending", "timer")
+
+    waits = False
+
+    def __init__(self, lane: InferLane, stream: ServerStream) -> None:
+        self._lane = lane
+        self._stream = stream
+        self.pending: Pending | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+    def __call__(self, result: InferResponse | BaseException) -> None:
+        """Take the answer."""
+        self._stream.call = None
+        if self.timer is not None:
+            self.timer.cancel()
+        if isinstance(result, InferResponse):
+            self._lane.answer(self._stream, result)
+        else:
+            self._lane.refuse(self._stream, result)
+
+    def cancel(self, reason: str) -> None:
+        """Leave the queue: nobody wants the answer."""
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.pending is not None:
+            self.pending.cancel()
+
+    def expire(self) -> None:
+        """Refuse the request, whose time is over."""
+        self.cancel("the deadline has passed")
+        self._stream.call = None
+        self._lane.refuse(self._stream, GRPCError(Status.DEADLINE_EXCEEDED))
+
+
+class _TimedLane:
+    """The lane of requests with a deadline."""
+
+    message_first = True
+
+    def __init__(self, lane: InferLane, seconds: float) -> None:
+        self._lane = lane
+        self._seconds = seconds
+        self.place = lane.place
+
+    def begin(self, stream: ServerStream) -> None:
+        """Answer as the lane does, if there is time."""
+        call = self._lane.start(stream)
+        if call is not None:
+            loop = asyncio.get_running_loop()
+            call.timer = loop.call_later(self._seconds, call.expire)

@@ -1,0 +1,33 @@
+"""Our own connections under grpclib's server."""
+
+import asyncio
+
+from xlaserve.transport.grpc.handler import RequestHandler
+from xlaserve.transport.http2.connection import ReceiveBuffer
+from xlaserve.transport.http2.protocol import Host, Http2Protocol
+
+_LOOK_SECONDS = 0.02
+
+
+class OwnEngine(Http2Protocol):
+    """One connection."""
+
+    def __init__(self, host: Host, handler: RequestHandler, buffer: ReceiveBuffer) -> None:
+        super().__init__(host, buffer)
+        self.requests = handler
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.requests.close()
+
+    @property
+    def open_streams(self) -> int:
+        """Return how many requests are not over."""
+        return len(self.core.streams)
+
+    async def idle(self, *, but_waiting: bool = False) -> None:
+        """Return when every request has ended, or waits for its client where that is enough."""
+        streams = self.core.streams
+        while any(not (but_waiting and stream.waits) for stream in streams.values()):  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_SECONDS)
+        await self.requests.idle(but_waiting=but_waiting)

@@ -1,0 +1,106 @@
+"""Which way a request goes: to the short lane, to grpclib, or back with a word."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeAlias
+
+from grpclib.const import Handler
+
+from xlaserve.transport.grpc.grpclib_stream import GrpclibConnection, GrpclibRoute
+from xlaserve.transport.grpc.request_headers import refusal, timeout_seconds
+from xlaserve.transport.http2.frames import ErrorCode
+from xlaserve.transport.http2.headers import Head, encode_fields
+from xlaserve.transport.http2.messages import Placement
+from xlaserve.transport.http2.stream import Route, ServerStream
+
+_CONTENT_TYPES = frozenset(("application/grpc", "application/grpc+proto"))
+_HINT = b"This port speaks gRPC (HTTP/2, content-type application/grpc); REST is on another.\n"
+_OF_A_MESH = "mm-"
+
+
+class Lane(Route, Protocol):
+    """A quicker way for the requests of one method."""
+
+    def timed(self, seconds: float) -> Route:
+        """Return the way of the requests that have so much time."""
+        ...
+
+
+LaneFactory: TypeAlias = Callable[[Route], Lane]
+"""Makes the lane of a connection, over the route that its requests take otherwise."""
+
+
+class Router:
+    """Finds the route of each head of a connection; the same heads are asked for once."""
+
+    def __init__(
+        self,
+        connection: GrpclibConnection,
+        mapping: Mapping[str, Handler],
+        lanes: Mapping[str, LaneFactory],
+    ) -> None:
+        self._mapping = mapping
+        self._streaming = GrpclibRoute(connection, streaming=True)
+        self._unary = GrpclibRoute(connection, streaming=False)
+        self._lanes = {path: make(self._unary) for path, make in lanes.items()}
+
+    def __call__(self, head: Head[Route]) -> Route:
+        """Return the route of the requests that have a head."""
+        fields = dict(head.fields)
+        for wrong, route in _REFUSALS:
+            if wrong(head, fields):
+                return route
+        method: Any = self._mapping.get(head.path)
+        if method is None or method.cardinality.client_streaming or refusal(head.fields):
+            return self._streaming  # where nothing is awaited, a refusal comes at once
+        lane = self._lanes.get(head.path)
+        if lane is None or any(name.startswith(_OF_A_MESH) for name in fields):
+            return self._unary
+        seconds = timeout_seconds(head.fields)
+        return lane if seconds is None else lane.timed(seconds)
+
+
+class Answer:
+    """Answers with words of HTTP, for who is at the wrong port."""
+
+    message_first = False
+    place: Placement | None = None
+
+    def __init__(self, status: int, content_type: str, body: bytes) -> None:
+        fields = [
+            (":status", str(status)),
+            ("content-type", content_type),
+            ("content-length", str(len(body))),
+        ]
+        self._block = encode_fields(fields)
+        self._body = body
+
+    def begin(self, stream: ServerStream) -> None:
+        """Send the answer."""
+        stream.send_headers(self._block)
+        stream.send_data((self._body,), len(self._body), end=True)
+
+
+class Malformed:
+    """Ends the stream of a request that is not one of gRPC."""
+
+    message_first = False
+    place: Placement | None = None
+
+    def begin(self, stream: ServerStream) -> None:
+        """Reset the stream."""
+        stream.reset(ErrorCode.PROTOCOL_ERROR)
+
+
+_REFUSALS: tuple[tuple[Callable[[Head[Route], Mapping[str, str]], bool], Route], ...] = (
+    (
+        lambda head, _: head.too_large,
+        Answer(431, "text/plain", b"The headers are too large (max_header_bytes).\n"),
+    ),
+    (lambda head, _: head.method != "POST", Answer(405, "text/plain", _HINT)),
+    (
+        lambda _, fields: fields.get("content-type") not in _CONTENT_TYPES,
+        Answer(415, "text/plain", _HINT),
+    ),
+    (lambda _, fields: "te" not in fields, Malformed()),
+)
+"""What is no request of gRPC, and where it goes; the first that fits counts."""

@@ -1,0 +1,108 @@
+"""What one client may ask of the server, counted in frames and bytes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from xlaserve.transport.http2.errors import ConnectionFailure
+from xlaserve.transport.http2.frames import ErrorCode
+
+FRAMES_FOR_AN_ANSWER = 4
+"""Control frames that each frame of an answer allows beyond the limit: who is served much
+acknowledges much."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Http2Limits:
+    """The limits of each connection; every one is a setting."""
+
+    max_message_bytes: int = 64 << 20
+    max_streams: int = 256
+    max_header_bytes: int = 16 << 10
+    max_frame_bytes: int = 1 << 20
+    """Longest DATA frame that we ask for; other frames are never that long."""
+    stream_window_bytes: int = 1 << 20
+    """What may come of a stream before it is known how long its message is."""
+    connection_window_bytes: int = 16 << 20
+    max_resets: int = 200
+    """Streams that may end with a RST_STREAM, of either side, in a window of time."""
+    max_control_frames: int = 2000
+    """Frames that carry nothing, in a window of time."""
+    window_seconds: float = 30.0
+    preface_seconds: float = 5.0
+    message_seconds: float = 30.0
+    max_work: int = 1024
+    """Frames that are handled in one pass; a request counts as sixteen of them."""
+
+
+class Ledger:
+    """Bytes held for all connections together, up to a limit."""
+
+    __slots__ = ("held", "limit")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held = 0
+
+    @property
+    def full(self) -> bool:
+        """Tell whether no more may be taken."""
+        return self.held > self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class Ledgers:
+    """What the connections of a server share."""
+
+    receiving: Ledger
+    """Messages that have not come whole, or are being answered."""
+    parked: Ledger
+    """Answers that wait for their client to read."""
+
+
+class Conduct:
+    """Counts what a well-behaved client does seldom, and ends the connection of one that is not.
+
+    Counts start anew with each window of time. They grow with the answers that the client got in
+    it: one that cancels a tenth of a million requests behaves.
+    """
+
+    __slots__ = ("_begun", "_limits", "_now", "_served", "control", "resets", "served")
+
+    def __init__(self, limits: Http2Limits, now: Callable[[], float]) -> None:
+        self._limits = limits
+        self._now = now
+        self._begun = now()
+        self._served = 0
+        self.control = 0
+        self.resets = 0
+        self.served = 0
+        """Frames of answers that were sent."""
+
+    def count_control(self) -> None:
+        """Count a frame that carries nothing; raises ConnectionFailure when there are too many."""
+        self.control += 1
+        if self.control > self._limits.max_control_frames:
+            allowed = self._limits.max_control_frames + FRAMES_FOR_AN_ANSWER * self._served_now()
+            self._judge(self.control, allowed, "control frames (max_control_frames)")
+
+    def count_reset(self) -> None:
+        """Count a stream that was reset; raises ConnectionFailure when there are too many."""
+        self.resets += 1
+        if self.resets > self._limits.max_resets:
+            allowed = self._limits.max_resets + self._served_now()
+            self._judge(self.resets, allowed, "streams that were reset (max_stream_resets)")
+
+    def _served_now(self) -> int:
+        return self.served - self._served
+
+    def _judge(self, counted: int, allowed: int, what: str) -> None:
+        if counted <= allowed:
+            return
+        now = self._now()
+        if now - self._begun < self._limits.window_seconds:
+            seconds = self._limits.window_seconds
+            text = f"too many {what}: {counted} in {seconds:g} seconds"
+            raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, text)
+        self._begun = now
+        self._served = self.served
+        self.control = self.resets = 1

@@ -1,0 +1,153 @@
+"""The shell of a connection: moves bytes between an asyncio transport and the core."""
+
+import asyncio
+from typing import Protocol, cast
+
+from xlaserve.transport.http2.connection import RECEIVE_BYTES, ReceiveBuffer, ServerConnection
+from xlaserve.transport.http2.frames import ErrorCode
+
+_WRITE_BUFFER_BYTES = 1 << 18
+"""Bytes that the transport may hold for a client that does not read."""
+_LINGER_SECONDS = 1.0
+"""How long a connection that was ended is still read, so that its client comes to see why."""
+
+
+class Host(Protocol):
+    """The server, as its connections know it."""
+
+    def connect(self, protocol: "Http2Protocol", transport: asyncio.Transport) -> ServerConnection:
+        """Return the core of a new connection."""
+        ...
+
+    def admit(self, protocol: "Http2Protocol") -> bool:
+        """Tell whether there may be one more connection."""
+        ...
+
+    def disconnected(self, protocol: "Http2Protocol") -> None:
+        """Take note that a connection is gone."""
+        ...
+
+
+class Http2Protocol(asyncio.BufferedProtocol):
+    """One connection over TCP, a unix socket or TLS."""
+
+    core: ServerConnection
+    transport: asyncio.Transport
+
+    def __init__(self, host: Host, buffer: ReceiveBuffer) -> None:
+        self._host = host
+        self._buffer = buffer
+        self._loop = asyncio.get_running_loop()
+        self._flush_due = False
+        self._closing = False
+        self._unread = False
+        """Whether the core has bytes that it left for another pass."""
+        self._ticks = 0
+
+    # --- as asyncio calls it ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport = cast("asyncio.Transport", transport)
+        transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
+        self.core = self._host.connect(self, transport)
+        self.core.start()
+        tls = transport.get_extra_info("ssl_object")
+        if tls is not None and tls.selected_alpn_protocol() != "h2":
+            self.end(ErrorCode.INADEQUATE_SECURITY, "TLS without ALPN h2")
+        elif not self._host.admit(self):
+            self.end(ErrorCode.ENHANCE_YOUR_CALM, "too many connections (max_connections)")
+        self.flush()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._closing:
+            return self._buffer.view[:RECEIVE_BYTES]
+        return self.core.receive_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._closing:
+            return
+        if not self.core.received(nbytes) and not self._unread:
+            # Others have their turn before the rest.
+            self._unread = True
+            self.transport.pause_reading()
+            self._loop.call_soon(self._proceed)
+        self.flush()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self.core.pause()
+
+    def resume_writing(self) -> None:
+        self.core.resume()
+        self.flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closing = True
+        self.core.lost()
+        self._host.disconnected(self)
+
+    # --- bytes out ---
+
+    def flush(self) -> None:
+        """Write what is due, as much as the transport takes."""
+        self._flush_due = False
+        core = self.core
+        while core.output and not self._closing and not self.transport.is_closing():
+            self.transport.writelines(core.take_output())
+            core.pump()
+        if core.failed is not None or (core.client_leaves and not core.streams):
+            self._close()
+
+    def wake(self) -> None:
+        """Write once all that is ready has had its turn: its answers leave together."""
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self.flush)
+
+    def _proceed(self) -> None:
+        if self._closing:
+            return
+        if self.core.proceed():
+            self._unread = False
+            self.transport.resume_reading()
+        else:
+            self._loop.call_soon(self._proceed)
+        self.flush()
+
+    # --- the end ---
+
+    def go_away(self) -> None:
+        """Ask the client to open no more streams."""
+        self.core.go_away()
+        self.flush()
+
+    def end(self, code: ErrorCode = ErrorCode.NO_ERROR, reason: str = "") -> None:
+        """Say which streams were served, and close."""
+        self.core.end(code, reason)
+        self.flush()
+
+    def _close(self) -> None:
+        if self._closing or self.transport.is_closing():
+            return
+        self._closing = True
+        if not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        # To close with bytes unread would reset the connection, and the GOAWAY be lost.
+        self.transport.write_eof()
+        if self._unread:
+            self.transport.resume_reading()
+        self._loop.call_later(_LINGER_SECONDS, self.transport.abort)
+
+    def sweep(self, *, preface_ticks: int, message_ticks: int) -> None:
+        """Look for what takes too long; called at even intervals."""
+        if self._closing:
+            return
+        self._ticks += 1
+        if not self.core.greeted and self._ticks > preface_ticks:
+            self.end(ErrorCode.SETTINGS_TIMEOUT, "no preface came in time")
+            return
+        self.core.sweep(message_ticks)
+        self.flush()

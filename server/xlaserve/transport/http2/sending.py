@@ -1,0 +1,244 @@
+"""What leaves on a connection: within both windows, in fair turns, parked up to a limit."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from xlaserve.transport.http2.frames import (
+    CONTINUATION,
+    DATA,
+    DEFAULT_WINDOW,
+    END_HEADERS,
+    END_STREAM,
+    HEADER,
+    HEADERS,
+    MAX_WINDOW,
+    SMALLEST_MAX_FRAME,
+    frame_header,
+)
+from xlaserve.transport.http2.limits import Conduct, Ledger
+from xlaserve.transport.http2.states import NEXT, Input, State
+from xlaserve.transport.http2.stream import Buffer, ServerStream
+
+FLUSH_BYTES = 1 << 18
+"""How much is made ready to be written at once; the rest follows when that has left."""
+
+_JOINED_BYTES = 1 << 14
+"""An answer that is not larger is copied together, which is quicker than to write its parts."""
+
+
+class Sender:
+    """Turns answers into frames, as fast as the client takes them (RFC 9113, 5.2)."""
+
+    def __init__(
+        self, ledger: Ledger, conduct: Conduct, ended: Callable[[ServerStream], None]
+    ) -> None:
+        self._ledger = ledger
+        self._conduct = conduct
+        self._ended = ended
+        self._blocked: dict[int, ServerStream] = {}
+        """The streams with bytes that wait, in the order of their next turn."""
+        self.output: list[Buffer] = []
+        """Frames to be written."""
+        self.output_bytes = 0
+        """DATA among them."""
+        self.window = DEFAULT_WINDOW
+        self.max_frame = SMALLEST_MAX_FRAME
+        self.paused = False
+        """Whether the transport asked to wait."""
+
+    # --- answers ---
+
+    def answer(
+        self, stream: ServerStream, head: bytes, parts: Sequence[Buffer], size: int, trailers: bytes
+    ) -> bool:
+        """Send a whole answer; false, and nothing is sent, when there is no room to park it."""
+        if not stream.open:
+            return True  # whom it was for is gone
+        if size > self.window or size > stream.send_window or self.paused:
+            if self._ledger.held + size > self._ledger.limit:
+                return False
+        elif size <= _JOINED_BYTES:
+            self.window -= size
+            stream_id = stream.id
+            self.output.append(
+                b"".join(
+                    (
+                        HEADER.pack(len(head) >> 8, len(head) & 255, HEADERS, 4, stream_id),
+                        head,
+                        HEADER.pack(size >> 8, size & 255, DATA, 0, stream_id),
+                        *parts,
+                        HEADER.pack(len(trailers) >> 8, len(trailers) & 255, HEADERS, 5, stream_id),
+                        trailers,
+                    )
+                )
+            )
+            self.output_bytes += size
+            self._conduct.served += 1
+            self._end(stream)
+            return True
+        self.headers(stream, head, end=False)
+        stream.trailers = trailers
+        stream.ending = True
+        self._park(stream, parts, size)
+        return True
+
+    def headers(self, stream: ServerStream, block: bytes, *, end: bool) -> None:
+        """Send a header block; trailers wait for the data in front of them."""
+        if not stream.open:
+            return
+        if end and stream.pending:
+            stream.trailers = block
+            stream.ending = True
+            return
+        stream.headers_sent = True
+        self._header_frames(stream.id, block, END_STREAM if end else 0)
+        if end:
+            self._end(stream)
+
+    def _header_frames(self, stream_id: int, block: bytes, flags: int) -> None:
+        first, rest = block[: self.max_frame], block[self.max_frame :]
+        flags |= 0 if rest else END_HEADERS
+        self.output += (frame_header(len(first), HEADERS, flags, stream_id), first)
+        while rest:
+            part, rest = rest[: self.max_frame], rest[self.max_frame :]
+            flags = 0 if rest else END_HEADERS
+            self.output += (frame_header(len(part), CONTINUATION, flags, stream_id), part)
+
+    def data(self, stream: ServerStream, parts: Sequence[Buffer], size: int, *, end: bool) -> bool:
+        """Send data; false, and nothing is sent, when there is no room to park it."""
+        if not stream.open:
+            return True
+        blocked = size > self.window or size > stream.send_window or self.paused
+        if blocked and self._ledger.held + size > self._ledger.limit:
+            return False
+        stream.ending = end
+        self._park(stream, parts, size)
+        return True
+
+    # --- what waits ---
+
+    def _park(self, stream: ServerStream, parts: Sequence[Buffer], size: int) -> None:
+        if stream.pending is None:
+            stream.pending = deque()
+        # A slice of a view costs nothing, one of bytes copies them.
+        stream.pending.extend(memoryview(part) for part in parts if len(part))
+        stream.unsent += size
+        self._send(stream, size + 1)
+        self._account(stream)
+
+    def _account(self, stream: ServerStream) -> None:
+        if stream.unsent:
+            self._blocked[stream.id] = stream
+        else:
+            self._blocked.pop(stream.id, None)
+        if stream.unsent != stream.parked:
+            self._ledger.held += stream.unsent - stream.parked
+            stream.parked = stream.unsent
+
+    def _send(self, stream: ServerStream, most: int) -> None:
+        """Make frames of what waits on a stream, while windows and turn allow it."""
+        pending = stream.pending
+        assert pending is not None
+        output = self.output
+        flags = 0
+        while stream.unsent and most > 0 and not self._full:
+            size = min(stream.unsent, self.window, stream.send_window, self.max_frame, most)
+            if size <= 0:
+                return
+            if size == stream.unsent and stream.ending and stream.trailers is None:
+                flags = END_STREAM
+            output.append(frame_header(size, DATA, flags, stream.id))
+            left = size
+            while left:
+                part = pending[0]
+                if len(part) <= left:
+                    output.append(pending.popleft())
+                    left -= len(part)
+                else:
+                    output.append(part[:left])
+                    pending[0] = part[left:]
+                    left = 0
+            self.window -= size
+            stream.send_window -= size
+            stream.unsent -= size
+            most -= size
+            self.output_bytes += size
+            self._conduct.served += 1
+        if not stream.unsent:
+            self._sent(stream, ended=flags == END_STREAM)
+
+    def _sent(self, stream: ServerStream, *, ended: bool) -> None:
+        if stream.ending:
+            if stream.trailers is not None:
+                self._header_frames(stream.id, stream.trailers, END_STREAM)
+            elif not ended:
+                self.output.append(frame_header(0, DATA, END_STREAM, stream.id))
+            self._end(stream)
+        if stream.on_sent is not None:
+            stream.on_sent()
+
+    def pump(self) -> None:
+        """Send what waits, each stream in its turn, as far as the windows allow."""
+        moved = True
+        while moved and self._blocked and self.window > 0 and not self._full:
+            moved = False
+            for stream in tuple(self._blocked.values()):
+                if stream.send_window > 0 and stream.unsent:
+                    self._send(stream, self.max_frame)
+                    self._account(stream)
+                    moved = True
+                    if self._full or self.window <= 0:
+                        # The next turn begins behind this one.
+                        if self._blocked.pop(stream.id, None):
+                            self._blocked[stream.id] = stream
+                        return
+
+    @property
+    def _full(self) -> bool:
+        return self.paused or self.output_bytes >= FLUSH_BYTES
+
+    @property
+    def more(self) -> bool:
+        """Tell whether there is more to send as soon as the output was taken."""
+        return (
+            not self.paused
+            and self.window > 0
+            and any(s.send_window > 0 and s.unsent for s in self._blocked.values())
+        )
+
+    def take(self) -> list[Buffer]:
+        """Return what is to be written, and forget it."""
+        output = self.output
+        self.output = []
+        self.output_bytes = 0
+        return output
+
+    # --- the end of a stream ---
+
+    def _end(self, stream: ServerStream) -> None:
+        state = NEXT[stream.state][Input.SEND_END]
+        assert isinstance(state, State), (stream.state, stream.id)
+        stream.state = state
+        self._ended(stream)
+
+    def forget(self, stream: ServerStream) -> None:
+        """Drop what waits on a stream that is over."""
+        if stream.pending is not None:
+            self._blocked.pop(stream.id, None)
+            self._ledger.held -= stream.parked
+            stream.parked = stream.unsent = 0
+            stream.pending = None
+        stream.trailers = None
+        if stream.on_sent is not None:
+            stream.on_sent()
+
+    # --- windows ---
+
+    def widen(self, increment: int) -> bool:
+        """Widen the window of the connection; false when it would be too wide."""
+        self.window += increment
+        return self.window <= MAX_WINDOW
+
+    def write(self, frame: bytes) -> None:
+        """Send a frame that needs no window."""
+        self.output.append(frame)

@@ -1,0 +1,174 @@
+"""One request and its answer, as the server sees them."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from xlaserve.transport.http2.frames import ErrorCode
+from xlaserve.transport.http2.headers import Head
+from xlaserve.transport.http2.messages import Placement, Problem, StreamingReader, UnaryReader
+from xlaserve.transport.http2.states import State
+
+Buffer: TypeAlias = bytes | memoryview
+
+
+class Call(Protocol):
+    """Whatever answers a request; told when nobody wants the answer any more."""
+
+    @property
+    def waits(self) -> bool:
+        """Tell whether nothing is done until the client sends something."""
+        ...
+
+    def cancel(self, reason: str) -> None:
+        """Stop: the client has reset the stream, or is gone."""
+        ...
+
+
+class Route(Protocol):
+    """What is done with the requests of one kind."""
+
+    @property
+    def message_first(self) -> bool:
+        """Tell whether the request begins when its one message is there, not with its headers."""
+        ...
+
+    @property
+    def place(self) -> Placement | None:
+        """Return what finds the part of a long message that should be aligned."""
+        ...
+
+    def begin(self, stream: "ServerStream") -> None:
+        """Answer the request, now or later. `stream.problem` is to be looked at first."""
+        ...
+
+
+class Owner(Protocol):
+    """The connection, as its streams know it."""
+
+    tick: int
+    """Counts the looks at what takes too long."""
+
+    @property
+    def peer_window(self) -> int:
+        """Return what the client takes of a new stream, in bytes."""
+        ...
+
+    @property
+    def stream_window(self) -> int:
+        """Return what the client may send of a new stream, in bytes."""
+        ...
+
+    def send_answer(
+        self,
+        stream: "ServerStream",
+        head: bytes,
+        parts: Sequence[Buffer],
+        size: int,
+        trailers: bytes,
+    ) -> bool:
+        """Send a whole answer."""
+        ...
+
+    def send_headers(self, stream: "ServerStream", block: bytes, *, end: bool) -> None:
+        """Send headers or trailers."""
+        ...
+
+    def send_data(
+        self, stream: "ServerStream", parts: Sequence[Buffer], size: int, *, end: bool
+    ) -> bool:
+        """Send a part of an answer."""
+        ...
+
+    def reset_stream(self, stream: "ServerStream", code: ErrorCode) -> None:
+        """End a stream at once."""
+        ...
+
+    def grant(self, stream: "ServerStream", wanted: int) -> None:
+        """Let the client send at least so many bytes more."""
+        ...
+
+
+class ServerStream:
+    """One stream. What most requests never need are defaults of the class, to be made quickly."""
+
+    state: State = State.OPEN
+    reader: UnaryReader | StreamingReader | None = None
+    message: Buffer | None = None
+    """The message of a unary request that has come whole."""
+    compressed = False
+    problem: Problem | None = None
+    begun = False
+    call: Call | None = None
+    """What answers it, if that is not over yet."""
+    on_sent: Callable[[], None] | None = None
+    """Called when everything that was given to be sent has left."""
+
+    received = 0
+    """Bytes of DATA, without padding."""
+    charged = 0
+    """Bytes of the ledger of messages."""
+
+    headers_sent = False
+    pending: "deque[Buffer] | None" = None
+    """What waits for the client, and its bytes in `unsent`."""
+    unsent = 0
+    parked = 0
+    """Bytes of the ledger of answers."""
+    ending = False
+    """Whether the last frame that is pending ends the stream."""
+    trailers: bytes | None = None
+    """The block to be sent behind what is pending."""
+
+    def __init__(self, connection: Owner, stream_id: int, head: Head[Any]) -> None:
+        self.connection = connection
+        self.id = stream_id
+        self.head = head
+        self.send_window = connection.peer_window
+        self.recv_window = connection.stream_window
+        self.tick = connection.tick
+
+    # --- what is sent ---
+
+    def answer(self, head: bytes, parts: Sequence[Buffer], size: int, trailers: bytes) -> bool:
+        """Send a whole answer; false when there is no room for it and the client is too slow.
+
+        `parts` has `size` bytes, the prefix of the message among them. The blocks are header
+        blocks. Nothing was sent before.
+        """
+        return self.connection.send_answer(self, head, parts, size, trailers)
+
+    def send_headers(self, block: bytes, *, end: bool = False) -> None:
+        """Send headers, or trailers behind all that waits."""
+        self.connection.send_headers(self, block, end=end)
+
+    def send_data(self, parts: Sequence[Buffer], size: int, *, end: bool = False) -> bool:
+        """Send bytes of the answer; false as for `answer`."""
+        return self.connection.send_data(self, parts, size, end=end)
+
+    def reset(self, code: ErrorCode = ErrorCode.NO_ERROR) -> None:
+        """End the stream at once, whatever waits to be sent."""
+        self.connection.reset_stream(self, code)
+
+    # --- what it is ---
+
+    @property
+    def open(self) -> bool:
+        """Tell whether an answer can still be sent."""
+        return self.state in (State.OPEN, State.HALF_CLOSED_REMOTE) and not self.ending
+
+    @property
+    def ended_by_client(self) -> bool:
+        """Tell whether the client has sent all that it will."""
+        return self.state is not State.OPEN and self.state is not State.HALF_CLOSED_LOCAL
+
+    @property
+    def waits(self) -> bool:
+        """Tell whether nothing is done until the client sends something."""
+        if not self.begun:
+            return True
+        return self.call is not None and self.call.waits
+
+    def grant(self, wanted: int) -> None:
+        """Let the client send at least so many bytes more."""
+        self.connection.grant(self, wanted)

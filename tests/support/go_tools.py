@@ -1,0 +1,47 @@
+"""Programs in Go that tests run: found, or built once where Go is."""
+
+import fcntl
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+BUILD_SECONDS = 300
+
+
+def go_program(config: pytest.Config, name: str, package: str, folder: Path | None = None) -> str:
+    """Return the path of a program, as installed, or built from a package; else skip.
+
+    `package` is a path with its version, or `.` for the module in `folder`.
+    """
+    if folder is None and (installed := shutil.which(name)):
+        return installed
+    go = shutil.which("go")
+    if go is None:
+        pytest.skip(f"neither {name} nor Go is installed")
+    version = package.partition("@")[2] or "local"
+    programs = Path(config.cache.mkdir("go-programs")) / version
+    programs.mkdir(exist_ok=True)
+    program = programs / name
+    # Another process of the run may be at it.
+    with (programs / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder is not None or not program.exists():
+            _build(go, name, package, programs, folder)
+    return str(program)
+
+
+def _build(go: str, name: str, package: str, programs: Path, folder: Path | None) -> None:
+    built = subprocess.run(
+        [go, "install", package],
+        cwd=folder,
+        env=os.environ | {"GOBIN": str(programs)},
+        capture_output=True,
+        text=True,
+        timeout=BUILD_SECONDS,
+        check=False,
+    )
+    if built.returncode:
+        pytest.skip(f"{name} cannot be built: {built.stderr.strip().splitlines()[-1]}")

@@ -1,0 +1,79 @@
+"""Our HTTP/2 core with a route that answers as the reference does."""
+
+from support.frames import LARGEST_FRAME, literals
+from support.http2_reference import (
+    CONNECTION_WINDOW,
+    HARD_HEADER_BYTES,
+    HEAD,
+    MAX_HEADER_BYTES,
+    MAX_MESSAGE_BYTES,
+    MAX_STREAMS,
+    STREAM_WINDOW,
+    TRAILERS,
+    answer_to,
+    refusal,
+)
+from xlaserve.transport.http2.connection import ReceiveBuffer, ServerConnection
+from xlaserve.transport.http2.headers import HARD_FACTOR
+from xlaserve.transport.http2.limits import Http2Limits, Ledger, Ledgers
+from xlaserve.transport.http2.messages import Placement
+from xlaserve.transport.http2.stream import ServerStream
+
+assert HARD_HEADER_BYTES == MAX_HEADER_BYTES * HARD_FACTOR
+
+_PLENTY = 1 << 40
+_LIMITS = Http2Limits(
+    max_message_bytes=MAX_MESSAGE_BYTES,
+    max_streams=MAX_STREAMS,
+    max_header_bytes=MAX_HEADER_BYTES,
+    max_frame_bytes=LARGEST_FRAME,
+    stream_window_bytes=STREAM_WINDOW,
+    connection_window_bytes=CONNECTION_WINDOW,
+    max_resets=_PLENTY,
+    max_control_frames=_PLENTY,
+)
+_HEAD, _TRAILERS = literals(HEAD), literals(TRAILERS)
+_BUFFER = ReceiveBuffer()
+
+
+class _Answering:
+    message_first = True
+    place: Placement | None = None
+
+    def begin(self, stream: ServerStream) -> None:
+        if stream.problem is not None:
+            stream.send_headers(literals(refusal(stream.problem.name)), end=True)
+            return
+        body = answer_to(stream.head.path)
+        stream.answer(_HEAD, [body], len(body), _TRAILERS)
+
+
+class Core:
+    """The server's side of one connection."""
+
+    def __init__(self) -> None:
+        ledgers = Ledgers(receiving=Ledger(_PLENTY), parked=Ledger(_PLENTY))
+        route = _Answering()
+        self._core = ServerConnection(
+            _LIMITS, lambda head: route, ledgers, buffer=_BUFFER, now=lambda: 0.0
+        )
+        self._core.start()
+        self._core.take_output()
+
+    @property
+    def dead(self) -> bool:
+        """Whether it has ended the connection."""
+        return self._core.failed is not None
+
+    def receive(self, data: bytes) -> bytes:
+        """Take bytes; return what is answered."""
+        self._core.receive(data)
+        said = []
+        while self._core.output:
+            said += self._core.take_output()
+            self._core.pump()
+        return b"".join(said)
+
+    def states(self) -> dict[int, str]:
+        """Return the streams that are not closed."""
+        return {number: stream.state.name for number, stream in self._core.streams.items()}

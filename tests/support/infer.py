@@ -1,0 +1,87 @@
+"""What a way of reading ModelInfer requests makes of one, so that two ways can be compared."""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from xlaserve.core.inference import InferInput, InferRequest
+from xlaserve.errors import XlaserveError
+from xlaserve.transport.grpc.codec import WireCodec
+from xlaserve.transport.grpc.decoder import TooManyFields
+from xlaserve.transport.grpc.infer_codec import DecodedInfer, InferCodec
+from xlaserve.transport.grpc.infer_decoder import InferDecoder
+from xlaserve.transport.grpc.tensors import read_request
+from xlaserve.transport.grpc.wire import MalformedMessage
+from xlaserve_proto.inference import ModelInferRequest
+
+Outcome: TypeAlias = tuple[Any, ...]
+"""Which step failed, how and with what text; or everything that the request says."""
+Read: TypeAlias = Callable[[bytes | memoryview], tuple[str, str, Callable[[], InferRequest]]]
+
+
+def generically(codec: WireCodec) -> Read:
+    """Read through the message classes."""
+
+    def read(data: bytes | memoryview) -> tuple[str, str, Callable[[], InferRequest]]:
+        message = codec.decode_message(ModelInferRequest, data)
+        return message.model_name, message.model_version, lambda: read_request(message)
+
+    return read
+
+
+def directly(codec: InferCodec | InferDecoder) -> Read:
+    """Read without them."""
+
+    def read(data: bytes | memoryview) -> tuple[str, str, Callable[[], InferRequest]]:
+        decoded: DecodedInfer = codec.decode(data)
+        return decoded.model_name, decoded.model_version, decoded.request
+
+    return read
+
+
+def outcome(read: Read, data: bytes | memoryview) -> Outcome:
+    """Read a request, and describe what became of it."""
+    try:
+        name, version, request = read(data)
+    except (MalformedMessage, TooManyFields) as error:
+        return "structure", type(error), str(error)
+    try:
+        return name, version, described(request())
+    except XlaserveError as error:
+        return name, version, "tensors", type(error), str(error)
+
+
+def described(request: InferRequest) -> Outcome:
+    """Return everything that a request says, with types, in a form that can be compared."""
+    return (
+        request.model_name,
+        request.model_version,
+        request.id,
+        tuple(map(_input, request.inputs)),
+        tuple((output.name, _parameters(output.parameters)) for output in request.outputs),
+        _parameters(request.parameters),
+    )
+
+
+def _input(tensor: InferInput) -> Outcome:
+    data = tensor.data
+    shape = tuple(map(type, data.shape)), data.shape
+    elements = _elements(data)
+    return tensor.name, tensor.datatype, data.dtype, shape, elements, _parameters(tensor.parameters)
+
+
+def _elements(data: Any) -> Any:
+    """Return the elements as bytes; a NaN has no bits: Python quiets it on its way."""
+    if data.dtype == np.object_:
+        return [(type(element), element) for element in data.ravel()]
+    if data.dtype.kind in "fV":
+        with np.errstate(invalid="ignore"):  # a signalling one is told on some processors
+            nan = np.isnan(data)
+        return nan.tobytes(), np.where(nan, np.zeros_like(data), data).tobytes()
+    return data.tobytes()
+
+
+def _parameters(parameters: Any) -> list[Outcome]:
+    # repr, since a NaN equals nothing.
+    return [(name, type(value), repr(value)) for name, value in parameters.items()]

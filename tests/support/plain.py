@@ -1,0 +1,68 @@
+"""Our HTTP/2 with plain HTTP on it instead of gRPC: every request that ends gets the same body."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from support.frames import LARGEST_FRAME, literals
+from xlaserve.transport.grpc.codec import WireCodec
+from xlaserve.transport.grpc.server import GrpcServer
+from xlaserve.transport.http2.connection import ServerConnection
+from xlaserve.transport.http2.limits import Http2Limits
+from xlaserve.transport.http2.messages import Placement, StreamingReader
+from xlaserve.transport.http2.protocol import Http2Protocol
+from xlaserve.transport.http2.stream import ServerStream
+
+BODY = b"served\n"
+_OK = literals([(":status", "200")])
+_MOST = 1 << 20
+
+
+class _Plain:
+    """What is done with every request."""
+
+    message_first = False
+    place: Placement | None = None
+
+    def begin(self, stream: ServerStream) -> None:
+        """Answer when all of the request has come."""
+
+        def look() -> None:
+            if stream.ended_by_client and stream.open:
+                stream.send_headers(_OK)
+                stream.send_data([BODY], len(BODY), end=True)
+
+        stream.reader = StreamingReader(_MOST, look)
+        look()
+
+
+class _PlainServer(GrpcServer):
+    def connect(self, protocol: Http2Protocol, transport: asyncio.Transport) -> ServerConnection:
+        return ServerConnection(
+            self._limits,
+            lambda head: _Plain(),
+            self._ledgers,
+            wake=protocol.wake,
+            buffer=self._buffer,
+        )
+
+
+@asynccontextmanager
+async def plain_server() -> AsyncIterator[int]:
+    """Serve for the length of a block; gives the port."""
+    server = _PlainServer(
+        [],
+        codec=WireCodec(),
+        # One case of h2spec takes it for granted that no more than the least was announced.
+        limits=Http2Limits(max_frame_bytes=LARGEST_FRAME),
+        max_connections=100,
+        max_receiving_bytes=_MOST,
+        max_parked_bytes=_MOST,
+    )
+    listening = socket.create_server(("127.0.0.1", 0))
+    await server.listen(listening)
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        await server.drain(0)

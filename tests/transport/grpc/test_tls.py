@@ -1,0 +1,112 @@
+"""gRPC over TLS: grpcio as the client, and what is refused (RFC 9113, 9.2)."""
+
+import asyncio
+import ssl
+from pathlib import Path
+
+import grpc.aio
+import pytest
+import trustme
+from support.engines import own_engine_only
+from support.server import Serve
+
+from xlaserve.errors import InvalidSettings
+from xlaserve.settings import Settings
+from xlaserve.transport.tls import grpc_tls
+
+LIVE = "/inference.GRPCInferenceService/ServerLive"
+ALIVE = b"\x08\x01"
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    """Signs the certificates of the server and of its clients."""
+    return trustme.CA()
+
+
+@pytest.fixture
+def certificate(authority: trustme.CA, tmp_path: Path) -> dict[str, str]:
+    """The settings of a server with a certificate for localhost."""
+    issued = authority.issue_cert("localhost")
+    chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
+    chain.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+    key.write_bytes(issued.private_key_pem.bytes())
+    return {"grpc_tls_certificate": str(chain), "grpc_tls_key": str(key)}
+
+
+async def live(url: str, credentials: grpc.ChannelCredentials) -> bytes:
+    port = url.rpartition(":")[2]
+    async with grpc.aio.secure_channel(f"localhost:{port}", credentials) as channel:
+        answer: bytes = await channel.unary_unary(LIVE)(b"", timeout=20)
+    return answer
+
+
+def trusting(
+    authority: trustme.CA, client: trustme.LeafCert | None = None
+) -> grpc.ChannelCredentials:
+    root = authority.cert_pem.bytes()
+    if client is None:
+        return grpc.ssl_channel_credentials(root)
+    chain = b"".join(blob.bytes() for blob in client.cert_chain_pems)
+    return grpc.ssl_channel_credentials(root, client.private_key_pem.bytes(), chain)
+
+
+async def test_a_client_that_trusts_the_server_is_answered(
+    serve: Serve, tmp_path: Path, authority: trustme.CA, certificate: dict[str, str]
+) -> None:
+    async with serve(tmp_path, **certificate) as server:
+        answer = await live(server.url, trusting(authority))
+
+    assert ALIVE == answer
+
+
+async def test_clients_show_certificates_where_they_have_to(
+    serve: Serve, tmp_path: Path, authority: trustme.CA, certificate: dict[str, str]
+) -> None:
+    authorities = tmp_path / "authorities.pem"
+    authorities.write_bytes(authority.cert_pem.bytes())
+    known = authority.issue_cert("client.example")
+    async with serve(tmp_path, **certificate, grpc_tls_client_ca=str(authorities)) as server:
+        answer = await live(server.url, trusting(authority, known))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await live(server.url, trusting(authority))
+
+    assert ALIVE == answer
+    assert grpc.StatusCode.UNAVAILABLE is refused.value.code()
+
+
+@own_engine_only
+async def test_tls_without_http2_is_sent_away(
+    serve: Serve, tmp_path: Path, authority: trustme.CA, certificate: dict[str, str]
+) -> None:
+    """RFC 9113, 3.2: ALPN is how HTTP/2 over TLS is agreed on."""
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    async with serve(tmp_path, **certificate) as server:
+        port = int(server.url.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", port, ssl=context, server_hostname="localhost"
+        )
+        async with asyncio.timeout(20):
+            received = await reader.read()
+        writer.close()
+
+    assert received.endswith(b"TLS without ALPN h2")
+
+
+@pytest.mark.parametrize("setting", ["grpc_tls_certificate", "grpc_tls_key", "grpc_tls_client_ca"])
+def test_a_file_that_cannot_be_used_is_named(
+    tmp_path: Path, certificate: dict[str, str], setting: str
+) -> None:
+    broken = tmp_path / "broken.pem"
+    broken.write_text("nothing")
+    settings = Settings(repository=tmp_path, **certificate | {setting: str(broken)})  # type: ignore[arg-type]
+    named = "grpc_tls_client_ca" if setting == "grpc_tls_client_ca" else "grpc_tls_certificate"
+
+    with pytest.raises(InvalidSettings, match=f"setting {named}: expected"):
+        grpc_tls(settings)
+
+
+def test_a_key_needs_its_certificate(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSettings, match="grpc_tls_certificate"):
+        grpc_tls(Settings(repository=tmp_path, grpc_tls_key="key.pem"))

@@ -1,0 +1,102 @@
+"""Messages are put together from whatever pieces they come in."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xlaserve.transport.http2.messages import (
+    ALIGNMENT,
+    Problem,
+    StreamingReader,
+    UnaryReader,
+)
+
+LIMIT = 1000
+
+
+def framed(message: bytes, flag: int = 0) -> bytes:
+    return bytes((flag,)) + len(message).to_bytes(4, "big") + message
+
+
+def cut(octets: bytes, at: list[int]) -> list[memoryview]:
+    edges = [0, *sorted(position % (len(octets) + 1) for position in at), len(octets)]
+    return [memoryview(octets)[a:b] for a, b in itertools.pairwise(edges)]
+
+
+@given(st.binary(max_size=300), st.sampled_from([0, 1]), st.lists(st.integers(0, 310), max_size=8))
+def test_a_message_is_whole_however_it_was_cut(message: bytes, flag: int, at: list[int]) -> None:
+    reader = UnaryReader(LIMIT, None)
+    problems = {reader.feed(chunk) for chunk in cut(framed(message, flag), at)}
+
+    assert {None} == problems
+    assert (None, message, bool(flag)) == (reader.end(), reader.message(), reader.compressed)
+
+
+@given(st.lists(st.binary(max_size=60), max_size=6), st.lists(st.integers(0, 400), max_size=8))
+def test_messages_of_a_stream_come_in_their_order(messages: list[bytes], at: list[int]) -> None:
+    reader = StreamingReader(LIMIT, lambda: None)
+    found = []
+    for chunk in cut(b"".join(map(framed, messages)), at):
+        reader.feed(chunk)
+        while (got := reader.next()) is not None:
+            assert isinstance(got, tuple)
+            found.append(got[1])
+
+    assert (messages, None) == (found, reader.end())
+
+
+@pytest.mark.parametrize(
+    ("octets", "problem"),
+    [
+        (b"", Problem.NONE),
+        (b"\0\0\0", Problem.TRUNCATED),
+        (framed(b"abc")[:-1], Problem.TRUNCATED),
+        (framed(b"abc") + b"\0", Problem.SECOND),
+        (framed(b"abc", flag=2), Problem.FLAG),
+        (b"\0\xff\xff\xff\xff", Problem.TOO_LARGE),
+        (framed(bytes(LIMIT + 1)), Problem.TOO_LARGE),
+    ],
+)
+def test_what_is_no_single_message_is_named(octets: bytes, problem: Problem) -> None:
+    reader = UnaryReader(LIMIT, None)
+
+    assert problem is (reader.feed(memoryview(octets)) or reader.end())
+
+
+@pytest.mark.parametrize(
+    ("octets", "problem"),
+    [(framed(b"a", flag=2), Problem.FLAG), (b"\0\xff\xff\xff\xff", Problem.TOO_LARGE)],
+)
+def test_a_stream_stops_at_a_prefix_that_is_wrong(octets: bytes, problem: Problem) -> None:
+    reader = StreamingReader(LIMIT, lambda: None)
+    reader.feed(memoryview(octets))
+
+    assert problem is reader.next()
+
+
+def test_a_long_message_is_placed_so_that_its_tensor_is_aligned() -> None:
+    size, begins = 1 << 17, 37
+    reader = UnaryReader(1 << 20, lambda first, length: begins)
+    message = np.arange(size, dtype=np.uint8).tobytes()
+    octets = memoryview(framed(message))
+    reader.feed(octets[:100])
+    space = reader.space()
+    assert space is not None
+    space[:] = octets[100:]
+    reader.filled(len(space))
+    placed = reader.message()
+
+    assert message == placed
+    assert 0 == (np.frombuffer(placed, np.uint8).ctypes.data + begins) % ALIGNMENT
+
+
+def test_what_is_missing_is_known_as_soon_as_the_prefix_is() -> None:
+    unary, streaming = UnaryReader(LIMIT, None), StreamingReader(LIMIT, lambda: None)
+    for reader in (unary, streaming):
+        reader.feed(memoryview(framed(bytes(100))[:4]))
+        assert 0 == reader.missing
+        reader.feed(memoryview(framed(bytes(100))[4:15]))
+        assert 90 == reader.missing

@@ -1,0 +1,213 @@
+"""Compare xlaserve with other model servers in one run, and write docs/performance.md.
+
+    python tools/compare.py [--rows identity,image] [--peers floor,triton] [--resume] [--write]
+
+Needs the bench kit with its peers set up, h2load, curl, and two cores on which nothing else runs:
+the servers share one, the client has the other. All servers of a row are measured by turns, at
+least three times each, and repetitions during which somebody else computed are repeated. Each row
+is kept when it is done: --resume goes on where a run was stopped, --report measures nothing.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from comparison import big_message, page, processes
+from comparison.big_message import Echo
+from comparison.conditions import conditions
+from comparison.contenders import (
+    OURS,
+    Contender,
+    Contenders,
+    Variant,
+    default_variants,
+    parse_variant,
+)
+from comparison.interleaving import Numbers, Rounds, interleave
+from comparison.kit import PEERS, Kit, Repetition
+from comparison.results import Results
+from comparison.rows import BIG, ECHO, MEMORY, ROWS, Row
+from make_bench_models import make
+
+ROOT = Path(__file__).parents[1]
+ROW_NAMES = tuple(row.name for row in ROWS)
+
+
+class Comparison:
+    """One run: contenders, the kit that measures them, and the file that keeps the results."""
+
+    def __init__(self, arguments: argparse.Namespace, kit: Kit, contenders: Contenders) -> None:
+        self._seconds: float = arguments.seconds
+        self._rounds = Rounds(arguments.repetitions, arguments.most)
+        self._kit, self._contenders = kit, contenders
+        self._console = Console()
+
+    def measure(
+        self, row: Row, variants: list[Variant], peers: tuple[str, ...]
+    ) -> dict[str, Numbers]:
+        """Return the numbers of all contenders of a row."""
+        over_http2 = row.protocol == "grpc"
+        ours = [one.name for one in variants if over_http2 or one.name == OURS]
+        names = ours + [peer for peer in row.peers if peer in peers]
+        self._console.rule(row.title, align="left")
+        started = time.monotonic()
+        found = self._big(names) if row.name == BIG else self._load(row, names)
+        self._console.print(f"{time.monotonic() - started:.0f} s")
+        return found
+
+    def _load(self, row: Row, names: list[str]) -> dict[str, Numbers]:
+        running = self._contenders.running(names)
+        measures = {one.name: partial(self._repetition, row, one) for one in running}
+        return interleave(measures, self._rounds, self._show)
+
+    def _repetition(self, row: Row, contender: Contender) -> Repetition:
+        self._contenders.running([contender.name])  # it may have crashed meanwhile
+        is_peer = contender.name in row.peers
+        return self._kit.measure(
+            contender.http_port if row.protocol != "grpc" else contender.grpc_port,
+            contender.pid,
+            protocol=row.protocol,
+            workload=(row.peer_workload if is_peer else "") or row.workload,
+            load=row.load,
+            seconds=self._seconds,
+        )
+
+    def _big(self, names: list[str]) -> dict[str, Numbers]:
+        running = self._contenders.running(names, fresh=True)
+        idle = {one.name: processes.resident_bytes(one.pid) for one in running}
+        for one in running:
+            processes.reset_peak(one.pid)
+        measures: dict[str, Callable[[], Repetition]] = {
+            one.name: partial(big_message.measure, self._kit, one) for one in running
+        }
+        echo = Echo(self._kit)
+        try:
+            found = interleave(measures | {ECHO: echo.measure}, self._rounds, self._show)
+        finally:
+            echo.close()
+        for one in running:
+            found[one.name][MEMORY] = processes.peak_bytes(one.pid) - idle[one.name]
+        return found
+
+    def _show(self, name: str, repetition: Repetition) -> None:
+        wanted = ("error", "rps", "p50", "p99", "seconds", "other_cpu")
+        shown = (f"{key} {repetition[key]}" for key in wanted if key in repetition)
+        self._console.print(f"{name:18} {', '.join(shown)}", highlight=False, markup=False)
+
+
+def main() -> None:
+    """Read the arguments, measure what is missing, and report."""
+    arguments = _arguments()
+    # Who ends this ends the servers that it started.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(f"ended by signal {number}"))
+    results_file: Path = arguments.work / "results.json"
+    if arguments.report or arguments.resume:
+        if arguments.report and not results_file.exists():
+            sys.exit(f"{results_file}: nothing was measured yet")
+        results = Results.read(results_file) if results_file.exists() else Results()
+    else:
+        results = Results()
+    if not arguments.report:
+        _measure(arguments, results, results_file)
+    _report(results)
+    if arguments.write:
+        page.write(results, ROOT / "docs" / "performance.md")
+
+
+def _measure(arguments: argparse.Namespace, results: Results, results_file: Path) -> None:
+    kit = Kit(
+        arguments.bench_kit.resolve(), arguments.cache, arguments.server_cpu, arguments.client_cpu
+    )
+    kit.check(arguments.peers)
+    models, logs = arguments.work / "models", arguments.work / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    if not all((models / name / "1").exists() for name in ("identity", "mlp", "image", "big")):
+        make(models)
+    variants = arguments.variant or default_variants()
+    found = conditions(kit, arguments.peers)
+    if results.rows and results.conditions | {"date": ""} != found | {"date": ""}:
+        sys.exit("what is there was measured under other conditions: measure it without --resume")
+    results.conditions = found
+    results.message_bytes = kit.body("big").stat().st_size
+    results.contenders = [*(one.name for one in variants), *arguments.peers]
+    with Contenders(kit, models, logs) as contenders:
+        for variant in variants:
+            contenders.add_variant(variant)
+        for peer in arguments.peers:
+            contenders.add_peer(peer)
+        comparison = Comparison(arguments, kit, contenders)
+        for row in ROWS:
+            if row.name in arguments.rows and row.name not in results.rows:
+                results.rows[row.name] = comparison.measure(row, variants, arguments.peers)
+                results.write(results_file)
+
+
+def _report(results: Results) -> None:
+    table = Table("measured", "against", "of", "wanted", "ratio", "")
+    marks = {True: "met", False: "[red]NOT MET[/red]", None: "?"}
+    found = page.all_verdicts(results)
+    for one in found:
+        ratio = "not measured" if one.ratio is None else f"{one.ratio:.2f}x"
+        table.add_row(one.row.name, one.against, one.measure, one.wanted, ratio, marks[one.is_met])
+    Console().print(table)
+    below = sum(one.is_met is False for one in found)
+    print(f"{sum(one.is_met is True for one in found)} of {len(found)} met, {below} not met")
+
+
+def _arguments() -> argparse.Namespace:
+    text, _, more = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        description=text, epilog=more, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    default_cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    parser.add_argument("--bench-kit", type=Path, default=ROOT.parent / "shared" / "bench")
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=Path(os.environ.get("PEERS_CACHE", default_cache / "xlaserve-peers")),
+        help="where the kit's setup put the peers (default: $PEERS_CACHE, as there)",
+    )
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "comparison")
+    parser.add_argument("--peers", type=_names(PEERS), default=PEERS, metavar="A,B")
+    parser.add_argument(
+        "--rows", type=_names(ROW_NAMES), default=ROW_NAMES, metavar="A,B", help=",".join(ROW_NAMES)
+    )
+    parser.add_argument(
+        "--variant",
+        type=parse_variant,
+        action="append",
+        metavar="NAME=FLAGS",
+        help=f"how xlaserve is started, may be repeated; the targets are about '{OURS}'",
+    )
+    parser.add_argument("--seconds", type=float, default=2.0, help="of one repetition")
+    parser.add_argument("--repetitions", type=int, default=3, help="clean ones that are wanted")
+    parser.add_argument("--most", type=int, default=6, help="repetitions, clean or not")
+    parser.add_argument("--server-cpu", default="0")
+    parser.add_argument("--client-cpu", default="1")
+    parser.add_argument("--resume", action="store_true", help="keep the rows that are done")
+    parser.add_argument("--report", action="store_true", help="measure nothing, show what there is")
+    parser.add_argument("--write", action="store_true", help="write docs/performance.md")
+    return parser.parse_args()
+
+
+def _names(known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
+    def read(text: str) -> tuple[str, ...]:
+        names = tuple(filter(None, text.split(",")))
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"'{unknown[0]}' is none of {', '.join(known)}")
+        return names
+
+    return read
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What `tools/compare.py` is made of."""

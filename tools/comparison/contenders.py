@@ -1,0 +1,214 @@
+"""The servers that are compared: how each is started, and that it runs while it is measured."""
+
+import asyncio
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from comparison.kit import Kit
+from xlaserve.errors import XlaserveError
+from xlaserve.tensors import DATATYPES, TensorSpec
+from xlaserve.transport.grpc.client import Client
+
+OURS = "xlaserve"
+"""The variant that the targets are about."""
+
+START_SECONDS = 120.0
+STOP_SECONDS = 20.0
+_RETRY_SECONDS = 0.2
+_MAX_MESSAGE_BYTES = 2 * 64 * 2**20
+_READY = {"identity": (1, 16), "mlp": (1, 784), "image": (1, 3, 224, 224)}
+"""Models that answer once a server is ready, with the shape of their input."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to start xlaserve."""
+
+    name: str
+    flags: tuple[str, ...] = ()
+
+
+def default_variants() -> list[Variant]:
+    """Return xlaserve as it comes and, where there is a choice of HTTP/2 engines, over h2."""
+    variants = [Variant(OURS)]
+    shown = subprocess.run(
+        [sys.executable, "-m", "xlaserve.cli", "serve", "--help"],
+        env=os.environ | {"COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    if "--http2-engine" in shown.stdout:
+        variants.append(Variant(f"{OURS} over h2", ("--http2-engine", "h2")))
+    return variants
+
+
+def parse_variant(text: str) -> Variant:
+    """Read `NAME=FLAGS`."""
+    name, _, flags = text.partition("=")
+    return Variant(name, tuple(shlex.split(flags)))
+
+
+@dataclass(slots=True)
+class Contender:
+    """A server that is started when it is needed."""
+
+    name: str
+    command: list[str]
+    environment: dict[str, str]
+    grpc_port: int
+    http_port: int
+    log: Path
+    deaths: int = 0
+    """How often it ended without being told to."""
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def pid(self) -> int:
+        """Return its process; RuntimeError where it was not started."""
+        if self._process is None:
+            raise RuntimeError(f"{self.name} does not run")
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it unless it runs; it may not be ready."""
+        if self._process is not None:
+            if self._process.poll() is None:
+                return
+            self.deaths += 1
+            self.stop()
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command,
+                env=self.environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def wait(self) -> None:
+        """Return when its models answer; exits where they do not."""
+        end = time.monotonic() + START_SECONDS
+        while not asyncio.run(self._answers()):
+            gone = self._process is None or self._process.poll() is not None
+            if gone or time.monotonic() > end:
+                sys.exit(f"{self.name} {'ended' if gone else 'is not ready'}, see {self.log}")
+            time.sleep(_RETRY_SECONDS)
+
+    async def _answers(self) -> bool:
+        fp32 = DATATYPES["FP32"]
+        try:
+            async with Client(f"127.0.0.1:{self.grpc_port}", timeout=START_SECONDS) as client:
+                for model, shape in _READY.items():
+                    tensor = np.zeros(shape, np.float32)
+                    await client.infer(model, "", [(TensorSpec("x", fp32, shape), tensor)])
+        except XlaserveError:
+            return False
+        return True
+
+    def stop(self) -> None:
+        """End it and everything that it started."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_SECONDS)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+class Contenders:
+    """All servers of a comparison; a context manager that ends them."""
+
+    def __init__(self, kit: Kit, models: Path, logs: Path) -> None:
+        self._kit, self._models, self._logs = kit, models, logs
+        self._all: dict[str, Contender] = {}
+        self._ours: set[str] = set()
+        self._verified: set[str] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def add_peer(self, name: str) -> None:
+        """Take a server of the kit along."""
+        grpc, http = free_port(), free_port()
+        command = [str(self._kit.start_script(name)), str(grpc), str(http)]
+        self._add(name, command, self._kit.environment, (grpc, http))
+
+    def add_variant(self, variant: Variant) -> None:
+        """Take xlaserve along; one thread for each library, as the kit gives its peers."""
+        grpc, http = free_port(), free_port()
+        command = ["taskset", "-c", self._kit.server_cpu, sys.executable, "-m", "xlaserve.cli"]
+        command += ["serve", str(self._models), "--device", "cpu", "--no-background-compile"]
+        command += ["--grpc-endpoint", f"port:{grpc}", "--http-endpoint", f"port:{http}"]
+        command += ["--max-message-bytes", str(_MAX_MESSAGE_BYTES), *variant.flags]
+        single = {"OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
+        self._ours.add(variant.name)
+        self._add(variant.name, command, os.environ | single, (grpc, http))
+
+    def _add(
+        self, name: str, command: list[str], environment: dict[str, str], ports: tuple[int, int]
+    ) -> None:
+        log = self._logs / f"{name.replace(' ', '-')}.log"
+        self._all[name] = Contender(name, command, environment, *ports, log)
+
+    def running(self, names: list[str], *, fresh: bool = False) -> list[Contender]:
+        """Return contenders that are ready; `fresh` ones have answered nothing else so far."""
+        wanted = [self._all[name] for name in names]
+        for one in wanted:
+            if fresh:
+                one.stop()
+            one.start()
+        for one in wanted:
+            one.wait()
+            self._verify(one)
+        return wanted
+
+    def _verify(self, contender: Contender) -> None:
+        """Exit where answers are wrong: what does something else cannot be compared.
+
+        Only xlaserve over HTTP too: the kit's client and some peers do not agree on a JSON body.
+        """
+        if contender.name in self._verified:
+            return
+        http = contender.http_port if contender.name in self._ours else None
+        wrong = self._kit.verify(contender.grpc_port, http)
+        if wrong:
+            sys.exit(f"{contender.name} answers wrongly:\n{wrong}")
+        self._verified.add(contender.name)
+
+    def stop(self) -> None:
+        """End them all."""
+        for one in self._all.values():
+            one.stop()
+
+
+def free_port() -> int:
+    """Return a port of this machine on which nobody listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port

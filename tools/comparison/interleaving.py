@@ -1,0 +1,66 @@
+"""Repetitions of all contenders of a row by turns, so that what disturbs one disturbs all."""
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from comparison.kit import Repetition
+
+Numbers: TypeAlias = dict[str, Any]
+"""The medians of a contender, how many repetitions are behind them, and all of these."""
+
+CLEAN_SHARE = 0.15
+"""Of one core: a repetition in which others used more was disturbed."""
+_FAILURES = 2
+"""After so many a contender is given up."""
+_MEASURES = ("rps", "p50", "p90", "p99", "seconds", "first_seconds", "server_cpu", "client_cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """How often."""
+
+    wanted: int
+    """Clean repetitions of each contender."""
+    most: int
+    """Rounds after which disturbed ones have to do."""
+
+
+def interleave(
+    measures: Mapping[str, Callable[[], Repetition]],
+    rounds: Rounds,
+    show: Callable[[str, Repetition], None],
+) -> dict[str, Numbers]:
+    """Measure all contenders by turns until each has enough clean repetitions."""
+    found: dict[str, list[Repetition]] = {name: [] for name in measures}
+    for _ in range(rounds.most):
+        for name, measure in measures.items():
+            if not _has_enough(found[name], rounds.wanted):
+                found[name].append(measure())
+                show(name, found[name][-1])
+    return {name: summary(repetitions) for name, repetitions in found.items()}
+
+
+def is_clean(repetition: Repetition) -> bool:
+    """Tell whether it succeeded and nobody else computed."""
+    return "error" not in repetition and (repetition.get("other_cpu") or 0) <= CLEAN_SHARE
+
+
+def summary(repetitions: list[Repetition]) -> Numbers:
+    """Return the medians of the clean repetitions, of all that succeeded where none is clean."""
+    good = [one for one in repetitions if "error" not in one]
+    clean = [one for one in good if is_clean(one)]
+    numbers: Numbers = {"clean": len(clean), "repetitions": repetitions}
+    if not good:
+        numbers["error"] = repetitions[-1]["error"] if repetitions else "not measured"
+    for measure in _MEASURES:
+        values = [one[measure] for one in clean or good if one.get(measure) is not None]
+        if values:
+            numbers[measure] = statistics.median(values)
+    return numbers
+
+
+def _has_enough(repetitions: list[Repetition], wanted: int) -> bool:
+    failures = sum("error" in one for one in repetitions)
+    return failures >= _FAILURES or sum(map(is_clean, repetitions)) >= wanted

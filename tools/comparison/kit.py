@@ -1,0 +1,121 @@
+"""The kit with the peers: where it is, what is missing of it, and one repetition with it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+Repetition: TypeAlias = dict[str, Any]
+"""`rps`, `p50`, `p99` and more of one run of h2load, or `error`."""
+
+PEERS = ("floor", "triton", "mlserver", "kserve")
+_PROGRAMS = {"h2load": "nghttp2-client", "curl": "curl", "taskset": "util-linux"}
+_OVERHEAD_SECONDS = 150.0
+"""What the probe before a repetition may take, besides the repetition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kit:
+    """A checkout of the kit, and the directory in which its setup put the peers."""
+
+    directory: Path
+    cache: Path
+    server_cpu: str
+    client_cpu: str
+
+    def check(self, peers: tuple[str, ...]) -> None:
+        """Exit with what to do where the kit, a program or a peer is missing."""
+        if not (self.directory / "bench.sh").exists():
+            sys.exit(
+                f"{self.directory}: no bench kit there. It is not part of this repository; "
+                "--bench-kit says where it is. `xlaserve bench` measures without it."
+            )
+        for program, package in _PROGRAMS.items():
+            if shutil.which(program) is None:
+                sys.exit(f"{program} is not installed (Debian: {package})")
+        for name in ("tools", *peers):
+            if not (self.cache / "venv" / name / "bin" / "python").exists():
+                sys.exit(
+                    f"{self.cache}: {name} is not set up, run "
+                    f"PEERS_CACHE={self.cache} {self.directory}/setup.sh"
+                )
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return the variables of the kit's scripts; ours must not lead its Python astray."""
+        return {
+            **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+            "PEERS_CACHE": str(self.cache),
+            "CPUS": self.server_cpu,
+        }
+
+    def body(self, workload: str) -> Path:
+        """Return the file with the gRPC message of a workload, writing all of them if need be."""
+        path = self.cache / "bodies" / f"{workload}.grpc"
+        if not path.exists():
+            python = self.cache / "venv" / "tools" / "bin" / "python"
+            script = self.directory / "gen_bodies.py"
+            subprocess.run([python, script, path.parent], check=True, env=self.environment)
+        return path
+
+    def start_script(self, peer: str) -> Path:
+        """Return what starts a peer, with its gRPC and its HTTP port."""
+        return self.directory / f"start_{peer}.sh"
+
+    def verify(self, grpc_port: int, http_port: int | None) -> str:
+        """Compare answers with numpy; return what the kit says where one is wrong, else ''."""
+        python = self.cache / "venv" / "tools" / "bin" / "python"
+        command = [str(python), str(self.directory / "verify.py")]
+        command += ["--grpc", f"127.0.0.1:{grpc_port}"]
+        if http_port is not None:
+            command += ["--http", f"127.0.0.1:{http_port}"]
+        ran = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, check=False
+        )
+        return "" if not ran.returncode else ran.stdout + ran.stderr
+
+    def measure(
+        self, port: int, pid: int, *, protocol: str, workload: str, load: str, seconds: float
+    ) -> Repetition:
+        """Run h2load once against a server, as the kit does."""
+        out = self.cache / "run" / f"compare-{os.getpid()}.jsonl"
+        out.unlink(missing_ok=True)
+        self.body(workload)
+        command = [str(self.directory / "bench.sh"), "compared", str(port), protocol]
+        flags = {
+            "wl": workload,
+            "conc": load,
+            "reps": "1",
+            "retries": "0",
+            "dur": str(seconds),
+            "warm": "0.5",
+            "client-cpu": self.client_cpu,
+            "server-pid": str(pid),
+            "out": str(out),
+        }
+        command += [part for name, value in flags.items() for part in (f"--{name}", value)]
+        try:
+            ran = subprocess.run(
+                command,
+                env=self.environment,
+                capture_output=True,
+                text=True,
+                timeout=seconds + _OVERHEAD_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return {"error": "no end in time"}
+        if not out.exists():
+            return {"error": ran.stderr[-400:]}
+        record: Repetition = json.loads(out.read_text().splitlines()[-1])
+        out.unlink()
+        if "error" in record:
+            return {"error": record["error"]}
+        repetition: Repetition = record["reps"][0]
+        if repetition.get("failed"):
+            return {"error": f"{repetition['failed']} requests failed"}
+        return repetition

@@ -1,0 +1,75 @@
+"""What a process and its children use, as /proc tells it."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+_PROC = Path("/proc")
+_TICKS = os.sysconf("SC_CLK_TCK")
+_KIB = 1024
+_RESET_PEAK = "5"
+"""What clear_refs takes for: the peak is what is used now."""
+
+
+def tree(pid: int) -> list[int]:
+    """Return a process and all that came from it."""
+    children: dict[int, list[int]] = {}
+    for entry in _PROC.iterdir():
+        with suppress(OSError):
+            if entry.name.isdigit():
+                children.setdefault(int(_stat(int(entry.name))[1]), []).append(int(entry.name))
+    found, left = [], [pid]
+    while left:
+        found.append(left.pop())
+        left += children.get(found[-1], [])
+    return found
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the time that a process and its children have computed."""
+    total = 0
+    for one in tree(pid):
+        with suppress(OSError):
+            fields = _stat(one)
+            total += int(fields[11]) + int(fields[12])
+    return total / _TICKS
+
+
+def busy_seconds() -> float:
+    """Return the time that all processors together have computed."""
+    user, nice, system, _, _, irq, soft, *_ = map(
+        int, (_PROC / "stat").read_text().split("\n", 1)[0].split()[1:]
+    )
+    return (user + nice + system + irq + soft) / _TICKS
+
+
+def resident_bytes(pid: int) -> int:
+    """Return what a process and its children have in memory."""
+    return _sum(pid, "VmRSS")
+
+
+def peak_bytes(pid: int) -> int:
+    """Return the most that they had, each by itself, since the peak was reset."""
+    return _sum(pid, "VmHWM")
+
+
+def reset_peak(pid: int) -> None:
+    """Let the peak begin at what is used now."""
+    for one in tree(pid):
+        with suppress(OSError):
+            (_PROC / str(one) / "clear_refs").write_text(_RESET_PEAK)
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of a process from its state on; its name may contain anything."""
+    return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+
+
+def _sum(pid: int, field: str) -> int:
+    total = 0
+    for one in tree(pid):
+        with suppress(OSError):
+            for line in (_PROC / str(one) / "status").read_text().splitlines():
+                if line.startswith(f"{field}:"):
+                    total += int(line.split()[1]) * _KIB
+    return total

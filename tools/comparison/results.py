@@ -1,0 +1,36 @@
+"""The file of a comparison: rows are added as they are measured, so that it can go on later."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Self
+
+from comparison.interleaving import Numbers
+from comparison.rows import ROWS, Row
+
+
+@dataclass(slots=True)
+class Results:
+    """What was measured so far."""
+
+    conditions: dict[str, str] = field(default_factory=dict)
+    message_bytes: int = 0
+    """Of the large message."""
+    contenders: list[str] = field(default_factory=list)
+    rows: dict[str, dict[str, Numbers]] = field(default_factory=dict)
+    """The numbers of each contender, by the name of the row."""
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Return what a file holds."""
+        return cls(**json.loads(path.read_text()))
+
+    def write(self, path: Path) -> None:
+        """Replace the file, whole or not at all."""
+        temporary = path.with_suffix(".part")
+        temporary.write_text(json.dumps(asdict(self), indent=1))
+        temporary.replace(path)
+
+    def measured(self) -> list[Row]:
+        """Return the rows that are there, in their order."""
+        return [row for row in ROWS if row.name in self.rows]

@@ -1,0 +1,151 @@
+"""What is compared, with whom, and what is wanted of it: the rows of docs/performance.md."""
+
+from dataclasses import dataclass
+
+BEST = "best peer"
+"""Stands for the peer that did best in a row."""
+
+ECHO = "raw echo"
+"""Stands for the same bytes through a socket, with nothing else around them."""
+
+MESSAGE = "message"
+"""Stands for the bytes of the message itself."""
+
+RATE, P50, P99, SECONDS, MEMORY = "rps", "p50", "p99", "seconds", "peak_bytes"
+"""The measures, as the numbers of a contender are named."""
+
+HIGHER_IS_BETTER = frozenset({RATE})
+BIG = "big"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """How xlaserve shall stand to somebody else in one measure."""
+
+    against: str
+    """A peer, BEST, ECHO or MESSAGE."""
+    measure: str
+    factor: float
+    """At least so many times what the other has where higher is better, else at most."""
+
+    def ratio(self, ours: float, theirs: float) -> float:
+        """Return the ratio that is compared with the factor; speed is one over the time."""
+        return theirs / ours if self.is_speed else ours / theirs
+
+    @property
+    def is_speed(self) -> bool:
+        """Tell whether a time is asked for as a speed: at least so many times as fast."""
+        return self.measure == SECONDS and self.factor > 1 and self.against != ECHO
+
+    @property
+    def at_least(self) -> bool:
+        """Tell in which direction the factor is a limit."""
+        return self.measure in HIGHER_IS_BETTER or self.is_speed
+
+    def is_met(self, ratio: float) -> bool:
+        """Tell whether the ratio is what was wanted."""
+        return ratio >= self.factor if self.at_least else ratio <= self.factor
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One workload at one load."""
+
+    name: str
+    title: str
+    protocol: str
+    """As the kit names it: grpc, json or bin."""
+    workload: str
+    """As the kit names it."""
+    load: str
+    """Connections x streams; over REST so many connections as both give multiplied."""
+    peers: tuple[str, ...]
+    targets: tuple[Target, ...]
+    peer_workload: str = ""
+    """Where a peer is measured with another one."""
+
+
+def _rate(against: str, factor: float) -> Target:
+    return Target(against, RATE, factor)
+
+
+ROWS = (
+    Row(
+        BIG,
+        "64 MiB FP32 there and back over gRPC, one at a time",
+        "grpc",
+        BIG,
+        "1x1",
+        ("floor", "triton"),
+        (
+            Target("floor", SECONDS, 4),
+            Target(ECHO, SECONDS, 2.2),
+            Target(MESSAGE, MEMORY, 2.3),
+        ),
+    ),
+    Row(
+        "identity",
+        "identity FP32[1,16] over gRPC, 4 connections x 16 streams",
+        "grpc",
+        "identity",
+        "4x16",
+        ("floor", "triton", "mlserver", "kserve"),
+        (_rate("floor", 12), _rate("triton", 8), _rate("mlserver", 15), _rate("kserve", 15)),
+    ),
+    Row(
+        "single",
+        "identity FP32[1,16] over gRPC, one request at a time",
+        "grpc",
+        "identity",
+        "1x1",
+        ("floor", "triton"),
+        (Target("floor", P50, 0.5), Target("floor", P99, 0.5)),
+    ),
+    Row(
+        "image",
+        "mean of each channel of FP32[1,3,224,224] over gRPC, 1 connection x 8 streams",
+        "grpc",
+        "image",
+        "1x8",
+        ("floor", "triton"),
+        (_rate("floor", 2.5), _rate("triton", 2)),
+    ),
+    Row(
+        "mlp",
+        "perceptron 784-512-10, FP32[1,784] over gRPC, 4 connections x 16 streams, batched",
+        "grpc",
+        "mlp1",
+        "4x16",
+        ("floor", "triton", "mlserver", "kserve"),
+        (_rate(BEST, 5),),
+    ),
+    Row(
+        "json",
+        "identity FP32[1,16] over REST as JSON, 64 connections",
+        "json",
+        "identity",
+        "4x16",
+        ("triton", "mlserver", "kserve"),
+        (_rate(BEST, 2),),
+    ),
+    Row(
+        "binary",
+        "identity FP32[1,16] over REST in the binary form, 64 connections",
+        "bin",
+        "identity",
+        "4x16",
+        ("triton", "kserve"),
+        (_rate(BEST, 2),),
+    ),
+    # The last one: Triton is known to crash in it.
+    Row(
+        "cached",
+        "identity FP32[1,16] over gRPC, 1 connection x 8 streams; Triton answers from its cache",
+        "grpc",
+        "identity",
+        "1x8",
+        ("triton",),
+        (_rate("triton", 1),),
+        peer_workload="cached",
+    ),
+)

@@ -1,0 +1,70 @@
+"""What came out, beside what was wanted."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from comparison.contenders import OURS
+from comparison.interleaving import Numbers
+from comparison.rows import BEST, BIG, HIGHER_IS_BETTER, MEMORY, MESSAGE, Row, Target
+
+UNITS = {"rps": "requests/s", "p50": "p50", "p99": "p99", "seconds": "time", MEMORY: "peak memory"}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One target, and whether it was met."""
+
+    row: Row
+    target: Target
+    against: str
+    """Who it was in the end, where the target says the best."""
+    ratio: float | None
+    """None where one of both has no number."""
+
+    @property
+    def is_met(self) -> bool | None:
+        """Tell whether the target was met; None where nobody knows."""
+        return None if self.ratio is None else self.target.is_met(self.ratio)
+
+    @property
+    def measure(self) -> str:
+        """Return in words what was compared."""
+        return "speed" if self.target.is_speed else UNITS[self.target.measure]
+
+    @property
+    def wanted(self) -> str:
+        """Return in words what was wanted."""
+        return f"at {'least' if self.target.at_least else 'most'} {self.target.factor:g}x"
+
+
+def verdicts(
+    row: Row, numbers: Mapping[str, Numbers], peers: Sequence[str], message_bytes: int
+) -> list[Verdict]:
+    """Return how xlaserve stands to every target of a row among the peers that took part."""
+    found = []
+    for target in row.targets:
+        against = _best(target, numbers, row.peers) if target.against == BEST else target.against
+        if target.against in row.peers and target.against not in peers:
+            continue
+        ours = numbers.get(OURS, {}).get(target.measure)
+        theirs = (
+            message_bytes
+            if target.against == MESSAGE
+            else numbers.get(against, {}).get(target.measure)
+        )
+        ratio = target.ratio(ours, theirs) if ours and theirs else None
+        found.append(Verdict(row, target, against, ratio))
+    return found
+
+
+def _best(target: Target, numbers: Mapping[str, Numbers], peers: Sequence[str]) -> str:
+    have = [name for name in peers if target.measure in numbers.get(name, {})]
+    pick = max if target.measure in HIGHER_IS_BETTER else min
+    return pick(have, key=lambda name: float(numbers[name][target.measure]), default=BEST)
+
+
+def gigabytes_per_second(row: Row, numbers: Numbers, message_bytes: int) -> float | None:
+    """Return how fast a large message went, counted one way; None for other rows."""
+    if row.name != BIG or "seconds" not in numbers:
+        return None
+    return message_bytes / float(numbers["seconds"]) / 1e9
