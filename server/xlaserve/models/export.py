@@ -29,8 +29,7 @@ from xlaserve.references import load_reference
 from xlaserve.tensors import BYTES, TensorSpec, datatype_named
 
 Inputs: TypeAlias = (
-    "Mapping[str, tuple[str, Sequence[int]] | tuple[str, Sequence[int | str]]]"
-    " | Sequence[TensorSpec]"
+    Mapping[str, tuple[str, Sequence[int]] | tuple[str, Sequence[int | str]]] | Sequence[TensorSpec]
 )
 """Inputs in the order of the function's arguments: `{"x": ("FP32", [-1, 784])}`."""
 
