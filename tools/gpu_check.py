@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from xlaserve.errors import DeviceUnavailable, OutOfMemory
-from xlaserve.models import jax_runtime, loaders
+from xlaserve.models import jax_runtime, loaders, sites
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import LoadContext, LoadedModel
 from xlaserve.models.manifest import FILE_NAME
@@ -78,10 +78,14 @@ def check(directory: Path, name: str) -> Found:
     )
 
 
+def _limit_bytes() -> int:
+    """Return the memory of the first device; 0 where it is the host's."""
+    return next((limit for _, limit in sites.memory("cuda").values()), 0)
+
+
 def exhaust() -> str:
     """Load what needs more memory than there is; return how it was refused."""
-    limit = jax_runtime.memory_limit_bytes() or 0
-    size = math.isqrt(limit // 4) + 1
+    size = math.isqrt(_limit_bytes() // 4) + 1
     # A sort has to be there as a whole; what is only multiplied and added would not.
     function = jax.jit(lambda x: jax.numpy.sort(x[:, None] * x[None, :], axis=0).sum())
     argument = jax.ShapeDtypeStruct((size,), np.float32)
@@ -160,7 +164,7 @@ def main() -> int:
         models = [asdict(one) for one in (*found, again)]
         print(json.dumps({"models": models, "out_of_memory": refusal}))
         return 0
-    print(jax.local_devices()[0].device_kind, f"limit {jax_runtime.memory_limit_bytes()} bytes")
+    print(jax.local_devices()[0].device_kind, f"limit {_limit_bytes()} bytes")
     for one in found:
         _print(one)
     print(f"out of memory: {refusal}")

@@ -33,6 +33,7 @@ from xlaserve.core.workers import Workers
 from xlaserve.errors import InvalidSettings
 from xlaserve.models import device, loaders, trial
 from xlaserve.models.compilation_cache import CompilationCache
+from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import Stage
 from xlaserve.settings import IdInjection, ModelControlMode, Settings
 from xlaserve.transport.endpoints import (
@@ -167,7 +168,7 @@ class Application:
             predict_size=loaders.predict_size,
             try_loading=partial(_try_loading, settings.trial_seconds),
             release_memory=device.release_memory,
-            device=self._start_device,
+            devices=lambda: device.devices(self._start_device()),
             on_stage=self.display.stage,
         )
         loader = VersionLoader(
@@ -179,6 +180,7 @@ class Application:
             evict=settings.evict,
             background_compile=settings.background_compile and not settings.modelmesh,
             mmap_parameters=settings.mmap_parameters,
+            max_on_demand_shapes=settings.max_on_demand_shapes,
         )
         self.control = ModelControl(settings, self.registry, self.repository, loader, self.workers)
 
@@ -207,12 +209,21 @@ class Application:
         Raises DeviceUnavailable when the device that was asked for is not there.
         """
         platform = await self.workers.wait(self._start_device)
-        limit = await self.workers.wait(device.memory_limit_bytes)
-        self.capacity.total_bytes = _capacity_bytes(self.settings, limit)
+        devices = await self.workers.wait(device.devices, platform)
+        memory = await self.workers.wait(device.memory, platform)
+        limits = [memory[name][1] if name in memory else None for name in devices.names]
+        of_each = [_capacity_bytes(self.settings, limit, devices.count) for limit in limits]
+        of_host = _capacity_bytes(self.settings, None, 1)
+        self.capacity.limit(dict(zip(devices.names, of_each, strict=True)), of_host)
         if self.settings.modelmesh:
-            RuntimeLimits.of(self.settings, self.capacity.total_bytes)
+            RuntimeLimits.of(self.settings, min(of_each))
         await self.workers.wait(_freeze_heap)
-        _log.info("device ready", platform=platform, capacity_bytes=self.capacity.total_bytes)
+        _log.info(
+            "device ready",
+            platform=platform,
+            devices=devices.count,
+            capacity_bytes=self.capacity.total_bytes,
+        )
         await self.control.start()
         rows = await self.rows()
         ready = sum(row.size_bytes is not None for row in rows)
@@ -418,12 +429,17 @@ def _http2_limits(settings: Settings) -> Http2Limits:
     )
 
 
-def _capacity_bytes(settings: Settings, device_limit: int | None) -> int:
-    """Return the memory for models: as set, else the device's or the host's less the overhead."""
+def _capacity_bytes(settings: Settings, device_limit: int | None, sharing: int) -> int:
+    """Return the memory for models of one device: as set, else its own less the overhead.
+
+    Devices of the CPU have none of their own, and share the host's.
+    """
     if settings.capacity_bytes:
         return settings.capacity_bytes
-    granted = device_limit or settings.container_memory_bytes or memory_limit_bytes()
-    return max(0, granted - settings.memory_overhead_bytes)
+    if device_limit:
+        return max(0, device_limit - settings.memory_overhead_bytes)
+    granted = settings.container_memory_bytes or memory_limit_bytes()
+    return max(0, granted - settings.memory_overhead_bytes) // sharing
 
 
 def _compilation_cache(settings: Settings) -> CompilationCache | None:
@@ -434,9 +450,9 @@ def _compilation_cache(settings: Settings) -> CompilationCache | None:
     return CompilationCache(directory, settings.compilation_cache_max_bytes)
 
 
-def _try_loading(seconds: float, directory: Path) -> None:
+def _try_loading(seconds: float, directory: Path, config: ModelConfig) -> None:
     if seconds:
-        trial.try_loading(directory, seconds)
+        trial.try_loading(directory, seconds, config.parameters)
 
 
 def _freeze_heap() -> None:

@@ -136,7 +136,8 @@ class Settings:
     id_injection: IdInjection = IdInjection.PATH
     """With modelmesh: path lets it write the id into requests; header leaves them as they are."""
     capacity_bytes: int = 0
-    """Memory for models; 0 takes the device's, the container's request, or the cgroup's limit."""
+    """Memory for models on each device; 0 takes the device's own. Devices of the CPU share the
+    container's request, or the cgroup's limit."""
     evict: bool = False
     """Let idle models go, the least recently used first, when a load needs their memory."""
     memory_overhead_bytes: int = 300 << 20
@@ -157,6 +158,9 @@ class Settings:
     background_compile: bool = True
     """Be ready with the smallest and the largest batch; compile the rest while they serve. Not
     with modelmesh, which asks for the size of a model once."""
+    max_on_demand_shapes: int = 64
+    """Most shapes that one model may have compiled when requests ask for them, if its parameter of
+    this name does; 0 refuses such models."""
     compilation_cache_directory: str = "auto"
     """Where compiled programs outlive the process: a directory of this user alone; none; or auto,
     which is .cache/xlaserve in its home."""
@@ -319,6 +323,7 @@ class Settings:
 _SMALLEST: Mapping[str, float] = {
     "poll_interval_seconds": 0.01,
     "load_threads": 1,
+    "max_on_demand_shapes": 0,
     "execute_threads": 0,
     "compilation_cache_max_bytes": 0,
     "inline_execution_seconds": 0,

@@ -163,7 +163,7 @@ async def test_a_load_without_memory_is_507_before_the_device_is_asked(
     await client.loaded("m")
     capacity = server.application.capacity
     size = capacity.used_bytes
-    capacity.total_bytes = size + size // 2
+    capacity.limit({"cpu:0": size + size // 2})
     compiled: list[object] = []
     compile_buckets = programs.Compiler.compile
 
@@ -175,7 +175,7 @@ async def test_a_load_without_memory_is_507_before_the_device_is_asked(
     refused = await client.load("n")
 
     assert (507, []) == (refused.status, compiled)
-    assert f"bytes, {size} of {size + size // 2} are in use" in refused.error
+    assert f"bytes on cpu:0, where {size // 2} of {size + size // 2} are free" in refused.error
     assert [200, 200] == [(await client.delete("m")).status, (await client.load("n")).status]
     assert (["n"], 1, size) == (await client.names(), len(compiled), capacity.used_bytes)
 

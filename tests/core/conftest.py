@@ -54,12 +54,14 @@ async def make_core(tmp_path: Path, world: World) -> AsyncIterator[MakeCore]:
         )
         machinery = Machinery(
             load=world.load,
-            predict_size=lambda directory, config: world.predicted_bytes,
+            predict_size=world.predict_size,
             try_loading=world.try_loading,
             release_memory=lambda: None,
-            device=lambda: "cpu",
+            devices=lambda: world.devices,
         )
-        capacity = Capacity(settings.capacity_bytes or None)
+        capacity = Capacity()
+        if settings.capacity_bytes:
+            capacity.limit(dict.fromkeys(world.devices.names, settings.capacity_bytes))
         loader = VersionLoader(
             registry,
             workers,

@@ -292,7 +292,7 @@ async def test_steps_run_in_a_batch_with_requests_to_their_model(
 
 async def test_a_step_elsewhere_than_on_the_host_runs_by_itself(loaded: Core, world: World) -> None:
     choose(world, "batch")
-    loaded.registry.resolve("m")[1].device = "cuda"
+    loaded.registry.resolve("m")[1].platform = "cuda"
     told: list[Answer] = []
     for _ in range(2):
         loaded.engine.begin(request("e"), told.append)

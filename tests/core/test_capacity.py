@@ -11,43 +11,62 @@ from support.core import AddModel, MakeCore, World
 from xlaserve.core.capacity import Capacity, MeasuredSizes, Reservation
 from xlaserve.core.host import memory_limit_bytes
 from xlaserve.errors import OutOfMemory
+from xlaserve.models.placement import Devices
+
+SIZES = st.fixed_dictionaries({}, optional={name: st.integers(0, 60) for name in "ab"})
+TOTALS = {"a": 100, "b": 50}
 
 
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 60) | st.none())))
-def test_the_sum_never_exceeds_the_total(steps: list[tuple[int, int | None]]) -> None:
-    """Whatever is reserved, changed and released, in any order."""
-    capacity = Capacity(100)
+@given(st.lists(st.tuples(st.integers(0, 5), SIZES | st.none())))
+def test_no_device_exceeds_its_total(steps: list[tuple[int, dict[str, int] | None]]) -> None:
+    """Whatever is reserved, changed and released, in any order; and nothing is reserved in part."""
+    capacity = Capacity(TOTALS)
     holders = [Reservation(capacity, "m") for _ in range(6)]
-    held: dict[int, int] = {}
-    for index, size in steps:
-        if size is None:
+    held: dict[int, dict[str, int]] = {}
+    for index, sizes in steps:
+        wanted = {**held, index: sizes or {}}
+        used = {name: sum(one.get(name, 0) for one in wanted.values()) for name in TOTALS}
+        if sizes is None:
             holders[index].release()
             held.pop(index, None)
-        elif sum(held.values()) - held.get(index, 0) + size <= 100:
-            holders[index].set(size)
-            held[index] = size
+        elif all(used[name] <= TOTALS[name] for name in sizes):
+            holders[index].set(sizes)
+            held[index] = sizes
         else:
             with pytest.raises(OutOfMemory):
-                holders[index].set(size)
+                holders[index].set(sizes)
 
-        assert sum(held.values()) == capacity.used_bytes <= 100
+        booked = {name: sum(one.get(name, 0) for one in held.values()) for name in TOTALS}
+        assert booked == {name: capacity.used_on(name) for name in TOTALS}
+        assert sum(booked.values()) == capacity.used_bytes
+        assert all(booked[name] <= TOTALS[name] for name in TOTALS)
 
 
 def test_without_a_total_nothing_is_refused() -> None:
     capacity = Capacity()
-    capacity.reserve("a", "m", 1 << 60)
+    capacity.reserve("a", "m", {"cpu:0": 1 << 60})
 
-    assert 1 << 60 == capacity.used_bytes
+    assert (1 << 60, None) == (capacity.used_bytes, capacity.total_bytes)
 
 
-def test_a_refusal_says_what_is_needed_and_what_is_used() -> None:
-    capacity = Capacity(100)
-    capacity.reserve("a", "m", 70)
+def test_a_refusal_names_the_device_with_what_is_needed_and_what_is_free() -> None:
+    capacity = Capacity({"cuda:0": 100, "cuda:1": 100})
+    capacity.reserve("a", "m", {"cuda:1": 70})
 
     with pytest.raises(
-        OutOfMemory, match="'n': .*failed to load it: it needs 40 bytes, 70 of 100 are in use"
+        OutOfMemory, match="'n': .*it needs 40 bytes on cuda:1, where 30 of 100 are free"
     ):
-        capacity.reserve("b", "n", 40)
+        capacity.reserve("b", "n", {"cuda:0": 40, "cuda:1": 40})
+
+
+def test_the_memory_of_the_host_is_counted_apart_from_that_of_gpus() -> None:
+    """A model may go to the CPU of a server with GPUs; it takes nothing from them."""
+    capacity = Capacity({"cuda:0": 100}, elsewhere_bytes=50)
+    capacity.reserve("a", "m", {"cpu:0": 40})
+
+    assert (0, 100) == (capacity.used_bytes, capacity.total_bytes)
+    with pytest.raises(OutOfMemory, match="20 bytes on cpu:0, where 10 of 50 are free"):
+        capacity.reserve("b", "n", {"cpu:0": 20})
 
 
 async def test_a_load_that_does_not_fit_is_refused_before_it_starts(
@@ -122,6 +141,70 @@ async def test_memory_counts_until_it_is_free(
 
     while core.capacity.used_bytes != 100:
         await asyncio.sleep(0)
+
+
+# --- several devices ---------------------------------------------------------------------------
+
+ON_BOTH = {"parameters": {"devices": {"string_value": "0,1"}}}
+ON_SECOND = {"parameters": {"devices": {"string_value": "1"}}}
+
+
+@pytest.fixture
+def two_devices(world: World) -> World:
+    world.devices = Devices("cpu", 2)
+    return world
+
+
+async def test_each_device_has_the_capacity(
+    make_core: MakeCore, add_model: AddModel, two_devices: World
+) -> None:
+    core = make_core(capacity_bytes=150)
+    add_model("a", {1: 1})
+    add_model("b", {1: 1}, ON_SECOND)
+    await core.control.load("a")
+    await core.control.load("b")
+
+    assert (200, 300) == (core.capacity.used_bytes, core.capacity.total_bytes)
+    assert [100, 100] == [core.capacity.used_on(device) for device in ("cpu:0", "cpu:1")]
+
+
+async def test_a_copy_that_does_not_fit_on_its_device_refuses_the_load(
+    make_core: MakeCore, add_model: AddModel, two_devices: World
+) -> None:
+    core = make_core(capacity_bytes=150)
+    add_model("a", {1: 1}, ON_SECOND)
+    add_model("b", {1: 1}, ON_BOTH)
+    await core.control.load("a")
+    with pytest.raises(OutOfMemory, match="100 bytes on cpu:1, where 50 of 150 are free"):
+        await core.control.load("b")
+
+    assert (["a/1"], 0) == (two_devices.loads, core.capacity.used_on("cpu:0"))
+
+
+async def test_what_is_measured_is_booked_on_each_device(
+    make_core: MakeCore, add_model: AddModel, two_devices: World
+) -> None:
+    core = make_core(capacity_bytes=150)
+    two_devices.measured_bytes = 120
+    add_model("b", {1: 1}, ON_BOTH)
+    await core.control.load("b")
+
+    assert [120, 120] == [core.capacity.used_on(device) for device in ("cpu:0", "cpu:1")]
+
+    await core.control.unload("b")
+
+    assert 0 == core.capacity.used_bytes
+
+
+async def test_a_mesh_is_told_of_the_device_that_is_fullest(
+    make_core: MakeCore, add_model: AddModel, two_devices: World
+) -> None:
+    """It knows one memory; a model with a copy on each device takes no more of it than one."""
+    core = make_core(capacity_bytes=150)
+    add_model("b", {1: 1}, ON_BOTH)
+    await core.control.load("b")
+
+    assert (100, 150) == (core.registry.size_bytes("b"), core.capacity.smallest_bytes)
 
 
 def test_measured_sizes_are_bounded() -> None:

@@ -8,6 +8,7 @@ from support.core import FP32, AddModel, Core, MakeCore, World
 
 from xlaserve.core.inference import InferInput, InferRequest
 from xlaserve.errors import OutOfMemory
+from xlaserve.models.placement import Devices
 
 
 async def infer(core: Core, name: str) -> None:
@@ -93,3 +94,28 @@ async def test_a_reload_does_not_evict_what_it_reloads(
     with pytest.raises(OutOfMemory):
         await core.control.load("a", {"config": "{}"})
     assert ["a"] == ready(core)
+
+
+async def test_only_who_holds_memory_on_the_full_device_goes(
+    make_core: MakeCore, add_model: AddModel, world: World
+) -> None:
+    """The first one has been idle for longest, and its memory is of no use."""
+    world.devices = Devices("cpu", 2)
+    core = make_core(capacity_bytes=150, evict=True)
+    for name, device in (("a", "0"), ("b", "1"), ("c", "1")):
+        add_model(name, {1: 1}, {"parameters": {"devices": {"string_value": device}}})
+        await core.control.load(name)
+
+    assert ["a", "c"] == ready(core)
+
+
+async def test_room_is_made_on_every_device_that_lacks_it(
+    make_core: MakeCore, add_model: AddModel, world: World
+) -> None:
+    world.devices = Devices("cpu", 2)
+    core = make_core(capacity_bytes=150, evict=True)
+    for name, devices in (("a", "0"), ("b", "1"), ("c", "0,1")):
+        add_model(name, {1: 1}, {"parameters": {"devices": {"string_value": devices}}})
+        await core.control.load(name)
+
+    assert ["c"] == ready(core)

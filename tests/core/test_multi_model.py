@@ -161,7 +161,7 @@ async def test_memory_is_asked_of_the_books_before_the_device(
     container = contain(core)
     await container.load("m", unpack("a/model"))
     url = unpack("b/model")
-    with pytest.raises(OutOfMemory, match="it needs 100 bytes, 100 of 150 are in use"):
+    with pytest.raises(OutOfMemory, match="it needs 100 bytes on cpu:0, where 50 of 150 are free"):
         await container.load("n", url)
 
     assert ["m/1"] == world.loads

@@ -48,8 +48,8 @@ async def test_models_that_are_loaded_and_models_that_could_be_are_shown(
 
 
 async def test_memory_and_time_are_told(core: Core, board: StatusBoard, clock: Clock) -> None:
-    core.capacity.total_bytes = 1000
-    core.capacity.reserve("somebody", "m", 300)
+    core.capacity.limit({"cpu:0": 600, "cpu:1": 400})
+    core.capacity.reserve("somebody", "m", {"cpu:0": 200, "cpu:1": 100})
     clock.now += 4
     reading = await board.read()
 

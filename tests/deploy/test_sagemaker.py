@@ -11,14 +11,14 @@ from xlaserve import sagemaker_environment
 from xlaserve.settings import ENVIRONMENT_PREFIX, Settings, describe_settings
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-DOCKERFILE = ROOT / "deploy/sagemaker/Dockerfile"
+DOCKERFILE = ROOT / "deploy/Dockerfile"
 PAGES = (ROOT / "docs/sagemaker.md", ROOT / "deploy/sagemaker/README.md")
 
 _CONTINUED = re.compile(r"\\\n\s*")
 _FLAG = re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)")
 _OURS = re.compile(rf"{ENVIRONMENT_PREFIX}[A-Z_]+")
 _THEIRS = re.compile(r"(?<!_)SAGEMAKER_[A-Z_]+")
-_FLAGS_OF_OTHERS = {"rm", "data-binary"}
+_FLAGS_OF_OTHERS = {"rm", "data-binary", "target"}
 """Of docker and curl."""
 
 
@@ -31,8 +31,20 @@ def instructions(file: Path) -> Iterator[tuple[str, str]]:
             yield name, argument.strip()
 
 
-def of(name: str) -> list[str]:
-    return [argument for found, argument in instructions(DOCKERFILE) if found == name]
+def stages() -> dict[str, list[tuple[str, str]]]:
+    """Return the instructions of each stage with those of the stages below it, by name."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for name, argument in instructions(DOCKERFILE):
+        if name == "FROM":
+            base, _, stage = argument.partition(" AS ")
+            found[stage] = list(found.get(base, ()))
+        else:
+            found[stage].append((name, argument))
+    return found
+
+
+def of(name: str, stage: str = "sagemaker") -> list[str]:
+    return [argument for found, argument in stages()[stage] if found == name]
 
 
 def test_the_labels_of_a_multi_model_container() -> None:
@@ -57,13 +69,12 @@ def test_its_variables_are_settings() -> None:
     assert (True, f"port:{of('EXPOSE')[0]}") == (settings.sagemaker, settings.http_endpoint)
 
 
-def test_it_is_built_as_the_other_image_is() -> None:
-    """Up to the path, which is where that one chooses its user."""
-    ours, other = (list(instructions(file)) for file in (DOCKERFILE, ROOT / "deploy/Dockerfile"))
-    common = 1 + next(at for at, (name, _) in enumerate(other) if name == "ENV")
+def test_it_runs_as_root_and_the_image_of_no_target_does_not() -> None:
+    """The platform mounts the models for root; Kubernetes checks for a user by number."""
+    *_, default = stages()
 
-    assert other[:common] == ours[:common]
-    assert [] == of("USER")
+    assert ("server", ["1000"], []) == (default, of("USER", "server"), of("USER"))
+    assert [] == of("CMD", "server")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

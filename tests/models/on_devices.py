@@ -11,11 +11,12 @@ from typing import TypedDict
 import jax.monitoring
 import numpy as np
 
-from xlaserve.models import jax_export, jax_runtime
+from xlaserve.models import jax_export, jax_runtime, sites
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_message import config_of
 from xlaserve.models.jax_export import DeviceTensor, JaxExportModel
 from xlaserve.models.loaded import LoadContext
+from xlaserve.models.loaders import predict_size
 from xlaserve_proto import inference
 
 RULES = json.dumps({"w1": [None, "model"], "w2": ["model", None]})
@@ -40,6 +41,7 @@ class Seen(TypedDict):
     parameters_bytes: int
     total_bytes: int
     per_device: dict[str, int]
+    predicted: dict[str, int]
     output_devices: list[list[int]]
     parameter_devices: list[list[int]]
     worst: float
@@ -66,6 +68,7 @@ def look(directory: Path, name: str, compiled: list[str]) -> Seen:
         parameters_bytes=memory.parameters_bytes,
         total_bytes=memory.total_bytes,
         per_device=dict(memory.per_device),
+        predicted=predict_size(directory, _config(name), sites.devices("cpu")),
         output_devices=places,
         parameter_devices=_parameter_devices(model),
         worst=worst,

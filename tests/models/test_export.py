@@ -17,6 +17,7 @@ from flax import nnx
 
 from xlaserve.errors import InvalidModel
 from xlaserve.models import manifest
+from xlaserve.models.config import ModelConfig
 from xlaserve.models.export import Exportable, export_model, load_exportable
 from xlaserve.models.loaded import LoadedModel
 from xlaserve.tensors import DATATYPES, TensorSpec
@@ -493,3 +494,122 @@ def test_manifest_is_plain_json(tmp_path: Path) -> None:
     document = json.loads((_export(tmp_path) / "model.json").read_text())
 
     assert ("jax_export", 2) == (document["kind"], document["format_version"])
+
+
+# --- open dimensions, and rows that depend on one another ---------------------------------------
+
+
+def _centred(params: None, x: jax.Array, y: jax.Array) -> jax.Array:
+    return x - x.mean(axis=1, keepdims=True) + y[:, :, None]
+
+
+NAMED = {"x": ("FP32", [-1, "s", 2]), "y": ("FP32", [-1, "s"])}
+
+
+def _centre(path: Path, **fields: Any) -> Path:
+    return _export(path, _centred, inputs=NAMED, **fields)
+
+
+def test_named_dimension_is_served_in_the_sizes_of_its_manifest(
+    tmp_path: Path, load: Load, run: Run, compilations: list[str]
+) -> None:
+    directory = _centre(tmp_path, compiled_shapes={"s": [4, 2]})
+    compilations.clear()
+    model = load(directory)
+    counted = len(compilations)
+    x = np.random.default_rng(1).random((2, 4, 2), np.float32)
+    found = run(model, {"x": x, "y": x[:, :, 0]})["y"]
+
+    assert [(-1, -1, 2), (-1, -1)] == [spec.shape for spec in model.info.inputs]
+    assert [(-1, -1, 2)] == [spec.shape for spec in model.info.outputs]
+    assert (6, 6) == (counted, len(compilations))
+    assert np.allclose(x - x.mean(axis=1, keepdims=True) + x[:, :, :1], found, atol=1e-6)
+
+
+def test_configuration_beats_the_manifest(tmp_path: Path, load: Load) -> None:
+    directory = _centre(tmp_path, compiled_shapes={"s": [4]}, max_on_demand_shapes=3)
+    config = ModelConfig(parameters={"compiled_shapes": "5", "max_on_demand_shapes": "0"})
+    plain, changed = load(directory), load(directory, config)
+
+    assert {(4,)} == {bucket.sizes for bucket in plain.info.buckets}
+    assert plain.on_demand is not None
+    assert {(5,)} == {bucket.sizes for bucket in changed.info.buckets}
+    assert changed.on_demand is None
+
+
+def test_open_dimension_without_sizes_needs_a_configuration(tmp_path: Path, load: Load) -> None:
+    directory = _centre(tmp_path)
+
+    with pytest.raises(InvalidModel, match="only the batch, as the first dimension, may be open"):
+        load(directory)
+    assert load(directory, ModelConfig(parameters={"compiled_shapes": "5"})).info.buckets
+
+
+def test_rows_that_depend_on_one_another_are_never_padded(
+    tmp_path: Path, load: Load, run: Run
+) -> None:
+    """Every size is compiled as it is, and no requests are put together."""
+    model = load(_export(tmp_path, _mixing, batch_independent=False))
+
+    assert [1, 2, 3] == [bucket.rows for bucket in model.info.buckets]
+    assert 0 == model.batch_limit
+    for rows in (1, 2, 3):
+        found = run(model, {"x": ROWS[:rows]})["y"]
+        assert np.allclose(np.asarray(_mixing(None, jnp.asarray(ROWS[:rows]))), found)
+
+
+@pytest.mark.parametrize(
+    ("fields", "version", "said"),
+    [
+        ({}, 2, {}),
+        ({"batch_independent": False}, 3, {"batch_independent": False}),
+        (
+            {"inputs": NAMED, "fn": _centred, "max_on_demand_shapes": 2},
+            3,
+            {"max_on_demand_shapes": 2},
+        ),
+        (
+            {"inputs": NAMED, "fn": _centred, "compiled_shapes": {"s": [2]}},
+            3,
+            {"compiled_shapes": {"s": [2]}},
+        ),
+    ],
+)
+def test_manifest_says_what_is_particular_to_its_shapes(
+    tmp_path: Path, fields: dict[str, Any], version: int, said: dict[str, Any]
+) -> None:
+    """An ordinary model has a manifest that older servers read."""
+    directory = _export(tmp_path, **fields)
+    document = json.loads((directory / "model.json").read_text())
+    particular = ("batch_independent", "compiled_shapes", "max_on_demand_shapes")
+
+    assert version == document["format_version"]
+    assert said == {name: document[name] for name in particular if name in document}
+    assert manifest.read(directory).inputs
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"inputs": {"x": ("FP32", ["s", 4])}}, "'x': its first dimension has a name"),
+        ({"inputs": {"x": ("FP32", [-1, "b"])}}, "dimension 'b': expected a name, other than 'b'"),
+        ({"inputs": {"x": ("FP32", [-1, "2*s"])}}, "dimension '2*s': expected a name"),
+        ({"compiled_shapes": {"s": [1]}}, "expected sizes for none, no dimension is open, got s"),
+        (
+            {"inputs": NAMED, "fn": _centred, "compiled_shapes": {"t": [1]}},
+            "compiled_shapes: expected sizes for s, got t",
+        ),
+        (
+            {"inputs": NAMED, "fn": _centred, "compiled_shapes": {"s": [0]}},
+            "compiled_shapes 's': expected sizes, each once, got [0]",
+        ),
+        (
+            {"fn": _mixing, "batch_independent": False, "max_batch_size": 65},
+            "max_batch_size: expected 64 at most where rows depend on one another, got 65",
+        ),
+    ],
+)
+def test_shapes_that_cannot_be_served_are_refused(
+    tmp_path: Path, fields: dict[str, Any], text: str
+) -> None:
+    assert text in _refused(tmp_path, **fields)

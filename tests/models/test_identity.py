@@ -54,6 +54,7 @@ def test_it_is_described_by_its_configuration(tmp_path: Path, load: Load) -> Non
 
 class _OnDevice:
     rows = 1
+    shape = (1,)
 
     def numpy(self) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
         return np.ones(1, np.float32)

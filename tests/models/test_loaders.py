@@ -9,8 +9,11 @@ import pytest
 from xlaserve.errors import InvalidModel, LoadCancelled
 from xlaserve.models import loaders
 from xlaserve.models.config import ConfigTensor, ModelConfig
+from xlaserve.models.config_message import config_of
 from xlaserve.models.loaded import LoadContext, LoadedModel, Stage
+from xlaserve.models.placement import Devices
 from xlaserve.tensors import DATATYPES
+from xlaserve_proto import inference
 
 Load = Callable[..., LoadedModel]
 
@@ -31,7 +34,7 @@ def test_configuration_may_name_the_kind(affine_directory: Path, load: Load, fie
 
 def test_identity_needs_no_files(tmp_path: Path, load: Load) -> None:
     assert "identity" == load(tmp_path / "nowhere", _IDENTITY).info.platform
-    assert 0 == loaders.predict_size(tmp_path / "nowhere", _IDENTITY)
+    assert {"cpu:0": 0} == loaders.predict_size(tmp_path / "nowhere", _IDENTITY)
 
 
 def test_unknown_backend_is_refused(affine_directory: Path, load: Load) -> None:
@@ -105,27 +108,62 @@ import sys
 from pathlib import Path
 from xlaserve.models.loaders import predict_size
 size = predict_size(Path({str(affine_directory)!r}))
-print(size, "jax" in sys.modules)
+print(size["cpu:0"], "jax" in sys.modules)
 """
     found = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True
     ).stdout.split()
 
     assert "False" == found[1]
-    assert int(found[0]) == loaders.predict_size(affine_directory)
+    assert {"cpu:0": int(found[0])} == loaders.predict_size(affine_directory)
 
 
 def test_predicted_size_is_near_the_measured_one(
     affine_directory: Path, affine_model: LoadedModel
 ) -> None:
-    measured = affine_model.info.memory.total_bytes
+    measured = affine_model.info.memory.per_device
 
     assert measured == pytest.approx(loaders.predict_size(affine_directory), rel=0.1)
 
 
-def test_size_counts_a_copy_for_each_device(affine_directory: Path) -> None:
-    config = ModelConfig(parameters={"devices": "0,1"})
+_SHARD = {"placement": "shard", "partition": '{"w": [null, "model"]}'}
 
-    assert 2 * loaders.predict_size(affine_directory) == loaders.predict_size(
-        affine_directory, config
+
+@pytest.mark.parametrize(
+    ("parameters", "used"),
+    [({}, [0]), ({"devices": "2,1"}, [1, 2]), ({"devices": "all"}, [0, 1, 2, 3])],
+)
+def test_size_is_that_of_a_copy_on_each_device(
+    affine_directory: Path, parameters: dict[str, str], used: list[int]
+) -> None:
+    (size,) = loaders.predict_size(affine_directory).values()
+    config = ModelConfig(parameters=parameters)
+
+    assert {f"cpu:{index}": size for index in used} == loaders.predict_size(
+        affine_directory, config, Devices("cpu", 4)
     )
+
+
+def test_a_part_of_what_is_split_is_on_each_device(affine_directory: Path) -> None:
+    """A rule splits `w`, FP32[4,300]; what none fits is whole on each."""
+    (whole,) = loaders.predict_size(affine_directory).values()
+    config = ModelConfig(parameters={"devices": "all", **_SHARD})
+
+    assert dict.fromkeys(("cuda:0", "cuda:1"), whole - 2400) == loaders.predict_size(
+        affine_directory, config, Devices("cuda", 2)
+    )
+
+
+def test_a_model_for_the_cpu_beside_gpus_is_booked_there(affine_directory: Path) -> None:
+    kind = inference.ModelInstanceGroupKind(inference.ModelInstanceGroupKind.KIND_CPU)
+    group = inference.ModelInstanceGroup(kind=kind)
+    config = config_of(inference.ModelConfig(instance_group=[group]))
+
+    assert ["cpu:0"] == list(loaders.predict_size(affine_directory, config, Devices("cuda", 2)))
+
+
+def test_a_device_that_is_not_there_is_refused_before_a_load(affine_directory: Path) -> None:
+    config = ModelConfig(parameters={"devices": "0,2"})
+
+    with pytest.raises(InvalidModel, match="device 2 is asked for, this server has 2 of cpu"):
+        loaders.predict_size(affine_directory, config, Devices("cpu", 2))

@@ -145,7 +145,7 @@ def _rename_file(document: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (_set(format_version=3), "has format version 3, this server reads versions 1 to 2"),
+        (_set(format_version=4), "has format version 4, this server reads versions 1 to 3"),
         (_set(kind="python"), "is of kind 'python', expected 'jax_export'"),
         (_set(surprise=1), "unknown field `surprise`"),
         (_set_input(surprise=1), "unknown field `surprise`"),

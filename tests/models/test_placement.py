@@ -118,17 +118,3 @@ def test_partition_rules_keep_their_order() -> None:
     assert found.mesh == placement.mesh_of(found, 8)
     with pytest.raises(InvalidModel, match="'mesh': expected axes for 4 devices"):
         placement.mesh_of(found, 4)
-
-
-@pytest.mark.parametrize(
-    ("parameters", "expected"),
-    [
-        ({}, 1),
-        ({"devices": "0,2,3"}, 3),
-        ({"devices": "all"}, 1),
-        ({"devices": "0,1", "placement": "shard", "partition": RULES}, 1),
-    ],
-)
-def test_copies_of_the_parameters(parameters: dict[str, str], expected: int) -> None:
-    """What a prediction multiplies by; sharded parameters are there once."""
-    assert expected == placement.copies(_parameters(**parameters))

@@ -242,3 +242,4 @@ def test_memory_is_booked_on_the_devices_that_hold_it(
     expected = {f"cpu:{index}" for index in (machine.every if devices is None else devices)}
     assert expected == set(seen["per_device"])
     assert seen["total_bytes"] == sum(seen["per_device"].values())
+    assert seen["predicted"] == pytest.approx(seen["per_device"], rel=0.1)

@@ -11,6 +11,7 @@ from support.lasting import without_stablehlo
 
 from xlaserve.errors import InvalidModel
 from xlaserve.models import manifest
+from xlaserve.models.export import export_model
 from xlaserve.models.trial import try_loading
 
 SECONDS = 120
@@ -49,6 +50,20 @@ def test_artifact_that_cannot_be_read_is_refused_with_the_reason(sent: Path) -> 
     )
     with pytest.raises(InvalidModel, match=r"model\.jaxexp .* cannot be read by the jax "):
         try_loading(sent, SECONDS)
+
+
+def test_it_is_loaded_with_the_parameters_of_its_configuration(tmp_path: Path) -> None:
+    """But for where it goes and its batches: a trial has one device and one row."""
+    directory = export_model(
+        lambda params, x: {"y": x + x}, None, {"x": ("FP32", [-1, "s"])}, tmp_path / "m" / "1"
+    )
+    parameters = {"compiled_shapes": "3", "devices": "0,1", "batch_sizes": "8"}
+
+    try_loading(directory, SECONDS, parameters)
+    with pytest.raises(InvalidModel, match="may be open"):
+        try_loading(directory, SECONDS)
+    with pytest.raises(InvalidModel, match="'compiled_shapes': expected sizes for each of s"):
+        try_loading(directory, SECONDS, {"compiled_shapes": "none"})
 
 
 def test_a_directory_without_an_artifact_is_not_tried(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +15,9 @@ from xlaserve.core.registry import Registry
 from xlaserve.core.repository import Repository
 from xlaserve.core.workers import Workers
 from xlaserve.errors import InvalidModel
-from xlaserve.models.loaded import LoadContext, ModelInfo, ModelMemory, Stage, Value
+from xlaserve.models.config import ModelConfig
+from xlaserve.models.loaded import LoadContext, ModelInfo, ModelMemory, OnDemand, Stage, Value
+from xlaserve.models.placement import ONE_CPU, Devices
 from xlaserve.settings import Settings
 from xlaserve.tensors import DATATYPES, TensorSpec
 
@@ -26,14 +28,18 @@ class FakeModel:
     """Adds the number in its file to its input."""
 
     replicas = 1
+    on_demand: OnDemand | None = None
 
-    def __init__(self, amount: float, world: "World") -> None:
+    def __init__(self, amount: float, world: "World", devices: Sequence[str]) -> None:
         self.info = ModelInfo(
             "fake",
             (TensorSpec("x", FP32, (-1, 2)),),
             (TensorSpec("y", FP32, (-1, 2)),),
             max_batch_size=4,
-            memory=ModelMemory(parameters_bytes=world.measured_bytes),
+            memory=ModelMemory(
+                parameters_bytes=world.measured_bytes * len(devices),
+                per_device=dict.fromkeys(devices, world.measured_bytes),
+            ),
         )
         self.amount = amount
         self.batch_limit = world.batch_limit
@@ -68,6 +74,11 @@ class FakeModel:
         self._world.open.remove(self)
 
 
+def devices_of(config: ModelConfig) -> list[str]:
+    """Return the devices that a configuration puts copies on."""
+    return [f"cpu:{index}" for index in config.parameters.get("devices", "0").split(",")]
+
+
 @dataclass
 class World:
     """What the fake models share with the test: their count, and gates to hold them."""
@@ -75,7 +86,9 @@ class World:
     seconds: float = 1.0
     batch_limit: int = 0
     predicted_bytes: int = 100
+    """On each device, as the following."""
     measured_bytes: int = 100
+    devices: Devices = ONE_CPU
     open: list[FakeModel] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)
     tried: list[Path] = field(default_factory=list)
@@ -83,7 +96,12 @@ class World:
     may_execute: threading.Event = field(default_factory=threading.Event)
     loading: threading.Event = field(default_factory=threading.Event)
 
-    def try_loading(self, directory: Path) -> None:
+    def predict_size(
+        self, directory: Path, config: ModelConfig, devices: Devices
+    ) -> dict[str, int]:
+        return dict.fromkeys(devices_of(config), self.predicted_bytes)
+
+    def try_loading(self, directory: Path, config: ModelConfig) -> None:
         self.tried.append(directory)
         if "deadly" in (directory / "amount.json").read_text():
             raise InvalidModel("amount.json ends the process that reads it")
@@ -96,7 +114,7 @@ class World:
         context.check_cancelled()
         text = (directory / "amount.json").read_text()
         try:
-            model = FakeModel(json.loads(text), self)
+            model = FakeModel(json.loads(text), self, devices_of(context.config))
         except ValueError as error:
             raise InvalidModel(f"amount.json is not a number: {text}") from error
         self.open.append(model)

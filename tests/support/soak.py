@@ -76,7 +76,7 @@ async def soak(seconds: float, folder: Path, seed: int = 0) -> Report:
     """
     jax_runtime.start("cpu")
     values = _export(folder / "models")
-    size = max(loaders.predict_size(path) for path in (folder / "models").glob("*/1"))
+    size = max(max(loaders.predict_size(path).values()) for path in (folder / "models").glob("*/1"))
     capacity = ROOM * size
     async with _server(folder, capacity) as (application, addresses):
         async with dial(addresses[0]) as first, dial(addresses[1]) as second:

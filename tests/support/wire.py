@@ -73,6 +73,13 @@ class Wire:
         self.flush()
         return stream
 
+    def send_nothing(self, headers: Headers) -> int:
+        """Make a call that ends without a message; return its stream."""
+        stream = self.open(headers)
+        self.h2.end_stream(stream)
+        self.flush()
+        return stream
+
     async def until(self, kind: type[Any], stream: int | None = None) -> Any:
         """Return the next event of a kind, and of a stream."""
         async with asyncio.timeout(_ANSWER_SECONDS):

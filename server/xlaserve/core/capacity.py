@@ -1,7 +1,8 @@
-"""The memory budget: predict, reserve, measure, give back."""
+"""The memory budget of each device: predict, reserve, measure, give back."""
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
+from typing import TypeAlias
 
 from xlaserve.errors import OutOfMemory
 
@@ -9,50 +10,107 @@ _REMEMBERED_SIZES = 10_000
 """Measured sizes that are kept for prediction; the least recently used go first."""
 
 
+Sizes: TypeAlias = Mapping[str, int]
+"""Bytes by the device that holds them: `cpu:0`, `cuda:1`."""
+
+
 class Capacity:
-    """The books of model memory, in bytes. Used from the event loop only; never waits.
+    """The books of model memory, in bytes of each device. Used from the event loop; never waits.
 
     Every load holds a reservation from before it starts until its memory is free again: first
-    of the predicted size, then of the measured one. No reservation makes the sum exceed the total;
-    what is compiled behind a load is written down as it is.
+    of the predicted sizes, then of the measured ones. No reservation makes the sum of a device
+    exceed its total; what is compiled behind a load is written down as it is.
     """
 
-    def __init__(self, total_bytes: int | None = None) -> None:
-        self.total_bytes = total_bytes
-        """None while it is not known; then nothing is refused."""
-        self._held: dict[object, int] = {}
+    def __init__(self, totals: Sizes | None = None, elsewhere_bytes: int | None = None) -> None:
+        self._totals = totals
+        self._elsewhere_bytes = elsewhere_bytes
+        self._held: dict[object, Sizes] = {}
+
+    def limit(self, totals: Sizes, elsewhere_bytes: int | None = None) -> None:
+        """Set what each device of the server has; until then nothing is refused.
+
+        `elsewhere_bytes` is what any other device has: the host's memory beside GPUs.
+        """
+        self._totals, self._elsewhere_bytes = totals, elsewhere_bytes
+
+    @property
+    def totals(self) -> Sizes:
+        """Return what each device of the server has; nothing while that is not known."""
+        return self._totals or {}
+
+    @property
+    def total_bytes(self) -> int | None:
+        """Return the sum over the devices; None while it is not known."""
+        return None if self._totals is None else sum(self._totals.values())
+
+    @property
+    def smallest_bytes(self) -> int | None:
+        """Return what every device of the server has at least; None while it is not known."""
+        return None if self._totals is None else min(self._totals.values())
 
     @property
     def used_bytes(self) -> int:
-        """Return the sum of all reservations."""
-        return sum(self._held.values())
+        """Return the sum of what is reserved on those devices."""
+        return sum(
+            size
+            for sizes in self._held.values()
+            for device, size in sizes.items()
+            if self._totals is None or device in self._totals
+        )
 
-    def reserve(self, holder: object, model: str, size_bytes: int) -> None:
+    def used_on(self, device: str) -> int:
+        """Return the sum of all reservations on one device."""
+        return sum(sizes.get(device, 0) for sizes in self._held.values())
+
+    def reserve(self, holder: object, model: str, sizes: Sizes) -> None:
         """Set the reservation of a holder, or raise OutOfMemory and leave it as it was."""
-        others = self.used_bytes - self._held.get(holder, 0)
-        if self.total_bytes is not None and others + size_bytes > self.total_bytes:
+        for device in self.missing(holder, sizes):
+            free = max(0, self._free(holder, device) or 0)
             raise OutOfMemory(
                 model,
-                f"failed to load it: it needs {size_bytes} bytes, {others} of "
-                f"{self.total_bytes} are in use",
+                f"failed to load it: it needs {sizes[device]} bytes on {device}, where "
+                f"{free} of {self._total(device)} are free",
             )
-        self._held[holder] = size_bytes
+        self._held[holder] = sizes
 
-    def correct(self, holder: object, size_bytes: int) -> None:
+    def correct(self, holder: object, sizes: Sizes) -> None:
         """Write down what a holder really uses; one without a reservation stays without."""
         if holder in self._held:
-            self._held[holder] = size_bytes
+            self._held[holder] = sizes
 
-    def missing_bytes(self, holder: object, size_bytes: int) -> int:
-        """Return how many bytes others would have to give back for a reservation; 0 for none."""
-        if self.total_bytes is None:
-            return 0
-        others = self.used_bytes - self._held.get(holder, 0)
-        return max(0, others + size_bytes - self.total_bytes)
+    def held(self, holder: object) -> Sizes:
+        """Return what a holder has reserved."""
+        return self._held.get(holder, {})
+
+    def missing(self, holder: object, sizes: Sizes) -> Sizes:
+        """Return what others would have to give back for a reservation, by device."""
+        missing = {}
+        for device, size in sizes.items():
+            free = self._free(holder, device)
+            if free is not None and size > max(0, free):
+                missing[device] = size - free
+        return missing
 
     def release(self, holder: object) -> None:
         """Give a reservation back; one that is not there is no error."""
         self._held.pop(holder, None)
+
+    def _total(self, device: str) -> int | None:
+        return None if self._totals is None else self._totals.get(device, self._elsewhere_bytes)
+
+    def _free(self, holder: object, device: str) -> int | None:
+        """Return what a holder could have; less than nothing where others exceed the total."""
+        total = self._total(device)
+        if total is None:
+            return None
+        return total - self.used_on(device) + self.held(holder).get(device, 0)
+
+
+def greatest(*found: Sizes) -> Sizes:
+    """Return the largest size of each device."""
+    devices = dict.fromkeys(device for sizes in found for device in sizes)
+    return {device: max(sizes.get(device, 0) for sizes in found) for device in devices}
 
 
 class Reservation:
@@ -62,17 +120,22 @@ class Reservation:
         self._capacity = capacity
         self.model = model
 
-    def set(self, size_bytes: int) -> None:
+    @property
+    def sizes(self) -> Sizes:
+        """Return what it holds."""
+        return self._capacity.held(self)
+
+    def set(self, sizes: Sizes) -> None:
         """Hold so many bytes instead of what was held; raises OutOfMemory."""
-        self._capacity.reserve(self, self.model, size_bytes)
+        self._capacity.reserve(self, self.model, sizes)
 
-    def correct(self, size_bytes: int) -> None:
+    def correct(self, sizes: Sizes) -> None:
         """Hold so many bytes because that is what is used, whether or not it was to be had."""
-        self._capacity.correct(self, size_bytes)
+        self._capacity.correct(self, sizes)
 
-    def missing_bytes(self, size_bytes: int) -> int:
+    def missing(self, sizes: Sizes) -> Sizes:
         """Return how many bytes others would have to give back for it to hold so many."""
-        return self._capacity.missing_bytes(self, size_bytes)
+        return self._capacity.missing(self, sizes)
 
     def release(self) -> None:
         """Give everything back; once is enough, more is no error."""

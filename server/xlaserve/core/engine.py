@@ -225,7 +225,7 @@ class Engine:
             for step in plan.steps:
                 version, instance = found[step.model_name, step.model_version]
                 given = {name: tensors[tensor] for name, tensor in step.input_map.items()}
-                run = self._step_on_host if instance.device == _CPU else self._step_on_device
+                run = self._step_on_host if instance.platform == _CPU else self._step_on_device
                 outputs, execution = await run(version, instance, given)
                 tensors |= {tensor: outputs[name] for name, tensor in step.output_map.items()}
                 total.queue_ns += execution.queue_ns

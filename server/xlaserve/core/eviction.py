@@ -1,24 +1,29 @@
 """Which models may go when a load needs their memory."""
 
+from xlaserve.core.capacity import Sizes
 from xlaserve.core.ensemble import EnsemblePlan
 from xlaserve.core.lifecycle import State
 from xlaserve.core.registry import Registry, Version
 
 
-def to_evict(registry: Registry, needed_bytes: int, *, sparing: str) -> list[Version]:
-    """Return idle versions that together give so many bytes back; none if all are not enough.
+def to_evict(registry: Registry, missing: Sizes, *, sparing: str) -> list[Version]:
+    """Return idle versions that together give back what is missing; none if all are not enough.
 
-    Least recently used first. The model `sparing` is for which the room is made. A step of an
-    ensemble that answers stays: without it the ensemble would not.
+    Least recently used first, of those that hold memory on a device that lacks it. The model
+    `sparing` is for which the room is made. A step of an ensemble that answers stays: without it
+    the ensemble would not.
     """
     chosen: list[Version] = []
-    freed = 0
+    lacking = dict(missing)
     for version in sorted(_idle(registry, sparing), key=_last_use):
-        if freed >= needed_bytes:
-            break
+        given = {device: size for device, size in _sizes(version).items() if device in lacking}
+        if not any(given.values()):
+            continue
         chosen.append(version)
-        freed += _size(version)
-    return chosen if freed >= needed_bytes else []
+        lacking = {d: left for d, need in lacking.items() if (left := need - given.get(d, 0)) > 0}
+        if not lacking:
+            return chosen
+    return []
 
 
 def _idle(registry: Registry, sparing: str) -> list[Version]:
@@ -28,7 +33,7 @@ def _idle(registry: Registry, sparing: str) -> list[Version]:
         for model in registry.models()
         if model.name != sparing and not model.requests and model.name not in steps
         for version in model.versions.values()
-        if version.state is State.READY and _size(version)
+        if version.state is State.READY
     ]
 
 
@@ -42,8 +47,8 @@ def _steps(registry: Registry) -> set[str]:
     return {name for plan in plans if isinstance(plan, EnsemblePlan) for name, _ in plan.models()}
 
 
-def _size(version: Version) -> int:
-    return version.instance.info.memory.total_bytes if version.instance else 0
+def _sizes(version: Version) -> Sizes:
+    return version.instance.reservation.sizes if version.instance else {}
 
 
 def _last_use(version: Version) -> int:

@@ -25,11 +25,12 @@ from xlaserve.core.batching import (
     pack,
 )
 from xlaserve.core.ensemble import EnsemblePlan
+from xlaserve.core.on_demand import Missing, ShapeCompiler, look
 from xlaserve.core.registry import Instance
 from xlaserve.core.statistics import Execution
 from xlaserve.core.workers import Workers
 from xlaserve.models.config import ModelConfig
-from xlaserve.models.loaded import LoadedModel, ModelInfo, Value
+from xlaserve.models.loaded import Executable, LoadedModel, ModelInfo, Value
 
 T = TypeVar("T")
 
@@ -68,6 +69,7 @@ class Executor:
         now_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self._workers = workers
+        self._shapes = ShapeCompiler(workers)
         self._policy = policy
         self._now_ns = now_ns
 
@@ -81,6 +83,9 @@ class Executor:
     def _inline(
         self, model: LoadedModel, rows: int, inputs: Mapping[str, Value], *, resident: bool = False
     ) -> Outcome | None:
+        # What a shape on demand takes, and whether it is there at all, is not known in advance.
+        if model.on_demand is not None:
+            return None
         if model.expected_seconds(rows) > self._policy.inline_seconds:
             return None
         begun = self._now_ns()
@@ -96,7 +101,10 @@ class Executor:
         if done is not None:
             return done
         submitted = self._now_ns()
-        call = partial(model.execute, inputs, resident=True)
+        found = look(model, inputs)
+        if isinstance(found, Missing):
+            found = await self._shapes.compiled(instance, found)
+        call = partial(found.execute, inputs, resident=True)
         timed = partial(_timed, self._now_ns, call)
         running = _in_thread(self._workers, instance, timed, instance.queued.discard)
         instance.queued.add(running)
@@ -106,14 +114,46 @@ class Executor:
     def in_thread(
         self, instance: Instance, model: LoadedModel, request: Waiting, answers: Answering
     ) -> None:
-        """Run a model for one request, in a thread."""
+        """Run a model for one request, in a thread; compile it for its shape first if need be.
 
+        Raises InvalidTensor for sizes that contradict one another.
+        """
+        found = look(model, request.inputs)
+        if isinstance(found, Missing):
+            self._compile_first(instance, found, request, answers)
+        else:
+            self._run_in_thread(instance, found, request, answers)
+
+    def _compile_first(
+        self, instance: Instance, missing: Missing, request: Waiting, answers: Answering
+    ) -> None:
+        compiling = asyncio.ensure_future(self._shapes.compiled(instance, missing))
+        # A user of its own: when its request is cancelled it may just be about to begin.
+        instance.acquire()
+
+        def ended(compiling: "asyncio.Task[Executable]") -> None:
+            request.place = None
+            try:
+                executable = compiling.result()
+                if request.done is not None:
+                    self._run_in_thread(instance, executable, request, answers)
+            except (Exception, asyncio.CancelledError) as error:
+                answers.deliver([request], error)
+            finally:
+                instance.release()
+
+        request.place = Running(compiling, answers)
+        compiling.add_done_callback(ended)
+
+    def _run_in_thread(
+        self, instance: Instance, executable: Executable, request: Waiting, answers: Answering
+    ) -> None:
         def ended(running: "Future[Executed | BaseException]") -> None:
             instance.queued.discard(running)
             request.place = None  # else they hold one another, and the outputs, until garbage is
             answers.deliver([request], _result(running))
 
-        run = partial(_executed, self._now_ns, partial(model.execute, request.inputs))
+        run = partial(_executed, self._now_ns, partial(executable.execute, request.inputs))
         running = _in_thread(self._workers, instance, run, ended)
         instance.queued.add(running)
         request.place = Running(running, answers)
@@ -124,7 +164,8 @@ class Executor:
         """Tell whether putting requests together saves more than the queue costs."""
         if instance.batches is None:
             inline = min(WORTH_SECONDS, self._policy.inline_seconds)
-            gains = model.batch_limit > 1 and model.expected_seconds(1) > inline
+            together = model.on_demand is None and model.batch_limit > 1
+            gains = together and model.expected_seconds(1) > inline
             instance.batches = self._policy.batching and gains
         return instance.batches
 

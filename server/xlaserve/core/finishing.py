@@ -66,7 +66,7 @@ class Finisher:
             self._log.warning("not all was compiled", model=version.model, reason=str(error))
         if version.instance is not instance:
             return
-        instance.reservation.correct(model.info.memory.total_bytes)
+        instance.reservation.correct(instance.held)
         instance.batches = None  # whether that pays may look different now
         self._log.info(
             "model complete",

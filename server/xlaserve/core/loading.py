@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import structlog
 
-from xlaserve.core.capacity import Capacity, Reservation
+from xlaserve.core.capacity import Capacity, Reservation, Sizes, greatest
 from xlaserve.core.ensemble import EnsemblePlan, plan_ensemble
 from xlaserve.core.eviction import to_evict
 from xlaserve.core.finishing import Finisher
@@ -30,7 +30,8 @@ from xlaserve.errors import (
     XlaserveError,
 )
 from xlaserve.models.config import ModelConfig
-from xlaserve.models.loaded import LoadContext, LoadedModel, Stage
+from xlaserve.models.loaded import MAX_ON_DEMAND_SHAPES, LoadContext, LoadedModel, Stage
+from xlaserve.models.placement import ONE_CPU, Devices
 
 Load: TypeAlias = Callable[[Path, LoadContext], LoadedModel]
 """Turns a version directory into a loaded model; blocks."""
@@ -44,14 +45,15 @@ class Machinery:
     """What loading needs of the layer below."""
 
     load: Load
-    predict_size: Callable[[Path, ModelConfig], int]
-    """Return the bytes that a version will take, from its headers; raises InvalidModel; blocks."""
-    try_loading: Callable[[Path], None]
+    predict_size: Callable[[Path, ModelConfig, Devices], Sizes]
+    """Return the bytes that a version will take on each device, from its headers; raises
+    InvalidModel; blocks."""
+    try_loading: Callable[[Path, ModelConfig], None]
     """Load what a client sent in a process that may die of it; raises InvalidModel; blocks."""
     release_memory: Callable[[], None]
     """Collect garbage and give freed pages back to the system; blocks."""
-    device: Callable[[], str]
-    """Return the JAX platform to load for, once it is up; called from a thread, may block."""
+    devices: Callable[[], Devices]
+    """Return the devices to load for, once JAX is up; called from a thread, may block."""
     on_stage: StageObserver = lambda model, version, stage: None
 
 
@@ -69,7 +71,9 @@ class VersionLoader:
         evict: bool = False,
         background_compile: bool = False,
         mmap_parameters: bool = False,
+        max_on_demand_shapes: int = MAX_ON_DEMAND_SHAPES,
     ) -> None:
+        self._max_on_demand_shapes = max_on_demand_shapes
         self._mmap_parameters = mmap_parameters
         self._background_compile = background_compile
         self._finisher = Finisher(workers)
@@ -81,7 +85,7 @@ class VersionLoader:
         self._drain_seconds = drain_seconds
         self._release = Coalesced(partial(workers.wait, machinery.release_memory))
         self._stragglers: set[asyncio.Task[None]] = set()
-        self._device = "cpu"
+        self._devices: Devices | None = None
         self._log = structlog.get_logger("loading")
 
     async def load(self, version: Version, model: ModelSource, source: VersionSource) -> None:
@@ -102,7 +106,8 @@ class VersionLoader:
             raise
         finally:
             self._finisher.load_ends()
-        loaded = Instance(runner, source.fingerprint, reservation, model.config, self._device)
+        device = (self._devices or ONE_CPU).names[0]
+        loaded = Instance(runner, source.fingerprint, reservation, model.config, device)
         replaced, version.instance = version.instance, loaded
         seconds = loop.time() - started
         version.statistics.loaded(seconds, time.time_ns())
@@ -179,32 +184,37 @@ class VersionLoader:
         """
         if source.sent:
             self._registry.note(version, "loading in a process of its own")
-            trial = self._workers.load(self._machinery.try_loading, source.directory)
+            try_loading = self._machinery.try_loading
+            trial = self._workers.load(try_loading, source.directory, model.config)
             await asyncio.wrap_future(trial)
-        predict = self._machinery.predict_size
-        predicted = await self._workers.wait(predict, source.directory, model.config)
+        if self._devices is None:
+            starting = self._workers.load(self._machinery.devices)
+            self._devices = await asyncio.wrap_future(starting)
+        predict, devices = self._machinery.predict_size, self._devices
+        predicted = await self._workers.wait(predict, source.directory, model.config, devices)
         await self._book(reservation, predicted)
         runner = await self._run_loader(version, model, source)
         try:
             # What is compiled behind the load takes memory that only the prediction knows of.
-            left = predicted if self._background_compile else 0
-            await self._book(reservation, max(left, runner.info.memory.total_bytes))
+            left = predicted if self._background_compile else {}
+            held = runner.info.memory.on_devices(devices.names[0])
+            await self._book(reservation, greatest(left, held))
         except OutOfMemory:
             await self._workers.wait(runner.close)
             await self._release()
             raise
         return runner
 
-    async def _book(self, reservation: Reservation, size_bytes: int) -> None:
+    async def _book(self, reservation: Reservation, sizes: Sizes) -> None:
         """Hold so many bytes; idle models may have to go for it. Raises OutOfMemory."""
-        while self._evict and (missing := reservation.missing_bytes(size_bytes)):
+        while self._evict and (missing := reservation.missing(sizes)):
             leaving = to_evict(self._registry, missing, sparing=reservation.model)
             if not leaving:
                 break
             for version in leaving:
                 self._log.info("model evicted", model=version.model, room_for=reservation.model)
             await self.unload(leaving)
-        reservation.set(size_bytes)
+        reservation.set(sizes)
 
     def _plan(self, model: ModelSource) -> EnsemblePlan:
         described = {}
@@ -254,17 +264,17 @@ class VersionLoader:
             loop.call_soon_threadsafe(self._show_stage, version, stage)
 
         check_cancelled()
-        # The same for every load, and known from the first one on.
-        self._device = self._machinery.device()
+        devices = self._machinery.devices()
         context = LoadContext(
             model=version.model,
             version=version.number,
             config=model.config,
-            device=self._device,
+            device=devices.platform,
             on_stage=on_stage,
             check_cancelled=check_cancelled,
             background_compile=self._background_compile,
             mmap_parameters=self._mmap_parameters,
+            max_on_demand_shapes=self._max_on_demand_shapes,
         )
         return self._machinery.load(source.directory, context)
 

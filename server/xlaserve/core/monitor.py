@@ -80,9 +80,7 @@ def _ordered(model: Model) -> list[Version]:
 
 
 def _report(version: Version, instance: Instance) -> VersionReport:
-    memory = instance.info.memory
-    held = memory.per_device or {f"{instance.device}:0": memory.total_bytes}
-    uses = tuple(_memory_use(name, size) for name, size in held.items() if size)
+    uses = tuple(_memory_use(name, size) for name, size in instance.held.items() if size)
     return VersionReport(version.model, version.number, version.statistics.totals(), uses)
 
 

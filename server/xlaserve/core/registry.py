@@ -1,6 +1,7 @@
 """What is loaded, which version answers, and who is using it."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -41,13 +42,15 @@ class Instance:
         fingerprint: object,
         reservation: Reservation,
         config: ModelConfig,
-        device: str = "cpu",
+        device: str = "cpu:0",
     ) -> None:
         self.runner = runner
         self.fingerprint = fingerprint
         self.config = config
-        self.device = device
-        """The JAX platform that it was loaded for."""
+        self._device = device
+        """The first of the server."""
+        self.platform = device.partition(":")[0]
+        """The JAX platform of the server."""
         self.reservation = reservation
         self.quick = QuickCheck(runner.info)
         self.batches: bool | None = None
@@ -70,6 +73,11 @@ class Instance:
     def info(self) -> ModelInfo:
         """Describe the loaded model."""
         return self.runner.info
+
+    @property
+    def held(self) -> Mapping[str, int]:
+        """Return what it holds, in bytes by device."""
+        return self.info.memory.on_devices(self._device)
 
     @property
     def parameters(self) -> Mapping[str, str]:
@@ -262,12 +270,18 @@ class Registry:
             observer()
 
     def size_bytes(self, name: str) -> int:
-        """Return what the loaded versions of a model hold; raises ModelNotFound for none."""
+        """Return the most that the loaded versions of a model hold on any one device.
+
+        Raises ModelNotFound where none is loaded.
+        """
         model = self._models.get(name)
         loaded = [v.instance for v in model.versions.values() if v.instance] if model else []
         if not loaded:
             raise ModelNotFound(name)
-        return sum(instance.info.memory.total_bytes for instance in loaded)
+        held: Counter[str] = Counter()
+        for instance in loaded:
+            held.update(instance.held)
+        return max(held.values())
 
     def forget(self, name: str) -> None:
         """Drop what is known of a model that is neither loaded nor in the repository."""

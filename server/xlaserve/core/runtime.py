@@ -110,12 +110,12 @@ class ModelRuntime:
         A mesh asks again only when it was restarted and knows nothing of what is loaded: then
         everything is purged first.
         """
-        if not self._control.server_ready or self._capacity.total_bytes is None:
+        if not self._control.server_ready or self._capacity.smallest_bytes is None:
             return None
         if self._announced:
             await self._control.purge()
         self._announced = True
-        return RuntimeLimits.of(self._settings, self._capacity.total_bytes)
+        return RuntimeLimits.of(self._settings, self._capacity.smallest_bytes)
 
     async def load(self, model: RuntimeModel) -> LoadedSize:
         """Load a model and return when its first request will not compile.
@@ -138,7 +138,11 @@ class ModelRuntime:
         await self._control.evict(model_id)
 
     def size_bytes(self, model_id: str) -> int:
-        """Return what a loaded model holds, at least 1; raises ModelNotFound."""
+        """Return what a loaded model holds on a device at most, at least 1; raises ModelNotFound.
+
+        A mesh knows one memory. Where it is that of the smallest device, and a model is what it
+        holds where it holds most, no device is ever asked for more than it has.
+        """
         return min(max(1, self._registry.size_bytes(model_id)), MAX_SIZE_BYTES)
 
     def predict_size_bytes(self, model: RuntimeModel) -> int:

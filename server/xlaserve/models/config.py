@@ -1,7 +1,7 @@
 """What a model's `config.json` or `config.pbtxt` says, as far as the server acts on it."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from xlaserve.errors import InvalidModel
@@ -82,6 +82,10 @@ class ModelConfig:
     parameters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     message: inference.ModelConfig | None = field(default=None, compare=False, repr=False)
     """All that was written, also what the server does not act on; None where nothing was."""
+
+    def with_defaults(self, parameters: Mapping[str, str]) -> "ModelConfig":
+        """Return it with these parameters where it has none of the same name."""
+        return replace(self, parameters=MappingProxyType({**parameters, **self.parameters}))
 
     @property
     def is_ensemble(self) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from xlaserve.models.compilation_cache import CompilationCache
+from xlaserve.models.placement import Devices
 
 
 def start(device: str, cache: CompilationCache | None = None) -> str:
@@ -15,11 +16,11 @@ def start(device: str, cache: CompilationCache | None = None) -> str:
     return jax_runtime.start(device, cache)
 
 
-def memory_limit_bytes() -> int | None:
-    """Return what the device has for us, None where that is the host's memory. Blocks."""
-    from xlaserve.models import jax_runtime
+def devices(platform: str) -> Devices:
+    """Return the devices of a platform that was started. Blocks."""
+    from xlaserve.models import sites
 
-    return jax_runtime.memory_limit_bytes()
+    return sites.devices(platform)
 
 
 def memory(platform: str) -> Mapping[str, tuple[int, int]]:

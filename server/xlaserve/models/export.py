@@ -12,7 +12,7 @@ export_model(
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeAlias
@@ -21,15 +21,20 @@ import jax
 
 from xlaserve.errors import InvalidModel, InvalidReference, UnknownDatatype
 from xlaserve.models import files, manifest, weights
-from xlaserve.models.artifact import durable_of
-from xlaserve.models.buckets import DEFAULT_MAX_BATCH_SIZE
-from xlaserve.models.lowering import Lowered, lower
+from xlaserve.models.artifact import BATCH_DIMENSION, durable_of
+from xlaserve.models.buckets import DEFAULT_MAX_BATCH_SIZE, MAX_BUCKETS
+from xlaserve.models.lowering import Lowered, OpenShapes, lower
 from xlaserve.models.manifest import ARTIFACT, STABLEHLO, WEIGHTS, Manifest
 from xlaserve.references import load_reference
 from xlaserve.tensors import BYTES, TensorSpec, datatype_named
 
-Inputs: TypeAlias = "Mapping[str, tuple[str, Sequence[int]]] | Sequence[TensorSpec]"
+Inputs: TypeAlias = (
+    Mapping[str, tuple[str, Sequence[int]] | tuple[str, Sequence[int | str]]] | Sequence[TensorSpec]
+)
 """Inputs in the order of the function's arguments: `{"x": ("FP32", [-1, 784])}`."""
+
+_CHECKED_SIZE = 8
+"""Of an open dimension for which no size is listed, when the artifact is run back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,8 @@ class Exportable:
     params: object
     """Any pytree. Its arrays are stored beside the artifact, its other leaves are constants."""
     inputs: Inputs
-    """Name, datatype and shape of each input, in the order of the arguments; -1 is the batch."""
+    """Name, datatype and shape of each input, in the order of the arguments. -1 is the batch, a
+    name such as "s" another dimension that stays open: the same name, the same size."""
     outputs: Sequence[str] | None = None
     """The names of what `fn` returns; None where it returns a dict, which has them."""
     max_batch_size: int | None = None
@@ -51,6 +57,14 @@ class Exportable:
     x64: bool | None = None
     """Whether 64-bit types exist while `fn` is traced. None for yes where an input or a parameter
     has one, or JAX is configured so; otherwise `fn` computes what it does under plain JAX."""
+    batch_independent: bool = True
+    """Whether each row of a batch is computed from itself alone. Otherwise nothing is padded or put
+    together, and every batch size is compiled, 64 at most."""
+    compiled_shapes: Mapping[str, Sequence[int]] | None = None
+    """The sizes of open dimensions to compile, by name: `{"s": [32, 128]}`."""
+    max_on_demand_shapes: int = 0
+    """For how many other sizes programs are kept that requests ask for. Its configuration and the
+    server have a say in all three."""
 
     def write(
         self,
@@ -67,14 +81,21 @@ class Exportable:
         """
         target = Path(path)
         _check_target(target, overwrite=overwrite)
+        shapes = _shapes(self.inputs)
         inputs = _input_specs(self.inputs)
         batch = _max_batch_size(self.max_batch_size, inputs)
+        if not self.batch_independent and batch > MAX_BUCKETS:
+            raise InvalidModel(
+                f"max_batch_size: expected {MAX_BUCKETS} at most where rows depend on one another, "
+                f"got {batch}"
+            )
+        sizes = _checked_sizes(shapes, self.compiled_shapes or {}, batched=bool(batch))
         lowered = lower(
             self.fn,
             self.params,
             inputs,
             outputs=self.outputs,
-            batched=bool(batch),
+            shapes=OpenShapes(bool(batch), self.batch_independent, shapes, sizes),
             platforms=self.platforms,
             x64=self.x64,
         )
@@ -82,7 +103,19 @@ class Exportable:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         try:
-            _write_files(temporary, lowered, inputs, batch, f"{stamp:%Y-%m-%dT%H:%M:%SZ}")
+            described = _write_files(temporary, lowered)
+            manifest.write(
+                temporary,
+                replace(
+                    described,
+                    inputs=inputs,
+                    max_batch_size=batch,
+                    exported_at=f"{stamp:%Y-%m-%dT%H:%M:%SZ}",
+                    batch_independent=self.batch_independent,
+                    compiled_shapes={k: tuple(v) for k, v in (self.compiled_shapes or {}).items()},
+                    max_on_demand_shapes=self.max_on_demand_shapes,
+                ),
+            )
             temporary.chmod(0o755)
             _replace(temporary, target)
         finally:
@@ -100,11 +133,25 @@ def export_model(
     max_batch_size: int | None = None,
     platforms: Sequence[str] = ("cpu", "cuda"),
     x64: bool | None = None,
+    batch_independent: bool = True,
+    compiled_shapes: Mapping[str, Sequence[int]] | None = None,
+    max_on_demand_shapes: int = 0,
     exported_at: datetime | None = None,
     overwrite: bool = False,
 ) -> Path:
     """Export a function and its parameters to a version directory; see Exportable."""
-    model = Exportable(fn, params, inputs, outputs, max_batch_size, platforms, x64)
+    model = Exportable(
+        fn,
+        params,
+        inputs,
+        outputs=outputs,
+        max_batch_size=max_batch_size,
+        platforms=platforms,
+        x64=x64,
+        batch_independent=batch_independent,
+        compiled_shapes=compiled_shapes,
+        max_on_demand_shapes=max_on_demand_shapes,
+    )
     return model.write(path, exported_at=exported_at, overwrite=overwrite)
 
 
@@ -126,31 +173,25 @@ def load_exportable(reference: str) -> Exportable:
     return made
 
 
-def _write_files(
-    directory: Path,
-    lowered: Lowered,
-    inputs: tuple[TensorSpec, ...],
-    max_batch_size: int,
-    exported_at: str,
-) -> None:
+def _write_files(directory: Path, lowered: Lowered) -> Manifest:
+    """Write all but the manifest, and return what the files say of themselves."""
     records = {
         ARTIFACT: files.write_atomically(directory / ARTIFACT, [lowered.data]),
         STABLEHLO: files.write_atomically(directory / STABLEHLO, [lowered.computation.module]),
         WEIGHTS: weights.write(directory / WEIGHTS, lowered.parameters),
     }
-    described = Manifest(
-        inputs=inputs,
+    return Manifest(
+        inputs=(),
         outputs=lowered.outputs,
-        max_batch_size=max_batch_size,
+        max_batch_size=0,
         parameters=tuple(lowered.parameters),
         parameters_bytes=sum(array.nbytes for array in lowered.parameters.values()),
         files=records,
         platforms=lowered.computation.platforms,
         jax_version=jax.__version__,
-        exported_at=exported_at,
+        exported_at="",
         durable=durable_of(lowered.computation),
     )
-    manifest.write(directory, described)
 
 
 def _check_target(target: Path, *, overwrite: bool) -> None:
@@ -186,16 +227,50 @@ def _input_specs(inputs: Inputs) -> tuple[TensorSpec, ...]:
     for spec in specs:
         if spec.datatype is BYTES:
             raise InvalidModel(f"input '{spec.name}' is BYTES, which JAX has no arrays of")
-        if any(size < -1 for size in spec.shape) or -1 in spec.shape[1:]:
+        unnamed = -1 in spec.shape[1:] and not isinstance(inputs, Mapping)
+        if unnamed or any(size < -1 for size in spec.shape):
             raise InvalidModel(
                 f"input '{spec.name}' is {spec}, but only the first dimension may be -1"
             )
     return specs
 
 
-def _input_spec(name: str, datatype: str, shape: Sequence[int]) -> TensorSpec:
+def _shapes(inputs: Inputs) -> tuple[tuple[str | int, ...], ...]:
+    """Return the shapes as the author wrote them."""
+    if isinstance(inputs, Mapping):
+        return tuple(tuple(shape) for _, shape in inputs.values())
+    return tuple(spec.shape for spec in inputs)
+
+
+def _checked_sizes(
+    shapes: Sequence[Sequence[str | int]], listed: Mapping[str, Sequence[int]], *, batched: bool
+) -> dict[str, int]:
+    """Return a size for every open dimension that has a name; raises InvalidModel."""
+    names = dict.fromkeys(size for shape in shapes for size in shape if isinstance(size, str))
+    for name in names:
+        if not name.isidentifier() or (batched and name == BATCH_DIMENSION):
+            raise InvalidModel(
+                f"dimension '{name}': expected a name, other than '{BATCH_DIMENSION}' of the batch"
+            )
+    if listed and set(listed) != set(names):
+        known = ", ".join(names) or "none, no dimension is open"
+        raise InvalidModel(f"compiled_shapes: expected sizes for {known}, got {', '.join(listed)}")
+    for name, sizes in listed.items():
+        if not sizes or min(sizes) < 1 or len(set(sizes)) < len(sizes):
+            raise InvalidModel(f"compiled_shapes '{name}': expected sizes, each once, got {sizes}")
+    return {name: min(listed.get(name, [_CHECKED_SIZE])) for name in names}
+
+
+def _input_spec(name: str, datatype: str, shape: Sequence[int | str]) -> TensorSpec:
+    if isinstance(next(iter(shape), 0), str):
+        raise InvalidModel(f"input '{name}': its first dimension has a name, expected a size or -1")
+    if -1 in shape[1:]:
+        raise InvalidModel(
+            f"input '{name}': only the first dimension may be -1, another that is open has a name"
+        )
+    sizes = tuple(-1 if isinstance(size, str) else size for size in shape)
     try:
-        return TensorSpec(name, datatype_named(datatype), tuple(shape))
+        return TensorSpec(name, datatype_named(datatype), sizes)
     except UnknownDatatype as error:
         raise InvalidModel(f"input '{name}': {error}") from error
 

@@ -17,6 +17,7 @@ class IdentityModel:
     """Output i is input i. For testing a wire, and for measuring a server without a model."""
 
     replicas = 1
+    on_demand = None
     batch_limit = 0
     """There is no time per row to lower."""
 

@@ -22,21 +22,23 @@ from xlaserve.errors import InvalidModel, InvalidTensor, LoadCancelled, OutOfMem
 from xlaserve.models import artifact, buckets, manifest, placement, shapes, sites, weights
 from xlaserve.models.buckets import FIXED, BucketPlan
 from xlaserve.models.loaded import LoadContext, ModelInfo, Stage, Value
+from xlaserve.models.on_demand import OnDemandShapes
 from xlaserve.models.programs import (
     Arrays,
     Compiler,
     Copy,
     DeviceParameters,
+    Program,
     Table,
     bucket_shape,
     buckets_of,
     copies_of,
     memory_of,
 )
-from xlaserve.models.shapes import OpenDimensions
+from xlaserve.models.shapes import OpenDimensions, Sizes
 from xlaserve.models.signature import Signature, agreed
 from xlaserve.models.sites import Layout
-from xlaserve.tensors import Tensor, TensorSpec
+from xlaserve.tensors import Shape, Tensor, TensorSpec
 
 PLATFORM = "jax_export"
 
@@ -63,6 +65,12 @@ class DeviceTensor:
             return self.batch
         return self.array.shape[0] if self.array.ndim else 1
 
+    @property
+    def shape(self) -> Shape:
+        """Return its shape, with the real rows."""
+        shape = self.array.shape
+        return shape if self.batch is None else (self.batch, *shape[1:])
+
     def numpy(self) -> Tensor:
         """Fetch the real rows to the host. Blocks until they are computed."""
         return to_host(self.array, self.batch)
@@ -88,6 +96,7 @@ class JaxExportModel:
         self.info = info
         self.replicas = len(replicas)
         self.batch_limit = 0
+        self.on_demand: OnDemandShapes | None = None
         self._model = model
         self._copies = tuple(copies)
         self._by_replica = tuple(copies[index] for index in replicas)
@@ -108,17 +117,26 @@ class JaxExportModel:
         self._compiling = threading.Lock()
 
     def execute(
-        self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
+        self,
+        inputs: Mapping[str, Value],
+        *,
+        resident: bool = False,
+        replica: int = 0,
+        programs: Sequence[Program] | None = None,
     ) -> Mapping[str, Value]:
         """Run the smallest bucket that holds the rows, padded with zeros.
 
-        With `resident` the outputs are DeviceTensors. Raises OutOfMemory.
+        Or, of `programs`, the one of the replica's copy. With `resident` the outputs are
+        DeviceTensors. Raises OutOfMemory.
         """
         copy = self._by_replica[replica]
         values = [inputs[name] for name in self._names]
-        rows = self._rows(values) if self._batched else None
-        table = copy.table if self._dimensions is None else self._sized(copy, values)
-        program = table.program_for(rows or 0)
+        rows = self.rows(values)
+        if programs is None:
+            table = copy.table if self._dimensions is None else self._sized(copy, values)
+            program = table.program_for(rows or 0)
+        else:
+            program = programs[self._copies.index(copy)]
         padded = rows is not None and rows != program.rows
         arguments: Arrays = []
         for index, value in enumerate(values):
@@ -160,15 +178,37 @@ class JaxExportModel:
         """Compile and warm buckets, use them, and take them into `info`."""
         assert self._compiler is not None
         self._compiler.compile(buckets, check_cancelled, on_stage)
-        compiled = buckets_of(self._copies)
+        self._take_stock(self._compiler.seconds)
+        if self._batched and self._independent and self._dimensions is None:
+            self.batch_limit = self._copies[0].table.batch_limit()
+
+    def _take_stock(self, compile_seconds: float, on_demand_compilations: int = 0) -> None:
         self.info = replace(
             self.info,
             memory=memory_of(self._copies, self._constants_bytes, self._module_bytes),
-            compile_seconds=sum(bucket.compile_seconds for bucket in compiled),
-            buckets=compiled,
+            compile_seconds=compile_seconds,
+            buckets=buckets_of(self._copies),
+            on_demand_compilations=on_demand_compilations,
         )
-        if self._batched and self._independent and self._dimensions is None:
-            self.batch_limit = self._copies[0].table.batch_limit()
+
+    def compile_one(self, bucket: int, sizes: Sizes) -> tuple[Program, ...]:
+        """Compile and warm one more program for every copy.
+
+        Raises OutOfMemory, InvalidModel, or LoadCancelled behind `close`.
+        """
+        with self._compiling, invalid_model(self._model, manifest.ARTIFACT):
+            if self._compiler is None:
+                raise LoadCancelled(self._model)
+            return self._compiler.compile_one(bucket, sizes)
+
+    def keep(self, programs: Sequence[tuple[Program, ...]]) -> None:
+        """Take into `info` what there is on demand now: one program more was compiled."""
+        with self._compiling:
+            if self._compiler is None:
+                return
+            for index, copy in enumerate(self._copies):
+                copy.on_demand = tuple(of_copies[index] for of_copies in programs)
+            self._take_stock(self._compiler.seconds, self.info.on_demand_compilations + 1)
 
     def start(
         self,
@@ -182,16 +222,25 @@ class JaxExportModel:
         self._independent = plan.independent
         self._dimensions = dimensions if dimensions.places else None
         self._module_bytes = len(compiler.exported.mlir_module_serialized)
-        if context.background_compile:
+        if context.background_compile and dimensions.combinations:
             self._rest.extend(plan.rest)
+        limit = shapes.on_demand(context.config, context.max_on_demand_shapes)
+        if limit:
+            self.on_demand = OnDemandShapes(
+                self._model,
+                self,
+                self.info.inputs,
+                buckets=plan.sizes,
+                dimensions=dimensions,
+                limit=limit,
+            )
         first = plan.first if self._rest else plan.sizes
         try:
             self.compile_now(first, context.check_cancelled, context.on_stage)
         except BaseException:
             self._drop_compiler()
             raise
-        if not self._rest:
-            self._drop_compiler()
+        self._finish_compiling()
 
     def compile_rest(
         self,
@@ -224,9 +273,12 @@ class JaxExportModel:
                 return False
             self.compile_now(self._rest[:1], check, on_stage)
             del self._rest[0]
-            if not self._rest:
-                self._drop_compiler()
+            self._finish_compiling()
             return True
+
+    def _finish_compiling(self) -> None:
+        if not self._rest and self.on_demand is None:
+            self._drop_compiler()
 
     def _drop_compiler(self) -> None:
         if self._compiler is not None:
@@ -246,13 +298,20 @@ class JaxExportModel:
             self._drop_compiler()
             for copy in self._copies:
                 copy.clear()
+            if self.on_demand is not None:
+                self.on_demand.clear()
         deadline = time.monotonic() + _LETTING_GO_SECONDS
         while any(memory() is not None for memory in self._host) and time.monotonic() < deadline:
             gc.collect(0)
             time.sleep(_LOOK_SECONDS)
 
-    def _rows(self, values: Sequence[Value]) -> int:
-        """Return the rows of a request; raises InvalidTensor unless all inputs have as many."""
+    def rows(self, values: Sequence[Value]) -> int | None:
+        """Return the rows of a request; None without a batch dimension.
+
+        Raises InvalidTensor unless all inputs have as many.
+        """
+        if not self._batched:
+            return None
         first = values[0]
         rows = len(first) if type(first) is np.ndarray else _rows(first)
         if rows > self._most_rows or len(values) > 1:
@@ -288,6 +347,7 @@ def load(directory: Path, context: LoadContext) -> JaxExportModel:
     Raises InvalidModel, OutOfMemory, or what `context.check_cancelled` raises.
     """
     described = manifest.read(directory)
+    context = replace(context, config=context.config.with_defaults(described.defaults))
     signature = agreed(
         Signature(described.inputs, described.outputs, described.max_batch_size), context.config
     )

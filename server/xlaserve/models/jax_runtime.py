@@ -83,12 +83,6 @@ def _start_backend(device: str) -> str:
         raise DeviceUnavailable(device, str(error) or "JAX cannot use it") from error
 
 
-def memory_limit_bytes() -> int | None:
-    """Return how much memory the first device lets this process have; None for the CPU."""
-    statistics = jax.local_devices()[0].memory_stats()
-    return None if statistics is None else statistics.get("bytes_limit")
-
-
 _releases = itertools.count(1)
 
 

@@ -1,12 +1,15 @@
 """What every kind of loaded model offers to the core, whatever it is made of."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol, TypeAlias
 
 from xlaserve.models.config import ModelConfig
-from xlaserve.tensors import Tensor, TensorSpec
+from xlaserve.tensors import Shape, Tensor, TensorSpec
+
+MAX_ON_DEMAND_SHAPES = 64
+"""The most shapes of one model that are compiled on request, unless a setting says otherwise."""
 
 
 class Resident(Protocol):
@@ -18,6 +21,11 @@ class Resident(Protocol):
     @property
     def rows(self) -> int:
         """Return how many of its rows are real."""
+        ...
+
+    @property
+    def shape(self) -> Shape:
+        """Return its shape, with the real rows."""
         ...
 
     def numpy(self) -> Tensor:
@@ -42,6 +50,10 @@ class ModelMemory:
     per_device: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """The same bytes by the device that holds them: `cpu:0`, `cuda:1`. Empty where a kind of model
     does not know; otherwise the sum is `total_bytes`."""
+
+    def on_devices(self, first: str) -> Mapping[str, int]:
+        """Return what each device holds: all on the first where that is not known."""
+        return self.per_device or {first: self.total_bytes}
 
     @property
     def total_bytes(self) -> int:
@@ -80,8 +92,11 @@ class ModelInfo:
     """The most rows of one request; 0 where the first dimension is not a batch."""
     memory: ModelMemory = field(default_factory=ModelMemory)
     compile_seconds: float = 0.0
+    """Since the load began; of what was dropped again too."""
     buckets: tuple[Bucket, ...] = ()
-    """What is compiled by now, ascending."""
+    """What is compiled by now: with the load, ascending, and then on demand."""
+    on_demand_compilations: int = 0
+    """How often a request was the first to ask for its shape."""
 
     @property
     def is_ragged(self) -> bool:
@@ -89,8 +104,52 @@ class ModelInfo:
         return any(-1 in spec.shape[1:] for spec in self.inputs)
 
 
-class LoadedModel(Protocol):
+class Executable(Protocol):
+    """A model, or what is compiled of it for one shape."""
+
+    def execute(
+        self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
+    ) -> Mapping[str, Value]:
+        """Run once, on inputs that were checked against `info.inputs`. Blocks.
+
+        With `resident` the outputs may stay on the device; otherwise all are host arrays.
+        Raises OutOfMemory when the device has no room.
+        """
+        ...
+
+
+class OnDemand(Protocol):
+    """The shapes of a model that are compiled when a request first asks for them. Thread-safe.
+
+    There is a bound to their number: the one that was not asked for longest is dropped.
+    """
+
+    def shape_of(self, inputs: Mapping[str, Value]) -> Hashable:
+        """Return the shape that inputs need compiled; None where the load compiled it.
+
+        Raises InvalidTensor for sizes that contradict one another.
+        """
+        ...
+
+    def find(self, shape: Hashable) -> Executable | None:
+        """Return what is compiled for a shape, and serves whoever holds it; None if it is not."""
+        ...
+
+    def compile(self, shape: Hashable) -> Executable:
+        """Compile and warm a shape, and take it into `info`. Blocks.
+
+        Raises OutOfMemory, or InvalidModel where the model cannot be compiled for it.
+        """
+        ...
+
+
+class LoadedModel(Executable, Protocol):
     """One model version in memory, ready to execute. Thread-safe; knows no asyncio."""
+
+    @property
+    def on_demand(self) -> OnDemand | None:
+        """Return what compiles other shapes; None where the load compiled all there are."""
+        ...
 
     @property
     def info(self) -> ModelInfo:
@@ -108,16 +167,6 @@ class LoadedModel(Protocol):
 
         1 where batching gains nothing, 0 where requests must not be put together: there is no
         batch dimension, its rows depend on one another, or other dimensions are open.
-        """
-        ...
-
-    def execute(
-        self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
-    ) -> Mapping[str, Value]:
-        """Run once, on inputs that were checked against `info.inputs`. Blocks.
-
-        With `resident` the outputs may stay on the device; otherwise all are host arrays.
-        Raises OutOfMemory when the device has no room.
         """
         ...
 
@@ -180,3 +229,5 @@ class LoadContext:
     """Whether the load may end with the smallest and the largest bucket; `compile_rest` follows."""
     mmap_parameters: bool = False
     """Whether parameters may stay in their file, mapped into memory, instead of being read."""
+    max_on_demand_shapes: int = MAX_ON_DEMAND_SHAPES
+    """The most shapes that a model may ask to have compiled on request."""

@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -10,6 +11,7 @@ from xlaserve.errors import InvalidModel
 from xlaserve.models import manifest, placement, sizes
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import LoadContext, LoadedModel, Stage
+from xlaserve.models.placement import ONE_CPU, Devices, device_name
 
 
 class _Load(Protocol):
@@ -27,7 +29,8 @@ class Loader:
     seconds to import and the port opens before."""
     sniff: Callable[[Path], bool]
     """Tells from the files of a version directory, or from a file, whether it is of this kind."""
-    predict_size: Callable[[Path], int]
+    predict_size: Callable[[Path, sizes.Parts], int]
+    """Returns the bytes on each device, told into how many parts parameters are split."""
 
 
 _ARTIFACT_SUFFIX = Path(manifest.ARTIFACT).suffix
@@ -48,7 +51,7 @@ def _never(directory: Path) -> bool:
 LOADERS = (
     Loader("jax_export", "xlaserve.models.jax_export", _has_manifest, sizes.predict_exported),
     Loader("jax_export", "xlaserve.models.single_file", _is_artifact, sizes.predict_single_file),
-    Loader("identity", "xlaserve.models.identity", _never, lambda directory: 0),
+    Loader("identity", "xlaserve.models.identity", _never, lambda directory, parts: 0),
 )
 """In the order in which they are tried. A new kind of model is a row here and a module."""
 
@@ -66,13 +69,22 @@ def load(path: Path, context: LoadContext) -> LoadedModel:
     return function(path, context)
 
 
-def predict_size(path: Path, config: ModelConfig | None = None) -> int:
-    """Return how many bytes the model will need, from its headers alone; raises InvalidModel.
+def predict_size(
+    path: Path, config: ModelConfig | None = None, devices: Devices = ONE_CPU
+) -> dict[str, int]:
+    """Return how many bytes the model will need on each device, from its headers alone.
 
-    With a copy for each device that the configuration names.
+    Raises InvalidModel, also where the configuration asks for a device that is not there.
     """
     config = config or ModelConfig()
-    return _loader_for(path, config).predict_size(path) * placement.copies(config)
+    wanted = placement.read(config, devices.platform)
+    # A model may go to the CPU of a server with GPUs.
+    present = devices.count if wanted.platform == devices.platform else 1
+    used = set(wanted.seats(present))
+    row, sharding = _loader_for(path, config), wanted.sharding
+    parts = partial(sharding.parts, devices=len(used)) if sharding else sizes.whole
+    size = row.predict_size(path, parts)
+    return {device_name(wanted.platform, index): size for index in sorted(used)}
 
 
 def _loader_for(path: Path, config: ModelConfig) -> Loader:

@@ -5,7 +5,8 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import jax
 import jax.export
@@ -22,6 +23,10 @@ from xlaserve.tensors import Tensor, TensorSpec, describe
 
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 _CHECKED_ROWS = 3
+_HINTS = (
+    " (its batch dimension has no size while it is traced)",
+    " (its open dimensions have no size while it is traced)",
+)
 _RANDOM_INTEGERS_BELOW = 8
 _TOLERANCES = {"FP64": 1e-9, "FP32": 1e-4, "FP16": 2e-2, "BF16": 5e-2}
 """Relative and absolute. The same operations run, but XLA may fuse them differently."""
@@ -39,33 +44,76 @@ class Lowered:
     outputs: tuple[TensorSpec, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class OpenShapes:
+    """Which dimensions of the inputs have no size while a function is traced."""
+
+    batched: bool
+    """Whether the first ones have none, and are a batch."""
+    independent: bool = True
+    """Whether each row of it is computed from itself alone."""
+    names: Sequence[Sequence[str | int]] = ()
+    """The shapes of the inputs, with a name for each other one; empty where there is none."""
+    checked: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """By name, the size that the artifact is run back with."""
+
+    def shapes(self, inputs: Sequence[TensorSpec]) -> list[tuple[object, ...]]:
+        """Return the shapes of the inputs with symbols for what is open; raises InvalidModel."""
+        scope = jax.export.SymbolicScope()
+        try:
+            symbols: dict[str | int, object] = {
+                name: jax.export.symbolic_shape(name, scope=scope)[0]
+                for name in (BATCH_DIMENSION, *self.checked)
+            }
+        except ValueError as error:
+            raise InvalidModel(f"a dimension has a name that JAX cannot use: {error}") from error
+        symbols[-1] = symbols[BATCH_DIMENSION]
+        return [
+            tuple(symbols.get(size, size) for size in shape)
+            for shape in self.names or [spec.shape for spec in inputs]
+        ]
+
+    def checked_shapes(self, inputs: Sequence[TensorSpec]) -> list[tuple[int, ...]]:
+        """Return the shapes of the inputs that the artifact is run back with."""
+        written = self.names or [spec.shape for spec in inputs]
+        return [tuple(self._checked(size) for size in shape) for shape in written]
+
+    def _checked(self, size: str | int) -> int:
+        if isinstance(size, str):
+            return self.checked[size]
+        return _CHECKED_ROWS if size == -1 else size
+
+
 def lower(
     fn: Callable[..., object],
     params: object,
     inputs: Sequence[TensorSpec],
     *,
     outputs: Sequence[str] | None,
-    batched: bool,
+    shapes: OpenShapes,
     platforms: Sequence[str],
     x64: bool | None,
 ) -> Lowered:
     """Export `fn(params, *inputs)` with the arrays of `params` as arguments, and run it back.
 
     Raises InvalidModel when it cannot be traced, is not what the inputs and outputs say, gives
-    something else than `fn` on random inputs, or mixes the rows of a batch.
+    something else than `fn` on random inputs, or mixes the rows of an independent batch.
     """
     _check_platforms(platforms)
     wide = _is_wide(params, inputs, x64)
     with jax.enable_x64(wide), _no_source_locations():
         function = _Flat(fn, flatten(params, x64=wide), outputs)
-        exported = _export(function, inputs, platforms, batched=batched)
-        batch = BATCH_DIMENSION if batched else None
-        specs = artifact.specs_of("output", function.output_names, exported.out_avals, batch)
+        exported = _export(function, inputs, platforms, shapes)
+        batch = BATCH_DIMENSION if shapes.batched else None
+        sized = bool(shapes.checked)
+        specs = artifact.specs_of(
+            "output", function.output_names, exported.out_avals, batch, sized=sized
+        )
         computation = lasting(exported)
         data = to_file(exported, computation)
         artifact.deserialize(bytearray(data), jax.__version__)
         read_back = artifact.from_computation(computation, jax.__version__)
-        _check_runs_alike(read_back, function, inputs, specs, batched=batched)
+        _check_runs_alike(read_back, function, inputs, specs, shapes)
     return Lowered(data, computation, function.parameters.arrays, specs)
 
 
@@ -157,12 +205,11 @@ def _array(name: str, value: object) -> jax.Array:
 
 
 def _export(
-    function: _Flat, inputs: Sequence[TensorSpec], platforms: Sequence[str], *, batched: bool
+    function: _Flat, inputs: Sequence[TensorSpec], platforms: Sequence[str], shapes: OpenShapes
 ) -> Exported:
-    batch = jax.export.symbolic_shape(BATCH_DIMENSION) if batched else ()
     arguments = [
-        jax.ShapeDtypeStruct((*batch, *spec.shape[len(batch) :]), spec.datatype.dtype)
-        for spec in inputs
+        jax.ShapeDtypeStruct(shape, spec.datatype.dtype)
+        for spec, shape in zip(inputs, shapes.shapes(inputs), strict=True)
     ]
 
     def model(parameters: list[jax.Array], inputs: list[jax.Array]) -> list[jax.Array]:
@@ -175,7 +222,7 @@ def _export(
     except InvalidModel:
         raise
     except Exception as error:
-        hint = " (its batch dimension has no size while it is traced)" if batched else ""
+        hint = _HINTS[bool(shapes.checked)] if shapes.batched or shapes.checked else ""
         raise InvalidModel(f"the function cannot be exported{hint}: {error}") from error
 
 
@@ -187,35 +234,30 @@ def _check_runs_alike(
     function: _Flat,
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
-    *,
-    batched: bool,
+    shapes: OpenShapes,
 ) -> None:
     leaves = list(function.parameters.arrays.values())
-    arguments = _random_inputs(inputs)
+    arguments = _random_inputs(inputs, shapes.checked_shapes(inputs))
     run_back = jax.jit(exported.call)
     # Lowered first, because numpy arrays would not say which parameters are weakly typed.
     lowered = jax.jit(function.__call__).lower(function.abstract_leaves(), arguments)
     expected = lowered.compile()(leaves, arguments)
     got = run_back(leaves, arguments)
     _check_close(outputs, expected, got, "the artifact does not give what the function gives")
-    if batched:
+    if shapes.batched and shapes.independent:
         more = run_back(leaves, [_with_zero_row(argument) for argument in arguments])
         rows = [output[:_CHECKED_ROWS] for output in more]
         _check_close(
             outputs,
             got,
             rows,
-            "a row depends on the other rows of its batch, export it with max_batch_size=0 and "
-            "fixed shapes",
+            "a row depends on the other rows of its batch, export it with batch_independent=False",
         )
 
 
-def _random_inputs(specs: Sequence[TensorSpec]) -> list[Tensor]:
+def _random_inputs(specs: Sequence[TensorSpec], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
     random = np.random.default_rng(0)
-    return [
-        _random(random, [_CHECKED_ROWS if size == -1 else size for size in spec.shape], spec)
-        for spec in specs
-    ]
+    return [_random(random, shape, spec) for spec, shape in zip(specs, shapes, strict=True)]
 
 
 def _random(random: np.random.Generator, shape: Sequence[int], spec: TensorSpec) -> Tensor:

@@ -1,7 +1,7 @@
 """The `model.json` of a version directory: what an exported model takes, gives and consists of."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -28,8 +28,9 @@ WEIGHTS = "params.safetensors"
 KIND = "jax_export"
 """The one kind of model that has a manifest so far."""
 
-FORMAT_VERSION = 2
-"""Of manifests with a durable part; those of version 1 have none."""
+FORMAT_VERSION = 3
+"""Of manifests that say something of shapes; those of version 2 do not, and those of version 1 have
+no durable part either."""
 
 LIMIT_BYTES = 1 << 20
 
@@ -73,6 +74,26 @@ class Manifest:
     """RFC 3339, in UTC."""
     durable: Durable | None = None
     """None where there is no StableHLO file, only what `jax.export` wrote."""
+    batch_independent: bool = True
+    """Whether a row of a batch is computed from itself alone; otherwise nothing is padded."""
+    compiled_shapes: Mapping[str, tuple[int, ...]] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    """The sizes to compile of dimensions besides the batch that are open, by their names."""
+    max_on_demand_shapes: int = 0
+    """For how many other sizes programs are kept that requests ask for."""
+
+    @property
+    def defaults(self) -> Mapping[str, str]:
+        """Return what it says of shapes as parameters of a configuration, which may say more."""
+        said: dict[str, str] = {}
+        if not self.batch_independent:
+            said["batch_independent"] = "false"
+        if self.compiled_shapes:
+            said["compiled_shapes"] = msgspec.json.encode(dict(self.compiled_shapes)).decode()
+        if self.max_on_demand_shapes:
+            said["max_on_demand_shapes"] = str(self.max_on_demand_shapes)
+        return said
 
 
 class _Tensor(msgspec.Struct, forbid_unknown_fields=True):
@@ -109,6 +130,9 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     parameters: list[str]
     files: dict[str, _File]
     durable: _Durable | None = None
+    batch_independent: bool = True
+    compiled_shapes: dict[str, list[int]] = {}
+    max_on_demand_shapes: int = 0
 
 
 class _Kind(msgspec.Struct):
@@ -162,6 +186,11 @@ def _from_document(document: _Document) -> Manifest:
         jax_version=document.jax_version,
         exported_at=document.exported_at,
         durable=_durable(document.durable),
+        batch_independent=document.batch_independent,
+        compiled_shapes=MappingProxyType(
+            {name: tuple(sizes) for name, sizes in document.compiled_shapes.items()}
+        ),
+        max_on_demand_shapes=document.max_on_demand_shapes,
     )
     _check_files(manifest)
     _check_durable(manifest)
@@ -171,7 +200,7 @@ def _from_document(document: _Document) -> Manifest:
 
 def _to_document(manifest: Manifest) -> _Document:
     return _Document(
-        format_version=1 if manifest.durable is None else FORMAT_VERSION,
+        format_version=_version_of(manifest),
         kind=KIND,
         jax_version=manifest.jax_version,
         exported_at=manifest.exported_at,
@@ -186,7 +215,17 @@ def _to_document(manifest: Manifest) -> _Document:
             for name, record in sorted(manifest.files.items())
         },
         durable=_to_durable(manifest.durable),
+        batch_independent=manifest.batch_independent,
+        compiled_shapes={name: list(sizes) for name, sizes in manifest.compiled_shapes.items()},
+        max_on_demand_shapes=manifest.max_on_demand_shapes,
     )
+
+
+def _version_of(manifest: Manifest) -> int:
+    """Return the lowest version that has what a manifest says: older servers read those."""
+    if manifest.defaults:
+        return FORMAT_VERSION
+    return 1 if manifest.durable is None else 2
 
 
 def _durable(durable: _Durable | None) -> Durable | None:
@@ -272,6 +311,8 @@ def _check_durable(manifest: Manifest) -> None:
 
 
 def _check_batch(manifest: Manifest) -> None:
+    if manifest.max_on_demand_shapes < 0:
+        raise _invalid("max_on_demand_shapes is less than 0")
     if not 0 <= manifest.max_batch_size <= MAX_BATCH_SIZE:
         raise _invalid(f"max_batch_size is not between 0 and {MAX_BATCH_SIZE}")
     if not manifest.max_batch_size:

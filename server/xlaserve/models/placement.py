@@ -5,8 +5,9 @@ rest: `devices` ("0,2" or "all"), `placement` ("replica" or "shard"), and for a 
 `partition`, `{"layers/*/w": [null, "model"]}`, and `mesh`, "data=2,model=4".
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from math import prod
 from types import MappingProxyType
 from typing import NoReturn, TypeAlias
@@ -38,12 +39,47 @@ _KINDS: Mapping[int, str] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Devices:
+    """The devices of a server."""
+
+    platform: str
+    """A JAX platform: cpu, cuda or tpu."""
+    count: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return them as memory is booked on them."""
+        return tuple(device_name(self.platform, index) for index in range(self.count))
+
+
+ONE_CPU = Devices("cpu", 1)
+
+
+def device_name(platform: str, index: int) -> str:
+    """Return a device as memory is booked on it: `cpu:0`."""
+    # Not what a device calls its platform: one of CUDA says gpu.
+    return f"{platform}:{index}"
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
     """Some devices with the same number of copies on each."""
 
     devices: tuple[int, ...] | None = (0,)
     """By index among the devices of the platform; None for all of them."""
     count: int = 1
+
+    def indexes(self, platform: str, present: int) -> Sequence[int]:
+        """Return the devices out of so many; raises InvalidModel for one that is not there."""
+        if self.devices is None:
+            return range(present)
+        for index in self.devices:
+            if not 0 <= index < present:
+                raise InvalidModel(
+                    f"device {index} is asked for, this server has {present} of {platform}, "
+                    "counted from 0"
+                )
+        return self.devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +91,18 @@ class Sharding:
     partition: Mapping[str, tuple[Axes, ...]]
     """Glob of parameter names -> what each dimension is split over; the first that fits counts."""
 
+    def rule(self, name: str) -> tuple[Axes, ...] | None:
+        """Return what the dimensions of a parameter are split over; None where no rule fits."""
+        return next(
+            (axes for glob, axes in self.partition.items() if fnmatchcase(name, glob)), None
+        )
+
+    def parts(self, name: str, devices: int) -> int:
+        """Return into how many parts a parameter is split over so many devices."""
+        mesh = mesh_of(self, devices)
+        split = (axis for axes in self.rule(name) or () for axis in axis_names(axes))
+        return prod(mesh.get(axis, 1) for axis in split)
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -65,6 +113,12 @@ class Placement:
     groups: tuple[Group, ...] = field(default=(Group(),))
     """Exactly one for a model that is sharded."""
     sharding: Sharding | None = None
+
+    def seats(self, present: int) -> Iterator[int]:
+        """Yield the device of each replica, out of so many: one on each, then the second ones."""
+        for group in self.groups:
+            for _ in range(group.count):
+                yield from group.indexes(self.platform, present)
 
 
 def read(config: ModelConfig, platform: str) -> Placement:
@@ -82,12 +136,9 @@ def read(config: ModelConfig, platform: str) -> Placement:
     return Placement(platform, groups, sharding)
 
 
-def copies(config: ModelConfig) -> int:
-    """Return how many copies of the parameters a configuration names; 1 where JAX has to tell."""
-    placement = read(config, "cuda")
-    if placement.sharding is not None:
-        return 1
-    return len({index for group in placement.groups for index in group.devices or (0,)})
+def axis_names(axes: Axes) -> tuple[str, ...]:
+    """Return what one dimension is split over, as names of axes."""
+    return () if axes is None else (axes,) if isinstance(axes, str) else axes
 
 
 def _refuse(parameter: str, expected: str, got: str) -> NoReturn:

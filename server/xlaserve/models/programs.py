@@ -150,7 +150,16 @@ class Table:
 class Copy:
     """One copy of a model: its parameters at a site, and what is compiled for them there."""
 
-    __slots__ = ("leaves", "leaves_bytes", "outputs", "replicas", "site", "table", "tables")
+    __slots__ = (
+        "leaves",
+        "leaves_bytes",
+        "on_demand",
+        "outputs",
+        "replicas",
+        "site",
+        "table",
+        "tables",
+    )
 
     def __init__(self, site: Site, leaves: Sequence[jax.Array], replicas: int) -> None:
         self.site = site
@@ -161,6 +170,8 @@ class Copy:
         self.table = Table()
         """What serves, where no dimension but the batch is open; else the largest sizes."""
         self.tables: dict[Sizes, Table] = {}
+        self.on_demand: tuple[Program, ...] = ()
+        """What was compiled because a request asked for it."""
         self.outputs = site.outputs
 
     def add(self, program: Program) -> None:
@@ -172,14 +183,16 @@ class Copy:
 
     @property
     def programs(self) -> list[Program]:
-        """Return all there are, by sizes and then by rows."""
-        return [program for sizes in sorted(self.tables) for program in self.tables[sizes].programs]
+        """Return all there are: those of the load by sizes and then by rows."""
+        of_load = [found for sizes in sorted(self.tables) for found in self.tables[sizes].programs]
+        return [*of_load, *self.on_demand]
 
     def clear(self) -> None:
         """Drop parameters and executables."""
         self.leaves.clear()
         self.table = Table()
         self.tables = {}
+        self.on_demand = ()
 
 
 def copies_of(layout: Layout, parameters: DeviceParameters) -> tuple[Copy, ...]:
@@ -203,6 +216,8 @@ class Compiler:
         dimensions: OpenDimensions,
     ) -> None:
         self.exported = exported
+        self.seconds = 0.0
+        """What compilation took by now."""
         self._dimensions = dimensions
         self._constants = constants
         self._signature = signature
@@ -221,6 +236,21 @@ class Compiler:
             for sizes in self._dimensions.combinations
             for copy in self._copies
         ]
+        for copy, program in self._made(work, check_cancelled, on_stage):
+            copy.add(program)
+
+    def compile_one(self, bucket: int, sizes: Sizes) -> tuple[Program, ...]:
+        """Return a program for each copy, which no request uses yet."""
+        work = [(copy, bucket, sizes) for copy in self._copies]
+        return tuple(program for _, program in self._made(work))
+
+    def _made(
+        self,
+        work: Sequence[tuple[Copy, int, Sizes]],
+        check_cancelled: Callable[[], None] = lambda: None,
+        on_stage: Callable[[Stage], None] = lambda stage: None,
+    ) -> list[tuple[Copy, Program]]:
+        """Compile, execute and measure, in this order for all."""
         made: list[tuple[jax.stages.Compiled, float]] = []
         for step, one in enumerate(work, start=1):
             check_cancelled()
@@ -237,8 +267,8 @@ class Compiler:
         for _ in range(_LOOKS_AGAIN):
             check_cancelled()
             ready = [(copy, self._looked_at_again(copy, program)) for copy, program in ready]
-        for copy, program in ready:
-            copy.add(program)
+        self.seconds += sum(program.compile_seconds for _, program in ready)
+        return ready
 
     def _looked_at_again(self, copy: Copy, program: Program) -> Program:
         """Return the program with the quickest run of this look too, if there is time for one."""
@@ -377,7 +407,7 @@ def memory_of(copies: Sequence[Copy], constants_bytes: int, module_bytes: int) -
         own = (
             copy.leaves_bytes,
             constants_bytes * len(programs),
-            copy.replicas * max(program.scratch_bytes for program in programs),
+            copy.replicas * max((program.scratch_bytes for program in programs), default=0),
             sum(program.executable_bytes for program in programs),
         )
         per_device.update(dict.fromkeys(devices, sum(own)))

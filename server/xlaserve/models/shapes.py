@@ -1,4 +1,8 @@
-"""The sizes of open dimensions other than the batch, for each of which a model is compiled."""
+"""The sizes of open dimensions other than the batch, for each of which a model is compiled.
+
+Those that a configuration lists are compiled with the load. Others may be compiled when a request
+first asks for them, where the configuration allows a number of them.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,11 +14,14 @@ from jax.core import ShapedArray
 
 from xlaserve.errors import InvalidModel, InvalidTensor
 from xlaserve.models.config import ModelConfig
-from xlaserve.tensors import Tensor, TensorSpec, describe
+from xlaserve.tensors import Shape, Tensor, TensorSpec, describe
 
 COMPILED_SHAPES = "compiled_shapes"
 """The parameter of a configuration that lists the sizes: "128,512", or by the names that the
 dimensions have in the artifact, `{"s": [128, 512], "t": [8]}`."""
+
+MAX_ON_DEMAND_SHAPES = "max_on_demand_shapes"
+"""The parameter that says for how many other shapes programs are kept."""
 
 MAX_COMBINATIONS = 64
 """The most that a model is compiled for, each with every batch size."""
@@ -42,6 +49,20 @@ class OpenDimensions:
             for spec, shape in zip(inputs, shapes, strict=True)
         )
 
+    def asked(self, model: str, inputs: Sequence[TensorSpec], shapes: Sequence[Shape]) -> Sizes:
+        """Return the sizes of a request, whatever they are.
+
+        Raises InvalidTensor for one of 0, and for two of the same dimension.
+        """
+        found: dict[int, int] = {}
+        for index, axis, dimension in self.places:
+            size = shapes[index][axis]
+            if not size or found.setdefault(dimension, size) != size:
+                spec, wanted = inputs[index], found.get(dimension, "1 or more")
+                expected, got = f"dimension {axis} of size {wanted}", f"size {size}"
+                raise InvalidTensor(model, "input", spec.name, expected, got)
+        return tuple(found[dimension] for dimension in sorted(found))
+
     def sizes_of(
         self, model: str, inputs: Sequence[TensorSpec], tensors: Sequence[Tensor]
     ) -> Sizes:
@@ -60,8 +81,22 @@ class OpenDimensions:
 
 
 def is_sized(config: ModelConfig) -> bool:
-    """Tell whether a configuration gives sizes to open dimensions."""
-    return COMPILED_SHAPES in config.parameters
+    """Tell whether a configuration gives sizes to open dimensions, or lets requests do so."""
+    return COMPILED_SHAPES in config.parameters or bool(on_demand(config))
+
+
+def on_demand(config: ModelConfig, most: int | None = None) -> int:
+    """Return for how many shapes a model may be compiled on request; raises InvalidModel.
+
+    `most` is what the server allows any model.
+    """
+    text = config.parameters.get(MAX_ON_DEMAND_SHAPES, "0").strip()
+    if not text.isdecimal():
+        _refuse(MAX_ON_DEMAND_SHAPES, "a number of shapes", f"'{text[:64]}'")
+    if most is not None and int(text) > most:
+        allowed = f"{most} at most, which is the server's {MAX_ON_DEMAND_SHAPES}"
+        _refuse(MAX_ON_DEMAND_SHAPES, allowed, text[:64])
+    return int(text)
 
 
 def read(
@@ -85,16 +120,19 @@ def read(
             if name not in names:
                 names.append(name)
             places.append((index, axis, names.index(name)))
+    if not names:
+        written = COMPILED_SHAPES if COMPILED_SHAPES in config.parameters else MAX_ON_DEMAND_SHAPES
+        _refuse(written, "open dimensions besides the batch", "none in the artifact")
+    if COMPILED_SHAPES not in config.parameters:
+        return OpenDimensions((), tuple(places))
     sizes = _sizes(config.parameters[COMPILED_SHAPES], names)
     combinations = tuple(product(*(sizes[name] for name in names)))
     if len(combinations) > MAX_COMBINATIONS:
-        _refuse(f"{MAX_COMBINATIONS} combinations at most", str(len(combinations)))
+        _refuse(COMPILED_SHAPES, f"{MAX_COMBINATIONS} combinations at most", str(len(combinations)))
     return OpenDimensions(combinations, tuple(places))
 
 
 def _sizes(text: str, names: Sequence[str]) -> Mapping[str, list[int]]:
-    if not names:
-        _refuse("open dimensions besides the batch", "none in the artifact")
     short = len(names) == 1 and not text.lstrip().startswith("{")
     try:
         written = f'{{"{names[0]}":[{text}]}}' if short else text
@@ -104,9 +142,9 @@ def _sizes(text: str, names: Sequence[str]) -> Mapping[str, list[int]]:
     if set(sizes) != set(names) or not all(
         found and min(found) > 0 and len(set(found)) == len(found) for found in sizes.values()
     ):
-        _refuse(f"sizes for each of {', '.join(names)}", f"'{text[:64]}'")
+        _refuse(COMPILED_SHAPES, f"sizes for each of {', '.join(names)}", f"'{text[:64]}'")
     return {name: sorted(found) for name, found in sizes.items()}
 
 
-def _refuse(expected: str, got: str) -> NoReturn:
-    raise InvalidModel(f"parameter '{COMPILED_SHAPES}': expected {expected}, got {got}")
+def _refuse(parameter: str, expected: str, got: str) -> NoReturn:
+    raise InvalidModel(f"parameter '{parameter}': expected {expected}, got {got}")

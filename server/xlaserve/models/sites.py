@@ -3,7 +3,7 @@
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -14,7 +14,16 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models.placement import DATA_AXIS, Axes, Group, Placement, Sharding, mesh_of
+from xlaserve.models.placement import (
+    DATA_AXIS,
+    Axes,
+    Devices,
+    Placement,
+    Sharding,
+    axis_names,
+    device_name,
+    mesh_of,
+)
 from xlaserve.tensors import Shape
 
 _NO_RULES: Mapping[str, tuple[Axes, ...]] = {}
@@ -37,7 +46,7 @@ class Site:
     @property
     def device_names(self) -> tuple[str, ...]:
         """Return the devices as memory is booked on them: `cpu:0`."""
-        return tuple(_name(self._platform, device.id) for device in self.devices)
+        return tuple(device_name(self._platform, device.id) for device in self.devices)
 
     @property
     def rules(self) -> Mapping[str, tuple[Axes, ...]]:
@@ -76,7 +85,7 @@ class Site:
                 self._check_shape(name, parameters[name])
 
     def _rule(self, name: str) -> tuple[Axes, ...] | None:
-        return next((spec for glob, spec in self.rules.items() if fnmatchcase(name, glob)), None)
+        return None if self._sharding is None else self._sharding.rule(name)
 
     def _split(self, spec: tuple[Axes, ...]) -> jax.sharding.Sharding:
         if self._mesh is None:
@@ -92,7 +101,7 @@ class Site:
 
     def _check_axes(self, glob: str, spec: tuple[Axes, ...]) -> None:
         assert self._mesh is not None
-        used = [axis for axes in spec for axis in _names(axes)]
+        used = [axis for axes in spec for axis in axis_names(axes)]
         for axis in used:
             if axis not in self._mesh.shape:
                 known = ", ".join(map(repr, self._mesh.shape))
@@ -110,7 +119,7 @@ class Site:
                 f"parameter '{name}' has {len(shape)} dimensions, its partition rule {len(spec)}"
             )
         for dimension, axes in enumerate(spec):
-            parts = prod(self._mesh.shape.get(axis, 1) for axis in _names(axes))
+            parts = prod(self._mesh.shape.get(axis, 1) for axis in axis_names(axes))
             if shape[dimension] % parts:
                 raise InvalidModel(
                     f"parameter '{name}': dimension {dimension} of {list(shape)} cannot be split "
@@ -132,16 +141,21 @@ def layout(placement: Placement) -> Layout:
     present = jax.local_devices(backend=placement.platform)
     if placement.sharding is not None:
         (group,) = placement.groups
-        devices = [present[index] for index in _indexes(group, placement)]
+        devices = [present[index] for index in group.indexes(placement.platform, len(present))]
         site = Site(devices, placement.sharding, platform=placement.platform)
         _ = site.outputs  # the mesh fits, or the load ends here
         return Layout((site,), (0,) * group.count)
-    seats = list(_seats(placement))
+    seats = list(placement.seats(len(present)))
     used = list(dict.fromkeys(seats))
     return Layout(
         tuple(Site([present[index]], platform=placement.platform) for index in used),
         tuple(used.index(seat) for seat in seats),
     )
+
+
+def devices(platform: str) -> Devices:
+    """Return the devices of a platform."""
+    return Devices(platform, len(jax.local_devices(backend=platform)))
 
 
 def memory(platform: str) -> dict[str, tuple[int, int]]:
@@ -151,34 +165,5 @@ def memory(platform: str) -> dict[str, tuple[int, int]]:
         statistics = device.memory_stats()
         if statistics is not None:
             in_use, limit = statistics.get("bytes_in_use", 0), statistics.get("bytes_limit", 0)
-            found[_name(platform, device.id)] = (in_use, limit)
+            found[device_name(platform, device.id)] = (in_use, limit)
     return found
-
-
-def _name(platform: str, index: int) -> str:
-    # Not what a device calls its platform: one of CUDA says gpu.
-    return f"{platform}:{index}"
-
-
-def _seats(placement: Placement) -> Iterator[int]:
-    """Yield the device of each replica: one on each device, then the second ones."""
-    for group in placement.groups:
-        for _ in range(group.count):
-            yield from _indexes(group, placement)
-
-
-def _indexes(group: Group, placement: Placement) -> Sequence[int]:
-    count = len(jax.local_devices(backend=placement.platform))
-    if group.devices is None:
-        return range(count)
-    for index in group.devices:
-        if not 0 <= index < count:
-            raise InvalidModel(
-                f"device {index} is asked for, this server has {count} of {placement.platform}, "
-                "counted from 0"
-            )
-    return group.devices
-
-
-def _names(axes: Axes) -> tuple[str, ...]:
-    return () if axes is None else (axes,) if isinstance(axes, str) else axes

@@ -1,6 +1,8 @@
 """What a model will need in memory, predicted from its headers without JAX."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 from xlaserve.errors import InvalidModel
 from xlaserve.models import files, manifest, weights
@@ -19,15 +21,28 @@ COPIES_WHILE_COMPILED = 8
 copy stays."""
 
 
-def predict_exported(directory: Path) -> int:
-    """Return the bytes that a model with a manifest will need, compiled; raises InvalidModel."""
+Parts: TypeAlias = Callable[[str], int]
+"""Tells into how many parts a parameter is split, each on a device of its own."""
+
+
+def whole(name: str) -> int:
+    """Leave a parameter in one part."""
+    return 1
+
+
+def predict_exported(directory: Path, parts: Parts = whole) -> int:
+    """Return the bytes that a model with a manifest will need, compiled, on each of its devices.
+
+    Raises InvalidModel.
+    """
     described = manifest.read(directory)
     artifact = max(
         files.size_of(directory, name, limit_bytes=LIMIT_ARTIFACT_BYTES)
         for name in described.files
         if name != manifest.WEIGHTS
     )
-    parameters = sum(entry.nbytes for entry in weights.read_entries(directory, manifest.WEIGHTS))
+    entries = weights.read_entries(directory, manifest.WEIGHTS)
+    parameters = sum(entry.nbytes for entry in entries)
     if parameters != described.parameters_bytes:
         raise InvalidModel(
             f"{manifest.WEIGHTS} has {parameters} bytes of parameters, "
@@ -36,10 +51,10 @@ def predict_exported(directory: Path) -> int:
     batch = described.max_batch_size
     tensors = sum(_tensor_bytes(s, batch) for s in (*described.inputs, *described.outputs))
     executables = len(buckets_up_to(batch or 1)) * (EXECUTABLE_BYTES + artifact)
-    return parameters + tensors + executables
+    return sum(entry.nbytes // parts(entry.name) for entry in entries) + tensors + executables
 
 
-def predict_single_file(path: Path) -> int:
+def predict_single_file(path: Path, parts: Parts = whole) -> int:
     """Return the bytes that an artifact without a manifest will need; raises InvalidModel.
 
     More than it holds once it is loaded: its parameters, which are constants, pass through all

@@ -4,10 +4,11 @@ The reader of artifacts is compiled code: bytes that were made to do harm, with 
 can end the process. `python -m xlaserve.models.trial DIRECTORY` loads one model and exits.
 """
 
+import json
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from xlaserve.errors import InvalidModel, XlaserveError
@@ -15,13 +16,23 @@ from xlaserve.models import manifest
 
 # -P: what lies in the working directory is not imported.
 COMMAND = (sys.executable, "-P", "-m", "xlaserve.models.trial")
+_OF_A_SERVER = frozenset({"devices", "placement", "partition", "mesh", "batch_sizes"})
+"""Parameters of a configuration that a trial has no use for: it has one device, and one row."""
+
 _READ_BY_JAX = (manifest.ARTIFACT, manifest.STABLEHLO)
 _REFUSED = 3
 _SHOWN_CHARACTERS = 500
 
 
-def try_loading(directory: Path, seconds: float, command: Sequence[str] = COMMAND) -> None:
+def try_loading(
+    directory: Path,
+    seconds: float,
+    parameters: Mapping[str, str] | None = None,
+    command: Sequence[str] = COMMAND,
+) -> None:
     """Return if a process of its own can load the artifact of a version directory. Blocks.
+
+    It is loaded with the parameters of its configuration.
 
     Raises InvalidModel where it is refused, where the process dies of it, or takes longer. A
     directory without an artifact holds nothing to try.
@@ -31,7 +42,8 @@ def try_loading(directory: Path, seconds: float, command: Sequence[str] = COMMAN
     try:
         trial = subprocess.run(
             [*command, str(directory)],
-            stdin=subprocess.DEVNULL,
+            # Not as an argument: those have a limit, and everybody may read them.
+            input=json.dumps(dict(parameters or {})),
             capture_output=True,
             text=True,
             errors="replace",
@@ -50,7 +62,7 @@ def try_loading(directory: Path, seconds: float, command: Sequence[str] = COMMAN
         raise InvalidModel(f"a trial load failed with exit status {trial.returncode}")
 
 
-def main(directory: Path) -> int:
+def main(directory: Path, parameters: Mapping[str, str]) -> int:
     """Load a version directory on the CPU, for one row, and say what is wrong with it."""
     from xlaserve.models import jax_runtime, loaders
     from xlaserve.models.config import ModelConfig
@@ -59,8 +71,11 @@ def main(directory: Path) -> int:
     try:
         described = manifest.read(directory)
         device = jax_runtime.start("cpu")
-        config = ModelConfig(max_batch_size=1 if described.max_batch_size else 0)
-        loaders.load(directory, LoadContext("trial", "1", config, device)).close()
+        said = {name: text for name, text in parameters.items() if name not in _OF_A_SERVER}
+        config = ModelConfig(max_batch_size=1 if described.max_batch_size else 0, parameters=said)
+        # The server itself knows what it allows.
+        context = LoadContext("trial", "1", config, device, max_on_demand_shapes=sys.maxsize)
+        loaders.load(directory, context).close()
     except XlaserveError as error:
         print(error)  # noqa: T201, the parent reads it
         return _REFUSED
@@ -68,4 +83,4 @@ def main(directory: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), json.load(sys.stdin)))

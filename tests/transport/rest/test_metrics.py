@@ -27,7 +27,7 @@ Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 def loaded(registry: Registry, capacity: Capacity, name: str = "m", number: str = "1") -> Version:
     info = ModelInfo("fake", (), (), 8, ModelMemory(1, 2, 4, 8), compile_seconds=1.5)
     reservation = Reservation(capacity, name)
-    reservation.set(info.memory.total_bytes)
+    reservation.set({"cpu:0": info.memory.total_bytes})
     runner: Any = SimpleNamespace(info=info)
     version = registry.version(name, number)
     registry.change(version, Event.LOAD)
@@ -60,7 +60,7 @@ def registry() -> Registry:
 
 @pytest.fixture
 def capacity() -> Capacity:
-    return Capacity(100)
+    return Capacity({"cpu:0": 100})
 
 
 async def test_requests_are_counted_by_tritons_names(
@@ -112,6 +112,10 @@ async def test_gauges_of_a_loaded_model(registry: Registry, capacity: Capacity) 
     assert [100, 15] == [
         value(samples, name) for name in ("xlaserve_capacity_bytes", "xlaserve_capacity_used_bytes")
     ]
+    assert [100, 15] == [
+        value(samples, f"xlaserve_device_capacity_{name}", device="cpu:0")
+        for name in ("bytes", "used_bytes")
+    ]
     assert 0 == value(samples, "xlaserve_requests_in_progress", model="m")
     assert 3 == value(samples, "xlaserve_connections", protocol="grpc")
 
@@ -134,7 +138,7 @@ async def test_a_model_that_is_not_loaded_keeps_its_counters_only(
 async def test_histograms_end_with_the_count_and_never_fall(
     requests: list[tuple[int, int]],
 ) -> None:
-    registry, capacity = Registry(10), Capacity(100)
+    registry, capacity = Registry(10), Capacity({"cpu:0": 100})
     statistics = loaded(registry, capacity).statistics
     for rows, ended in requests:
         statistics.succeeded(Execution(rows, 0, 0, 0), 0, ended, 0)

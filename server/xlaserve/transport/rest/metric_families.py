@@ -256,8 +256,14 @@ OF_VERSIONS: tuple[Family[VersionReading], ...] = (
     _of_version(
         "xlaserve_model_compile_seconds",
         "gauge",
-        "Seconds of the last load that went into compilation, while the model is loaded",
+        "Seconds that went into compilation since the last load, while the model is loaded",
         _when_loaded(lambda instance: instance.info.compile_seconds),
+    ),
+    _of_version(
+        "xlaserve_model_on_demand_compilations_total",
+        "counter",
+        "Shapes that were compiled since the last load because a request asked for them",
+        _when_loaded(lambda instance: instance.info.on_demand_compilations),
     ),
     _of_version(
         "xlaserve_bucket_compile_seconds",
@@ -322,13 +328,33 @@ def _total_bytes(server: ServerReading) -> Iterable[Row]:
     return () if total is None else _one(total)
 
 
+def _by_device(sizes: Mapping[str, int]) -> Iterable[Row]:
+    return [("", f'device="{escape(device)}"', size) for device, size in sizes.items()]
+
+
 OF_SERVER: tuple[Family[ServerReading], ...] = (
-    Family("xlaserve_capacity_bytes", "gauge", "Memory for models", _total_bytes),
+    Family("xlaserve_capacity_bytes", "gauge", "Memory for models on all devices", _total_bytes),
     Family(
         "xlaserve_capacity_used_bytes",
         "gauge",
         "Memory that loaded and loading models have booked",
         lambda server: _one(server.capacity.used_bytes),
+    ),
+    Family(
+        "xlaserve_device_capacity_bytes",
+        "gauge",
+        "Memory for models on each device",
+        lambda server: _by_device(server.capacity.totals),
+        ("device",),
+    ),
+    Family(
+        "xlaserve_device_capacity_used_bytes",
+        "gauge",
+        "Part of it that loaded and loading models have booked",
+        lambda server: _by_device(
+            {device: server.capacity.used_on(device) for device in server.capacity.totals}
+        ),
+        ("device",),
     ),
     Family(
         "xlaserve_connections",

@@ -1,0 +1,66 @@
+"""Shapes that are compiled when a request first asks for them, while everything else goes on."""
+
+import asyncio
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import structlog
+
+from xlaserve.core.registry import Instance
+from xlaserve.core.sharing import SingleFlight
+from xlaserve.core.workers import Workers
+from xlaserve.models.loaded import Executable, LoadedModel, OnDemand, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A shape that has to be compiled before it can be executed."""
+
+    shapes: OnDemand
+    shape: Hashable
+
+
+def look(model: LoadedModel, inputs: Mapping[str, Value]) -> Executable | Missing:
+    """Return what executes these inputs: the model, or what is compiled of it on demand.
+
+    Raises InvalidTensor for sizes that contradict one another.
+    """
+    shapes = model.on_demand
+    shape = None if shapes is None else shapes.shape_of(inputs)
+    if shapes is None or shape is None:
+        return model
+    return shapes.find(shape) or Missing(shapes, shape)
+
+
+class ShapeCompiler:
+    """Compiles what is missing. Who asks for the same shape waits for one compilation."""
+
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
+        # What nobody waits for any more is not begun.
+        self._flights = SingleFlight[Executable](abandonable=True)
+        self._log = structlog.get_logger("execution")
+
+    async def compiled(self, instance: Instance, missing: Missing) -> Executable:
+        """Return what is compiled for a shape of a model, which may take seconds.
+
+        Raises what `OnDemand.compile` raises.
+        """
+        compile_it = partial(self._compile, instance, missing.shapes, missing.shape)
+        return await self._flights.run((instance, missing.shape), compile_it)
+
+    async def _compile(self, instance: Instance, shapes: OnDemand, shape: Hashable) -> Executable:
+        running = self._workers.compile(shapes.compile, shape)
+        # The thread is a user of its own: it may outlive those who waited for it.
+        instance.acquire()
+        loop = asyncio.get_running_loop()
+        running.add_done_callback(lambda _: loop.call_soon_threadsafe(self._ended, instance))
+        compiled = await asyncio.wrap_future(running)
+        self._log.info("shape compiled", model=instance.model, shape=shape)
+        return compiled
+
+    @staticmethod
+    def _ended(instance: Instance) -> None:
+        instance.reservation.correct(instance.held)
+        instance.release()

@@ -1,0 +1,123 @@
+"""Programs for shapes that a request was the first to ask for: a bounded number of them."""
+
+import threading
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, cast
+
+from xlaserve.models.buckets import FIXED
+from xlaserve.models.loaded import Value
+from xlaserve.models.programs import Program
+from xlaserve.models.shapes import OpenDimensions, Sizes
+from xlaserve.tensors import TensorSpec
+
+Wanted: TypeAlias = tuple[int, Sizes]
+"""The bucket and the sizes of open dimensions that a program is compiled for."""
+
+
+class _Model(Protocol):
+    """The model that they belong to."""
+
+    def rows(self, values: Sequence[Value]) -> int | None: ...
+
+    def compile_one(self, bucket: int, sizes: Sizes) -> tuple[Program, ...]: ...
+
+    def keep(self, programs: Sequence[tuple[Program, ...]]) -> None: ...
+
+    def execute(
+        self,
+        inputs: Mapping[str, Value],
+        *,
+        resident: bool,
+        replica: int,
+        programs: Sequence[Program] | None,
+    ) -> Mapping[str, Value]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Shaped:
+    """A model as it is compiled for one shape (an Executable); whoever holds it may execute it."""
+
+    model: _Model
+    programs: tuple[Program, ...]
+    """One for each copy of the model."""
+
+    def execute(
+        self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
+    ) -> Mapping[str, Value]:
+        """Run once, on inputs of this shape. Raises OutOfMemory."""
+        return self.model.execute(
+            inputs, resident=resident, replica=replica, programs=self.programs
+        )
+
+
+class OnDemandShapes:
+    """What is compiled beside the shapes of the load (an OnDemand)."""
+
+    def __init__(
+        self,
+        name: str,
+        model: _Model,
+        inputs: Sequence[TensorSpec],
+        *,
+        buckets: Sequence[int],
+        dimensions: OpenDimensions,
+        limit: int,
+    ) -> None:
+        self._name = name
+        self._model = model
+        self._inputs = inputs
+        self._buckets = buckets
+        self._dimensions = dimensions
+        self._limit = limit
+        self._kept: OrderedDict[Wanted, Shaped] = OrderedDict()
+        """The one that was asked for last comes last."""
+        self._lock = threading.Lock()
+        self._turn = threading.Lock()
+        """Of one compilation; who looks for what is there does not wait for it."""
+
+    def shape_of(self, inputs: Mapping[str, Value]) -> Wanted | None:
+        """Return the program that inputs need; None where it is one of the load."""
+        values = [inputs[spec.name] for spec in self._inputs]
+        shapes = [value.shape for value in values]
+        sizes = self._dimensions.asked(self._name, self._inputs, shapes)
+        if sizes in self._dimensions.combinations:
+            return None
+        rows = self._model.rows(values)
+        if rows is None:
+            return FIXED, sizes
+        return self._buckets[bisect_left(self._buckets, rows)], sizes
+
+    def find(self, shape: Hashable) -> Shaped | None:
+        """Return a program that is there, which is then the last to be dropped."""
+        wanted = cast(Wanted, shape)
+        with self._lock:
+            found = self._kept.get(wanted)
+            if found is not None:
+                self._kept.move_to_end(wanted)
+            return found
+
+    def compile(self, shape: Hashable) -> Shaped:
+        """Compile a program, and drop another if there are too many. Raises as OnDemand says."""
+        wanted = cast(Wanted, shape)
+        with self._turn:
+            # Those who asked first may all have left while it was compiled.
+            if (found := self.find(wanted)) is not None:
+                return found
+            made = Shaped(self._model, self._model.compile_one(*wanted))
+            self._model.keep(self._programs_with(wanted, made))
+        return made
+
+    def _programs_with(self, wanted: Wanted, made: Shaped) -> list[tuple[Program, ...]]:
+        with self._lock:
+            self._kept[wanted] = made
+            if len(self._kept) > self._limit:
+                self._kept.popitem(last=False)
+            return [shaped.programs for shaped in self._kept.values()]
+
+    def clear(self) -> None:
+        """Drop all."""
+        with self._lock:
+            self._kept.clear()
