@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from struct import Struct
+from typing import cast
 
 from xlaserve.transport.http2.errors import ConnectionFailure, StreamFailure
 from xlaserve.transport.http2.frames import (
@@ -295,10 +296,12 @@ class ServerConnection:
                 stream = streams.get(stream_id)
                 if (
                     stream is not None
-                    and flags == END_STREAM
                     and stop <= end
-                    and stream.fresh
-                    and self._whole_message(stream, view[start:stop])
+                    and flags <= END_STREAM
+                    and (
+                        (stream.fresh and self._whole_message(stream, view[start:stop], flags))
+                        or (start == stop and flags and self._empty_end(stream))
+                    )
                 ):
                     position = stop
                 elif flags & PADDED and length and start == end:
@@ -352,8 +355,8 @@ class ServerConnection:
         self.streams[stream_id] = ServerStream(self, self._sender, stream_id, head)
         return True
 
-    def _whole_message(self, stream: ServerStream, chunk: memoryview) -> bool:
-        """Begin a request whose message is one frame; false when it is not as simple."""
+    def _whole_message(self, stream: ServerStream, chunk: memoryview, flags: int) -> bool:
+        """Take a message that is one frame; false when it is not as simple."""
         size = len(chunk)
         if (
             not PREFIX_BYTES <= size <= stream.recv_window
@@ -368,12 +371,26 @@ class ServerConnection:
         if self._recv_window < self._low_window:
             self._widen_connection()
         stream.fresh = False
-        stream.state = State.HALF_CLOSED_REMOTE
-        stream.begun = True
         stream.message = chunk[PREFIX_BYTES:].tobytes()
         stream.compressed = flag == 1
-        stream.head.route.begin(stream)  # type: ignore[union-attr]
+        if flags:
+            self._begin_whole(stream)
+        else:
+            stream.recv_window -= size
+            stream.received = size
         return True
+
+    def _empty_end(self, stream: ServerStream) -> bool:
+        """Begin a request whose end comes in a frame of its own; false when it has no message."""
+        if stream.message is None or stream.begun or stream.head.content_length is not None:
+            return False
+        self._begin_whole(stream)
+        return True
+
+    def _begin_whole(self, stream: ServerStream) -> None:
+        stream.state = State.HALF_CLOSED_REMOTE
+        stream.begun = True
+        stream.head.route.begin(stream)  # type: ignore[union-attr]
 
     def _preface(self, end: int) -> int:
         length = min(end, len(PREFACE))
@@ -459,7 +476,7 @@ class ServerConnection:
             raise StreamFailure(stream_id, ErrorCode.PROTOCOL_ERROR, "not the content-length")
         if not payload and not flags & END_STREAM:
             self._conduct.count_control()
-        stream.state = State(following)
+        stream.state = cast(State, following)
         stream.fresh = False
         return stream
 
@@ -522,6 +539,9 @@ class ServerConnection:
         if reader is None:
             if stream.begun:
                 return  # who answers it does not read
+            if stream.message is not None:
+                self._begin(stream, Problem.SECOND)
+                return
             place = stream.head.route.place if stream.head.route else None
             reader = stream.reader = UnaryReader(self.limits.max_message_bytes, place)
         problem = reader.feed(chunk)
@@ -552,14 +572,16 @@ class ServerConnection:
         elif reader is not None:
             reader.on_data()
         elif not stream.begun:
-            self._begin(stream, Problem.NONE)
+            self._begin(stream, Problem.NONE if stream.message is None else None)
         if stream.state is State.CLOSED:
             self._forget(stream)
 
     def _begin(self, stream: ServerStream, problem: Problem | None) -> None:
         stream.begun = True
         stream.fresh = False
-        stream.problem = problem
+        if problem is not None:
+            stream.problem = problem
+            stream.message = None
         route = stream.head.route
         assert route is not None
         route.begin(stream)
@@ -677,7 +699,7 @@ class ServerConnection:
             problem = "it depends on itself"
         if problem is not None:
             raise StreamFailure(stream.id, ErrorCode.PROTOCOL_ERROR, problem)
-        stream.state = State(following)
+        stream.state = cast(State, following)
         self._client_ended(stream)
 
     # --- the other frames ---
