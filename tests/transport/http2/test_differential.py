@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import pytest
 from support.conversations import Conversation, mutated
-from support.frames import HEAD_BYTES, Error, Frame, Kind, parse
+from support.frames import HEAD_BYTES, Error, Flag, Frame, Kind, parse
 from support.http2_core import Core
 from support.http2_reference import Reference
 
@@ -125,6 +125,18 @@ DIFFERENCES: Mapping[str, Callable[[Step], bool]] = {
     ),
     "what is past the window of a stream costs the stream (6.9.1)": lambda step: (
         step.our_reset == step.their_end == "FLOW_CONTROL_ERROR"
+    ),
+    "padding may take all of a frame (6.1, 6.2)": lambda step: (
+        step.kind in (Kind.DATA, Kind.HEADERS)
+        and step.their_end == WRONG
+        and bool(step.part[4] & Flag.PADDED)
+        and step.part[HEAD_BYTES] == int.from_bytes(step.part[:3], "big") - 1
+    ),
+    "h2 widens the windows of streams that are over, too (6.9.2)": lambda step: (
+        step.kind == Kind.SETTINGS
+        and step.their_end == "FLOW_CONTROL_ERROR"
+        and [frame.kind for frame in step.ours.get(0, ()) if isinstance(frame, Frame)]
+        == [Kind.SETTINGS]
     ),
     "a reserved bit is ignored (6.9)": lambda step: (
         step.kind == Kind.WINDOW_UPDATE

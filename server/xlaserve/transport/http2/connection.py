@@ -358,9 +358,10 @@ class ServerConnection:
     def _whole_message(self, stream: ServerStream, chunk: memoryview, flags: int) -> bool:
         """Take a message that is one frame; false when it is not as simple."""
         size = len(chunk)
+        expected = stream.head.content_length
         if (
             not PREFIX_BYTES <= size <= stream.recv_window
-            or stream.head.content_length is not None
+            or (expected is not None and expected != size)
             or size - PREFIX_BYTES > self.limits.max_message_bytes
         ):
             return False
@@ -382,7 +383,7 @@ class ServerConnection:
 
     def _empty_end(self, stream: ServerStream) -> bool:
         """Begin a request whose end comes in a frame of its own; false when it has no message."""
-        if stream.message is None or stream.begun or stream.head.content_length is not None:
+        if stream.message is None or stream.begun:
             return False
         self._begin_whole(stream)
         return True
