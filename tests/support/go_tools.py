@@ -35,7 +35,7 @@ def go_program(config: pytest.Config, name: str, package: str, folder: Path | No
 
 def _build(go: str, name: str, package: str, programs: Path, folder: Path | None) -> None:
     built = subprocess.run(
-        [go, "install", package],
+        [go, "install", "-buildvcs=false", package],
         cwd=folder,
         env=os.environ | {"GOBIN": str(programs)},
         capture_output=True,

@@ -11,7 +11,7 @@ from grpclib.server import Handler, request_handler
 from h2.errors import ErrorCodes
 
 from xlaserve.transport.grpc.identifiers import split_binary_lists
-from xlaserve.transport.grpc.request_headers import malformed, refusal, timeout_seconds
+from xlaserve.transport.grpc.request_headers import GRPC, malformed, refusal, timeout_seconds
 
 Headers: TypeAlias = list[tuple[str, str]]
 
@@ -62,7 +62,7 @@ class RequestHandler(Handler):
             stream.reset_nowait(ErrorCodes.PROTOCOL_ERROR)
             release_stream()
             return
-        refused = refusal(headers)
+        refused = refusal(headers) or self._not_found(headers)
         if refused is not None:
             try:
                 await _refuse(stream, *refused)
@@ -79,6 +79,14 @@ class RequestHandler(Handler):
                 self.dispatch,
                 release_stream,
             )
+
+    def _not_found(self, headers: Headers) -> tuple[Status, str] | None:
+        # grpclib answers it without a content-type, which grpc-go then takes for the error.
+        found = dict(headers)
+        grpc = found[":method"] == "POST" and found.get("content-type", "").startswith(GRPC)
+        if grpc and found[":path"] not in self.mapping:
+            return Status.UNIMPLEMENTED, "Method not found"
+        return None
 
     @contextmanager
     def _short_deadline(self, stream: Stream, headers: Headers) -> Iterator[Headers]:

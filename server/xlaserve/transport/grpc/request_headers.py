@@ -13,7 +13,8 @@ Headers: TypeAlias = Sequence[tuple[str, str]]
 
 _TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
 _SECONDS = MappingProxyType({"H": 3600, "M": 60, "S": 1, "m": 1e-3, "u": 1e-6, "n": 1e-9})
-_GRPC = "application/grpc"
+GRPC = "application/grpc"
+"""What the content type of a request begins with."""
 _NO_SECONDS = 1e-3
 """A time that is over before anything can be done."""
 
@@ -34,7 +35,7 @@ def malformed(headers: Headers) -> bool:
     found = dict(headers)
     if not (":method" in found and ":path" in found):
         return True
-    grpc = found[":method"] == "POST" and found.get("content-type", "").startswith(_GRPC)
+    grpc = found[":method"] == "POST" and found.get("content-type", "").startswith(GRPC)
     return grpc and found.get("te") != "trailers"
 
 

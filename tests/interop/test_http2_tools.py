@@ -1,0 +1,69 @@
+"""curl, nghttp and h2load: HTTP/2 clients that know nothing of gRPC."""
+
+import re
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from support.process import run
+from support.server import RunningServer, Serve
+from support.wire import framed
+
+LIVE = "/inference.GRPCInferenceService/ServerLive"
+HEADERS = ("-H", "content-type: application/grpc", "-H", "te: trailers")
+REQUESTS = 2000
+
+
+def program(name: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        pytest.skip(f"{name} is not installed")
+    return path
+
+
+@pytest.fixture
+def message(tmp_path: Path) -> str:
+    file = tmp_path / "message"
+    file.write_bytes(framed(b""))
+    return str(file)
+
+
+@pytest.fixture
+async def server(serve: Serve, tmp_path: Path) -> AsyncIterator[RunningServer]:
+    async with serve(tmp_path) as running:
+        yield running
+
+
+async def test_curl_gets_the_trailers(server: RunningServer, message: str, tmp_path: Path) -> None:
+    curl, answer = program("curl"), tmp_path / "answer"
+    _, features, _ = await run(curl, "--version")
+    if "HTTP2" not in features:
+        pytest.skip("curl is built without HTTP/2")
+    arguments = ("--http2-prior-knowledge", "--silent", "--show-error", *HEADERS)
+    data = ("--data-binary", f"@{message}", "--dump-header", "-", "--output", str(answer))
+    status, out, err = await run(curl, *arguments, *data, f"http://{server.url}{LIVE}")
+
+    assert 0 == status, err
+    assert out.startswith("HTTP/2 200")
+    assert "grpc-status: 0" in out
+    assert framed(b"\x08\x01") == answer.read_bytes()
+
+
+async def test_nghttp_gets_the_trailers(server: RunningServer, message: str) -> None:
+    arguments = ("--verbose", "--null-out", "-d", message, *HEADERS)
+    status, out, err = await run(program("nghttp"), *arguments, f"http://{server.url}{LIVE}")
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
+
+    assert 0 == status, err
+    assert "grpc-status: 0" in plain
+    assert "GOAWAY" not in plain.split("grpc-status")[0]
+
+
+async def test_h2load_is_served_to_the_last_request(server: RunningServer, message: str) -> None:
+    """More at once than a connection may have open."""
+    load = ("-n", str(REQUESTS), "-c", "4", "-m", "400", "-d", message, *HEADERS)
+    status, out, err = await run(program("h2load"), *load, f"http://{server.url}{LIVE}")
+
+    assert 0 == status, err
+    assert f"{REQUESTS} succeeded, 0 failed, 0 errored, 0 timeout" in out

@@ -1,0 +1,44 @@
+"""Programs for Node.js that tests run, with the packages that they need."""
+
+import fcntl
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+INSTALL_SECONDS = 300
+
+
+def node_program(config: pytest.Config, folder: Path, script: str) -> tuple[str, str]:
+    """Return the command of a script in a folder with a package.json; else skip."""
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None or npm is None:
+        pytest.skip("Node.js with npm is not installed")
+    installed = Path(config.cache.mkdir("npm-programs")) / folder.name
+    installed.mkdir(exist_ok=True)
+    # Another process of the run may be at it.
+    with (installed.parent / f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        package = installed / "package.json"
+        wanted = (folder / "package.json").read_text()
+        if not package.exists() or package.read_text() != wanted:
+            _install(npm, installed, wanted)
+        shutil.copy(folder / script, installed)
+    return node, str(installed / script)
+
+
+def _install(npm: str, folder: Path, wanted: str) -> None:
+    package = folder / "package.json"
+    package.write_text(wanted)
+    ended = subprocess.run(
+        [npm, "install", "--silent", "--no-fund", "--no-audit", "--no-package-lock"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=INSTALL_SECONDS,
+        check=False,
+    )
+    if ended.returncode:
+        package.unlink()
+        pytest.skip(f"npm cannot install what {folder.name} needs: {ended.stderr.strip()[-200:]}")
