@@ -34,6 +34,7 @@ def instructions(file: Path) -> Iterator[tuple[str, str]]:
 def stages() -> dict[str, list[tuple[str, str]]]:
     """Return the instructions of each stage with those of the stages below it, by name."""
     found: dict[str, list[tuple[str, str]]] = {}
+    stage = ""
     for name, argument in instructions(DOCKERFILE):
         if name == "FROM":
             base, _, stage = argument.partition(" AS ")
