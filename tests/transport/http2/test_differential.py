@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import pytest
 from support.conversations import Conversation, mutated
+from support.engines import own_engine_only
 from support.frames import HEAD_BYTES, Error, Flag, Frame, Kind, parse
 from support.http2_core import Core
 from support.http2_reference import Reference
@@ -224,6 +225,7 @@ DIFFERENCES: Mapping[str, Callable[[Step], bool]] = {
 """What is different on purpose: the reason, with the section of RFC 9113, and how it is known."""
 
 
+@own_engine_only
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_core_and_h2_agree(shard: int, capsys: pytest.CaptureFixture[str]) -> None:
