@@ -135,11 +135,15 @@ class Http2Protocol(asyncio.BufferedProtocol):
         if not self.transport.can_write_eof():
             self.transport.close()
             return
-        # To close with bytes unread would reset the connection, and the GOAWAY be lost.
-        self.transport.write_eof()
         if self._unread:
             self.transport.resume_reading()
-        self._loop.call_later(_LINGER_SECONDS, self.transport.abort)
+        try:
+            # To close with bytes unread would reset the connection, and the GOAWAY be lost.
+            self.transport.write_eof()
+        except OSError:
+            self.transport.close()  # the client was quicker
+        else:
+            self._loop.call_later(_LINGER_SECONDS, self.transport.abort)
 
     def sweep(self, *, preface_ticks: int, message_ticks: int) -> None:
         """Look for what takes too long; called at even intervals."""
