@@ -3,7 +3,7 @@
 import re
 from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from types import MappingProxyType
@@ -287,7 +287,7 @@ class SageMakerRoutes:
             asked = await self._threads.run(len(body), read)
         if asked.form in _BINARY_TYPES:
             parameters[BINARY_OUTPUT] = True
-        inference = replace(
+        inference = msgspec.structs.replace(
             asked.inference, parameters={**asked.inference.parameters, **parameters}
         )
         response = await self._engine.infer(inference)
