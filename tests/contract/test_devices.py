@@ -16,18 +16,19 @@ from support.server import Serve
 import xlaserve
 
 MIB = 1 << 20
-MODEL_BYTES = 3 * MIB
+ROW_BYTES = 4 * MIB
+MODEL_BYTES = 3 * ROW_BYTES
 """One copy: parameters, an input and an output; executables come on top."""
 
-CAPACITY_BYTES = 8 * MIB
-"""Two copies on each device, and not three."""
+CAPACITY_BYTES = 30 * MIB
+"""Two copies on each device, whatever their executables take, and not three."""
 
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four models of one row of 1 MiB, and as much in parameters."""
+    """Four models of one row of 4 MiB, and as much in parameters."""
     root = tmp_path_factory.mktemp("models")
-    columns = MIB // 4
+    columns = ROW_BYTES // 4
     xlaserve.export_model(
         lambda p, x: {"y": x * p["v"]},
         {"v": np.ones((1, columns), np.float32)},

@@ -193,3 +193,21 @@ def test_without_a_background_a_load_compiles_all(
 
     assert [] == compilations
     assert [1, 2, 3, 4, 6] == _compiled(affine_model)
+
+
+def test_close_does_not_wait_for_the_turn_of_the_rest(model: JaxExportModel) -> None:
+    """A load that makes room holds the rest of all models back until it has its room."""
+    waiting, closed = threading.Event(), threading.Event()
+
+    def wait_for_a_turn() -> None:
+        waiting.set()
+        assert closed.wait(10), "close waits for the rest"
+
+    with ThreadPoolExecutor(1) as pool:
+        rest = pool.submit(model.compile_rest, wait_for_a_turn)
+        assert waiting.wait(10)
+        model.close()
+        closed.set()
+        rest.result()
+
+    assert [1, 6] == _compiled(model)

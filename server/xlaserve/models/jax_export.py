@@ -250,8 +250,7 @@ class JaxExportModel:
         """Compile and warm the buckets that the load left out, one after the other."""
 
         def check() -> None:
-            if self._closed:
-                raise LoadCancelled(self._model)
+            self._check_open()
             check_cancelled()
 
         steps = len(self._rest)
@@ -267,14 +266,19 @@ class JaxExportModel:
 
     def _compile_one(self, check: Callable[[], None], on_stage: Callable[[Stage], None]) -> bool:
         """Compile the next bucket, if any is left; `close` waits for it."""
+        check()  # which may wait for its turn; not with the lock that close waits for
         with self._compiling:
-            check()
+            self._check_open()
             if not self._rest:
                 return False
-            self.compile_now(self._rest[:1], check, on_stage)
+            self.compile_now(self._rest[:1], self._check_open, on_stage)
             del self._rest[0]
             self._finish_compiling()
             return True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LoadCancelled(self._model)
 
     def _finish_compiling(self) -> None:
         if not self._rest and self.on_demand is None:
