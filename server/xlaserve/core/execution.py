@@ -4,7 +4,6 @@ By themselves, or in a batch with others of their model.
 """
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -37,9 +36,6 @@ T = TypeVar("T")
 
 WORTH_SECONDS = 4e-6
 """What it costs to queue a request: a model that is quicker than this is not worth it."""
-
-_COPY_SECONDS = 0.2e-9
-"""What it costs to put a byte of a request into the array of a batch."""
 
 _INLINE_REQUESTS = 4
 """A batch counts as so many requests at most when it is decided where it runs: it takes the place
@@ -207,15 +203,6 @@ class Running:
         """Forget the request; its work ends early where it can."""
         self.work.cancel()
         self.answers.forget(request)
-
-
-def _row_bytes(info: ModelInfo) -> int:
-    """Return the bytes of one row of the inputs, as far as their shapes are fixed."""
-    rows = (
-        spec.datatype.itemsize * math.prod(size for size in spec.shape[1:] if size > 0)
-        for spec in info.inputs
-    )
-    return sum(rows)
 
 
 def rows_of(info: ModelInfo, inputs: Mapping[str, Value]) -> int:
