@@ -2,8 +2,9 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from struct import Struct
+from types import MappingProxyType
 from typing import cast
 
 from xlaserve.transport.http2.errors import ConnectionFailure, StreamFailure
@@ -14,6 +15,7 @@ from xlaserve.transport.http2.frames import (
     DEFAULT_WINDOW,
     END_HEADERS,
     END_STREAM,
+    GOAWAY,
     HAS_PRIORITY,
     HEADER,
     HEADER_BYTES,
@@ -22,11 +24,16 @@ from xlaserve.transport.http2.frames import (
     MAX_STREAM_ID,
     MAX_WINDOW,
     PADDED,
+    PING,
     PREFACE,
+    PRIORITY,
+    PUSH_PROMISE,
+    RST_STREAM,
     SETTING,
     SETTINGS,
     SETTINGS_ACK,
     SMALLEST_MAX_FRAME,
+    WINDOW_UPDATE,
     ErrorCode,
     Setting,
     goaway,
@@ -52,7 +59,6 @@ RECEIVE_BYTES = 1 << 17
 
 _HEAD = Head[Route]
 _NUMBER = Struct(">L")
-_TWO_NUMBERS = Struct(">LL")
 _WORK_OF_A_REQUEST = 16
 _DIRECT_BYTES = 1 << 14
 """From how much on the rest of a DATA frame is received where its message will stay."""
@@ -107,8 +113,6 @@ class ServerConnection:
         """Whether the SETTINGS behind it have."""
         self._highest = 0
         """The highest stream that the client has opened."""
-        self._last_accepted = MAX_STREAM_ID
-        """Streams above it are not served: we have said so in a GOAWAY."""
         self._gaps: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
         """Ids that the client has skipped, from and to."""
         self._reset: dict[int, None] = {}
@@ -130,18 +134,6 @@ class ServerConnection:
         """Why the connection ends; a GOAWAY says so in the output."""
         self.client_leaves = False
         """Whether the client has sent a GOAWAY."""
-        self._handlers = (
-            self._on_data,
-            self._on_headers,
-            self._on_priority,
-            self._on_rst_stream,
-            self._on_settings,
-            self._on_push_promise,
-            self._on_ping,
-            self._on_goaway,
-            self._on_window_update,
-            self._on_continuation,
-        )
 
     # --- as the shell calls it ---
 
@@ -322,7 +314,7 @@ class ServerConnection:
                         if flags != END_HEADERS or not self._known(stream_id, view[start:stop]):
                             self._on_headers(view, flags, stream_id, start, stop)
                     elif kind <= CONTINUATION:
-                        self._handlers[kind](view, flags, stream_id, start, stop)
+                        _HANDLERS[kind](self, view, flags, stream_id, start, stop)
                     else:
                         self._conduct.count_control()  # unknown types are ignored (5.5)
                 except StreamFailure as failure:
@@ -345,7 +337,6 @@ class ServerConnection:
             head is None
             or stream_id != self._highest + 2
             or len(self.streams) >= self.limits.max_streams
-            or stream_id > self._last_accepted
         ):
             return False
         route = head.route
@@ -665,8 +656,6 @@ class ServerConnection:
         if stream_id > self._highest + 2:
             self._gaps.append((self._highest + 1, stream_id - 2))
         self._highest = stream_id
-        if stream_id > self._last_accepted:
-            return
         if len(self.streams) >= self.limits.max_streams:
             self._conduct.count_control()
             self._write_reset(stream_id, ErrorCode.REFUSED_STREAM)
@@ -704,9 +693,6 @@ class ServerConnection:
         self._client_ended(stream)
 
     # --- the other frames ---
-
-    def _on_data(self, view: memoryview, flags: int, stream_id: int, start: int, stop: int) -> None:
-        raise AssertionError("DATA is handled as it comes")
 
     def _on_priority(
         self, view: memoryview, flags: int, stream_id: int, start: int, stop: int
@@ -904,6 +890,23 @@ class ServerConnection:
             stream.state = State.CLOSED
             self._forget(stream)
             _cancel(stream, reason)
+
+
+_HANDLERS: Mapping[int, Callable[[ServerConnection, memoryview, int, int, int, int], None]] = (
+    MappingProxyType(
+        {
+            PRIORITY: ServerConnection._on_priority,
+            RST_STREAM: ServerConnection._on_rst_stream,
+            SETTINGS: ServerConnection._on_settings,
+            PUSH_PROMISE: ServerConnection._on_push_promise,
+            PING: ServerConnection._on_ping,
+            GOAWAY: ServerConnection._on_goaway,
+            WINDOW_UPDATE: ServerConnection._on_window_update,
+            CONTINUATION: ServerConnection._on_continuation,
+        }
+    )
+)
+"""What handles each frame of a known type but DATA and HEADERS."""
 
 
 def _cancel(stream: ServerStream, reason: str) -> None:

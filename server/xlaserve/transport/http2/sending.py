@@ -61,10 +61,9 @@ class Sender:
         self, stream: ServerStream, head: bytes, parts: Sequence[Buffer], size: int, trailers: bytes
     ) -> bool:
         """Send a whole answer; false, and nothing is sent, when there is no room to park it."""
-        state = stream.state
         if size > _JOINED_BYTES or size > self.window or size > stream.send_window or self.paused:
             return self._long_answer(stream, head, parts, size, trailers)
-        if state is not State.HALF_CLOSED_REMOTE and not stream.open:
+        if not stream.open:
             return True  # whom it was for is gone
         self.window -= size
         number = stream.id
@@ -92,8 +91,7 @@ class Sender:
     ) -> bool:
         if not stream.open:
             return True
-        blocked = size > self.window or size > stream.send_window or self.paused
-        if blocked and self._ledger.held + size > self._ledger.limit:
+        if not self._has_room(stream, size):
             return False
         self.headers(stream, head, end=False)
         stream.trailers = trailers
@@ -101,6 +99,11 @@ class Sender:
         self._park(stream, parts, size)
         self.wake()
         return True
+
+    def _has_room(self, stream: ServerStream, size: int) -> bool:
+        """Tell whether so many bytes leave at once, or may be parked."""
+        blocked = size > self.window or size > stream.send_window or self.paused
+        return not blocked or self._ledger.held + size <= self._ledger.limit
 
     def wake(self) -> None:
         """Have the output written, if that does not happen anyway."""
@@ -134,8 +137,7 @@ class Sender:
         """Send data; false, and nothing is sent, when there is no room to park it."""
         if not stream.open:
             return True
-        blocked = size > self.window or size > stream.send_window or self.paused
-        if blocked and self._ledger.held + size > self._ledger.limit:
+        if not self._has_room(stream, size):
             return False
         stream.ending = end
         self._park(stream, parts, size)
@@ -223,15 +225,6 @@ class Sender:
     @property
     def _full(self) -> bool:
         return self.paused or self.output_bytes >= FLUSH_BYTES
-
-    @property
-    def more(self) -> bool:
-        """Tell whether there is more to send as soon as the output was taken."""
-        return (
-            not self.paused
-            and self.window > 0
-            and any(s.send_window > 0 and s.unsent for s in self._blocked.values())
-        )
 
     def take(self) -> list[Buffer]:
         """Return what is to be written, and forget it."""
