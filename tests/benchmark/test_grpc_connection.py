@@ -10,19 +10,16 @@ from hpack import Encoder
 
 from xlaserve.benchmark.errors import ServerUnreachable
 from xlaserve.benchmark.grpc_target import GrpcTarget
-from xlaserve.benchmark.http2 import (
-    END_HEADERS,
-    END_STREAM,
-    FRAME_HEAD_BYTES,
-    NUMBER,
-    PREFACE,
-    Frame,
-    Setting,
-    frame,
-    settings,
-)
 from xlaserve.benchmark.load import Measured, Step, Timing, run_step
 from xlaserve.tensors import DATATYPES, TensorSpec
+from xlaserve.transport.http2 import frames
+from xlaserve.transport.http2.frames import (
+    END_HEADERS,
+    END_STREAM,
+    HEADER_BYTES,
+    NUMBER,
+    Setting,
+)
 
 Answer = Callable[[int], bytes]
 """Called with the stream of a request that has come whole."""
@@ -32,17 +29,21 @@ TIMING = Timing(warmup=0.0, duration=0.05, timeout=20.0)
 MESSAGE = b"\0\0\0\0\0"
 
 
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return frames.frame_header(len(payload), kind, flags, stream) + payload
+
+
 def headers(stream: int, flags: int = 0, **fields: str) -> bytes:
     """Return a HEADERS frame; the names of fields are written with _ for -."""
     pairs = [(name.replace("_", "-").replace("STATUS", ":status"), v) for name, v in fields.items()]
-    return frame(Frame.HEADERS, END_HEADERS | flags, stream, Encoder().encode(pairs))
+    return frame(frames.HEADERS, END_HEADERS | flags, stream, Encoder().encode(pairs))
 
 
 def ok(stream: int) -> bytes:
     """Return a whole answer."""
     return (
         headers(stream, STATUS="200")
-        + frame(Frame.DATA, 0, stream, MESSAGE)
+        + frame(frames.DATA, 0, stream, MESSAGE)
         + headers(stream, END_STREAM, grpc_status="0")
     )
 
@@ -57,18 +58,18 @@ async def speaking(
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         handlers.append(asyncio.current_task())
-        greeting = frame(Frame.SETTINGS, 0, 0, settings({Setting.INITIAL_WINDOW_SIZE: window}))
+        greeting = frames.settings({Setting.INITIAL_WINDOW_SIZE: window})
         writer.write(greeting if first is None else first)
         try:
-            await reader.readexactly(len(PREFACE))
+            await reader.readexactly(len(frames.PREFACE))
             while True:
-                head = await reader.readexactly(FRAME_HEAD_BYTES)
+                head = await reader.readexactly(HEADER_BYTES)
                 payload = await reader.readexactly(int.from_bytes(head[:3], "big"))
                 stream = NUMBER.unpack(head[5:])[0]
-                if head[3] == Frame.DATA:
+                if head[3] == frames.DATA:
                     more = NUMBER.pack(len(payload))
                     for number in {0, stream} if payload else set():
-                        writer.write(frame(Frame.WINDOW_UPDATE, 0, number, more))
+                        writer.write(frame(frames.WINDOW_UPDATE, 0, number, more))
                     if head[4] & END_STREAM:
                         writer.write(answer(stream))
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -104,9 +105,9 @@ async def test_requests_wait_for_the_windows_of_the_server(window: int) -> None:
         (lambda s: headers(s, END_STREAM, STATUS="200", grpc_status="77"), "grpc-status 77"),
         (lambda s: headers(s, END_STREAM, STATUS="503"), "HTTP 503"),
         (lambda s: headers(s, END_STREAM, STATUS="200", grpc_status="0"), "no message"),
-        (lambda s: frame(Frame.RST_STREAM, 0, s, NUMBER.pack(7)), "stream reset, code 7"),
+        (lambda s: frame(frames.RST_STREAM, 0, s, NUMBER.pack(7)), "stream reset, code 7"),
         (
-            lambda s: headers(s, STATUS="200") + frame(Frame.DATA, END_STREAM, s, MESSAGE),
+            lambda s: headers(s, STATUS="200") + frame(frames.DATA, END_STREAM, s, MESSAGE),
             "no status",
         ),
     ],
@@ -123,11 +124,11 @@ async def test_what_is_not_an_answer_is_counted_by_its_status(answer: Answer, st
     ("reply", "reason"),
     [
         (
-            frame(Frame.GOAWAY, 0, 0, NUMBER.pack(1) + NUMBER.pack(11)),
+            frame(frames.GOAWAY, 0, 0, NUMBER.pack(1) + NUMBER.pack(11)),
             "connection ended by the server, code 11",
         ),
         (b"\xff" * 64, "not HTTP/2: a frame of 16777215 bytes"),
-        (frame(Frame.HEADERS, END_HEADERS, 1, b"\xff" * 8), "not HTTP/2: "),
+        (frame(frames.HEADERS, END_HEADERS, 1, b"\xff" * 8), "not HTTP/2: "),
     ],
 )
 async def test_a_connection_that_ends_takes_its_requests_along(reply: bytes, reason: str) -> None:
@@ -143,9 +144,9 @@ async def test_headers_may_come_in_pieces_and_with_padding() -> None:
         block = Encoder().encode([(":status", "200"), ("grpc-status", "0")])
         padded = bytes([3]) + block[:1] + b"\0\0\0"
         return (
-            frame(Frame.DATA, 0, stream, MESSAGE)
-            + frame(Frame.HEADERS, END_STREAM | 0x8, stream, padded)
-            + frame(Frame.CONTINUATION, END_HEADERS, stream, block[1:])
+            frame(frames.DATA, 0, stream, MESSAGE)
+            + frame(frames.HEADERS, END_STREAM | 0x8, stream, padded)
+            + frame(frames.CONTINUATION, END_HEADERS, stream, block[1:])
         )
 
     async with speaking(answer) as url:
@@ -162,8 +163,8 @@ async def test_a_table_of_headers_is_followed() -> None:
     def answer(stream: int) -> bytes:
         status = "0" if stream % 4 == 1 else "8"
         block = encoder.encode([(":status", "200"), ("grpc-status", status), ("x-more", "1")])
-        data = frame(Frame.DATA, 0, stream, MESSAGE)
-        return data + frame(Frame.HEADERS, END_HEADERS | END_STREAM, stream, block)
+        data = frame(frames.DATA, 0, stream, MESSAGE)
+        return data + frame(frames.HEADERS, END_HEADERS | END_STREAM, stream, block)
 
     async with speaking(answer) as url:
         measured = await measure(url)

@@ -14,19 +14,22 @@ from grpclib.const import Status
 from hpack import Decoder, Encoder
 from hpack.exceptions import HPACKError
 
-from xlaserve.benchmark import http2
 from xlaserve.benchmark.errors import ServerUnreachable
-from xlaserve.benchmark.http2 import (
+from xlaserve.benchmark.load import OK, Load
+from xlaserve.transport.http2 import frames
+from xlaserve.transport.http2.frames import (
     ACK,
     END_HEADERS,
     END_STREAM,
-    FRAME_HEAD_BYTES,
+    HAS_PRIORITY,
+    HEADER_BYTES,
     NUMBER,
+    PADDED,
     SETTING,
-    Frame,
+    SETTINGS_ACK,
     Setting,
+    frame_header,
 )
-from xlaserve.benchmark.load import OK, Load
 
 _RENEW_BYTES = 1 << 24
 """Received bytes after which the window of the connection is opened again."""
@@ -77,7 +80,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def __init__(self, url: str, request: GrpcRequest, load: Load) -> None:
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.max_streams = http2.LAST_STREAM
+        self.max_streams = frames.MAX_STREAM_ID
         """What the server allows at the same time."""
         self._url, self._load = url, load
         self._headers = request.headers
@@ -86,8 +89,8 @@ class GrpcConnection(asyncio.Protocol):
         self._unsent: dict[int, _Stream] = {}
         """Those of them whose message has not left whole; the server's windows are full."""
         self._next_stream = 1
-        self._window = self._stream_window = http2.DEFAULT_WINDOW
-        self._frame_bytes = http2.DEFAULT_FRAME_BYTES
+        self._window = self._stream_window = frames.DEFAULT_WINDOW
+        self._frame_bytes = frames.SMALLEST_MAX_FRAME
         self._encoder, self._decoder = Encoder(), Decoder()
         self._encoded = b""
         self._statuses: dict[bytes, str | None] = {}
@@ -105,11 +108,12 @@ class GrpcConnection(asyncio.Protocol):
         """Send the request on a new stream."""
         number, self._next_stream = self._next_stream, self._next_stream + 2
         stream = _Stream(self._load.clock(), self._stream_window)
-        if self._transport is None or number > http2.LAST_STREAM:
+        if self._transport is None or number > frames.MAX_STREAM_ID:
             self._load.lost(stream.started, "connection closed")
             return
         self._streams[number] = stream
-        self._output.append(http2.frame(Frame.HEADERS, END_HEADERS, number, self._header_block()))
+        block = self._header_block()
+        self._output += (frame_header(len(block), frames.HEADERS, END_HEADERS, number), block)
         self._send_message(number, stream)
         if not self._reading:
             self._flush()
@@ -130,13 +134,12 @@ class GrpcConnection(asyncio.Protocol):
         wanted = {
             Setting.HEADER_TABLE_SIZE: 0,
             Setting.ENABLE_PUSH: 0,
-            Setting.INITIAL_WINDOW_SIZE: http2.LARGEST_WINDOW,
+            Setting.INITIAL_WINDOW_SIZE: frames.MAX_WINDOW,
         }
-        more = NUMBER.pack(http2.LARGEST_WINDOW - http2.DEFAULT_WINDOW)
         self._output += (
-            http2.PREFACE,
-            http2.frame(Frame.SETTINGS, 0, 0, http2.settings(wanted)),
-            http2.frame(Frame.WINDOW_UPDATE, 0, 0, more),
+            frames.PREFACE,
+            frames.settings(wanted),
+            frames.window_update(0, frames.MAX_WINDOW - frames.DEFAULT_WINDOW),
         )
         self._flush()
 
@@ -160,19 +163,19 @@ class GrpcConnection(asyncio.Protocol):
 
     def _read_frames(self) -> None:
         data, position = self._input, 0
-        while len(data) - position >= FRAME_HEAD_BYTES:
+        while len(data) - position >= HEADER_BYTES:
             kind, flags = data[position + 3], data[position + 4]
             size = data[position] << 16 | data[position + 1] << 8 | data[position + 2]
-            if not self.ready.done() and kind != Frame.SETTINGS:
+            if not self.ready.done() and kind != frames.SETTINGS:
                 raise ValueError("the first frame is not SETTINGS")
             if size > _MAX_INPUT:
                 raise ValueError(f"a frame of {size} bytes")
-            start = position + FRAME_HEAD_BYTES
+            start = position + HEADER_BYTES
             if start + size > len(data):
                 break
-            number = NUMBER.unpack_from(data, position + 5)[0] & http2.LAST_STREAM
+            number = NUMBER.unpack_from(data, position + 5)[0] & frames.MAX_STREAM_ID
             position = start + size
-            if kind == Frame.DATA:
+            if kind == frames.DATA:
                 self._data(flags, number, size)
             elif (read := _READERS.get(kind)) is not None:
                 read(self, flags, number, bytes(data[start:position]))
@@ -181,8 +184,7 @@ class GrpcConnection(asyncio.Protocol):
     def _data(self, flags: int, number: int, size: int) -> None:
         self._unrenewed += size
         if self._unrenewed > _RENEW_BYTES:
-            more = NUMBER.pack(self._unrenewed)
-            self._output.append(http2.frame(Frame.WINDOW_UPDATE, 0, 0, more))
+            self._output.append(frames.window_update(0, self._unrenewed))
             self._unrenewed = 0
         stream = self._streams.get(number)
         if stream is not None:
@@ -191,7 +193,7 @@ class GrpcConnection(asyncio.Protocol):
                 self._answered(number, stream)
 
     def _header_frame(self, flags: int, number: int, payload: bytes) -> None:
-        self._block = (flags, http2.unpadded(flags, payload))
+        self._block = (flags, _unpadded(flags, payload))
         self._header_fragment(flags, number)
 
     def _continuation(self, flags: int, number: int, payload: bytes) -> None:
@@ -241,14 +243,14 @@ class GrpcConnection(asyncio.Protocol):
         if Setting.HEADER_TABLE_SIZE in said:
             size = min(said[Setting.HEADER_TABLE_SIZE], self._encoder.header_table_size)
             self._encoder.header_table_size, self._encoded = size, b""
-        self._output.append(http2.frame(Frame.SETTINGS, ACK, 0, b""))
+        self._output.append(SETTINGS_ACK)
         if not self.ready.done():
             self.ready.set_result(None)
         self._send_more()
 
     def _ping(self, flags: int, _: int, payload: bytes) -> None:
         if not flags & ACK:
-            self._output.append(http2.frame(Frame.PING, ACK, 0, payload))
+            self._output.append(frames.ping_ack(payload))
 
     def _reset(self, _: int, number: int, payload: bytes) -> None:
         stream = self._streams.get(number)
@@ -307,7 +309,7 @@ class GrpcConnection(asyncio.Protocol):
             end = stream.sent + size
             flags = END_STREAM if end == len(body) else 0
             self._output += (
-                http2.frame_head(Frame.DATA, flags, number, size),
+                frame_header(size, frames.DATA, flags, number),
                 body[stream.sent : end],
             )
             stream.sent = end
@@ -322,15 +324,26 @@ class GrpcConnection(asyncio.Protocol):
 
 
 _READERS: Mapping[int, Callable[[GrpcConnection, int, int, bytes], None]] = {
-    Frame.HEADERS: GrpcConnection._header_frame,
-    Frame.CONTINUATION: GrpcConnection._continuation,
-    Frame.SETTINGS: GrpcConnection._settings,
-    Frame.PING: GrpcConnection._ping,
-    Frame.RST_STREAM: GrpcConnection._reset,
-    Frame.GOAWAY: GrpcConnection._going_away,
-    Frame.WINDOW_UPDATE: GrpcConnection._widen,
+    frames.HEADERS: GrpcConnection._header_frame,
+    frames.CONTINUATION: GrpcConnection._continuation,
+    frames.SETTINGS: GrpcConnection._settings,
+    frames.PING: GrpcConnection._ping,
+    frames.RST_STREAM: GrpcConnection._reset,
+    frames.GOAWAY: GrpcConnection._going_away,
+    frames.WINDOW_UPDATE: GrpcConnection._widen,
 }
 """What reads a frame: called with its flags, its stream and its payload."""
+
+
+def _unpadded(flags: int, payload: bytes) -> bytes:
+    """Return the header block fragment of a HEADERS frame (RFC 9113, 6.2)."""
+    start = 0
+    end = len(payload)
+    if flags & PADDED:
+        start, end = 1, end - payload[0]
+    if flags & HAS_PRIORITY:
+        start += 5
+    return payload[start:end]
 
 
 def _text(value: str | bytes) -> str:

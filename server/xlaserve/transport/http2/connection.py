@@ -3,7 +3,6 @@
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from struct import Struct
 from types import MappingProxyType
 from typing import cast
 
@@ -23,6 +22,7 @@ from xlaserve.transport.http2.frames import (
     LARGEST_MAX_FRAME,
     MAX_STREAM_ID,
     MAX_WINDOW,
+    NUMBER,
     PADDED,
     PING,
     PREFACE,
@@ -58,7 +58,6 @@ RECEIVE_BYTES = 1 << 17
 """Bytes that are read from a socket at once."""
 
 _HEAD = Head[Route]
-_NUMBER = Struct(">L")
 _WORK_OF_A_REQUEST = 16
 _DIRECT_BYTES = 1 << 14
 """From how much on the rest of a DATA frame is received where its message will stay."""
@@ -609,7 +608,7 @@ class ServerConnection:
                 padding = view[start]
                 start += 1
             if flags & HAS_PRIORITY:
-                if _NUMBER.unpack_from(view, start)[0] & MAX_STREAM_ID == stream_id:
+                if NUMBER.unpack_from(view, start)[0] & MAX_STREAM_ID == stream_id:
                     flags |= _ON_ITSELF
                 start += 5
             stop -= padding
@@ -702,7 +701,7 @@ class ServerConnection:
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "PRIORITY on stream 0")
         if stop - start != 5:
             raise StreamFailure(stream_id, ErrorCode.FRAME_SIZE_ERROR, "PRIORITY has five bytes")
-        if _NUMBER.unpack_from(view, start)[0] & MAX_STREAM_ID == stream_id:
+        if NUMBER.unpack_from(view, start)[0] & MAX_STREAM_ID == stream_id:
             raise StreamFailure(stream_id, ErrorCode.PROTOCOL_ERROR, "it depends on itself")
 
     def _on_rst_stream(
@@ -715,7 +714,7 @@ class ServerConnection:
             self._conduct.count_control()
             self._react(self._state_of(stream_id), Input.RST_STREAM, stream_id)
             return
-        code = _NUMBER.unpack_from(view, start)[0]
+        code = NUMBER.unpack_from(view, start)[0]
         stream.state = State.CLOSED
         self._forget(stream)
         _cancel(stream, f"the client reset the stream, error code {code}")
@@ -788,7 +787,7 @@ class ServerConnection:
         if stop - start != 4:
             raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE has four bytes")
         self._conduct.count_control()
-        increment = _NUMBER.unpack_from(view, start)[0] & MAX_STREAM_ID
+        increment = NUMBER.unpack_from(view, start)[0] & MAX_STREAM_ID
         if not stream_id:
             if not increment:
                 raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "a window widened by 0")

@@ -65,7 +65,7 @@ class Setting(IntEnum):
 
 
 SETTING = Struct(">HL")
-_NUMBER = Struct(">L")
+NUMBER = Struct(">L")
 _TWO_NUMBERS = Struct(">LL")
 
 
@@ -90,12 +90,12 @@ def ping_ack(payload: bytes) -> bytes:
 
 def window_update(stream_id: int, increment: int) -> bytes:
     """Return a WINDOW_UPDATE frame; stream 0 is the connection."""
-    return frame_header(4, WINDOW_UPDATE, 0, stream_id) + _NUMBER.pack(increment)
+    return frame_header(4, WINDOW_UPDATE, 0, stream_id) + NUMBER.pack(increment)
 
 
 def rst_stream(stream_id: int, code: ErrorCode) -> bytes:
     """Return a RST_STREAM frame."""
-    return frame_header(4, RST_STREAM, 0, stream_id) + _NUMBER.pack(code)
+    return frame_header(4, RST_STREAM, 0, stream_id) + NUMBER.pack(code)
 
 
 def goaway(last_stream_id: int, code: ErrorCode, reason: str = "") -> bytes:
