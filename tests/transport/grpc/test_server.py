@@ -129,6 +129,18 @@ async def test_a_drain_announces_the_end(serve: Serve, tmp_path: Path) -> None:
     assert (0, 2**31 - 1) == (first.error_code, first.last_stream_id)
 
 
+async def test_a_drain_leaves_no_connection_open(serve: Serve, tmp_path: Path) -> None:
+    """Not that of a client that stays though it was told to go, nor one above the limit."""
+    async with serve(tmp_path, max_connections=1) as server:
+        async with connect(server.url) as wire, connect(server.url) as refused:
+            await wire.trailers(wire.send(headers()))
+            await refused.until(h2.events.ConnectionTerminated)
+            grpc_server = server.application.grpc
+            await grpc_server.drain(5)
+
+            assert (0, 0) == (grpc_server.connections, len(grpc_server._refused))
+
+
 @pytest.mark.parametrize("character", ["a", "é", "\U0001f600", "%"])
 def test_a_message_fits_into_headers_once_it_is_encoded(character: str) -> None:
     short = shorten(character * 10_000)

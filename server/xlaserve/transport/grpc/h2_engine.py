@@ -96,6 +96,10 @@ class H2Engine(H2Protocol):
         """Say which streams were served, and close."""
         self._end(ErrorCodes.NO_ERROR)
 
+    def abort(self) -> None:
+        """Cut the connection off, whatever is still to be written."""
+        self.connection._transport.abort()
+
     def _end(self, code: ErrorCodes) -> None:
         if not self.connection.is_closing():
             last = self.connection._connection.highest_inbound_stream_id

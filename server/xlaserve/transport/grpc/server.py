@@ -26,6 +26,9 @@ Engine: TypeAlias = H2Engine | OwnEngine
 
 _ARRIVAL_SECONDS = 1.0
 """How long a drain waits for the messages of requests that have begun."""
+_FAREWELL_SECONDS = 2.0
+"""How long an end waits for clients to close connections that were ended."""
+_LOOK_SECONDS = 0.01
 _SWEEPS = 4
 """Looks at what takes too long within the shortest time that is watched."""
 
@@ -57,6 +60,8 @@ class GrpcServer(Server):
         self._ledgers = Ledgers(Ledger(max_receiving_bytes), Ledger(max_parked_bytes))
         self._buffer = ReceiveBuffer()
         self._connections: set[Engine] = set()
+        self._refused: set[Engine] = set()
+        """Those above the limit, until they are gone."""
         self._further: list[asyncio.AbstractServer] = []
         self._sweeping: asyncio.TimerHandle | None = None
 
@@ -90,9 +95,10 @@ class GrpcServer(Server):
 
     def admit(self, protocol: "Http2Protocol | H2Engine") -> bool:
         """Tell whether there may be one more connection."""
-        if len(self._connections) >= self._max_connections:
-            return False
         assert isinstance(protocol, OwnEngine | H2Engine)
+        if len(self._connections) >= self._max_connections:
+            self._refused.add(protocol)
+            return False
         self._connections.add(protocol)
         self._handlers.add(protocol.requests)
         return True
@@ -101,6 +107,7 @@ class GrpcServer(Server):
         """Take note that a connection is gone."""
         assert isinstance(protocol, OwnEngine | H2Engine)
         self._connections.discard(protocol)
+        self._refused.discard(protocol)
         self._handlers.discard(protocol.requests)
 
     @property
@@ -157,12 +164,26 @@ class GrpcServer(Server):
             protocol.end()
         self.close()
         await self.wait_closed()
+        await self._gone()
 
     def close(self) -> None:
         """Stop at once; see grpclib."""
         if self._sweeping is not None:
             self._sweeping.cancel()
         super().close()
+
+    async def _gone(self) -> None:
+        """Return when every connection is closed: those whose clients keep them are cut off."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FAREWELL_SECONDS):
+                await self._closed()
+        for protocol in (*self._connections, *self._refused):
+            protocol.abort()
+        await self._closed()
+
+    async def _closed(self) -> None:
+        while self._connections or self._refused:  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_SECONDS)
 
     async def _idle(self) -> None:
         with suppress(TimeoutError):

@@ -128,6 +128,10 @@ class Http2Protocol(asyncio.BufferedProtocol):
         self.core.end(code, reason)
         self.flush()
 
+    def abort(self) -> None:
+        """Cut the connection off, whatever is still to be written."""
+        self.transport.abort()
+
     def _close(self) -> None:
         if self._closing or self.transport.is_closing():
             return
