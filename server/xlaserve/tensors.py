@@ -21,6 +21,9 @@ Shape: TypeAlias = tuple[int, ...]
 Tensor: TypeAlias = np.ndarray[Any, Any]
 """An array in row-major order; BYTES tensors have dtype object and hold `bytes`."""
 
+ALIGNMENT = 64
+"""Where XLA reads an array in place on the CPU; at another address it copies it first."""
+
 MAX_DIMENSIONS = 64
 """The most dimensions of an array in numpy; more would also make a shape slow to multiply."""
 
@@ -78,6 +81,7 @@ BY_CONFIG_NAME = MappingProxyType({row.config_name: row for row in _ROWS})
 """The V2 datatypes by the name that a model configuration uses."""
 
 BYTES = DATATYPES["BYTES"]
+_BF16 = DATATYPES["BF16"]
 _BOOL = DATATYPES["BOOL"]
 _BY_DTYPE = {row.dtype: row for row in _ROWS}
 
@@ -149,8 +153,12 @@ def _shaped(array: Tensor, shape: Sequence[int]) -> Tensor:
     try:
         return array.reshape(shape)
     except ValueError:
-        # Without elements the other dimensions may be of any size, though not for numpy.
-        raise TensorDataError("dimensions that can be addressed", str(list(shape))) from None
+        raise _not_addressable(shape) from None
+
+
+def _not_addressable(shape: Sequence[int]) -> TensorDataError:
+    # Without elements the other dimensions may be of any size, though not for numpy.
+    return TensorDataError("dimensions that can be addressed", str(list(shape)))
 
 
 def from_bytes(datatype: Datatype, shape: Sequence[int], data: Buffer) -> Tensor:
@@ -169,7 +177,17 @@ def from_bytes(datatype: Datatype, shape: Sequence[int], data: Buffer) -> Tensor
         )
     if datatype is _BOOL and expected and np.frombuffer(view, dtype=np.uint8).max() > 1:
         raise TensorDataError("BOOL bytes of 0 or 1", "another byte")
-    return _shaped(np.frombuffer(view, dtype=datatype.dtype), shape)
+    try:
+        return np.ndarray(shape, datatype.dtype, view)
+    except ValueError:
+        raise _not_addressable(shape) from None
+
+
+def aligned_bytes(count: int) -> "np.ndarray[Any, np.dtype[np.uint8]]":
+    """Return fresh memory, with anything in it, that XLA reads in place."""
+    memory = np.empty(count + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + count]
 
 
 def unpack_bytes(shape: Sequence[int], data: Buffer) -> Tensor:
@@ -234,9 +252,10 @@ def to_bytes(datatype: Datatype, tensor: Tensor) -> bytes | memoryview:
     """
     if datatype is BYTES:
         return pack_bytes(tensor)
-    flat = np.ascontiguousarray(tensor).reshape(-1)
+    if datatype is not _BF16 and tensor.size and tensor.flags.c_contiguous:
+        return tensor.data.cast("B")
     # The buffer protocol has no letter for bfloat16; as bytes every datatype can be viewed.
-    return flat.view(np.uint8).data
+    return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data
 
 
 def from_elements(datatype: Datatype, shape: Sequence[int], elements: Elements) -> Tensor:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,6 +20,7 @@ from xlaserve.core.batching import (
     split,
 )
 from xlaserve.errors import Overloaded, QueueTimeout
+from xlaserve.tensors import ALIGNMENT
 
 MILLISECOND = 1_000_000
 
@@ -369,6 +371,25 @@ def test_one_request_is_not_copied() -> None:
     x = np.ones((2, 3), np.float32)
 
     assert x is pack([waiting(x)], 8)["a"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_large_batch_lies_where_it_is_not_copied_again(dtype: str) -> None:
+    wide = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    rows = [np.full((1, 3, 5001), index, wide) for index in range(4)]
+
+    packed = pack([waiting(row) for row in rows], 6)["a"]
+
+    assert 0 == packed.ctypes.data % ALIGNMENT
+    assert np.concatenate([*rows, np.zeros((2, 3, 5001), wide)]).tobytes() == packed.tobytes()
+
+
+def test_large_batches_of_objects_are_put_together() -> None:
+    rows = np.full((1, 5000), b"one", object)
+
+    packed = pack([waiting(rows), waiting(rows)], 2)["a"]
+
+    assert np.concatenate([rows, rows]).tolist() == packed.tolist()
 
 
 def test_rows_behind_a_batch_are_zeros() -> None:

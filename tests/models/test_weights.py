@@ -14,8 +14,8 @@ from safetensors.numpy import load_file, save_file
 from xlaserve.errors import InvalidModel
 from xlaserve.models import weights
 from xlaserve.models.files import FileRecord
-from xlaserve.models.weights import ALIGNMENT, DTYPES, read, read_entries, write
-from xlaserve.tensors import Tensor
+from xlaserve.models.weights import DTYPES, read, read_entries, write
+from xlaserve.tensors import ALIGNMENT, Tensor
 
 NAME = "params.safetensors"
 

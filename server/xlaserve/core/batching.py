@@ -14,13 +14,16 @@ import numpy as np
 
 from xlaserve.core.inference import Done
 from xlaserve.errors import Overloaded, QueueTimeout
-from xlaserve.tensors import Tensor, TensorSpec
+from xlaserve.tensors import Tensor, TensorSpec, aligned_bytes
 
 Tensors: TypeAlias = Mapping[str, Tensor]
 """Arrays by name."""
 
 ShapeKey: TypeAlias = tuple[tuple[int, ...], ...]
 """What the inputs of requests must have in common to be put together: all sizes but the rows."""
+
+_IN_PLACE_BYTES = 1 << 14
+"""A smaller batch is copied in the time that it takes to align it."""
 
 NO_KEY: ShapeKey = ()
 """That of a model whose inputs have one shape."""
@@ -192,7 +195,12 @@ def pack(requests: Sequence[Waiting], rows: int) -> Tensors:
         if missing:
             parts.append(np.zeros((missing, *first.shape[1:]), first.dtype))
         # Always fresh memory: XLA may read it in place until the outputs are there.
-        packed[name] = np.concatenate(parts)
+        count = rows * (first.nbytes // len(first))
+        if count < _IN_PLACE_BYTES or first.dtype.hasobject:
+            packed[name] = np.concatenate(parts)
+        else:
+            whole = aligned_bytes(count).view(first.dtype).reshape(rows, *first.shape[1:])
+            packed[name] = np.concatenate(parts, out=whole)
     return packed
 
 

@@ -16,10 +16,7 @@ import numpy as np
 from xlaserve.errors import InvalidModel
 from xlaserve.models import files
 from xlaserve.models.files import FileRecord
-from xlaserve.tensors import Buffer, Shape, Tensor
-
-ALIGNMENT = 64
-"""XLA uses host memory in place when it starts at a multiple of this, and copies it otherwise."""
+from xlaserve.tensors import ALIGNMENT, Buffer, Shape, Tensor, aligned_bytes
 
 DTYPES = MappingProxyType(
     {
@@ -140,7 +137,7 @@ def read(
     with files.opened(directory, name, limit_bytes=MAX_FILE_BYTES) as (file, size):
         files.check_size(name, size, record)
         for entry in _read_header(file, size, name, digest.update):
-            data = _aligned(entry.nbytes)
+            data = aligned_bytes(entry.nbytes)
             files.read_into(file, data.data, name)
             digest.update(data.data)
             yield entry.name, _as_tensor(entry, data)
@@ -168,12 +165,6 @@ def read_mapped(
     for entry in entries:
         data = np.ndarray(entry.nbytes, np.uint8, mapping, header_bytes + entry.start)
         yield entry.name, _as_tensor(entry, data)
-
-
-def _aligned(nbytes: int) -> "np.ndarray[Any, np.dtype[np.uint8]]":
-    memory = np.empty(nbytes + ALIGNMENT, np.uint8)
-    offset = -memory.ctypes.data % ALIGNMENT
-    return memory[offset : offset + nbytes]
 
 
 def _as_tensor(entry: WeightEntry, data: "np.ndarray[Any, np.dtype[np.uint8]]") -> Tensor:
