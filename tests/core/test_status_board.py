@@ -1,25 +1,16 @@
 """What a status page is told, second by second."""
 
 import pytest
+from support.clock import HandClock
 from support.core import AddModel, Core, MakeCore
 
 from xlaserve.core.status_board import MAX_ROWS, REPOSITORY_SECONDS, StatusBoard
 from xlaserve.settings import ModelControlMode
 
 
-class Clock:
-    """A clock that is moved by hand."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> HandClock:
+    return HandClock()
 
 
 @pytest.fixture
@@ -28,7 +19,7 @@ def core(make_core: MakeCore) -> Core:
 
 
 @pytest.fixture
-def board(core: Core, clock: Clock) -> StatusBoard:
+def board(core: Core, clock: HandClock) -> StatusBoard:
     mode = core.settings.model_control_mode
     return StatusBoard(core.control, core.registry, core.capacity, mode, clock=clock)
 
@@ -47,7 +38,7 @@ async def test_models_that_are_loaded_and_models_that_could_be_are_shown(
     assert (1, 2, 3) == (reading.ready_models, reading.model_count, reading.matching)
 
 
-async def test_memory_and_time_are_told(core: Core, board: StatusBoard, clock: Clock) -> None:
+async def test_memory_and_time_are_told(core: Core, board: StatusBoard, clock: HandClock) -> None:
     core.capacity.limit({"cpu:0": 600, "cpu:1": 400})
     core.capacity.reserve("somebody", "m", {"cpu:0": 200, "cpu:1": 100})
     clock.now += 4
@@ -57,7 +48,7 @@ async def test_memory_and_time_are_told(core: Core, board: StatusBoard, clock: C
 
 
 async def test_the_disk_is_asked_once_in_a_while(
-    board: StatusBoard, add_model: AddModel, clock: Clock
+    board: StatusBoard, add_model: AddModel, clock: HandClock
 ) -> None:
     """Many pages may be open, and each asks every second."""
     await board.read()

@@ -1,6 +1,7 @@
 """What is counted of a client, with a clock that the test turns."""
 
 import pytest
+from support.clock import HandClock
 
 from xlaserve.transport.http2.errors import ConnectionFailure
 from xlaserve.transport.http2.frames import ErrorCode
@@ -9,23 +10,13 @@ from xlaserve.transport.http2.limits import FRAMES_FOR_AN_ANSWER, Conduct, Http2
 LIMITS = Http2Limits(max_resets=3, max_control_frames=5, window_seconds=30)
 
 
-class Clock:
-    """Stands still until it is turned."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def conduct(clock: Clock) -> Conduct:
+def conduct(clock: HandClock) -> Conduct:
     return Conduct(LIMITS, clock)
 
 
@@ -45,7 +36,7 @@ def test_too_many_control_frames_end_the_connection(conduct: Conduct) -> None:
         conduct.count_control()
 
 
-def test_counts_start_anew_with_each_window(conduct: Conduct, clock: Clock) -> None:
+def test_counts_start_anew_with_each_window(conduct: Conduct, clock: HandClock) -> None:
     for _ in range(4):
         for _ in range(3):
             conduct.count_reset()
@@ -70,7 +61,9 @@ def test_who_is_served_may_cancel_and_acknowledge_as_much(conduct: Conduct) -> N
         conduct.count_control()
 
 
-def test_what_was_served_before_the_window_does_not_count(conduct: Conduct, clock: Clock) -> None:
+def test_what_was_served_before_the_window_does_not_count(
+    conduct: Conduct, clock: HandClock
+) -> None:
     conduct.served = 1000
     for _ in range(4):
         conduct.count_reset()
