@@ -8,6 +8,7 @@ import gc
 import itertools
 import os
 from contextlib import suppress
+from functools import cache
 
 import jax
 import jax.export
@@ -62,14 +63,15 @@ def start(device: str, cache: CompilationCache | None = None) -> str:
     return platform
 
 
+@cache
 def _spare_the_collector() -> None:
     """Leave what JAX consists of out of garbage collections, once, before there are models.
 
     It never goes, and looking at all of it stops every thread for some 40 ms.
     """
-    if not gc.get_freeze_count():
-        gc.collect()
-        gc.freeze()
+    # To ask gc whether this was done takes longer than doing it: it counts all that is frozen.
+    gc.collect()
+    gc.freeze()
 
 
 def _start_backend(device: str) -> str:
