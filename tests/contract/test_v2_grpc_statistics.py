@@ -1,5 +1,8 @@
 """The statistics and model configuration extensions over gRPC, with the unmodified tritonclient."""
 
+# pyright: reportAttributeAccessIssue=false
+# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,7 +12,10 @@ import numpy as np
 import pytest
 import tritonclient.grpc.aio as triton
 from support.server import Serve
+from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
+
+from xlaserve_proto import inference as ours
 
 
 @pytest.fixture
@@ -102,6 +108,18 @@ async def test_memory_usage_is_what_the_model_holds(client: Any) -> None:
 
     assert "CPU" == use["type"]
     assert 0 < int(use["byte_size"])
+
+
+async def test_what_compilation_took_is_told_in_an_extension(client: Any) -> None:
+    """Other clients skip the field; those that know it have every batch size."""
+    ask = pb.ModelStatisticsRequest(name="identity")
+    answer = await client._client_stub.ModelStatistics(ask)
+    (found,) = ours.ModelStatisticsResponse().parse(answer.SerializeToString()).model_stats
+    compiled = found.compile_stats
+
+    assert [row.batch_size for row in compiled] == sorted({row.batch_size for row in compiled})
+    assert (1, 64) == (compiled[0].batch_size, compiled[-1].batch_size)
+    assert all(row.compile_ns > row.execution_ns > 0 and not row.sizes for row in compiled)
 
 
 async def test_an_empty_name_is_every_model(client: Any) -> None:

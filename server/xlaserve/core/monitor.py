@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from xlaserve.core.registry import Instance, Model, Registry, Version
 from xlaserve.core.statistics import Totals
+from xlaserve.models.loaded import Bucket
 
 _MEMORY_KINDS: Mapping[str, str] = MappingProxyType({"cpu": "CPU", "cuda": "GPU", "tpu": "TPU"})
 """The memory of a JAX platform, as MemoryUsage names it."""
@@ -29,6 +30,8 @@ class VersionReport:
     version: str
     totals: Totals
     memory: tuple[MemoryUse, ...]
+    buckets: tuple[Bucket, ...] = ()
+    """What is compiled of it by now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,8 @@ def _ordered(model: Model) -> list[Version]:
 
 def _report(version: Version, instance: Instance) -> VersionReport:
     uses = tuple(_memory_use(name, size) for name, size in instance.held.items() if size)
-    return VersionReport(version.model, version.number, version.statistics.totals(), uses)
+    totals, buckets = version.statistics.totals(), instance.info.buckets
+    return VersionReport(version.model, version.number, totals, uses, buckets)
 
 
 def _memory_use(device: str, size_bytes: int) -> MemoryUse:

@@ -10,7 +10,7 @@ from xlaserve.core.monitor import MemoryUse, VersionReport
 from xlaserve.core.statistics import Execution, VersionStatistics
 from xlaserve.models.config_served import ServedConfig
 from xlaserve.models.config_text import parse_json
-from xlaserve.models.loaded import ModelInfo
+from xlaserve.models.loaded import Bucket, ModelInfo
 from xlaserve.tensors import DATATYPES, TensorSpec
 from xlaserve.transport.rest.statistics import config_json, statistics_json
 
@@ -83,7 +83,9 @@ def test_statistics_have_the_members_of_tritons_answer() -> None:
     statistics = VersionStatistics()
     statistics.succeeded(Execution(3, 110, 20, 30), 100, 200, 1_700_000_000_123_000_000)
     statistics.failed(ValueError(), 5)
-    report = VersionReport("m", "2", statistics.totals(), (MemoryUse("GPU", 0, 99),))
+    report = VersionReport(
+        "m", "2", statistics.totals(), (MemoryUse("GPU", 0, 99),), (Bucket(4, 0.5, 2e-6, (7,)),)
+    )
     zero = {"count": 0, "ns": 0}
 
     assert {
@@ -114,6 +116,14 @@ def test_statistics_have_the_members_of_tritons_answer() -> None:
                     }
                 ],
                 "memory_usage": [{"type": "GPU", "id": 0, "byte_size": 99}],
+                "compile_stats": [
+                    {
+                        "batch_size": 4,
+                        "sizes": [7],
+                        "compile_ns": 500_000_000,
+                        "execution_ns": 2000,
+                    }
+                ],
             }
         ]
     } == json.loads(msgspec.json.encode(statistics_json([report])))

@@ -2,6 +2,7 @@
 
 from xlaserve.core.monitor import VersionReport
 from xlaserve.core.statistics import BatchTotals, Duration, Totals
+from xlaserve.models.loaded import Bucket
 from xlaserve_proto import inference as pb
 
 _NONE = Duration()
@@ -22,6 +23,7 @@ def write_statistics(report: VersionReport) -> pb.ModelStatistics:
             pb.MemoryUsage(type=use.kind, id=use.device_id, byte_size=use.size_bytes)
             for use in report.memory
         ],
+        compile_stats=[_compiled(bucket) for bucket in report.buckets],
     )
 
 
@@ -44,6 +46,15 @@ def _batch(batch: BatchTotals) -> pb.InferBatchStatistics:
         compute_input=_duration(batch.compute_input),
         compute_infer=_duration(batch.compute_infer),
         compute_output=_duration(batch.compute_output),
+    )
+
+
+def _compiled(bucket: Bucket) -> pb.CompileStatistics:
+    return pb.CompileStatistics(
+        batch_size=bucket.rows,
+        sizes=list(bucket.sizes),
+        compile_ns=round(bucket.compile_seconds * 1e9),
+        execution_ns=round(bucket.seconds * 1e9),
     )
 
 

@@ -94,6 +94,17 @@ class MemoryUsage(msgspec.Struct):
     byte_size: int
 
 
+class CompileStatistics(msgspec.Struct):
+    """What compiling one batch size took, and what it runs in: a member that only we have."""
+
+    batch_size: int
+    sizes: list[int]
+    """Of the dimensions besides the batch that the model leaves open."""
+    compile_ns: int
+    execution_ns: int
+    """One execution, the quickest of the warm-up."""
+
+
 class ModelStatistics(msgspec.Struct):
     """Counts and durations of one model version."""
 
@@ -108,6 +119,7 @@ class ModelStatistics(msgspec.Struct):
     """Of models that answer a request more than once: there are none."""
     batch_stats: list[BatchStatistics]
     memory_usage: list[MemoryUsage]
+    compile_stats: list[CompileStatistics]
 
 
 class Statistics(msgspec.Struct):
@@ -142,6 +154,15 @@ def _statistics(report: VersionReport) -> ModelStatistics:
         ],
         memory_usage=[
             MemoryUsage(use.kind, use.device_id, use.size_bytes) for use in report.memory
+        ],
+        compile_stats=[
+            CompileStatistics(
+                bucket.rows,
+                list(bucket.sizes),
+                round(bucket.compile_seconds * 1e9),
+                round(bucket.seconds * 1e9),
+            )
+            for bucket in report.buckets
         ],
     )
 
