@@ -16,7 +16,15 @@ from xlaserve.core.repository import Repository
 from xlaserve.core.workers import Workers
 from xlaserve.errors import InvalidModel
 from xlaserve.models.config import ModelConfig
-from xlaserve.models.loaded import LoadContext, ModelInfo, ModelMemory, OnDemand, Stage, Value
+from xlaserve.models.loaded import (
+    Dispatching,
+    LoadContext,
+    ModelInfo,
+    ModelMemory,
+    OnDemand,
+    Stage,
+    Value,
+)
 from xlaserve.models.placement import ONE_CPU, Devices
 from xlaserve.settings import Settings
 from xlaserve.tensors import DATATYPES, TensorSpec
@@ -29,6 +37,7 @@ class FakeModel:
 
     replicas = 1
     on_demand: OnDemand | None = None
+    dispatching: Dispatching | None = None
 
     def __init__(self, amount: float, world: "World", devices: Sequence[str]) -> None:
         self.info = ModelInfo(
