@@ -4,12 +4,11 @@
 # mypy: disallow-untyped-calls=False
 
 import gc
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,11 +17,13 @@ import numpy as np
 from jax.errors import JaxRuntimeError
 from jax.export import Exported
 
-from xlaserve.errors import InvalidModel, InvalidTensor, LoadCancelled, OutOfMemory, XlaserveError
+from xlaserve.errors import InvalidModel, InvalidTensor, LoadCancelled, XlaserveError
 from xlaserve.models import artifact, buckets, manifest, placement, shapes, sites, weights
 from xlaserve.models.buckets import FIXED, BucketPlan
+from xlaserve.models.exhaustion import raise_if_exhausted
 from xlaserve.models.loaded import LoadContext, ModelInfo, Stage, Value
 from xlaserve.models.on_demand import OnDemandShapes
+from xlaserve.models.outputs import DeviceTensor, JaxInFlight, left_there, to_host
 from xlaserve.models.programs import (
     Arrays,
     Compiler,
@@ -38,82 +39,12 @@ from xlaserve.models.programs import (
 from xlaserve.models.shapes import OpenDimensions, Sizes
 from xlaserve.models.signature import Signature, agreed
 from xlaserve.models.sites import Layout
-from xlaserve.tensors import Shape, Tensor, TensorSpec
+from xlaserve.tensors import Tensor, TensorSpec
 
 PLATFORM = "jax_export"
 
-_EXHAUSTED = re.compile(r"([^\n]*: )?RESOURCE_EXHAUSTED: ")
-"""How an error of XLA begins that is about memory: with its status, or that of its cause. The same
-words elsewhere may be names of the model's."""
-
 _LETTING_GO_SECONDS = 1.0
 _LOOK_SECONDS = 0.001
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceTensor:
-    """An output that stayed on its device (a Resident), with the padding of its bucket."""
-
-    array: jax.Array
-    batch: int | None
-    """How many of its rows are real; None where the first dimension is not a batch."""
-    model: str
-    """Whose output it is."""
-
-    @property
-    def rows(self) -> int:
-        """Return how many of its rows are real."""
-        if self.batch is not None:
-            return self.batch
-        return self.array.shape[0] if self.array.ndim else 1
-
-    @property
-    def shape(self) -> Shape:
-        """Return its shape, with the real rows."""
-        shape = self.array.shape
-        return shape if self.batch is None else (self.batch, *shape[1:])
-
-    def numpy(self) -> Tensor:
-        """Fetch the real rows to the host. Blocks until they are computed; raises OutOfMemory."""
-        try:
-            return to_host(self.array, self.batch)
-        except (JaxRuntimeError, MemoryError) as error:
-            raise_if_exhausted(self.model, error)
-            raise
-
-
-def to_host(array: jax.Array, rows: int | None = None) -> Tensor:
-    """Return the first rows, or all there is, as a read-only array; on the CPU a view. Blocks."""
-    host = np.asarray(array)
-    return host if rows is None else host[:rows]
-
-
-@dataclass(frozen=True, slots=True)
-class JaxInFlight:
-    """An execution that a device was given (an InFlight)."""
-
-    model: str
-    names: Sequence[str]
-    """Of the outputs."""
-    outputs: Sequence[jax.Array]
-    arguments: Arrays
-    """Alive for as long as they may be read: copies to the device are not waited for."""
-    rows: int | None
-    """How many rows of the outputs are real; None where all are, and without a batch dimension."""
-    resident: bool
-
-    def fetch(self) -> Mapping[str, Value]:
-        """Wait for the outputs. Blocks; raises OutOfMemory."""
-        try:
-            found: Sequence[Value] = (
-                _resident(self.model, self.outputs, self.arguments, self.rows)
-                if self.resident
-                else [to_host(output, self.rows) for output in self.outputs]
-            )
-        except (JaxRuntimeError, MemoryError) as error:
-            raise_if_exhausted(self.model, error)
-            raise
-        return dict(zip(self.names, found, strict=True))
 
 
 class JaxExportModel:
@@ -171,7 +102,7 @@ class JaxExportModel:
         try:
             outputs, arguments, rows, padded = self._called(inputs, replica, programs)
             if resident:
-                shown = _resident(self._model, outputs, arguments, rows)
+                shown = left_there(self._model, outputs, arguments, rows)
                 return dict(zip(self._output_names, shown, strict=True))
             hosts = [to_host(output) for output in outputs]
         except (JaxRuntimeError, MemoryError) as error:
@@ -480,15 +411,6 @@ def _rows(value: Value) -> int:
     return len(value) if isinstance(value, np.ndarray) else value.rows
 
 
-def _resident(
-    model: str, outputs: Sequence[jax.Array], arguments: Arrays, rows: int | None
-) -> Sequence[DeviceTensor]:
-    if any(isinstance(argument, np.ndarray) for argument in arguments):
-        # XLA may read host arrays in place, and they are the caller's to change again.
-        jax.block_until_ready(outputs)
-    return [DeviceTensor(output, rows, model) for output in outputs]
-
-
 def _takes(copy: Copy, spec: TensorSpec, array: jax.Array, bucket: int) -> bool:
     return (
         array.shape == bucket_shape(spec, bucket)
@@ -517,12 +439,3 @@ def invalid_model(model: str, name: str) -> Iterator[None]:
         raise_if_exhausted(model, error)
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise InvalidModel(f"{name} cannot be compiled or run: {lines[0][:300]}") from error
-
-
-def raise_if_exhausted(model: str, error: Exception) -> None:
-    """Raise OutOfMemory if that is what an error of JAX or Python means."""
-    if isinstance(error, MemoryError):
-        raise OutOfMemory(model, "the host has no memory left") from error
-    text = str(error)
-    if isinstance(error, JaxRuntimeError) and _EXHAUSTED.match(text):
-        raise OutOfMemory(model, text.splitlines()[0][:300]) from error
