@@ -54,7 +54,7 @@ def to_host(array: jax.Array, rows: int | None = None) -> Tensor:
     return host if rows is None else host[:rows]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class JaxInFlight:
     """An execution that a device was given (an InFlight)."""
 
@@ -69,12 +69,15 @@ class JaxInFlight:
     resident: bool
 
     def fetch(self) -> Mapping[str, Value]:
-        """Wait for the outputs. Blocks; raises OutOfMemory."""
+        """Wait for the outputs, and let go of what the device has. Blocks; raises OutOfMemory."""
+        # Whoever is told of its end may use the room at once, and this may live a little longer.
+        outputs, self.outputs = self.outputs, ()
+        arguments, self.arguments = self.arguments, []
         try:
             found: Sequence[Value] = (
-                left_there(self.model, self.outputs, self.arguments, self.rows)
+                left_there(self.model, outputs, arguments, self.rows)
                 if self.resident
-                else [to_host(output, self.rows) for output in self.outputs]
+                else [to_host(output, self.rows) for output in outputs]
             )
         except (JaxRuntimeError, MemoryError) as error:
             raise_if_exhausted(self.model, error)
