@@ -135,7 +135,7 @@ def _overlap(model: LoadedModel, used: int, seconds: float) -> Overlap:
     inputs, most = _inputs(model, 1), 0
     best: dict[int, float] = dict.fromkeys((1, IN_FLIGHT), 0.0)
     for _ in range(OVERLAP_ROUNDS):
-        for depth in best:
+        for depth in (1, IN_FLIGHT):
             line = Line(dispatching, inputs, depth)
             best[depth] = max(best[depth], asyncio.run(line.executions_per_second(seconds)))
             most = max(most, line.most_bytes - used)
