@@ -170,10 +170,11 @@ class Settings:
     """On the CPU, map parameters from their files instead of reading them. The files must never
     be rewritten in place; not for network mounts."""
     execute_threads: int = 0
-    """Threads that compute requests outside the event loop; 0 is one less than the cores."""
+    """Threads in which the CPU computes requests outside the event loop; 0 is one less than the
+    cores. A GPU has two of its own."""
     inline_execution_seconds: float = 200e-6
-    """A model that its warm-up measured faster than this runs on the event loop itself; a batch,
-    if that is as quick as its requests one by one, and at most four times as long."""
+    """A model on the CPU that its warm-up measured faster than this runs on the event loop itself;
+    a batch, if that is as quick as its requests one by one, and at most four times as long."""
     dynamic_batching: bool = True
     """Execute requests of one model together where that saves time; no: each by itself."""
     max_requests_per_model: int = 1024

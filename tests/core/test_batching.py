@@ -72,21 +72,24 @@ class FakeRunner:
 
     clock: FakeClock
     lanes: int = 1
-    started: list[tuple[int, Sequence[Waiting]]] = field(default_factory=list)
+    started: list[Sequence[Waiting]] = field(default_factory=list)
+    freed: list[Callable[[], None]] = field(default_factory=list)
     ends: list[Callable[[], None]] = field(default_factory=list)
 
     def run(
         self,
         requests: Sequence[Waiting],
-        lane: int,
+        freed: Callable[[], None],
         ended: Callable[[Executed | BaseException], None],
     ) -> None:
-        self.started.append((lane, tuple(requests)))
+        self.started.append(tuple(requests))
+        self.freed.append(freed)
         begun = self.clock.time_ns
 
         def end(error: BaseException | None = None) -> None:
             rows = sum(request.rows for request in requests)
             outputs = {"y": pack(requests, rows)["x"] * 2}
+            freed()
             ended(error or Executed(outputs, begun, self.clock.time_ns))
 
         self.ends.append(end)
@@ -100,7 +103,7 @@ class FakeRunner:
     @property
     def batches(self) -> list[list[int]]:
         """Return the rows of the requests of each batch."""
-        return [[request.rows for request in requests] for _, requests in self.started]
+        return [[request.rows for request in requests] for requests in self.started]
 
 
 @dataclass
@@ -225,17 +228,28 @@ async def test_only_equal_shapes_are_put_together() -> None:
 
 
 async def test_every_lane_has_its_own_batch() -> None:
-    """The lane that was idle longest is next."""
     w = world(lanes=2)
     for _ in range(3):
         w.send(1)
         w.clock.settle()
+    before = len(w.runner.started)
     w.runner.end()
-    w.runner.end()
-    w.send(1)
+
+    assert (2, 3) == (before, len(w.runner.started))
+
+
+async def test_a_lane_is_free_when_the_runner_says_so() -> None:
+    """That may be long before its batch is over: a device has it."""
+    w = world()
+    for _ in range(2):
+        w.send(1)
+        w.clock.settle()
+    before = len(w.runner.started)
+    w.runner.freed[0]()
     w.clock.settle()
 
-    assert [0, 1, 0, 1] == [lane for lane, _ in w.runner.started]
+    assert (1, 2) == (before, len(w.runner.started))
+    assert [None, None] == [request.outcome for request in w.sent]
 
 
 async def test_a_full_queue_refuses_at_once() -> None:
@@ -464,7 +478,7 @@ def check(w: World, answers: dict[int, list[Any]]) -> None:
     for number, answer in answers.items():
         rows = w.sent[number].rows
         assert [[[2.0 * (number + 1)]] * rows] == [output.tolist() for output in answer]
-    ran = [request for _, requests in w.runner.started for request in requests]
+    ran = [request for requests in w.runner.started for request in requests]
     assert len(ran) == len(set(map(id, ran)))
     assert all(sum(batch) <= 8 or len(batch) == 1 for batch in w.runner.batches)
     for key in range(3):

@@ -44,9 +44,11 @@ async def test_a_quick_model_runs_on_the_event_loop(
     model = world.open[0]
     execute = model.execute
 
-    def note_thread(inputs: Mapping[str, Value], *, resident: bool = False) -> Mapping[str, Value]:
+    def note_thread(
+        inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
+    ) -> Mapping[str, Value]:
         threads.append(threading.current_thread())
-        return execute(inputs, resident=resident)
+        return execute(inputs, resident=resident, replica=replica)
 
     monkeypatch.setattr(model, "execute", note_thread)
     world.seconds = 1e-6

@@ -140,6 +140,86 @@ async def test_batching_can_be_turned_off(
     assert [1, 1, 1] == rows
 
 
+async def noted_replicas(
+    core: Core, world: World, monkeypatch: pytest.MonkeyPatch, name: str = "m"
+) -> list[int]:
+    """Load a model of two replicas, and note which of them executes."""
+    world.replicas = 2
+    await core.control.load(name)
+    model = world.open[-1]
+    execute = model.execute
+    replicas: list[int] = []
+
+    def noting(
+        inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
+    ) -> Mapping[str, Value]:
+        replicas.append(replica)
+        return execute(inputs, resident=resident, replica=replica)
+
+    monkeypatch.setattr(model, "execute", noting)
+    return replicas
+
+
+async def test_a_request_by_itself_goes_to_the_replica_with_the_least_to_do(
+    make_core: MakeCore, add_model: AddModel, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = make_core()
+    add_model("m", {1: 1})
+    replicas = await noted_replicas(core, world, monkeypatch)
+    world.may_execute.clear()
+    asked = [asyncio.ensure_future(infer(core, n)) for n in range(2)]
+    while len(replicas) < 2:
+        await asyncio.sleep(0.001)
+    world.may_execute.set()
+    await asyncio.gather(*asked)
+    for _ in range(2):
+        await infer(core, 1)
+
+    assert [0, 1] == sorted(replicas[:2])
+    assert [0, 0] == replicas[2:]
+
+
+async def test_a_request_that_was_cancelled_counts_no_more(
+    make_core: MakeCore, add_model: AddModel, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither one that a thread has begun, nor one that waits for a thread."""
+    core = make_core()
+    add_model("m", {1: 1})
+    replicas = await noted_replicas(core, world, monkeypatch)
+    instance = core.registry.resolve("m")[1]
+    world.may_execute.clear()
+    asked = [asyncio.ensure_future(infer(core, n)) for n in range(3)]
+    while len(replicas) < 2:
+        await asyncio.sleep(0.001)
+    for task in asked:
+        task.cancel()
+    await asyncio.wait(asked)
+    world.may_execute.set()
+    while instance.users:
+        await asyncio.sleep(0.001)
+
+    assert [0, 1] == [instance.replicas.take(), instance.replicas.take()]
+
+
+async def test_batches_go_to_the_replica_that_is_idle(
+    make_core: MakeCore, add_model: AddModel, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.batch_limit = 4
+    core = make_core()
+    add_model("m", {1: 1})
+    replicas = await noted_replicas(core, world, monkeypatch)
+    world.may_execute.clear()
+    asked = []
+    for count in (1, 2):
+        asked.append(asyncio.ensure_future(infer(core, count)))
+        while len(replicas) < count:
+            await asyncio.sleep(0.001)
+    world.may_execute.set()
+    await asyncio.gather(*asked)
+
+    assert [0, 1] == replicas
+
+
 async def configured(make_core: MakeCore, add_model: AddModel, batching: dict[str, Any]) -> Core:
     core = make_core()
     add_model("m", {1: 1}, {"max_batch_size": 4, "dynamic_batching": batching})

@@ -14,9 +14,10 @@ import numpy as np
 from xlaserve.models import jax_export, jax_runtime, sites
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_message import config_of
-from xlaserve.models.jax_export import DeviceTensor, JaxExportModel
+from xlaserve.models.jax_export import JaxExportModel
 from xlaserve.models.loaded import LoadContext
 from xlaserve.models.loaders import predict_size
+from xlaserve.models.outputs import DeviceTensor
 from xlaserve_proto import inference
 
 RULES = json.dumps({"w1": [None, "model"], "w2": ["model", None]})

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from xlaserve.errors import InvalidModel, InvalidTensor, OutOfMemory
-from xlaserve.models import jax_export, programs
+from xlaserve.models import jax_export, outputs, programs
 from xlaserve.models.config import ConfigTensor, ModelConfig
+from xlaserve.models.exhaustion import raise_if_exhausted
 from xlaserve.models.export import export_model
-from xlaserve.models.jax_export import DeviceTensor, raise_if_exhausted
 from xlaserve.models.loaded import LoadContext, LoadedModel
+from xlaserve.models.outputs import DeviceTensor
 from xlaserve.tensors import DATATYPES, Tensor, TensorSpec
 
 Load = Callable[..., LoadedModel]
@@ -225,13 +226,14 @@ def test_configuration_that_disagrees_is_refused_before_compiling(
 def fetches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Collect the shapes of all arrays that are fetched from the device."""
     shapes: list[tuple[int, ...]] = []
-    fetch = jax_export.to_host
+    fetch = outputs.to_host
 
     def counting(array: jax.Array, rows: int | None = None) -> Tensor:
         shapes.append(array.shape)
         return fetch(array, rows)
 
-    monkeypatch.setattr(jax_export, "to_host", counting)
+    for module in (jax_export, outputs):
+        monkeypatch.setattr(module, "to_host", counting)
     return shapes
 
 
@@ -466,13 +468,3 @@ def test_configuration_that_cannot_be_is_refused_before_compiling(
     with pytest.raises(InvalidModel):
         load(affine_directory, ModelConfig(parameters=parameters))
     assert [] == compilations
-
-
-def test_outputs_of_another_device_are_copied_behind_the_computation(
-    affine_directory: Path, load: Load, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on a GPU: all copies are under way before the first is waited for."""
-    model = load(affine_directory)
-    monkeypatch.setattr(model, "_fetches", True)
-
-    assert np.allclose(_affine(_rows(5)), run(model, {"x": _rows(5)})["y"], atol=1e-5)

@@ -15,6 +15,7 @@ from xlaserve.errors import InvalidModel, InvalidTensor, LoadCancelled
 from xlaserve.models import single_file
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import LoadContext, LoadedModel, OnDemand
+from xlaserve.models.sites import Site
 from xlaserve.tensors import Tensor
 
 Load = Callable[..., LoadedModel]
@@ -129,6 +130,25 @@ def test_every_copy_has_the_shape(centring: Path, load: Load, compilations: list
     for replica in range(2):
         output = found.execute(inputs(1, 3), resident=True, replica=replica)["output_0"]
         assert {replica} == {device.id for device in output.array.devices()}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("accelerator", [False, True])
+def test_a_shape_is_dispatched_as_its_model_is(
+    centring: Path, load: Load, monkeypatch: pytest.MonkeyPatch, accelerator: bool
+) -> None:
+    monkeypatch.setattr(Site, "is_accelerator", accelerator)
+    model = load(centring, config("1", devices="0,1"))
+    dispatching = shapes_of(model).compile((1, (3,))).dispatching
+
+    if not accelerator:
+        assert dispatching is None
+        return
+    assert dispatching is not None
+    assert ("cpu:0", "cpu:1") == dispatching.queues
+    asked = inputs(1, 3)
+    found = [dispatching.dispatch(asked, replica=replica).fetch() for replica in range(2)]
+    for outputs in found:
+        assert np.array_equal(ask(model, 1, 3), np.asarray(outputs["output_0"]))
 
 
 def test_threads_that_want_the_same_compile_it_once(

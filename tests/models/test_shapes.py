@@ -12,9 +12,10 @@ import pytest
 from jax.core import ShapedArray
 
 from xlaserve.errors import InvalidModel, InvalidTensor
-from xlaserve.models import jax_export, shapes, single_file
+from xlaserve.models import shapes, single_file
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import LoadContext, LoadedModel
+from xlaserve.models.outputs import DeviceTensor
 from xlaserve.models.shapes import OpenDimensions
 from xlaserve.tensors import DATATYPES, Tensor, TensorSpec
 
@@ -116,7 +117,7 @@ def test_resident_of_the_model_before_is_taken(attention: Path, load: Load, run:
     middle = model.execute(inputs, resident=True)["output_0"]
     found = run(model, {"input_0": middle, "input_1": zeros})["output_0"]
 
-    assert isinstance(middle, jax_export.DeviceTensor)
+    assert isinstance(middle, DeviceTensor)
     centred = middle.numpy() - middle.numpy().mean(axis=1, keepdims=True)
     assert np.allclose(centred, found, atol=1e-5)
 

@@ -16,7 +16,15 @@ from xlaserve.core.repository import Repository
 from xlaserve.core.workers import Workers
 from xlaserve.errors import InvalidModel
 from xlaserve.models.config import ModelConfig
-from xlaserve.models.loaded import LoadContext, ModelInfo, ModelMemory, OnDemand, Stage, Value
+from xlaserve.models.loaded import (
+    Dispatching,
+    LoadContext,
+    ModelInfo,
+    ModelMemory,
+    OnDemand,
+    Stage,
+    Value,
+)
 from xlaserve.models.placement import ONE_CPU, Devices
 from xlaserve.settings import Settings
 from xlaserve.tensors import DATATYPES, TensorSpec
@@ -27,8 +35,8 @@ FP32 = DATATYPES["FP32"]
 class FakeModel:
     """Adds the number in its file to its input."""
 
-    replicas = 1
     on_demand: OnDemand | None = None
+    dispatching: Dispatching | None = None
 
     def __init__(self, amount: float, world: "World", devices: Sequence[str]) -> None:
         self.info = ModelInfo(
@@ -42,6 +50,7 @@ class FakeModel:
             ),
         )
         self.amount = amount
+        self.replicas = world.replicas
         self.batch_limit = world.batch_limit
         self.closed = False
         self._world = world
@@ -85,10 +94,12 @@ class World:
 
     seconds: float = 1.0
     batch_limit: int = 0
+    replicas: int = 1
     predicted_bytes: int = 100
     """On each device, as the following."""
     measured_bytes: int = 100
     devices: Devices = ONE_CPU
+    model_type: "Callable[[float, World, Sequence[str]], FakeModel]" = FakeModel
     open: list[FakeModel] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)
     tried: list[Path] = field(default_factory=list)
@@ -114,7 +125,7 @@ class World:
         context.check_cancelled()
         text = (directory / "amount.json").read_text()
         try:
-            model = FakeModel(json.loads(text), self, devices_of(context.config))
+            model = self.model_type(json.loads(text), self, devices_of(context.config))
         except ValueError as error:
             raise InvalidModel(f"amount.json is not a number: {text}") from error
         self.open.append(model)

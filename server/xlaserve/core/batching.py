@@ -6,6 +6,7 @@ The queue knows no asyncio and no clock; the batcher around it has both handed i
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Protocol, TypeAlias
 
@@ -228,16 +229,19 @@ class Runner(Protocol):
 
     @property
     def lanes(self) -> int:
-        """Return how many batches may run side by side."""
+        """Return how many batches may be started at first."""
         ...
 
     def run(
         self,
         requests: Sequence[Waiting],
-        lane: int,
+        freed: Callable[[], None],
         ended: Callable[[Executed | BaseException], None],
     ) -> None:
-        """Start a batch; `ended` is called on the event loop, perhaps before this returns."""
+        """Start a batch; `freed` is called when another may be, and `ended` once it is over.
+
+        Both on the event loop, perhaps before this returns; neither where this raises.
+        """
         ...
 
 
@@ -281,8 +285,8 @@ class Batcher:
         self._runner = runner
         self._clock = clock
         self._answers = answers
-        self._free = deque(range(runner.lanes))
-        """The lanes without a batch; the one that has been idle longest comes first."""
+        self._free = runner.lanes
+        """How many batches may be started."""
         self._looking = False
         self._call_off: Callable[[], None] | None = None
 
@@ -327,20 +331,19 @@ class Batcher:
         self._wake_later()
 
     def _start(self, requests: Sequence[Waiting]) -> None:
-        lane = self._free.popleft()
-
-        def ended(result: Executed | BaseException) -> None:
-            self._free.append(lane)
-            # Before the answers: whoever gets one may ask again at once.
-            if len(self._queue):
-                self._look_soon()
-            self._answers.deliver(requests, result)
-
+        self._free -= 1
+        ended = partial(self._answers.deliver, requests)
         try:
-            self._runner.run(requests, lane, ended)
+            self._runner.run(requests, self._freed, ended)
         except Exception as error:
             # Nobody may wait for ever, whatever kept the batch from starting.
+            self._freed()
             ended(error)
+
+    def _freed(self) -> None:
+        self._free += 1
+        if len(self._queue):
+            self._look_soon()
 
     def _wake_later(self) -> None:
         if self._call_off is not None:

@@ -1,10 +1,12 @@
 """Where requests are executed: on the event loop when they are quick, else in threads.
 
-By themselves, or in a batch with others of their model.
+By themselves, or in a batch with others of their model. What computes on an accelerator goes to the
+threads of that device however quick it is: it may have to wait there for what other models do.
 """
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -19,18 +21,20 @@ from xlaserve.core.batching import (
     BatchPolicy,
     BatchQueue,
     Executed,
+    Runner,
     ShapeKey,
     Tensors,
     Waiting,
     pack,
 )
+from xlaserve.core.dispatch import DeviceRunner, Dispatcher, Ended
 from xlaserve.core.ensemble import EnsemblePlan
 from xlaserve.core.on_demand import Missing, ShapeCompiler, look
 from xlaserve.core.registry import Instance
 from xlaserve.core.statistics import Execution
 from xlaserve.core.workers import Workers
 from xlaserve.models.config import ModelConfig
-from xlaserve.models.loaded import Executable, LoadedModel, ModelInfo, Value
+from xlaserve.models.loaded import Dispatching, Executable, LoadedModel, ModelInfo, Value
 
 T = TypeVar("T")
 
@@ -97,24 +101,27 @@ class Executor:
     ) -> Outcome:
         """Run a model by itself; its outputs may stay on the device."""
         rows = rows_of(model.info, inputs)
-        done = self._inline(model, rows, inputs, resident=True)
-        if done is not None:
-            return done
+        if model.dispatching is None:
+            done = self._inline(model, rows, inputs, resident=True)
+            if done is not None:
+                return done
         submitted = self._now_ns()
         found = look(model, inputs)
         if isinstance(found, Missing):
             found = await self._shapes.compiled(instance, found)
-        call = partial(found.execute, inputs, resident=True)
-        timed = partial(_timed, self._now_ns, call)
-        running = _in_thread(self._workers, instance, timed, instance.queued.discard)
-        instance.queued.add(running)
-        outputs, begun, ended = await asyncio.wrap_future(running)
-        return outputs, Execution(rows, submitted, begun - submitted, ended - begun)
+        over: asyncio.Future[Executed] = asyncio.get_running_loop().create_future()
+        work = self._by_itself(instance, found, inputs, partial(_settle, over), resident=True)
+        try:
+            ran = await over
+        finally:
+            work.cancel()
+        begun = ran.begun_ns
+        return ran.outputs, Execution(rows, submitted, begun - submitted, ran.ended_ns - begun)
 
     def in_thread(
         self, instance: Instance, model: LoadedModel, request: Waiting, answers: Answering
     ) -> None:
-        """Run a model for one request, in a thread; compile it for its shape first if need be.
+        """Run a model for one request, in threads; compile it for its shape first if need be.
 
         Raises InvalidTensor for sizes that contradict one another.
         """
@@ -148,21 +155,59 @@ class Executor:
     def _run_in_thread(
         self, instance: Instance, executable: Executable, request: Waiting, answers: Answering
     ) -> None:
-        def ended(running: "Future[Executed | BaseException]") -> None:
-            instance.queued.discard(running)
+        def ended(result: Executed | BaseException) -> None:
             request.place = None  # else they hold one another, and the outputs, until garbage is
-            answers.deliver([request], _result(running))
+            answers.deliver([request], result)
 
-        run = partial(_executed, self._now_ns, partial(executable.execute, request.inputs))
-        running = _in_thread(self._workers, instance, run, ended)
+        work = self._by_itself(instance, executable, request.inputs, ended)
+        request.place = Running(work, answers)
+
+    def _by_itself(
+        self,
+        instance: Instance,
+        executable: Executable,
+        inputs: Mapping[str, Value],
+        ended: Ended,
+        *,
+        resident: bool = False,
+    ) -> "Cancellable":
+        """Execute once, on the replica with the least to do."""
+        dispatching = executable.dispatching
+        if dispatching is not None:
+            return self._dispatcher(instance, dispatching).submit(
+                lambda replica: dispatching.dispatch(inputs, resident=resident, replica=replica),
+                ended,
+            )
+        replica = instance.replicas.take()
+
+        def over(running: "Future[Executed | BaseException]") -> None:
+            instance.replicas.leave(replica)
+            instance.queued.discard(running)
+            ended(_result(running))
+
+        execute = partial(executable.execute, inputs, resident=resident, replica=replica)
+        run = partial(_executed, self._now_ns, execute)
+        running = _in_thread(self._workers, instance, run, over)
         instance.queued.add(running)
-        request.place = Running(running, answers)
+        return running
+
+    def _dispatcher(self, instance: Instance, dispatching: Dispatching) -> Dispatcher:
+        if instance.dispatcher is None:
+            devices = [self._workers.device(queue) for queue in dispatching.queues]
+            instance.dispatcher = Dispatcher(instance, devices, self._now_ns)
+        return instance.dispatcher
 
     # --- in batches ---
 
     def gathers(self, instance: Instance, model: LoadedModel) -> bool:
-        """Tell whether putting requests together saves more than the queue costs."""
+        """Tell whether requests wait in a queue: putting them together saves more than that costs.
+
+        For a device they wait there in any case, but for those of shapes on demand.
+        """
         if instance.batches is None:
+            if model.dispatching is not None:
+                instance.batches = model.on_demand is None
+                return instance.batches
             inline = min(WORTH_SECONDS, self._policy.inline_seconds)
             together = model.on_demand is None and model.batch_limit > 1
             gains = together and model.expected_seconds(1) > inline
@@ -174,14 +219,20 @@ class Executor:
         queue = BatchQueue(
             instance.model,
             policy_of(instance.config, self._policy.max_queued),
-            lambda: model.batch_limit,
+            (lambda: model.batch_limit) if self._policy.batching else (lambda: 1),
         )
-        runner = InstanceRunner(
-            instance, model, self._workers, self._policy.inline_seconds, self._now_ns
-        )
+        runner = self._runner(instance, model)
         clock = LoopClock(asyncio.get_running_loop(), self._now_ns)
         instance.batcher = Batcher(queue, runner, clock, answers)
         return instance.batcher
+
+    def _runner(self, instance: Instance, model: LoadedModel) -> Runner:
+        dispatching = model.dispatching
+        if dispatching is not None:
+            return DeviceRunner(self._dispatcher(instance, dispatching), model, dispatching)
+        return InstanceRunner(
+            instance, model, self._workers, self._policy.inline_seconds, self._now_ns
+        )
 
 
 class Cancellable(Protocol):
@@ -232,11 +283,13 @@ def policy_of(config: ModelConfig, max_queued: int) -> BatchPolicy:
     )
 
 
-def _timed(
-    now_ns: Callable[[], int], call: Callable[[], Mapping[str, Value]]
-) -> tuple[Mapping[str, Value], int, int]:
-    begun = now_ns()
-    return call(), begun, now_ns()
+def _settle(over: "asyncio.Future[Executed]", result: Executed | BaseException) -> None:
+    if over.done():  # nobody waits for it any more
+        return
+    if isinstance(result, BaseException):
+        over.set_exception(result)
+    else:
+        over.set_result(result)
 
 
 def _executed(
@@ -247,7 +300,7 @@ def _executed(
         outputs = call()
     except Exception as error:
         return error
-    # Nothing stays on the device that was not asked to.
+    # What is asked to stay on the device is for nobody who takes it for host arrays.
     return Executed(cast(Tensors, outputs), begun, now_ns())
 
 
@@ -283,7 +336,10 @@ def when_done(running: "Future[T]", ended: Callable[["Future[T]"], None]) -> Non
 
 
 class InstanceRunner:
-    """Runs the batches of one instance, one for each replica of its model at a time."""
+    """Runs the batches of one instance, one for each replica of its model at a time.
+
+    On the host: where the event loop is, or in a thread.
+    """
 
     def __init__(
         self,
@@ -299,28 +355,35 @@ class InstanceRunner:
         self._inline_seconds = inline_seconds
         self._now_ns = now_ns
         self.lanes = model.replicas
+        self._free = deque(range(model.replicas))
+        """The replicas without a batch; the one that has been idle longest comes first."""
 
-    def run(
-        self,
-        requests: Sequence[Waiting],
-        lane: int,
-        ended: Callable[[Executed | BaseException], None],
-    ) -> None:
-        """Start a batch; `ended` is called on the event loop, perhaps before this returns."""
+    def run(self, requests: Sequence[Waiting], freed: Callable[[], None], ended: Ended) -> None:
+        """Start a batch; both are called once it is over, perhaps before this returns."""
         rows = sum([request.rows for request in requests])
-        run = partial(_executed, self._now_ns, partial(self._execute, requests, rows, lane))
+        replica = self._free[0]
+        run = partial(_executed, self._now_ns, partial(self._execute, requests, rows, replica))
         if self._model.expected_seconds(rows) <= self._inline_limit(len(requests)):
-            ended(run())
+            result = run()
+            freed()
+            ended(result)
             return
-        _in_thread(self._workers, self._instance, run, lambda running: ended(_result(running)))
+
+        def over(running: "Future[Executed | BaseException]") -> None:
+            self._free.append(replica)
+            freed()
+            ended(_result(running))
+
+        _in_thread(self._workers, self._instance, run, over)
+        self._free.popleft()
 
     def _inline_limit(self, requests: int) -> float:
         """Return how long a batch may keep the event loop: as long as its requests one by one."""
         return min(requests, _INLINE_REQUESTS) * self._inline_seconds
 
-    def _execute(self, requests: Sequence[Waiting], rows: int, lane: int) -> Mapping[str, Value]:
+    def _execute(self, requests: Sequence[Waiting], rows: int, replica: int) -> Mapping[str, Value]:
         inputs = pack(requests, self._model.padded_rows(rows))
-        return self._model.execute(inputs, replica=lane)
+        return self._model.execute(inputs, replica=replica)
 
 
 class LoopClock:

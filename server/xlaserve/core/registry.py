@@ -10,8 +10,10 @@ from typing import Protocol
 from xlaserve.core.batching import Answering, Batcher
 from xlaserve.core.capacity import Reservation
 from xlaserve.core.checks import QuickCheck
+from xlaserve.core.dispatch import Dispatcher
 from xlaserve.core.ensemble import EnsemblePlan
 from xlaserve.core.lifecycle import Event, Lifecycle, State
+from xlaserve.core.replicas import Replicas
 from xlaserve.core.statistics import VersionStatistics
 from xlaserve.errors import ModelNotFound, ModelNotReady, Overloaded, VersionNotFound
 from xlaserve.models.config import ModelConfig
@@ -54,9 +56,13 @@ class Instance:
         self.reservation = reservation
         self.quick = QuickCheck(runner.info)
         self.batches: bool | None = None
-        """Whether its requests are worth gathering; None until the first of them asks."""
+        """Whether its requests go through the batcher; None until the first of them asks."""
         self.batcher: Batcher | None = None
         """Gathers its requests; None until there was one, and for what is not batched."""
+        self.replicas = Replicas(1 if isinstance(runner, EnsemblePlan) else runner.replicas)
+        """Shares the requests that threads are given."""
+        self.dispatcher: Dispatcher | None = None
+        """Hands its executions to accelerators; None until there was one."""
         self.answers: Answering | None = None
         """Counts its requests out; None until there was one that was not answered at once."""
         self.queued: set[Work] = set()
@@ -88,6 +94,7 @@ class Instance:
     def pending(self) -> int:
         """Return how many executions wait for a thread."""
         waiting = self.batcher.waiting if self.batcher else 0
+        waiting += self.dispatcher.waiting if self.dispatcher else 0
         return waiting + sum(not work.running() and not work.done() for work in self.queued)
 
     @property

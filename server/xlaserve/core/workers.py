@@ -14,9 +14,64 @@ _COMPILE_THREADS = 2
 """A shape of one model is compiled while another model's takes its time."""
 
 
+class DeviceThreads:
+    """The two threads of a device: one gives it work, the other waits for what it computes.
+
+    Both take one after the other, as the device does: its work has one order, and no outputs wait
+    behind those of work that comes later. Of the event loop.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.in_flight = 0
+        """What it was given to do and is not over, of all models; counted by who gives it."""
+        self._dispatch = ThreadPoolExecutor(1, f"dispatch {device}")
+        self._fetch = ThreadPoolExecutor(1, f"fetch {device}")
+
+    def start(
+        self,
+        dispatch: Callable[[], Callable[[], T]],
+        dispatched: Callable[[], None],
+        over: Callable[[T | BaseException], None],
+    ) -> "Future[Callable[[], T]]":
+        """Give the device some work: `dispatch` does, and returns what waits for the end of it.
+
+        Then `dispatched` is called on the event loop, and in the end `over`; that alone where
+        nothing was dispatched, because it failed or was called off.
+        """
+        loop = asyncio.get_running_loop()
+
+        def fetched(fetching: "Future[T]") -> None:
+            result = _outcome(fetching)
+            loop.call_soon_threadsafe(over, result)
+
+        def ended(dispatching: "Future[Callable[[], T]]") -> None:
+            fetch = _outcome(dispatching)
+            if isinstance(fetch, BaseException):
+                loop.call_soon_threadsafe(over, fetch)
+            else:
+                loop.call_soon_threadsafe(dispatched)
+                # From here, not from the loop: that may be busy, and this keeps the order.
+                self._fetch.submit(fetch).add_done_callback(fetched)
+
+        dispatching = self._dispatch.submit(dispatch)
+        dispatching.add_done_callback(ended)
+        return dispatching
+
+    def close(self) -> None:
+        """End the threads once the device has; work that it was not given is called off."""
+        self._dispatch.shutdown(wait=True, cancel_futures=True)
+        self._fetch.shutdown(wait=True)
+
+
+def _outcome(work: "Future[T]") -> T | BaseException:
+    if work.cancelled():
+        return asyncio.CancelledError()
+    return work.exception() or work.result()
+
+
 class Workers:
     """Named pools: loading, compiling what loads leave and what requests ask for, executing, and
-    waiting for disk and memory."""
+    waiting for disk and memory. Each accelerator has threads of its own."""
 
     def __init__(self, *, load_threads: int, execute_threads: int) -> None:
         executing = execute_threads or max(1, (os.cpu_count() or 2) - 1)
@@ -25,6 +80,7 @@ class Workers:
         self._disk = ThreadPoolExecutor(_DISK_THREADS, "disk")
         self._finish = ThreadPoolExecutor(1, "finish")
         self._compile = ThreadPoolExecutor(_COMPILE_THREADS, "compile")
+        self._devices: dict[str, DeviceThreads] = {}
 
     def load(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
         """Start a load; the caller waits for it or is told when it ends."""
@@ -33,6 +89,12 @@ class Workers:
     def execute(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
         """Start a computation, in the order of the calls."""
         return self._execute.submit(call, *args, **kwargs)
+
+    def device(self, queue: str) -> DeviceThreads:
+        """Return the threads for a line of work on accelerators (Dispatching.queues)."""
+        if queue not in self._devices:
+            self._devices[queue] = DeviceThreads(queue)
+        return self._devices[queue]
 
     def finish(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
         """Start what nobody waits for, one after the other."""
@@ -52,3 +114,5 @@ class Workers:
         pools = (*compiling, self._execute, self._disk)
         for pool in pools:
             pool.shutdown(wait=True, cancel_futures=True)
+        for threads in self._devices.values():
+            threads.close()

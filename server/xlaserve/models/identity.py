@@ -18,6 +18,7 @@ class IdentityModel:
 
     replicas = 1
     on_demand = None
+    dispatching = None
     batch_limit = 0
     """There is no time per row to lower."""
 

@@ -4,12 +4,11 @@
 # mypy: disallow-untyped-calls=False
 
 import gc
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,11 +17,13 @@ import numpy as np
 from jax.errors import JaxRuntimeError
 from jax.export import Exported
 
-from xlaserve.errors import InvalidModel, InvalidTensor, LoadCancelled, OutOfMemory, XlaserveError
+from xlaserve.errors import InvalidModel, InvalidTensor, LoadCancelled, XlaserveError
 from xlaserve.models import artifact, buckets, manifest, placement, shapes, sites, weights
 from xlaserve.models.buckets import FIXED, BucketPlan
+from xlaserve.models.exhaustion import raise_if_exhausted
 from xlaserve.models.loaded import LoadContext, ModelInfo, Stage, Value
 from xlaserve.models.on_demand import OnDemandShapes
+from xlaserve.models.outputs import DeviceTensor, JaxInFlight, left_there, to_host
 from xlaserve.models.programs import (
     Arrays,
     Compiler,
@@ -38,48 +39,12 @@ from xlaserve.models.programs import (
 from xlaserve.models.shapes import OpenDimensions, Sizes
 from xlaserve.models.signature import Signature, agreed
 from xlaserve.models.sites import Layout
-from xlaserve.tensors import Shape, Tensor, TensorSpec
+from xlaserve.tensors import Tensor, TensorSpec
 
 PLATFORM = "jax_export"
 
-_EXHAUSTED = re.compile(r"([^\n]*: )?RESOURCE_EXHAUSTED: ")
-"""How an error of XLA begins that is about memory: with its status, or that of its cause. The same
-words elsewhere may be names of the model's."""
-
 _LETTING_GO_SECONDS = 1.0
 _LOOK_SECONDS = 0.001
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceTensor:
-    """An output that stayed on its device (a Resident), with the padding of its bucket."""
-
-    array: jax.Array
-    batch: int | None
-    """How many of its rows are real; None where the first dimension is not a batch."""
-
-    @property
-    def rows(self) -> int:
-        """Return how many of its rows are real."""
-        if self.batch is not None:
-            return self.batch
-        return self.array.shape[0] if self.array.ndim else 1
-
-    @property
-    def shape(self) -> Shape:
-        """Return its shape, with the real rows."""
-        shape = self.array.shape
-        return shape if self.batch is None else (self.batch, *shape[1:])
-
-    def numpy(self) -> Tensor:
-        """Fetch the real rows to the host. Blocks until they are computed."""
-        return to_host(self.array, self.batch)
-
-
-def to_host(array: jax.Array, rows: int | None = None) -> Tensor:
-    """Return the first rows, or all there is, as a read-only array; on the CPU a view. Blocks."""
-    host = np.asarray(array)
-    return host if rows is None else host[:rows]
 
 
 class JaxExportModel:
@@ -109,8 +74,9 @@ class JaxExportModel:
         self._dimensions: OpenDimensions | None = None
         self._names = tuple(spec.name for spec in info.inputs)
         self._output_names = tuple(spec.name for spec in info.outputs)
-        # On the CPU an output is read in place; elsewhere its copy follows its computation.
-        self._fetches = copies[0].site.devices[0].platform != "cpu"
+        self._is_accelerated = copies[0].site.is_accelerator
+        self.queues = tuple(copy.site.queue for copy in self._by_replica)
+        """The lines that the replicas' work is in, where it is dispatched."""
         self._compiler: Compiler | None = None
         self._rest: list[int] = []
         self._closed = False
@@ -129,6 +95,58 @@ class JaxExportModel:
         Or, of `programs`, the one of the replica's copy. With `resident` the outputs are
         DeviceTensors. Raises OutOfMemory.
         """
+        if self._is_accelerated:
+            return self.dispatch(
+                inputs, resident=resident, replica=replica, programs=programs
+            ).fetch()
+        try:
+            outputs, arguments, rows, padded = self._called(inputs, replica, programs)
+            if resident:
+                shown = left_there(self._model, outputs, arguments, rows)
+                return dict(zip(self._output_names, shown, strict=True))
+            hosts = [to_host(output) for output in outputs]
+        except (JaxRuntimeError, MemoryError) as error:
+            raise_if_exhausted(self._model, error)
+            raise
+        if padded:
+            hosts = [host[:rows] for host in hosts]
+        return dict(zip(self._output_names, hosts, strict=True))
+
+    @property
+    def dispatching(self) -> "JaxExportModel | None":
+        """Return itself, where it is on accelerators."""
+        return self if self._is_accelerated else None
+
+    def dispatch(
+        self,
+        inputs: Mapping[str, Value],
+        *,
+        resident: bool = False,
+        replica: int = 0,
+        programs: Sequence[Program] | None = None,
+    ) -> "JaxInFlight":
+        """Start what `execute` does: copies to the device, the computation, copies to the host.
+
+        Raises OutOfMemory.
+        """
+        try:
+            outputs, arguments, rows, padded = self._called(inputs, replica, programs)
+            if not resident:
+                for output in outputs:
+                    output.copy_to_host_async()
+        except (JaxRuntimeError, MemoryError) as error:
+            raise_if_exhausted(self._model, error)
+            raise
+        kept = rows if resident or padded else None
+        return JaxInFlight(self._model, self._output_names, outputs, arguments, kept, resident)
+
+    def _called(
+        self, inputs: Mapping[str, Value], replica: int, programs: Sequence[Program] | None
+    ) -> tuple[list[jax.Array], Arrays, int | None, bool]:
+        """Return outputs, which may be computed later, of what, its rows, whether more were added.
+
+        Raises what XLA raises.
+        """
         copy = self._by_replica[replica]
         values = [inputs[name] for name in self._names]
         rows = self.rows(values)
@@ -139,27 +157,12 @@ class JaxExportModel:
             program = programs[self._copies.index(copy)]
         padded = rows is not None and rows != program.rows
         arguments: Arrays = []
-        for index, value in enumerate(values):
-            if type(value) is np.ndarray and not padded:
-                arguments.append(value)
-            else:
-                spec = self.info.inputs[index]
-                arguments.append(self._argument(copy, spec, value, program.rows))
-        try:
-            outputs = program.call(copy.leaves, arguments)
-            if resident:
-                shown = _resident(outputs, arguments, rows)
-                return dict(zip(self._output_names, shown, strict=True))
-            if self._fetches:
-                for output in outputs:
-                    output.copy_to_host_async()
-            hosts = [to_host(output) for output in outputs]
-        except (JaxRuntimeError, MemoryError) as error:
-            raise_if_exhausted(self._model, error)
-            raise
-        if padded:
-            hosts = [host[:rows] for host in hosts]
-        return dict(zip(self._output_names, hosts, strict=True))
+        for value in values:
+            if padded or type(value) is not np.ndarray:
+                arguments = self._arguments(copy, values, program.rows)
+                break
+            arguments.append(value)
+        return program.call(copy.leaves, arguments), arguments, rows, padded
 
     def expected_seconds(self, rows: int) -> float:
         """Return what the warm-up measured for the bucket that so many rows would run in now."""
@@ -336,6 +339,12 @@ class JaxExportModel:
         assert self._dimensions is not None
         return copy.tables[self._dimensions.sizes_of(self._model, specs, tensors)]
 
+    def _arguments(self, copy: Copy, values: Sequence[Value], bucket: int) -> Arrays:
+        return [
+            self._argument(copy, spec, value, bucket)
+            for spec, value in zip(self.info.inputs, values, strict=True)
+        ]
+
     def _argument(
         self, copy: Copy, spec: TensorSpec, value: Value, bucket: int
     ) -> "jax.Array | Tensor":
@@ -402,15 +411,6 @@ def _rows(value: Value) -> int:
     return len(value) if isinstance(value, np.ndarray) else value.rows
 
 
-def _resident(
-    outputs: Sequence[jax.Array], arguments: Arrays, rows: int | None
-) -> Sequence[DeviceTensor]:
-    if any(isinstance(argument, np.ndarray) for argument in arguments):
-        # XLA may read host arrays in place, and they are the caller's to change again.
-        jax.block_until_ready(outputs)
-    return [DeviceTensor(output, rows) for output in outputs]
-
-
 def _takes(copy: Copy, spec: TensorSpec, array: jax.Array, bucket: int) -> bool:
     return (
         array.shape == bucket_shape(spec, bucket)
@@ -439,12 +439,3 @@ def invalid_model(model: str, name: str) -> Iterator[None]:
         raise_if_exhausted(model, error)
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise InvalidModel(f"{name} cannot be compiled or run: {lines[0][:300]}") from error
-
-
-def raise_if_exhausted(model: str, error: Exception) -> None:
-    """Raise OutOfMemory if that is what an error of JAX or Python means."""
-    if isinstance(error, MemoryError):
-        raise OutOfMemory(model, "the host has no memory left") from error
-    text = str(error)
-    if isinstance(error, JaxRuntimeError) and _EXHAUSTED.match(text):
-        raise OutOfMemory(model, text.splitlines()[0][:300]) from error

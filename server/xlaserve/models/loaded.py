@@ -1,6 +1,6 @@
 """What every kind of loaded model offers to the core, whatever it is made of."""
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol, TypeAlias
@@ -10,6 +10,11 @@ from xlaserve.tensors import Shape, Tensor, TensorSpec
 
 MAX_ON_DEMAND_SHAPES = 64
 """The most shapes of one model that are compiled on request, unless a setting says otherwise."""
+
+IN_FLIGHT = 2
+"""The most executions that each replica on an accelerator has begun and not ended: while it
+computes one, the inputs of the next are copied to it. A third would only wait there, and hold
+memory."""
 
 
 class Resident(Protocol):
@@ -45,7 +50,8 @@ class ModelMemory:
     constants_bytes: int = 0
     """Small parameters that are part of the executables instead of arguments."""
     temporaries_bytes: int = 0
-    """Scratch memory, inputs and outputs of the largest bucket, once for each replica."""
+    """Scratch memory, inputs and outputs of the largest bucket: once for each replica on the host,
+    IN_FLIGHT times for each on an accelerator."""
     executables_bytes: int = 0
     per_device: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """The same bytes by the device that holds them: `cpu:0`, `cuda:1`. Empty where a kind of model
@@ -104,8 +110,45 @@ class ModelInfo:
         return any(-1 in spec.shape[1:] for spec in self.inputs)
 
 
+class InFlight(Protocol):
+    """An execution that was dispatched to a device."""
+
+    def fetch(self) -> Mapping[str, Value]:
+        """Wait for its end, and return what `Executable.execute` would. To be called once. Blocks.
+
+        Raises OutOfMemory: some of what a device has no room for is known only now.
+        """
+        ...
+
+
+class Dispatching(Protocol):
+    """Starts executions on accelerators, which compute while the host does something else."""
+
+    @property
+    def queues(self) -> Sequence[str]:
+        """Return for each replica in which line its work is: `cuda:1`, that of one device.
+
+        What is in one line is to be dispatched by one thread, which gives it its order.
+        """
+        ...
+
+    def dispatch(
+        self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
+    ) -> InFlight:
+        """Start what `Executable.execute` does, without waiting for the device.
+
+        The inputs must not change before it is fetched. Raises OutOfMemory.
+        """
+        ...
+
+
 class Executable(Protocol):
     """A model, or what is compiled of it for one shape."""
+
+    @property
+    def dispatching(self) -> Dispatching | None:
+        """Return what starts it without waiting for its end; None where the host computes."""
+        ...
 
     def execute(
         self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias, cast
 
 from xlaserve.models.buckets import FIXED
-from xlaserve.models.loaded import Value
+from xlaserve.models.loaded import Dispatching, InFlight, Value
 from xlaserve.models.programs import Program
 from xlaserve.models.shapes import OpenDimensions, Sizes
 from xlaserve.tensors import TensorSpec
@@ -35,6 +35,21 @@ class _Model(Protocol):
         programs: Sequence[Program] | None,
     ) -> Mapping[str, Value]: ...
 
+    @property
+    def dispatching(self) -> Dispatching | None: ...
+
+    @property
+    def queues(self) -> Sequence[str]: ...
+
+    def dispatch(
+        self,
+        inputs: Mapping[str, Value],
+        *,
+        resident: bool,
+        replica: int,
+        programs: Sequence[Program] | None,
+    ) -> InFlight: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Shaped:
@@ -49,6 +64,24 @@ class Shaped:
     ) -> Mapping[str, Value]:
         """Run once, on inputs of this shape. Raises OutOfMemory."""
         return self.model.execute(
+            inputs, resident=resident, replica=replica, programs=self.programs
+        )
+
+    @property
+    def dispatching(self) -> "Shaped | None":
+        """Return itself, where the model is on accelerators."""
+        return None if self.model.dispatching is None else self
+
+    @property
+    def queues(self) -> Sequence[str]:
+        """Return the lines of the model's replicas."""
+        return self.model.queues
+
+    def dispatch(
+        self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
+    ) -> InFlight:
+        """Start what `execute` does. Raises OutOfMemory."""
+        return self.model.dispatch(
             inputs, resident=resident, replica=replica, programs=self.programs
         )
 

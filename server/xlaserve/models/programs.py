@@ -20,7 +20,7 @@ from jax.export import Exported
 
 from xlaserve.models import manifest, weights
 from xlaserve.models.buckets import FIXED
-from xlaserve.models.loaded import Bucket, ModelMemory, Stage
+from xlaserve.models.loaded import IN_FLIGHT, Bucket, ModelMemory, Stage
 from xlaserve.models.manifest import Manifest
 from xlaserve.models.shapes import OpenDimensions, Sizes
 from xlaserve.models.signature import Signature
@@ -173,6 +173,11 @@ class Copy:
         self.on_demand: tuple[Program, ...] = ()
         """What was compiled because a request asked for it."""
         self.outputs = site.outputs
+
+    @property
+    def in_flight(self) -> int:
+        """Return how many executions may use it at once."""
+        return self.replicas * (IN_FLIGHT if self.site.is_accelerator else 1)
 
     def add(self, program: Program) -> None:
         """Let requests use a program."""
@@ -407,7 +412,7 @@ def memory_of(copies: Sequence[Copy], constants_bytes: int, module_bytes: int) -
         own = (
             copy.leaves_bytes,
             constants_bytes * len(programs),
-            copy.replicas * max((program.scratch_bytes for program in programs), default=0),
+            copy.in_flight * max((program.scratch_bytes for program in programs), default=0),
             sum(program.executable_bytes for program in programs),
         )
         per_device.update(dict.fromkeys(devices, sum(own)))

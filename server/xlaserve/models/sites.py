@@ -26,6 +26,10 @@ from xlaserve.models.placement import (
 )
 from xlaserve.tensors import Shape
 
+_MESHES = "meshes"
+"""The line of all that is sharded. Two that share devices wait for one another on each of them, and
+for ever if these have them in a different order."""
+
 _NO_RULES: Mapping[str, tuple[Axes, ...]] = {}
 
 
@@ -47,6 +51,17 @@ class Site:
     def device_names(self) -> tuple[str, ...]:
         """Return the devices as memory is booked on them: `cpu:0`."""
         return tuple(device_name(self._platform, device.id) for device in self.devices)
+
+    @property
+    def is_accelerator(self) -> bool:
+        """Tell whether the host has something else to do while this computes."""
+        return str(self.devices[0].platform) != "cpu"
+
+    @property
+    def queue(self) -> str:
+        """Return in which line its work is (Dispatching.queues)."""
+        names = self.device_names
+        return names[0] if len(names) == 1 else f"{self._platform}:{_MESHES}"
 
     @property
     def rules(self) -> Mapping[str, tuple[Axes, ...]]:

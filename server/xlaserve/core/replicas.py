@@ -1,0 +1,18 @@
+"""Which replica of a model on the host is next: the one with the least to do."""
+
+
+class Replicas:
+    """How many requests each replica has that were given to threads and are not over."""
+
+    def __init__(self, count: int) -> None:
+        self._in_flight = [0] * count
+
+    def take(self) -> int:
+        """Give one more to the replica with the fewest, and return its index."""
+        replica = self._in_flight.index(min(self._in_flight))
+        self._in_flight[replica] += 1
+        return replica
+
+    def leave(self, replica: int) -> None:
+        """Count one less."""
+        self._in_flight[replica] -= 1
