@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from support.core import FP32, AddModel, Core, MakeCore, World
 from xlaserve.core.inference import InferInput, InferRequest
 from xlaserve.errors import Overloaded, QueueTimeout
 from xlaserve.models.loaded import Value
+from xlaserve.tensors import TensorSpec
 
 
 def request(value: float, rows: int = 1) -> InferRequest:
@@ -68,6 +70,48 @@ async def test_a_batch_counts_once_and_its_requests_each(core: Core) -> None:
 
     assert (5, 5, 2) == (totals.success.count, totals.inference_count, totals.execution_count)
     assert {1: 1, 4: 1} == {b.batch_size: b.compute_infer.count for b in totals.batches}
+
+
+@pytest.mark.parametrize(
+    ("columns", "alone", "together", "gathered"),
+    [
+        (16, 3e-6, 4e-6, False),
+        (16, 50e-6, 100e-6, True),
+        (16, 50e-6, 190e-6, False),
+        (150_528, 50e-6, 100e-6, False),
+        (150_528, 150e-6, 200e-6, True),
+        (150_528, 2e-3, 8e-3, True),
+    ],
+    ids=["quick", "gains", "gains too little", "large rows", "slow large rows", "in a thread"],
+)
+async def test_requests_are_gathered_where_that_is_quicker(
+    core: Core,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    columns: int,
+    alone: float,
+    together: float,
+    *,
+    gathered: bool,
+) -> None:
+    """Counting the queue, and the copy of a row into its batch."""
+    (model,) = world.open
+    spec = TensorSpec("x", FP32, (-1, columns))
+    monkeypatch.setattr(model, "info", replace(model.info, inputs=(spec,)))
+    monkeypatch.setattr(model, "expected_seconds", {1: alone, 4: together}.__getitem__)
+    _, instance = core.registry.resolve("m")
+
+    assert gathered is core.engine._executor.gathers(instance, model)
+
+
+async def test_a_model_that_is_to_wait_for_others_gathers_however_quick_it_is(
+    make_core: MakeCore, add_model: AddModel, world: World
+) -> None:
+    world.batch_limit, world.seconds = 4, 1e-6
+    core = await configured(make_core, add_model, {"preferred_batch_size": [2]})
+    _, instance = core.registry.resolve("m")
+
+    assert core.engine._executor.gathers(instance, world.open[0])
 
 
 async def test_while_a_thread_computes_the_queue_fills(

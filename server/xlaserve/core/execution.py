@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -40,6 +41,9 @@ T = TypeVar("T")
 
 WORTH_SECONDS = 4e-6
 """What it costs to queue a request: a model that is quicker than this is not worth it."""
+
+PACK_SECONDS_PER_BYTE = 1e-10
+"""What it costs to copy a row into a batch: large rows are read in place where they came."""
 
 _INLINE_REQUESTS = 4
 """A batch counts as so many requests at most when it is decided where it runs: it takes the place
@@ -208,11 +212,24 @@ class Executor:
             if model.dispatching is not None:
                 instance.batches = model.on_demand is None
                 return instance.batches
-            inline = min(WORTH_SECONDS, self._policy.inline_seconds)
-            together = model.on_demand is None and model.batch_limit > 1
-            gains = together and model.expected_seconds(1) > inline
-            instance.batches = self._policy.batching and gains
+            instance.batches = self._policy.batching and self._gains(instance, model)
         return instance.batches
+
+    def _gains(self, instance: Instance, model: LoadedModel) -> bool:
+        """Tell whether a row takes longer by itself than its part of the largest batch.
+
+        Not asked of a model that is configured to wait for others, nor of one that is too slow for
+        the event loop: there a thread costs more than all of it.
+        """
+        most = model.batch_limit
+        if model.on_demand is not None or most < 2:
+            return False
+        wanted, alone = instance.config.dynamic_batching, model.expected_seconds(1)
+        waits = wanted.max_queue_delay_microseconds or wanted.preferred_batch_size
+        if waits or alone > self._policy.inline_seconds:
+            return True
+        packed = WORTH_SECONDS + row_bytes(model.info) * PACK_SECONDS_PER_BYTE
+        return alone > packed + model.expected_seconds(most) / most
 
     def make_batcher(self, instance: Instance, model: LoadedModel, answers: Answering) -> Batcher:
         """Give an instance the queue in which its requests are gathered."""
@@ -262,6 +279,12 @@ def rows_of(info: ModelInfo, inputs: Mapping[str, Value]) -> int:
         return 1
     first = next(iter(inputs.values()))
     return int(first.shape[0]) if isinstance(first, np.ndarray) else first.rows
+
+
+def row_bytes(info: ModelInfo) -> int:
+    """Return the size of one row of all inputs, of what is known of it."""
+    sizes = (prod(max(1, size) for size in spec.shape[1:]) for spec in info.inputs)
+    return sum(size * spec.datatype.itemsize for size, spec in zip(sizes, info.inputs, strict=True))
 
 
 def key_of(info: ModelInfo, tensors: Tensors) -> ShapeKey:
