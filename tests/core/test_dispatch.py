@@ -1,6 +1,8 @@
 """Executions on devices that compute on their own: their order, their number, and their end."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,11 +11,12 @@ import pytest
 from support.accelerators import AcceleratedModel, Accelerators, until
 from support.core import FP32, AddModel, Core, MakeCore, World
 
+from xlaserve.core.dispatch import Dispatcher
 from xlaserve.core.inference import InferInput, InferRequest
 from xlaserve.core.registry import Instance
 from xlaserve.core.workers import DeviceThreads, Workers
 from xlaserve.errors import OutOfMemory, Overloaded
-from xlaserve.models.loaded import IN_FLIGHT, Executable, Value
+from xlaserve.models.loaded import IN_FLIGHT, Executable, InFlight, Value
 from xlaserve.models.placement import Devices
 
 TENSOR = {"data_type": "TYPE_FP32", "dims": [2]}
@@ -407,6 +410,31 @@ async def test_steps_and_requests_share_the_room(
     assert len(rows) > 1
 
 
+async def test_a_batch_has_its_turn_among_steps(
+    start: Start, add_model: AddModel, world: World, devices: Accelerators
+) -> None:
+    """However many of them wait, one that came later than it is behind it."""
+    world.devices = Devices("cuda", 1)
+    core = await start()
+    add_model("e", {}, OF_STEP_M)
+    await core.control.load("e")
+    asked = []
+    for count in range(IN_FLIGHT):
+        asked.append(asking(core, rows=4))
+        await devices.has(count + 1)
+    for name, rows in (("e", 1), ("m", 2), ("e", 1), ("e", 1)):
+        asked.append(asking(core, name, rows))
+        await passes(3)
+    for done in range(4):
+        devices.given[done].end()
+        await devices.has(IN_FLIGHT + done + 1)
+    devices.open()
+    await asyncio.gather(*asked)
+    await unused(core)
+
+    assert [4] * IN_FLIGHT + [1, 2, 1, 1] == [one.rows for one in devices.given]
+
+
 async def test_a_step_that_nobody_waits_for_is_called_off(
     start: Start, add_model: AddModel, world: World, devices: Accelerators
 ) -> None:
@@ -449,6 +477,45 @@ async def test_closed_threads_end_what_the_device_has_and_call_off_the_rest(
     assert not isinstance(outcomes[0], BaseException)
     with pytest.raises(RuntimeError, match="shutdown"):
         await asking(core)
+
+
+class Flight:
+    """Is over at once."""
+
+    def fetch(self) -> Mapping[str, Value]:
+        return {}
+
+
+class Nobody:
+    """A User that needs no count."""
+
+    def acquire(self) -> None: ...
+
+    def release(self) -> None: ...
+
+
+async def test_what_is_over_leaves_no_garbage() -> None:
+    """It would hold memory of the device until somebody collects it."""
+    threads = DeviceThreads("cuda:0")
+    watched: list[weakref.ref[Flight]] = []
+
+    def dispatch(replica: int) -> InFlight:
+        flight = Flight()
+        watched.append(weakref.ref(flight))
+        return flight
+
+    heard: list[object] = []
+    gc.disable()
+    try:
+        job = Dispatcher(Nobody(), [threads], lambda: 0).submit(dispatch, heard.append)
+        await until(lambda: len(heard) == 1)
+        threads.close()
+        left = watched[0]()
+    finally:
+        gc.enable()
+
+    assert left is None
+    assert not job.cancel()
 
 
 async def test_the_threads_of_devices_end_with_the_others() -> None:

@@ -39,8 +39,6 @@ class _Replica:
     threads: DeviceThreads
     in_flight: int = 0
     """Executions from when the device's thread is given them until they are over."""
-    undispatched: int = 0
-    """Those of them that the device was not given yet."""
 
     @property
     def load(self) -> tuple[int, int]:
@@ -70,7 +68,7 @@ class Job:
         """The dispatch; None before there is room for it, and once the execution is over."""
 
     def cancel(self) -> bool:
-        """Call it off, unless a thread has begun; `ended` hears of it."""
+        """Call it off, unless a thread has begun; `ended` hears of it. Not for a batch."""
         return self._dispatcher.forget(self) if self.work is None else self.work.cancel()
 
 
@@ -125,7 +123,6 @@ class Dispatcher:
         if job not in self._waiting:
             return False
         self._waiting.remove(job)
-        self._expect_another(job)
         job.ended(asyncio.CancelledError())
         return True
 
@@ -142,36 +139,31 @@ class Dispatcher:
 
     def _room(self) -> int:
         """Return how many batches may come now."""
-        # Where others wait in line, a batch has to be there as well to have its turn.
-        return sum(
-            not replica.undispatched and replica.in_flight < self._most
-            for replica in self._replicas
-        ) or bool(self._waiting)
+        free = sum(replica.in_flight < self._most for replica in self._replicas)
+        # Where others wait in line, a batch has to stand there as well to have its turn.
+        return free or bool(self._waiting)
 
     def _start(self, job: Job, replica: _Replica) -> None:
         replica.in_flight += 1
-        replica.undispatched += 1
         replica.threads.in_flight += 1
         self._user.acquire()
         over = partial(self._over, job, replica)
         try:
             job.work = replica.threads.start(
                 partial(_dispatched, self._now_ns, job.dispatch, replica.index),
-                partial(self._dispatched, job, replica),
+                partial(self._dispatched, job),
                 over,
             )
         except RuntimeError as error:  # the threads have ended, as the server does
             asyncio.get_running_loop().call_soon(over, error)
 
-    def _dispatched(self, job: Job, replica: _Replica) -> None:
-        replica.undispatched -= 1
+    def _dispatched(self, job: Job) -> None:
         job.is_dispatched = True
         self._expect_another(job)
         self._go_on()
 
     def _over(self, job: Job, replica: _Replica, result: Executed | BaseException) -> None:
         if not job.is_dispatched:
-            replica.undispatched -= 1
             self._expect_another(job)
         replica.in_flight -= 1
         replica.threads.in_flight -= 1
