@@ -22,8 +22,8 @@ from xlaserve.core.execution import (
     Running,
     key_of,
     rows_of,
-    when_done,
 )
+from xlaserve.core.host_runner import when_done
 from xlaserve.core.image_files import DEFAULT_LIMITS, ImageLimits
 from xlaserve.core.images import EncodedImages, find_images
 from xlaserve.core.inference import Done, InferOutput, InferRequest, InferResponse, Pending

@@ -6,13 +6,12 @@ threads of that device however quick it is: it may have to wait there for what o
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Protocol, TypeAlias, TypeVar, cast
+from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -26,10 +25,10 @@ from xlaserve.core.batching import (
     ShapeKey,
     Tensors,
     Waiting,
-    pack,
 )
 from xlaserve.core.dispatch import DeviceRunner, Dispatcher, Ended
 from xlaserve.core.ensemble import EnsemblePlan
+from xlaserve.core.host_runner import HostRunner, executed, in_thread, result_of
 from xlaserve.core.on_demand import Missing, ShapeCompiler, look
 from xlaserve.core.registry import Instance
 from xlaserve.core.statistics import Execution
@@ -44,10 +43,6 @@ WORTH_SECONDS = 4e-6
 
 PACK_SECONDS_PER_BYTE = 1e-10
 """What it costs to copy a row into a batch: large rows are read in place where they came."""
-
-_INLINE_REQUESTS = 4
-"""A batch counts as so many requests at most when it is decided where it runs: it takes the place
-of more executions, but nothing else has a turn meanwhile. A thread would cost it some 100 us."""
 
 DEFAULT_MAX_QUEUED = 1024
 _MICROSECOND_NS = 1000
@@ -187,11 +182,11 @@ class Executor:
         def over(running: "Future[Executed | BaseException]") -> None:
             instance.replicas.leave(replica)
             instance.queued.discard(running)
-            ended(_result(running))
+            ended(result_of(running))
 
         execute = partial(executable.execute, inputs, resident=resident, replica=replica)
-        run = partial(_executed, self._now_ns, execute)
-        running = _in_thread(self._workers, instance, run, over)
+        run = partial(executed, self._now_ns, execute)
+        running = in_thread(self._workers, instance, run, over)
         instance.queued.add(running)
         return running
 
@@ -247,9 +242,7 @@ class Executor:
         dispatching = model.dispatching
         if dispatching is not None:
             return DeviceRunner(self._dispatcher(instance, dispatching), model, dispatching)
-        return InstanceRunner(
-            instance, model, self._workers, self._policy.inline_seconds, self._now_ns
-        )
+        return HostRunner(instance, model, self._workers, self._policy.inline_seconds, self._now_ns)
 
 
 class Cancellable(Protocol):
@@ -313,100 +306,6 @@ def _settle(over: "asyncio.Future[Executed]", result: Executed | BaseException) 
         over.set_exception(result)
     else:
         over.set_result(result)
-
-
-def _executed(
-    now_ns: Callable[[], int], call: Callable[[], Mapping[str, Value]]
-) -> Executed | BaseException:
-    begun = now_ns()
-    try:
-        outputs = call()
-    except Exception as error:
-        return error
-    # What is asked to stay on the device is for nobody who takes it for host arrays.
-    return Executed(cast(Tensors, outputs), begun, now_ns())
-
-
-def _result(running: "Future[Executed | BaseException]") -> Executed | BaseException:
-    return asyncio.CancelledError() if running.cancelled() else running.result()
-
-
-def _in_thread(
-    workers: Workers,
-    instance: Instance,
-    call: Callable[[], T],
-    ended: Callable[["Future[T]"], None],
-) -> "Future[T]":
-    """Run a call that uses an instance in a thread; `ended` is called on the event loop.
-
-    The thread is a user of its own: it may outlive requests that were cancelled.
-    """
-    running = workers.execute(call)
-    instance.acquire()
-
-    def finish(running: "Future[T]") -> None:
-        instance.release()
-        ended(running)
-
-    when_done(running, finish)
-    return running
-
-
-def when_done(running: "Future[T]", ended: Callable[["Future[T]"], None]) -> None:
-    """Call `ended` on the event loop once work in a thread is over, or called off."""
-    loop = asyncio.get_running_loop()
-    running.add_done_callback(lambda done: loop.call_soon_threadsafe(ended, done))
-
-
-class InstanceRunner:
-    """Runs the batches of one instance, one for each replica of its model at a time.
-
-    On the host: where the event loop is, or in a thread.
-    """
-
-    def __init__(
-        self,
-        instance: Instance,
-        model: LoadedModel,
-        workers: Workers,
-        inline_seconds: float,
-        now_ns: Callable[[], int],
-    ) -> None:
-        self._instance = instance
-        self._model = model
-        self._workers = workers
-        self._inline_seconds = inline_seconds
-        self._now_ns = now_ns
-        self.lanes = model.replicas
-        self._free = deque(range(model.replicas))
-        """The replicas without a batch; the one that has been idle longest comes first."""
-
-    def run(self, requests: Sequence[Waiting], freed: Callable[[], None], ended: Ended) -> None:
-        """Start a batch; both are called once it is over, perhaps before this returns."""
-        rows = sum([request.rows for request in requests])
-        replica = self._free[0]
-        run = partial(_executed, self._now_ns, partial(self._execute, requests, rows, replica))
-        if self._model.expected_seconds(rows) <= self._inline_limit(len(requests)):
-            result = run()
-            freed()
-            ended(result)
-            return
-
-        def over(running: "Future[Executed | BaseException]") -> None:
-            self._free.append(replica)
-            freed()
-            ended(_result(running))
-
-        _in_thread(self._workers, self._instance, run, over)
-        self._free.popleft()
-
-    def _inline_limit(self, requests: int) -> float:
-        """Return how long a batch may keep the event loop: as long as its requests one by one."""
-        return min(requests, _INLINE_REQUESTS) * self._inline_seconds
-
-    def _execute(self, requests: Sequence[Waiting], rows: int, replica: int) -> Mapping[str, Value]:
-        inputs = pack(requests, self._model.padded_rows(rows))
-        return self._model.execute(inputs, replica=replica)
 
 
 class LoopClock:

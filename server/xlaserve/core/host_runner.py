@@ -1,0 +1,116 @@
+"""Executions on the host: where the event loop is, or in a thread."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import TypeVar, cast
+
+from xlaserve.core.batching import Executed, Tensors, Waiting, pack
+from xlaserve.core.dispatch import Ended
+from xlaserve.core.registry import Instance
+from xlaserve.core.workers import Workers
+from xlaserve.models.loaded import LoadedModel, Value
+
+T = TypeVar("T")
+
+_INLINE_REQUESTS = 4
+"""A batch counts as so many requests at most when it is decided where it runs: it takes the place
+of more executions, but nothing else has a turn meanwhile. A thread would cost it some 100 us."""
+
+
+def executed(
+    now_ns: Callable[[], int], call: Callable[[], Mapping[str, Value]]
+) -> Executed | BaseException:
+    """Run a call, and return what it gave or raised, and when."""
+    begun = now_ns()
+    try:
+        outputs = call()
+    except Exception as error:
+        return error
+    # What is asked to stay on the device is for nobody who takes it for host arrays.
+    return Executed(cast(Tensors, outputs), begun, now_ns())
+
+
+def result_of(running: "Future[Executed | BaseException]") -> Executed | BaseException:
+    """Return what a thread gave, or that it was called off."""
+    return asyncio.CancelledError() if running.cancelled() else running.result()
+
+
+def in_thread(
+    workers: Workers,
+    instance: Instance,
+    call: Callable[[], T],
+    ended: Callable[["Future[T]"], None],
+) -> "Future[T]":
+    """Run a call that uses an instance in a thread; `ended` is called on the event loop.
+
+    The thread is a user of its own: it may outlive requests that were cancelled.
+    """
+    running = workers.execute(call)
+    instance.acquire()
+
+    def finish(running: "Future[T]") -> None:
+        instance.release()
+        ended(running)
+
+    when_done(running, finish)
+    return running
+
+
+def when_done(running: "Future[T]", ended: Callable[["Future[T]"], None]) -> None:
+    """Call `ended` on the event loop once work in a thread is over, or called off."""
+    loop = asyncio.get_running_loop()
+    running.add_done_callback(lambda done: loop.call_soon_threadsafe(ended, done))
+
+
+class HostRunner:
+    """Runs the batches of one instance, one for each replica of its model at a time.
+
+    On the host: where the event loop is, or in a thread.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        model: LoadedModel,
+        workers: Workers,
+        inline_seconds: float,
+        now_ns: Callable[[], int],
+    ) -> None:
+        self._instance = instance
+        self._model = model
+        self._workers = workers
+        self._inline_seconds = inline_seconds
+        self._now_ns = now_ns
+        self.lanes = model.replicas
+        self._free = deque(range(model.replicas))
+        """The replicas without a batch; the one that has been idle longest comes first."""
+
+    def run(self, requests: Sequence[Waiting], freed: Callable[[], None], ended: Ended) -> None:
+        """Start a batch; both are called once it is over, perhaps before this returns."""
+        rows = sum([request.rows for request in requests])
+        replica = self._free[0]
+        run = partial(executed, self._now_ns, partial(self._execute, requests, rows, replica))
+        if self._model.expected_seconds(rows) <= self._inline_limit(len(requests)):
+            result = run()
+            freed()
+            ended(result)
+            return
+
+        def over(running: "Future[Executed | BaseException]") -> None:
+            self._free.append(replica)
+            freed()
+            ended(result_of(running))
+
+        in_thread(self._workers, self._instance, run, over)
+        self._free.popleft()
+
+    def _inline_limit(self, requests: int) -> float:
+        """Return how long a batch may keep the event loop: as long as its requests one by one."""
+        return min(requests, _INLINE_REQUESTS) * self._inline_seconds
+
+    def _execute(self, requests: Sequence[Waiting], rows: int, replica: int) -> Mapping[str, Value]:
+        inputs = pack(requests, self._model.padded_rows(rows))
+        return self._model.execute(inputs, replica=replica)
