@@ -86,7 +86,10 @@ def write_infer_answer(request: InferRequest, response: InferResponse) -> HttpRe
 
 def output_bytes(response: InferResponse) -> int:
     """Return how many bytes of tensors there are to write."""
-    return sum(output.data.nbytes for output in response.outputs)
+    size = 0
+    for output in response.outputs:
+        size += output.data.nbytes
+    return size
 
 
 def _describe(

@@ -58,7 +58,10 @@ class HttpResponse(msgspec.Struct, frozen=True, gc=False):
     @property
     def size(self) -> int:
         """The bytes of the body."""
-        return sum(memoryview(part).nbytes for part in self.parts)
+        size = 0
+        for part in self.parts:
+            size += part.nbytes if isinstance(part, memoryview) else len(part)
+        return size
 
 
 class Nothing(msgspec.Struct):
