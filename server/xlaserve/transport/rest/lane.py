@@ -240,12 +240,12 @@ class Lane:
         self._go_on()
 
     def _fail(self, plan: Plan, error: BaseException) -> None:
-        # As aiohttp does where a handler raises one of these.
-        if isinstance(error, ConnectionError) or not isinstance(error, Exception):
+        if isinstance(error, Exception):
+            self._answer(plan, translate(error, method=plan.method, path=plan.path))
+        else:
+            # It was cancelled: aiohttp as well closes a connection whose handler is.
             self._owner.force_close()
             self._end()
-        else:
-            self._answer(plan, translate(error, method=plan.method, path=plan.path))
 
     def _answer(self, plan: Plan, answer: HttpResponse) -> None:
         finishing = plan.finish(answer) if plan.finish is not None else None
@@ -289,11 +289,13 @@ class Lane:
         call, self._call = self._call, None
         if call is not None:
             call.cancel()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for later in (self._timer, self._turn):
+            if later is not None:
+                later.cancel()
+        self._timer = self._turn = None
         self._gathered.clear()
         self._held.clear()
+        self._settle()
         self._end()
 
     def _end(self) -> None:
