@@ -99,7 +99,7 @@ def case(name: str, *inputs: Any, model: str = "floats", path: str = "", **more:
 
 
 def binary(name: str, *, tail: bytes, model: str = "floats", length: int = 0, **more: Any) -> Case:
-    described = {"name": "x", "datatype": "FP32", "shape": [1, len(tail) // 4]}
+    described: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": [1, len(tail) // 4]}
     described["parameters"] = {"binary_data_size": len(tail)}
     head = json.dumps({"inputs": [described], **more}).encode()
     header = (LENGTH, str(length or len(head)))

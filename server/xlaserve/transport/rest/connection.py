@@ -80,10 +80,12 @@ class Connection(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         lane, waiter = self._lane, self._waiter
-        if lane is not None and lane.busy:
+        if not data:
+            # aiohttp itself calls so, to go on with the bytes that it has.
+            super().data_received(data)
+        elif lane is not None and lane.busy:
             lane.receive(data)
-        elif self._received != self._size or not data:
-            # aiohttp itself calls with no bytes, to go on with those that it has.
+        elif self._received != self._size:
             self._received += len(data)
             super().data_received(data)
         elif lane is not None and waiter is not None and not waiter.done():
@@ -142,6 +144,7 @@ class Connection(RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         if self._lane is not None:
             self._lane.cancel()
+            self._lane = None
         super().connection_lost(exc)
 
     def handle_error(

@@ -198,10 +198,10 @@ class _Reader:
         parameters: dict[str, Parameter],
         alone: bool,
     ) -> Tensor:
-        given = [name for name in (_BINARY_SIZE, _SHARED_MEMORY) if name in parameters]
-        if tensor.data is not msgspec.UNSET:
-            given.append("data")
-        if len(given) > 1:
+        in_json = tensor.data is not msgspec.UNSET
+        if in_json + (_BINARY_SIZE in parameters) + (_SHARED_MEMORY in parameters) > 1:
+            given = [name for name in (_BINARY_SIZE, _SHARED_MEMORY) if name in parameters]
+            given += ["data"] * in_json
             one = f"one of data, {_BINARY_SIZE} and {_SHARED_MEMORY}"
             raise TensorDataError(one, " and ".join(given))
         if isinstance(tensor.data, msgspec.Raw):

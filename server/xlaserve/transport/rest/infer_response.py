@@ -52,7 +52,8 @@ def write_infer_response(request: InferRequest, response: InferResponse) -> Infe
     Raises InvalidTensor for an output that must be binary and is wanted in JSON.
     """
     default = request.parameters.get(BINARY_OUTPUT) is True
-    wanted = {o.name: o.parameters.get(BINARY_DATA, default) for o in request.outputs}
+    outputs = request.outputs
+    wanted = {o.name: o.parameters.get(BINARY_DATA, default) for o in outputs} if outputs else {}
     identity = response.id or msgspec.UNSET
     head = _ENCODER.encode(_Response(response.model_name, response.model_version, identity))
     json: list[Buffer] = [head[:-1] + b',"outputs":[']

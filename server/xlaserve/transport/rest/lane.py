@@ -5,7 +5,7 @@ It knows no aiohttp: what a head means it was told when aiohttp had read the sam
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
 from functools import lru_cache
@@ -226,7 +226,7 @@ class Lane:
     def _wait(self, plan: Plan, call: "Pending | asyncio.Task[HttpResponse]") -> None:
         self._plan = plan
         self._call = call
-        self._settle()
+        self.busy = True
 
     def _done(self, result: HttpResponse | BaseException) -> None:
         """Take the answer to the request that waits."""
@@ -237,7 +237,10 @@ class Lane:
             self._answer(plan, result)
         else:
             self._fail(plan, result)  # type: ignore[arg-type]
-        self._go_on()
+        if self._call is None and not self._held:
+            self.busy = False
+        else:
+            self._go_on()
 
     def _fail(self, plan: Plan, error: BaseException) -> None:
         if isinstance(error, Exception):
@@ -270,7 +273,8 @@ class Lane:
 
     def _write(self, answer: HttpResponse) -> None:
         size = answer.size
-        head = _head(answer, size)
+        headers = tuple(answer.headers.items()) if answer.headers else ()
+        head = _head(answer.status, answer.content_type, headers, size, int(time.time()))
         if size <= JOINED_BYTES:
             self._transport.write(b"".join((head, *answer.parts)))
         else:
@@ -316,20 +320,21 @@ def head_of(data: bytes | bytearray) -> bytes:
     return bytes(data[: end + len(_END)]) if end >= 0 else b""
 
 
-def _head(answer: HttpResponse, size: int) -> bytes:
+@lru_cache(maxsize=256)
+def _head(
+    status: HTTPStatus,
+    content_type: str,
+    headers: Sequence[tuple[str, str]],
+    size: int,
+    date_seconds: int,
+) -> bytes:
     """Write status line and headers, as aiohttp writes them and in its order."""
-    start = _start(answer.status, answer.content_type)
-    more = "".join([f"{name}: {value}\r\n" for name, value in answer.headers.items()])
-    date = _date(int(time.time()))
-    return f"{start}{more}Content-Length: {size}\r\nDate: {date}\r\n\r\n".encode()
-
-
-@lru_cache(maxsize=64)
-def _start(status: HTTPStatus, content_type: str) -> str:
-    line = f"HTTP/1.1 {status.value} {status.phrase}"
-    return f"{line}\r\nContent-Type: {content_type}\r\nServer: {NAME}\r\n"
-
-
-@lru_cache(maxsize=1)
-def _date(seconds: int) -> str:
-    return formatdate(seconds, usegmt=True)
+    lines = [
+        f"HTTP/1.1 {status.value} {status.phrase}",
+        f"Content-Type: {content_type}",
+        f"Server: {NAME}",
+        *[f"{name}: {value}" for name, value in headers],
+        f"Content-Length: {size}",
+        f"Date: {formatdate(date_seconds, usegmt=True)}",
+    ]
+    return "\r\n".join([*lines, "", ""]).encode()
