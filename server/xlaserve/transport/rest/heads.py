@@ -2,12 +2,9 @@
 
 from aiohttp import HttpVersion11, web
 
-from xlaserve.transport.rest.lane import Finish, Plan, Plans
 from xlaserve.transport.rest.messages import Begin
+from xlaserve.transport.rest.plans import Finish, Plan, Plans
 from xlaserve.transport.rest.threads import INLINE_BYTES
-
-HEAD_BYTES = 4 << 10
-"""Longer heads are not kept."""
 
 _FRAMING = ("Transfer-Encoding", "Upgrade")
 """Headers with which more follows a head than its Content-Length says."""
@@ -21,8 +18,7 @@ class Heads:
     """The heads that are known; one for a server."""
 
     def __init__(self, max_heads: int, max_body_bytes: int) -> None:
-        self.plans = Plans(max_heads)
-        self._max_body_bytes = min(max_body_bytes, INLINE_BYTES)
+        self.plans = Plans(max_heads, min(max_body_bytes, INLINE_BYTES))
 
     def learn(
         self, head: bytes, request: web.BaseRequest, begin: Begin, finish: Finish | None
@@ -30,9 +26,7 @@ class Heads:
         """Keep the head of a request that the short lane could have answered as well."""
         length = request.content_length
         if (
-            len(head) <= HEAD_BYTES
-            and length is not None
-            and length <= self._max_body_bytes
+            length is not None
             and request.version == HttpVersion11
             and request.keep_alive
             and not any(name in request.headers for name in _OTHERWISE)

@@ -5,42 +5,21 @@ It knows no aiohttp: what a head means it was told when aiohttp had read the sam
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from xlaserve.core.inference import Pending
 from xlaserve.core.server import NAME
-from xlaserve.transport.bounded_cache import BoundedCache
 from xlaserve.transport.rest.edge import translate
-from xlaserve.transport.rest.messages import JOINED_BYTES, Begin, HttpResponse
+from xlaserve.transport.rest.messages import JOINED_BYTES, HttpResponse
+from xlaserve.transport.rest.plans import Plan, Plans
 
 _END = b"\r\n\r\n"
 _HELD_BYTES = 64 << 10
 """What a connection may send ahead while it waits for an answer, and one read more."""
-
-Finish: TypeAlias = Callable[[HttpResponse], "asyncio.Task[HttpResponse] | None"]
-"""Return what makes an answer ready that cannot leave as it is; None for one that can."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a head means."""
-
-    method: str
-    path: str
-    length: int
-    """Bytes of the body."""
-    begin: Begin
-    finish: Finish | None = None
-    """None where every answer can leave as it is."""
-
-
-Plans: TypeAlias = BoundedCache[bytes, Plan]
-"""By head: the request line and the headers as they came, with the empty line behind them."""
 
 
 class Owner(Protocol):
@@ -127,7 +106,7 @@ class Lane:
             self._hold(data)
             return
         head = head_of(data)
-        plan = self._plans.get(head)
+        plan = self._plans.get(head) or self._plans.find(head)
         if plan is None:
             self._owner.otherwise(data)
             return

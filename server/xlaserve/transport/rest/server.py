@@ -17,8 +17,8 @@ from xlaserve.transport.rest.bodies import BodyLimits, BodyReader
 from xlaserve.transport.rest.connection import Connection, Server
 from xlaserve.transport.rest.edge import error_response, translate_errors
 from xlaserve.transport.rest.heads import Heads
-from xlaserve.transport.rest.lane import Finish
 from xlaserve.transport.rest.messages import JOINED_BYTES, HttpRequest, HttpResponse
+from xlaserve.transport.rest.plans import Finish
 from xlaserve.transport.rest.routing import RouteTable
 from xlaserve.transport.rest.threads import OffLoop, Submit
 
