@@ -117,8 +117,8 @@ class Lane:
         elif len(data) < size:
             self._gather(plan, data)
         else:
-            self._held += memoryview(data)[size:]
             self._begin(plan, memoryview(data)[end:size])
+            self._hold(memoryview(data)[size:])
             self._go_on()
 
     def _receive_more(self, data: bytes) -> None:
@@ -155,7 +155,7 @@ class Lane:
 
     # --- what came too early ---
 
-    def _hold(self, data: bytes) -> None:
+    def _hold(self, data: bytes | memoryview) -> None:
         self._held += data
         self.busy = True
         if len(self._held) > _HELD_BYTES and self._reading:
@@ -172,13 +172,19 @@ class Lane:
         self._turn = None
         if not self._writing or self._transport.is_closing():
             return
-        data = bytes(self._held)
-        self._held.clear()
+        # The first request alone: what is behind it is not copied for each one.
+        held, self._held = self._held, bytearray()
+        head = head_of(held)
+        plan = self._plans.get(head) or self._plans.find(head)
+        data = bytes(held if plan is None else held[: len(head) + plan.length])
+        del held[: len(data)]
         self._settle()
-        if not self._reading:
+        self.receive(data)
+        self._held = held
+        if not self._reading and len(held) <= _HELD_BYTES:
             self._reading = True
             self._transport.resume_reading()
-        self.receive(data)
+        self._go_on()
 
     def pause(self) -> None:
         """Begin nothing more: answers do not leave."""
@@ -212,6 +218,9 @@ class Lane:
         plan = self._plan
         assert plan is not None
         self._call = None
+        if self._transport.is_closing():
+            self._end()
+            return
         if type(result) is HttpResponse:
             self._answer(plan, result)
         else:
@@ -242,6 +251,9 @@ class Lane:
             return
         assert self._plan is not None
         self._call = None
+        if self._transport.is_closing():
+            self._end()
+            return
         try:
             self._write(finishing.result())
         except (Exception, asyncio.CancelledError) as error:
