@@ -356,6 +356,7 @@ class Application:
                 settings.max_http_chunks,
                 settings.message_timeout_seconds,
             ),
+            settings.max_http_heads,
         )
         server = HttpServer(self.http_routes(), limits, self.workers.execute)
         await server.listen(listener.socket)

@@ -225,6 +225,9 @@ class Settings:
     """How long an HTTP connection may be without a request, and take for the headers of one."""
     max_http_header_bytes: int = 16 << 10
     """Largest request line, and largest single header, of an HTTP request."""
+    max_http_heads: int = 2048
+    """Heads of HTTP inference requests that are known by their bytes: such a request is answered
+    without its headers being read again."""
     max_http_chunks: int = 65536
     """Most chunks of one HTTP body that comes in chunks."""
     max_json_depth: int = 100
@@ -357,6 +360,7 @@ _SMALLEST: Mapping[str, float] = {
     "max_http_connections": 1,
     "http_idle_seconds": 0.01,
     "max_http_header_bytes": 1024,
+    "max_http_heads": 1,
     "max_http_chunks": 1,
     "max_json_depth": 10,
     "max_image_bytes": 1024,

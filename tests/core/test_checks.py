@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xlaserve.core.checks import check_inputs, check_outputs
+from xlaserve.core.checks import QuickCheck, check_inputs, check_outputs
 from xlaserve.core.inference import InferInput, InferRequest, RequestedOutput
 from xlaserve.errors import InvalidRequest, Unsupported
 from xlaserve.models.loaded import ModelInfo
@@ -72,6 +72,23 @@ def test_inputs_that_do_not_fit_are_refused(bad: InferRequest, text: str) -> Non
     """The text names the model, the tensor, what was expected and what came."""
     with pytest.raises(InvalidRequest, match=text):
         check_inputs("m", INFO, bad)
+    assert QuickCheck(INFO).inputs(bad) is None
+
+
+@pytest.mark.parametrize(
+    "ordinary",
+    [
+        request(a(2), b(2)),
+        request(b(), a(), sequence_id=3, binary_data_output=True),
+        request(a(), b(), triton_enable_empty_final_response=True),
+    ],
+)
+def test_ordinary_inputs_are_known_at_a_glance(ordinary: InferRequest) -> None:
+    check_inputs("m", INFO, ordinary)
+    found = QuickCheck(INFO).inputs(ordinary)
+
+    assert found is not None
+    assert ({"a", "b"}, len(ordinary.inputs[0].data)) == (set(found[0]), found[1])
 
 
 def test_shared_memory_is_said_to_be_missing() -> None:

@@ -39,7 +39,9 @@ class QuickCheck:
         None if it might.
         """
         tensors = request.inputs
-        if request.parameters or request.outputs or len(tensors) != self._count:
+        if request.outputs or len(tensors) != self._count:
+            return None
+        if any(map(_is_reserved, request.parameters)):
             return None
         found: dict[str, Tensor] = {}
         rows = 0
@@ -82,9 +84,13 @@ def check_inputs(model: str, info: ModelInfo, request: InferRequest) -> None:
         _check_rows(model, info, request.inputs)
 
 
+def _is_reserved(name: str) -> bool:
+    return name.startswith(_RESERVED_PREFIX) and name not in _RESERVED_ALLOWED
+
+
 def _check_parameters(parameters: Mapping[str, Parameter]) -> None:
     for name, value in parameters.items():
-        if name.startswith(_RESERVED_PREFIX) and name not in _RESERVED_ALLOWED:
+        if _is_reserved(name):
             raise InvalidParameter(
                 name, f"a name that does not start with '{_RESERVED_PREFIX}'", repr(value)
             )

@@ -12,7 +12,7 @@ from support.protobuf import Google
 from xlaserve.core.inference import InferOutput, InferResponse
 from xlaserve.errors import InvalidTensor
 from xlaserve.tensors import BYTES, DATATYPES, Datatype, to_bytes
-from xlaserve.transport.grpc.bounded_cache import BoundedCache
+from xlaserve.transport.bounded_cache import BoundedCache
 from xlaserve.transport.grpc.codec import WireCodec
 from xlaserve.transport.grpc.decoder import TooManyFields
 from xlaserve.transport.grpc.infer_codec import InferCodec, tensor_offset

@@ -91,6 +91,7 @@ async def serving(world: World, **limits: Any) -> AsyncIterator[tuple[str, HttpS
     chosen = {"max_connections": 20, "max_header_bytes": 2048, "idle_seconds": 30.0} | {
         name: value for name, value in limits.items() if name in HttpLimits.__slots__
     }
+    chosen["max_heads"] = limits.get("max_heads", 100)
     body = BodyLimits(MAX_BYTES, limits.get("max_chunks", 65536), limits.get("timeout", 30.0))
     listener = listen("http_endpoint", Endpoint(port=0), host="127.0.0.1", unix_socket_mode=0o600)
     with ThreadPoolExecutor(1) as threads:

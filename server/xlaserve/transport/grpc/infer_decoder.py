@@ -13,7 +13,7 @@ from typing import TypeAlias
 from xlaserve.core.inference import Parameter, RequestedOutput
 from xlaserve.errors import XlaserveError
 from xlaserve.tensors import BYTES, datatype_named, element_count
-from xlaserve.transport.grpc.bounded_cache import BoundedCache, MakingCache
+from xlaserve.transport.bounded_cache import BoundedCache, MakingCache
 from xlaserve.transport.grpc.codec import WireCodec
 from xlaserve.transport.grpc.decoded_infer import DecodedInfer, Head, Structure
 from xlaserve.transport.grpc.decoder import PACKED_BYTES, PACKED_COST

@@ -4,7 +4,7 @@ from typing import TypeAlias
 
 from xlaserve.core.inference import InferOutput, InferResponse
 from xlaserve.tensors import BYTES, Shape, pack_bytes, to_bytes
-from xlaserve.transport.grpc.bounded_cache import MakingCache
+from xlaserve.transport.bounded_cache import MakingCache
 from xlaserve.transport.grpc.codec import WireCodec
 from xlaserve.transport.grpc.wire import LENGTH, write_varint
 from xlaserve_proto import inference as pb

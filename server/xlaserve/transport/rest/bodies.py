@@ -33,8 +33,8 @@ class BodyReader:
         self._limits = limits
         self._threads = threads
 
-    async def read(self, request: web.BaseRequest) -> memoryview:
-        """Return the whole body, decompressed.
+    async def read(self, request: web.BaseRequest, waited_seconds: float = 0.0) -> memoryview:
+        """Return the whole body, decompressed; some of its time may have passed already.
 
         Raises TooLarge before a byte of a body is read that announces more than the limit,
         BodyTimeout, InvalidBody or UnsupportedEncoding.
@@ -46,7 +46,7 @@ class BodyReader:
         if length is not None and length > self._limits.max_bytes:
             self._raise_too_large()
         await _let_it_come(request)
-        timeout = asyncio.timeout(self._limits.timeout_seconds)
+        timeout = asyncio.timeout(self._limits.timeout_seconds - waited_seconds)
         try:
             async with timeout:
                 body = await self._receive(request.content, length)

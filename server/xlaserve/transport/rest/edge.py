@@ -39,12 +39,16 @@ async def translate_errors(
     """Await an answer; an exception becomes the one that the status table gives it."""
     try:
         return await answer
-    except XlaserveError as error:
-        return error_response(
-            str(error), wire_status(error).http, _HEADERS.get(type(error), MappingProxyType({}))
-        )
     except ConnectionError:
         raise  # the client went away
-    except Exception:
-        _log.exception("unexpected exception", method=method, path=path)
-        return error_response("internal error", HTTPStatus.INTERNAL_SERVER_ERROR)
+    except Exception as error:
+        return translate(error, method=method, path=path)
+
+
+def translate(error: Exception, *, method: str, path: str) -> HttpResponse:
+    """Return the answer that an exception becomes; one that nobody expected is logged."""
+    if isinstance(error, XlaserveError):
+        headers = _HEADERS.get(type(error), MappingProxyType({}))
+        return error_response(str(error), wire_status(error).http, headers)
+    _log.error("unexpected exception", method=method, path=path, exc_info=error)
+    return error_response("internal error", HTTPStatus.INTERNAL_SERVER_ERROR)

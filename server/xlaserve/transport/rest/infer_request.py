@@ -1,7 +1,7 @@
 """Inference requests from HTTP bodies: JSON, and JSON with binary tensors behind it."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Any, TypeAlias
@@ -149,7 +149,7 @@ class _Tail:
         return taken
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Reader:
     """Reads the message of one request."""
 
@@ -169,9 +169,9 @@ class _Reader:
         )
 
     def _inputs(self, inputs: Sequence[_Input]) -> tuple[InferInput, ...]:
-        binary = sum(_is_binary(tensor) for tensor in inputs)
+        alone = self.tail is not None and sum(map(_is_binary, inputs)) == 1
         # One more than the model has is enough for the core to refuse the request.
-        read = tuple(self._input(i, binary == 1) for i in inputs[: len(self.info.inputs) + 1])
+        read = tuple([self._input(i, alone) for i in inputs[: len(self.info.inputs) + 1]])
         if len(read) == len(inputs) and self.tail is not None and self.tail.left:
             raise InvalidBody(
                 f"model '{self.model}': unexpected additional input data, "
@@ -198,10 +198,10 @@ class _Reader:
         parameters: dict[str, Parameter],
         alone: bool,
     ) -> Tensor:
-        given = [name for name in (_BINARY_SIZE, _SHARED_MEMORY) if name in parameters]
-        if tensor.data is not msgspec.UNSET:
-            given.append("data")
-        if len(given) > 1:
+        in_json = tensor.data is not msgspec.UNSET
+        if in_json + (_BINARY_SIZE in parameters) + (_SHARED_MEMORY in parameters) > 1:
+            given = [name for name in (_BINARY_SIZE, _SHARED_MEMORY) if name in parameters]
+            given += ["data"] * in_json
             one = f"one of data, {_BINARY_SIZE} and {_SHARED_MEMORY}"
             raise TensorDataError(one, " and ".join(given))
         if isinstance(tensor.data, msgspec.Raw):
@@ -231,7 +231,9 @@ class _Reader:
 
     def _outputs(self, outputs: Sequence[_Output]) -> tuple[RequestedOutput, ...]:
         # Again one more than the model has.
-        return tuple(self._output(o) for o in islice(outputs, len(self.info.outputs) + 1))
+        if not outputs:
+            return ()
+        return tuple([self._output(o) for o in islice(outputs, len(self.info.outputs) + 1)])
 
     def _output(self, output: _Output) -> RequestedOutput:
         parameters = read_parameters(output.parameters)
@@ -274,7 +276,9 @@ def read_parameters(parameters: _Parameters) -> dict[str, Parameter]:
 
     That is null, an array or an object, and an integer of more than 64 bits (parameters extension).
     """
-    for name, value in _items(parameters):
+    if not parameters:
+        return {}
+    for name, value in parameters.items():
         if type(value) in _NAMES:
             expected = "a bool, a number or a string"
             raise InvalidParameter(name[:_SHOWN_CHARACTERS], expected, _NAMES[type(value)])
@@ -282,11 +286,7 @@ def read_parameters(parameters: _Parameters) -> dict[str, Parameter]:
             raise InvalidParameter(
                 name[:_SHOWN_CHARACTERS], "an integer of 64 bits", "one of more bits"
             )
-    return parameters or {}
-
-
-def _items(parameters: _Parameters) -> Iterable[tuple[str, Any]]:
-    return parameters.items() if parameters else ()
+    return parameters
 
 
 def _shown(value: Parameter) -> str:

@@ -10,6 +10,10 @@ from xlaserve.errors import InvalidTensor
 from xlaserve.tensors import Buffer, TensorDataError, to_bytes
 from xlaserve.transport.rest.infer_request import BINARY_DATA, BINARY_OUTPUT
 from xlaserve.transport.rest.json_tensors import write_elements
+from xlaserve.transport.rest.messages import BINARY_TYPE, JSON_TYPE, HttpResponse
+
+HEADER_LENGTH = "Inference-Header-Content-Length"
+"""Says how many bytes of JSON there are in front of binary tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,8 @@ def write_infer_response(request: InferRequest, response: InferResponse) -> Infe
     Raises InvalidTensor for an output that must be binary and is wanted in JSON.
     """
     default = request.parameters.get(BINARY_OUTPUT) is True
-    wanted = {o.name: o.parameters.get(BINARY_DATA, default) for o in request.outputs}
+    outputs = request.outputs
+    wanted = {o.name: o.parameters.get(BINARY_DATA, default) for o in outputs} if outputs else {}
     identity = response.id or msgspec.UNSET
     head = _ENCODER.encode(_Response(response.model_name, response.model_version, identity))
     json: list[Buffer] = [head[:-1] + b',"outputs":[']
@@ -66,6 +71,26 @@ def write_infer_response(request: InferRequest, response: InferResponse) -> Infe
     if length <= _JOINED_BYTES:
         json = [b"".join(json)]
     return InferBody(json + tensors, length if tensors else None)
+
+
+def write_infer_answer(request: InferRequest, response: InferResponse) -> HttpResponse:
+    """Write a response, with the length of its JSON where binary tensors follow.
+
+    Raises as `write_infer_response` does.
+    """
+    body = write_infer_response(request, response)
+    if body.header_length is None:
+        return HttpResponse(content_type=JSON_TYPE, parts=body.parts)
+    headers = {HEADER_LENGTH: str(body.header_length)}
+    return HttpResponse(content_type=BINARY_TYPE, parts=body.parts, headers=headers)
+
+
+def output_bytes(response: InferResponse) -> int:
+    """Return how many bytes of tensors there are to write."""
+    size = 0
+    for output in response.outputs:
+        size += output.data.nbytes
+    return size
 
 
 def _describe(

@@ -12,11 +12,15 @@ from xlaserve.core.control import ModelControl
 from xlaserve.core.engine import Engine
 from xlaserve.core.server import ServerDescription
 from xlaserve.tensors import TensorSpec
+from xlaserve.transport.rest.infer_lane import InferLane
 from xlaserve.transport.rest.infer_request import read_header_length, read_infer_request
-from xlaserve.transport.rest.infer_response import InferBody, write_infer_response
+from xlaserve.transport.rest.infer_response import (
+    HEADER_LENGTH,
+    output_bytes,
+    write_infer_answer,
+)
 from xlaserve.transport.rest.messages import (
-    BINARY_TYPE,
-    JSON_TYPE,
+    Begin,
     HttpRequest,
     HttpResponse,
     json_response,
@@ -24,8 +28,6 @@ from xlaserve.transport.rest.messages import (
 from xlaserve.transport.rest.routing import BINARY_OR_JSON, Body, Header, Route
 from xlaserve.transport.rest.statistics import Statistics, config_json, statistics_json
 from xlaserve.transport.rest.threads import OffLoop
-
-HEADER_LENGTH = "Inference-Header-Content-Length"
 
 _LENGTH = Header(HEADER_LENGTH, int, "Bytes of JSON in front of binary tensors, where some follow.")
 _EXAMPLE = {
@@ -227,6 +229,7 @@ class InferenceRoutes:
                 Body(InferenceResponse, BINARY_OR_JSON, headers=(_LENGTH,)),
                 takes=Body(InferenceRequest, BINARY_OR_JSON, headers=(_LENGTH,), example=_EXAMPLE),
                 errors=(*_BODY_ERRORS, 404, 503, 507),
+                prepare=self.prepare,
             ),
         ]
 
@@ -295,17 +298,14 @@ class InferenceRoutes:
             read = partial(read_infer_request, info, name, version, body, length, max_depth=depth)
             inference = await self._threads.run(len(body) if length is None else length, read)
         response = await self._engine.infer(inference)
-        size = sum(output.data.nbytes for output in response.outputs)
-        write = partial(write_infer_response, inference, response)
-        return infer_answer(await self._threads.run(size, write))
+        write = partial(write_infer_answer, inference, response)
+        return await self._threads.run(output_bytes(response), write)
 
-
-def infer_answer(body: InferBody) -> HttpResponse:
-    """Send an answer, with the length of its JSON where binary tensors follow."""
-    if body.header_length is None:
-        return HttpResponse(content_type=JSON_TYPE, parts=body.parts)
-    headers = {HEADER_LENGTH: str(body.header_length)}
-    return HttpResponse(content_type=BINARY_TYPE, parts=body.parts, headers=headers)
+    def prepare(self, request: HttpRequest) -> Begin:
+        """Return the short lane of a model; raises InvalidBody for a length that is none."""
+        length = read_header_length(request.headers.get(HEADER_LENGTH))
+        lane = InferLane(self._engine, self._threads, self._max_json_depth)
+        return partial(lane.begin, *_model(request), length)
 
 
 def _model(request: HttpRequest) -> tuple[str, str]:

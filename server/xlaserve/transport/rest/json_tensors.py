@@ -9,6 +9,7 @@ import numpy as np
 
 from xlaserve.tensors import (
     BYTES,
+    DATATYPES,
     Buffer,
     Datatype,
     Elements,
@@ -31,6 +32,8 @@ _FIRST_IS_EMPTY = re.compile(rb"[\[\s]*\]")
 _NOT_FINITE = re.compile(rb"-?Infinity|NaN")
 _QUOTED_NOT_FINITE = re.compile(rb'"(-?Infinity|NaN)"')
 _ANY = msgspec.json.Decoder()
+_SHORT_BYTES = 1 << 12
+_LARGEST = {name: float(np.finfo(DATATYPES[name].dtype).max) for name in ("FP32", "FP64")}
 _FLOATS = msgspec.json.Decoder(list[float])
 _ENCODER = msgspec.json.Encoder()
 
@@ -50,6 +53,9 @@ def read_elements(datatype: Datatype, shape: Shape, text: bytes) -> Tensor:
         raise TensorDataError(
             f"binary data (binary_data_size), the only form of {datatype}", "data in JSON"
         )
+    few = _few_floats(datatype, shape, text)
+    if few is not None:
+        return few
     structure = blank_strings(text) if datatype is BYTES else text
     _refuse_others(datatype, structure)
     expected = element_count(shape)
@@ -63,6 +69,22 @@ def read_elements(datatype: Datatype, shape: Shape, text: bytes) -> Tensor:
     if datatype is BYTES:
         return from_elements(datatype, shape, _decode(datatype, _strings(text, structure)))
     return _numbers(datatype, shape, text.replace(b"[", b"").replace(b"]", b""))
+
+
+def _few_floats(datatype: Datatype, shape: Shape, text: bytes) -> Tensor | None:
+    """Read a short list of numbers that is as it should be; None for anything else."""
+    limit = _LARGEST.get(datatype.name)
+    if limit is None or len(text) > _SHORT_BYTES:
+        return None
+    try:
+        elements = _FLOATS.decode(text)
+    except msgspec.DecodeError:
+        return None
+    if not elements or len(elements) != element_count(shape):
+        return None
+    if not -limit <= min(elements) <= max(elements) <= limit:
+        return None
+    return np.array(elements, datatype.dtype).reshape(shape)
 
 
 def _refuse_others(datatype: Datatype, structure: bytes) -> None:
@@ -212,10 +234,10 @@ def write_elements(datatype: Datatype, tensor: Tensor) -> list[Buffer]:
     """
     if datatype.contents is None:
         raise _binary_only(f"{datatype}", "no binary_data")
-    if datatype.dtype.kind == "f" and not np.isfinite(tensor).all():
-        raise _binary_only("NaN and Infinity", "one of them")
     flat = tensor.ravel()
-    starts = range(0, max(1, len(flat)), _WRITTEN_ELEMENTS)
+    if len(flat) <= _WRITTEN_ELEMENTS:
+        return [_write(datatype, flat)]
+    starts = range(0, len(flat), _WRITTEN_ELEMENTS)
     pieces = [_write(datatype, flat[start : start + _WRITTEN_ELEMENTS]) for start in starts]
     for piece in pieces[:-1]:
         piece[-1:] = b","
@@ -230,6 +252,8 @@ def _write(datatype: Datatype, piece: Tensor) -> bytearray:
         )
     except UnicodeError:
         raise _binary_only("bytes that are not UTF-8", "such bytes") from None
+    if datatype.dtype.kind == "f" and b"null" in written:
+        raise _binary_only("NaN and Infinity", "one of them")
     return written
 
 

@@ -36,7 +36,7 @@ def count_octets(text: Buffer, octets: bytes) -> int:
     """Count how often any of a few octets occurs."""
     if len(text) < _FEW:
         copy = bytes(text)
-        return sum(copy.count(octet) for octet in octets)
+        return sum(map(copy.count, octets))
     counted = 0
     for start in range(0, len(text), _CHUNK):
         chunk = np.frombuffer(text[start : start + _CHUNK], dtype=np.uint8)

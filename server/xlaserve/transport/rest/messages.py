@@ -8,12 +8,16 @@ from typing import Any, TypeAlias
 import msgspec
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from xlaserve.core.inference import Pending
 from xlaserve.errors import InvalidBody
 from xlaserve.tensors import Buffer
 from xlaserve.transport.rest.json_text import check_depth
 
 JSON_TYPE = "application/json"
 BINARY_TYPE = "application/octet-stream"
+
+JOINED_BYTES = 64 << 10
+"""Answers up to this size leave in one write; the pieces of larger ones are not copied."""
 
 _NO_HEADERS: CIMultiDictProxy[str] = CIMultiDictProxy(CIMultiDict())
 
@@ -39,17 +43,25 @@ class HttpRequest:
         return self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
 
-@dataclass(frozen=True, slots=True)
-class HttpResponse:
+# Like those of the core: a frozen dataclass takes several times as long to make.
+class HttpResponse(msgspec.Struct, frozen=True, gc=False):
     """What a handler gives back."""
 
     status: HTTPStatus = HTTPStatus.OK
     content_type: str = JSON_TYPE
     parts: Sequence[Buffer] = ()
     """The body, in pieces that are sent one after the other without being joined."""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     compressible: bool = True
     """Whether it may be compressed when the client accepts that."""
+
+    @property
+    def size(self) -> int:
+        """The bytes of the body."""
+        size = 0
+        for part in self.parts:
+            size += part.nbytes if isinstance(part, memoryview) else len(part)
+        return size
 
 
 class Nothing(msgspec.Struct):
@@ -58,6 +70,21 @@ class Nothing(msgspec.Struct):
 
 Handler: TypeAlias = Callable[[HttpRequest], Awaitable[HttpResponse]]
 """Answers a request; raises XlaserveError, which becomes `{"error": text}` and its status."""
+
+Answered: TypeAlias = Callable[[HttpResponse | BaseException], None]
+"""Called once, on the event loop, with the answer to a request or why there is none."""
+
+Begin: TypeAlias = Callable[[memoryview, Answered], HttpResponse | Pending]
+"""Answers a body at once, or calls back later with what a handler would return or raise.
+
+Raises what a handler would raise, if it is known at once.
+"""
+
+Prepare: TypeAlias = Callable[[HttpRequest], Begin]
+"""Makes of a request without its body what answers all those that differ in the body only.
+
+Raises XlaserveError where every such request is refused.
+"""
 
 
 def json_response(value: object, status: HTTPStatus = HTTPStatus.OK) -> HttpResponse:

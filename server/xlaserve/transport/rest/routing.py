@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from urllib.parse import unquote
 
-from xlaserve.transport.rest.messages import BINARY_TYPE, JSON_TYPE, Handler
+from xlaserve.transport.rest.messages import BINARY_TYPE, JSON_TYPE, Handler, Prepare
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,8 @@ class Route:
     """Statuses of `{"error": text}` that the handler can answer with; 500 goes without saying."""
     other: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
     """Further statuses that carry `answer` as well, with what they mean."""
+    prepare: Prepare | None = None
+    """Makes what answers as `handle` does, in the short lane."""
 
 
 @dataclass(frozen=True, slots=True)
