@@ -86,7 +86,7 @@ def test_a_long_message_is_placed_so_that_its_tensor_is_aligned() -> None:
     space = reader.space()
     assert space is not None
     space[:] = octets[100:]
-    reader.filled(len(space))
+    reader.filled += len(space)
     placed = reader.message()
 
     assert message == placed

@@ -43,14 +43,16 @@ class Problem(Enum):
 class UnaryReader:
     """Receives the one message of a unary request into the memory that it stays in."""
 
-    __slots__ = ("_filled", "_limit", "_place", "_prefix", "_whole", "compressed", "length")
+    __slots__ = ("_limit", "_place", "_prefix", "compressed", "filled", "length", "whole")
 
     def __init__(self, limit: int, place: Placement | None) -> None:
         self._limit = limit
         self._place = place
         self._prefix = b""
-        self._whole: memoryview | None = None
-        self._filled = 0
+        self.whole: memoryview | None = None
+        """Where the message is received; None until its first byte is there."""
+        self.filled = 0
+        """Bytes of the message that have come."""
         self.length = -1
         """Bytes of the message; -1 until the prefix is there."""
         self.compressed = False
@@ -71,13 +73,13 @@ class UnaryReader:
             self.compressed = flag == 1
         count = len(chunk)
         if count:
-            if count > self.length - self._filled:
+            if count > self.length - self.filled:
                 return Problem.SECOND
-            whole = self._whole
+            whole = self.whole
             if whole is None:
-                whole = self._whole = self._allocate(chunk)
-            whole[self._filled : self._filled + count] = chunk
-            self._filled += count
+                whole = self.whole = self._allocate(chunk)
+            whole[self.filled : self.filled + count] = chunk
+            self.filled += count
         return None
 
     def _allocate(self, first: memoryview) -> memoryview:
@@ -92,27 +94,23 @@ class UnaryReader:
     @property
     def missing(self) -> int:
         """Return how many bytes of the message have not come, as far as is known."""
-        return max(0, self.length - self._filled)
+        return max(0, self.length - self.filled)
 
     def space(self) -> memoryview | None:
         """Return where the next bytes of a long message go, to be received there directly."""
-        if self._whole is None or self.length < _IN_PLACE_BYTES:
+        if self.whole is None or self.length < _IN_PLACE_BYTES:
             return None
-        return self._whole[self._filled :]
-
-    def filled(self, count: int) -> None:
-        """Take note that so many bytes were received into the space."""
-        self._filled += count
+        return self.whole[self.filled :]
 
     def end(self) -> Problem | None:
         """Say what is wrong with a request that ends now."""
         if self.length < 0:
             return Problem.TRUNCATED if self._prefix else Problem.NONE
-        return Problem.TRUNCATED if self._filled < self.length else None
+        return Problem.TRUNCATED if self.filled < self.length else None
 
     def message(self) -> "memoryview | bytes":
         """Return the message, which has come whole."""
-        return b"" if self._whole is None else self._whole
+        return b"" if self.whole is None else self.whole
 
 
 class StreamingReader:
