@@ -323,6 +323,7 @@ class Application:
             max_connections=settings.max_connections,
             max_receiving_bytes=settings.max_receiving_bytes,
             max_parked_bytes=settings.max_parked_bytes,
+            max_spare_bytes=settings.max_spare_bytes,
             engine=settings.http2_engine,
             lanes={INFER_METHOD: partial(InferLane, self.engine, InferCodec(**limits))},
         )

@@ -8,6 +8,7 @@ from support.frames import PREFACE, data, headers, literals, settings
 
 from xlaserve.transport.http2.connection import ReceiveBuffer, ServerConnection
 from xlaserve.transport.http2.limits import Http2Limits, Ledger, Ledgers
+from xlaserve.transport.http2.memory import MessageMemory
 from xlaserve.transport.http2.messages import Placement
 from xlaserve.transport.http2.protocol import Http2Protocol
 from xlaserve.transport.http2.stream import ServerStream
@@ -49,7 +50,7 @@ class Server:
         self.transport.writes.clear()
 
     def connect(self, protocol: Http2Protocol, transport: asyncio.Transport) -> ServerConnection:
-        ledgers = Ledgers(Ledger(1 << 30), Ledger(1 << 30))
+        ledgers = Ledgers(Ledger(1 << 30), Ledger(1 << 30), MessageMemory(0))
         limits = Http2Limits()
         return ServerConnection(limits, lambda head: self, ledgers, wake=protocol.wake)
 

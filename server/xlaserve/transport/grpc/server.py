@@ -20,12 +20,15 @@ from xlaserve.transport.grpc.own_engine import OwnEngine
 from xlaserve.transport.grpc.routes import LaneFactory, Router
 from xlaserve.transport.http2.connection import ReceiveBuffer, ServerConnection
 from xlaserve.transport.http2.limits import Http2Limits, Ledger, Ledgers
+from xlaserve.transport.http2.memory import MessageMemory
 from xlaserve.transport.http2.protocol import Http2Protocol
 
 Engine: TypeAlias = H2Engine | OwnEngine
 
 _ARRIVAL_SECONDS = 1.0
 """How long a drain waits for the messages of requests that have begun."""
+_SPARE_SECONDS = 10.0
+"""How long the memory of messages is kept for the next ones."""
 _SWEEPS = 4
 """Looks at what takes too long within the shortest time that is watched."""
 
@@ -46,6 +49,7 @@ class GrpcServer(Server):
         max_connections: int,
         max_receiving_bytes: int,
         max_parked_bytes: int,
+        max_spare_bytes: int,
         engine: Http2Engine = Http2Engine.OWN,
         lanes: Mapping[str, LaneFactory] | None = None,
     ) -> None:
@@ -54,7 +58,9 @@ class GrpcServer(Server):
         self._max_connections = max_connections
         self._engine = engine
         self._lanes = lanes or {}
-        self._ledgers = Ledgers(Ledger(max_receiving_bytes), Ledger(max_parked_bytes))
+        self._ledgers = Ledgers(
+            Ledger(max_receiving_bytes), Ledger(max_parked_bytes), MessageMemory(max_spare_bytes)
+        )
         self._buffer = ReceiveBuffer()
         self._connections: set[Engine] = set()
         self._further: list[asyncio.AbstractServer] = []
@@ -131,6 +137,7 @@ class GrpcServer(Server):
                     preface_ticks=round(self._limits.preface_seconds / every),
                     message_ticks=round(self._limits.message_seconds / every),
                 )
+        self._ledgers.memory.drop_unused(_SPARE_SECONDS)
         self._sweep_later()
 
     # --- the end ---

@@ -101,6 +101,7 @@ class ServerConnection:
         self.streams: dict[int, ServerStream] = {}
         self._router = router
         self._receiving = ledgers.receiving
+        self._allocate = ledgers.memory.take
         self._conduct = Conduct(limits, now)
         self._sender = Sender(ledgers.parked, self._conduct, self._ended, wake)
         self._header_reader: HeaderReader[Route] = HeaderReader(limits.max_header_bytes)
@@ -589,7 +590,9 @@ class ServerConnection:
                 self._begin(stream, Problem.SECOND)
                 return
             place = stream.head.route.place if stream.head.route else None
-            reader = stream.reader = UnaryReader(self.limits.max_message_bytes, place)
+            reader = stream.reader = UnaryReader(
+                self.limits.max_message_bytes, place, self._allocate
+            )
         problem = reader.feed(chunk)
         if problem is not None:
             self._begin(stream, problem)

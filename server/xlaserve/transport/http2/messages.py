@@ -5,7 +5,7 @@ from enum import Enum, auto
 from struct import Struct
 from typing import TypeAlias
 
-import numpy as np
+from xlaserve.transport.http2.memory import Octets
 
 PREFIX = Struct(">BL")
 """In front of each message: whether it is compressed, and its length in bytes."""
@@ -16,6 +16,9 @@ ALIGNMENT = 64
 
 _IN_PLACE_BYTES = 1 << 16
 """Messages that are longer are put where their tensor is aligned."""
+
+Allocate: TypeAlias = Callable[[int], Octets]
+"""Returns so many bytes, whatever is in them."""
 
 Placement: TypeAlias = Callable[[memoryview, int], int]
 """Finds, in the first bytes of a message and from its length, where its large part begins."""
@@ -43,10 +46,20 @@ class Problem(Enum):
 class UnaryReader:
     """Receives the one message of a unary request into the memory that it stays in."""
 
-    __slots__ = ("_limit", "_place", "_prefix", "compressed", "filled", "length", "whole")
+    __slots__ = (
+        "_allocate",
+        "_limit",
+        "_place",
+        "_prefix",
+        "compressed",
+        "filled",
+        "length",
+        "whole",
+    )
 
-    def __init__(self, limit: int, place: Placement | None) -> None:
+    def __init__(self, limit: int, place: Placement | None, allocate: Allocate) -> None:
         self._limit = limit
+        self._allocate = allocate
         self._place = place
         self._prefix = b""
         self.whole: memoryview | None = None
@@ -77,16 +90,15 @@ class UnaryReader:
                 return Problem.SECOND
             whole = self.whole
             if whole is None:
-                whole = self.whole = self._allocate(chunk)
+                whole = self.whole = self._room(chunk)
             whole[self.filled : self.filled + count] = chunk
             self.filled += count
         return None
 
-    def _allocate(self, first: memoryview) -> memoryview:
+    def _room(self, first: memoryview) -> memoryview:
         if self.length < _IN_PLACE_BYTES:
             return memoryview(bytearray(self.length))
-        # numpy asks for huge pages, which spares thousands of page faults.
-        memory = np.empty(self.length + ALIGNMENT, np.uint8)
+        memory = self._allocate(self.length + ALIGNMENT)
         large = self._place(first, self.length) if self._place else 0
         start = -(memory.ctypes.data + large) % ALIGNMENT
         return memory.data.cast("B")[start : start + self.length]
