@@ -17,7 +17,7 @@ from xlaserve.transport.grpc.grpclib_stream import GrpclibConnection
 from xlaserve.transport.grpc.h2_engine import H2Engine
 from xlaserve.transport.grpc.handler import RequestHandler
 from xlaserve.transport.grpc.own_engine import OwnEngine
-from xlaserve.transport.grpc.routes import LaneFactory, Router
+from xlaserve.transport.grpc.routes import LanesFactory, Router
 from xlaserve.transport.http2.connection import ReceiveBuffer, ServerConnection
 from xlaserve.transport.http2.limits import Http2Limits, Ledger, Ledgers
 from xlaserve.transport.http2.memory import MessageMemory
@@ -51,7 +51,7 @@ class GrpcServer(Server):
         max_parked_bytes: int,
         max_spare_bytes: int,
         engine: Http2Engine = Http2Engine.OWN,
-        lanes: Mapping[str, LaneFactory] | None = None,
+        lanes: Mapping[str, LanesFactory] | None = None,
     ) -> None:
         super().__init__(services, codec=codec)
         self._limits = limits
