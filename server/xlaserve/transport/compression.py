@@ -62,6 +62,6 @@ def _inflate_member(bits: int, data: memoryview, out: bytearray, limit_bytes: in
             raise InflatesTooFar
         left = len(stream.unused_data) + len(stream.unconsumed_tail)
         data = data[len(part) - left :]
-        if not part and not piece:
+        if not part and not piece and not stream.eof:
             raise BadCompression("ends too early")
     return data

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from grpclib.const import Handler
+from grpclib.const import Handler, Status
 
+from xlaserve.transport.grpc.compression import ACCEPTED
 from xlaserve.transport.grpc.grpclib_stream import GrpclibConnection, GrpclibRoute
-from xlaserve.transport.grpc.request_headers import refusal
+from xlaserve.transport.grpc.request_headers import NOT_FOUND, refusal, refusal_headers
 from xlaserve.transport.http2.frames import ErrorCode
 from xlaserve.transport.http2.headers import Head, encode_fields
 from xlaserve.transport.http2.messages import Placement
@@ -43,8 +44,11 @@ class Router:
             if wrong(head, fields):
                 return route
         method: Any = self._mapping.get(head.path)
-        if method is None or method.cardinality.client_streaming or refusal(head.fields):
-            return self._streaming  # where nothing is awaited, a refusal comes at once
+        refused = refusal(head.fields) or (NOT_FOUND if method is None else None)
+        if refused is not None:
+            return Refused(*refused)
+        if method.cardinality.client_streaming:
+            return self._streaming
         lanes = self._lanes.get(head.path)
         return self._unary if lanes is None else lanes(head.fields)
 
@@ -68,6 +72,22 @@ class Answer:
         """Send the answer."""
         stream.send_headers(self._block)
         stream.send_data((self._body,), len(self._body), end=True)
+
+
+class Refused:
+    """Answers a request with a status, before its message has come."""
+
+    message_first = False
+    place: Placement | None = None
+
+    def __init__(self, status: Status, text: str) -> None:
+        self._block = encode_fields(
+            (*refusal_headers(status, text), ("grpc-accept-encoding", ACCEPTED))
+        )
+
+    def begin(self, stream: ServerStream) -> None:
+        """Send the status."""
+        stream.send_headers(self._block, end=True)
 
 
 class Malformed:

@@ -14,7 +14,7 @@ from grpclib.server import Server
 
 from xlaserve.settings import Http2Engine
 from xlaserve.transport.grpc.grpclib_stream import GrpclibConnection
-from xlaserve.transport.grpc.h2_engine import H2Engine
+from xlaserve.transport.grpc.h2_engine import CheckingHandler, H2Engine
 from xlaserve.transport.grpc.handler import RequestHandler
 from xlaserve.transport.grpc.own_engine import OwnEngine
 from xlaserve.transport.grpc.routes import LanesFactory, Router
@@ -76,11 +76,10 @@ class GrpcServer(Server):
         self._further.append(await self._loop.create_server(factory, sock=listening, ssl=tls))
 
     def _protocol_factory(self) -> H2Protocol:
-        handler = RequestHandler(
-            self._mapping, self._codec, self._status_details_codec, self.__dispatch__
-        )
+        services = self._mapping, self._codec, self._status_details_codec, self.__dispatch__
         if self._engine is Http2Engine.OWN:
-            return OwnEngine(self, handler, self._buffer)  # type: ignore[return-value]
+            return OwnEngine(self, RequestHandler(*services), self._buffer)  # type: ignore[return-value]
+        handler = CheckingHandler(*services)
         return H2Engine(self, handler, self._limits, self._config, self._h2_config)
 
     # --- the life of a connection, told by its protocol ---
