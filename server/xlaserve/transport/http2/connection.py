@@ -927,6 +927,17 @@ class ServerConnection:
 
     # --- as streams call it ---
 
+    @property
+    def has_room(self) -> bool:
+        """Tell whether more of messages may be held."""
+        return not self._receiving.full
+
+    def hold(self, stream: ServerStream, count: int) -> None:
+        """Count so many bytes more that are held for a stream, or fewer, until it is over."""
+        if self.streams.get(stream.id) is stream:
+            stream.charged += count
+            self._receiving.held += count
+
     def reset_stream(self, stream: ServerStream, code: ErrorCode) -> None:
         """End a stream at once."""
         if stream.state in {State.CLOSED, State.RESET}:
