@@ -362,7 +362,7 @@ class ServerConnection:
         size = len(chunk)
         expected = stream.head.content_length
         if (
-            not PREFIX_BYTES <= size <= stream.recv_window
+            not PREFIX_BYTES <= size < stream.recv_window
             or (expected is not None and expected != size)
             or size - PREFIX_BYTES > self.limits.max_message_bytes
         ):
@@ -598,10 +598,11 @@ class ServerConnection:
             self._begin(stream, problem)
             return
         self._charge(stream, len(chunk))
-        # The rest of its frame is within the window already.
-        missing = reader.missing - self._data_left
-        if missing > stream.recv_window:
-            self.grant(stream, missing)
+        # The rest of its frame is within the window already. One byte more: without a window most
+        # clients do not send the empty frame that ends a request either.
+        wanted = reader.missing - self._data_left + 1
+        if wanted > stream.recv_window:
+            self.grant(stream, wanted)
 
     def _charge(self, stream: ServerStream, count: int) -> None:
         if self._receiving.full and not stream.begun:
