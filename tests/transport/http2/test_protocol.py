@@ -36,18 +36,21 @@ class Written:
 
 
 class Server:
-    """The host of one connection, which answers as `begin` does."""
+    """The host of one connection, which answers as it is told."""
 
     message_first = True
     place: Placement | None = None
 
     def __init__(self, begin: Callable[[ServerStream], None]) -> None:
-        self.begin = begin
+        self._begin = begin
         self.transport = Written()
         self.protocol = Http2Protocol(self, ReceiveBuffer())
         self.protocol.connection_made(cast(Any, self.transport))
         self.receive(PREFACE + bytes(settings()))
         self.transport.writes.clear()
+
+    def begin(self, stream: ServerStream) -> None:
+        self._begin(stream)
 
     def connect(self, protocol: Http2Protocol, transport: asyncio.Transport) -> ServerConnection:
         ledgers = Ledgers(Ledger(1 << 30), Ledger(1 << 30), MessageMemory(0))

@@ -44,9 +44,9 @@ class Router:
             if wrong(head, fields):
                 return route
         method: Any = self._mapping.get(head.path)
-        refused = refusal(head.fields) or (NOT_FOUND if method is None else None)
-        if refused is not None:
-            return Refused(*refused)
+        refused = refusal(head.fields)
+        if method is None or refused is not None:
+            return Refused(*(refused or NOT_FOUND))
         if method.cardinality.client_streaming:
             return self._streaming
         lanes = self._lanes.get(head.path)
