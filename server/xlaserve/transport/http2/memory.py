@@ -30,12 +30,13 @@ class MessageMemory:
         self._limit = limit
         self._now = now
         self._spare: dict[int, tuple[float, Octets]] = {}
-        """Blocks that nobody uses and since when; changed by any thread, each time in one step."""
+        """Blocks that nobody uses and since when. Any thread may add one at any time, and so may
+        the collection of garbage: a copy, which is made in one step, is what is looked through."""
 
     @property
     def spare_bytes(self) -> int:
         """Return how many bytes are kept for the next message."""
-        return sum(block.nbytes for _, block in tuple(self._spare.values()))
+        return sum(block.nbytes for _, block in self._spare.copy().values())
 
     def take(self, size: int) -> Octets:
         """Return bytes that nothing else uses until the last view of them is gone."""
@@ -53,7 +54,7 @@ class MessageMemory:
 
     def _fitting(self, size: int) -> Octets | None:
         # The block that came back last is the one that the caches of the processor may still hold.
-        for key, (_, block) in reversed(tuple(self._spare.items())):
+        for key, (_, block) in reversed(self._spare.copy().items()):
             if size <= block.nbytes <= size * _MOST_TIMES_LARGER:
                 del self._spare[key]
                 return block
@@ -69,6 +70,6 @@ class MessageMemory:
         self._drop(lambda since, block: since < oldest)
 
     def _drop(self, which: Callable[[float, Octets], bool]) -> None:
-        for key, (since, block) in tuple(self._spare.items()):
+        for key, (since, block) in self._spare.copy().items():
             if which(since, block):
                 self._spare.pop(key, None)
