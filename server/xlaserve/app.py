@@ -49,9 +49,9 @@ from xlaserve.transport.grpc.edge import translate_errors
 from xlaserve.transport.grpc.health import HealthService
 from xlaserve.transport.grpc.infer_codec import InferCodec
 from xlaserve.transport.grpc.infer_lane import METHOD as INFER_METHOD
-from xlaserve.transport.grpc.infer_lane import InferLane
+from xlaserve.transport.grpc.infer_lanes import InferLanes
 from xlaserve.transport.grpc.inference import InferenceService
-from xlaserve.transport.grpc.injection import inject_ids
+from xlaserve.transport.grpc.injection import inject_ids, splices
 from xlaserve.transport.grpc.model_runtime import INFERENCE_PATHS, ModelRuntimeService
 from xlaserve.transport.grpc.reflection import SERVICES as REFLECTION_SERVICES
 from xlaserve.transport.grpc.reflection import reflection_services
@@ -316,6 +316,7 @@ class Application:
             "max_fields": settings.max_message_fields,
             "max_depth": settings.max_message_depth,
         }
+        splicing = splices(paths, **limits)
         self.grpc = GrpcServer(
             [*services, health, *reflection],
             codec=ServicesCodec(WireCodec(**limits)),
@@ -323,10 +324,15 @@ class Application:
             max_connections=settings.max_connections,
             max_receiving_bytes=settings.max_receiving_bytes,
             max_parked_bytes=settings.max_parked_bytes,
+            max_spare_bytes=settings.max_spare_bytes,
             engine=settings.http2_engine,
-            lanes={INFER_METHOD: partial(InferLane, self.engine, InferCodec(**limits))},
+            lanes={
+                INFER_METHOD: partial(
+                    InferLanes, self.engine, InferCodec(**limits), splicing.get(INFER_METHOD)
+                )
+            },
         )
-        inject_ids(self.grpc, paths, **limits)
+        inject_ids(self.grpc, splicing)
         translate_errors(self.grpc, message_timeout_seconds=settings.message_timeout_seconds)
         tls = grpc_tls(settings)
         for listener in listeners:

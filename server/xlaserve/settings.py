@@ -198,6 +198,8 @@ class Settings:
     """Largest header list of a gRPC request."""
     max_receiving_bytes: int = 1 << 30
     """Bytes of gRPC messages that are being received or answered, of all connections."""
+    max_spare_bytes: int = 128 << 20
+    """Memory of long gRPC messages that is kept some seconds for the next ones; 0 keeps none."""
     max_parked_bytes: int = 256 << 20
     """Bytes of gRPC answers that wait for slow clients, of all connections."""
     max_stream_resets: int = 200
@@ -348,6 +350,7 @@ _SMALLEST: Mapping[str, float] = {
     "max_connections": 1,
     "max_header_bytes": 1024,
     "max_receiving_bytes": 1024,
+    "max_spare_bytes": 0,
     "max_parked_bytes": 1024,
     "max_stream_resets": 1,
     "max_control_frames": 10,

@@ -3,12 +3,16 @@
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
+import grpc
 import pytest
 from support import mesh
+from support.engines import own_engine_only
 from support.mesh import id_headers, message, splice
 from support.runtime import Runtime, StartRuntime
 from support.shelf import Shelf, addition, sums
 from support.wire import base64_unpadded, connect, request_headers
+
+from xlaserve.settings import Http2Engine
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 
@@ -223,3 +227,66 @@ def test_the_client_splices_as_the_mesh_does(before: str) -> None:
     spliced = splice(bytes.fromhex(before), [1], b"my-model__isvc-0123456789")
 
     assert bytes.fromhex(VECTORS[before]) == spliced
+
+
+# --- both ways ---------------------------------------------------------------------------------
+
+HEADERS: Mapping[str, Sequence[tuple[str, str | bytes]]] = {
+    **CONTRADICTIONS,
+    "both": id_headers("two"),
+    "ASCII": [("mm-model-id", "two")],
+    "base64": [("mm-model-id-bin", b"two")],
+    "wide": [("mm-model-id-bin", "modèle".encode())],
+    "unknown": id_headers("unknown"),
+    "a virtual model": [("mm-vmodel-id", "two")],
+    "a model and a virtual one": [*id_headers("two"), ("mm-vmodel-id-bin", b"\xff")],
+    "something else": [("mm-balanced", "true")],
+    "with a deadline": [*id_headers("two"), ("grpc-timeout", "20S")],
+}
+
+REQUESTS: Mapping[str, Callable[[], bytes]] = {
+    **SHAPES,
+    "the same name": lambda: addition(5, 6, name="two").SerializeToString(),
+    "the name twice": lambda: addition(1, 2, name="two").SerializeToString() + b"\x0a\x03one",
+    "a name that is no text": lambda: b"\x0a\x02\xff\xfe" + addition(1, 2).SerializeToString(),
+    "a name that is a number": lambda: b"\x08\x01" + addition(1, 2).SerializeToString(),
+    "a name of a million bytes": lambda: addition(1, 2, name="y" * 10**6).SerializeToString(),
+    "ten thousand names": lambda: b"\x0a\x01x" * 10_000 + addition(1, 2).SerializeToString(),
+    "cut off": lambda: addition(1, 2, name="two").SerializeToString()[:-1],
+    "a name that is cut off": lambda: b"\x0a\x05tw",
+    "nothing": lambda: b"",
+    "another version": lambda: addition(1, name="two", model_version="7").SerializeToString(),
+    "no number": lambda: addition(1, name="two", model_version="x").SerializeToString(),
+    "a wrong tensor": lambda: addition(1, 2, name="two").SerializeToString() + b"\x3a\x01x",
+    "no tensor": lambda: message("inference.ModelInferRequest", id="7").SerializeToString(),
+}
+
+
+async def answer_to(runtime: Runtime, request: bytes, headers: Any) -> tuple[str, object]:
+    try:
+        return "OK", await ask(runtime, request, *headers)
+    except grpc.aio.AioRpcError as error:
+        return error.code().name, error.details()
+
+
+@own_engine_only
+async def test_the_short_lane_answers_as_the_way_through_grpclib(
+    start: StartRuntime, models: Shelf
+) -> None:
+    """Cases 17 to 19: whichever way a request takes, headers mean the same."""
+    different, statuses = [], set()
+    port = {"grpc_endpoint": "port:0"}
+    async with start(**port) as short, start(**port, http2_engine=Http2Engine.H2) as long:
+        for runtime in (short, long):
+            for name in ("one", "two", "modèle"):
+                await runtime.mesh.load(name, models.path("plus-2"))
+        for head, headers in HEADERS.items():
+            for name, make in REQUESTS.items():
+                request = make()
+                answers = [await answer_to(runtime, request, headers) for runtime in (short, long)]
+                statuses.add(answers[0][0])
+                if answers[0] != answers[1]:
+                    different.append((head, name, answers))
+
+    assert [] == different
+    assert statuses == {"OK", "NOT_FOUND", "INVALID_ARGUMENT", "INTERNAL", "RESOURCE_EXHAUSTED"}

@@ -16,6 +16,7 @@ from support.http2_reference import (
 from xlaserve.transport.http2.connection import ReceiveBuffer, ServerConnection
 from xlaserve.transport.http2.headers import HARD_FACTOR
 from xlaserve.transport.http2.limits import Http2Limits, Ledger, Ledgers
+from xlaserve.transport.http2.memory import MessageMemory
 from xlaserve.transport.http2.messages import Placement
 from xlaserve.transport.http2.stream import ServerStream
 
@@ -52,7 +53,9 @@ class Core:
     """The server's side of one connection."""
 
     def __init__(self) -> None:
-        ledgers = Ledgers(receiving=Ledger(_PLENTY), parked=Ledger(_PLENTY))
+        ledgers = Ledgers(
+            receiving=Ledger(_PLENTY), parked=Ledger(_PLENTY), memory=MessageMemory(0)
+        )
         route = _Answering()
         self._core = ServerConnection(
             _LIMITS, lambda head: route, ledgers, buffer=_BUFFER, now=lambda: 0.0

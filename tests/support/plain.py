@@ -59,6 +59,7 @@ async def plain_server() -> AsyncIterator[int]:
         max_connections=100,
         max_receiving_bytes=_MOST,
         max_parked_bytes=_MOST,
+        max_spare_bytes=0,
     )
     listening = socket.create_server(("127.0.0.1", 0))
     await server.listen(listening)

@@ -7,14 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from xlaserve.transport.http2.memory import MessageMemory
 from xlaserve.transport.http2.messages import (
     ALIGNMENT,
+    Placement,
     Problem,
     StreamingReader,
     UnaryReader,
 )
 
 LIMIT = 1000
+
+
+def unary(limit: int = LIMIT, place: Placement | None = None) -> UnaryReader:
+    return UnaryReader(limit, place, MessageMemory(0).take)
 
 
 def framed(message: bytes, flag: int = 0) -> bytes:
@@ -28,7 +34,7 @@ def cut(octets: bytes, at: list[int]) -> list[memoryview]:
 
 @given(st.binary(max_size=300), st.sampled_from([0, 1]), st.lists(st.integers(0, 310), max_size=8))
 def test_a_message_is_whole_however_it_was_cut(message: bytes, flag: int, at: list[int]) -> None:
-    reader = UnaryReader(LIMIT, None)
+    reader = unary()
     problems = {reader.feed(chunk) for chunk in cut(framed(message, flag), at)}
 
     assert {None} == problems
@@ -61,7 +67,7 @@ def test_messages_of_a_stream_come_in_their_order(messages: list[bytes], at: lis
     ],
 )
 def test_what_is_no_single_message_is_named(octets: bytes, problem: Problem) -> None:
-    reader = UnaryReader(LIMIT, None)
+    reader = unary()
 
     assert problem is (reader.feed(memoryview(octets)) or reader.end())
 
@@ -79,14 +85,14 @@ def test_a_stream_stops_at_a_prefix_that_is_wrong(octets: bytes, problem: Proble
 
 def test_a_long_message_is_placed_so_that_its_tensor_is_aligned() -> None:
     size, begins = 1 << 17, 37
-    reader = UnaryReader(1 << 20, lambda first, length: begins)
+    reader = unary(1 << 20, lambda first, length: begins)
     message = np.arange(size, dtype=np.uint8).tobytes()
     octets = memoryview(framed(message))
     reader.feed(octets[:100])
     space = reader.space()
     assert space is not None
     space[:] = octets[100:]
-    reader.filled(len(space))
+    reader.filled += len(space)
     placed = reader.message()
 
     assert message == placed
@@ -94,8 +100,7 @@ def test_a_long_message_is_placed_so_that_its_tensor_is_aligned() -> None:
 
 
 def test_what_is_missing_is_known_as_soon_as_the_prefix_is() -> None:
-    unary, streaming = UnaryReader(LIMIT, None), StreamingReader(LIMIT, lambda: None)
-    for reader in (unary, streaming):
+    for reader in (unary(), StreamingReader(LIMIT, lambda: None)):
         reader.feed(memoryview(framed(bytes(100))[:4]))
         assert 0 == reader.missing
         reader.feed(memoryview(framed(bytes(100))[4:15]))

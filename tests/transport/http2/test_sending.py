@@ -20,6 +20,7 @@ from support.frames import (
 
 from xlaserve.transport.http2.connection import ServerConnection
 from xlaserve.transport.http2.limits import Http2Limits, Ledger, Ledgers
+from xlaserve.transport.http2.memory import MessageMemory
 from xlaserve.transport.http2.messages import Placement
 from xlaserve.transport.http2.stream import ServerStream
 
@@ -36,7 +37,7 @@ class Client:
     place: Placement | None = None
 
     def __init__(self, parked: int = 1 << 30) -> None:
-        self.ledgers = Ledgers(Ledger(1 << 30), Ledger(parked))
+        self.ledgers = Ledgers(Ledger(1 << 30), Ledger(parked), MessageMemory(0))
         self.core = ServerConnection(Http2Limits(), lambda head: self, self.ledgers)
         self.streams: dict[int, ServerStream] = {}
         self.core.start()

@@ -41,6 +41,13 @@ def test_several_members_are_one_body() -> None:
     assert b"abcd" == bytes(inflate("gzip", gzip.compress(b"ab") + gzip.compress(b"cd"), LIMIT))
 
 
+def test_members_without_end_are_refused() -> None:
+    """Each of them takes time, though there is nothing in it."""
+    assert b"" == bytes(inflate("gzip", gzip.compress(b"") * 10_000, LIMIT))
+    with pytest.raises(InvalidBody, match="10000 members"):
+        inflate("gzip", gzip.compress(b"") * 10_001, LIMIT)
+
+
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
 def test_a_body_may_be_as_large_as_the_limit_and_no_larger(coding: str) -> None:
     packed = deflate(coding, [bytes(LIMIT)])

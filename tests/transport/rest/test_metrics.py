@@ -28,7 +28,7 @@ def loaded(registry: Registry, capacity: Capacity, name: str = "m", number: str 
     info = ModelInfo("fake", (), (), 8, ModelMemory(1, 2, 4, 8), compile_seconds=1.5)
     reservation = Reservation(capacity, name)
     reservation.set({"cpu:0": info.memory.total_bytes})
-    runner: Any = SimpleNamespace(info=info)
+    runner: Any = SimpleNamespace(info=info, replicas=1)
     version = registry.version(name, number)
     registry.change(version, Event.LOAD)
     version.instance = Instance(runner, 1, reservation, ModelConfig())

@@ -80,6 +80,11 @@ class DecodedInfer:
         self._structure = structure
         self._message = message
 
+    @property
+    def ordinary(self) -> bool:
+        """Tell whether it was read without a message object: it has no fields that are unknown."""
+        return self._structure is not None
+
     def request(self) -> InferRequest:
         """Read the tensors, as views of the message where possible; raises as `read_request`."""
         structure = self._structure

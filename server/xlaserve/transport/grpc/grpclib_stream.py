@@ -20,6 +20,7 @@ from xlaserve.transport.http2.headers import HeaderWriter
 from xlaserve.transport.http2.limits import Http2Limits
 from xlaserve.transport.http2.messages import (
     PREFIX,
+    PREFIX_BYTES,
     Placement,
     Problem,
     StreamingReader,
@@ -66,6 +67,8 @@ class GrpclibStream:
         self._message: Buffer | None = None
         """The message whose prefix was read."""
         self._taken = False
+        self._held = 0
+        """Bytes that count for the message which was read last."""
         self._more: asyncio.Future[None] | None = None
         self._sent: asyncio.Future[None] | None = None
         self._reader: StreamingReader | None = None
@@ -119,11 +122,19 @@ class GrpclibStream:
             return b""
         compressed, message = received
         if compressed:
-            limit = self.connection.limits.max_message_bytes
-            message = await decompress(message, self._stream.head.fields, limit)
+            message = await self._inflated(message)
         if len(message):
             self._message = message
         return PREFIX.pack(0, len(message))
+
+    async def _inflated(self, message: Buffer) -> Buffer:
+        if not self._stream.has_room:
+            raise self._refusal(Problem.NO_ROOM)
+        limit = self.connection.limits.max_message_bytes
+        inflated = await decompress(message, self._stream.head.fields, limit)
+        self._stream.hold(len(inflated))
+        self._held += len(inflated)
+        return inflated
 
     def _unary(self) -> tuple[bool, Buffer] | None:
         stream = self._stream
@@ -138,12 +149,15 @@ class GrpclibStream:
 
     async def _next(self, reader: StreamingReader) -> tuple[bool, Buffer] | None:
         stream = self._stream
+        stream.hold(-self._held)
+        self._held = 0
         while True:
             got = reader.next()
             if isinstance(got, Problem):
                 size = reader.declared() if got is Problem.TOO_LARGE else 0
                 raise self._refusal(got, size)
             if got is not None:
+                self._held = PREFIX_BYTES + len(got[1])
                 stream.grant(reader.missing)
                 return got
             if stream.ended_by_client:

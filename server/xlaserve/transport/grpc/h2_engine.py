@@ -1,6 +1,7 @@
 """grpclib's own connections over h2, bounded: the reference for our engine."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 from grpclib import GRPCError
@@ -13,7 +14,14 @@ from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
 from hyperframe.frame import GoAwayFrame
 
-from xlaserve.transport.grpc.handler import RequestHandler
+from xlaserve.transport.grpc.handler import Headers, RequestHandler
+from xlaserve.transport.grpc.request_headers import (
+    GRPC,
+    NOT_FOUND,
+    malformed,
+    refusal,
+    refusal_headers,
+)
 from xlaserve.transport.http2.limits import Http2Limits
 
 _LAST_POSSIBLE_STREAM = 2**31 - 1
@@ -29,6 +37,34 @@ class Owner(Protocol):
     def disconnected(self, protocol: Any) -> None:
         """Take note that a connection is gone."""
         ...
+
+
+class CheckingHandler(RequestHandler):
+    """Looks at the headers of a request first, as the router does with our own engine."""
+
+    async def _handle(
+        self, stream: Stream, headers: Headers, release_stream: Callable[[], None]
+    ) -> None:
+        if malformed(headers):
+            stream.reset_nowait(ErrorCodes.PROTOCOL_ERROR)
+            release_stream()
+            return
+        refused = refusal(headers) or self._not_found(headers)
+        if refused is None:
+            await super()._handle(stream, headers, release_stream)
+            return
+        try:
+            await stream.send_headers([*refusal_headers(*refused)], end_stream=True)
+            if stream.closable:
+                stream.reset_nowait()
+        finally:
+            release_stream()
+
+    def _not_found(self, headers: Headers) -> tuple[Status, str] | None:
+        # grpclib answers it without a content-type, which grpc-go then takes for the error.
+        found = dict(headers)
+        grpc = found[":method"] == "POST" and found.get("content-type", "").startswith(GRPC)
+        return None if not grpc or found[":path"] in self.mapping else NOT_FOUND
 
 
 class H2Engine(H2Protocol):

@@ -1,17 +1,15 @@
-"""Runs the requests of one connection through grpclib, after a look at their headers."""
+"""Runs the requests of one connection through grpclib."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TypeAlias
 
-from grpclib.const import Status
 from grpclib.protocol import Stream
 from grpclib.server import Handler, request_handler
-from h2.errors import ErrorCodes
 
 from xlaserve.transport.grpc.identifiers import split_binary_lists
-from xlaserve.transport.grpc.request_headers import GRPC, malformed, refusal, timeout_seconds
+from xlaserve.transport.grpc.request_headers import timeout_seconds
 
 Headers: TypeAlias = list[tuple[str, str]]
 
@@ -58,17 +56,6 @@ class RequestHandler(Handler):
     async def _handle(
         self, stream: Stream, headers: Headers, release_stream: Callable[[], None]
     ) -> None:
-        if malformed(headers):
-            stream.reset_nowait(ErrorCodes.PROTOCOL_ERROR)
-            release_stream()
-            return
-        refused = refusal(headers) or self._not_found(headers)
-        if refused is not None:
-            try:
-                await _refuse(stream, *refused)
-            finally:
-                release_stream()
-            return
         with self._short_deadline(stream, headers) as left:
             await request_handler(
                 self.mapping,
@@ -79,14 +66,6 @@ class RequestHandler(Handler):
                 self.dispatch,
                 release_stream,
             )
-
-    def _not_found(self, headers: Headers) -> tuple[Status, str] | None:
-        # grpclib answers it without a content-type, which grpc-go then takes for the error.
-        found = dict(headers)
-        grpc = found[":method"] == "POST" and found.get("content-type", "").startswith(GRPC)
-        if grpc and found[":path"] not in self.mapping:
-            return Status.UNIMPLEMENTED, "Method not found"
-        return None
 
     @contextmanager
     def _short_deadline(self, stream: Stream, headers: Headers) -> Iterator[Headers]:
@@ -117,17 +96,3 @@ def _forget_error(stream: Stream) -> None:
     error = getattr(stream.wrapper, "_error", None)
     if error is not None:
         error.__traceback__ = error.__context__ = None
-
-
-async def _refuse(stream: Stream, status: Status, problem: str) -> None:
-    await stream.send_headers(
-        [
-            (":status", "200"),
-            ("content-type", "application/grpc"),
-            ("grpc-status", str(status.value)),
-            ("grpc-message", problem),
-        ],
-        end_stream=True,
-    )
-    if stream.closable:
-        stream.reset_nowait()

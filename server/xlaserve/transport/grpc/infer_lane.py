@@ -1,6 +1,7 @@
 """ModelInfer without grpclib: no task, no message objects, and no wait where none is needed."""
 
 import asyncio
+from collections.abc import Callable
 
 from grpclib import GRPCError
 from grpclib.const import Status
@@ -13,7 +14,7 @@ from xlaserve.transport.grpc.codec import refusal_of
 from xlaserve.transport.grpc.decoder import TooManyFields
 from xlaserve.transport.grpc.edge import translate
 from xlaserve.transport.grpc.grpclib_stream import NO_ROOM_FOR_ANSWERS
-from xlaserve.transport.grpc.infer_codec import InferCodec, tensor_offset
+from xlaserve.transport.grpc.infer_codec import DecodedInfer, InferCodec, tensor_offset
 from xlaserve.transport.grpc.wire import MalformedMessage
 from xlaserve.transport.http2.headers import encode_fields
 from xlaserve.transport.http2.messages import PREFIX, PREFIX_BYTES
@@ -32,16 +33,22 @@ class InferLane:
 
     message_first = True
 
-    def __init__(self, engine: Engine, codec: InferCodec, otherwise: Route) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        codec: InferCodec,
+        otherwise: Route,
+        *,
+        decode: Callable[[Buffer], DecodedInfer] | None = None,
+        refusal: "Callable[[BaseException], GRPCError] | None" = None,
+    ) -> None:
+        """`decode` and `refusal` are the codec's and the usual one, unless they are given."""
         self._engine = engine
-        self._decode = codec.decode
+        self._decode = decode or codec.decode
         self._encode = codec.encode
         self._otherwise = otherwise
+        self._refusal = refusal or refusal_for
         self.place = tensor_offset
-
-    def timed(self, seconds: float) -> Route:
-        """Return the lane of the requests that have so much time."""
-        return _TimedLane(self, seconds)
 
     def begin(self, stream: ServerStream) -> None:
         """Answer at once where the model is quick, else when its batch was executed."""
@@ -87,14 +94,15 @@ class InferLane:
 
     def refuse(self, stream: ServerStream, error: BaseException) -> None:
         """Send the status that the table has for an error."""
-        refusal = _refusal(error)
+        refusal = self._refusal(error)
         fields = [*_RESPONSE, ("grpc-status", str(refusal.status.value))]
         if refusal.message:
             fields.append(("grpc-message", encode_grpc_message(refusal.message)))
         stream.send_headers(encode_fields(fields), end=True)
 
 
-def _refusal(error: BaseException) -> GRPCError:
+def refusal_for(error: BaseException) -> GRPCError:
+    """Return the status and the text for whatever has kept a request from an answer."""
     if isinstance(error, MalformedMessage | TooManyFields):
         return refusal_of(error, _MESSAGE)
     if isinstance(error, asyncio.CancelledError):
@@ -143,12 +151,12 @@ class _Call:
         self._lane.refuse(self._stream, GRPCError(Status.DEADLINE_EXCEEDED))
 
 
-class _TimedLane:
+class TimedLane:
     """The lane of requests with a deadline."""
 
     message_first = True
 
-    def __init__(self, lane: InferLane, seconds: float) -> None:
+    def __init__(self, lane: Route, seconds: float) -> None:
         self._lane = lane
         self._seconds = seconds
         self.place = lane.place

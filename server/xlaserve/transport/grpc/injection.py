@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeAlias, TypeVar
 
 import structlog
 from grpclib.encoding.base import CodecBase
@@ -10,17 +11,61 @@ from grpclib.events import RecvRequest, listen
 from grpclib.server import Server, Stream
 
 from xlaserve.errors import InvalidRequest, VersionNotFound
+from xlaserve.transport.grpc.codec import refusal_of
 from xlaserve.transport.grpc.decoder import TooManyFields
 from xlaserve.transport.grpc.identifiers import model_id, vmodel_id
 from xlaserve.transport.grpc.splice import InjectionPath, splice_string
-from xlaserve.transport.grpc.wire import MalformedMessage
+from xlaserve.transport.grpc.wire import Data, MalformedMessage
+
+T = TypeVar("T")
+
+Splice: TypeAlias = Callable[[str, Data], Data]
+"""Returns a message with an id in it. Raises MalformedMessage and TooManyFields."""
+
+OF_A_MESH = "mm-"
+"""What the names of the headers of a mesh begin with."""
+
+
+def splices(
+    paths: Mapping[str, InjectionPath], *, max_fields: int, max_depth: int
+) -> Mapping[str, Splice]:
+    """Return, for every method that has a path, what puts an id into its requests."""
+
+    def splice(path: InjectionPath, value: str, data: Data) -> Data:
+        return splice_string(data, path, value, max_fields=max_fields, max_depth=max_depth)
+
+    return MappingProxyType({method: partial(splice, path) for method, path in paths.items()})
+
+
+def decode_with(value: str, splice: Splice, decode: Callable[[Data], T], data: Data) -> T:
+    """Return the decoded request, with an id in it.
+
+    Where that cannot be put in, the decoder refuses the request in its own words. Raises
+    MalformedMessage or TooManyFields should it not: the id would be the client's.
+    """
+    try:
+        spliced = splice(value, data)
+    except (MalformedMessage, TooManyFields):
+        decode(data)
+        raise
+    return decode(spliced)
+
+
+def told_to_a_mesh(error: BaseException) -> BaseException:
+    """Return what a mesh is told: NOT_FOUND would make it drop a model that is there."""
+    if not isinstance(error, VersionNotFound):
+        return error
+    told = InvalidRequest(f"no such version: {error}")
+    told.__cause__ = error
+    return told
 
 
 class _SplicingCodec(CodecBase):
     """Rewrites the id in the serialized request, then decodes as before."""
 
-    def __init__(self, inner: CodecBase, splice: Callable[[bytes], Any]) -> None:
+    def __init__(self, inner: CodecBase, value: str, splice: Splice) -> None:
         self._inner = inner
+        self._value = value
         self._splice = splice
 
     @property
@@ -32,31 +77,27 @@ class _SplicingCodec(CodecBase):
         return self._inner.encode(message, message_type)
 
     def decode(self, data: bytes, message_type: Any) -> Any:
+        def decode(data: Any) -> Any:
+            return self._inner.decode(data, message_type)
+
         try:
-            spliced = self._splice(data)
-        except (MalformedMessage, TooManyFields):
-            # The codec refuses it in its own words; should it not, the id would be the client's.
-            self._inner.decode(data, message_type)
-            raise
-        return self._inner.decode(spliced, message_type)
+            return decode_with(self._value, self._splice, decode, data)
+        except (MalformedMessage, TooManyFields) as error:
+            refusal = refusal_of(error, message_type.__name__)
+        raise refusal
 
 
-def inject_ids(
-    server: Server, paths: Mapping[str, InjectionPath], *, max_fields: int, max_depth: int
-) -> None:
-    """Make the header of a mesh beat the message, for every method that has a path.
+def inject_ids(server: Server, by_method: Mapping[str, Splice]) -> None:
+    """Make the header of a mesh beat the message, for every method that it can be put into.
 
-    `paths` is by full method name, `/package.Service/Method`. Because the bytes are rewritten,
+    Methods have their full names, `/package.Service/Method`. Because the bytes are rewritten,
     a service behind it needs to know nothing of meshes (ModelMesh SPI, idInjectionPath).
     """
 
-    def splice(path: InjectionPath, value: str, data: bytes) -> Any:
-        return splice_string(data, path, value, max_fields=max_fields, max_depth=max_depth)
-
     async def on_request(event: RecvRequest) -> None:
-        path = paths.get(event.method_name)
-        if path is not None and any(name.startswith("mm-") for name in event.metadata):
-            event.method_func = _Injected(event, partial(splice, path))
+        splice = by_method.get(event.method_name)
+        if splice is not None and any(name.startswith(OF_A_MESH) for name in event.metadata):
+            event.method_func = _Injected(event, splice)
 
     listen(server, RecvRequest, on_request)
 
@@ -64,7 +105,7 @@ def inject_ids(
 class _Injected:
     """The handler of one request that came through a mesh."""
 
-    def __init__(self, event: RecvRequest, splice: Callable[[str, bytes], Any]) -> None:
+    def __init__(self, event: RecvRequest, splice: Splice) -> None:
         self._inner = event.method_func
         self._metadata = event.metadata
         self._splice = splice
@@ -74,12 +115,11 @@ class _Injected:
         if value is None:
             await self._inner(stream)
             return
-        stream._codec = _SplicingCodec(stream._codec, partial(self._splice, value))
+        stream._codec = _SplicingCodec(stream._codec, value, self._splice)
         with structlog.contextvars.bound_contextvars(
             model_id=value, vmodel_id=vmodel_id(self._metadata)
         ):
             try:
                 await self._inner(stream)
             except VersionNotFound as error:
-                # NOT_FOUND would make the mesh drop a model that is there.
-                raise InvalidRequest(f"no such version: {error}") from error
+                raise told_to_a_mesh(error) from error

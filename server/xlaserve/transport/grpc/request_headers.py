@@ -15,6 +15,8 @@ _TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
 _SECONDS = MappingProxyType({"H": 3600, "M": 60, "S": 1, "m": 1e-3, "u": 1e-6, "n": 1e-9})
 GRPC = "application/grpc"
 """What the content type of a request begins with."""
+NOT_FOUND = (Status.UNIMPLEMENTED, "Method not found")
+"""What is answered to a request for a method that is not there."""
 _NO_SECONDS = 1e-3
 """A time that is over before anything can be done."""
 
@@ -28,6 +30,16 @@ def refusal(headers: Headers) -> tuple[Status, str] | None:
     if seconds is not None and seconds < _NO_SECONDS:
         return Status.DEADLINE_EXCEEDED, "the time for the request was over at once"
     return None
+
+
+def refusal_headers(status: Status, text: str) -> Headers:
+    """Return the only headers of the answer to a request that is refused."""
+    return (
+        (":status", "200"),
+        ("content-type", GRPC),
+        ("grpc-status", str(status.value)),
+        ("grpc-message", text),
+    )
 
 
 def malformed(headers: Headers) -> bool:

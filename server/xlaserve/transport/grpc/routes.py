@@ -1,12 +1,13 @@
 """Which way a request goes: to the short lane, to grpclib, or back with a word."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
-from grpclib.const import Handler
+from grpclib.const import Handler, Status
 
+from xlaserve.transport.grpc.compression import ACCEPTED
 from xlaserve.transport.grpc.grpclib_stream import GrpclibConnection, GrpclibRoute
-from xlaserve.transport.grpc.request_headers import refusal, timeout_seconds
+from xlaserve.transport.grpc.request_headers import NOT_FOUND, refusal, refusal_headers
 from xlaserve.transport.http2.frames import ErrorCode
 from xlaserve.transport.http2.headers import Head, encode_fields
 from xlaserve.transport.http2.messages import Placement
@@ -14,19 +15,12 @@ from xlaserve.transport.http2.stream import Route, ServerStream
 
 _CONTENT_TYPES = frozenset(("application/grpc", "application/grpc+proto"))
 _HINT = b"This port speaks gRPC (HTTP/2, content-type application/grpc); REST is on another.\n"
-_OF_A_MESH = "mm-"
 
+Lanes: TypeAlias = Callable[[Sequence[tuple[str, str]]], Route]
+"""Finds a quicker way for the requests of one method, by their headers."""
 
-class Lane(Route, Protocol):
-    """A quicker way for the requests of one method."""
-
-    def timed(self, seconds: float) -> Route:
-        """Return the way of the requests that have so much time."""
-        ...
-
-
-LaneFactory: TypeAlias = Callable[[Route], Lane]
-"""Makes the lane of a connection, over the route that its requests take otherwise."""
+LanesFactory: TypeAlias = Callable[[Route], Lanes]
+"""Makes the lanes of a connection, over the route that its requests take otherwise."""
 
 
 class Router:
@@ -36,7 +30,7 @@ class Router:
         self,
         connection: GrpclibConnection,
         mapping: Mapping[str, Handler],
-        lanes: Mapping[str, LaneFactory],
+        lanes: Mapping[str, LanesFactory],
     ) -> None:
         self._mapping = mapping
         self._streaming = GrpclibRoute(connection, streaming=True)
@@ -50,13 +44,13 @@ class Router:
             if wrong(head, fields):
                 return route
         method: Any = self._mapping.get(head.path)
-        if method is None or method.cardinality.client_streaming or refusal(head.fields):
-            return self._streaming  # where nothing is awaited, a refusal comes at once
-        lane = self._lanes.get(head.path)
-        if lane is None or any(name.startswith(_OF_A_MESH) for name in fields):
-            return self._unary
-        seconds = timeout_seconds(head.fields)
-        return lane if seconds is None else lane.timed(seconds)
+        refused = refusal(head.fields)
+        if method is None or refused is not None:
+            return Refused(*(refused or NOT_FOUND))
+        if method.cardinality.client_streaming:
+            return self._streaming
+        lanes = self._lanes.get(head.path)
+        return self._unary if lanes is None else lanes(head.fields)
 
 
 class Answer:
@@ -78,6 +72,22 @@ class Answer:
         """Send the answer."""
         stream.send_headers(self._block)
         stream.send_data((self._body,), len(self._body), end=True)
+
+
+class Refused:
+    """Answers a request with a status, before its message has come."""
+
+    message_first = False
+    place: Placement | None = None
+
+    def __init__(self, status: Status, text: str) -> None:
+        self._block = encode_fields(
+            (*refusal_headers(status, text), ("grpc-accept-encoding", ACCEPTED))
+        )
+
+    def begin(self, stream: ServerStream) -> None:
+        """Send the status."""
+        stream.send_headers(self._block, end=True)
 
 
 class Malformed:

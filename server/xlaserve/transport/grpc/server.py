@@ -14,12 +14,13 @@ from grpclib.server import Server
 
 from xlaserve.settings import Http2Engine
 from xlaserve.transport.grpc.grpclib_stream import GrpclibConnection
-from xlaserve.transport.grpc.h2_engine import H2Engine
+from xlaserve.transport.grpc.h2_engine import CheckingHandler, H2Engine
 from xlaserve.transport.grpc.handler import RequestHandler
 from xlaserve.transport.grpc.own_engine import OwnEngine
-from xlaserve.transport.grpc.routes import LaneFactory, Router
+from xlaserve.transport.grpc.routes import LanesFactory, Router
 from xlaserve.transport.http2.connection import ReceiveBuffer, ServerConnection
 from xlaserve.transport.http2.limits import Http2Limits, Ledger, Ledgers
+from xlaserve.transport.http2.memory import MessageMemory
 from xlaserve.transport.http2.protocol import Http2Protocol
 
 Engine: TypeAlias = H2Engine | OwnEngine
@@ -29,6 +30,8 @@ _ARRIVAL_SECONDS = 1.0
 _FAREWELL_SECONDS = 2.0
 """How long an end waits for clients to close connections that were ended."""
 _LOOK_SECONDS = 0.01
+_SPARE_SECONDS = 10.0
+"""How long the memory of messages is kept for the next ones."""
 _SWEEPS = 4
 """Looks at what takes too long within the shortest time that is watched."""
 
@@ -49,15 +52,18 @@ class GrpcServer(Server):
         max_connections: int,
         max_receiving_bytes: int,
         max_parked_bytes: int,
+        max_spare_bytes: int,
         engine: Http2Engine = Http2Engine.OWN,
-        lanes: Mapping[str, LaneFactory] | None = None,
+        lanes: Mapping[str, LanesFactory] | None = None,
     ) -> None:
         super().__init__(services, codec=codec)
         self._limits = limits
         self._max_connections = max_connections
         self._engine = engine
         self._lanes = lanes or {}
-        self._ledgers = Ledgers(Ledger(max_receiving_bytes), Ledger(max_parked_bytes))
+        self._ledgers = Ledgers(
+            Ledger(max_receiving_bytes), Ledger(max_parked_bytes), MessageMemory(max_spare_bytes)
+        )
         self._buffer = ReceiveBuffer()
         self._connections: set[Engine] = set()
         self._refused: set[Engine] = set()
@@ -75,11 +81,10 @@ class GrpcServer(Server):
         self._further.append(await self._loop.create_server(factory, sock=listening, ssl=tls))
 
     def _protocol_factory(self) -> H2Protocol:
-        handler = RequestHandler(
-            self._mapping, self._codec, self._status_details_codec, self.__dispatch__
-        )
+        services = self._mapping, self._codec, self._status_details_codec, self.__dispatch__
         if self._engine is Http2Engine.OWN:
-            return OwnEngine(self, handler, self._buffer)  # type: ignore[return-value]
+            return OwnEngine(self, RequestHandler(*services), self._buffer)  # type: ignore[return-value]
+        handler = CheckingHandler(*services)
         return H2Engine(self, handler, self._limits, self._config, self._h2_config)
 
     # --- the life of a connection, told by its protocol ---
@@ -138,6 +143,7 @@ class GrpcServer(Server):
                     preface_ticks=round(self._limits.preface_seconds / every),
                     message_ticks=round(self._limits.message_seconds / every),
                 )
+        self._ledgers.memory.drop_unused(_SPARE_SECONDS)
         self._sweep_later()
 
     # --- the end ---

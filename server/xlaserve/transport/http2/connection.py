@@ -54,13 +54,19 @@ from xlaserve.transport.http2.sending import Sender
 from xlaserve.transport.http2.states import NEXT, REACTION_CODES, Input, Reaction, State
 from xlaserve.transport.http2.stream import Buffer, Route, ServerStream
 
-RECEIVE_BYTES = 1 << 17
+RECEIVE_BYTES = 1 << 18
 """Bytes that are read from a socket at once."""
 
 _HEAD = Head[Route]
 _WORK_OF_A_REQUEST = 16
 _DIRECT_BYTES = 1 << 14
 """From how much on the rest of a DATA frame is received where its message will stay."""
+_LEFT_BYTES = 1 << 14
+"""How long a frame with more of a message may be to wait until it has come whole: to be received
+behind what has come of it is quicker than to be taken in parts."""
+_RUN_BYTES = 1 << 12
+"""How long the frames are that are taken in one go: a read has so few of them that they count as
+one in the work of a pass."""
 _ON_ITSELF = 0x100
 """Among the flags of HEADERS: the stream depends on itself (RFC 7540, 5.3.1)."""
 _REMEMBERED = 1024
@@ -95,6 +101,7 @@ class ServerConnection:
         self.streams: dict[int, ServerStream] = {}
         self._router = router
         self._receiving = ledgers.receiving
+        self._allocate = ledgers.memory.take
         self._conduct = Conduct(limits, now)
         self._sender = Sender(ledgers.parked, self._conduct, self._ended, wake)
         self._header_reader: HeaderReader[Route] = HeaderReader(limits.max_header_bytes)
@@ -297,8 +304,18 @@ class ServerConnection:
                     position = stop
                 elif flags & PADDED and length and start == end:
                     break  # the length of the padding has not come
+                elif (
+                    stop > end
+                    and length <= _LEFT_BYTES
+                    and stream is not None
+                    and isinstance(stream.reader, UnaryReader)
+                ):
+                    break
                 else:
-                    position = self._data(view, flags, stream_id, start, stop, end)
+                    following = 0
+                    if stream is not None and not flags and _RUN_BYTES <= length <= end - start:
+                        following = self._more_of_message(stream, start, stop, end)
+                    position = following or self._data(view, flags, stream_id, start, stop, end)
             else:
                 if stop > end:
                     if self._too_long(kind, length):
@@ -326,8 +343,8 @@ class ServerConnection:
         return True
 
     # Nearly every request is HEADERS with a block that was seen before, and one DATA frame with all
-    # of a message. These two take them past the rules that cannot apply; all else goes the long
-    # way, which comes to the same.
+    # of a message, or many of them. These take them past the rules that cannot apply; all else goes
+    # the long way, which comes to the same.
 
     def _known(self, stream_id: int, block: memoryview) -> bool:
         """Open a stream for headers that were seen before; false when it is not as simple."""
@@ -350,7 +367,7 @@ class ServerConnection:
         size = len(chunk)
         expected = stream.head.content_length
         if (
-            not PREFIX_BYTES <= size <= stream.recv_window
+            not PREFIX_BYTES <= size < stream.recv_window
             or (expected is not None and expected != size)
             or size - PREFIX_BYTES > self.limits.max_message_bytes
         ):
@@ -370,6 +387,47 @@ class ServerConnection:
             stream.recv_window -= size
             stream.received = size
         return True
+
+    # Most clients put 16 KB into a frame: 64 MB have four thousand of them. The function is this
+    # long to spare calls.
+    def _more_of_message(self, stream: ServerStream, start: int, stop: int, end: int) -> int:
+        """Take frames that go on with a long message; return where the next one begins, or 0."""
+        reader = stream.reader
+        if not isinstance(reader, UnaryReader) or stream.begun or self._receiving.full:
+            return 0
+        whole, filled = reader.whole, reader.filled
+        if whole is None:
+            return 0
+        # The last byte of the window is left to the other way, which grants more.
+        most = min(reader.length, filled + stream.recv_window - 1)
+        expected = stream.head.content_length
+        if expected is not None:
+            most = min(most, filled + expected - stream.received)
+        octets, view = self._buffer.octets, self._buffer.view
+        max_frame = self.limits.max_frame_bytes
+        same = octets[start - 6 : start]  # type, flags and stream
+        position = 0
+        while (after := filled + stop - start) <= most:
+            whole[filled:after] = view[start:stop]
+            filled = after
+            position = stop
+            if end - stop < HEADER_BYTES or octets[stop + 3 : stop + 9] != same:
+                break
+            length = octets[stop] << 16 | octets[stop + 1] << 8 | octets[stop + 2]
+            start = stop + HEADER_BYTES
+            stop = start + length
+            if stop > end or not _RUN_BYTES <= length <= max_frame:
+                break
+        count = filled - reader.filled
+        reader.filled = filled
+        stream.received += count
+        stream.recv_window -= count
+        stream.charged += count
+        self._receiving.held += count
+        self._recv_window -= count
+        if self._recv_window < self._low_window:
+            self._widen_connection()
+        return position
 
     def _empty_end(self, stream: ServerStream) -> bool:
         """Begin a request whose end comes in a frame of its own; false when it has no message."""
@@ -481,9 +539,9 @@ class ServerConnection:
         if self._data_left:
             count = min(end - position, self._data_left)
             stream = self._data_stream
+            self._data_left -= count
             if stream is not None:
                 self._payload(stream, view[position : position + count])
-            self._data_left -= count
             position += count
             if self._data_left:
                 self._receive_directly()
@@ -512,7 +570,7 @@ class ServerConnection:
     def _received_directly(self, count: int) -> None:
         reader = self._direct
         assert reader is not None
-        reader.filled(count)
+        reader.filled += count
         self._data_left -= count
         stream = self._data_stream
         if stream is not None:
@@ -534,15 +592,19 @@ class ServerConnection:
                 self._begin(stream, Problem.SECOND)
                 return
             place = stream.head.route.place if stream.head.route else None
-            reader = stream.reader = UnaryReader(self.limits.max_message_bytes, place)
+            reader = stream.reader = UnaryReader(
+                self.limits.max_message_bytes, place, self._allocate
+            )
         problem = reader.feed(chunk)
         if problem is not None:
             self._begin(stream, problem)
             return
         self._charge(stream, len(chunk))
-        missing = reader.missing
-        if missing > stream.recv_window:
-            self.grant(stream, missing)
+        # The rest of its frame is within the window already. One byte more: without a window most
+        # clients do not send the empty frame that ends a request either.
+        wanted = reader.missing - self._data_left + 1
+        if wanted > stream.recv_window:
+            self.grant(stream, wanted)
 
     def _charge(self, stream: ServerStream, count: int) -> None:
         if self._receiving.full and not stream.begun:
@@ -867,6 +929,17 @@ class ServerConnection:
             self._sender.forget(stream)
 
     # --- as streams call it ---
+
+    @property
+    def has_room(self) -> bool:
+        """Tell whether more of messages may be held."""
+        return not self._receiving.full
+
+    def hold(self, stream: ServerStream, count: int) -> None:
+        """Count so many bytes more that are held for a stream, or fewer, until it is over."""
+        if self.streams.get(stream.id) is stream:
+            stream.charged += count
+            self._receiving.held += count
 
     def reset_stream(self, stream: ServerStream, code: ErrorCode) -> None:
         """End a stream at once."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from xlaserve.transport.http2.errors import ConnectionFailure
 from xlaserve.transport.http2.frames import ErrorCode
+from xlaserve.transport.http2.memory import MessageMemory
 
 FRAMES_FOR_AN_ANSWER = 4
 """Control frames that each frame of an answer allows beyond the limit: who is served much
@@ -57,6 +58,8 @@ class Ledgers:
     """Messages that have not come whole, or are being answered."""
     parked: Ledger
     """Answers that wait for their client to read."""
+    memory: MessageMemory
+    """Where long messages are received."""
 
 
 class Conduct:

@@ -5,7 +5,7 @@ from enum import Enum, auto
 from struct import Struct
 from typing import TypeAlias
 
-import numpy as np
+from xlaserve.transport.http2.memory import Octets
 
 PREFIX = Struct(">BL")
 """In front of each message: whether it is compressed, and its length in bytes."""
@@ -16,6 +16,9 @@ ALIGNMENT = 64
 
 _IN_PLACE_BYTES = 1 << 16
 """Messages that are longer are put where their tensor is aligned."""
+
+Allocate: TypeAlias = Callable[[int], Octets]
+"""Returns so many bytes, whatever is in them."""
 
 Placement: TypeAlias = Callable[[memoryview, int], int]
 """Finds, in the first bytes of a message and from its length, where its large part begins."""
@@ -43,14 +46,26 @@ class Problem(Enum):
 class UnaryReader:
     """Receives the one message of a unary request into the memory that it stays in."""
 
-    __slots__ = ("_filled", "_limit", "_place", "_prefix", "_whole", "compressed", "length")
+    __slots__ = (
+        "_allocate",
+        "_limit",
+        "_place",
+        "_prefix",
+        "compressed",
+        "filled",
+        "length",
+        "whole",
+    )
 
-    def __init__(self, limit: int, place: Placement | None) -> None:
+    def __init__(self, limit: int, place: Placement | None, allocate: Allocate) -> None:
         self._limit = limit
+        self._allocate = allocate
         self._place = place
         self._prefix = b""
-        self._whole: memoryview | None = None
-        self._filled = 0
+        self.whole: memoryview | None = None
+        """Where the message is received; None until its first byte is there."""
+        self.filled = 0
+        """Bytes of the message that have come."""
         self.length = -1
         """Bytes of the message; -1 until the prefix is there."""
         self.compressed = False
@@ -71,20 +86,19 @@ class UnaryReader:
             self.compressed = flag == 1
         count = len(chunk)
         if count:
-            if count > self.length - self._filled:
+            if count > self.length - self.filled:
                 return Problem.SECOND
-            whole = self._whole
+            whole = self.whole
             if whole is None:
-                whole = self._whole = self._allocate(chunk)
-            whole[self._filled : self._filled + count] = chunk
-            self._filled += count
+                whole = self.whole = self._room(chunk)
+            whole[self.filled : self.filled + count] = chunk
+            self.filled += count
         return None
 
-    def _allocate(self, first: memoryview) -> memoryview:
+    def _room(self, first: memoryview) -> memoryview:
         if self.length < _IN_PLACE_BYTES:
             return memoryview(bytearray(self.length))
-        # numpy asks for huge pages, which spares thousands of page faults.
-        memory = np.empty(self.length + ALIGNMENT, np.uint8)
+        memory = self._allocate(self.length + ALIGNMENT)
         large = self._place(first, self.length) if self._place else 0
         start = -(memory.ctypes.data + large) % ALIGNMENT
         return memory.data.cast("B")[start : start + self.length]
@@ -92,27 +106,23 @@ class UnaryReader:
     @property
     def missing(self) -> int:
         """Return how many bytes of the message have not come, as far as is known."""
-        return max(0, self.length - self._filled)
+        return max(0, self.length - self.filled)
 
     def space(self) -> memoryview | None:
         """Return where the next bytes of a long message go, to be received there directly."""
-        if self._whole is None or self.length < _IN_PLACE_BYTES:
+        if self.whole is None or self.length < _IN_PLACE_BYTES:
             return None
-        return self._whole[self._filled :]
-
-    def filled(self, count: int) -> None:
-        """Take note that so many bytes were received into the space."""
-        self._filled += count
+        return self.whole[self.filled :]
 
     def end(self) -> Problem | None:
         """Say what is wrong with a request that ends now."""
         if self.length < 0:
             return Problem.TRUNCATED if self._prefix else Problem.NONE
-        return Problem.TRUNCATED if self._filled < self.length else None
+        return Problem.TRUNCATED if self.filled < self.length else None
 
     def message(self) -> "memoryview | bytes":
         """Return the message, which has come whole."""
-        return b"" if self._whole is None else self._whole
+        return b"" if self.whole is None else self.whole
 
 
 class StreamingReader:

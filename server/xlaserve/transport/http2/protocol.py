@@ -72,6 +72,9 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self.transport.pause_reading()
             self._loop.call_soon(self._proceed)
         self.flush()
+        if self.core.streams:
+            # Behind what was just begun: what is answered at once then leaves in the same turn.
+            self.wake()
 
     def eof_received(self) -> bool:
         return False

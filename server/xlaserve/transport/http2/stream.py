@@ -59,6 +59,15 @@ class Owner(Protocol):
         """Return what the client may send of a new stream, in bytes."""
         ...
 
+    @property
+    def has_room(self) -> bool:
+        """Tell whether more of messages may be held."""
+        ...
+
+    def hold(self, stream: "ServerStream", count: int) -> None:
+        """Count so many bytes more that are held for a stream, or fewer, until it is over."""
+        ...
+
     def reset_stream(self, stream: "ServerStream", code: ErrorCode) -> None:
         """End a stream at once."""
         ...
@@ -179,3 +188,12 @@ class ServerStream:
     def grant(self, wanted: int) -> None:
         """Let the client send at least so many bytes more."""
         self.connection.grant(self, wanted)
+
+    @property
+    def has_room(self) -> bool:
+        """Tell whether more of messages may be held."""
+        return self.connection.has_room
+
+    def hold(self, count: int) -> None:
+        """Count so many bytes of its messages more, or fewer; what came is counted already."""
+        self.connection.hold(self, count)

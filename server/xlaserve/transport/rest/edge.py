@@ -7,7 +7,8 @@ from types import MappingProxyType
 import structlog
 
 from xlaserve.errors import XlaserveError
-from xlaserve.transport.rest.compression import CODINGS, UnsupportedEncoding
+from xlaserve.transport.compression import CODINGS
+from xlaserve.transport.rest.compression import UnsupportedEncoding
 from xlaserve.transport.rest.messages import HttpResponse, json_response
 from xlaserve.transport.status import wire_status
 

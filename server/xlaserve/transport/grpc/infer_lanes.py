@@ -1,0 +1,96 @@
+"""Which lane a ModelInfer takes, by what its headers say of its time and of its model."""
+
+from collections.abc import Sequence
+from contextvars import Context, copy_context
+
+from grpclib import GRPCError
+from grpclib.metadata import decode_metadata
+from structlog.contextvars import bind_contextvars
+
+from xlaserve.core.engine import Engine
+from xlaserve.errors import InvalidRequest
+from xlaserve.transport.grpc.decoder import TooManyFields
+from xlaserve.transport.grpc.identifiers import model_id, split_binary_lists, vmodel_id
+from xlaserve.transport.grpc.infer_codec import DecodedInfer, InferCodec
+from xlaserve.transport.grpc.infer_lane import InferLane, TimedLane, refusal_for
+from xlaserve.transport.grpc.injection import OF_A_MESH, Splice, decode_with, told_to_a_mesh
+from xlaserve.transport.grpc.request_headers import timeout_seconds
+from xlaserve.transport.grpc.wire import MalformedMessage
+from xlaserve.transport.http2.stream import Buffer, Route, ServerStream
+
+
+class InferLanes:
+    """The lanes of one connection, over the route of what is not ordinary."""
+
+    def __init__(
+        self, engine: Engine, codec: InferCodec, splice: Splice | None, otherwise: Route
+    ) -> None:
+        """Without `splice` there is no mesh, and its headers mean nothing."""
+        self._engine = engine
+        self._codec = codec
+        self._splice = splice
+        self._otherwise = otherwise
+        self._lane = InferLane(engine, codec, otherwise)
+
+    def __call__(self, headers: Sequence[tuple[str, str]]) -> Route:
+        """Return the route of the requests with these headers."""
+        route = self._named(headers, self._splice) if self._splice else self._lane
+        seconds = timeout_seconds(headers)
+        return route if seconds is None else TimedLane(route, seconds)
+
+    def _named(self, headers: Sequence[tuple[str, str]], splice: Splice) -> Route:
+        if not any(name.startswith(OF_A_MESH) for name, _ in headers):
+            return self._lane
+        metadata = decode_metadata(split_binary_lists(headers))
+        try:
+            name = model_id(metadata)
+        except InvalidRequest:
+            return self._otherwise  # says so
+        if name is None:
+            return self._lane
+        context = copy_context()
+        context.run(bind_contextvars, model_id=name, vmodel_id=vmodel_id(metadata))
+        decode = _NamedDecoder(self._codec, name, splice)
+
+        def refusal(error: BaseException) -> GRPCError:
+            # Of a copy: a request that is refused at once has begun in the context itself.
+            return context.copy().run(refusal_for, told_to_a_mesh(error))
+
+        lane = InferLane(self._engine, self._codec, self._otherwise, decode=decode, refusal=refusal)
+        return _LaneInContext(lane, context)
+
+
+class _NamedDecoder:
+    """Decodes requests for the model that a header names, whatever they say themselves."""
+
+    def __init__(self, codec: InferCodec, name: str, splice: Splice) -> None:
+        self._decode = codec.decode
+        self._name = name
+        self._splice = splice
+
+    def __call__(self, message: Buffer) -> DecodedInfer:
+        """Return the request. Raises as the codec does."""
+        try:
+            decoded = self._decode(message)
+        except (MalformedMessage, TooManyFields):
+            pass  # it may be the name
+        else:
+            # A mesh writes the id into the message too; then there is nothing to be put in.
+            if decoded.ordinary and decoded.model_name == self._name:
+                return decoded
+        return decode_with(self._name, self._splice, self._decode, message)
+
+
+class _LaneInContext:
+    """A lane whose requests are logged with what their headers say of the model."""
+
+    message_first = True
+
+    def __init__(self, lane: InferLane, context: Context) -> None:
+        self._lane = lane
+        self._context = context
+        self.place = lane.place
+
+    def begin(self, stream: ServerStream) -> None:
+        """Begin as the lane does."""
+        self._context.run(self._lane.begin, stream)

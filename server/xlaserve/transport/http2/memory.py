@@ -1,0 +1,75 @@
+"""The memory of long messages, which is used again: pages that nobody has touched cost more than
+the bytes that are copied into them."""
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Octets: TypeAlias = npt.NDArray[np.uint8]
+
+SMALLEST_BYTES = 1 << 20
+"""What is shorter comes from the heap, which uses its pages again by itself."""
+_STEP_BYTES = 1 << 16
+"""What sizes are rounded up to: messages of one kind differ by their ids."""
+_MOST_TIMES_LARGER = 2
+"""A block may be so much larger than what it is used for."""
+
+
+class MessageMemory:
+    """Lends blocks of bytes, and takes them back once nothing refers to them any more.
+
+    At most `limit` bytes are kept for the next messages. Blocks that are too small for one go when
+    it gets a new one, so that messages of one kind never need more than they would without this.
+    """
+
+    def __init__(self, limit: int, now: Callable[[], float] = time.monotonic) -> None:
+        self._limit = limit
+        self._now = now
+        self._spare: dict[int, tuple[float, Octets]] = {}
+        """Blocks that nobody uses and since when. Any thread may add one at any time, and so may
+        the collection of garbage: a copy, which is made in one step, is what is looked through."""
+
+    @property
+    def spare_bytes(self) -> int:
+        """Return how many bytes are kept for the next message."""
+        return sum(block.nbytes for _, block in self._spare.copy().values())
+
+    def take(self, size: int) -> Octets:
+        """Return bytes that nothing else uses until the last view of them is gone."""
+        if size < SMALLEST_BYTES or size > self._limit:
+            return np.empty(size, np.uint8)
+        block = self._fitting(size)
+        if block is None:
+            self._drop(lambda since, block: block.nbytes < size)
+            # numpy asks for huge pages, which spares thousands of page faults.
+            block = np.empty(-(-size // _STEP_BYTES) * _STEP_BYTES, np.uint8)
+        # Over a memoryview: a view of a plain slice would refer to the block, and not to the slice.
+        lent = np.frombuffer(block.data, np.uint8, size)
+        weakref.finalize(lent, self._take_back, block).atexit = False
+        return lent
+
+    def _fitting(self, size: int) -> Octets | None:
+        # The block that came back last is the one that the caches of the processor may still hold.
+        for key, (_, block) in reversed(self._spare.copy().items()):
+            if size <= block.nbytes <= size * _MOST_TIMES_LARGER:
+                del self._spare[key]
+                return block
+        return None
+
+    def _take_back(self, block: Octets) -> None:
+        if self.spare_bytes + block.nbytes <= self._limit:
+            self._spare[id(block)] = self._now(), block
+
+    def drop_unused(self, seconds: float) -> None:
+        """Give back to the system what nobody has used for so long."""
+        oldest = self._now() - seconds
+        self._drop(lambda since, block: since < oldest)
+
+    def _drop(self, which: Callable[[float, Octets], bool]) -> None:
+        for key, (since, block) in self._spare.copy().items():
+            if which(since, block):
+                self._spare.pop(key, None)

@@ -1,0 +1,45 @@
+"""Compressed messages of gRPC: gzip, as the headers say, and within the limit of messages."""
+
+import gzip
+import zlib
+
+import pytest
+from grpclib import GRPCError
+from grpclib.const import Status
+
+from xlaserve.transport.grpc.compression import decompress
+
+LIMIT = 1 << 20
+GZIP = (("grpc-encoding", "gzip"),)
+
+
+@pytest.mark.parametrize("message", [b"", b"abc", bytes(LIMIT)])
+async def test_a_message_is_as_it_was_before(message: bytes) -> None:
+    assert message == await decompress(gzip.compress(message), GZIP, LIMIT)
+
+
+async def test_members_are_one_message() -> None:
+    """RFC 1952, section 2.2."""
+    assert b"abcd" == await decompress(gzip.compress(b"ab") + gzip.compress(b"cd"), GZIP, LIMIT)
+
+
+REFUSED = {
+    "no encoding": (gzip.compress(b"a"), (), Status.INTERNAL),
+    "another encoding": (b"", (("grpc-encoding", "snappy"),), Status.UNIMPLEMENTED),
+    "not gzip": (zlib.compress(b"a"), GZIP, Status.INTERNAL),
+    "cut off": (gzip.compress(b"a")[:-1], GZIP, Status.INTERNAL),
+    "nothing": (b"", GZIP, Status.INTERNAL),
+    "more behind it": (gzip.compress(b"a") + b"more", GZIP, Status.INTERNAL),
+    "a long one that is not gzip": (bytes(5000), GZIP, Status.INTERNAL),
+    "too long": (gzip.compress(bytes(LIMIT + 1)), GZIP, Status.RESOURCE_EXHAUSTED),
+    "too long in two": (gzip.compress(bytes(LIMIT)) * 2, GZIP, Status.RESOURCE_EXHAUSTED),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_what_cannot_be_inflated_is_refused(name: str) -> None:
+    message, headers, status = REFUSED[name]
+    with pytest.raises(GRPCError) as refused:
+        await decompress(message, headers, LIMIT)
+
+    assert status is refused.value.status

@@ -1,0 +1,97 @@
+"""What a request holds of the budget of messages, as grpclib reads them."""
+
+import gzip
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from grpclib import GRPCError
+from support.frames import PREFACE, data, headers, literals, rst_stream, settings
+
+from xlaserve.transport.grpc.grpclib_stream import GrpclibStream
+from xlaserve.transport.http2.connection import ServerConnection
+from xlaserve.transport.http2.limits import Http2Limits, Ledger, Ledgers
+from xlaserve.transport.http2.memory import MessageMemory
+from xlaserve.transport.http2.messages import PREFIX, PREFIX_BYTES, Placement
+from xlaserve.transport.http2.stream import ServerStream
+
+REQUEST = [(":method", "POST"), (":scheme", "http"), (":path", "/a"), ("grpc-encoding", "gzip")]
+LIMIT = 1 << 20
+
+
+def prefixed(message: bytes, *, compressed: bool = False) -> bytes:
+    packed = gzip.compress(message) if compressed else message
+    return PREFIX.pack(compressed, len(packed)) + packed
+
+
+class Client:
+    """A connection in memory with one request, read by the test in grpclib's place."""
+
+    place: Placement | None = None
+    accepted: GrpclibStream
+
+    def __init__(self, *, streaming: bool) -> None:
+        self.message_first = not streaming
+        self.ledger = Ledger(LIMIT)
+        ledgers = Ledgers(self.ledger, Ledger(LIMIT), MessageMemory(0))
+        self.core = ServerConnection(Http2Limits(), lambda head: self, ledgers)
+        self.core.start()
+        self.core.receive(PREFACE + bytes(settings()) + bytes(headers(1, literals(REQUEST))))
+
+    def begin(self, stream: ServerStream) -> None:
+        handler = SimpleNamespace(accept=lambda *_: None, cancel=lambda _: None)
+        connection = SimpleNamespace(transport=None, handler=handler, limits=Http2Limits())
+        self.accepted = GrpclibStream(stream, cast(Any, connection))
+        self.accepted.start(streaming=not self.message_first)
+
+    def send(self, octets: bytes, *, end: bool = False) -> None:
+        self.core.receive(bytes(data(1, octets, end_stream=end)))
+
+    async def read(self) -> bytes:
+        """Read a message as grpclib does."""
+        prefix = await self.accepted.recv_data(PREFIX_BYTES)
+        return bytes(await self.accepted.recv_data(PREFIX.unpack(prefix)[1]))
+
+
+async def test_a_stream_holds_its_messages_until_the_next_one_is_read() -> None:
+    """However long it goes on, it takes no room from others."""
+    client = Client(streaming=True)
+    for _ in range(3):
+        client.send(prefixed(bytes(100)) + prefixed(bytes(50)))
+
+        assert bytes(100) == await client.read()
+        assert 2 * PREFIX_BYTES + 150 == client.ledger.held
+        assert bytes(50) == await client.read()
+        assert PREFIX_BYTES + 50 == client.ledger.held
+
+
+async def test_what_was_inflated_counts_too() -> None:
+    client = Client(streaming=True)
+    message = prefixed(bytes(1000), compressed=True)
+    client.send(message + prefixed(b""))
+
+    assert bytes(1000) == await client.read()
+    assert len(message) + PREFIX_BYTES + 1000 == client.ledger.held
+    client.send(prefixed(b"a"))
+    await client.accepted.recv_data(PREFIX_BYTES)
+    assert b"a" == await client.read()
+    assert PREFIX_BYTES + 1 == client.ledger.held
+
+
+async def test_nothing_is_held_for_a_request_that_is_over() -> None:
+    client = Client(streaming=False)
+    client.send(prefixed(bytes(1000), compressed=True), end=True)
+
+    assert bytes(1000) == await client.read()
+    assert client.ledger.held >= 1000
+    client.core.receive(bytes(rst_stream(1, 8)))
+    assert 0 == client.ledger.held
+
+
+async def test_nothing_is_inflated_where_there_is_no_room() -> None:
+    client = Client(streaming=False)
+    client.send(prefixed(bytes(1000), compressed=True), end=True)
+    client.ledger.held = LIMIT + 1
+
+    with pytest.raises(GRPCError, match="max_receiving_bytes"):
+        await client.read()

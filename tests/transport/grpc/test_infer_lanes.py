@@ -1,0 +1,149 @@
+"""Which way a ModelInfer goes, and what is known of it on its way."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import pytest
+from structlog.contextvars import get_contextvars
+
+from xlaserve.core.inference import InferRequest
+from xlaserve.errors import VersionNotFound
+from xlaserve.transport.grpc.infer_codec import InferCodec
+from xlaserve.transport.grpc.infer_lanes import InferLanes
+from xlaserve.transport.grpc.splice import InjectionPath, splice_string
+from xlaserve.transport.http2.messages import Placement
+from xlaserve.transport.http2.stream import ServerStream
+
+LIMITS = {"max_fields": 1000, "max_depth": 10}
+MESSAGE = b"\x0a\x06client"
+
+
+def splice(value: str, data: Any) -> Any:
+    return splice_string(data, InjectionPath((1,)), value, **LIMITS)
+
+
+class Otherwise:
+    """The route of what is not ordinary; notes that it was taken."""
+
+    message_first = True
+    place: Placement | None = None
+    begun = False
+
+    def begin(self, stream: ServerStream) -> None:
+        self.begun = True
+
+
+class Seen(Exception):
+    """The engine was asked."""
+
+
+class Engine:
+    """Notes what it is asked and in which context, and answers never, or later."""
+
+    def __init__(self, answer: Callable[[], Any]) -> None:
+        self._answer = answer
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.done: Callable[[BaseException], None] | None = None
+
+    def begin(self, request: InferRequest, done: Callable[[BaseException], None]) -> Any:
+        self.asked.append((request.model_name, get_contextvars()))
+        self.done = done
+        return self._answer()
+
+
+class Stream:
+    """A request that came whole."""
+
+    compressed = False
+    call: Any = None
+    refused = b""
+
+    def __init__(self) -> None:
+        self.message: bytes | None = MESSAGE
+
+    def send_headers(self, block: bytes, *, end: bool) -> None:
+        self.refused = block
+
+
+def asked(engine: Engine, *headers: tuple[str, str], mesh: bool = True) -> tuple[Stream, bool]:
+    """Send a request with these headers; tells whether it went the long way."""
+    otherwise = Otherwise()
+    lanes = InferLanes(cast(Any, engine), InferCodec(**LIMITS), splice if mesh else None, otherwise)
+    stream = Stream()
+    lanes(headers).begin(cast(ServerStream, stream))
+    return stream, otherwise.begun
+
+
+NAMED = (("mm-model-id", "m"), ("mm-vmodel-id", "v"))
+CONTEXT = {"model_id": "m", "vmodel_id": "v"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "mesh", "model", "context"),
+    [
+        ((), True, "client", {}),
+        (NAMED, True, "m", CONTEXT),
+        ((*NAMED, ("grpc-timeout", "9S")), True, "m", CONTEXT),
+        ((("mm-model-id-bin", "bQ"),), True, "m", {"model_id": "m", "vmodel_id": None}),
+        (NAMED[1:], True, "client", {}),
+        (NAMED, False, "client", {}),
+    ],
+)
+async def test_the_engine_is_asked_for_the_model_that_the_headers_name(
+    headers: Any, mesh: bool, model: str, context: dict[str, Any]
+) -> None:
+    engine = Engine(object)
+
+    assert not asked(engine, *headers, mesh=mesh)[1]
+    assert [(model, context)] == engine.asked
+    assert {} == get_contextvars()
+
+
+async def test_headers_that_name_no_model_go_the_way_that_says_so() -> None:
+    engine = Engine(object)
+
+    assert asked(engine, ("mm-model-id", ""))[1]
+    assert [] == engine.asked
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+MISSING = VersionNotFound("m", "7")
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize(("headers", "status"), [((), b"5"), (NAMED, b"3")])
+async def test_a_mesh_is_not_told_that_a_model_is_gone(
+    headers: Any, status: bytes, later: bool
+) -> None:
+    """NOT_FOUND is for who asks for a version without a mesh."""
+    engine = Engine(object if later else partial(_raise, MISSING))
+    stream, _ = asked(engine, *headers)
+    if later:
+        assert engine.done is not None
+        engine.done(MISSING)
+
+    assert b"\x0bgrpc-status\x01" + status in stream.refused
+
+
+@pytest.mark.parametrize("later", [False, True])
+async def test_what_nobody_expected_is_logged_with_the_model_of_the_headers(
+    monkeypatch: pytest.MonkeyPatch, later: bool
+) -> None:
+    logged: list[dict[str, Any]] = []
+
+    class Log:
+        def error(self, event: str, **facts: Any) -> None:
+            logged.append(get_contextvars())
+
+    monkeypatch.setattr("xlaserve.transport.grpc.edge._log", Log())
+    engine = Engine(object if later else partial(_raise, Seen()))
+    asked(engine, *NAMED)
+    if later:
+        assert engine.done is not None
+        engine.done(Seen())
+
+    assert [CONTEXT] == logged

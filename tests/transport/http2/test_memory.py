@@ -1,0 +1,113 @@
+"""The memory of messages comes back when nobody refers to it, and is kept within bounds."""
+
+import gc
+from collections.abc import Callable
+
+import jax
+import numpy as np
+import pytest
+
+from xlaserve.transport.http2.memory import SMALLEST_BYTES, MessageMemory, Octets
+from xlaserve.transport.http2.messages import ALIGNMENT
+
+SIZE = SMALLEST_BYTES
+LIMIT = 4 * SIZE
+
+
+def address(block: Octets) -> int:
+    return block.ctypes.data
+
+
+def test_memory_is_used_again_once_nobody_refers_to_it() -> None:
+    memory = MessageMemory(LIMIT)
+    first = memory.take(SIZE)
+    where = address(first)
+    del first
+
+    assert where == address(memory.take(SIZE))
+
+
+def aligned(octets: memoryview) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
+    """Return numbers that JAX takes as they are, without a copy."""
+    array = np.frombuffer(octets, np.uint8)
+    return array[-array.ctypes.data % ALIGNMENT :][: SIZE // 2].view(np.float32)
+
+
+VIEWS: dict[str, Callable[[memoryview], object]] = {
+    "bytes": lambda octets: octets[64:].cast("I"),
+    "tensor": lambda octets: np.ndarray((2, 3), np.float32, octets, 8),
+    "part of a tensor": lambda octets: np.ndarray((2, 3), np.float32, octets, 8)[1:].T,
+    "from a buffer": lambda octets: np.frombuffer(octets, np.float32)[8:].reshape(2, -1),
+    "array": lambda octets: np.asarray(octets).view(np.int8)[::2],
+    "in place in JAX": lambda octets: jax.device_put(aligned(octets), jax.devices("cpu")[0]),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_memory_is_not_used_again_while_there_is_any_view_of_it(
+    view: Callable[[memoryview], object],
+) -> None:
+    memory = MessageMemory(LIMIT)
+    first = memory.take(SIZE)
+    held = view(first.data.cast("B"))
+    where = address(first)
+    del first
+    gc.collect()
+
+    assert 0 == memory.spare_bytes
+    assert where != address(memory.take(SIZE))
+    del held
+    gc.collect()
+    assert 2 * SIZE == memory.spare_bytes
+
+
+def test_a_block_serves_messages_that_are_somewhat_smaller() -> None:
+    memory = MessageMemory(LIMIT)
+    where = address(memory.take(2 * SIZE))
+
+    assert where == address(memory.take(SIZE + 1))
+    assert SIZE + 1 == len(memory.take(SIZE + 1))
+
+
+def test_what_is_too_small_for_a_message_goes_when_it_gets_a_new_block() -> None:
+    memory = MessageMemory(LIMIT)
+    memory.take(SIZE)
+    large = memory.take(2 * SIZE)
+
+    assert 0 == memory.spare_bytes
+    del large
+    assert 2 * SIZE == memory.spare_bytes
+
+
+def test_no_more_is_kept_than_the_limit() -> None:
+    memory = MessageMemory(LIMIT)
+    blocks = [memory.take(SIZE) for _ in range(10)]
+    del blocks
+
+    assert LIMIT == memory.spare_bytes
+
+
+def test_nothing_is_kept_with_a_limit_of_nothing_or_of_what_is_short() -> None:
+    MessageMemory(0).take(SIZE)
+    memory = MessageMemory(LIMIT)
+    memory.take(SIZE - 1)
+
+    assert 0 == memory.spare_bytes
+
+
+def test_what_nobody_has_used_for_long_is_given_back() -> None:
+    times = [0.0]
+    memory = MessageMemory(LIMIT, lambda: times[0])
+    old, new = memory.take(SIZE), memory.take(SIZE)
+    del old
+    times[0] = 5.0
+    del new
+
+    memory.drop_unused(4.0)
+    assert SIZE == memory.spare_bytes
+    memory.drop_unused(5.0)
+    assert SIZE == memory.spare_bytes
+    times[0] = 10.5
+    memory.drop_unused(5.0)
+
+    assert 0 == memory.spare_bytes
