@@ -1,13 +1,17 @@
 """The command line, as a user runs it."""
 
 import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
 import pytest
-from support.process import command, run, served
+import pytest_asyncio
+from support.process import ServerProcess, command, run, served
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
+
+on_one_server = pytest.mark.asyncio(loop_scope="module")
 
 
 async def test_serve_says_where_it_listens_and_ends_on_a_signal(example_models: Path) -> None:
@@ -22,18 +26,22 @@ async def test_serve_says_where_it_listens_and_ends_on_a_signal(example_models: 
         assert 0 == await server.stop(signal.SIGTERM)
 
 
-async def test_infer_recognises_a_digit(example_models: Path) -> None:
-    async with served(example_models) as server:
-        status, out, err = await run(
-            *command(
-                "infer", "digits", "--image", str(EXAMPLES / "data/seven.png"), "--url", server.url
-            )
-        )
+@pytest_asyncio.fixture(scope="module", loop_scope="module", name="server")
+async def _server(example_models: Path) -> AsyncIterator[ServerProcess]:
+    async with served(example_models) as running:
+        yield running
+
+
+@on_one_server
+async def test_infer_recognises_a_digit(server: ServerProcess) -> None:
+    image = str(EXAMPLES / "data/seven.png")
+    status, out, err = await run(*command("infer", "digits", "--image", image, "--url", server.url))
 
     assert (0, "") == (status, err)
     assert "7" == next(line.split()[1] for line in out.splitlines() if line.startswith("│"))
 
 
+@on_one_server
 @pytest.mark.parametrize(
     ("image", "text"),
     [
@@ -45,29 +53,29 @@ async def test_infer_recognises_a_digit(example_models: Path) -> None:
     ],
 )
 async def test_infer_says_what_is_wrong_with_an_image(
-    example_models: Path, image: Path, text: str
+    server: ServerProcess, image: Path, text: str
 ) -> None:
-    async with served(example_models) as server:
-        arguments = ("infer", "digits", "--image", str(image), "--url", server.url)
-        status, out, err = await run(*command(*arguments))
+    arguments = ("infer", "digits", "--image", str(image), "--url", server.url)
+    status, out, err = await run(*command(*arguments))
 
     assert (1, "") == (status, out)
     assert text in err
 
 
-async def test_infer_takes_values(example_models: Path) -> None:
-    async with served(example_models) as server:
-        values = [f"--input=INPUT{i}=[[{','.join([str(i + 1)] * 16)}]]" for i in range(2)]
-        status, out, err = await run(*command("infer", "simple", *values, "--url", server.url))
+@on_one_server
+async def test_infer_takes_values(server: ServerProcess) -> None:
+    values = [f"--input=INPUT{i}=[[{','.join([str(i + 1)] * 16)}]]" for i in range(2)]
+    status, out, err = await run(*command("infer", "simple", *values, "--url", server.url))
 
     assert (0, "") == (status, err)
     assert "3 3 3" in out
     assert "-1 -1 -1" in out
 
 
-async def test_health_over_http(example_models: Path) -> None:
+@on_one_server
+async def test_health_over_http(server: ServerProcess) -> None:
     """V2 protocol, Health: status codes, with small JSON bodies that every client can read."""
-    async with served(example_models) as server, aiohttp.ClientSession() as session:
+    async with aiohttp.ClientSession() as session:
         answers = []
         for path in ("live", "ready"):
             async with session.get(f"http://{server.http}/v2/health/{path}") as response:

@@ -11,7 +11,6 @@ import uvloop
 
 from xlaserve.benchmark.errors import BenchmarkRefused
 from xlaserve.benchmark.load import Step, Timing
-from xlaserve.cli.bench_display import BenchDisplay
 from xlaserve.tensors import Shape
 
 _FAILED = 1
@@ -75,6 +74,7 @@ def bench(  # noqa: PLR0917, typer reads the parameters of a command from its si
     from xlaserve.benchmark import run
     from xlaserve.benchmark.chart import latency_chart
     from xlaserve.benchmark.target import target
+    from xlaserve.cli.bench_display import BenchDisplay
 
     measured = target(url, model, model_version, timeout=timeout, binary=binary)
     steps = _steps(concurrency, streams, connections, multiplexes=measured.multiplexes)

@@ -11,6 +11,7 @@ Four differences are known and counted, not failed on:
 - A signalling NaN in a `float` is quiet after it has been a Python float.
 """
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -37,7 +38,7 @@ from xlaserve.transport.grpc.wire import (
 )
 
 SHARDS = 20
-MESSAGES = 10_000
+MESSAGES = int(os.environ.get("CODEC_MESSAGES", "200_000")) // SHARDS
 """Of each shard."""
 MUTATIONS = 25
 """Of each valid message, which is the first of them."""
