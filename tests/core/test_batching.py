@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xlaserve.core.batching import (
+    ALONE_IN_A_ROW,
+    APART_NS,
     Batcher,
     BatchPolicy,
     BatchQueue,
@@ -72,6 +74,7 @@ class FakeRunner:
 
     clock: FakeClock
     lanes: int = 1
+    is_inline: bool = True
     started: list[Sequence[Waiting]] = field(default_factory=list)
     freed: list[Callable[[], None]] = field(default_factory=list)
     ends: list[Callable[[], None]] = field(default_factory=list)
@@ -149,9 +152,9 @@ class World:
         return told
 
 
-def world(lanes: int = 1, **policy: Any) -> World:
+def world(lanes: int = 1, *, is_inline: bool = True, **policy: Any) -> World:
     clock = FakeClock()
-    runner = FakeRunner(clock, lanes)
+    runner = FakeRunner(clock, lanes, is_inline)
     max_rows = policy.pop("max_rows", 8)
     defaults: dict[str, Any] = {"max_requests": 100}
     queue = BatchQueue("m", BatchPolicy(**defaults | policy), lambda: max_rows)
@@ -225,6 +228,63 @@ async def test_only_equal_shapes_are_put_together() -> None:
     w.runner.end()
 
     assert [[1, 1, 1], [2]] == w.runner.batches
+
+
+def one_by_one(w: World, count: int) -> None:
+    """Send requests with time between them."""
+    for _ in range(count):
+        w.clock.time_ns += APART_NS + 1
+        w.send(1)
+        w.clock.settle()
+        w.runner.end()
+
+
+async def test_after_some_that_came_by_themselves_the_next_is_alone() -> None:
+    """Unless it comes so soon that it may be of the same pass."""
+    w = world()
+    one_by_one(w, ALONE_IN_A_ROW)
+    now = w.clock.time_ns
+
+    assert [False, True] == [w.batcher.is_alone(now + APART_NS + more) for more in (0, 1)]
+
+    w.batcher.passed(now + 1)
+
+    assert not w.batcher.is_alone(now + APART_NS + 1)
+
+
+@pytest.mark.parametrize(
+    ("count", "then", "options"),
+    [
+        (ALONE_IN_A_ROW - 1, (), {}),
+        (ALONE_IN_A_ROW, (1, 1), {}),
+        (ALONE_IN_A_ROW, (), {"is_inline": False}),
+        (ALONE_IN_A_ROW, (), {"delay_ns": 1, "preferred_rows": (1,)}),
+    ],
+    ids=["too few", "some came together", "not where the event loop is", "to wait for others"],
+)
+async def test_a_request_is_not_alone(
+    count: int, then: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    w = world(**options)
+    one_by_one(w, count)
+    w.clock.time_ns += APART_NS + 1
+    w.send(*then)
+    w.clock.settle()
+    if then:
+        w.runner.end()
+
+    assert not w.batcher.is_alone(w.clock.time_ns + APART_NS + 1)
+
+
+async def test_no_request_is_alone_while_another_waits_or_is_executed() -> None:
+    w = world()
+    one_by_one(w, ALONE_IN_A_ROW)
+    later = w.clock.time_ns + 10 * APART_NS
+    w.send(1)
+    waits = w.batcher.is_alone(later)
+    w.clock.settle()
+
+    assert (False, False) == (waits, w.batcher.is_alone(later))
 
 
 async def test_every_lane_has_its_own_batch() -> None:

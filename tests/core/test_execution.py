@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from support.core import FP32, AddModel, Core, MakeCore, World
 
-from xlaserve.core.inference import InferInput, InferRequest
+from xlaserve.core import batching
+from xlaserve.core.inference import InferInput, InferRequest, InferResponse
 from xlaserve.errors import Overloaded, QueueTimeout
 from xlaserve.models.loaded import Value
 from xlaserve.tensors import TensorSpec
@@ -152,6 +153,30 @@ async def test_a_request_cancelled_in_the_queue_is_never_executed(
 
     assert [1, 1] == rows
     assert 0 == core.registry.requests
+
+
+async def test_a_request_that_is_alone_is_answered_at_once(
+    core: Core, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for no end of a pass, and no queue; two of one pass still share an execution."""
+    monkeypatch.setattr(batching, "APART_NS", -1)
+    world.seconds = 1e-4
+    for n in range(batching.ALONE_IN_A_ROW):
+        await infer(core, n)
+    answer = core.engine.begin(request(7), unexpected)
+
+    assert isinstance(answer, InferResponse)
+    assert [[8, 8]] == answer.outputs[0].data.tolist()
+
+    monkeypatch.setattr(batching, "APART_NS", 10**15)
+    rows = executions(world, monkeypatch)
+    await asyncio.gather(infer(core, 1), infer(core, 2))
+
+    assert [2] == rows
+
+
+def unexpected(answer: object) -> None:
+    raise AssertionError(answer)
 
 
 async def test_a_failure_reaches_every_request_and_the_next_batch_goes_on(

@@ -26,6 +26,12 @@ ShapeKey: TypeAlias = tuple[tuple[int, ...], ...]
 _IN_PLACE_BYTES = 1 << 14
 """A smaller batch is copied in the time that it takes to align it."""
 
+APART_NS = 50_000
+"""Requests with so much time between them are not of one pass of the event loop."""
+
+ALONE_IN_A_ROW = 3
+"""After so many requests that came by themselves the next is expected to do so too."""
+
 NO_KEY: ShapeKey = ()
 """That of a model whose inputs have one shape."""
 
@@ -232,6 +238,11 @@ class Runner(Protocol):
         """Return how many batches may be started at first."""
         ...
 
+    @property
+    def is_inline(self) -> bool:
+        """Tell whether it executes where the event loop is, if that is quick enough."""
+        ...
+
     def run(
         self,
         requests: Sequence[Waiting],
@@ -277,7 +288,8 @@ class Batcher:
     """Gathers the requests of one model, and keeps its lanes busy.
 
     While a lane is free a request leaves with whatever came in the same pass of the event loop;
-    while none is, the queue fills.
+    while none is, the queue fills. Where of late none came with another, `is_alone` says of the
+    next that it need not wait for the end of the pass.
     """
 
     def __init__(self, queue: BatchQueue, runner: Runner, clock: Clock, answers: Answering) -> None:
@@ -287,6 +299,12 @@ class Batcher:
         self._answers = answers
         self._free = runner.lanes
         """How many batches may be started."""
+        self._may_pass = runner.is_inline and not queue.policy.delay_ns
+        """Whether a request may be executed without having been here."""
+        self._in_a_row = 0
+        """How many requests came by themselves since some came together."""
+        self._ended_ns = 0
+        """When the last execution was over."""
         self._looking = False
         self._call_off: Callable[[], None] | None = None
 
@@ -294,6 +312,20 @@ class Batcher:
     def waiting(self) -> int:
         """Return how many requests wait."""
         return len(self._queue)
+
+    def is_alone(self, now_ns: int) -> bool:
+        """Tell whether a request that comes now is likely to be the only one of its pass."""
+        return (
+            self._in_a_row >= ALONE_IN_A_ROW
+            and self._may_pass
+            and now_ns - self._ended_ns > APART_NS
+            and not self._queue
+            and self._free == self._runner.lanes
+        )
+
+    def passed(self, now_ns: int) -> None:
+        """Know of a request that was alone, and did not wait."""
+        self._ended_ns = now_ns
 
     def submit(self, request: Waiting) -> None:
         """Take a request. Raises Overloaded."""
@@ -324,6 +356,8 @@ class Batcher:
         if self._free:
             requests = self._queue.take(now)
             if requests:
+                apart = now - self._ended_ns > APART_NS
+                self._in_a_row = self._in_a_row + 1 if apart and len(requests) == 1 else 0
                 self._start(requests)
                 # One batch in a pass: other models have their turn before the next.
                 if len(self._queue):
@@ -342,6 +376,7 @@ class Batcher:
 
     def _freed(self) -> None:
         self._free += 1
+        self._ended_ns = self._clock.now_ns()
         if len(self._queue):
             self._look_soon()
 

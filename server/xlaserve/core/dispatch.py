@@ -196,6 +196,8 @@ def _dispatched(
 class DeviceRunner:
     """Runs the batches of one instance on its devices (a Runner)."""
 
+    is_inline = False
+
     def __init__(
         self, dispatcher: Dispatcher, model: LoadedModel, dispatching: Dispatching
     ) -> None:

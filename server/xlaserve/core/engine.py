@@ -94,11 +94,16 @@ class Engine:
                 inputs, chosen, images = self._check(instance, request)
                 rows, key = rows_of(instance.info, inputs), key_of(instance.info, inputs)
             model = self._registry.admitting(request.model_name)
-            if images is None and not instance.batches:
+            batcher = instance.batcher
+            alone = batcher if batcher is not None and batcher.is_alone(started) else None
+            if images is None and (alone is not None or not instance.batches):
                 # Nothing else has a turn before its answer: it need not be counted in and out.
-                outcome = self._executor.at_once(instance, inputs, rows)
+                outcome = self._executor.at_once(instance, inputs, rows, is_alone=alone is not None)
                 if outcome is not None:
-                    version.statistics.succeeded(outcome[1], started, self._clock(), self._now())
+                    ended = self._clock()
+                    version.statistics.succeeded(outcome[1], started, ended, self._now())
+                    if alone is not None:
+                        alone.passed(ended)
                     outputs = _shown(chosen or instance.info.outputs, outcome[0])
                     return InferResponse(request.model_name, version.number, request.id, outputs)
             waiting = Waiting(done, rows, inputs, started, self._clock(), request.id, chosen, key)

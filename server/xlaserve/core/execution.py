@@ -76,10 +76,20 @@ class Executor:
         self._policy = policy
         self._now_ns = now_ns
 
-    def at_once(self, instance: Instance, inputs: Mapping[str, Value], rows: int) -> Outcome | None:
-        """Run a model that is quick enough here and now; None where it is not, or gathers."""
+    def at_once(
+        self,
+        instance: Instance,
+        inputs: Mapping[str, Value],
+        rows: int,
+        *,
+        is_alone: bool = False,
+    ) -> Outcome | None:
+        """Run a model that is quick enough here and now; None where it is not.
+
+        Nor where it gathers, unless the request is alone.
+        """
         model = instance.runner
-        if isinstance(model, EnsemblePlan) or self.gathers(instance, model):
+        if isinstance(model, EnsemblePlan) or (not is_alone and self.gathers(instance, model)):
             return None
         return self._inline(model, rows, inputs)
 

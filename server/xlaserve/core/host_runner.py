@@ -71,6 +71,8 @@ class HostRunner:
     On the host: where the event loop is, or in a thread.
     """
 
+    is_inline = True
+
     def __init__(
         self,
         instance: Instance,
