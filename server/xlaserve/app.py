@@ -325,6 +325,7 @@ class Application:
             max_receiving_bytes=settings.max_receiving_bytes,
             max_parked_bytes=settings.max_parked_bytes,
             max_spare_bytes=settings.max_spare_bytes,
+            busy_poll_seconds=settings.busy_poll_seconds,
             engine=settings.http2_engine,
             lanes={
                 INFER_METHOD: partial(

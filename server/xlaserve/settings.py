@@ -200,6 +200,9 @@ class Settings:
     """Bytes of gRPC messages that are being received or answered, of all connections."""
     max_spare_bytes: int = 128 << 20
     """Memory of long gRPC messages that is kept some seconds for the next ones; 0 keeps none."""
+    busy_poll_seconds: float = 0.0002
+    """How long the event loop looks for the next gRPC request without going to sleep, while they
+    come so quickly one after the other; 0 lets it sleep."""
     max_parked_bytes: int = 256 << 20
     """Bytes of gRPC answers that wait for slow clients, of all connections."""
     max_stream_resets: int = 200
@@ -351,6 +354,7 @@ _SMALLEST: Mapping[str, float] = {
     "max_header_bytes": 1024,
     "max_receiving_bytes": 1024,
     "max_spare_bytes": 0,
+    "busy_poll_seconds": 0,
     "max_parked_bytes": 1024,
     "max_stream_resets": 1,
     "max_control_frames": 10,
@@ -380,6 +384,8 @@ _DEEPEST = 100
 """protobuf's own limit, and Triton's for JSON; far beyond it Python's recursion would end first."""
 
 _LARGEST: Mapping[str, float] = {
+    # Beyond that it does not save anything.
+    "busy_poll_seconds": 0.01,
     "max_message_depth": _DEEPEST,
     "max_json_depth": _DEEPEST,
     # RFC 9113, 6.5.2

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from support.frames import PREFACE, data, headers, literals, settings
 
+from xlaserve.transport.http2.busy_poll import BusyPoll
 from xlaserve.transport.http2.connection import ReceiveBuffer, ServerConnection
 from xlaserve.transport.http2.limits import Http2Limits, Ledger, Ledgers
 from xlaserve.transport.http2.memory import MessageMemory
@@ -44,7 +45,7 @@ class Server:
     def __init__(self, begin: Callable[[ServerStream], None]) -> None:
         self._begin = begin
         self.transport = Written()
-        self.protocol = Http2Protocol(self, ReceiveBuffer())
+        self.protocol = Http2Protocol(self, ReceiveBuffer(), BusyPoll(0, lambda call: None))
         self.protocol.connection_made(cast(Any, self.transport))
         self.receive(PREFACE + bytes(settings()))
         self.transport.writes.clear()

@@ -3,6 +3,7 @@
 import asyncio
 
 from xlaserve.transport.grpc.handler import RequestHandler
+from xlaserve.transport.http2.busy_poll import BusyPoll
 from xlaserve.transport.http2.connection import ReceiveBuffer
 from xlaserve.transport.http2.protocol import Host, Http2Protocol
 
@@ -12,8 +13,10 @@ _LOOK_SECONDS = 0.02
 class OwnEngine(Http2Protocol):
     """One connection."""
 
-    def __init__(self, host: Host, handler: RequestHandler, buffer: ReceiveBuffer) -> None:
-        super().__init__(host, buffer)
+    def __init__(
+        self, host: Host, handler: RequestHandler, buffer: ReceiveBuffer, poll: BusyPoll
+    ) -> None:
+        super().__init__(host, buffer, poll)
         self.requests = handler
 
     def connection_lost(self, exc: Exception | None) -> None:

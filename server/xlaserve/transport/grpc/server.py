@@ -18,6 +18,7 @@ from xlaserve.transport.grpc.h2_engine import CheckingHandler, H2Engine
 from xlaserve.transport.grpc.handler import RequestHandler
 from xlaserve.transport.grpc.own_engine import OwnEngine
 from xlaserve.transport.grpc.routes import LanesFactory, Router
+from xlaserve.transport.http2.busy_poll import BusyPoll
 from xlaserve.transport.http2.connection import ReceiveBuffer, ServerConnection
 from xlaserve.transport.http2.limits import Http2Limits, Ledger, Ledgers
 from xlaserve.transport.http2.memory import MessageMemory
@@ -53,6 +54,7 @@ class GrpcServer(Server):
         max_receiving_bytes: int,
         max_parked_bytes: int,
         max_spare_bytes: int,
+        busy_poll_seconds: float = 0.0,
         engine: Http2Engine = Http2Engine.OWN,
         lanes: Mapping[str, LanesFactory] | None = None,
     ) -> None:
@@ -65,6 +67,7 @@ class GrpcServer(Server):
             Ledger(max_receiving_bytes), Ledger(max_parked_bytes), MessageMemory(max_spare_bytes)
         )
         self._buffer = ReceiveBuffer()
+        self._poll = BusyPoll(busy_poll_seconds, self._loop.call_soon)
         self._connections: set[Engine] = set()
         self._refused: set[Engine] = set()
         """Those above the limit, until they are gone."""
@@ -83,7 +86,7 @@ class GrpcServer(Server):
     def _protocol_factory(self) -> H2Protocol:
         services = self._mapping, self._codec, self._status_details_codec, self.__dispatch__
         if self._engine is Http2Engine.OWN:
-            return OwnEngine(self, RequestHandler(*services), self._buffer)  # type: ignore[return-value]
+            return OwnEngine(self, RequestHandler(*services), self._buffer, self._poll)  # type: ignore[return-value]
         handler = CheckingHandler(*services)
         return H2Engine(self, handler, self._limits, self._config, self._h2_config)
 

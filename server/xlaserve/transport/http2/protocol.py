@@ -3,6 +3,7 @@
 import asyncio
 from typing import Protocol, cast
 
+from xlaserve.transport.http2.busy_poll import BusyPoll
 from xlaserve.transport.http2.connection import RECEIVE_BYTES, ReceiveBuffer, ServerConnection
 from xlaserve.transport.http2.frames import ErrorCode
 
@@ -34,9 +35,10 @@ class Http2Protocol(asyncio.BufferedProtocol):
     core: ServerConnection
     transport: asyncio.Transport
 
-    def __init__(self, host: Host, buffer: ReceiveBuffer) -> None:
+    def __init__(self, host: Host, buffer: ReceiveBuffer, poll: BusyPoll) -> None:
         self._host = host
         self._buffer = buffer
+        self._poll = poll
         self._loop = asyncio.get_running_loop()
         self._flush_due = False
         self._closing = False
@@ -66,6 +68,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self._closing:
             return
+        self._poll.arrived()
         if not self.core.received(nbytes) and not self._unread:
             # Others have their turn before the rest.
             self._unread = True
@@ -100,6 +103,8 @@ class Http2Protocol(asyncio.BufferedProtocol):
         while core.output and not self._closing and not self.transport.is_closing():
             self.transport.writelines(core.take_output())
             core.pump()
+            if not core.streams:
+                self._poll.answered()
         if core.failed is not None or (core.client_leaves and not core.streams):
             self._close()
 
