@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
+from xlaserve.tensors import ALIGNMENT
 from xlaserve.transport.http2.memory import SMALLEST_BYTES, MessageMemory, Octets
-from xlaserve.transport.http2.messages import ALIGNMENT
 
 SIZE = SMALLEST_BYTES
 LIMIT = 4 * SIZE
@@ -59,6 +59,18 @@ def test_memory_is_not_used_again_while_there_is_any_view_of_it(
     del held
     gc.collect()
     assert 2 * SIZE == memory.spare_bytes
+
+
+def test_memory_that_only_garbage_refers_to_is_used_again() -> None:
+    """As that of the last message is, which JAX has read in place."""
+    memory = MessageMemory(LIMIT)
+    first = memory.take(SIZE)
+    where = address(first)
+    cycle: list[object] = [first]
+    cycle.append(cycle)
+    del first, cycle
+
+    assert where == address(memory.take(SIZE))
 
 
 def test_a_block_serves_messages_that_are_somewhat_smaller() -> None:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from xlaserve.tensors import ALIGNMENT
 from xlaserve.transport.http2.memory import MessageMemory
 from xlaserve.transport.http2.messages import (
-    ALIGNMENT,
     Placement,
     Problem,
     StreamingReader,

@@ -1,6 +1,7 @@
 """The memory of long messages, which is used again: pages that nobody has touched cost more than
 the bytes that are copied into them."""
 
+import gc
 import time
 import weakref
 from collections.abc import Callable
@@ -32,6 +33,8 @@ class MessageMemory:
         self._spare: dict[int, tuple[float, Octets]] = {}
         """Blocks that nobody uses and since when. Any thread may add one at any time, and so may
         the collection of garbage: a copy, which is made in one step, is what is looked through."""
+        self._lent: set[int] = set()
+        """The blocks that are not back."""
 
     @property
     def spare_bytes(self) -> int:
@@ -43,6 +46,10 @@ class MessageMemory:
         if size < SMALLEST_BYTES or size > self._limit:
             return np.empty(size, np.uint8)
         block = self._fitting(size)
+        if block is None and self._lent:
+            # JAX lets go of what it has read in place with its next call or with a collection.
+            gc.collect(0)
+            block = self._fitting(size)
         if block is None:
             self._drop(lambda since, block: block.nbytes < size)
             # numpy asks for huge pages, which spares thousands of page faults.
@@ -50,6 +57,7 @@ class MessageMemory:
         # Over a memoryview: a view of a plain slice would refer to the block, and not to the slice.
         lent = np.frombuffer(block.data, np.uint8, size)
         weakref.finalize(lent, self._take_back, block).atexit = False
+        self._lent.add(id(block))
         return lent
 
     def _fitting(self, size: int) -> Octets | None:
@@ -61,6 +69,7 @@ class MessageMemory:
         return None
 
     def _take_back(self, block: Octets) -> None:
+        self._lent.discard(id(block))
         if self.spare_bytes + block.nbytes <= self._limit:
             self._spare[id(block)] = self._now(), block
 

@@ -5,14 +5,12 @@ from enum import Enum, auto
 from struct import Struct
 from typing import TypeAlias
 
+from xlaserve.tensors import ALIGNMENT
 from xlaserve.transport.http2.memory import Octets
 
 PREFIX = Struct(">BL")
 """In front of each message: whether it is compressed, and its length in bytes."""
 PREFIX_BYTES = 5
-
-ALIGNMENT = 64
-"""Where XLA reads an array in place; at another address it copies it first."""
 
 _IN_PLACE_BYTES = 1 << 16
 """Messages that are longer are put where their tensor is aligned."""
