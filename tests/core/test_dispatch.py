@@ -545,3 +545,19 @@ async def test_a_thread_goes_on_behind_an_error() -> None:
     assert ["dispatched", "dispatched"] == [one for one in heard if isinstance(one, str)]
     assert [ZeroDivisionError] * 2 == [type(one) for one in heard if isinstance(one, Exception)]
     assert 7 == heard[-1]
+
+
+async def test_whoever_cannot_be_fetched_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the system has no thread left to start."""
+    threads = DeviceThreads("cuda:0")
+    heard: list[object] = []
+
+    def submit(fetch: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threads._fetch, "submit", submit)
+    threads.start(lambda: lambda: 7, lambda: heard.append("dispatched"), heard.append)
+    await until(lambda: len(heard) == 2)
+    threads.close()
+
+    assert ["dispatched", "can't start new thread"] == [str(one) for one in heard]

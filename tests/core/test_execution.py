@@ -248,6 +248,26 @@ async def test_a_request_by_itself_goes_to_the_replica_with_the_least_to_do(
     assert [0, 0] == replicas[2:]
 
 
+async def test_a_request_that_found_no_thread_counts_no_more(
+    make_core: MakeCore, add_model: AddModel, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.seconds = 1.0
+    core = make_core()
+    add_model("m", {1: 1})
+    await core.control.load("m")
+    _, instance = core.registry.resolve("m")
+
+    def execute(call: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(core.workers, "execute", execute)
+    with pytest.raises(RuntimeError, match="new thread"):
+        await infer(core, 1)
+
+    assert [0] == instance.replicas._in_flight
+    assert (0, 0) == (core.registry.requests, instance.users)
+
+
 async def test_a_request_that_was_cancelled_counts_no_more(
     make_core: MakeCore, add_model: AddModel, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

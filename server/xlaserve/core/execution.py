@@ -196,7 +196,11 @@ class Executor:
 
         execute = partial(executable.execute, inputs, resident=resident, replica=replica)
         run = partial(executed, self._now_ns, execute)
-        running = in_thread(self._workers, instance, run, over)
+        try:
+            running = in_thread(self._workers, instance, run, over)
+        except RuntimeError:  # no thread can be started, or none any more
+            instance.replicas.leave(replica)
+            raise
         instance.queued.add(running)
         return running
 

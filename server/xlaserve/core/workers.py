@@ -51,7 +51,12 @@ class DeviceThreads:
             else:
                 loop.call_soon_threadsafe(dispatched)
                 # From here, not from the loop: that may be busy, and this keeps the order.
-                self._fetch.submit(fetch).add_done_callback(fetched)
+                try:
+                    fetching = self._fetch.submit(fetch)
+                except RuntimeError as error:  # no thread can be started
+                    loop.call_soon_threadsafe(over, error)
+                else:
+                    fetching.add_done_callback(fetched)
 
         dispatching = self._dispatch.submit(dispatch)
         dispatching.add_done_callback(ended)

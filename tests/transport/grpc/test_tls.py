@@ -51,6 +51,18 @@ def trusting(
     return grpc.ssl_channel_credentials(root, client.private_key_pem.bytes(), chain)
 
 
+async def test_a_drain_waits_for_no_handshake(
+    serve: Serve, tmp_path: Path, certificate: dict[str, str]
+) -> None:
+    async with serve(tmp_path, **certificate) as server:
+        host, _, port = server.url.rpartition(":")
+        _, silent = await asyncio.open_connection(host, int(port))
+        await asyncio.sleep(0)
+        async with asyncio.timeout(30):
+            await server.application.grpc.drain(5)
+        silent.close()
+
+
 async def test_a_client_that_trusts_the_server_is_answered(
     serve: Serve, tmp_path: Path, authority: trustme.CA, certificate: dict[str, str]
 ) -> None:

@@ -73,6 +73,7 @@ class GrpcServer(Server):
         """Those above the limit, until they are gone."""
         self._further: list[asyncio.AbstractServer] = []
         self._sweeping: asyncio.TimerHandle | None = None
+        self._draining = False
 
     async def listen(self, listening: socket.socket, tls: "ssl.SSLContext | None" = None) -> None:
         """Serve on a socket that is bound and listens; may be called for more than one."""
@@ -104,7 +105,7 @@ class GrpcServer(Server):
     def admit(self, protocol: "Http2Protocol | H2Engine") -> bool:
         """Tell whether there may be one more connection."""
         assert isinstance(protocol, OwnEngine | H2Engine)
-        if len(self._connections) >= self._max_connections:
+        if self._draining or len(self._connections) >= self._max_connections:
             self._refused.add(protocol)
             return False
         self._connections.add(protocol)
@@ -164,6 +165,8 @@ class GrpcServer(Server):
         for listening in (self._server, *self._further):
             if listening is not None:
                 listening.close()
+        # Some are on their way through a TLS handshake.
+        self._draining = True
         for protocol in self._connections:
             protocol.go_away()
         with suppress(TimeoutError):
@@ -172,8 +175,11 @@ class GrpcServer(Server):
         for protocol in tuple(self._connections):
             protocol.end()
         self.close()
-        await self.wait_closed()
         await self._gone()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FAREWELL_SECONDS):
+                # From Python 3.12 on for connections as well: those in a handshake may never end.
+                await self.wait_closed()
 
     def close(self) -> None:
         """Stop at once; see grpclib."""
@@ -185,13 +191,11 @@ class GrpcServer(Server):
         """Return when every connection is closed: those whose clients keep them are cut off."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_FAREWELL_SECONDS):
-                await self._closed()
-        for protocol in (*self._connections, *self._refused):
-            protocol.abort()
-        await self._closed()
-
-    async def _closed(self) -> None:
-        while self._connections or self._refused:  # noqa: ASYNC110
+                while self._connections or self._refused:  # noqa: ASYNC110
+                    await asyncio.sleep(_LOOK_SECONDS)
+        while self._connections or self._refused:
+            for protocol in (*self._connections, *self._refused):
+                protocol.abort()
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _idle(self) -> None:

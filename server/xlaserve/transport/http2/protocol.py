@@ -57,7 +57,10 @@ class Http2Protocol(asyncio.BufferedProtocol):
         if tls is not None and tls.selected_alpn_protocol() != "h2":
             self.end(ErrorCode.INADEQUATE_SECURITY, "TLS without ALPN h2")
         elif not self._host.admit(self):
-            self.end(ErrorCode.ENHANCE_YOUR_CALM, "too many connections (max_connections)")
+            self.end(
+                ErrorCode.ENHANCE_YOUR_CALM,
+                "no more connections (max_connections, or the end is near)",
+            )
         self.flush()
 
     def get_buffer(self, sizehint: int) -> memoryview:
