@@ -522,6 +522,44 @@ async def test_a_client_that_sends_ahead_is_stopped(desk: Desk) -> None:
     assert 64 < owner.answers
 
 
+async def test_whoever_takes_what_was_sent_ahead_may_stop_the_client_in_its_turn(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = Owner(desk)
+    monkeypatch.setattr(owner, "otherwise", lambda data: owner.wire.pause_reading())
+    owner.lane.receive(do("wait"))
+    while owner.wire.reading:
+        owner.lane.receive(b"GET /hello HTTP/1.1\r\nHost: a\r\n\r\n" * 30)
+    desk.answer()
+    while owner.lane.busy:
+        await asyncio.sleep(0)
+
+    assert not owner.wire.reading
+
+
+@pytest.mark.parametrize("closing", [False, True])
+async def test_the_end_waits_until_the_answer_has_left(desk: Desk, *, closing: bool) -> None:
+    owner = Owner(desk)
+    owner.lane.closing = closing
+    owner.lane.pause()
+    owner.lane.receive(do("wait"))
+    owner.lane.resume()
+    while not desk.waiting:
+        await asyncio.sleep(0)
+    owner.lane.pause()
+    ending = asyncio.ensure_future(owner.lane.end(30))
+    await asyncio.sleep(0)
+    desk.answer()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    before = ending.done(), owner.lane.is_idle
+    owner.lane.resume()
+    await ending
+
+    assert (False, False) == before
+    assert owner.lane.is_idle
+
+
 async def test_nothing_is_begun_while_answers_do_not_leave(desk: Desk) -> None:
     owner = Owner(desk)
     owner.lane.pause()

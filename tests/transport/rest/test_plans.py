@@ -86,6 +86,19 @@ def test_a_head_that_may_mean_something_else_is_not(plans: Plans, other: bytes) 
     assert (None, None) == (plans.get(other), plans.find(other))
 
 
+@pytest.mark.parametrize(
+    "length", ["Content-Length: 5 ", "Content-Length:\t5", "Content-Length: 0000000005"]
+)
+def test_a_length_that_is_written_oddly_lets_no_second_one_pass(length: str) -> None:
+    """The HTTP parser takes them as 5 each, and refuses two."""
+    plans = Plans(10, MAX_LENGTH)
+    plans.keep(head(length=length), plan())
+
+    assert plan() == plans.get(head(length=length))
+    for second in (length + "\r\nContent-Length: 50", "Content-Length: 50\r\n" + length):
+        assert plans.find(head(length=second)) is None
+
+
 def test_what_is_found_by_its_length_is_known_then(plans: Plans) -> None:
     found = plans.find(head("A: b", length="Content-Length: 77"))
 

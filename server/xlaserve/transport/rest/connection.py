@@ -114,7 +114,7 @@ class Connection(RequestHandler):
         self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
 
     def _process_keepalive(self) -> None:
-        if self._lane is not None and self._lane.busy:
+        if self._lane is not None and not self._lane.is_idle:
             self.answered()
         super()._process_keepalive()
 

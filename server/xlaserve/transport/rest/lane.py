@@ -95,6 +95,11 @@ class Lane:
             self._call is None and self._timer is None and self._turn is None
         )
 
+    @property
+    def is_idle(self) -> bool:
+        """Tell whether nothing is to be answered, and no answer on its way."""
+        return self._writing and not self.busy
+
     # --- bytes ---
 
     def receive(self, data: bytes) -> None:
@@ -178,12 +183,13 @@ class Lane:
         plan = self._plans.get(head) or self._plans.find(head)
         data = bytes(held if plan is None else held[: len(head) + plan.length])
         del held[: len(data)]
+        if not self._reading and len(held) <= _HELD_BYTES:
+            # Before the bytes are handed on: whoever takes them may pause reading in its turn.
+            self._reading = True
+            self._transport.resume_reading()
         self._settle()
         self.receive(data)
         self._held = held
-        if not self._reading and len(held) <= _HELD_BYTES:
-            self._reading = True
-            self._transport.resume_reading()
         self._go_on()
 
     def pause(self) -> None:
@@ -193,6 +199,8 @@ class Lane:
     def resume(self) -> None:
         """Go on: answers leave again."""
         self._writing = True
+        if self._call is None:
+            self._end()
         self._go_on()
 
     # --- requests ---
@@ -275,7 +283,8 @@ class Lane:
         self._owner.answered()
         if self.closing:
             self._transport.close()
-            self._end()
+            if self._writing:
+                self._end()
 
     # --- the end ---
 
@@ -298,8 +307,8 @@ class Lane:
             self._ended.set_result(None)
 
     async def end(self, seconds: float | None) -> None:
-        """Wait so long for the answer to the request that is being answered, then forget it."""
-        if self._call is not None:
+        """Wait so long until the request that is being answered has its answer, then forget it."""
+        if self._call is not None or not self._writing:
             self._ended = self._loop.create_future()
             await asyncio.wait([self._ended], timeout=seconds)
         self.cancel()
