@@ -10,7 +10,7 @@ from typing import cast
 
 import numpy as np
 
-from xlaserve.core.answers import Answers
+from xlaserve.core.answers import Answers, settle
 from xlaserve.core.batching import NO_KEY, Answering, Executed, Tensors, Waiting
 from xlaserve.core.checks import check_inputs, check_outputs
 from xlaserve.core.ensemble import EnsemblePlan
@@ -73,7 +73,7 @@ class Engine:
         QueueTimeout, OutOfMemory, or ShuttingDown.
         """
         answer: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
-        begun = self.begin(request, partial(_settle, answer))
+        begun = self.begin(request, partial(settle, answer))
         return begun if isinstance(begun, InferResponse) else await _answered(answer, begun)
 
     def begin(self, request: InferRequest, done: Done) -> InferResponse | Pending:
@@ -262,7 +262,7 @@ class Engine:
             if outcome is not None:
                 version.statistics.succeeded(outcome[1], started, self._clock(), self._now())
                 return outcome
-            done = partial(_settle, answer)
+            done = partial(settle, answer)
             waiting = Waiting(done, rows, tensors, started, self._clock(), key=key)
             self._run_later(model, version, instance, waiting)
         except BaseException as error:
@@ -297,15 +297,6 @@ class Engine:
             return outputs
         fetch = partial(_fetch_all, outputs)
         return await asyncio.wrap_future(self._workers.execute(fetch))
-
-
-def _settle(answer: "asyncio.Future[InferResponse]", found: InferResponse | BaseException) -> None:
-    if answer.done():
-        return
-    if isinstance(found, BaseException):
-        answer.set_exception(found)
-    else:
-        answer.set_result(found)
 
 
 async def _answered(answer: "asyncio.Future[InferResponse]", begun: Pending) -> InferResponse:

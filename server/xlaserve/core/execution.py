@@ -15,6 +15,7 @@ from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
+from xlaserve.core.answers import settle
 from xlaserve.core.batching import (
     Answering,
     Batcher,
@@ -119,7 +120,7 @@ class Executor:
         if isinstance(found, Missing):
             found = await self._shapes.compiled(instance, found)
         over: asyncio.Future[Executed] = asyncio.get_running_loop().create_future()
-        work = self._by_itself(instance, found, inputs, partial(_settle, over), resident=True)
+        work = self._by_itself(instance, found, inputs, partial(settle, over), resident=True)
         try:
             ran = await over
         finally:
@@ -311,15 +312,6 @@ def policy_of(config: ModelConfig, max_queued: int) -> BatchPolicy:
         delay_ns=wanted.max_queue_delay_microseconds * _MICROSECOND_NS,
         timeout_ns=wanted.default_timeout_microseconds * _MICROSECOND_NS,
     )
-
-
-def _settle(over: "asyncio.Future[Executed]", result: Executed | BaseException) -> None:
-    if over.done():  # nobody waits for it any more
-        return
-    if isinstance(result, BaseException):
-        over.set_exception(result)
-    else:
-        over.set_result(result)
 
 
 class LoopClock:
