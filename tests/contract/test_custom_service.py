@@ -146,7 +146,9 @@ NO_SERVICES = {
 
 @pytest.mark.parametrize("reference", NO_SERVICES)
 async def test_what_is_no_service_is_refused_at_start(tmp_path: Path, reference: str) -> None:
-    settings = Settings(repository=tmp_path, grpc_endpoint="port:0", service=(reference,))
+    settings = Settings(
+        repository=tmp_path, grpc_endpoint="port:0", http_endpoint="none", service=(reference,)
+    )
     with pytest.raises(InvalidReference, match=NO_SERVICES[reference]):
         async with Application(settings).running():
             pass
