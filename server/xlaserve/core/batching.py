@@ -23,6 +23,9 @@ Tensors: TypeAlias = Mapping[str, Tensor]
 ShapeKey: TypeAlias = tuple[tuple[int, ...], ...]
 """What the inputs of requests must have in common to be put together: all sizes but the rows."""
 
+NO_KEY: ShapeKey = ()
+"""That of a model whose inputs have one shape."""
+
 _IN_PLACE_BYTES = 1 << 14
 """A smaller batch is copied in the time that it takes to align it."""
 
@@ -31,9 +34,6 @@ APART_NS = 50_000
 
 ALONE_IN_A_ROW = 3
 """After so many requests that came by themselves the next is expected to do so too."""
-
-NO_KEY: ShapeKey = ()
-"""That of a model whose inputs have one shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,10 @@ class Executed:
     outputs: Tensors
     begun_ns: int
     ended_ns: int
+
+
+Ended: TypeAlias = Callable[[Executed | BaseException], None]
+"""Told on the event loop what an execution gave, or why it gave nothing."""
 
 
 class Place(Protocol):
@@ -243,12 +247,7 @@ class Runner(Protocol):
         """Tell whether it executes where the event loop is, if that is quick enough."""
         ...
 
-    def run(
-        self,
-        requests: Sequence[Waiting],
-        freed: Callable[[], None],
-        ended: Callable[[Executed | BaseException], None],
-    ) -> None:
+    def run(self, requests: Sequence[Waiting], freed: Callable[[], None], ended: Ended) -> None:
         """Start a batch; `freed` is called when another may be, and `ended` once it is over.
 
         Both on the event loop, perhaps before this returns; neither where this raises.

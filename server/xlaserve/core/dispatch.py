@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeAlias, cast
 
-from xlaserve.core.batching import Executed, Tensors, Waiting, pack
+from xlaserve.core.batching import Ended, Executed, Tensors, Waiting, pack
 from xlaserve.core.workers import DeviceThreads
 from xlaserve.models.loaded import IN_FLIGHT, Dispatching, InFlight, LoadedModel
 
 Dispatch: TypeAlias = Callable[[int], InFlight]
 """Starts an execution on a replica; called in the thread that dispatches to its device."""
-
-Ended: TypeAlias = Callable[[Executed | BaseException], None]
-"""Told on the event loop what an execution gave, or why it gave nothing."""
 
 
 class User(Protocol):

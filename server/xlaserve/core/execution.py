@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -21,13 +21,14 @@ from xlaserve.core.batching import (
     Batcher,
     BatchPolicy,
     BatchQueue,
+    Ended,
     Executed,
     Runner,
     ShapeKey,
     Tensors,
     Waiting,
 )
-from xlaserve.core.dispatch import DeviceRunner, Dispatcher, Ended
+from xlaserve.core.dispatch import DeviceRunner, Dispatcher
 from xlaserve.core.ensemble import EnsemblePlan
 from xlaserve.core.host_runner import HostRunner, executed, in_thread, result_of
 from xlaserve.core.on_demand import Missing, ShapeCompiler, look
@@ -37,12 +38,10 @@ from xlaserve.core.workers import Workers
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import Dispatching, Executable, LoadedModel, ModelInfo, Value
 
-T = TypeVar("T")
-
-WORTH_SECONDS = 4e-6
+_WORTH_SECONDS = 4e-6
 """What it costs to queue a request: a model that is quicker than this is not worth it."""
 
-PACK_SECONDS_PER_BYTE = 1e-10
+_PACK_SECONDS_PER_BYTE = 1e-10
 """What it costs to copy a row into a batch: large rows are read in place where they came."""
 
 DEFAULT_MAX_QUEUED = 1024
@@ -238,7 +237,7 @@ class Executor:
         waits = wanted.max_queue_delay_microseconds or wanted.preferred_batch_size
         if waits or alone > self._policy.inline_seconds:
             return True
-        packed = WORTH_SECONDS + row_bytes(model.info) * PACK_SECONDS_PER_BYTE
+        packed = _WORTH_SECONDS + _row_bytes(model.info) * _PACK_SECONDS_PER_BYTE
         return alone > packed + model.expected_seconds(most) / most
 
     def make_batcher(self, instance: Instance, model: LoadedModel, answers: Answering) -> Batcher:
@@ -289,10 +288,12 @@ def rows_of(info: ModelInfo, inputs: Mapping[str, Value]) -> int:
     return int(first.shape[0]) if isinstance(first, np.ndarray) else first.rows
 
 
-def row_bytes(info: ModelInfo) -> int:
-    """Return the size of one row of all inputs, of what is known of it."""
-    sizes = (prod(max(1, size) for size in spec.shape[1:]) for spec in info.inputs)
-    return sum(size * spec.datatype.itemsize for size, spec in zip(sizes, info.inputs, strict=True))
+def _row_bytes(info: ModelInfo) -> int:
+    """Return the bytes of one row of the inputs, as far as their shapes are fixed."""
+    return sum(
+        spec.datatype.itemsize * prod(size for size in spec.shape[1:] if size > 0)
+        for spec in info.inputs
+    )
 
 
 def key_of(info: ModelInfo, tensors: Tensors) -> ShapeKey:

@@ -7,8 +7,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar, cast
 
-from xlaserve.core.batching import Executed, Tensors, Waiting, pack
-from xlaserve.core.dispatch import Ended
+from xlaserve.core.batching import Ended, Executed, Tensors, Waiting, pack
 from xlaserve.core.registry import Instance
 from xlaserve.core.workers import Workers
 from xlaserve.models.loaded import LoadedModel, Value

@@ -70,7 +70,7 @@ class GrpcServer(Server):
         self._poll = BusyPoll(busy_poll_seconds, self._loop.call_soon)
         self._connections: set[Engine] = set()
         self._refused: set[Engine] = set()
-        """Those above the limit, until they are gone."""
+        """Those that were not admitted, until they are gone."""
         self._further: list[asyncio.AbstractServer] = []
         self._sweeping: asyncio.TimerHandle | None = None
         self._draining = False
