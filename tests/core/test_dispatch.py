@@ -384,14 +384,20 @@ async def test_who_leaves_before_there_is_room_is_never_dispatched(
     assert IN_FLIGHT == len(devices.given)
 
 
+async def with_steps(start: Start, add_model: AddModel, world: World) -> Core:
+    """Load a model on one device, and an ensemble that it is the step of."""
+    world.devices = Devices("cuda", 1)
+    core: Core = await start()
+    add_model("e", {}, OF_STEP_M)
+    await core.control.load("e")
+    return core
+
+
 async def test_steps_and_requests_share_the_room(
     start: Start, add_model: AddModel, world: World, devices: Accelerators
 ) -> None:
     """No more of both together than may be in flight, and each has its turn."""
-    world.devices = Devices("cuda", 1)
-    core = await start()
-    add_model("e", {}, OF_STEP_M)
-    await core.control.load("e")
+    core = await with_steps(start, add_model, world)
     asked = []
     for _ in range(IN_FLIGHT + 2):
         asked += [asking(core, "e"), asking(core, "m", rows=2)]
@@ -414,10 +420,7 @@ async def test_a_batch_has_its_turn_among_steps(
     start: Start, add_model: AddModel, world: World, devices: Accelerators
 ) -> None:
     """However many of them wait, one that came later than it is behind it."""
-    world.devices = Devices("cuda", 1)
-    core = await start()
-    add_model("e", {}, OF_STEP_M)
-    await core.control.load("e")
+    core = await with_steps(start, add_model, world)
     asked = []
     for count in range(IN_FLIGHT):
         asked.append(asking(core, rows=4))
@@ -438,10 +441,7 @@ async def test_a_batch_has_its_turn_among_steps(
 async def test_a_step_that_nobody_waits_for_is_called_off(
     start: Start, add_model: AddModel, world: World, devices: Accelerators
 ) -> None:
-    world.devices = Devices("cuda", 1)
-    core = await start()
-    add_model("e", {}, OF_STEP_M)
-    await core.control.load("e")
+    core = await with_steps(start, add_model, world)
     asked = [asking(core, "e") for _ in range(IN_FLIGHT + 1)]
     await devices.has(IN_FLIGHT)
     await passes()

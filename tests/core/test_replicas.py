@@ -1,13 +1,11 @@
 """Which replica a request goes to."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.virtual_devices import run_on_devices
 
 import xlaserve
 from xlaserve.core.replicas import Replicas
@@ -37,18 +35,7 @@ def test_a_model_without_batches_uses_all_of_its_devices(tmp_path: Path, count: 
     )
     config = {"parameters": {"devices": {"string_value": "all"}}}
     (tmp_path / "models" / "m" / "config.json").write_text(json.dumps(config))
-    ran = subprocess.run(
-        [sys.executable, str(SCRIPT), str(tmp_path / "models"), str(count)],
-        env=os.environ
-        | {
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={count}",
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr[-2000:]
+    printed = run_on_devices(SCRIPT, tmp_path / "models", count)
 
-    used = json.loads(ran.stdout.splitlines()[-1])
+    used = json.loads(printed.splitlines()[-1])
     assert {f"cpu:{index}": ROUNDS for index in range(count)} == used

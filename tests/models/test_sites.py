@@ -1,7 +1,4 @@
 import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from support.virtual_devices import run_on_devices
 
 from xlaserve.errors import InvalidModel
 from xlaserve.models import device, placement, sites
@@ -168,19 +166,8 @@ def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     )
     np.save(directory / "x.npy", x)
     np.save(directory / "expected.npy", np.maximum(x @ w1, 0) @ w2)
-    ran = subprocess.run(
-        [sys.executable, str(SCRIPT), str(directory / "1"), str(request.param)],
-        env=os.environ
-        | {
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={request.param}",
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    return Machine(request.param, json.loads(ran.stdout))
+    printed = run_on_devices(SCRIPT, directory / "1", request.param)
+    return Machine(request.param, json.loads(printed))
 
 
 BUCKETS = 4

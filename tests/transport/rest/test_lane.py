@@ -2,16 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 
 import pytest
+from support.gateway import serving_routes
 from support.http import Connection as Client
 from support.http import chunked, connect, message
 
 from xlaserve.core.inference import Pending
 from xlaserve.errors import ModelNotFound
-from xlaserve.transport.endpoints import Endpoint, listen
 from xlaserve.transport.rest.bodies import BodyLimits
 from xlaserve.transport.rest.connection import Connection
 from xlaserve.transport.rest.lane import Lane
@@ -102,14 +101,8 @@ async def serving(
         ]
     )
     limits = HttpLimits(20, 1 << 14, idle, BodyLimits(MAX_BYTES, 100, timeout), max_heads)
-    listener = listen("http_endpoint", Endpoint(port=0), host="127.0.0.1", unix_socket_mode=0o600)
-    with ThreadPoolExecutor(1) as threads:
-        server = HttpServer(routes, limits, threads.submit)
-        await server.listen(listener.socket)
-        try:
-            yield listener.address, server
-        finally:
-            await server.drain(5)
+    async with serving_routes(routes, limits) as served:
+        yield served
 
 
 @pytest.fixture

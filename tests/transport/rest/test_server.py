@@ -5,17 +5,16 @@ import gzip
 import os
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from support.gateway import serving_routes
 from support.http import Answer, ask, chunked, connect, message
 
 from xlaserve.errors import ModelNotFound
-from xlaserve.transport.endpoints import Endpoint, listen
 from xlaserve.transport.rest.bodies import BodyLimits
 from xlaserve.transport.rest.messages import BINARY_TYPE, HttpRequest, HttpResponse, json_response
 from xlaserve.transport.rest.routing import Route, RouteTable
@@ -93,19 +92,11 @@ async def serving(world: World, **limits: Any) -> AsyncIterator[tuple[str, HttpS
     }
     chosen["max_heads"] = limits.get("max_heads", 100)
     body = BodyLimits(MAX_BYTES, limits.get("max_chunks", 65536), limits.get("timeout", 30.0))
-    listener = listen("http_endpoint", Endpoint(port=0), host="127.0.0.1", unix_socket_mode=0o600)
-    with ThreadPoolExecutor(1) as threads:
-        server = HttpServer(
-            RouteTable(routes.routes),
-            HttpLimits(**chosen, body=body),
-            threads.submit,
-        )
-        await server.listen(listener.socket)
+    async with serving_routes(routes, HttpLimits(**chosen, body=body)) as served:
         try:
-            yield listener.address, server
+            yield served
         finally:
             world.gate.set()
-            await server.drain(5)
 
 
 @pytest.fixture
