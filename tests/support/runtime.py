@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from support.held import Held, held
 from support.mesh import Mesh
 from xlaserve.app import Application
+from xlaserve.core.lifecycle import Lifecycle, State
 
 _PROGRESS_SECONDS = 60
 
@@ -36,9 +37,18 @@ class Runtime:
             while not self._stage(model).startswith(f"compiling {step} of"):
                 await asyncio.sleep(0)
 
+    async def until_unloading(self, model: str) -> None:
+        """Wait until an unload has come, which is to take a while."""
+        async with asyncio.timeout(_PROGRESS_SECONDS):
+            while [State.UNLOADING] != [found.state for found in self._lifecycles(model)]:
+                await asyncio.sleep(0)
+
     def _stage(self, name: str) -> str:
+        return next((found.reason for found in self._lifecycles(name)), "")
+
+    def _lifecycles(self, name: str) -> list[Lifecycle]:
         model = self.application.registry.find(name)
-        return next((v.lifecycle.reason for v in model.versions.values()), "") if model else ""
+        return [version.lifecycle for version in model.versions.values()] if model else []
 
 
 StartRuntime = Callable[..., AbstractAsyncContextManager[Runtime]]

@@ -23,14 +23,13 @@ from xlaserve.core.execution import (
     key_of,
     rows_of,
 )
-from xlaserve.core.host_runner import when_done
 from xlaserve.core.image_files import DEFAULT_LIMITS, ImageLimits
 from xlaserve.core.images import EncodedImages, find_images
 from xlaserve.core.inference import Done, InferOutput, InferRequest, InferResponse, Pending
 from xlaserve.core.monitor import VersionReport, report
 from xlaserve.core.registry import Instance, Model, Registry, Version
 from xlaserve.core.statistics import Execution
-from xlaserve.core.workers import Workers
+from xlaserve.core.workers import Workers, when_done
 from xlaserve.errors import ShuttingDown
 from xlaserve.models.config_served import ServedConfig
 from xlaserve.models.loaded import ModelInfo, Value

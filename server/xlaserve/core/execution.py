@@ -7,7 +7,6 @@ threads of that device however quick it is: it may have to wait there for what o
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -30,7 +29,7 @@ from xlaserve.core.batching import (
 )
 from xlaserve.core.dispatch import DeviceRunner, Dispatcher
 from xlaserve.core.ensemble import EnsemblePlan
-from xlaserve.core.host_runner import HostRunner, executed, in_thread, result_of
+from xlaserve.core.host_runner import HostRunner, executed, in_thread
 from xlaserve.core.on_demand import Missing, ShapeCompiler, look
 from xlaserve.core.registry import Instance
 from xlaserve.core.statistics import Execution
@@ -189,10 +188,10 @@ class Executor:
             )
         replica = instance.replicas.take()
 
-        def over(running: "Future[Executed | BaseException]") -> None:
+        def over(result: Executed | BaseException) -> None:
             instance.replicas.leave(replica)
             instance.queued.discard(running)
-            ended(result_of(running))
+            ended(result)
 
         execute = partial(executable.execute, inputs, resident=resident, replica=replica)
         run = partial(executed, self._now_ns, execute)

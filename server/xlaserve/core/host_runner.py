@@ -1,18 +1,15 @@
 """Executions on the host: where the event loop is, or in a thread."""
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import TypeVar, cast
+from typing import cast
 
-from xlaserve.core.batching import Ended, Executed, Tensors, Waiting, pack
+from xlaserve.core.batching import Ended, Executed, Tensors, User, Waiting, pack
 from xlaserve.core.registry import Instance
-from xlaserve.core.workers import Workers
+from xlaserve.core.workers import Handed, Workers, when_done
 from xlaserve.models.loaded import LoadedModel, Value
-
-T = TypeVar("T")
 
 _INLINE_REQUESTS = 4
 """A batch counts as so many requests at most when it is decided where it runs: it takes the place
@@ -32,36 +29,26 @@ def executed(
     return Executed(cast(Tensors, outputs), begun, now_ns())
 
 
-def result_of(running: "Future[Executed | BaseException]") -> Executed | BaseException:
-    """Return what a thread gave, or that it was called off."""
-    return asyncio.CancelledError() if running.cancelled() else running.result()
-
-
 def in_thread(
     workers: Workers,
-    instance: Instance,
-    call: Callable[[], T],
-    ended: Callable[["Future[T]"], None],
-) -> "Future[T]":
+    user: User,
+    call: Callable[[], Executed | BaseException],
+    ended: Ended,
+) -> "Future[None]":
     """Run a call that uses an instance in a thread; `ended` is called on the event loop.
 
     The thread is a user of its own: it may outlive requests that were cancelled.
     """
-    running = workers.execute(call)
-    instance.acquire()
+    handed = Handed(call)
+    running = workers.execute(handed)
+    user.acquire()
 
-    def finish(running: "Future[T]") -> None:
-        instance.release()
-        ended(running)
+    def finish(running: "Future[None]") -> None:
+        user.release()
+        ended(handed.take())
 
     when_done(running, finish)
     return running
-
-
-def when_done(running: "Future[T]", ended: Callable[["Future[T]"], None]) -> None:
-    """Call `ended` on the event loop once work in a thread is over, or called off."""
-    loop = asyncio.get_running_loop()
-    running.add_done_callback(lambda done: loop.call_soon_threadsafe(ended, done))
 
 
 class HostRunner:
@@ -100,10 +87,10 @@ class HostRunner:
             ended(result)
             return
 
-        def over(running: "Future[Executed | BaseException]") -> None:
+        def over(result: Executed | BaseException) -> None:
             self._free.append(replica)
             freed()
-            ended(result_of(running))
+            ended(result)
 
         in_thread(self._workers, self._instance, run, over)
         self._free.popleft()

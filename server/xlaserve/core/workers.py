@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -12,6 +12,31 @@ T = TypeVar("T")
 _DISK_THREADS = 2
 _COMPILE_THREADS = 2
 """A shape of one model is compiled while another model's takes its time."""
+
+
+class Handed(Generic[T]):
+    """A call for a thread, whose result is for one who takes it away.
+
+    The thread would keep the result of a future for a while after others were told of it; and what
+    a model computed is memory that has to be free when its unload is answered.
+    """
+
+    __slots__ = ("_call", "_results")
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call = call
+        self._results: list[T | BaseException] = []
+
+    def __call__(self) -> None:
+        """Call, in the thread; raises nothing."""
+        try:
+            self._results.append(self._call())
+        except BaseException as error:
+            self._results.append(error)
+
+    def take(self) -> T | BaseException:
+        """Return once what the call returned or raised, or that it was called off."""
+        return self._results.pop() if self._results else asyncio.CancelledError()
 
 
 class DeviceThreads:
@@ -40,23 +65,24 @@ class DeviceThreads:
         """
         loop = asyncio.get_running_loop()
 
-        def fetched(fetching: "Future[T]") -> None:
-            result = _outcome(fetching)
-            loop.call_soon_threadsafe(over, result)
-
         def ended(dispatching: "Future[Callable[[], T]]") -> None:
-            fetch = _outcome(dispatching)
-            if isinstance(fetch, BaseException):
-                loop.call_soon_threadsafe(over, fetch)
+            failure = _failure(dispatching)
+            if failure is not None:
+                loop.call_soon_threadsafe(over, failure)
+                return
+            loop.call_soon_threadsafe(dispatched)
+            handed = Handed(dispatching.result())
+
+            def fetched(fetching: "Future[None]") -> None:
+                loop.call_soon_threadsafe(lambda: over(handed.take()))
+
+            # From here, not from the loop: that may be busy, and this keeps the order.
+            try:
+                fetching = self._fetch.submit(handed)
+            except RuntimeError as error:  # no thread can be started
+                loop.call_soon_threadsafe(over, error)
             else:
-                loop.call_soon_threadsafe(dispatched)
-                # From here, not from the loop: that may be busy, and this keeps the order.
-                try:
-                    fetching = self._fetch.submit(fetch)
-                except RuntimeError as error:  # no thread can be started
-                    loop.call_soon_threadsafe(over, error)
-                else:
-                    fetching.add_done_callback(fetched)
+                fetching.add_done_callback(fetched)
 
         dispatching = self._dispatch.submit(dispatch)
         dispatching.add_done_callback(ended)
@@ -68,10 +94,14 @@ class DeviceThreads:
         self._fetch.shutdown(wait=True)
 
 
-def _outcome(work: "Future[T]") -> T | BaseException:
-    if work.cancelled():
-        return asyncio.CancelledError()
-    return work.exception() or work.result()
+def when_done(running: "Future[T]", ended: Callable[["Future[T]"], None]) -> None:
+    """Call `ended` on the event loop once work in a thread is over, or called off."""
+    loop = asyncio.get_running_loop()
+    running.add_done_callback(lambda done: loop.call_soon_threadsafe(ended, done))
+
+
+def _failure(work: "Future[T]") -> BaseException | None:
+    return asyncio.CancelledError() if work.cancelled() else work.exception()
 
 
 class Workers:
