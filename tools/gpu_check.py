@@ -27,7 +27,7 @@ import numpy as np
 import xlaserve
 from xlaserve.core.batching import Executed
 from xlaserve.core.dispatch import Dispatcher
-from xlaserve.core.workers import DeviceThreads
+from xlaserve.core.threads import DeviceThreads
 from xlaserve.errors import DeviceUnavailable, OutOfMemory
 from xlaserve.models import jax_runtime, loaders, sites
 from xlaserve.models.config import ModelConfig

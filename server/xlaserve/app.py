@@ -365,14 +365,14 @@ class Application:
             ),
             settings.max_http_heads,
         )
-        server = HttpServer(self.http_routes(), limits, self.workers.execute)
+        server = HttpServer(self.http_routes(), limits, self.workers.host)
         await server.listen(listener.socket)
         return server
 
     def http_routes(self) -> RouteTable:
         """Return the table of every route that HTTP is served on."""
         depth = self.settings.max_json_depth
-        threads = OffLoop(self.workers.execute)
+        threads = OffLoop(self.workers.host)
         inference = InferenceRoutes(
             self._description,
             self.engine,

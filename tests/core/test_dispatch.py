@@ -14,7 +14,8 @@ from support.core import FP32, AddModel, Core, MakeCore, World
 from xlaserve.core.dispatch import Dispatcher
 from xlaserve.core.inference import InferInput, InferRequest
 from xlaserve.core.registry import Instance
-from xlaserve.core.workers import DeviceThreads, Workers
+from xlaserve.core.threads import DeviceThreads
+from xlaserve.core.workers import Workers
 from xlaserve.errors import OutOfMemory, Overloaded
 from xlaserve.models.loaded import IN_FLIGHT, Executable, InFlight, Value
 from xlaserve.models.placement import Devices

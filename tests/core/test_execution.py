@@ -257,10 +257,10 @@ async def test_a_request_that_found_no_thread_counts_no_more(
     await core.control.load("m")
     _, instance = core.registry.resolve("m")
 
-    def execute(call: object) -> None:
+    def start(call: object, over: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(core.workers, "execute", execute)
+    monkeypatch.setattr(core.workers.host, "start", start)
     with pytest.raises(RuntimeError, match="new thread"):
         await infer(core, 1)
 

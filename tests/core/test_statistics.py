@@ -240,7 +240,7 @@ async def test_a_cancelled_request_is_counted_and_what_waits_is_pending(
     instance = core.registry.resolve("m")[1]
     world.may_execute.clear()
     running = [asyncio.create_task(core.engine.infer(request())) for _ in range(3)]
-    while sum(work.running() for work in instance.queued) < 2 or len(instance.queued) < 3:
+    while len(instance.queued) < 3 or sum(job.waits for job in instance.queued) > 1:
         await asyncio.sleep(0)
     pending = instance.pending
     running[2].cancel()

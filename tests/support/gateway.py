@@ -1,9 +1,9 @@
 """The HTTP server by itself, with routes of the test's own."""
 
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
+from xlaserve.core.threads import HostThreads
 from xlaserve.transport.endpoints import Endpoint, listen
 from xlaserve.transport.rest.routing import RouteTable
 from xlaserve.transport.rest.server import HttpLimits, HttpServer
@@ -15,10 +15,11 @@ async def serving_routes(
 ) -> AsyncIterator[tuple[str, HttpServer]]:
     """Serve on a free port for the length of a block; its address, and the server."""
     listener = listen("http_endpoint", Endpoint(port=0), host="127.0.0.1", unix_socket_mode=0o600)
-    with ThreadPoolExecutor(1) as threads:
-        server = HttpServer(routes, limits, threads.submit)
-        await server.listen(listener.socket)
-        try:
-            yield listener.address, server
-        finally:
-            await server.drain(5)
+    threads = HostThreads(1)
+    server = HttpServer(routes, limits, threads)
+    await server.listen(listener.socket)
+    try:
+        yield listener.address, server
+    finally:
+        await server.drain(5)
+        threads.close()

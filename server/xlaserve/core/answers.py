@@ -3,14 +3,11 @@
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
-from typing import TypeVar
 
 from xlaserve.core.batching import Executed, Tensors, Waiting, split
 from xlaserve.core.inference import InferOutput, InferResponse
 from xlaserve.core.registry import Instance, Model, Version
 from xlaserve.tensors import TensorSpec
-
-T = TypeVar("T")
 
 
 class Answers:
@@ -107,16 +104,6 @@ class Answers:
         for request, found in zip(requests, zip(*columns, strict=True), strict=True):
             chosen = found if request.chosen is None else _chosen(found, request.chosen)
             yield InferResponse(name, number, request.id, chosen)
-
-
-def settle(answer: "asyncio.Future[T]", found: T | BaseException) -> None:
-    """Give a future what it waits for, unless nobody does any more."""
-    if answer.done():
-        return
-    if isinstance(found, BaseException):
-        answer.set_exception(found)
-    else:
-        answer.set_result(found)
 
 
 def _chosen(found: Sequence[InferOutput], specs: Sequence[TensorSpec]) -> tuple[InferOutput, ...]:

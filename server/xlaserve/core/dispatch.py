@@ -9,7 +9,7 @@ from functools import partial
 from typing import TypeAlias, cast
 
 from xlaserve.core.batching import Ended, Executed, Tensors, User, Waiting, pack
-from xlaserve.core.workers import DeviceThreads
+from xlaserve.core.threads import DeviceThreads
 from xlaserve.models.loaded import IN_FLIGHT, Dispatching, InFlight, LoadedModel
 
 Dispatch: TypeAlias = Callable[[int], InFlight]

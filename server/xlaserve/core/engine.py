@@ -3,14 +3,13 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import cast
 
 import numpy as np
 
-from xlaserve.core.answers import Answers, settle
+from xlaserve.core.answers import Answers
 from xlaserve.core.batching import NO_KEY, Answering, Executed, Tensors, Waiting
 from xlaserve.core.checks import check_inputs, check_outputs
 from xlaserve.core.ensemble import EnsemblePlan
@@ -29,7 +28,8 @@ from xlaserve.core.inference import Done, InferOutput, InferRequest, InferRespon
 from xlaserve.core.monitor import VersionReport, report
 from xlaserve.core.registry import Instance, Model, Registry, Version
 from xlaserve.core.statistics import Execution
-from xlaserve.core.workers import Workers, when_done
+from xlaserve.core.threads import settle
+from xlaserve.core.workers import Workers
 from xlaserve.errors import ShuttingDown
 from xlaserve.models.config_served import ServedConfig
 from xlaserve.models.loaded import ModelInfo, Value
@@ -171,11 +171,14 @@ class Engine:
         """Decode the images of a request in a thread, then start it."""
         answers = self._answers(model, version, instance)
 
-        def decoded(running: "Future[dict[str, Tensor]]") -> None:
+        def decoded(found: dict[str, Tensor] | BaseException) -> None:
             if waiting.done is None:
                 return
+            if isinstance(found, BaseException):
+                answers.deliver([waiting], found)
+                return
             try:
-                waiting.inputs = dict(waiting.inputs) | running.result()
+                waiting.inputs = dict(waiting.inputs) | found
                 waiting.rows = rows_of(instance.info, waiting.inputs)
                 waiting.key = key_of(instance.info, waiting.inputs)
                 waiting.submitted_ns = self._clock()
@@ -184,12 +187,10 @@ class Engine:
                     self._start(model, version, instance, waiting)
                 else:
                     answers.deliver([waiting], _as_executed(outcome, waiting))
-            except (Exception, asyncio.CancelledError) as error:
+            except Exception as error:
                 answers.deliver([waiting], error)
 
-        running = self._workers.execute(images.decode)
-        waiting.place = Running(running, answers)
-        when_done(running, decoded)
+        waiting.place = Running(self._workers.host.start(images.decode, decoded), answers)
 
     def require(self, name: str, version: str = "") -> AbstractContextManager[None]:
         """Raise what `infer` would raise for a model that cannot answer.
@@ -295,7 +296,7 @@ class Engine:
         if all(isinstance(value, np.ndarray) for value in outputs.values()):
             return outputs
         fetch = partial(_fetch_all, outputs)
-        return await asyncio.wrap_future(self._workers.execute(fetch))
+        return await self._workers.host.run(fetch)
 
 
 async def _answered(answer: "asyncio.Future[InferResponse]", begun: Pending) -> InferResponse:

@@ -14,7 +14,6 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from xlaserve.core.answers import settle
 from xlaserve.core.batching import (
     Answering,
     Batcher,
@@ -33,6 +32,7 @@ from xlaserve.core.host_runner import HostRunner, executed, in_thread
 from xlaserve.core.on_demand import Missing, ShapeCompiler, look
 from xlaserve.core.registry import Instance
 from xlaserve.core.statistics import Execution
+from xlaserve.core.threads import settle
 from xlaserve.core.workers import Workers
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import Dispatching, Executable, LoadedModel, ModelInfo, Value
@@ -190,18 +190,18 @@ class Executor:
 
         def over(result: Executed | BaseException) -> None:
             instance.replicas.leave(replica)
-            instance.queued.discard(running)
+            instance.queued.discard(job)
             ended(result)
 
         execute = partial(executable.execute, inputs, resident=resident, replica=replica)
         run = partial(executed, self._now_ns, execute)
         try:
-            running = in_thread(self._workers, instance, run, over)
+            job = in_thread(self._workers.host, instance, run, over)
         except RuntimeError:  # no thread can be started, or none any more
             instance.replicas.leave(replica)
             raise
-        instance.queued.add(running)
-        return running
+        instance.queued.add(job)
+        return job
 
     def _dispatcher(self, instance: Instance, dispatching: Dispatching) -> Dispatcher:
         if instance.dispatcher is None:
@@ -255,7 +255,9 @@ class Executor:
         dispatching = model.dispatching
         if dispatching is not None:
             return DeviceRunner(self._dispatcher(instance, dispatching), model, dispatching)
-        return HostRunner(instance, model, self._workers, self._policy.inline_seconds, self._now_ns)
+        return HostRunner(
+            instance, model, self._workers.host, self._policy.inline_seconds, self._now_ns
+        )
 
 
 class Cancellable(Protocol):

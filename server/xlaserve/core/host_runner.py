@@ -2,13 +2,12 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from functools import partial
 from typing import cast
 
 from xlaserve.core.batching import Ended, Executed, Tensors, User, Waiting, pack
 from xlaserve.core.registry import Instance
-from xlaserve.core.workers import Handed, Workers, when_done
+from xlaserve.core.threads import HostJob, HostThreads
 from xlaserve.models.loaded import LoadedModel, Value
 
 _INLINE_REQUESTS = 4
@@ -30,25 +29,20 @@ def executed(
 
 
 def in_thread(
-    workers: Workers,
-    user: User,
-    call: Callable[[], Executed | BaseException],
-    ended: Ended,
-) -> "Future[None]":
+    threads: HostThreads, user: User, call: Callable[[], Executed | BaseException], ended: Ended
+) -> HostJob:
     """Run a call that uses an instance in a thread; `ended` is called on the event loop.
 
     The thread is a user of its own: it may outlive requests that were cancelled.
     """
-    handed = Handed(call)
-    running = workers.execute(handed)
-    user.acquire()
 
-    def finish(running: "Future[None]") -> None:
+    def over(result: Executed | BaseException) -> None:
         user.release()
-        ended(handed.take())
+        ended(result)
 
-    when_done(running, finish)
-    return running
+    job = threads.start(call, over)
+    user.acquire()
+    return job
 
 
 class HostRunner:
@@ -63,13 +57,13 @@ class HostRunner:
         self,
         instance: Instance,
         model: LoadedModel,
-        workers: Workers,
+        threads: HostThreads,
         inline_seconds: float,
         now_ns: Callable[[], int],
     ) -> None:
         self._instance = instance
         self._model = model
-        self._workers = workers
+        self._threads = threads
         self._inline_seconds = inline_seconds
         self._now_ns = now_ns
         self.lanes = model.replicas
@@ -92,7 +86,7 @@ class HostRunner:
             freed()
             ended(result)
 
-        in_thread(self._workers, self._instance, run, over)
+        in_thread(self._threads, self._instance, run, over)
         self._free.popleft()
 
     def _inline_limit(self, requests: int) -> float:

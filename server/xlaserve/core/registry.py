@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from xlaserve.core.batching import Answering, Batcher
 from xlaserve.core.capacity import Reservation
@@ -15,21 +14,10 @@ from xlaserve.core.ensemble import EnsemblePlan
 from xlaserve.core.lifecycle import Event, Lifecycle, State
 from xlaserve.core.replicas import Replicas
 from xlaserve.core.statistics import VersionStatistics
+from xlaserve.core.threads import HostJob
 from xlaserve.errors import ModelNotFound, ModelNotReady, Overloaded, VersionNotFound
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import LoadedModel, ModelInfo
-
-
-class Work(Protocol):
-    """What a thread was given to do."""
-
-    def running(self) -> bool:
-        """Tell whether a thread is doing it."""
-        ...
-
-    def done(self) -> bool:
-        """Tell whether it is over."""
-        ...
 
 
 class Instance:
@@ -65,8 +53,8 @@ class Instance:
         """Hands its executions to accelerators; None until there was one."""
         self.answers: Answering | None = None
         """Counts its requests out; None until there was one that was not answered at once."""
-        self.queued: set[Work] = set()
-        """What threads were given to do for it, until the event loop hears that it is over."""
+        self.queued: set[HostJob] = set()
+        """What is done for it in threads, until the event loop hears that it is over."""
         self._users = 0
         self._idle = asyncio.Event()
 
@@ -95,7 +83,7 @@ class Instance:
         """Return how many executions wait for a thread."""
         waiting = self.batcher.waiting if self.batcher else 0
         waiting += self.dispatcher.waiting if self.dispatcher else 0
-        return waiting + sum(not work.running() and not work.done() for work in self.queued)
+        return waiting + sum(job.waits for job in self.queued)
 
     @property
     def users(self) -> int:

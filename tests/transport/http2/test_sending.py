@@ -1,8 +1,10 @@
 """Answers leave within both windows, in turns, and are parked up to a limit (RFC 9113, 5.2)."""
 
+import weakref
 from collections import Counter
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from support.frames import (
     PREFACE,
@@ -176,6 +178,47 @@ def test_what_is_parked_is_counted_until_it_is_over(
 
     assert (6, 0) == (parked, client.ledgers.parked.held)
     assert not client.core.streams
+
+
+def waits_for(client: Client, kind: str) -> None:
+    """Let the client hold the next answer up: by its windows, or by not reading."""
+    if kind == "it does not read":
+        client.send(settings((INITIAL_WINDOW, 1000)))
+        client.core.pause()
+    elif kind == "the window of the connection":
+        client.send(settings((INITIAL_WINDOW, 1 << 20)))
+
+
+HOLDS = ["the window of the stream", "the window of the connection", "it does not read"]
+
+
+@pytest.mark.parametrize("kind", HOLDS)
+def test_a_row_that_waits_does_not_keep_the_batch_that_it_is_of(client: Client, kind: str) -> None:
+    """The budget counts the row."""
+    waits_for(client, kind)
+    batch = np.arange(10 * 80_000, dtype=np.uint8).reshape(10, -1)
+    rows = [bytes(row) for row in batch]
+    stream = client.request(1)
+    stream.answer(HEAD, [b"abc", batch[7:8].data.cast("B")], 80_003, TRAILERS)
+    before = bytes_of(client.sent(), 1)
+    held = weakref.ref(batch)
+    del batch
+    kept = held() is not None
+    client.core.resume()
+    after = bytes_of(client.send(window_update(0, 1 << 20), window_update(1, 1 << 20)), 1)
+
+    assert not kept
+    assert client.ledgers.parked.held == 0
+    assert b"abc" + rows[7] == before + after
+
+
+def test_an_answer_that_waits_by_itself_is_not_copied(client: Client) -> None:
+    tensor = np.zeros((1, 80_000), np.uint8)
+    client.request(1).answer(HEAD, [b"abc", tensor.data.cast("B")], 80_003, TRAILERS)
+    held = weakref.ref(tensor)
+    del tensor
+
+    assert held() is not None
 
 
 def test_an_answer_that_there_is_no_room_for_is_not_begun() -> None:

@@ -26,6 +26,9 @@ FLUSH_BYTES = 1 << 18
 _JOINED_BYTES = 1 << 14
 """An answer that is not larger is copied together, which is quicker than to write its parts."""
 
+_MOST_KEPT = 2
+"""What waits is copied where it keeps memory alive of more than so many times its size."""
+
 
 class Sender:
     """Turns answers into frames, as fast as the client takes them (RFC 9113, 5.2)."""
@@ -158,6 +161,8 @@ class Sender:
     def _account(self, stream: ServerStream) -> None:
         if stream.unsent:
             self._blocked[stream.id] = stream
+            if self.paused or stream.send_window <= 0 or self.window <= 0:
+                stream.pending = deque(map(_by_itself, stream.pending or ()))
         else:
             self._blocked.pop(stream.id, None)
         if stream.unsent != stream.parked:
@@ -262,3 +267,13 @@ class Sender:
     def write(self, frame: bytes) -> None:
         """Send a frame that needs no window."""
         self.output.append(frame)
+
+
+def _by_itself(part: Buffer) -> Buffer:
+    """Return what waits for its client, so that nothing much larger has to wait with it.
+
+    A row of a batch is a view of an array that has the rows of all the others.
+    """
+    array = part.obj if isinstance(part, memoryview) else None
+    kept = getattr(getattr(array, "base", None), "nbytes", 0)
+    return memoryview(bytes(part)) if kept > _MOST_KEPT * len(part) else part

@@ -11,6 +11,7 @@ from http import HTTPStatus
 from aiohttp import web
 
 from xlaserve.core.server import NAME
+from xlaserve.core.threads import HostThreads
 from xlaserve.errors import CrossSiteRequest, XlaserveError
 from xlaserve.transport.rest import compression
 from xlaserve.transport.rest.bodies import BodyLimits, BodyReader
@@ -20,7 +21,7 @@ from xlaserve.transport.rest.heads import Heads
 from xlaserve.transport.rest.messages import JOINED_BYTES, HttpRequest, HttpResponse
 from xlaserve.transport.rest.plans import Finish
 from xlaserve.transport.rest.routing import RouteTable
-from xlaserve.transport.rest.threads import OffLoop, Submit
+from xlaserve.transport.rest.threads import OffLoop
 
 _COMPRESSED_BYTES = 1 << 10
 """Smaller answers do not become smaller by much."""
@@ -46,10 +47,10 @@ class HttpLimits:
 class HttpServer:
     """Serves a table of routes."""
 
-    def __init__(self, routes: RouteTable, limits: HttpLimits, submit: Submit) -> None:
+    def __init__(self, routes: RouteTable, limits: HttpLimits, threads: HostThreads) -> None:
         self._routes = routes
         self._limits = limits
-        self._threads = OffLoop(submit)
+        self._threads = OffLoop(threads)
         self._bodies = BodyReader(limits.body, self._threads)
         self._heads = Heads(limits.max_heads, limits.body.max_bytes)
         self._runner: web.ServerRunner | None = None

@@ -1,14 +1,11 @@
 """Work that would hold the event loop for too long, and the threads that do it instead."""
 
-import asyncio
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeVar
+
+from xlaserve.core.threads import HostThreads
 
 T = TypeVar("T")
-
-Submit: TypeAlias = Callable[..., "Future[Any]"]
-"""Runs a call in a thread for computing."""
 
 INLINE_BYTES = 64 << 10
 """What is read, written or packed on the event loop: a hop to a thread costs as much."""
@@ -20,12 +17,11 @@ class OffLoop:
     JSON takes a tenth of a microsecond for each number: others are served meanwhile.
     """
 
-    def __init__(self, submit: Submit) -> None:
-        self._submit = submit
+    def __init__(self, threads: HostThreads) -> None:
+        self._threads = threads
 
     async def run(self, size_bytes: int, call: Callable[[], T]) -> T:
         """Run a call whose time grows with so many bytes."""
         if size_bytes <= INLINE_BYTES:
             return call()
-        result: T = await asyncio.wrap_future(self._submit(call))
-        return result
+        return await self._threads.run(call)

@@ -1,0 +1,248 @@
+"""The threads that compute: what they tell, and what they let go of."""
+
+import asyncio
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from support.accelerators import until
+
+from xlaserve.core.batching import Executed
+from xlaserve.core.threads import DeviceThreads, HostThreads
+
+
+class Lingering(ThreadPoolExecutor):
+    """A thread that has told of its end and is kept from ending, as by others that compute."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.may_end = threading.Event()
+
+    # As Executor has it, whose parameters have no names.
+    def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        """Run a call, and hold what it returned for as long as the thread lingers."""
+        told: Future[Any] = Future()
+
+        def run() -> None:
+            result = call(*args, **kwargs)
+            told.set_result(result)
+            self.may_end.wait()
+
+        super().submit(run)
+        return told
+
+
+class Outputs:
+    """What a model computed, and whether anybody still has it."""
+
+    def __init__(self) -> None:
+        self._arrays: list[weakref.ref[np.ndarray[Any, Any]]] = []
+        self.heard: list[type[object]] = []
+
+    def compute(self) -> Executed:
+        """Make an array that nobody else has."""
+        array = np.zeros(4)
+        self._arrays.append(weakref.ref(array))
+        return Executed({"y": array}, 0, 0)
+
+    def hear(self, result: object) -> None:
+        """Be told of it, and keep nothing."""
+        self.heard.append(type(result))
+
+    @property
+    def held(self) -> list[bool]:
+        """Tell for each whether it is still there."""
+        return [array() is not None for array in self._arrays]
+
+
+class Outcomes:
+    """What was told of jobs, in order."""
+
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+
+    def hear(self, result: object) -> None:
+        """Be told of one."""
+        self.heard.append(result)
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture
+def lingering(no_collection: None) -> Iterator[Lingering]:
+    thread = Lingering()
+    yield thread
+    thread.may_end.set()
+    thread.shutdown()
+
+
+async def test_a_thread_of_the_host_holds_nothing_of_what_it_gave(lingering: Lingering) -> None:
+    """An unload may be answered by then, and the memory has to be free."""
+    threads, outputs = HostThreads(1), Outputs()
+    threads._pool = lingering
+    threads.start(outputs.compute, outputs.hear)
+    await until(lambda: outputs.heard != [])
+
+    assert [Executed] == outputs.heard
+    assert [False] == outputs.held
+
+
+@pytest.mark.usefixtures("no_collection")
+async def test_what_is_over_leaves_no_garbage() -> None:
+    """Inputs can be large, and nobody may have the time to collect them."""
+
+    class Input:
+        pass
+
+    threads, given, outcomes = HostThreads(1), Input(), Outcomes()
+    job = threads.start(partial(id, given), outcomes.hear)
+    held = weakref.ref(given)
+    del given
+    await until(lambda: outcomes.heard != [])
+    threads.close()
+
+    assert held() is None
+    assert not job.cancel()
+    assert not job.waits
+
+
+async def test_a_thread_of_a_device_holds_nothing_of_what_it_gave(lingering: Lingering) -> None:
+    threads, outputs = DeviceThreads("cuda:0"), Outputs()
+    threads._fetch = lingering
+    threads.start(lambda: outputs.compute, lambda: None, outputs.hear)
+    await until(lambda: outputs.heard != [])
+
+    assert [Executed] == outputs.heard
+    assert [False] == outputs.held
+
+
+# --- the line before the threads of the host ---------------------------------------------------
+
+
+@pytest.fixture
+def threads() -> Iterator[HostThreads]:
+    one = HostThreads(1)
+    yield one
+    one.close()
+
+
+async def test_jobs_end_in_their_order(threads: HostThreads) -> None:
+    outcomes = Outcomes()
+    jobs = [threads.start(partial(int, number), outcomes.hear) for number in range(9)]
+    await until(lambda: len(outcomes.heard) == len(jobs))
+
+    assert list(range(9)) == outcomes.heard
+    assert not any(job.waits for job in jobs)
+
+
+async def test_threads_do_not_run_ahead_of_a_busy_event_loop(threads: HostThreads) -> None:
+    """Or there would be no limit to the outputs that wait for it."""
+    outcomes, begun = Outcomes(), list[int]()
+    for number in range(9):
+        threads.start(partial(begun.append, number), outcomes.hear)
+    # The one thread has done all that it was given once it does this; no pass of the loop between.
+    threads._pool.submit(int).result()
+    ahead = list(begun)
+    await until(lambda: len(outcomes.heard) == 9)
+
+    assert [0, 1] == ahead
+    assert list(range(9)) == begun
+
+
+@pytest.mark.parametrize("number", [1, 4], ids=["given", "waiting"])
+async def test_a_job_that_did_not_begin_is_called_off(threads: HostThreads, number: int) -> None:
+    outcomes, begun, go_on = Outcomes(), list[int](), threading.Event()
+    threads.start(go_on.wait, outcomes.hear)
+    jobs = [threads.start(partial(begun.append, index), outcomes.hear) for index in range(1, 6)]
+    called_off = jobs[number - 1].cancel()
+    heard_at_once = list(outcomes.heard)
+    go_on.set()
+    await until(lambda: len(outcomes.heard) == 6)
+
+    assert called_off
+    assert [] == heard_at_once
+    assert [one for one in range(1, 6) if one != number] == begun
+    assert 1 == sum(isinstance(found, asyncio.CancelledError) for found in outcomes.heard)
+
+
+async def test_a_job_that_began_goes_on(threads: HostThreads) -> None:
+    outcomes, begun, go_on = Outcomes(), threading.Event(), threading.Event()
+
+    def work() -> str:
+        begun.set()
+        go_on.wait()
+        return "done"
+
+    job = threads.start(work, outcomes.hear)
+    begun.wait()
+    called_off, waits = job.cancel(), job.waits
+    go_on.set()
+    await until(lambda: outcomes.heard != [])
+
+    assert (False, False) == (called_off, waits)
+    assert ["done"] == outcomes.heard
+
+
+async def test_whoever_waits_as_the_threads_end_is_told() -> None:
+    threads, outcomes, go_on = HostThreads(1), Outcomes(), threading.Event()
+    threads.start(go_on.wait, outcomes.hear)
+    for _ in range(5):
+        threads.start(int, outcomes.hear)
+    go_on.set()
+    threads.close()
+    await until(lambda: len(outcomes.heard) == 6)
+
+    assert 6 == len(outcomes.heard)
+    assert set(map(type, outcomes.heard)) <= {bool, int, asyncio.CancelledError}
+    with pytest.raises(RuntimeError, match="shutdown"):
+        threads.start(int, outcomes.hear)
+
+
+async def test_whoever_gets_no_thread_is_told(
+    threads: HostThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the system has none left, once it is a job's turn."""
+    outcomes = Outcomes()
+    for _ in range(5):
+        threads.start(int, outcomes.hear)
+
+    def submit(call: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threads._pool, "submit", submit)
+    await until(lambda: len(outcomes.heard) == 5)
+
+    assert 2 == outcomes.heard.count(0)
+    assert ["can't start new thread"] * 3 == [str(one) for one in outcomes.heard if one != 0]
+
+
+async def test_a_call_is_waited_for(threads: HostThreads) -> None:
+    found = await threads.run(partial(int, "7"))
+    with pytest.raises(ZeroDivisionError):
+        await threads.run(lambda: 1 // 0)
+
+    assert 7 == found
+
+
+async def test_a_call_that_nobody_waits_for_is_not_begun(threads: HostThreads) -> None:
+    begun, go_on = list[int](), threading.Event()
+    first = asyncio.ensure_future(threads.run(go_on.wait))
+    calls = [asyncio.ensure_future(threads.run(partial(begun.append, n))) for n in range(4)]
+    await asyncio.sleep(0)
+    calls[3].cancel()
+    await asyncio.wait([calls[3]])
+    go_on.set()
+    await asyncio.gather(first, *calls[:3])
+
+    assert [0, 1, 2] == begun
