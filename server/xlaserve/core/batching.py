@@ -234,18 +234,6 @@ def split(output: Tensor, requests: Sequence[Waiting], rows: int) -> Sequence[Te
 # --- the batcher -------------------------------------------------------------------------------
 
 
-class User(Protocol):
-    """What executions use, and keep from being closed: an instance of a model."""
-
-    def acquire(self) -> None:
-        """Count one user more."""
-        ...
-
-    def release(self) -> None:
-        """Count one user less."""
-        ...
-
-
 class Runner(Protocol):
     """Runs batches somewhere."""
 

@@ -6,14 +6,26 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias, cast
+from typing import Protocol, TypeAlias, cast
 
-from xlaserve.core.batching import Ended, Executed, Tensors, User, Waiting, pack
+from xlaserve.core.batching import Ended, Executed, Tensors, Waiting, pack
 from xlaserve.core.threads import DeviceThreads
 from xlaserve.models.loaded import IN_FLIGHT, Dispatching, InFlight, LoadedModel
 
 Dispatch: TypeAlias = Callable[[int], InFlight]
 """Starts an execution on a replica; called in the thread that dispatches to its device."""
+
+
+class User(Protocol):
+    """What executions use, and keep from being closed: an instance of a model."""
+
+    def acquire(self) -> None:
+        """Count one user more."""
+        ...
+
+    def release(self) -> None:
+        """Count one user less."""
+        ...
 
 
 @dataclass(slots=True, eq=False)

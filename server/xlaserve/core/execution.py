@@ -186,20 +186,16 @@ class Executor:
                 lambda replica: dispatching.dispatch(inputs, resident=resident, replica=replica),
                 ended,
             )
-        replica = instance.replicas.take()
+
+        def run(replica: int) -> Executed | BaseException:
+            execute = partial(executable.execute, inputs, resident=resident, replica=replica)
+            return executed(self._now_ns, execute)
 
         def over(result: Executed | BaseException) -> None:
-            instance.replicas.leave(replica)
             instance.queued.discard(job)
             ended(result)
 
-        execute = partial(executable.execute, inputs, resident=resident, replica=replica)
-        run = partial(executed, self._now_ns, execute)
-        try:
-            job = in_thread(self._workers.host, instance, run, over)
-        except RuntimeError:  # no thread can be started, or none any more
-            instance.replicas.leave(replica)
-            raise
+        job = in_thread(self._workers.host, instance, run, over)
         instance.queued.add(job)
         return job
 

@@ -1,11 +1,10 @@
 """Executions on the host: where the event loop is, or in a thread."""
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import cast
 
-from xlaserve.core.batching import Ended, Executed, Tensors, User, Waiting, pack
+from xlaserve.core.batching import Ended, Executed, Tensors, Waiting, pack
 from xlaserve.core.registry import Instance
 from xlaserve.core.threads import HostJob, HostThreads
 from xlaserve.models.loaded import LoadedModel, Value
@@ -29,19 +28,29 @@ def executed(
 
 
 def in_thread(
-    threads: HostThreads, user: User, call: Callable[[], Executed | BaseException], ended: Ended
+    threads: HostThreads,
+    instance: Instance,
+    call: Callable[[int], Executed | BaseException],
+    ended: Ended,
 ) -> HostJob:
-    """Run a call that uses an instance in a thread; `ended` is called on the event loop.
+    """Run a call in a thread, for the replica with the least to do, whose index it takes.
 
-    The thread is a user of its own: it may outlive requests that were cancelled.
+    `ended` is called on the event loop. The thread is a user of the instance: it may outlive
+    requests that were cancelled. Raises RuntimeError where there is no thread.
     """
+    replica = instance.replicas.take()
 
     def over(result: Executed | BaseException) -> None:
-        user.release()
+        instance.replicas.leave(replica)
+        instance.release()
         ended(result)
 
-    job = threads.start(call, over)
-    user.acquire()
+    try:
+        job = threads.start(partial(call, replica), over)
+    except RuntimeError:
+        instance.replicas.leave(replica)
+        raise
+    instance.acquire()
     return job
 
 
@@ -67,31 +76,32 @@ class HostRunner:
         self._inline_seconds = inline_seconds
         self._now_ns = now_ns
         self.lanes = model.replicas
-        self._free = deque(range(model.replicas))
-        """The replicas without a batch; the one that has been idle longest comes first."""
 
     def run(self, requests: Sequence[Waiting], freed: Callable[[], None], ended: Ended) -> None:
         """Start a batch; both are called once it is over, perhaps before this returns."""
         rows = sum([request.rows for request in requests])
-        replica = self._free[0]
-        run = partial(executed, self._now_ns, partial(self._execute, requests, rows, replica))
-        if self._model.expected_seconds(rows) <= self._inline_limit(len(requests)):
-            result = run()
-            freed()
-            ended(result)
-            return
+        execute = partial(self._executed, requests, rows)
 
         def over(result: Executed | BaseException) -> None:
-            self._free.append(replica)
             freed()
             ended(result)
 
-        in_thread(self._threads, self._instance, run, over)
-        self._free.popleft()
+        if self._model.expected_seconds(rows) <= self._inline_limit(len(requests)):
+            replica = self._instance.replicas.take()
+            result = execute(replica)
+            self._instance.replicas.leave(replica)
+            over(result)
+        else:
+            in_thread(self._threads, self._instance, execute, over)
 
     def _inline_limit(self, requests: int) -> float:
         """Return how long a batch may keep the event loop: as long as its requests one by one."""
         return min(requests, _INLINE_REQUESTS) * self._inline_seconds
+
+    def _executed(
+        self, requests: Sequence[Waiting], rows: int, replica: int
+    ) -> Executed | BaseException:
+        return executed(self._now_ns, partial(self._execute, requests, rows, replica))
 
     def _execute(self, requests: Sequence[Waiting], rows: int, replica: int) -> Mapping[str, Value]:
         inputs = pack(requests, self._model.padded_rows(rows))
