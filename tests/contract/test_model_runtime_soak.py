@@ -18,6 +18,7 @@ from support.wire import connect, request_headers
 
 SOAK_SECONDS = float(os.environ.get("SOAK_SECONDS", "60"))
 """Longer ones, and the counts without a test around them: `tools/modelmesh_soak.py`."""
+LEAST_LOADS = 3 * ROOM
 STOP_SECONDS = 10
 
 
@@ -30,14 +31,14 @@ async def test_many_models_through_little_room_leave_nothing(tmp_path: Path) -> 
 
     Over TCP and a unix socket at the same time, with loads and requests cancelled at any point.
     """
-    report = await soak(SOAK_SECONDS, tmp_path)
+    report = await soak(SOAK_SECONDS, tmp_path, least_loads=LEAST_LOADS)
     print(report)
 
     assert [] == report.violations
     assert report.before == report.after
     assert max(report.most_bytes, report.most_booked_bytes) <= report.capacity_bytes
     # It was a soak at all: models came and went, and the room was used.
-    assert report.counts["loads"] > 2 * ROOM
+    assert report.counts["loads"] >= LEAST_LOADS
     assert report.most_bytes > report.capacity_bytes * (ROOM - 2) // ROOM
     assert min(report.counts[f"cancelled {what}"] for what in ("loads", "requests")) > 0
     assert MODELS > ROOM

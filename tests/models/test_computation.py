@@ -4,6 +4,7 @@
 # mypy: disallow-untyped-calls=False
 
 import dataclasses
+from unittest.mock import Mock
 
 import jax
 import jax.export
@@ -66,6 +67,29 @@ def test_other_computation_is_not_the_same(exported: Exported) -> None:
     other = jax.export.export(jax.jit(jnp.sin))(x)
 
     assert not is_same(exported.mlir_module_serialized, other.mlir_module_serialized)
+
+
+def test_computations_that_look_alike_are_traced_once(
+    exported: Exported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And have nothing in common but that: each has its own module."""
+    x = jax.ShapeDtypeStruct((3, 4), np.float32)
+    y = jax.ShapeDtypeStruct((4,), np.float32)
+    like = jax.export.export(jax.jit(lambda x, y: {"y": x - 5}))(x, y)
+    unlike = jax.export.export(jax.jit(lambda x, y: {"z": x - 5}))(x, y)
+    kept = [lasting(one) for one in (exported, like, unlike)]
+    to_artifact(kept[0])
+    export = Mock(wraps=jax.export.export)
+    monkeypatch.setattr(jax.export, "export", export)
+    artifacts = [to_artifact(one) for one in (*kept, kept[2])]
+    answers = [jax.jit(one.call)(X, X[0]) for one in artifacts[:3]]
+
+    assert 1 == export.call_count
+    assert [["y"], ["y"], ["z"]] == [list(answer) for answer in answers]
+    assert np.allclose(np.tanh(X) * 2, answers[0]["y"])
+    assert np.array_equal(X - 5, answers[1]["y"])
+    assert np.array_equal(X - 5, answers[2]["z"])
+    assert artifacts[2] is not artifacts[3]
 
 
 def test_version_of_something_else_is_unknown() -> None:

@@ -5,7 +5,7 @@ import random
 import shutil
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,8 @@ _VARIANTS = 20
 """Different models among them: a request that another model answers is found out."""
 _LOAD_THREADS = 2
 _CLIENTS = 6
+_LONGEST = 20
+"""How many times its length a soak may take."""
 _WARM_PART = 0.1
 """Part of the time after which the memory of the process counts as what it needs."""
 
@@ -69,10 +71,11 @@ class Report:
         )
 
 
-async def soak(seconds: float, folder: Path, seed: int = 0) -> Report:
+async def soak(seconds: float, folder: Path, seed: int = 0, least_loads: int = 0) -> Report:
     """Run a server in this process on a port and a unix socket, and clients on both of them.
 
-    The folder is empty and may be written to.
+    The folder is empty and may be written to. Where the machine is too busy for `least_loads` in
+    that time it takes longer, but not for ever.
     """
     jax_runtime.start("cpu")
     values = _export(folder / "models")
@@ -84,7 +87,7 @@ async def soak(seconds: float, folder: Path, seed: int = 0) -> Report:
                 await mesh.status()
             report = Report(seconds, capacity, held(application))
             sidecar = _Sidecar(application, (first, second), values, report, random.Random(seed))
-            await sidecar.run(seconds, folder / "models")
+            await sidecar.run(seconds, folder / "models", least_loads)
             await sidecar.end()
             report.after = held(application)
     return report
@@ -160,13 +163,19 @@ class _Sidecar:
         """Id -> the unload that was OK, while nobody loads it again."""
         self._loads = asyncio.Semaphore(_LOAD_THREADS)
 
-    async def run(self, seconds: float, root: Path) -> None:
-        """Ask, load and unload for so long."""
-        end = time.monotonic() + seconds
+    async def run(self, seconds: float, root: Path, least_loads: int) -> None:
+        """Ask, load and unload for so long, and until there were so many loads."""
+        begun = time.monotonic()
+
+        def is_over() -> bool:
+            passed = time.monotonic() - begun
+            enough = self._report.counts["loads"] >= least_loads
+            return passed > (seconds if enough else _LONGEST * seconds)
+
         async with asyncio.TaskGroup() as group:
             for _ in range(_CLIENTS):
-                group.create_task(self._client(end, root))
-            group.create_task(self._watch(end, seconds))
+                group.create_task(self._client(is_over, root))
+            group.create_task(self._watch(is_over, begun + _WARM_PART * seconds))
 
     async def end(self) -> None:
         """Unload one half, and start again as a mesh that knows nothing of the other."""
@@ -190,23 +199,23 @@ class _Sidecar:
     def _count(self, what: str) -> None:
         self._report.counts[what] += 1
 
-    async def _watch(self, end: float, seconds: float) -> None:
+    async def _watch(self, is_over: Callable[[], bool], warm: float) -> None:
         """Look at the sums, as often as the loop comes around."""
         report, process = self._report, psutil.Process()
-        while (left := end - time.monotonic()) > 0:
+        while not is_over():
             total = self._loaded_bytes + sum(self._going.values())
             report.most_bytes = max(report.most_bytes, total)
             booked = self._application.capacity.used_bytes
             report.most_booked_bytes = max(report.most_booked_bytes, booked)
             if max(total, booked) > report.capacity_bytes:
                 self._violation(f"{total} bytes are held, {booked} are booked")
-            if not report.warm_bytes and left < (1 - _WARM_PART) * seconds:
+            if not report.warm_bytes and time.monotonic() > warm:
                 report.warm_bytes = process.memory_info().rss
             await asyncio.sleep(0.001)
         report.end_bytes = process.memory_info().rss
 
-    async def _client(self, end: float, root: Path) -> None:
-        while time.monotonic() < end:
+    async def _client(self, is_over: Callable[[], bool], root: Path) -> None:
+        while not is_over():
             loaded = list(self._loaded)
             if loaded and self._random.random() > _ANY_MODEL:
                 await self._ask(self._random.choice(loaded))

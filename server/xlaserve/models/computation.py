@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar
 
 import jax
@@ -25,6 +26,9 @@ from jax.interpreters import mlir
 STABLEHLO_VERSIONS = ("1.11.0", "1.14.0")
 """What is written, the first that has words for all of a function. The first is read by jax 0.6.2
 (June 2025) and everything after it, the second by jax 0.9.2."""
+
+_MAX_FRAMES = 64
+"""How many kinds of arguments and results are remembered; each takes some kilobytes."""
 
 Tree: TypeAlias = "int | Mapping[str, Tree] | list[Tree] | tuple[Tree, ...] | None"
 """Arguments or results; each leaf is the position of its array."""
@@ -111,6 +115,25 @@ def to_file(exported: Exported, computation: Computation) -> bytes:
 
 
 def _frame(computation: Computation) -> Exported:
+    """Return an artifact with the arguments and the results of a computation, and nothing else."""
+    bare = dataclasses.replace(computation, module=b"")
+    # What was traced hangs on to the artifact, and that stays in caches of JAX when the model is
+    # gone: more than a megabyte for each load. What was read has nothing but its fields.
+    return jax.export.deserialize(bytearray(_frame_file(_Outline(repr(bare), bare))))
+
+
+@dataclass(frozen=True, slots=True)
+class _Outline:
+    """A computation without its module. Equal are those that read alike: trees have no hash."""
+
+    text: str
+    computation: Computation = dataclasses.field(compare=False)
+
+
+# To trace one takes a fifth of the load of a small model, and many models are alike.
+@lru_cache(_MAX_FRAMES)
+def _frame_file(outline: _Outline) -> bytes:
+    computation = outline.computation
     scope = SymbolicScope()
     arguments = [_struct(abstract, scope) for abstract in computation.arguments]
     results = [_struct(abstract, scope) for abstract in computation.results]
@@ -120,9 +143,7 @@ def _frame(computation: Computation) -> Exported:
 
     positional, named = planted(computation.takes, arguments)
     frame = jax.export.export(jax.jit(model), platforms=["cpu"])(*positional, **named)
-    # What was traced hangs on to the artifact, and that stays in caches of JAX when the model is
-    # gone: more than a megabyte for each load. What was read has nothing but its fields.
-    return jax.export.deserialize(frame.serialize())
+    return bytes(frame.serialize())
 
 
 def _abstract(aval: ShapedArray) -> Abstract:
