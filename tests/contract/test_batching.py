@@ -56,6 +56,7 @@ async def test_many_clients_share_executions_and_get_their_own_rows(
 ) -> None:
     """Requests of one to four rows, over one connection; never another's rows, never padding."""
     async with serve(repository, load_model=("wide",)) as server:
+        server.gather("wide", 32)
         async with grpc.aio.insecure_channel(server.url) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             alone = await infer(stub, 1, 1.0)

@@ -4,6 +4,7 @@
 # protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from xlaserve.tensors import Tensor, datatype_of
 
 TOLERANCE = 1e-4
 CLIENTS = 12
+PATIENT = {"max_queue_delay_microseconds": 200_000}
 
 Make = Callable[[int], dict[str, Tensor]]
 
@@ -82,8 +84,10 @@ async def check(serve: Serve, folder: Path, name: str) -> None:
     made = make()
     options = Options(dimensions=dimensions, max_batch_size=4, platforms=("cpu",))
     import_model(save(made, folder), folder / "models" / "m", options)
+    (folder / "models/m/config.json").write_text(json.dumps({"dynamic_batching": PATIENT}))
     samples = [sample(number) for number in range(CLIENTS)]
     async with serve(folder / "models", load_model=("m",)) as server:
+        server.gather("m", 4)
         async with grpc.aio.insecure_channel(server.url) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             answers = await asyncio.gather(*(infer(stub, given) for given in samples))
