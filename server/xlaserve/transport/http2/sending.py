@@ -27,7 +27,7 @@ _JOINED_BYTES = 1 << 14
 """An answer that is not larger is copied together, which is quicker than to write its parts."""
 
 _MOST_KEPT = 2
-"""What waits is copied where it keeps memory alive of more than so many times its size."""
+"""What waits is copied where it keeps an array alive of more than so many times its size."""
 
 
 class Sender:
@@ -276,4 +276,6 @@ def _by_itself(part: Buffer) -> Buffer:
     """
     array = part.obj if isinstance(part, memoryview) else None
     kept = getattr(getattr(array, "base", None), "nbytes", 0)
-    return memoryview(bytes(part)) if kept > _MOST_KEPT * len(part) else part
+    # Not the size of the part, which is what is left of it: the rest of a long answer is no row.
+    own = getattr(array, "nbytes", 0)
+    return memoryview(bytes(part)) if kept > _MOST_KEPT * own else part
