@@ -153,16 +153,26 @@ class Sender:
         if stream.pending is None:
             stream.pending = deque()
         # A slice of a view costs nothing, one of bytes copies them.
-        stream.pending.extend(memoryview(part) for part in parts if len(part))
+        views = (memoryview(part) for part in parts if len(part))
+        if self._holds(stream):
+            stream.pending.extend(map(_by_itself, views))
+        else:
+            stream.pending.extend(views)
+            stream.keeps_more = True
         stream.unsent += size
         self._send(stream, size + 1)
         self._account(stream)
 
+    def _holds(self, stream: ServerStream) -> bool:
+        """Tell whether nothing of a stream leaves before its client does something."""
+        return self.paused or stream.send_window <= 0 or self.window <= 0
+
     def _account(self, stream: ServerStream) -> None:
         if stream.unsent:
             self._blocked[stream.id] = stream
-            if self.paused or stream.send_window <= 0 or self.window <= 0:
+            if stream.keeps_more and self._holds(stream):
                 stream.pending = deque(map(_by_itself, stream.pending or ()))
+                stream.keeps_more = False
         else:
             self._blocked.pop(stream.id, None)
         if stream.unsent != stream.parked:

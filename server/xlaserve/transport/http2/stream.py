@@ -128,6 +128,8 @@ class ServerStream:
     pending: "deque[Buffer] | None" = None
     """What waits for the client, and its bytes in `unsent`."""
     unsent = 0
+    keeps_more = False
+    """Whether what waits may be views of arrays that are much larger."""
     parked = 0
     """Bytes of the ledger of answers."""
     ending = False
