@@ -28,7 +28,7 @@ from xlaserve.core.inference import Done, InferOutput, InferRequest, InferRespon
 from xlaserve.core.monitor import VersionReport, report
 from xlaserve.core.registry import Instance, Model, Registry, Version
 from xlaserve.core.statistics import Execution
-from xlaserve.core.threads import settle
+from xlaserve.core.threads import settle, settled
 from xlaserve.core.workers import Workers
 from xlaserve.errors import ShuttingDown
 from xlaserve.models.config_served import ServedConfig
@@ -73,7 +73,7 @@ class Engine:
         """
         answer: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
         begun = self.begin(request, partial(settle, answer))
-        return begun if isinstance(begun, InferResponse) else await _answered(answer, begun)
+        return begun if isinstance(begun, InferResponse) else await settled(answer, begun)
 
     def begin(self, request: InferRequest, done: Done) -> InferResponse | Pending:
         """Answer at once, or call `done` later with what `infer` would return or raise.
@@ -268,7 +268,7 @@ class Engine:
         except BaseException as error:
             version.statistics.failed(error, self._clock() - started)
             raise
-        response = await _answered(answer, waiting)
+        response = await settled(answer, waiting)
         ran = waiting.outcome
         assert isinstance(ran, Executed)
         queued, infer = ran.begun_ns - waiting.submitted_ns, ran.ended_ns - ran.begun_ns
@@ -297,13 +297,6 @@ class Engine:
             return outputs
         fetch = partial(_fetch_all, outputs)
         return await self._workers.host.run(fetch)
-
-
-async def _answered(answer: "asyncio.Future[InferResponse]", begun: Pending) -> InferResponse:
-    try:
-        return await answer
-    finally:
-        begun.cancel()
 
 
 def _end_steps(answers: Answering, waiting: Waiting, steps: "asyncio.Task[Outcome]") -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from xlaserve.core.host_runner import HostRunner, executed, in_thread
 from xlaserve.core.on_demand import Missing, ShapeCompiler, look
 from xlaserve.core.registry import Instance
 from xlaserve.core.statistics import Execution
-from xlaserve.core.threads import settle
+from xlaserve.core.threads import Cancellable, settle, settled
 from xlaserve.core.workers import Workers
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import Dispatching, Executable, LoadedModel, ModelInfo, Value
@@ -119,10 +119,7 @@ class Executor:
             found = await self._shapes.compiled(instance, found)
         over: asyncio.Future[Executed] = asyncio.get_running_loop().create_future()
         work = self._by_itself(instance, found, inputs, partial(settle, over), resident=True)
-        try:
-            ran = await over
-        finally:
-            work.cancel()
+        ran = await settled(over, work)
         begun = ran.begun_ns
         return ran.outputs, Execution(rows, submitted, begun - submitted, ran.ended_ns - begun)
 
@@ -178,7 +175,7 @@ class Executor:
         ended: Ended,
         *,
         resident: bool = False,
-    ) -> "Cancellable":
+    ) -> Cancellable:
         """Execute once, on the replica with the least to do."""
         dispatching = executable.dispatching
         if dispatching is not None:
@@ -254,14 +251,6 @@ class Executor:
         return HostRunner(
             instance, model, self._workers.host, self._policy.inline_seconds, self._now_ns
         )
-
-
-class Cancellable(Protocol):
-    """Work that can be called off."""
-
-    def cancel(self) -> bool:
-        """Call it off, if that is still possible."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

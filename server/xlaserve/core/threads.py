@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -14,12 +14,16 @@ _GIVEN_AHEAD = 2
 of the end of the one before."""
 
 
-class Handed(Generic[T]):
-    """A call for a thread, whose result is for one who takes it away.
+class Cancellable(Protocol):
+    """Work that can be called off."""
 
-    The thread would keep the result of a future for a while after others were told of it; and what
-    a model computed is memory that has to be free when its unload is answered.
-    """
+    def cancel(self) -> object:
+        """Call it off, if that is still possible."""
+        ...
+
+
+class _Handed(Generic[T]):
+    """A call for a thread, whose result is for one who takes it away."""
 
     __slots__ = ("_call", "_results")
 
@@ -39,10 +43,22 @@ class Handed(Generic[T]):
         return self._results.pop() if self._results else asyncio.CancelledError()
 
 
-def when_done(running: "Future[T]", ended: Callable[["Future[T]"], None]) -> None:
-    """Call `ended` on the event loop once work in a thread is over, or called off."""
-    loop = asyncio.get_running_loop()
-    running.add_done_callback(lambda done: loop.call_soon_threadsafe(ended, done))
+def hand_over(
+    pool: Executor,
+    call: Callable[[], T],
+    over: Callable[[T | BaseException], None],
+    loop: asyncio.AbstractEventLoop,
+) -> "Future[None]":
+    """Call in a thread of a pool, and let go of the result, which is for `over` on the event loop.
+
+    The thread would keep the result of a future for a while after others were told of it; and what
+    a model computed is memory that has to be free when its unload is answered. Raises RuntimeError
+    where no thread can be started.
+    """
+    handed = _Handed(call)
+    running = pool.submit(handed)
+    running.add_done_callback(lambda _: loop.call_soon_threadsafe(lambda: over(handed.take())))
+    return running
 
 
 def settle(answer: "asyncio.Future[T]", found: T | BaseException) -> None:
@@ -53,6 +69,14 @@ def settle(answer: "asyncio.Future[T]", found: T | BaseException) -> None:
         answer.set_exception(found)
     else:
         answer.set_result(found)
+
+
+async def settled(answer: "asyncio.Future[T]", work: Cancellable) -> T:
+    """Return or raise what a future is given; who stops waiting for it calls the work off."""
+    try:
+        return await answer
+    finally:
+        work.cancel()
 
 
 class HostJob:
@@ -84,9 +108,8 @@ class HostJob:
     def begin(self, pool: Executor, ended: Callable[["HostJob", object], None]) -> None:
         """Give it to a thread; `ended` is called on the event loop with what came of it."""
         assert self._call is not None
-        handed = Handed(self._call)
-        self._work = pool.submit(handed)
-        when_done(self._work, lambda _: ended(self, handed.take()))
+        loop = asyncio.get_running_loop()
+        self._work = hand_over(pool, self._call, partial(ended, self), loop)
 
     def end(self, result: object) -> None:
         """Tell what came of it."""
@@ -126,11 +149,7 @@ class HostThreads:
     async def run(self, call: Callable[[], T]) -> T:
         """Have something computed, and return or raise what it does."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        job = self.start(call, partial(settle, future))
-        try:
-            return await future
-        finally:
-            job.cancel()
+        return await settled(future, self.start(call, partial(settle, future)))
 
     def forget(self, job: HostJob) -> bool:
         """Call off a job that waits for a thread; tell whether it did."""
@@ -194,18 +213,11 @@ class DeviceThreads:
                 loop.call_soon_threadsafe(over, failure)
                 return
             loop.call_soon_threadsafe(dispatched)
-            handed = Handed(dispatching.result())
-
-            def fetched(fetching: "Future[None]") -> None:
-                loop.call_soon_threadsafe(lambda: over(handed.take()))
-
             # From here, not from the loop: that may be busy, and this keeps the order.
             try:
-                fetching = self._fetch.submit(handed)
+                hand_over(self._fetch, dispatching.result(), over, loop)
             except RuntimeError as error:  # no thread can be started
                 loop.call_soon_threadsafe(over, error)
-            else:
-                fetching.add_done_callback(fetched)
 
         dispatching = self._dispatch.submit(dispatch)
         dispatching.add_done_callback(ended)
