@@ -1,5 +1,6 @@
 """A repository of models that load without JAX, and the core over it."""
 
+import gc
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
@@ -110,3 +111,11 @@ def add_model(tmp_path: Path) -> AddModel:
         return directory
 
     return add
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """Collect no garbage: what is let go of is gone at once."""
+    gc.disable()
+    yield
+    gc.enable()

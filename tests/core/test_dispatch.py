@@ -1,7 +1,6 @@
 """Executions on devices that compute on their own: their order, their number, and their end."""
 
 import asyncio
-import gc
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
@@ -495,6 +494,7 @@ class Nobody:
     def release(self) -> None: ...
 
 
+@pytest.mark.usefixtures("no_collection")
 async def test_what_is_over_leaves_no_garbage() -> None:
     """It would hold memory of the device until somebody collects it."""
     threads = DeviceThreads("cuda:0")
@@ -506,14 +506,10 @@ async def test_what_is_over_leaves_no_garbage() -> None:
         return flight
 
     heard: list[object] = []
-    gc.disable()
-    try:
-        job = Dispatcher(Nobody(), [threads], lambda: 0).submit(dispatch, heard.append)
-        await until(lambda: len(heard) == 1)
-        threads.close()
-        left = watched[0]()
-    finally:
-        gc.enable()
+    job = Dispatcher(Nobody(), [threads], lambda: 0).submit(dispatch, heard.append)
+    await until(lambda: len(heard) == 1)
+    threads.close()
+    left = watched[0]()
 
     assert left is None
     assert not job.cancel()

@@ -1,7 +1,6 @@
 """The threads that compute: what they tell, and what they let go of."""
 
 import asyncio
-import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -61,24 +60,6 @@ class Outputs:
         return [array() is not None for array in self._arrays]
 
 
-class Outcomes:
-    """What was told of jobs, in order."""
-
-    def __init__(self) -> None:
-        self.heard: list[object] = []
-
-    def hear(self, result: object) -> None:
-        """Be told of one."""
-        self.heard.append(result)
-
-
-@pytest.fixture
-def no_collection() -> Iterator[None]:
-    gc.disable()
-    yield
-    gc.enable()
-
-
 @pytest.fixture
 def lingering(no_collection: None) -> Iterator[Lingering]:
     thread = Lingering()
@@ -105,11 +86,11 @@ async def test_what_is_over_leaves_no_garbage() -> None:
     class Input:
         pass
 
-    threads, given, outcomes = HostThreads(1), Input(), Outcomes()
-    job = threads.start(partial(id, given), outcomes.hear)
+    threads, given, heard = HostThreads(1), Input(), list[object]()
+    job = threads.start(partial(id, given), heard.append)
     held = weakref.ref(given)
     del given
-    await until(lambda: outcomes.heard != [])
+    await until(lambda: heard != [])
     threads.close()
 
     assert held() is None
@@ -138,23 +119,23 @@ def threads() -> Iterator[HostThreads]:
 
 
 async def test_jobs_end_in_their_order(threads: HostThreads) -> None:
-    outcomes = Outcomes()
-    jobs = [threads.start(partial(int, number), outcomes.hear) for number in range(9)]
-    await until(lambda: len(outcomes.heard) == len(jobs))
+    heard: list[object] = []
+    jobs = [threads.start(partial(int, number), heard.append) for number in range(9)]
+    await until(lambda: len(heard) == len(jobs))
 
-    assert list(range(9)) == outcomes.heard
+    assert list(range(9)) == heard
     assert not any(job.waits for job in jobs)
 
 
 async def test_threads_do_not_run_ahead_of_a_busy_event_loop(threads: HostThreads) -> None:
     """Or there would be no limit to the outputs that wait for it."""
-    outcomes, begun = Outcomes(), list[int]()
+    heard, begun = list[object](), list[int]()
     for number in range(9):
-        threads.start(partial(begun.append, number), outcomes.hear)
+        threads.start(partial(begun.append, number), heard.append)
     # The one thread has done all that it was given once it does this; no pass of the loop between.
     threads._pool.submit(int).result()
     ahead = list(begun)
-    await until(lambda: len(outcomes.heard) == 9)
+    await until(lambda: len(heard) == 9)
 
     assert [0, 1] == ahead
     assert list(range(9)) == begun
@@ -162,69 +143,69 @@ async def test_threads_do_not_run_ahead_of_a_busy_event_loop(threads: HostThread
 
 @pytest.mark.parametrize("number", [1, 4], ids=["given", "waiting"])
 async def test_a_job_that_did_not_begin_is_called_off(threads: HostThreads, number: int) -> None:
-    outcomes, begun, go_on = Outcomes(), list[int](), threading.Event()
-    threads.start(go_on.wait, outcomes.hear)
-    jobs = [threads.start(partial(begun.append, index), outcomes.hear) for index in range(1, 6)]
+    heard, begun, go_on = list[object](), list[int](), threading.Event()
+    threads.start(go_on.wait, heard.append)
+    jobs = [threads.start(partial(begun.append, index), heard.append) for index in range(1, 6)]
     called_off = jobs[number - 1].cancel()
-    heard_at_once = list(outcomes.heard)
+    heard_at_once = list(heard)
     go_on.set()
-    await until(lambda: len(outcomes.heard) == 6)
+    await until(lambda: len(heard) == 6)
 
     assert called_off
     assert [] == heard_at_once
     assert [one for one in range(1, 6) if one != number] == begun
-    assert 1 == sum(isinstance(found, asyncio.CancelledError) for found in outcomes.heard)
+    assert 1 == sum(isinstance(found, asyncio.CancelledError) for found in heard)
 
 
 async def test_a_job_that_began_goes_on(threads: HostThreads) -> None:
-    outcomes, begun, go_on = Outcomes(), threading.Event(), threading.Event()
+    heard, begun, go_on = list[object](), threading.Event(), threading.Event()
 
     def work() -> str:
         begun.set()
         go_on.wait()
         return "done"
 
-    job = threads.start(work, outcomes.hear)
+    job = threads.start(work, heard.append)
     begun.wait()
     called_off, waits = job.cancel(), job.waits
     go_on.set()
-    await until(lambda: outcomes.heard != [])
+    await until(lambda: heard != [])
 
     assert (False, False) == (called_off, waits)
-    assert ["done"] == outcomes.heard
+    assert ["done"] == heard
 
 
 async def test_whoever_waits_as_the_threads_end_is_told() -> None:
-    threads, outcomes, go_on = HostThreads(1), Outcomes(), threading.Event()
-    threads.start(go_on.wait, outcomes.hear)
+    threads, heard, go_on = HostThreads(1), list[object](), threading.Event()
+    threads.start(go_on.wait, heard.append)
     for _ in range(5):
-        threads.start(int, outcomes.hear)
+        threads.start(int, heard.append)
     go_on.set()
     threads.close()
-    await until(lambda: len(outcomes.heard) == 6)
+    await until(lambda: len(heard) == 6)
 
-    assert 6 == len(outcomes.heard)
-    assert set(map(type, outcomes.heard)) <= {bool, int, asyncio.CancelledError}
+    assert 6 == len(heard)
+    assert set(map(type, heard)) <= {bool, int, asyncio.CancelledError}
     with pytest.raises(RuntimeError, match="shutdown"):
-        threads.start(int, outcomes.hear)
+        threads.start(int, heard.append)
 
 
 async def test_whoever_gets_no_thread_is_told(
     threads: HostThreads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where the system has none left, once it is a job's turn."""
-    outcomes = Outcomes()
+    heard: list[object] = []
     for _ in range(5):
-        threads.start(int, outcomes.hear)
+        threads.start(int, heard.append)
 
     def submit(call: object) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threads._pool, "submit", submit)
-    await until(lambda: len(outcomes.heard) == 5)
+    await until(lambda: len(heard) == 5)
 
-    assert 2 == outcomes.heard.count(0)
-    assert ["can't start new thread"] * 3 == [str(one) for one in outcomes.heard if one != 0]
+    assert 2 == heard.count(0)
+    assert ["can't start new thread"] * 3 == [str(one) for one in heard if one != 0]
 
 
 async def test_a_call_is_waited_for(threads: HostThreads) -> None:
