@@ -259,6 +259,39 @@ async def test_unload_dependents(
     assert expected == await states(stub)
 
 
+@pytest.mark.parametrize(
+    ("at_start", "expected"),
+    [
+        (("double", "both"), {"both": "UNAVAILABLE", "double": "READY", "plus": "UNAVAILABLE"}),
+        (("both", "double"), {"both": "UNAVAILABLE", "double": "READY", "plus": "UNAVAILABLE"}),
+        (("*",), {"both": "UNAVAILABLE", "double": "READY", "plus": "READY"}),
+    ],
+)
+async def test_unload_dependents_leaves_what_was_loaded_by_name_at_the_start(
+    serve: Serve, repository: Path, at_start: tuple[str, ...], expected: dict[str, str]
+) -> None:
+    async with (
+        serve(repository, load_model=at_start) as server,
+        grpc.aio.insecure_channel(server.url) as channel,
+    ):
+        stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        await unload(stub, "both", dependents=True)
+        shown = await states(stub)
+
+    assert expected == shown
+
+
+async def test_unload_dependents_leaves_what_was_loaded_by_name_behind_the_ensemble(
+    stub: Any,
+) -> None:
+    """A load of a model that an ensemble has brought is a wish of its own."""
+    await load(stub, "both")
+    await load(stub, "plus")
+    await unload(stub, "both", dependents=True)
+
+    assert {"both": "UNAVAILABLE", "double": "UNAVAILABLE", "plus": "READY"} == await states(stub)
+
+
 async def test_wrong_kinds_of_parameters_are_refused(stub: Any) -> None:
     request = pb.RepositoryModelUnloadRequest(model_name="double")
     request.parameters["unload_dependents"].string_param = "true"

@@ -95,6 +95,7 @@ class ModelControl:
             await self._load_shared(name)
         else:
             await self._load(name, checked)
+        self._dependents.named(name)
 
     async def unload(self, name: str, parameters: Mapping[str, LoadParameter] = _NOTHING) -> None:
         """Unload a model and return once its memory is free; one that is not loaded is no error.
@@ -171,6 +172,7 @@ class ModelControl:
         from the same files stays as it is. Raises what `load` raises.
         """
         await self._share(name, (name, key), partial(self._load_found, find))
+        self._dependents.named(name)
 
     async def evict(self, name: str) -> None:
         """Unload and forget a model and return once its memory is free; no name is unknown."""
@@ -207,6 +209,7 @@ class ModelControl:
     async def _load_at_start(self, name: str) -> None:
         try:
             await self._load_shared(name)
+            self._dependents.named(name)
         except XlaserveError as error:
             self._failed_at_start.add(name)
             self._log.error("model not loaded at start", model=name, error=str(error))
