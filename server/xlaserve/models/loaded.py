@@ -103,6 +103,9 @@ class ModelInfo:
     """What is compiled by now: with the load, ascending, and then on demand."""
     on_demand_compilations: int = 0
     """How often a request was the first to ask for its shape."""
+    loops_follow_inputs: bool = False
+    """Whether the length of some loop is not known to be a constant: what the warm-up measured says
+    nothing of what a request takes, and such a model never runs on the event loop."""
 
     @property
     def is_ragged(self) -> bool:
