@@ -51,6 +51,13 @@ def test_every_number_of_rows_gives_what_numpy_gives(
     assert np.allclose(_affine(x), found, atol=1e-5)
 
 
+def test_padding_is_the_last_row() -> None:
+    """A loop that ends on every row of a request may never end on zeros."""
+    rows = np.arange(6, dtype=np.int32).reshape(3, 2)
+
+    assert [[0, 1], [2, 3], [4, 5], [4, 5], [4, 5]] == jax_export._padded(rows, 5).tolist()
+
+
 def test_executing_compiles_nothing(
     affine_model: LoadedModel, run: Run, compilations: list[str]
 ) -> None:

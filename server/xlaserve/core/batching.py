@@ -196,7 +196,10 @@ class BatchQueue:
 
 
 def pack(requests: Sequence[Waiting], rows: int) -> Tensors:
-    """Put the inputs of a batch together, with rows of zeros behind them up to `rows`."""
+    """Put the inputs of a batch together, with its last row again behind them up to `rows`.
+
+    Padding is a real row, because a loop that ends on each of those may never end on zeros.
+    """
     if len(requests) == 1:
         return requests[0].inputs
     missing = rows - sum([request.rows for request in requests])
@@ -204,7 +207,7 @@ def pack(requests: Sequence[Waiting], rows: int) -> Tensors:
     for name, first in requests[0].inputs.items():
         parts = [request.inputs[name] for request in requests]
         if missing:
-            parts.append(np.zeros((missing, *first.shape[1:]), first.dtype))
+            parts.append(np.broadcast_to(parts[-1][-1:], (missing, *first.shape[1:])))
         # Always fresh memory: XLA may read it in place until the outputs are there.
         count = rows * (first.nbytes // len(first))
         if count < _IN_PLACE_BYTES or first.dtype.hasobject:

@@ -90,7 +90,7 @@ class JaxExportModel:
         replica: int = 0,
         programs: Sequence[Program] | None = None,
     ) -> Mapping[str, Value]:
-        """Run the smallest bucket that holds the rows, padded with zeros.
+        """Run the smallest bucket that holds the rows, padded with the last of them.
 
         Or, of `programs`, the one of the replica's copy. With `resident` the outputs are
         DeviceTensors. Raises OutOfMemory.
@@ -425,7 +425,8 @@ def _padded(tensor: Tensor, bucket: int) -> Tensor:
     # Always fresh memory: XLA may read it in place until the outputs are there.
     padded = np.empty((bucket, *tensor.shape[1:]), tensor.dtype)
     padded[: len(tensor)] = tensor
-    padded[len(tensor) :] = 0
+    # Not zeros: a loop that ends on each of the rows may never end on those.
+    padded[len(tensor) :] = tensor[-1]
     return padded
 
 
