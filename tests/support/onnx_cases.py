@@ -74,6 +74,20 @@ def few(found: Sequence[Case], each: int) -> Iterator[Case]:
             yield case
 
 
+def with_constant(case: Case, position: int) -> Case:
+    """Give a case one of its inputs as an initializer, which may be of any type."""
+    model = onnx.ModelProto()
+    model.CopyFrom(case.model)
+    ((inputs, outputs),) = case.data_sets
+    given = inputs[position]
+    tensor = TensorProto()
+    tensor.CopyFrom(given if isinstance(given, TensorProto) else numpy_helper.from_array(given))
+    tensor.name = model.graph.input.pop(position).name
+    model.graph.initializer.append(tensor)
+    rest = [value for place, value in enumerate(inputs) if place != position]
+    return Case(case.name, model, [(rest, outputs)])
+
+
 def outcome(case: Case) -> str:
     """Run a case and return `passed`, the reason of a refusal, or how it failed."""
     try:
@@ -91,7 +105,7 @@ def _run(case: Case) -> str:
         known = _known(case.model)
         fixed = {name: value for name, value in given.items() if name in known}
         traced = {name: value for name, value in given.items() if name not in known}
-        got = _compute(replace(graph, constants={**graph.constants, **fixed}), traced)
+        got = compute(replace(graph, constants={**graph.constants, **fixed}), traced)
         for name, want in zip(graph.outputs, outputs, strict=True):
             problem = _problem(_array(want), got[name])
             if problem:
@@ -121,7 +135,8 @@ def _known(model: onnx.ModelProto) -> set[str]:
     return found
 
 
-def _compute(graph: Graph, given: dict[str, Tensor]) -> dict[str, Tensor]:
+def compute(graph: Graph, given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Run a graph, compiled, on inputs by name."""
     arguments = {n: jax.ShapeDtypeStruct(value.shape, value.dtype) for n, value in given.items()}
     plan = planning.plan(graph, arguments)
     found = jax.jit(plan)(plan.parameters, given)

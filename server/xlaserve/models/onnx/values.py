@@ -148,6 +148,16 @@ def aligned(*values: Value) -> tuple[ModuleType, list[Value]]:
     return module, [with_rank(value, len(shape)) for value in ready]
 
 
+def divided(x: jax.Array, divisor: Value) -> jax.Array:
+    """Divide floats, each quotient rounded once as IEEE 754 has it.
+
+    XLA multiplies with the reciprocal of a divisor that it knows, so that a number half-way between
+    two levels of a quantisation goes to the other one. What depends on `x` it does not know.
+    """
+    exact: jax.Array = x / jnp.where(x == x, divisor, jnp.ones((), x.dtype))  # noqa: PLR0124
+    return exact
+
+
 def with_rank(value: Value, rank: int) -> Value:
     """Return a value with dimensions of 1 in front, up to this rank."""
     return value.reshape((1,) * (rank - value.ndim) + value.shape)

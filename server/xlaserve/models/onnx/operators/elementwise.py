@@ -8,13 +8,14 @@ from functools import reduce
 import jax
 import jax.core
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 
 from xlaserve.errors import InvalidModel
 from xlaserve.models.onnx.datatypes import dtype_of
 from xlaserve.models.onnx.graph import Node
 from xlaserve.models.onnx.operators.table import Family, Operation, operator
-from xlaserve.models.onnx.values import Value, aligned, is_host, on_device, placed
+from xlaserve.models.onnx.values import Value, aligned, divided, is_host, on_device, placed
 
 
 def unary(name: str) -> Operation:
@@ -76,6 +77,7 @@ def _is_inf(node: Node, x: Value) -> Value:
 
 
 def _divide(_: Node, x: Value, y: Value) -> Value:
+    is_constant = is_host(y)
     module, (x, y) = aligned(x, y)
     if x.dtype.kind in "iu":
         # Towards zero, where Python and numpy go down.
@@ -84,6 +86,8 @@ def _divide(_: Node, x: Value, y: Value) -> Value:
         return rounded if x.dtype.kind == "i" else x // y
     if x.dtype == np.object_:
         return x // y  # sizes, which are not negative
+    if is_constant and module is jnp:
+        return divided(on_device(x), y)
     return x / y
 
 
@@ -136,9 +140,44 @@ def _cast(node: Node, x: Value) -> Value:
 
 
 def _cast_like(node: Node, x: Value, like: Value) -> Value:
-    node.integer("saturate", 1)
-    node.text("round_mode", "up")
-    return _converted(x, np.dtype(np.int64) if like.dtype == np.object_ else like.dtype)
+    """Convert as a tensor is, which may be a constant of a type that no input can have."""
+    saturate = bool(node.integer("saturate", 1))
+    node.text("round_mode", "up")  # of FLOAT8E8M0 alone, which is refused
+    dtype = np.dtype(np.int64) if like.dtype == np.object_ else like.dtype
+    if dtype == ml_dtypes.float8_e8m0fnu:
+        raise InvalidModel("a conversion to FLOAT8E8M0 is not implemented")
+    return _converted(_fitted(x, dtype, saturate=saturate), dtype)
+
+
+def _fitted(x: Value, dtype: "np.dtype[np.generic]", *, saturate: bool) -> Value:
+    """Return floats as ONNX has them before a conversion to few bits, which XLA has otherwise.
+
+    What is beyond the range of an 8-bit float is its largest, unless `saturate` is off; of a number
+    for 4 or 2 bits the low bits count (onnx, Cast).
+    """
+    if x.dtype.kind in "iub" or x.dtype == dtype:
+        return x
+    if dtype in _FEW_BITS:
+        return _converted(x, np.dtype(np.int32))
+    if dtype in _EIGHT_BITS and saturate:
+        limits = ml_dtypes.finfo(dtype)
+        low, high = (np.asarray(limit).astype(x.dtype) for limit in (limits.min, limits.max))
+        return _apply("minimum", _apply("maximum", x, low), high)
+    return x
+
+
+_FEW_BITS = frozenset(
+    np.dtype(kind) for kind in (ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.int2, ml_dtypes.uint2)
+)
+_EIGHT_BITS = frozenset(
+    np.dtype(kind)
+    for kind in (
+        ml_dtypes.float8_e4m3fn,
+        ml_dtypes.float8_e4m3fnuz,
+        ml_dtypes.float8_e5m2,
+        ml_dtypes.float8_e5m2fnuz,
+    )
+)
 
 
 def _converted(x: Value, dtype: "np.dtype[np.generic]") -> Value:

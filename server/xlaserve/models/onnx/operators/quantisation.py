@@ -15,7 +15,7 @@ from xlaserve.models.onnx.graph import Node
 from xlaserve.models.onnx.operators.convolution import convolved, per_channel
 from xlaserve.models.onnx.operators.linear import matrix_product
 from xlaserve.models.onnx.operators.table import Family, operator
-from xlaserve.models.onnx.values import Value, axis_of, on_device
+from xlaserve.models.onnx.values import Value, axis_of, divided, on_device
 
 _UINT8 = 2
 
@@ -41,7 +41,7 @@ def _quantize(node: Node, x: Value, scale: Value, zero: Value | None = None) -> 
     array = on_device(x)
     steps = _spread(node, array, scale)
     offset = None if zero is None else _spread(node, array, zero)
-    return _rounded(array.astype(steps.dtype) / steps, offset, dtype)
+    return _rounded(divided(array.astype(steps.dtype), steps), offset, dtype)
 
 
 def _rounded(x: jax.Array, zero: jax.Array | None, dtype: "np.dtype[Any]") -> jax.Array:
@@ -68,10 +68,11 @@ def _dynamic(_: Node, x: Value) -> tuple[Value, ...]:
     array = on_device(x)
     zero = jnp.zeros((), array.dtype)
     low, high = jnp.minimum(array.min(), zero), jnp.maximum(array.max(), zero)
-    scale = (high - low) / 255
+    # Of zeros alone the scale may be anything but zero; onnxruntime has 1.
+    scale = jnp.where(high > low, divided(high - low, jnp.asarray(255, array.dtype)), 1)
     point = jnp.clip(jnp.rint(-low / scale), 0, 255)
     level = jnp.clip(jnp.rint(array / scale) + point, 0, 255)
-    return level.astype(jnp.uint8), scale, point.astype(jnp.uint8)
+    return level.astype(jnp.uint8), scale.astype(array.dtype), point.astype(jnp.uint8)
 
 
 def _centred(x: Value, zero: Value | None, *, last: bool) -> jax.Array:
