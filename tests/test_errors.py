@@ -25,6 +25,7 @@ from xlaserve.errors import (
     OutOfSpace,
     Overloaded,
     QueueTimeout,
+    RepositoryUnreadable,
     ShuttingDown,
     TooLarge,
     UnknownDatatype,
@@ -110,6 +111,10 @@ TEXTS = [
     ),
     (ShuttingDown(), "the server is shutting down"),
     (InvalidSettings("port", "a port", 99999), "setting port: expected a port, got 99999"),
+    (
+        RepositoryUnreadable("/models", "it cannot be read: Input/output error"),
+        "model repository '/models': it cannot be read: Input/output error",
+    ),
     (DeviceUnavailable("cuda", "no driver"), "device 'cuda' is not available: no driver"),
 ]
 

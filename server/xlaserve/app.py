@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
@@ -136,7 +137,8 @@ class Application:
 
     def __init__(self, settings: Settings, display: Display | None = None) -> None:
         # SageMaker makes the directory with the first model.
-        if not settings.repository.is_dir() and not settings.sagemaker_multi_model:
+        is_there = os.path.isdir(settings.repository)  # noqa: PTH112, never raises
+        if not is_there and not settings.sagemaker_multi_model:
             raise InvalidSettings("repository", "a directory", str(settings.repository))
         self.settings = settings
         self.display = display or NoDisplay()
@@ -385,7 +387,7 @@ class Application:
             "grpc": lambda: self.grpc.connections,
             "http": lambda: self.http.connections if self.http else 0,
         }
-        metrics = Metrics(self.registry, self.capacity, connections)
+        metrics = Metrics(self.registry, self.capacity, connections, self.control.watch)
         container = MultiModelContainer(
             self.control,
             self.registry,

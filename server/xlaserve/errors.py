@@ -235,6 +235,13 @@ class InvalidSettings(XlaserveError):
         super().__init__(f"setting {setting}: expected {expected}, got {got!r}")
 
 
+class RepositoryUnreadable(XlaserveError):
+    """The directory of the models cannot be read, so that nobody can tell what is to be loaded."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"model repository '{path}': {reason}")
+
+
 class InvalidReference(XlaserveError):
     """Code that the command line names is not there, or is not what it should be."""
 

@@ -1,7 +1,7 @@
 """Loads, reloads and unloads models, as clients, the start or the disk ask for it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -19,14 +19,16 @@ from xlaserve.core.overrides import (
     read_unload_parameters,
 )
 from xlaserve.core.registry import Registry
-from xlaserve.core.repository import Fingerprint, ModelSource, Repository
+from xlaserve.core.repository import ModelSource, Repository
 from xlaserve.core.sharing import CalledOff, SingleFlight, Turns
+from xlaserve.core.watching import RepositoryWatch
 from xlaserve.core.workers import Workers
 from xlaserve.errors import (
     LoadCancelled,
     LoadFailed,
     ModelControlForbidden,
     ModelNotFound,
+    RepositoryUnreadable,
     ShuttingDown,
     VersionNotFound,
     XlaserveError,
@@ -70,8 +72,8 @@ class ModelControl:
         self._unloads: SingleFlight[None] = SingleFlight(abandonable=False)
         self._overrides: dict[str, Override] = {}
         self._dependents = Dependents(registry)
-        self._seen: dict[str, Fingerprint] = {}
-        self._failed_at_start: set[str] = set()
+        self.watch = RepositoryWatch(repository)
+        self._failed: set[str] = set()
         self._started = False
         self._stopping = False
         self._log = structlog.get_logger("control")
@@ -138,8 +140,10 @@ class ModelControl:
     @property
     def server_ready(self) -> bool:
         """Tell whether the start is over, and went as the readiness setting demands."""
+        if self._settings.model_control_mode is ModelControlMode.POLL and not self.watch.seen:
+            return False
         if self._settings.readiness is Readiness.MODELS:
-            return self._started and all(map(self._registry.ready, self._failed_at_start))
+            return self._started and all(map(self._registry.ready, self._failed))
         return self._started
 
     def begin_shutdown(self) -> None:
@@ -190,54 +194,55 @@ class ModelControl:
 
     async def start(self) -> None:
         """Load what the control mode says is loaded at start; failures are logged and indexed."""
-        names = await self._names_at_start()
-        if self._settings.model_control_mode is ModelControlMode.POLL:
-            self._seen = await self._workers.wait(self._fingerprints)
-        await self._each(names, self._load_at_start)
+        await self._each(await self._names_at_start(), self._load_logged)
         self._started = True
         self._registry.notify()
 
-    async def _names_at_start(self) -> list[str]:
-        if self._settings.modelmesh:
-            return []
-        every = await self._names()
-        if self._settings.model_control_mode is not ModelControlMode.EXPLICIT:
-            return every
-        asked = self._settings.load_model
-        return every if EVERY_MODEL in asked else list(asked)
+    async def _names_at_start(self) -> Sequence[str]:
+        settings = self._settings
+        if settings.modelmesh:
+            return ()
+        if settings.model_control_mode is ModelControlMode.POLL:
+            return (await self._workers.wait(self.watch.changes)).changed
+        # SageMaker makes the directory with the first model.
+        look = self._repository.names if settings.sagemaker_multi_model else self.watch.names
+        every = await self._workers.wait(look)
+        explicit = settings.model_control_mode is ModelControlMode.EXPLICIT
+        if explicit and EVERY_MODEL not in settings.load_model:
+            return settings.load_model
+        if every is None:
+            # Nothing would ever load them.
+            raise RepositoryUnreadable(str(settings.repository), self.watch.problem)
+        return every
 
-    async def _load_at_start(self, name: str) -> None:
+    async def _load_logged(self, name: str) -> None:
         try:
             await self._load_shared(name)
             self._dependents.named(name)
         except XlaserveError as error:
-            self._failed_at_start.add(name)
-            self._log.error("model not loaded at start", model=name, error=str(error))
+            self._failed.add(name)
+            self._log.error("model not loaded from the repository", model=name, error=str(error))
         except Exception:
-            self._failed_at_start.add(name)
-            self._log.exception("model not loaded at start", model=name)
+            self._failed.add(name)
+            self._log.exception("model not loaded from the repository", model=name)
 
     async def poll(self) -> None:
         """Look at the repository once, and load, reload and unload what changed."""
-        before, self._seen = self._seen, await self._workers.wait(self._fingerprints)
-        changed = [name for name, mark in self._seen.items() if before.get(name) != mark]
-        gone = [name for name in before if name not in self._seen]
-        await self._each(changed, self._load_at_start)
-        await self._each(gone, self._unload_gone)
+        was_ready = self.server_ready
+        try:
+            changes = await self._workers.wait(self.watch.changes)
+            await self._each(changes.changed, self._load_logged)
+            await self._each(changes.gone, self._unload_gone)
+        except Exception:
+            # What serves goes on serving, and the next look comes.
+            self._log.exception("repository not followed")
+        if self.server_ready is not was_ready:
+            self._registry.notify()
 
     async def _unload_gone(self, name: str) -> None:
+        self._failed.discard(name)
         if self._registry.find(name) is not None:
             await self._unload_shared(name, dependents=False)
-
-    def _fingerprints(self) -> dict[str, Fingerprint]:
-        found: dict[str, Fingerprint] = {}
-        for name in self._repository.names():
-            try:
-                found[name] = self._repository.fingerprint(name)
-            except (XlaserveError, OSError) as error:
-                # Loading it will say what is wrong; a change of the text is a change.
-                found[name] = (str(error),)
-        return found
 
     async def _each(self, names: Iterable[str], work: Callable[[str], Awaitable[None]]) -> None:
         queue = iter(list(names))

@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
+from xlaserve.core.listing import Listing, is_model, list_root, subdirectories
 from xlaserve.core.names import check_name, is_version
 from xlaserve.core.overrides import Override
+from xlaserve.core.wrong_root import hint
 from xlaserve.errors import InvalidModel, InvalidName, LoadFailed, ModelNotFound
 from xlaserve.models.config import ModelConfig
-from xlaserve.models.config_text import CONFIG_FILES, parse_json, read_config
+from xlaserve.models.config_text import parse_json, read_config
 
 MAX_FILES_PER_VERSION = 10_000
 """Files of one version directory; more is not a model but a mistake."""
@@ -83,29 +85,31 @@ class Repository:
         self._max_models = max_models
         self._max_config_bytes = max_config_bytes
 
+    def listing(self) -> Listing:
+        """Return what the root holds; raises OSError unless the whole of it can be read."""
+        if self._is_bare():
+            return Listing((0, 0), (self._bare_name,))
+        return list_root(self.root, max_models=self._max_models)
+
     def names(self) -> list[str]:
         """Return the names of all model directories, sorted; hidden ones are left out.
 
-        A root that is not there yet holds none.
+        A root that is not there yet, or cannot be read, holds none.
         """
-        found: list[str] = []
-        if self._is_bare():
-            return [self._bare_name]
-        if not self.root.is_dir():
-            return found
-        with os.scandir(self.root) as entries:
-            for entry in entries:
-                if entry.is_dir() and not entry.name.startswith(".") and _is_name(entry.name):
-                    found.append(entry.name)
-                if len(found) > self._max_models:
-                    break
-        return sorted(found[: self._max_models])
+        try:
+            return list(self.listing().models)
+        except OSError:
+            return []
+
+    def hint(self, listing: Listing) -> str:
+        """Say what is meant instead, where a root holds nothing that looks like a model."""
+        return "" if self._is_bare() else hint(self.root, listing)
 
     def holds(self, name: str) -> bool:
         """Tell whether there is a directory of this model."""
         if self._is_bare():
             return name == self._bare_name
-        return _is_name(name) and (self.root / name).is_dir()
+        return _is_name(name) and os.path.isdir(self.root / name)  # noqa: PTH112, never raises
 
     def url(self, name: str) -> str:
         """Return the directory that a model of this repository has, be it there or not."""
@@ -186,7 +190,7 @@ class Repository:
 
     def _is_bare(self) -> bool:
         return bool(self._bare_name) and (
-            _is_model(self.root) or not any(map(_is_model, _subdirectories(self.root)))
+            is_model(self.root) or not any(map(is_model, subdirectories(self.root)))
         )
 
     def _find_bare(self, config_text: str | None) -> ModelSource:
@@ -246,7 +250,7 @@ class Repository:
         found = {
             int(path.name): path
             for path in directory.iterdir()
-            if is_version(path.name) and path.is_dir()
+            if is_version(path.name) and _is_directory(path)
         }
         if config.is_ensemble and not found:
             found = {ENSEMBLE_VERSION: directory}
@@ -281,25 +285,19 @@ def _is_name(name: str) -> bool:
     return True
 
 
-def _is_model(directory: Path) -> bool:
-    """Tell whether a directory has a configuration or numbered versions."""
-    if any(os.path.lexists(directory / name) for name in CONFIG_FILES):
-        return True
-    return any(is_version(path.name) for path in _subdirectories(directory))
-
-
-def _subdirectories(directory: Path) -> list[Path]:
-    if not directory.is_dir():
-        return []
-    return [path for path in directory.iterdir() if path.name[:1] != "." and path.is_dir()]
+def _is_directory(path: Path) -> bool:
+    if path.is_symlink() and not path.exists():
+        # Where it leads to may be back later; a version is gone when its name is.
+        raise InvalidModel(f"version '{path.name}' is a link to nothing")
+    return path.is_dir()
 
 
 def _unpacked(path: Path) -> Path:
     """Return the model that a directory holds, or itself where it is one, or a version of one."""
-    if _is_model(path):
+    if is_model(path):
         return path
-    inner = _subdirectories(path)
-    models = [directory for directory in inner if _is_model(directory)]
+    inner = subdirectories(path)
+    models = [directory for directory in inner if is_model(directory)]
     if len(models) > 1:
         names = ", ".join(sorted(f"'{model.name}'" for model in models))
         raise InvalidModel(f"'{path}' holds several models, expected one: {names}")
@@ -311,7 +309,8 @@ def _unpacked(path: Path) -> Path:
 
 def _files(directory: Path) -> list[Path]:
     files = [] if directory.is_dir() else [directory]
-    for root, _directories, names in os.walk(directory):
+    walked = os.walk(directory, onerror=_refuse_to_skip) if not files else ()
+    for root, _directories, names in walked:
         files += [Path(root, name) for name in names]
         if len(files) > MAX_FILES_PER_VERSION:
             raise InvalidModel(f"more than {MAX_FILES_PER_VERSION} files in '{directory.name}'")
@@ -319,6 +318,11 @@ def _files(directory: Path) -> list[Path]:
         if not stat.S_ISREG(_status(file).st_mode):
             raise InvalidModel(f"'{file.name}' is not a regular file")
     return files
+
+
+def _refuse_to_skip(error: OSError) -> None:
+    # A part that cannot be listed now is not a part that is gone.
+    raise InvalidModel(f"'{error.filename}' cannot be read: {error.strerror}") from error
 
 
 def _status(file: Path) -> os.stat_result:

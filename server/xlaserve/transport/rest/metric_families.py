@@ -9,6 +9,7 @@ from typing import Generic, TypeAlias, TypeVar
 from xlaserve.core.capacity import Capacity
 from xlaserve.core.registry import Instance, Model, Version
 from xlaserve.core.statistics import REQUEST_BOUNDS_NS, FailureReason, Totals
+from xlaserve.core.watching import RepositoryWatch
 from xlaserve.models.loaded import Bucket
 
 Subject = TypeVar("Subject")
@@ -321,6 +322,8 @@ class ServerReading:
 
     capacity: Capacity
     connections: Mapping[str, Callable[[], int]]
+    watch: RepositoryWatch | None
+    """None where nothing is known of the repository."""
 
 
 def _total_bytes(server: ServerReading) -> Iterable[Row]:
@@ -330,6 +333,14 @@ def _total_bytes(server: ServerReading) -> Iterable[Row]:
 
 def _by_device(sizes: Mapping[str, int]) -> Iterable[Row]:
     return [("", f'device="{escape(device)}"', size) for device, size in sizes.items()]
+
+
+def _readable(server: ServerReading) -> Iterable[Row]:
+    return () if server.watch is None else _one(int(not server.watch.problem))
+
+
+def _skipped(server: ServerReading) -> Iterable[Row]:
+    return () if server.watch is None else _one(server.watch.skipped)
 
 
 OF_SERVER: tuple[Family[ServerReading], ...] = (
@@ -365,5 +376,17 @@ OF_SERVER: tuple[Family[ServerReading], ...] = (
             for protocol, count in server.connections.items()
         ],
         ("protocol",),
+    ),
+    Family(
+        "xlaserve_repository_readable",
+        "gauge",
+        "1 where the last look at the repository saw what is there, 0 otherwise",
+        _readable,
+    ),
+    Family(
+        "xlaserve_repository_skipped_entries",
+        "gauge",
+        "Entries of the repository that are no models, at the last look",
+        _skipped,
     ),
 )

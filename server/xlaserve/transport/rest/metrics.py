@@ -10,6 +10,7 @@ from xlaserve.core.capacity import Capacity
 from xlaserve.core.lifecycle import State
 from xlaserve.core.monitor import every_version
 from xlaserve.core.registry import Registry, Version
+from xlaserve.core.watching import RepositoryWatch
 from xlaserve.transport.rest.messages import HttpRequest, HttpResponse
 from xlaserve.transport.rest.metric_families import (
     OF_MODELS,
@@ -36,9 +37,10 @@ class Metrics:
         registry: Registry,
         capacity: Capacity,
         connections: Mapping[str, Callable[[], int]] = MappingProxyType({}),
+        watch: RepositoryWatch | None = None,
     ) -> None:
         self._registry = registry
-        self._server = ServerReading(capacity, connections)
+        self._server = ServerReading(capacity, connections, watch)
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
 
