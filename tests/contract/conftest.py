@@ -33,7 +33,7 @@ def start(serve: Serve, models: shelf.Shelf, tmp_path: Path, endpoint: str) -> S
     repository.mkdir()
 
     @asynccontextmanager
-    async def run(**settings: Any) -> AsyncIterator[Runtime]:
+    async def run(*, asked: bool = True, **settings: Any) -> AsyncIterator[Runtime]:
         defaults: dict[str, Any] = {
             "modelmesh": True,
             "model_control_mode": ModelControlMode.NONE,
@@ -43,7 +43,8 @@ def start(serve: Serve, models: shelf.Shelf, tmp_path: Path, endpoint: str) -> S
         }
         settings = defaults | settings
         async with serve(**settings) as server, mesh.dial(server.url) as sidecar:
-            await sidecar.status()
+            if asked:
+                await sidecar.status()
             yield Runtime(server.application, server.url, sidecar)
 
     return run

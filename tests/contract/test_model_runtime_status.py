@@ -181,6 +181,7 @@ REFUSED: Mapping[str, dict[str, Any]] = {
     "load_threads": {"load_threads": INT31 + 1},
     "max_concurrency": {"max_concurrency": INT31 + 1},
     "model_control_mode": {"model_control_mode": ModelControlMode.POLL},
+    "load_model": {"model_control_mode": ModelControlMode.EXPLICIT, "load_model": ("simple",)},
 }
 
 
@@ -261,6 +262,58 @@ async def reloaded(runtime: Runtime, models: Shelf) -> Any:
     """Load what was purged, and use it at once."""
     await runtime.mesh.load("loaded", models.path("plus-2"))
     return await runtime.mesh.infer("loaded", addition())
+
+
+async def test_the_first_ready_means_empty_too(start: StartRuntime, models: Shelf) -> None:
+    """Case 4: a runtime that restarted under a live mesh has models, and was never asked."""
+    async with start(asked=False) as runtime:
+        before = runtime.held()
+        await runtime.mesh.load("loaded", models.path("plus-1"))
+        loading = asyncio.ensure_future(mesh.code(runtime.mesh.load("slow", models.path("slow"))))
+        await runtime.until_compiling("slow")
+        ready = await runtime.mesh.status()
+        after, rows = runtime.held(), await runtime.application.control.index()
+
+        assert ready.READY == ready.status
+        assert (before, []) == (after, rows)
+        assert "CANCELLED" == await loading
+        assert [2, 2] == sums(await reloaded(runtime, models))
+
+
+async def test_a_load_that_comes_during_a_purge_is_not_there_behind_it(
+    start: StartRuntime, models: Shelf
+) -> None:
+    """Case 4: only a mesh that dies can send one; the one that hears READY does not know of it."""
+    async with start(inline_execution_seconds=0) as runtime, mesh.dial(runtime.url) as dying:
+        await runtime.mesh.load("in use", models.path("spin"))
+        using = asyncio.ensure_future(mesh.code(runtime.mesh.infer("in use", spinning(1))))
+        await runtime.until_in_use()
+        asking = asyncio.ensure_future(runtime.mesh.status())
+        await runtime.until_unloading("in use")
+        late = await mesh.code(dying.load("late", models.path("plus-1")))
+        ready = await asking
+        rows = await runtime.application.control.index()
+
+        assert ("CANCELLED", []) == (late, rows)
+        assert ready.READY == ready.status
+        assert await using in ("OK", "UNAVAILABLE")
+        assert [2, 2] == sums(await reloaded(runtime, models))
+
+
+async def test_meshes_that_ask_at_once_all_find_nothing_loaded(
+    start: StartRuntime, models: Shelf
+) -> None:
+    """Case 4: each answer is true when it is given, and the runtime loads again behind the last."""
+    async with start() as runtime:
+        calls = [runtime.mesh.load(f"m{i}", models.path("plus-1")) for i in range(4)]
+        loading = [asyncio.ensure_future(mesh.code(call)) for call in calls]
+        answers = await asyncio.gather(*(runtime.mesh.status() for _ in range(5)))
+        rows = await runtime.application.control.index()
+
+        assert {answers[0].READY} == {answer.status for answer in answers}
+        assert [] == rows
+        assert {"OK", "CANCELLED"} >= set(await asyncio.gather(*loading))
+        assert [2, 2] == sums(await reloaded(runtime, models))
 
 
 async def test_ready_waits_for_requests_that_outlive_the_drain(

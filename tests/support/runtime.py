@@ -15,7 +15,7 @@ _PROGRESS_SECONDS = 60
 
 @dataclass(frozen=True)
 class Runtime:
-    """A server in the loop of a test, and a sidecar that has heard that it is ready."""
+    """A server in the loop of a test, and a sidecar, which as a rule has heard that it is ready."""
 
     application: Application
     url: str
@@ -52,4 +52,5 @@ class Runtime:
 
 
 StartRuntime = Callable[..., AbstractAsyncContextManager[Runtime]]
-"""Runs a server and its mesh for the length of a block; settings by keyword."""
+"""Runs a server and its mesh for the length of a block; settings by keyword. With `asked=False`
+the mesh has not asked for the status: so it is with a runtime that was restarted under it."""

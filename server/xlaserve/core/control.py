@@ -76,6 +76,10 @@ class ModelControl:
         self._failed: set[str] = set()
         self._started = False
         self._stopping = False
+        self._purging = 0
+        """Purges in progress."""
+        self._purges = 0
+        """Begins and ends of purges by now: a load that has seen another number is cancelled."""
         self._log = structlog.get_logger("control")
 
     # --- what clients ask ---
@@ -185,10 +189,20 @@ class ModelControl:
             self._registry.forget(name)
 
     async def purge(self) -> None:
-        """Call off every load, unload every model, and return once all memory is free."""
-        await self._loads.call_off()
-        await asyncio.gather(*(self.evict(model.name) for model in self._registry.models()))
-        await self._loader.close()
+        """Cancel every load, unload every model, and return once all memory is free.
+
+        Loads that arrive meanwhile are cancelled as well: whoever sent them is about to be told
+        that nothing is loaded (ModelMesh SPI, runtimeStatus).
+        """
+        self._purges += 1
+        self._purging += 1
+        try:
+            await self._loads.call_off()
+            await asyncio.gather(*(self.evict(model.name) for model in self._registry.models()))
+            await self._loader.close()
+        finally:
+            self._purging -= 1
+            self._purges += 1
 
     # --- what the start and the disk ask ---
 
@@ -297,11 +311,15 @@ class ModelControl:
     ) -> None:
         if self._stopping:
             raise ShuttingDown
+        purges = self._purges
         source = await self._workers.wait(find)
         await self._load_steps(source)
         async with self._turns.of(source.name):
             # Found again: another load may have gone before while this one waited.
             source = await self._workers.wait(find)
+            # A purge unloads what the registry knows by its begin, and this load is not there yet.
+            if self._purging or purges != self._purges:
+                raise LoadCancelled(source.name)
             before = self._overrides.pop(source.name, None)
             try:
                 await self._load_versions(source, forced=forced)

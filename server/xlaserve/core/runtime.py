@@ -102,19 +102,17 @@ class ModelRuntime:
         self._repository = repository
         self._capacity = capacity
         self._sizes = MeasuredSizes()
-        self._announced = False
 
     async def status(self) -> RuntimeLimits | None:
         """Return the limits once the runtime is ready, None before.
 
-        A mesh asks again only when it was restarted and knows nothing of what is loaded: then
-        everything is purged first.
+        READY means that nothing is loaded: everything is purged first, whatever was said before. A
+        mesh asks only when it starts and knows nothing of what is loaded; and one that lives may
+        have loaded models into a runtime that was restarted, without ever asking this one.
         """
         if not self._control.server_ready or self._capacity.smallest_bytes is None:
             return None
-        if self._announced:
-            await self._control.purge()
-        self._announced = True
+        await self._control.purge()
         return RuntimeLimits.of(self._settings, self._capacity.smallest_bytes)
 
     async def load(self, model: RuntimeModel) -> LoadedSize:

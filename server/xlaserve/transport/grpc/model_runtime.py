@@ -42,7 +42,7 @@ class ModelRuntimeService(pb.ModelRuntimeBase):
     async def runtime_status(
         self, runtime_status_request: pb.RuntimeStatusRequest
     ) -> pb.RuntimeStatusResponse:
-        """Answer STARTING until devices are up; a call after READY purges every model first."""
+        """Answer STARTING until devices are up; READY means that nothing is loaded."""
         limits = await self._runtime.status()
         if limits is None:
             return pb.RuntimeStatusResponse(status=Status.STARTING)  # type: ignore[arg-type]
