@@ -1,13 +1,26 @@
 """The log: records that clients cannot forge, of bounded length."""
 
+import errno
 import io
 import json
+import os
 from collections.abc import Iterator
 
 import pytest
 import structlog
 
 from xlaserve import log
+
+
+class Fallible(io.StringIO):
+    """A disk that is full for a while."""
+
+    fails = False
+
+    def write(self, text: str) -> int:
+        if self.fails:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(text)
 
 
 @pytest.fixture
@@ -52,3 +65,20 @@ def test_an_exception_is_in_its_record(stream: io.StringIO) -> None:
         structlog.get_logger().exception("failed")
 
     assert "ValueError: invalid literal" in json.loads(stream.getvalue())["exception"]
+
+
+def test_what_was_lost_is_counted_in_the_next_record() -> None:
+    target = Fallible()
+    log.configure("info", target)
+    target.fails = True
+    structlog.get_logger().info("lost")
+    structlog.get_logger().info("lost")
+    target.fails = False
+    structlog.get_logger().info("told")
+    structlog.get_logger().info("told again")
+    structlog.reset_defaults()
+    records = [json.loads(line) for line in target.getvalue().splitlines()]
+
+    assert [("told", 2), ("told again", None)] == [
+        (record["event"], record.get("lost_before")) for record in records
+    ]

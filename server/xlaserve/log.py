@@ -6,6 +6,8 @@ from typing import TextIO
 
 import structlog
 
+from xlaserve.best_effort import best_effort
+
 MAX_TEXT = 4096
 """Characters of one logged value; names and texts of clients end up here."""
 
@@ -19,13 +21,25 @@ def _bounded(
     return event
 
 
+class _Lost:
+    def __init__(self, target: TextIO) -> None:
+        self._target = target
+
+    def __call__(
+        self, _logger: object, _method: str, event: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
+        lost = getattr(self._target, "lost", 0)
+        return {**event, "lost_before": lost} if lost else event
+
+
 def configure(level: str = "info", stream: TextIO | None = None) -> None:
     """Set up logging for the process. The one piece of global state that the server has.
 
     JSON escapes line ends and control characters, and so does the console's repr: a name that a
-    client chose cannot forge a record.
+    client chose cannot forge a record. What cannot be written is lost, and the next record says how
+    many were (`lost_before`): a log never changes what is done.
     """
-    target = stream or sys.stderr
+    target = best_effort(stream or sys.stderr)
     renderers: list[structlog.typing.Processor] = (
         [structlog.dev.ConsoleRenderer(pad_event_to=32)]
         if target.isatty()
@@ -37,6 +51,7 @@ def configure(level: str = "info", stream: TextIO | None = None) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             _bounded,
+            _Lost(target),
             *renderers,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(

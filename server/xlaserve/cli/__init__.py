@@ -1,9 +1,12 @@
 """The command line: `xlaserve serve | infer | bench | export | import | health | repo`."""
 
+import errno
 import sys
+from typing import NoReturn
 
 import typer
 
+from xlaserve.best_effort import best_effort, flushed, open_standard_descriptors
 from xlaserve.cli import bench, export, health, import_onnx, infer, repo, serve
 from xlaserve.errors import XlaserveError
 
@@ -26,8 +29,28 @@ def main() -> None:
     application.command("import")(import_onnx.import_onnx)
     application.command("health")(health.health)
     application.add_typer(repo.repo(), name="repo")
+    open_standard_descriptors()
+    # Progress, warnings and the log are told as well as they can be; answers are not lost quietly.
+    sys.stderr = best_effort(sys.stderr)
     try:
         application()
     except XlaserveError as error:
-        sys.stderr.write(f"error: {error}\n")
+        _fail(str(error))
+    except OSError as error:
+        _fail(f"{error.filename or 'output'}: {error.strerror or error}")
+    finally:
+        _write_out()
+
+
+def _write_out() -> None:
+    error = flushed(sys.stdout)
+    if error is None:
+        return
+    if error.errno == errno.EPIPE:  # nobody wants the rest
         sys.exit(_FAILED)
+    _fail(f"output: {error.strerror or error}")
+
+
+def _fail(text: str) -> NoReturn:
+    sys.stderr.write(f"error: {text}\n")
+    sys.exit(_FAILED)

@@ -5,12 +5,14 @@ import sys
 from collections.abc import Callable
 from typing import Annotated, Any
 
+import structlog
 import typer
 import uvloop
 from rich.console import Console
 from rich.markup import escape
 
 from xlaserve import log
+from xlaserve.best_effort import best_effort
 from xlaserve.errors import XlaserveError
 from xlaserve.settings import SettingDescription, Settings, describe_settings
 
@@ -58,7 +60,7 @@ def _parameter(setting: SettingDescription) -> inspect.Parameter:
 
 
 def _serve(settings: Settings) -> None:
-    in_terminal = sys.stdout.isatty() and sys.stderr.isatty()
+    in_terminal = best_effort(sys.stdout).isatty() and best_effort(sys.stderr).isatty()
     level = settings.log_level
     if level == "auto":
         level = "warning" if in_terminal else "info"
@@ -67,6 +69,9 @@ def _serve(settings: Settings) -> None:
         _run(settings, in_terminal=in_terminal)
     except* XlaserveError as group:
         raise group.exceptions[0] from None
+    except* OSError:
+        structlog.get_logger("serve").exception("the server failed")
+        raise
 
 
 def _run(settings: Settings, *, in_terminal: bool) -> None:
@@ -77,5 +82,5 @@ def _run(settings: Settings, *, in_terminal: bool) -> None:
     if not in_terminal:
         uvloop.run(run(settings))
         return
-    with TerminalDisplay(Console()) as display:
+    with TerminalDisplay(Console(file=best_effort(sys.stdout))) as display:
         uvloop.run(run(settings, display))
