@@ -48,6 +48,8 @@ TEXTS = [
         "model 'm' version 2 is not ready, its state is UNAVAILABLE: no disk",
     ),
     (LoadFailed("m", "no version"), "failed to load 'm', no version"),
+    (LoadFailed("m", "got '\x1b[2J\n'"), r"failed to load 'm', got '\x1b[2J\n'"),
+    (LoadFailed("m", "x" * 5000), f"failed to load 'm', {'x' * 1000}..."),
     (LoadCancelled("m"), "failed to load 'm', the load was cancelled"),
     (
         ModelControlForbidden("load", "none"),

@@ -11,6 +11,19 @@ class XlaserveError(Exception):
     """The root of everything that a client or an operator is told about."""
 
 
+_REPEATED_CHARACTERS = 1_000
+"""The most of a reason: it may repeat what a client or a file says, which has no end."""
+
+
+def _repeatable(text: str) -> str:
+    """Return a text that a log and a terminal can take: printable, and not without end."""
+    if len(text) > _REPEATED_CHARACTERS:
+        text = f"{text[:_REPEATED_CHARACTERS]}..."
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
 # --- models ------------------------------------------------------------------------------------
 
 
@@ -46,8 +59,8 @@ class LoadFailed(XlaserveError):
     """A model could not be loaded; what it served before, it still serves."""
 
     def __init__(self, model: str, reason: str) -> None:
-        self.reason = reason
-        super().__init__(f"failed to load '{model}', {reason}")
+        self.reason = _repeatable(reason)
+        super().__init__(f"failed to load '{model}', {self.reason}")
 
 
 class ModelAlreadyLoaded(XlaserveError):

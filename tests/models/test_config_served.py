@@ -55,7 +55,7 @@ def test_what_was_written_stays() -> None:
     message = served(
         '{"platform": "jax_export", "version_policy": {"all": {}}, "metric_tags": {"a": "b"},'
         '"parameters": {"p": {"string_value": "q"}}, "response_cache": {"enable": true},'
-        '"input": [{"name": "z", "data_type": "TYPE_FP32", "dims": [-1], "optional": true}]}'
+        '"input": [{"name": "z", "data_type": "TYPE_FP32", "dims": [-1], "format": "FORMAT_NHWC"}]}'
     )
 
     assert {"a": "b"} == message.metric_tags
@@ -65,7 +65,7 @@ def test_what_was_written_stays() -> None:
     assert message.version_policy == inference.ModelVersionPolicy(
         all=inference.ModelVersionPolicyAll()
     )
-    assert [False, True] == [tensor.optional for tensor in message.input]
+    assert ["FORMAT_NONE", "FORMAT_NHWC"] == [tensor.format.name for tensor in message.input]
     assert WHOLE == tensors(message)
 
 

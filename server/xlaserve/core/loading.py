@@ -121,6 +121,13 @@ class VersionLoader:
             size_bytes=runner.info.memory.total_bytes,
             buckets={b.rows: round(b.compile_seconds, 3) for b in runner.info.buckets},
         )
+        if model.config.without_effect:
+            self._log.warning(
+                "fields of the configuration have no effect",
+                model=version.model,
+                version=version.number,
+                fields=list(model.config.without_effect),
+            )
         if self._background_compile:
             self._finisher.finish(version, loaded)
         if replaced is not None:

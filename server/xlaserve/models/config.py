@@ -80,6 +80,8 @@ class ModelConfig:
     steps: tuple[EnsembleStep, ...] = ()
     """Not empty for an ensemble; each follows those whose tensors it takes."""
     parameters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    without_effect: tuple[str, ...] = field(default=(), compare=False)
+    """What was written and changes no answer, by the table of `config_fields`; for the log."""
     message: inference.ModelConfig | None = field(default=None, compare=False, repr=False)
     """All that was written, also what the server does not act on; None where nothing was."""
 

@@ -13,6 +13,7 @@ from xlaserve.models.config import (
     VersionPolicy,
 )
 from xlaserve.models.config_ensemble import in_order
+from xlaserve.models.config_fields import without_effect
 from xlaserve.models.config_schema import BadConfig, shown
 from xlaserve.tensors import BY_CONFIG_NAME
 from xlaserve_proto import inference
@@ -40,6 +41,7 @@ def config_of(message: inference.ModelConfig) -> ModelConfig:
         parameters=MappingProxyType(
             {name: value.string_value for name, value in message.parameters.items()}
         ),
+        without_effect=without_effect(message),
         message=message,
     )
 
@@ -95,6 +97,7 @@ def _dynamic_batching(message: inference.ModelConfig) -> DynamicBatching:
         if not 1 <= size <= (message.max_batch_size or size):
             place = f"dynamic_batching.preferred_batch_size[{index}]"
             raise _unfit(place, f"1 to {message.max_batch_size or 'the largest batch'}", size)
+    _check_priorities(batching)
     policy = batching.default_queue_policy
     return DynamicBatching(
         tuple(sorted(batching.preferred_batch_size)),
@@ -102,6 +105,13 @@ def _dynamic_batching(message: inference.ModelConfig) -> DynamicBatching:
         policy.default_timeout_microseconds,
         policy.max_queue_size,
     )
+
+
+def _check_priorities(batching: inference.ModelDynamicBatching) -> None:
+    levels, default = batching.priority_levels, batching.default_priority_level
+    if not bool(levels) <= default <= levels:
+        expected = f"1 to {levels} (priority_levels)" if levels else "0 without priority_levels"
+        raise _unfit("dynamic_batching.default_priority_level", expected, default)
 
 
 def _specific(versions: Sequence[int]) -> tuple[int, ...]:

@@ -50,7 +50,7 @@ def test_a_config_names_its_fields_as_the_contract_does() -> None:
 
 WRITTEN = {
     "optimization": {"cuda": {"graphs": True}},
-    "dynamic_batching": {"priority_queue_policy": {"7": {"timeout_action": "DELAY"}}},
+    "dynamic_batching": {"priority_queue_policy": {"7": {"timeout_action": "REJECT"}}},
     "model_metrics": {"metric_control": [{"histogram_options": {"buckets": [0.5, "Infinity"]}}]},
     "model_warmup": [{"name": "w", "inputs": {"x": {"dims": [4], "zero_data": False}}}],
     "version_policy": {"specific": {"versions": [1, 3]}},

@@ -1,0 +1,273 @@
+"""The table of all fields of a model configuration: which the server obeys, and which it refuses.
+
+A field that is not obeyed is refused where a client would get another answer, or another error,
+than the configuration asks for. Any other has no effect, and the log names it with the load. A
+default that is written out asks for nothing.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import betterproto
+
+from xlaserve.models.config_schema import BadConfig, Field, schema_of, shown
+from xlaserve_proto import inference
+
+SHOWN_FIELDS = 32
+"""The most fields without effect that are named one by one."""
+
+
+class Effect(Enum):
+    """What the server does with a field."""
+
+    OBEYED = auto()
+    REFUSED = auto()
+    NONE = auto()
+    """Answers are the same without it."""
+
+
+_Asks: TypeAlias = Callable[[Any, betterproto.Message], bool]
+"""Tells from a value that is not the default, and its message, whether it asks for something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What is done with one field. One that is not obeyed stands for all fields inside it."""
+
+    effect: Effect
+    because: str = ""
+    """Of a refusal: what would differ, and what may be done."""
+    asks: _Asks = lambda value, message: True
+
+
+def _another_shape(value: inference.ModelTensorReshape, message: betterproto.Message) -> bool:
+    return list(value.shape) != list(getattr(message, "dims"))  # noqa: B009 - of two classes
+
+
+def _another_policy(
+    value: Mapping[int, inference.ModelQueuePolicy], message: betterproto.Message
+) -> bool:
+    default: object = getattr(message, "default_queue_policy")  # noqa: B009 - as above
+    return any(policy != default for policy in value.values())
+
+
+def _not_loaded(value: str, message: betterproto.Message) -> bool:
+    return value not in _ARTIFACTS and not value.endswith(".onnx")
+
+
+_ARTIFACTS = frozenset({"model.json", "model.stablehlo", "model.jaxexp"})
+
+_OBEYED = Row(Effect.OBEYED)
+_NONE = Row(Effect.NONE)
+_TENSOR = "the model would be given, or give, other tensors"
+
+
+def _refused(because: str, asks: _Asks = lambda value, message: True) -> Row:
+    return Row(Effect.REFUSED, because, asks)
+
+
+FIELDS: Mapping[str, Row] = MappingProxyType(
+    {
+        "name": _OBEYED,
+        "platform": _OBEYED,
+        "backend": _OBEYED,
+        "runtime": _NONE,
+        "version_policy": _OBEYED,
+        "version_policy.latest": _OBEYED,
+        "version_policy.latest.num_versions": _OBEYED,
+        "version_policy.all": _OBEYED,
+        "version_policy.specific": _OBEYED,
+        "version_policy.specific.versions": _OBEYED,
+        "max_batch_size": _OBEYED,
+        # --- tensors ---
+        "input": _OBEYED,
+        "input.name": _OBEYED,
+        "input.data_type": _OBEYED,
+        "input.format": _OBEYED,
+        "input.dims": _OBEYED,
+        "input.reshape": _refused(_TENSOR, _another_shape),
+        "input.is_shape_tensor": _refused(_TENSOR),
+        "input.allow_ragged_batch": _refused("requests of different shapes share no batch"),
+        "input.optional": _refused("every input of the model must be sent"),
+        "input.is_non_linear_format_io": _refused(_TENSOR),
+        "output": _OBEYED,
+        "output.name": _OBEYED,
+        "output.data_type": _OBEYED,
+        "output.dims": _OBEYED,
+        # Labels are for the classification extension, which a request is refused that asks for it.
+        "output.label_filename": _NONE,
+        "output.reshape": _refused(_TENSOR, _another_shape),
+        "output.is_shape_tensor": _refused(_TENSOR),
+        "output.is_non_linear_format_io": _refused(_TENSOR),
+        "batch_input": _refused(_TENSOR),
+        "batch_output": _refused(_TENSOR),
+        # --- where it runs, and from what ---
+        "instance_group": _OBEYED,
+        "instance_group.name": _NONE,
+        "instance_group.count": _OBEYED,
+        "instance_group.gpus": _OBEYED,
+        "instance_group.kind": _OBEYED,
+        "instance_group.profile": _NONE,
+        "instance_group.rate_limiter": _NONE,
+        "instance_group.passive": _refused("no instance is kept from answering"),
+        "instance_group.secondary_devices": _NONE,
+        "instance_group.host_policy": _NONE,
+        "default_model_filename": _refused("another file would be loaded", _not_loaded),
+        "cc_model_filenames": _refused("another file would be loaded"),
+        "model_operations": _OBEYED,
+        "model_operations.op_library_filename": _refused("no library is loaded"),
+        "model_repository_agents": _OBEYED,
+        "model_repository_agents.agents": _refused("no agent looks at the files of a model"),
+        # --- scheduling ---
+        "dynamic_batching": _OBEYED,
+        "dynamic_batching.preferred_batch_size": _OBEYED,
+        "dynamic_batching.max_queue_delay_microseconds": _OBEYED,
+        "dynamic_batching.preserve_ordering": _NONE,
+        "dynamic_batching.priority_levels": _NONE,
+        "dynamic_batching.default_priority_level": _NONE,
+        "dynamic_batching.default_queue_policy": _OBEYED,
+        "dynamic_batching.default_queue_policy.timeout_action": _refused(
+            "a request past its time is refused, never delayed"
+        ),
+        "dynamic_batching.default_queue_policy.default_timeout_microseconds": _OBEYED,
+        "dynamic_batching.default_queue_policy.allow_timeout_override": _refused(
+            "the timeout of a request would not count"
+        ),
+        "dynamic_batching.default_queue_policy.max_queue_size": _OBEYED,
+        "dynamic_batching.priority_queue_policy": _refused(
+            "all requests have the default_queue_policy", _another_policy
+        ),
+        "sequence_batching": _refused("requests of one sequence would not meet their state"),
+        "ensemble_scheduling": _OBEYED,
+        "ensemble_scheduling.step": _OBEYED,
+        "ensemble_scheduling.step.model_name": _OBEYED,
+        "ensemble_scheduling.step.model_version": _OBEYED,
+        "ensemble_scheduling.step.input_map": _OBEYED,
+        "ensemble_scheduling.step.output_map": _OBEYED,
+        "ensemble_scheduling.step.model_namespace": _refused("another model might answer"),
+        "ensemble_scheduling.max_inflight_requests": _NONE,
+        "model_transaction_policy": _OBEYED,
+        "model_transaction_policy.decoupled": _refused("each request has one answer"),
+        # --- the rest ---
+        "parameters": _OBEYED,
+        "parameters.string_value": _OBEYED,
+        "model_warmup": _OBEYED,
+        # The load runs every batch size that it compiles.
+        "model_warmup.name": _NONE,
+        "model_warmup.batch_size": _NONE,
+        "model_warmup.count": _NONE,
+        "model_warmup.inputs": _OBEYED,
+        "model_warmup.inputs.data_type": _NONE,
+        "model_warmup.inputs.dims": _NONE,
+        "model_warmup.inputs.zero_data": _NONE,
+        "model_warmup.inputs.random_data": _NONE,
+        "model_warmup.inputs.input_data_file": _refused(
+            "the load would not fail with this file; leave model_warmup out, every batch size is "
+            "warmed up"
+        ),
+        "optimization": _NONE,
+        "metric_tags": _NONE,
+        "model_metrics": _NONE,
+        "response_cache": _OBEYED,
+        "response_cache.enable": _NONE,
+    }
+)
+"""By path. A newcomer of `protos/model_config.proto` needs a row, or the tests fail."""
+
+PARAMETERS: Mapping[str, Effect] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            (
+                *("batch_sizes", "batch_independent", "compiled_shapes", "max_on_demand_shapes"),
+                *("devices", "placement", "mesh", "partition"),
+                *("image_channel_order", "image_scale", "max_concurrency"),
+            ),
+            Effect.OBEYED,
+        ),
+        # What the server says of a model; it may be sent back.
+        "batch_rows": Effect.NONE,
+    }
+)
+"""Entries of `parameters` that mean something here. Those of other servers have no effect."""
+
+
+_KINDS = ("platform", "backend")
+_ONNX = frozenset({"onnxruntime", "onnxruntime_onnx"})
+
+
+def is_onnx(kind: str) -> bool:
+    """Tell whether a `platform` or `backend` is what runs ONNX elsewhere; here it is imported."""
+    return kind in _ONNX
+
+
+def without_effect(message: inference.ModelConfig) -> tuple[str, ...]:
+    """Return the fields that are given and have no effect, the first few of them by path.
+
+    Raises BadConfig for one that is refused.
+    """
+    # A dict: a field of many tensors is named once.
+    found = dict.fromkeys(_without_effect(message, ""))
+    for name in message.parameters:
+        if PARAMETERS.get(name) is not Effect.OBEYED:
+            found[f"parameters[{shown(name)}]"] = None
+    kinds = [getattr(message, kind) for kind in _KINDS]
+    found |= dict.fromkeys(
+        f"{name} ({kind})" for name, kind in zip(_KINDS, kinds, strict=True) if is_onnx(kind)
+    )
+    if "identity" in kinds and _scheduling(message) == "dynamic_batching":
+        found["dynamic_batching"] = None
+    names = list(found)
+    if len(names) > SHOWN_FIELDS:
+        names[SHOWN_FIELDS:] = [f"and {len(names) - SHOWN_FIELDS} more"]
+    return tuple(names)
+
+
+def _scheduling(message: inference.ModelConfig) -> str:
+    return betterproto.which_one_of(message, "scheduling_choice")[0]
+
+
+def _without_effect(message: betterproto.Message, path: str) -> Iterator[str]:
+    for field in schema_of(type(message)).by_name.values():
+        value = _given(message, field)
+        if value is None:
+            continue
+        name = f"{path}{field.name}"
+        row = FIELDS[name]
+        if row.effect is Effect.OBEYED:
+            for place, inner in _inside(field, value):
+                try:
+                    yield from _without_effect(inner, f"{name}.")
+                except BadConfig as problem:
+                    raise problem.within(f".{field.name}{place}") from None
+        elif row.asks(value, message):
+            if row.effect is Effect.REFUSED:
+                raise BadConfig(f"is not implemented, {row.because}", f".{field.name}")
+            yield name
+
+
+def _given(message: betterproto.Message, field: Field) -> Any:
+    """Return the value of a field; None where it is the default, and no message."""
+    if field.oneof and betterproto.which_one_of(message, field.oneof)[0] != field.attribute:
+        return None
+    value = getattr(message, field.attribute)
+    if isinstance(value, betterproto.Message):
+        return value if betterproto.serialized_on_wire(value) else None
+    # A member of an oneof is chosen, whatever its value.
+    return value if value or field.oneof else None
+
+
+def _inside(field: Field, value: Any) -> Iterable[tuple[str, betterproto.Message]]:
+    """Return the messages of a field, each with its place in it."""
+    if not field.message:
+        return ()
+    if field.kind == "map":
+        entries = ((f"[{shown(str(key))}]", entry) for key, entry in value.items())
+        return (
+            (place, entry) for place, entry in entries if isinstance(entry, betterproto.Message)
+        )
+    if field.repeated:
+        return ((f"[{index}]", entry) for index, entry in enumerate(value))
+    return (("", value),)

@@ -1,0 +1,201 @@
+"""Configurations over the front door: obeyed, refused, or named, and what serves goes on."""
+
+# pyright: reportAttributeAccessIssue=false
+# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+
+import json
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from structlog.testing import capture_logs
+from support.server import RunningServer, Serve
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+
+import xlaserve
+
+TENSOR = {"name": "x", "data_type": "TYPE_FP32", "dims": [2]}
+QUEUE: dict[str, Any] = {"timeout_action": "DELAY", "default_timeout_microseconds": 5}
+AGENT = {"name": "checksum", "parameters": {"MD5:model.json": "0"}}
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "sequence_batching": {"sequence_batching": {"max_sequence_idle_microseconds": 9}},
+    "model_transaction_policy.decoupled": {"model_transaction_policy": {"decoupled": True}},
+    "model_repository_agents.agents": {"model_repository_agents": {"agents": [AGENT]}},
+    "input[0].reshape": {"input": [TENSOR | {"reshape": {"shape": [1, 2]}}]},
+    "input[0].optional": {"input": [TENSOR | {"optional": True}]},
+    "input[0].allow_ragged_batch": {"input": [TENSOR | {"allow_ragged_batch": True}]},
+    "input[0].is_shape_tensor": {"input": [TENSOR | {"is_shape_tensor": True}]},
+    "batch_input": {"batch_input": [{"target_name": ["n"], "source_input": ["x"]}]},
+    "batch_output": {"batch_output": [{"target_name": ["y"], "source_input": ["x"]}]},
+    "timeout_action": {"dynamic_batching": {"default_queue_policy": QUEUE}},
+    "allow_timeout_override": {
+        "dynamic_batching": {"default_queue_policy": {"allow_timeout_override": True}}
+    },
+    "input_data_file": {
+        "model_warmup": [{"name": "w", "inputs": {"x": {"input_data_file": "missing"}}}]
+    },
+}
+
+_LONG = "\x1b[2J" + "x" * 900_000
+"""A text that an answer must neither repeat whole nor raw."""
+
+_PARAMETERS = (
+    *("batch_sizes", "batch_independent", "compiled_shapes", "max_on_demand_shapes"),
+    *("devices", "placement", "partition", "mesh"),
+)
+
+HOSTILE: dict[str, str] = {
+    "nested": '{"parameters":' * 5000 + "{}" + "}" * 5000,
+    "lists": "[" * 5000 + "]" * 5000,
+    "digits": '{"max_batch_size": ' + "9" * 200_000 + "}",
+    "exponent": '{"max_batch_size": 1e999999}',
+    "too large": '{"max_batch_size": 2147483648}',
+    "negative": '{"max_batch_size": -1}',
+    "twice": '{"max_batch_size": 1, "max_batch_size": 2}',
+    "spelled twice": '{"max_batch_size": 1, "maxBatchSize": 2}',
+    "unknown": '{"max_batch_sizes": 1}',
+    "many": json.dumps({"input": [{"name": f"x{i}"} for i in range(30_000)]}),
+    "large": json.dumps({"name": "x" * (1 << 20)}),
+    "surrogate": '{"name": "\\ud800"}',
+    "not text": '{"name": "a\\u0000b"}',
+    "two choices": '{"dynamic_batching": {}, "sequence_batching": {}}',
+    "nothing": "",
+    "null": "null",
+    "name": json.dumps({"name": _LONG}),
+    "input": json.dumps({"input": [TENSOR | {"name": _LONG}]}),
+    "dims": json.dumps({"input": [TENSOR | {"dims": [1] * 9000}]}),
+    "backend": json.dumps({"backend": _LONG}),
+    "platform": json.dumps({"platform": _LONG}),
+    **{name: json.dumps({"parameters": {name: {"string_value": _LONG}}}) for name in _PARAMETERS},
+    "file": json.dumps({"default_model_filename": _LONG}),
+    "key": json.dumps({"model_warmup": [{"inputs": {_LONG: {"input_data_file": "a"}}}]}),
+    "step": json.dumps(
+        {
+            "input": [TENSOR],
+            "output": [TENSOR | {"name": "y"}],
+            "ensemble_scheduling": {
+                "step": [
+                    {"model_name": _LONG, "input_map": {"x": "x"}, "output_map": {"y": "y"}},
+                ]
+            },
+        }
+    ),
+    "version zero": '{"version_policy": {"specific": {"versions": [0]}}}',
+}
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, and a copy for each configuration that is on disk."""
+    root = tmp_path_factory.mktemp("models")
+    xlaserve.export_model(
+        lambda p, x: {"y": x * p["v"]},
+        {"v": np.full((1, 2), 2, np.float32)},
+        {"x": ("FP32", [-1, 2])},
+        root / "double" / "1",
+        max_batch_size=4,
+    )
+    for name, data in (
+        ("refused", b"model_transaction_policy { decoupled: true }"),
+        ("bytes", b'name: "\xff"'),
+        ("open", b'input { name: "x'),
+        ("deep", b"optimization { " * 5000),
+        ("escape", b'name: "\\777"'),
+    ):
+        shutil.copytree(root / "double", root / name)
+        (root / name / "config.pbtxt").write_bytes(data)
+    return root
+
+
+@pytest.fixture
+async def server(serve: Serve, repository: Path) -> AsyncIterator[RunningServer]:
+    async with serve(repository, load_model=("double",)) as running:
+        yield running
+
+
+@pytest.fixture
+async def stub(server: RunningServer) -> AsyncIterator[Any]:
+    async with grpc.aio.insecure_channel(server.url) as channel:
+        yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+async def double(stub: Any) -> list[float]:
+    data = np.array([[1, 2]], np.float32)
+    request = pb.ModelInferRequest(model_name="double", raw_input_contents=[data.tobytes()])
+    request.inputs.add(name="x", datatype="FP32", shape=data.shape)
+    response = await stub.ModelInfer(request)
+    return np.frombuffer(response.raw_output_contents[0], np.float32).tolist()
+
+
+async def load(stub: Any, model: str, config: str | None = None) -> str:
+    """Return what a load answers, empty where it succeeds."""
+    request = pb.RepositoryModelLoadRequest(model_name=model)
+    if config is not None:
+        request.parameters["config"].string_param = config
+    try:
+        await stub.RepositoryModelLoad(request)
+    except grpc.aio.AioRpcError as error:
+        assert error.code() in (
+            grpc.StatusCode.FAILED_PRECONDITION,
+            grpc.StatusCode.INVALID_ARGUMENT,
+        )
+        return error.details() or "failed"
+    return ""
+
+
+async def test_a_reload_with_a_field_that_would_change_answers_keeps_what_serves(
+    stub: Any,
+) -> None:
+    """The answer names the field, and that it is not implemented."""
+    for field, config in REFUSED.items():
+        answer = await load(stub, "double", json.dumps(config))
+
+        assert f"{field}: is not implemented" in answer, answer
+        assert [2, 4] == await double(stub)
+
+
+async def test_a_reload_with_a_hostile_configuration_keeps_what_serves(stub: Any) -> None:
+    for name, config in HOSTILE.items():
+        answer = await load(stub, "double", config)
+
+        assert answer, name
+        assert answer.isprintable(), name
+        assert len(answer) < 2000, name
+        assert [2, 4] == await double(stub)
+
+
+@pytest.mark.parametrize("name", ["refused", "bytes", "open", "deep", "escape"])
+async def test_a_configuration_on_disk_that_cannot_be_obeyed_fails_its_load(
+    stub: Any, name: str
+) -> None:
+    answer = await load(stub, name)
+
+    assert answer.startswith(f"failed to load '{name}', config.pbtxt: ")
+    assert len(answer) < 2000
+
+
+async def test_fields_without_effect_are_one_line_of_the_log(stub: Any) -> None:
+    config = {
+        "optimization": {"graph": {"level": 1}},
+        "response_cache": {"enable": True},
+        "parameters": {"mine": {"string_value": "1"}},
+        "model_transaction_policy": {"decoupled": False},
+    }
+    with capture_logs() as lines:
+        assert "" == await load(stub, "double", json.dumps(config))
+
+    (named,) = [line["fields"] for line in lines if "no effect" in line["event"]]
+    assert ["optimization", "response_cache.enable", 'parameters["mine"]'] == named
+
+
+async def test_a_configuration_that_is_obeyed_has_no_line_in_the_log(stub: Any) -> None:
+    with capture_logs() as lines:
+        assert "" == await load(stub, "double", '{"max_batch_size": 3}')
+
+    assert [] == [line for line in lines if "no effect" in line["event"]]

@@ -1,0 +1,213 @@
+"""Every field of a model configuration is obeyed, refused, or named as without effect."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import betterproto
+import pytest
+
+from xlaserve.errors import InvalidModel
+from xlaserve.models import buckets, config_fields, shapes
+from xlaserve.models.config_fields import FIELDS, PARAMETERS, SHOWN_FIELDS, Effect
+from xlaserve.models.config_schema import Field, schema_of
+from xlaserve.models.config_text import parse_json, parse_pbtxt
+from xlaserve_proto import inference
+
+DOCS = Path(__file__).parents[2] / "docs"
+SOURCES = Path(config_fields.__file__).parent
+X = 'name: "x" data_type: TYPE_FP32 dims: [ 4 ]'
+AGENT = 'agents { name: "checksum" parameters { key: "MD5:a" value: "0" } }'
+QUEUE = "dynamic_batching { default_queue_policy"
+
+
+def inner(field: Field) -> type[betterproto.Message] | None:
+    """Return the messages that a field, or the values of a map, consist of."""
+    if field.kind == "map" and field.message:
+        return schema_of(field.message).by_name["value"].message
+    return field.message
+
+
+def fields(message: type[betterproto.Message], path: str = "") -> Iterator[tuple[str, Field]]:
+    """Yield every field that no row above it stands for."""
+    for field in schema_of(message).by_name.values():
+        name = f"{path}{field.name}"
+        yield name, field
+        within = inner(field)
+        if within is not None and (name not in FIELDS or FIELDS[name].effect is Effect.OBEYED):
+            yield from fields(within, f"{name}.")
+
+
+def test_every_field_has_a_row_and_every_row_a_field() -> None:
+    found = dict(fields(inference.ModelConfig))
+
+    assert set(FIELDS) == set(found)
+
+
+def test_rows_say_why_they_refuse() -> None:
+    """Only a refusal has a reason, and only what is not obeyed can ask for nothing."""
+    refused = {name for name, row in FIELDS.items() if row.effect is Effect.REFUSED}
+
+    assert refused == {name for name, row in FIELDS.items() if row.because}
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("sequence_batching {}", "sequence_batching"),
+        ("sequence_batching { max_sequence_idle_microseconds: 5 direct {} }", "sequence_batching"),
+        ("model_transaction_policy { decoupled: true }", "model_transaction_policy.decoupled"),
+        (f"model_repository_agents {{ {AGENT} }}", "model_repository_agents.agents"),
+        (f"input {{ {X} reshape {{ shape: [ 2, 2 ] }} }}", "input[0].reshape"),
+        (f"input {{ {X} reshape {{}} }}", "input[0].reshape"),
+        (f"output {{ {X} reshape {{ shape: [ 2, 2 ] }} }}", "output[0].reshape"),
+        (f"input {{ {X} }} input {{ {X.replace('x', 'z')} optional: true }}", "input[1].optional"),
+        (f"input {{ {X} allow_ragged_batch: true }}", "input[0].allow_ragged_batch"),
+        (f"input {{ {X} is_shape_tensor: true }}", "input[0].is_shape_tensor"),
+        (f"output {{ {X} is_shape_tensor: true }}", "output[0].is_shape_tensor"),
+        (f"input {{ {X} is_non_linear_format_io: true }}", "input[0].is_non_linear_format_io"),
+        (f"output {{ {X} is_non_linear_format_io: true }}", "output[0].is_non_linear_format_io"),
+        ('batch_input { target_name: "n" source_input: "x" }', "batch_input"),
+        ('batch_output { target_name: "n" source_input: "x" }', "batch_output"),
+        ("instance_group { passive: true }", "instance_group[0].passive"),
+        ('default_model_filename: "other.plan"', "default_model_filename"),
+        ('cc_model_filenames { key: "8.0" value: "a" }', "cc_model_filenames"),
+        (
+            'model_operations { op_library_filename: "a.so" }',
+            "model_operations.op_library_filename",
+        ),
+        (
+            f"{QUEUE} {{ timeout_action: DELAY }} }}",
+            "dynamic_batching.default_queue_policy.timeout_action",
+        ),
+        (
+            f"{QUEUE} {{ allow_timeout_override: true }} }}",
+            "dynamic_batching.default_queue_policy.allow_timeout_override",
+        ),
+        (
+            "dynamic_batching { priority_queue_policy { key: 1 value { max_queue_size: 1 } } }",
+            "dynamic_batching.priority_queue_policy",
+        ),
+        (
+            'model_warmup { inputs { key: "x" value { input_data_file: "raw" } } }',
+            'model_warmup[0].inputs["x"].input_data_file',
+        ),
+    ],
+)
+def test_a_field_that_would_change_answers_is_refused(text: str, place: str) -> None:
+    with pytest.raises(InvalidModel) as caught:
+        parse_pbtxt(text)
+
+    assert str(caught.value).startswith(f"config: {place}: is not implemented, ")
+
+
+def test_every_refusal_has_a_case() -> None:
+    """The cases above are written by hand, the table is not their source."""
+    mark = test_a_field_that_would_change_answers_is_refused.pytestmark[0]  # type: ignore[attr-defined]
+    cases = {
+        place.replace("[0]", "").replace("[1]", "").replace('["x"]', "")
+        for _, place in mark.args[1]
+    }
+    step = "ensemble_scheduling.step.model_namespace"  # below, in an ensemble that is whole
+
+    assert cases | {step} == {n for n, row in FIELDS.items() if row.effect is Effect.REFUSED}
+
+
+def test_a_step_in_another_namespace_is_refused() -> None:
+    maps = '"input_map": {"a": "x"}, "output_map": {"b": "y"}, "model_namespace": "other"'
+    tensor = '"data_type": "TYPE_FP32", "dims": [1]'
+    text = (
+        f'{{"input": [{{"name": "x", {tensor}}}], "output": [{{"name": "y", {tensor}}}],'
+        f'"ensemble_scheduling": {{"step": [{{"model_name": "m", {maps}}}]}}}}'
+    )
+    with pytest.raises(InvalidModel, match=r"step\[0\]\.model_namespace: is not implemented"):
+        parse_json(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"model_transaction_policy": {"decoupled": false}}',
+        '{"model_repository_agents": {}}',
+        '{"model_repository_agents": {"agents": []}}',
+        '{"input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [4], "optional": false,'
+        ' "allow_ragged_batch": false, "reshape": {"shape": [4]}}]}',
+        '{"response_cache": {"enable": false}, "default_model_filename": ""}',
+        '{"default_model_filename": "model.stablehlo", "batch_input": [], "model_warmup": []}',
+        '{"dynamic_batching": {"default_queue_policy": {"timeout_action": "REJECT"}}}',
+        '{"dynamic_batching": {"default_queue_policy": {"max_queue_size": 3},'
+        ' "priority_queue_policy": {"1": {"max_queue_size": 3}}}}',
+        '{"instance_group": [{"passive": false, "count": 1}], "runtime": null}',
+    ],
+)
+def test_a_default_that_is_written_out_asks_for_nothing(text: str) -> None:
+    assert () == parse_json(text).without_effect
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('metric_tags { key: "a" value: "b" }', ("metric_tags",)),
+        ("optimization { graph { level: 1 } }", ("optimization",)),
+        ("response_cache { enable: true }", ("response_cache.enable",)),
+        (f'output {{ {X} label_filename: "l.txt" }}', ("output.label_filename",)),
+        ('parameters { key: "mine" value { string_value: "1" } }', ('parameters["mine"]',)),
+        ('parameters { key: "batch_rows" value {} }', ('parameters["batch_rows"]',)),
+        ('parameters { key: "devices" value { string_value: "0" } }', ()),
+        (
+            "instance_group { rate_limiter { priority: 2 } } instance_group { profile: 'a' }"
+            "instance_group { rate_limiter { priority: 1 } }",
+            ("instance_group.rate_limiter", "instance_group.profile"),
+        ),
+        (
+            "dynamic_batching { preserve_ordering: true priority_levels: 3 "
+            "default_priority_level: 2 }",
+            (
+                "dynamic_batching.preserve_ordering",
+                "dynamic_batching.priority_levels",
+                "dynamic_batching.default_priority_level",
+            ),
+        ),
+        (
+            'model_warmup { name: "w" inputs { key: "x" value { zero_data: true } } }',
+            ("model_warmup.name", "model_warmup.inputs.zero_data"),
+        ),
+        ('backend: "identity" dynamic_batching {}', ("dynamic_batching",)),
+        ('platform: "onnxruntime_onnx"', ("platform (onnxruntime_onnx)",)),
+        ('backend: "onnxruntime"', ("backend (onnxruntime)",)),
+        ('name: "m" max_batch_size: 4 version_policy { all {} }', ()),
+    ],
+)
+def test_what_changes_no_answer_is_named(text: str, named: tuple[str, ...]) -> None:
+    assert named == parse_pbtxt(text).without_effect
+
+
+def test_names_without_effect_are_bounded() -> None:
+    entries = ", ".join(f'"p{index}": {{}}' for index in range(1000))
+    found = parse_json(f'{{"parameters": {{{entries}}}}}').without_effect
+
+    assert (SHOWN_FIELDS + 1, f"and {1000 - SHOWN_FIELDS} more") == (len(found), found[-1])
+
+
+@pytest.mark.parametrize(("levels", "default"), [(3, 5), (3, 0), (0, 5)])
+def test_a_priority_beyond_its_levels_is_refused(levels: int, default: int) -> None:
+    text = f"dynamic_batching {{ priority_levels: {levels} default_priority_level: {default} }}"
+    with pytest.raises(InvalidModel, match=f"default_priority_level: expected .*, got {default}"):
+        parse_pbtxt(text)
+
+
+def test_parameters_that_are_obeyed_are_in_the_documentation() -> None:
+    pages = "".join(page.read_text() for page in DOCS.glob("*.md"))
+    obeyed = [name for name, effect in PARAMETERS.items() if effect is Effect.OBEYED]
+
+    assert [] == [name for name in obeyed if f"`{name}`" not in pages]
+
+
+def test_parameters_that_are_read_are_in_the_table() -> None:
+    sources = "".join(file.read_text() for file in SOURCES.glob("*.py"))
+    read = set(re.findall(r'config\.parameters(?:\.get\(|\[)"(\w+)"', sources))
+    read |= {buckets.BATCH_SIZES, buckets.BATCH_INDEPENDENT}
+    read |= {shapes.COMPILED_SHAPES, shapes.MAX_ON_DEMAND_SHAPES}
+
+    assert {"devices", "placement", "mesh", "partition"} < read
+    assert read <= set(PARAMETERS)
