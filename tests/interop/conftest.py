@@ -13,7 +13,7 @@ GRPCURL = "github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.3"
 
 @pytest.fixture(scope="session")
 def grpcurl(pytestconfig: pytest.Config) -> str:
-    """The path of grpcurl: installed, or built once where Go is present; else a skip."""
+    """The path of grpcurl: installed, or built once where Go is present."""
     return go_program(pytestconfig, "grpcurl", GRPCURL)
 
 

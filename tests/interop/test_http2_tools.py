@@ -1,25 +1,18 @@
 """curl, nghttp and h2load: HTTP/2 clients that know nothing of gRPC."""
 
 import re
-import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from support.process import run
 from support.server import RunningServer, Serve
+from support.tools import missing, program
 from support.wire import framed
 
 LIVE = "/inference.GRPCInferenceService/ServerLive"
 HEADERS = ("-H", "content-type: application/grpc", "-H", "te: trailers")
 REQUESTS = 2000
-
-
-def program(name: str) -> str:
-    path = shutil.which(name)
-    if path is None:
-        pytest.skip(f"{name} is not installed")
-    return path
 
 
 @pytest.fixture
@@ -39,7 +32,7 @@ async def test_curl_gets_the_trailers(server: RunningServer, message: str, tmp_p
     curl, answer = program("curl"), tmp_path / "answer"
     _, features, _ = await run(curl, "--version")
     if "HTTP2" not in features:
-        pytest.skip("curl is built without HTTP/2")
+        missing("curl is built without HTTP/2")
     arguments = ("--http2-prior-knowledge", "--silent", "--show-error", *HEADERS)
     data = ("--data-binary", f"@{message}", "--dump-header", "-", "--output", str(answer))
     status, out, err = await run(curl, *arguments, *data, f"http://{server.url}{LIVE}")

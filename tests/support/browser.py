@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import itertools
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -11,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
+
+from support.tools import program
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 SECONDS = 60
@@ -122,19 +122,11 @@ class Page:
         file.write_bytes(base64.b64decode(shot["data"]))
 
 
-def program() -> str:
-    """Return the path of a browser; skips where none is installed."""
-    found = next(filter(None, map(shutil.which, PROGRAMS)), None)
-    if found is None:
-        pytest.skip(f"none of {', '.join(PROGRAMS)} is installed")
-    return found
-
-
 @asynccontextmanager
 async def browsing(profile: Path) -> AsyncIterator[Page]:
     """Run a browser with a tab for the length of a block; its files go into a folder."""
     process = await asyncio.create_subprocess_exec(
-        program(),
+        program(*PROGRAMS),
         *_FLAGS,
         f"--user-data-dir={profile}",
         "about:blank",

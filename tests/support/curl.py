@@ -1,20 +1,17 @@
 """The curl command, as the documents' examples use it."""
 
-import shutil
 from collections.abc import Sequence
-
-import pytest
 
 from support.http import Answer
 from support.process import run_bytes
+from support.tools import program
 
 
 async def curl(*arguments: str) -> Answer:
-    """Run `curl -i` and return the last response that it printed; skips where curl is missing."""
-    program = shutil.which("curl")
-    if program is None:
-        pytest.skip("curl is not installed")
-    code, out, err = await run_bytes(program, "--silent", "--show-error", "--include", *arguments)
+    """Run `curl -i` and return the last response that it printed."""
+    code, out, err = await run_bytes(
+        program("curl"), "--silent", "--show-error", "--include", *arguments
+    )
     assert not code, err.decode()
     return _last(out)
 

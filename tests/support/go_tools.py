@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from support.tools import missing
+
 BUILD_SECONDS = 300
 
 
 def go_program(config: pytest.Config, name: str, package: str, folder: Path | None = None) -> str:
-    """Return the path of a program, as installed, or built from a package; else skip.
+    """Return the path of a program, as installed, or built from a package.
 
     `package` is a path with its version, or `.` for the module in `folder`.
     """
@@ -20,7 +22,7 @@ def go_program(config: pytest.Config, name: str, package: str, folder: Path | No
         return installed
     go = shutil.which("go")
     if go is None:
-        pytest.skip(f"neither {name} nor Go is installed")
+        missing(f"neither {name} nor Go is installed")
     version = package.partition("@")[2] or "local"
     programs = Path(config.cache.mkdir("go-programs")) / version
     programs.mkdir(exist_ok=True)
@@ -44,4 +46,4 @@ def _build(go: str, name: str, package: str, programs: Path, folder: Path | None
         check=False,
     )
     if built.returncode:
-        pytest.skip(f"{name} cannot be built: {built.stderr.strip().splitlines()[-1]}")
+        missing(f"{name} cannot be built: {built.stderr.strip()[-200:]}")

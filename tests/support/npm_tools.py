@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from support.tools import missing, program
+
 INSTALL_SECONDS = 300
 
 
 def node_program(config: pytest.Config, folder: Path, script: str) -> tuple[str, str]:
-    """Return the command of a script in a folder with a package.json; else skip."""
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if node is None or npm is None:
-        pytest.skip("Node.js with npm is not installed")
+    """Return the command of a script in a folder with a package.json."""
+    node, npm = program("node"), program("npm")
     installed = Path(config.cache.mkdir("npm-programs")) / folder.name
     installed.mkdir(exist_ok=True)
     # Another process of the run may be at it.
@@ -41,4 +41,4 @@ def _install(npm: str, folder: Path, wanted: str) -> None:
     )
     if ended.returncode:
         package.unlink()
-        pytest.skip(f"npm cannot install what {folder.name} needs: {ended.stderr.strip()[-200:]}")
+        missing(f"npm cannot install what {folder.name} needs: {ended.stderr.strip()[-200:]}")

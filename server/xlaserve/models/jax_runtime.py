@@ -9,6 +9,7 @@ import itertools
 import os
 from contextlib import suppress
 from functools import cache
+from typing import Any, cast
 
 import jax
 import jax.export
@@ -75,7 +76,8 @@ def _spare_the_collector() -> None:
 
 
 def _start_backend(device: str) -> str:
-    before = jax.config.jax_platforms  # type: ignore[attr-defined]
+    # Some versions of JAX declare the attribute, others do not.
+    before = cast("Any", jax.config).jax_platforms
     if device != "auto":
         jax.config.update("jax_platforms", "cpu" if device == "cpu" else f"{device},cpu")
     try:

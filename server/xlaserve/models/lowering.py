@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any, cast
 
 import jax
 import jax.export
@@ -132,7 +133,7 @@ def _check_platforms(platforms: Sequence[str]) -> None:
 def _is_wide(params: object, inputs: Sequence[TensorSpec], x64: bool | None) -> bool:
     wide = [spec for spec in inputs if spec.datatype.itemsize == 8]
     if x64 is None:
-        return bool(wide) or has_64_bit(params) or bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
+        return bool(wide) or has_64_bit(params) or bool(cast("Any", jax.config).jax_enable_x64)
     if wide and not x64:
         raise InvalidModel(f"input '{wide[0].name}' is {wide[0]}, which needs x64")
     return x64
@@ -141,7 +142,7 @@ def _is_wide(params: object, inputs: Sequence[TensorSpec], x64: bool | None) -> 
 @contextmanager
 def _no_source_locations() -> Iterator[None]:
     """Keep the paths of the author's files out of the artifact; equal models are equal bytes."""
-    before = jax.config.jax_traceback_in_locations_limit  # type: ignore[attr-defined]
+    before = cast("Any", jax.config).jax_traceback_in_locations_limit
     jax.config.update("jax_traceback_in_locations_limit", 0)
     try:
         yield

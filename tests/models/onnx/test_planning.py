@@ -2,6 +2,7 @@
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -46,7 +47,7 @@ def _refused(made: ModelProto, given: Mapping[str, Tensor] | None = None) -> str
 
 def test_weights_are_parameters_and_shapes_are_constants() -> None:
     nodes = [node("MatMul", ["x", "w"], ["m"]), node("Reshape", ["m", "shape"], ["y"])]
-    constants = {"w": WEIGHT, "shape": np.asarray([-1, 2, 2])}
+    constants: dict[str, np.ndarray[Any, Any]] = {"w": WEIGHT, "shape": np.asarray([-1, 2, 2])}
 
     plan = planned(model(nodes, X, ["y"], constants), GIVEN)
 

@@ -38,7 +38,7 @@ from xlaserve.transport.grpc.wire import (
 )
 
 SHARDS = 20
-MESSAGES = int(os.environ.get("CODEC_MESSAGES", "200_000")) // SHARDS
+MESSAGES = int(os.environ.get("CODEC_MESSAGES", "20_000")) // SHARDS
 """Of each shard."""
 MUTATIONS = 25
 """Of each valid message, which is the first of them."""

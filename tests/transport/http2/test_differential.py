@@ -18,7 +18,7 @@ from support.frames import HEAD_BYTES, Error, Flag, Frame, Kind, parse
 from support.http2_core import Core
 from support.http2_reference import Reference
 
-SEQUENCES = int(os.environ.get("HTTP2_SEQUENCES", "200_000"))
+SEQUENCES = int(os.environ.get("HTTP2_SEQUENCES", "20_000"))
 """In all shards together."""
 SHARDS = 20
 

@@ -1,0 +1,34 @@
+"""Foreign programs that tests run: where one is missing, a test is skipped, or fails in CI."""
+
+import os
+import shutil
+from collections.abc import Mapping
+from typing import NoReturn
+
+import pytest
+
+REQUIRE = "XLASERVE_REQUIRE_TOOLS"
+_FALSE = ("", "0", "false", "no")
+
+
+def required(environment: Mapping[str, str]) -> bool:
+    """Tell whether a missing program fails a test: `XLASERVE_REQUIRE_TOOLS` says, or `CI`."""
+    said = environment.get(REQUIRE) or environment.get("CI", "")
+    return said.lower() not in _FALSE
+
+
+def missing(reason: str) -> NoReturn:
+    """End a test that cannot run: as skipped, or as failed where every tool is required."""
+    if required(os.environ):
+        pytest.fail(
+            f"{reason}, and in CI every tool is required ({REQUIRE}=0 skips)", pytrace=False
+        )
+    pytest.skip(reason)
+
+
+def program(*names: str) -> str:
+    """Return the path of the first of these programs that is installed."""
+    found = next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        missing(" or ".join(names) + " is not installed")
+    return found

@@ -1,0 +1,56 @@
+"""What the settings of pytest make of a test that hangs."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from support.process import run
+
+SETTINGS = Path(__file__).resolve().parents[2] / "pyproject.toml"
+
+TESTS = """
+import asyncio
+import threading
+
+
+def test_before(): ...
+
+
+async def test_waiting():
+    await asyncio.Event().wait()
+
+
+def test_locked():
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+def test_deaf():
+    # No signal gets through to a process that has none left.
+    import signal
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    threading.Event().wait()
+
+
+def test_after(): ...
+"""
+
+
+@pytest.mark.slow
+async def test_each_test_that_hangs_fails_and_the_others_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that no signal gets through to takes its process with it, and nothing else."""
+    (tmp_path / "test_some.py").write_text(TESTS)
+    limits = ("--timeout", "1", "-o", "faulthandler_timeout=3")
+    arguments = ("-c", str(SETTINGS), "--rootdir", str(tmp_path), "-p", "no:cacheprovider")
+    tests = (*limits, *arguments, "--numprocesses", "1", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+    code, out, err = await run(sys.executable, "-m", "pytest", *tests)
+
+    assert 1 == code, err
+    assert "3 failed, 2 passed" in out
+    assert "test_waiting - Failed: Timeout (>1.0s)" in out
+    assert "test_locked - Failed: Timeout (>1.0s)" in out
+    assert "crashed while running" in out.partition("test_deaf - ")[2]

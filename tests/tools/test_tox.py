@@ -1,0 +1,86 @@
+"""Which environments a run of tox has: none is passed over in silence, none succeeds unrun."""
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tox.report import HandledError
+
+ROOT = Path(__file__).resolve().parents[2]
+OTHERS = [f"3.{minor}" for minor in (11, 12, 13) if minor != sys.version_info.minor]
+CHECKS = {"lint", "layers", "generated", "type"}
+
+
+def tox(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run tox with the Pythons of a folder on the path, and no others."""
+    environment = {"PATH": str(folder), "HOME": str(folder), "COLUMNS": "200"}
+    places = ("--root", str(ROOT), "--workdir", str(folder / "work"), "-c", str(ROOT / "tox.ini"))
+    return subprocess.run(
+        [sys.executable, "-m", "tox", arguments[0], *places, *arguments[1:]],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def env_list(folder: Path) -> set[str]:
+    ended = tox(folder, "config", "--core", "-k", "env_list")
+    assert not ended.returncode, ended.stderr
+    return set(ended.stdout.partition("env_list =")[2].split())
+
+
+def install(folder: Path, version: str, status: int = 0) -> None:
+    """Put a Python on the path, or what says with its status that there is none."""
+    program = folder / f"python{version}"
+    program.write_text(f"#!/bin/sh\nexit {status}\n")
+    program.chmod(0o755)
+
+
+def test_the_whole_suite_runs_on_the_python_that_tox_runs_on(tmp_path: Path) -> None:
+    """It needs none on the path: so no run of tox ends without a test."""
+    ended = tox(tmp_path, "config", "-e", "tests", "-k", "base_python")
+
+    assert f"base_python = {sys.executable}" in ended.stdout
+    assert {"tests", *CHECKS} == env_list(tmp_path)
+
+
+def test_a_smoke_suite_runs_on_each_of_the_others_that_is_there(tmp_path: Path) -> None:
+    """A shim that has no Python behind it is none."""
+    install(tmp_path, OTHERS[0])
+    install(tmp_path, OTHERS[1], status=127)
+
+    assert {"tests", *CHECKS, f"smoke-py{OTHERS[0].replace('.', '')}"} == env_list(tmp_path)
+
+
+def test_those_that_are_not_there_are_named(tmp_path: Path) -> None:
+    ended = tox(tmp_path, "config", "--core", "-k", "env_list")
+    said = ended.stdout + ended.stderr
+
+    assert all(
+        f"no smoke suite on Python {other}: python{other} is not there" in said for other in OTHERS
+    )
+
+
+@pytest.mark.parametrize("name", ["py3{}", "smoke-py3{}"])
+def test_a_python_that_was_asked_for_and_is_not_there_fails(tmp_path: Path, name: str) -> None:
+    version = OTHERS[0].partition(".")[2]
+    ended = tox(tmp_path, "run", "--notest", "-e", name.format(version))
+
+    assert ended.returncode
+    assert "No interpreter found" in ended.stdout + ended.stderr
+
+
+def test_a_python_that_is_not_supported_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    toxfile = importlib.import_module("toxfile")
+
+    with pytest.raises(
+        HandledError, match=r"runs on Python 3.11, 3.12, 3.13, and tox runs on 3.10"
+    ):
+        toxfile.check_python("3.10")
+    toxfile.check_python("3.11")
