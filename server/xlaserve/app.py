@@ -146,7 +146,9 @@ class Application:
         self._cache = _compilation_cache(settings)
         self._description = ServerDescription(version=metadata.version("xlaserve"))
         self.workers = Workers(
-            load_threads=settings.load_threads, execute_threads=settings.execute_threads
+            load_threads=settings.load_threads,
+            execute_threads=settings.execute_threads,
+            spare_execute_threads=settings.spare_execute_threads,
         )
         self.registry = Registry(settings.max_requests_per_model)
         self.capacity = Capacity()

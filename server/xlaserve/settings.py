@@ -171,10 +171,14 @@ class Settings:
     be rewritten in place; not for network mounts."""
     execute_threads: int = 0
     """Threads in which the CPU computes requests outside the event loop; 0 is one less than the
-    cores. A GPU has two of its own."""
+    cores, and two at least. A GPU has two of its own."""
+    spare_execute_threads: int = 8
+    """Threads besides, each for a model for which no thread computes: while a few models fill the
+    others with what takes long, requests of so many more do not wait for them."""
     inline_execution_seconds: float = 200e-6
     """A model on the CPU that its warm-up measured faster than this runs on the event loop itself;
-    a batch, if that is as quick as its requests one by one, and at most four times as long."""
+    a batch, if that is as quick as its requests one by one, and at most four times as long. One
+    that takes longer there, or may, since its input says how long it loops, runs in threads."""
     dynamic_batching: bool = True
     """Execute requests of one model together where that saves time; no: each by itself."""
     max_requests_per_model: int = 1024
@@ -340,6 +344,7 @@ _SMALLEST: Mapping[str, float] = {
     "load_threads": 1,
     "max_on_demand_shapes": 0,
     "execute_threads": 0,
+    "spare_execute_threads": 0,
     "compilation_cache_max_bytes": 0,
     "inline_execution_seconds": 0,
     "max_requests_per_model": 1,

@@ -81,7 +81,7 @@ async def test_a_batch_counts_once_and_its_requests_each(core: Core) -> None:
         (16, 50e-6, 190e-6, False),
         (150_528, 50e-6, 100e-6, False),
         (150_528, 150e-6, 200e-6, True),
-        (150_528, 2e-3, 8e-3, True),
+        (150_528, 0.6, 2.4, True),
     ],
     ids=["quick", "gains", "gains too little", "large rows", "slow large rows", "in a thread"],
 )
@@ -257,7 +257,7 @@ async def test_a_request_that_found_no_thread_counts_no_more(
     await core.control.load("m")
     _, instance = core.registry.resolve("m")
 
-    def start(call: object, over: object) -> None:
+    def start(call: object, over: object, model: object) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(core.workers.host, "start", start)

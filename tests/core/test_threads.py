@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -68,15 +69,29 @@ def lingering(no_collection: None) -> Iterator[Lingering]:
     thread.shutdown()
 
 
-async def test_a_thread_of_the_host_holds_nothing_of_what_it_gave(lingering: Lingering) -> None:
+@pytest.mark.usefixtures("no_collection")
+async def test_a_thread_of_the_host_holds_nothing_of_what_it_gave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """An unload may be answered by then, and the memory has to be free."""
-    threads, outputs = HostThreads(1), Outputs()
-    threads._pool = lingering
+    threads, outputs, may_end = HostThreads(1), Outputs(), threading.Event()
+    loop = asyncio.get_running_loop()
+    call_soon = loop.call_soon_threadsafe
+
+    def told(call: Callable[..., object], *args: Any) -> asyncio.Handle:
+        handle = call_soon(call, *args)
+        may_end.wait()
+        return handle
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", told)
     threads.start(outputs.compute, outputs.hear)
     await until(lambda: outputs.heard != [])
+    held = outputs.held
+    may_end.set()
+    threads.close()
 
     assert [Executed] == outputs.heard
-    assert [False] == outputs.held
+    assert [False] == held
 
 
 @pytest.mark.usefixtures("no_collection")
@@ -127,13 +142,18 @@ async def test_jobs_end_in_their_order(threads: HostThreads) -> None:
     assert not any(job.waits for job in jobs)
 
 
+def idle(threads: HostThreads) -> None:
+    """Return once a thread waits; the event loop has no pass meanwhile."""
+    while not threads._idle:
+        time.sleep(0.001)
+
+
 async def test_threads_do_not_run_ahead_of_a_busy_event_loop(threads: HostThreads) -> None:
     """Or there would be no limit to the outputs that wait for it."""
     heard, begun = list[object](), list[int]()
     for number in range(9):
         threads.start(partial(begun.append, number), heard.append)
-    # The one thread has done all that it was given once it does this; no pass of the loop between.
-    threads._pool.submit(int).result()
+    idle(threads)
     ahead = list(begun)
     await until(lambda: len(heard) == 9)
 
@@ -190,22 +210,126 @@ async def test_whoever_waits_as_the_threads_end_is_told() -> None:
         threads.start(int, heard.append)
 
 
-async def test_whoever_gets_no_thread_is_told(
-    threads: HostThreads, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As where the system has none left, once it is a job's turn."""
-    heard: list[object] = []
-    for _ in range(5):
-        threads.start(int, heard.append)
-
-    def submit(call: object) -> None:
+@pytest.fixture
+def no_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threads._pool, "submit", submit)
-    await until(lambda: len(heard) == 5)
+    monkeypatch.setattr(threading.Thread, "start", start)
 
-    assert 2 == heard.count(0)
-    assert ["can't start new thread"] * 3 == [str(one) for one in heard if one != 0]
+
+@pytest.mark.usefixtures("no_more_threads")
+async def test_whoever_gets_no_thread_is_told(threads: HostThreads) -> None:
+    heard: list[object] = []
+    with pytest.raises(RuntimeError, match="new thread"):
+        threads.start(int, heard.append)
+    await asyncio.sleep(0)
+
+    assert [] == heard
+    assert {} == threads._waiting
+
+
+async def test_where_there_is_no_second_thread_the_first_does_it_all(
+    request: pytest.FixtureRequest,
+) -> None:
+    threads, heard, go_on = HostThreads(2, 1), list[object](), threading.Event()
+    threads.start(go_on.wait, heard.append)
+    request.getfixturevalue("no_more_threads")
+    for model in ("a", "b"):
+        threads.start(int, heard.append, model)
+    go_on.set()
+    await until(lambda: len(heard) == 3)
+    threads.close()
+
+    assert [True, 0, 0] == heard
+
+
+# --- fairness ----------------------------------------------------------------------------------
+
+
+class Slow:
+    """Executions of one model that do not end by themselves."""
+
+    def __init__(self, threads: HostThreads, model: str) -> None:
+        self._threads = threads
+        self._model = model
+        self.may_end = threading.Event()
+        self.begun: list[int] = []
+        self.heard: list[object] = []
+
+    def start(self, count: int) -> None:
+        """Ask for so many."""
+        for _ in range(count):
+            self._threads.start(self._compute, self.heard.append, self._model)
+
+    def _compute(self) -> None:
+        self.begun.append(1)
+        self.may_end.wait()
+
+
+@pytest.fixture
+def shared() -> Iterator[HostThreads]:
+    one = HostThreads(2, 2)
+    yield one
+    one.close()
+
+
+async def test_a_slow_model_does_not_hold_another(shared: HostThreads) -> None:
+    """Though it fills every thread that it may have, and more of it waits."""
+    slow, heard = Slow(shared, "slow"), list[object]()
+    slow.start(9)
+    await until(lambda: len(slow.begun) == 2)
+    for number in range(9):
+        shared.start(partial(int, number), heard.append, "quick")
+    await until(lambda: len(heard) == 9)
+    begun = len(slow.begun)
+    slow.may_end.set()
+    await until(lambda: len(slow.heard) == 9)
+
+    assert list(range(9)) == heard
+    assert 2 == begun
+
+
+async def test_as_many_slow_models_as_there_are_spare_threads_hold_no_other(
+    shared: HostThreads,
+) -> None:
+    first, second, heard = Slow(shared, "first"), Slow(shared, "second"), list[object]()
+    first.start(9)
+    second.start(9)
+    await until(lambda: len(first.begun) + len(second.begun) == 3)
+    shared.start(int, heard.append, "quick")
+    await until(lambda: heard != [])
+    begun = sorted([len(first.begun), len(second.begun)])
+    for slow in (first, second):
+        slow.may_end.set()
+    await until(lambda: len(first.heard) + len(second.heard) == 18)
+
+    assert [0] == heard
+    assert [1, 2] == begun
+
+
+async def test_models_have_their_turns_one_after_the_other(threads: HostThreads) -> None:
+    """One that asked for much does not hold another for as long as all of it takes."""
+    gate, begun, heard = Slow(threads, "gate"), list[str](), list[object]()
+    gate.start(1)
+    for model in ("a", "a", "a", "b", "a", "b"):
+        threads.start(partial(begun.append, model), heard.append, model)
+    gate.may_end.set()
+    await until(lambda: len(heard) == 6)
+
+    assert ["a", "b", "a", "b", "a", "a"] == begun
+
+
+async def test_a_thread_that_does_not_end_is_not_waited_for(shared: HostThreads) -> None:
+    slow = Slow(shared, "slow")
+    slow.start(1)
+    await until(lambda: slow.begun != [])
+    at_first = shared.close(0)
+    slow.may_end.set()
+
+    assert not at_first
+    assert shared.close()
+    assert all(thread.daemon for thread in shared._started)
 
 
 async def test_a_call_is_waited_for(threads: HostThreads) -> None:

@@ -28,8 +28,9 @@ from xlaserve.core.batching import (
 )
 from xlaserve.core.dispatch import DeviceRunner, Dispatcher
 from xlaserve.core.ensemble import EnsemblePlan
-from xlaserve.core.host_runner import HostRunner, executed, in_thread
+from xlaserve.core.host_runner import HostRunner, Inline, executed, in_thread
 from xlaserve.core.on_demand import Missing, ShapeCompiler, look
+from xlaserve.core.overruns import Overruns
 from xlaserve.core.registry import Instance
 from xlaserve.core.statistics import Execution
 from xlaserve.core.threads import Cancellable, settle, settled
@@ -45,6 +46,7 @@ _PACK_SECONDS_PER_BYTE = 1e-10
 
 DEFAULT_MAX_QUEUED = 1024
 _MICROSECOND_NS = 1000
+_SECOND_NS = 1e9
 
 Outcome: TypeAlias = tuple[Mapping[str, Value], Execution]
 """The outputs of a model, and what they took."""
@@ -74,6 +76,7 @@ class Executor:
         self._shapes = ShapeCompiler(workers)
         self._policy = policy
         self._now_ns = now_ns
+        self._overruns = Overruns(workers.host, now_ns)
 
     def at_once(
         self,
@@ -90,19 +93,29 @@ class Executor:
         model = instance.runner
         if isinstance(model, EnsemblePlan) or (not is_alone and self.gathers(instance, model)):
             return None
-        return self._inline(model, rows, inputs)
+        return self._inline(instance, model, rows, inputs)
 
     def _inline(
-        self, model: LoadedModel, rows: int, inputs: Mapping[str, Value], *, resident: bool = False
+        self,
+        instance: Instance,
+        model: LoadedModel,
+        rows: int,
+        inputs: Mapping[str, Value],
+        *,
+        resident: bool = False,
     ) -> Outcome | None:
         # What a shape on demand takes, and whether it is there at all, is not known in advance.
-        if model.on_demand is not None:
+        if model.on_demand is not None or not instance.is_inline:
             return None
-        if model.expected_seconds(rows) > self._policy.inline_seconds:
+        limit = self._policy.inline_seconds
+        if model.expected_seconds(rows) > limit:
             return None
         begun = self._now_ns()
         outputs = model.execute(inputs, resident=resident)
-        return outputs, Execution(rows, begun, 0, self._now_ns() - begun)
+        took = self._now_ns() - begun
+        if took > limit * _SECOND_NS:
+            self._overruns.overran(instance, model, inputs, took / _SECOND_NS, limit)
+        return outputs, Execution(rows, begun, 0, took)
 
     async def resident(
         self, instance: Instance, model: LoadedModel, inputs: Mapping[str, Value]
@@ -110,7 +123,7 @@ class Executor:
         """Run a model by itself; its outputs may stay on the device."""
         rows = rows_of(model.info, inputs)
         if model.dispatching is None:
-            done = self._inline(model, rows, inputs, resident=True)
+            done = self._inline(instance, model, rows, inputs, resident=True)
             if done is not None:
                 return done
         submitted = self._now_ns()
@@ -227,7 +240,7 @@ class Executor:
             return False
         wanted, alone = instance.config.dynamic_batching, model.expected_seconds(1)
         waits = wanted.max_queue_delay_microseconds or wanted.preferred_batch_size
-        if waits or alone > self._policy.inline_seconds:
+        if waits or not instance.is_inline or alone > self._policy.inline_seconds:
             return True
         packed = _WORTH_SECONDS + _row_bytes(model.info) * _PACK_SECONDS_PER_BYTE
         return alone > packed + model.expected_seconds(most) / most
@@ -249,7 +262,11 @@ class Executor:
         if dispatching is not None:
             return DeviceRunner(self._dispatcher(instance, dispatching), model, dispatching)
         return HostRunner(
-            instance, model, self._workers.host, self._policy.inline_seconds, self._now_ns
+            instance,
+            model,
+            self._workers.host,
+            Inline(self._policy.inline_seconds, self._overruns.overran),
+            self._now_ns,
         )
 
 

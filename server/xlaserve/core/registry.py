@@ -47,6 +47,10 @@ class Instance:
         """Whether its requests go through the batcher; None until the first of them asks."""
         self.batcher: Batcher | None = None
         """Gathers its requests; None until there was one, and for what is not batched."""
+        self.is_inline = not runner.info.loops_follow_inputs
+        """Whether the event loop may execute it, where it is quick; `Overruns` changes that."""
+        self.pause_seconds = 0.0
+        """How long it had to stay away from the event loop when it overran last."""
         self.replicas = Replicas(1 if isinstance(runner, EnsemblePlan) else runner.replicas)
         """Shares the requests that threads are given."""
         self.dispatcher: Dispatcher | None = None

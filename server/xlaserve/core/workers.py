@@ -11,6 +11,8 @@ from xlaserve.core.threads import DeviceThreads, HostThreads
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_LEAST_THREADS = 2
+"""Execute where a machine has one core or two: they share it better than they wait in line."""
 _DISK_THREADS = 2
 _COMPILE_THREADS = 2
 """A shape of one model is compiled while another model's takes its time."""
@@ -20,10 +22,12 @@ class Workers:
     """Named pools: loading, compiling what loads leave and what requests ask for, executing, and
     waiting for disk and memory. Each accelerator has threads of its own."""
 
-    def __init__(self, *, load_threads: int, execute_threads: int) -> None:
-        executing = execute_threads or max(1, (os.cpu_count() or 2) - 1)
+    def __init__(
+        self, *, load_threads: int, execute_threads: int, spare_execute_threads: int = 0
+    ) -> None:
+        executing = execute_threads or max(_LEAST_THREADS, (os.cpu_count() or 2) - 1)
         self._load = ThreadPoolExecutor(load_threads, "load")
-        self.host = HostThreads(executing)
+        self.host = HostThreads(executing, spare_execute_threads)
         """Executes on the host."""
         self._disk = ThreadPoolExecutor(_DISK_THREADS, "disk")
         self._finish = ThreadPoolExecutor(1, "finish")

@@ -18,7 +18,7 @@ from jax.errors import JaxRuntimeError
 from jax.export import Exported
 
 from xlaserve.errors import InvalidModel, InvalidTensor, LoadCancelled, XlaserveError
-from xlaserve.models import artifact, buckets, manifest, placement, shapes, sites, weights
+from xlaserve.models import artifact, buckets, manifest, placement, rows, shapes, sites, weights
 from xlaserve.models.buckets import FIXED, BucketPlan
 from xlaserve.models.exhaustion import raise_if_exhausted
 from xlaserve.models.loaded import LoadContext, ModelInfo, Stage, Value
@@ -42,6 +42,9 @@ from xlaserve.models.sites import Layout
 from xlaserve.tensors import Tensor, TensorSpec
 
 PLATFORM = "jax_export"
+
+_LOOP = b"while_v"
+"""The operation in the bytes of a module, whatever its version is."""
 
 _LETTING_GO_SECONDS = 1.0
 _LOOK_SECONDS = 0.001
@@ -395,13 +398,25 @@ def compiled(
     """Compile and warm an artifact whose arguments are its parameters, then its inputs."""
     plan = buckets.plan(signature.max_batch_size, context.config)
     copies = copies_of(layout, parameters)
-    info = ModelInfo(PLATFORM, signature.inputs, signature.outputs, signature.max_batch_size)
+    info = ModelInfo(
+        PLATFORM,
+        signature.inputs,
+        signature.outputs,
+        signature.max_batch_size,
+        loops_follow_inputs=_loops_follow_inputs(exported),
+    )
     model = JaxExportModel(context.model, info, copies, layout.replicas, parameters)
     avals = exported.in_avals[len(exported.in_avals) - len(signature.inputs) :]
     dimensions = shapes.read(context.config, signature.inputs, avals)
     compiler = Compiler(exported, parameters.constants, signature, copies, dimensions)
     model.start(compiler, plan, dimensions, context)
     return model
+
+
+def _loops_follow_inputs(exported: Exported) -> bool:
+    """Tell whether the length of a loop may depend on inputs."""
+    # Most models have no loop, and their module does not name the operation.
+    return _LOOP in exported.mlir_module_serialized and rows.loops_follow_inputs(exported)
 
 
 def _numbered(on_stage: Callable[[Stage], None], step: int, steps: int, stage: Stage) -> None:
