@@ -5,14 +5,20 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import trustme
+from support import identity_models
 from support.process import run
 from support.server import RunningServer, Serve
+from support.tls import write_certificate
 from support.tools import missing, program
 from support.wire import framed
+
+from xlaserve_proto import inference as pb
 
 LIVE = "/inference.GRPCInferenceService/ServerLive"
 HEADERS = ("-H", "content-type: application/grpc", "-H", "te: trailers")
 REQUESTS = 2000
+PICTURE_BYTES = 224 * 224 * 3 * 4
 
 
 @pytest.fixture
@@ -60,3 +66,22 @@ async def test_h2load_is_served_to_the_last_request(server: RunningServer, messa
 
     assert 0 == status, err
     assert f"{REQUESTS} succeeded, 0 failed, 0 errored, 0 timeout" in out
+
+
+async def test_h2load_is_served_over_tls(serve: Serve, tmp_path: Path) -> None:
+    """Long messages side by side: their frames and the records of TLS end in different places."""
+    models, picture = tmp_path / "models", tmp_path / "picture"
+    identity_models.write(models, "echo", "UINT8")
+    tensor = pb.ModelInferRequestInferInputTensor(name="x", datatype="UINT8", shape=[PICTURE_BYTES])
+    request = pb.ModelInferRequest(
+        "echo", inputs=[tensor], raw_input_contents=[bytes(PICTURE_BYTES)]
+    )
+    picture.write_bytes(framed(bytes(request)))
+    load = ("-n", "80", "-c", "1", "-m", "8", "-d", str(picture), *HEADERS)
+    certificate = write_certificate(trustme.CA(), tmp_path)
+    async with serve(models, load_model=("echo",), **certificate) as server:
+        url = f"https://{server.url}/inference.GRPCInferenceService/ModelInfer"
+        status, out, err = await run(program("h2load"), *load, url)
+
+    assert 0 == status, err
+    assert "80 succeeded, 0 failed, 0 errored, 0 timeout" in out

@@ -9,6 +9,7 @@ import pytest
 import trustme
 from support.engines import own_engine_only
 from support.server import Serve
+from support.tls import write_certificate
 
 from xlaserve.errors import InvalidSettings
 from xlaserve.settings import Settings
@@ -27,11 +28,7 @@ def authority() -> trustme.CA:
 @pytest.fixture
 def certificate(authority: trustme.CA, tmp_path: Path) -> dict[str, str]:
     """The settings of a server with a certificate for localhost."""
-    issued = authority.issue_cert("localhost")
-    chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
-    chain.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
-    key.write_bytes(issued.private_key_pem.bytes())
-    return {"grpc_tls_certificate": str(chain), "grpc_tls_key": str(key)}
+    return write_certificate(authority, tmp_path)
 
 
 async def live(url: str, credentials: grpc.ChannelCredentials) -> bytes:

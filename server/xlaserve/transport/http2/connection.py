@@ -159,16 +159,20 @@ class ServerConnection:
         )
 
     def receive_buffer(self) -> memoryview:
-        """Return where to put what comes next; `received` must be called before anything else."""
+        """Return where to put what comes next; `received` says that it has come.
+
+        Asking again changes nothing: over TLS an event loop asks whenever bytes come, and says
+        nothing as long as they are no whole record; without TLS it may have been woken for nothing.
+        """
         if self._direct is not None:
             space = self._direct.space()
             assert space is not None
             return space[: self._data_left]
         left = self._left
         if left:
+            # Kept: until `received` is called others may receive into the same buffer.
             self._have = len(left)
             self._buffer.view[: self._have] = left
-            self._left = b""
             return self._buffer.view[self._have : self._have + RECEIVE_BYTES]
         self._have = 0
         return self._buffer.view[:RECEIVE_BYTES]
