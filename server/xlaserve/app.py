@@ -41,6 +41,7 @@ from xlaserve.transport.endpoints import (
     NO_ENDPOINT,
     Endpoint,
     Listener,
+    check_backlog,
     check_grpc_endpoints,
     listen,
 )
@@ -274,6 +275,7 @@ class Application:
             grpc["grpc_data_endpoint"] = settings.grpc_data_endpoint
         endpoints = {name: Endpoint.parse(name, text) for name, text in grpc.items()}
         check_grpc_endpoints(endpoints, required=not settings.sagemaker)
+        check_backlog(settings.listen_backlog)
         listeners = [self._bind(name, endpoint, stack) for name, endpoint in endpoints.items()]
         http = Endpoint.parse("http_endpoint", settings.http_endpoint)
         return (
@@ -291,6 +293,7 @@ class Application:
             endpoint,
             host=self.settings.host,
             unix_socket_mode=self.settings.unix_socket_mode,
+            backlog=self.settings.listen_backlog,
         )
         stack.callback(listener.close)
         return listener
@@ -341,7 +344,7 @@ class Application:
         translate_errors(self.grpc, message_timeout_seconds=settings.message_timeout_seconds)
         tls = grpc_tls(settings)
         for listener in listeners:
-            await self.grpc.listen(listener.socket, tls)
+            await self.grpc.listen(listener.socket, tls, backlog=settings.listen_backlog)
         return health
 
     def _model_runtime(self, paths: Mapping[str, InjectionPath]) -> ModelRuntimeService:
@@ -370,7 +373,7 @@ class Application:
             settings.max_http_heads,
         )
         server = HttpServer(self.http_routes(), limits, self.workers.host)
-        await server.listen(listener.socket)
+        await server.listen(listener.socket, backlog=settings.listen_backlog)
         return server
 
     def http_routes(self) -> RouteTable:

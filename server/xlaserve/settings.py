@@ -95,6 +95,9 @@ class Settings:
     """Where HTTP is served: port:<n>, unix:<path> or none."""
     unix_socket_mode: int = 0o666
     """Permission bits of unix sockets."""
+    listen_backlog: int = 1024
+    """Connections to each endpoint that may wait to be accepted; what comes beyond is not answered
+    until there is room. Linux shortens it to net.core.somaxconn."""
     http2_engine: Http2Engine = Http2Engine.OWN
     """What speaks HTTP/2 for gRPC: own; or h2, the library that it is compared with."""
     grpc_tls_certificate: str = ""
@@ -340,6 +343,7 @@ class Settings:
 
 
 _SMALLEST: Mapping[str, float] = {
+    "listen_backlog": 1,
     "poll_interval_seconds": 0.01,
     "load_threads": 1,
     "max_on_demand_shapes": 0,
@@ -397,6 +401,8 @@ _DEEPEST = 100
 _LARGEST: Mapping[str, float] = {
     # Beyond that it does not save anything.
     "busy_poll_seconds": 0.01,
+    # The kernel counts in 32 bits.
+    "listen_backlog": 2**31 - 1,
     "max_message_depth": _DEEPEST,
     "max_json_depth": _DEEPEST,
     # RFC 9113, 6.5.2

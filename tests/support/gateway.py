@@ -14,10 +14,12 @@ async def serving_routes(
     routes: RouteTable, limits: HttpLimits
 ) -> AsyncIterator[tuple[str, HttpServer]]:
     """Serve on a free port for the length of a block; its address, and the server."""
-    listener = listen("http_endpoint", Endpoint(port=0), host="127.0.0.1", unix_socket_mode=0o600)
+    listener = listen(
+        "http_endpoint", Endpoint(port=0), host="127.0.0.1", unix_socket_mode=0o600, backlog=8
+    )
     threads = HostThreads(1)
     server = HttpServer(routes, limits, threads)
-    await server.listen(listener.socket)
+    await server.listen(listener.socket, backlog=8)
     try:
         yield listener.address, server
     finally:

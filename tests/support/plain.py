@@ -62,7 +62,7 @@ async def plain_server() -> AsyncIterator[int]:
         max_spare_bytes=0,
     )
     listening = socket.create_server(("127.0.0.1", 0))
-    await server.listen(listening)
+    await server.listen(listening, backlog=8)
     try:
         yield listening.getsockname()[1]
     finally:

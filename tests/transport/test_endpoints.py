@@ -11,7 +11,7 @@ from xlaserve.transport.endpoints import Endpoint, Listener, check_grpc_endpoint
 
 
 def on_unix(path: Path, mode: int = 0o666) -> Listener:
-    return listen("grpc_endpoint", Endpoint(path=path), host="", unix_socket_mode=mode)
+    return listen("grpc_endpoint", Endpoint(path=path), host="", unix_socket_mode=mode, backlog=8)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,9 @@ def test_anything_else_is_refused_by_the_name_of_the_setting(text: str) -> None:
 
 
 def test_a_free_port_is_reported() -> None:
-    listener = listen("grpc_endpoint", Endpoint(port=0), host="127.0.0.1", unix_socket_mode=0)
+    listener = listen(
+        "grpc_endpoint", Endpoint(port=0), host="127.0.0.1", unix_socket_mode=0, backlog=8
+    )
     host, port = listener.address.split(":")
 
     assert ("127.0.0.1", listener.socket.getsockname()[1]) == (host, int(port))
@@ -45,10 +47,14 @@ def test_a_free_port_is_reported() -> None:
 
 
 def test_a_taken_port_is_refused() -> None:
-    taken = listen("grpc_endpoint", Endpoint(port=0), host="127.0.0.1", unix_socket_mode=0)
+    taken = listen(
+        "grpc_endpoint", Endpoint(port=0), host="127.0.0.1", unix_socket_mode=0, backlog=8
+    )
     port = taken.socket.getsockname()[1]
     with pytest.raises(InvalidSettings, match="in use"):
-        listen("grpc_endpoint", Endpoint(port=port), host="127.0.0.1", unix_socket_mode=0)
+        listen(
+            "grpc_endpoint", Endpoint(port=port), host="127.0.0.1", unix_socket_mode=0, backlog=8
+        )
 
     taken.close()
 

@@ -8,14 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+import structlog
+
 from xlaserve.errors import InvalidSettings
 
 _PORT, _UNIX = "port:", "unix:"
 NO_ENDPOINT = "none"
 """What an endpoint is that is not served."""
-_BACKLOG = 1024
 MAX_UNIX_PATH_BYTES = 107
 """What sun_path holds on Linux, without its closing zero."""
+_LONGEST_BACKLOG = Path("/proc/sys/net/core/somaxconn")
+"""Where Linux says what it shortens the backlog of a socket to."""
+
+_log = structlog.get_logger("endpoints")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +77,21 @@ class Listener:
             Path(self.address.removeprefix(_UNIX)).unlink(missing_ok=True)
 
 
-def listen(setting: str, endpoint: Endpoint, *, host: str, unix_socket_mode: int) -> Listener:
+def listen(
+    setting: str, endpoint: Endpoint, *, host: str, unix_socket_mode: int, backlog: int
+) -> Listener:
     """Bind and listen. Raises InvalidSettings when the address cannot be had.
+
+    `backlog` connections may wait to be accepted. Whoever takes the socket into an event loop
+    has to say so again, since event loops listen again, with a backlog of their own.
 
     A unix socket that nobody listens on any more is replaced; any other file in its place is
     left alone and is an error.
     """
     try:
         if endpoint.path is not None:
-            return _listen_unix(setting, endpoint.path, unix_socket_mode)
-        return _listen_tcp(host, endpoint.port or 0)
+            return _listen_unix(setting, endpoint.path, unix_socket_mode, backlog)
+        return _listen_tcp(host, endpoint.port or 0, backlog)
     except OSError as error:
         where = f"unix:{endpoint.path}" if endpoint.path else f"{host}, port {endpoint.port}"
         raise InvalidSettings(
@@ -89,7 +99,17 @@ def listen(setting: str, endpoint: Endpoint, *, host: str, unix_socket_mode: int
         ) from error
 
 
-def _listen_tcp(host: str, port: int) -> Listener:
+def check_backlog(backlog: int) -> None:
+    """Log that the system shortens what was asked for, if it does."""
+    try:
+        longest = int(_LONGEST_BACKLOG.read_text())
+    except (OSError, ValueError):
+        return
+    if longest < backlog:
+        _log.warning("the system shortens listen_backlog", to=longest, sysctl="net.core.somaxconn")
+
+
+def _listen_tcp(host: str, port: int, backlog: int) -> Listener:
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
@@ -97,7 +117,7 @@ def _listen_tcp(host: str, port: int) -> Listener:
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
-        listening.listen(_BACKLOG)
+        listening.listen(backlog)
     except OSError:
         listening.close()
         raise
@@ -106,13 +126,13 @@ def _listen_tcp(host: str, port: int) -> Listener:
     return Listener(listening, f"{shown}:{listening.getsockname()[1]}")
 
 
-def _listen_unix(setting: str, path: Path, mode: int) -> Listener:
+def _listen_unix(setting: str, path: Path, mode: int, backlog: int) -> Listener:
     _remove_stale(setting, path)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listening.bind(str(path))
         path.chmod(mode)
-        listening.listen(_BACKLOG)
+        listening.listen(backlog)
     except OSError:
         listening.close()
         raise

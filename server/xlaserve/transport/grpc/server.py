@@ -75,14 +75,19 @@ class GrpcServer(Server):
         self._sweeping: asyncio.TimerHandle | None = None
         self._draining = False
 
-    async def listen(self, listening: socket.socket, tls: "ssl.SSLContext | None" = None) -> None:
+    async def listen(
+        self, listening: socket.socket, tls: "ssl.SSLContext | None" = None, *, backlog: int
+    ) -> None:
         """Serve on a socket that is bound and listens; may be called for more than one."""
         if self._server is None:
-            await self.start(sock=listening, ssl=tls)
+            await self.start(sock=listening, ssl=tls, backlog=backlog)
             self._sweep_later()
             return
-        factory = self._protocol_factory
-        self._further.append(await self._loop.create_server(factory, sock=listening, ssl=tls))
+        self._further.append(
+            await self._loop.create_server(
+                self._protocol_factory, sock=listening, ssl=tls, backlog=backlog
+            )
+        )
 
     def _protocol_factory(self) -> H2Protocol:
         services = self._mapping, self._codec, self._status_details_codec, self.__dispatch__

@@ -55,7 +55,7 @@ class HttpServer:
         self._heads = Heads(limits.max_heads, limits.body.max_bytes)
         self._runner: web.ServerRunner | None = None
 
-    async def listen(self, listening: socket.socket) -> None:
+    async def listen(self, listening: socket.socket, *, backlog: int) -> None:
         """Serve the connections of a socket that is bound and listens."""
         limits = self._limits
         server = Server(
@@ -74,7 +74,7 @@ class HttpServer:
         )
         self._runner = web.ServerRunner(server, handle_signals=False)
         await self._runner.setup()
-        await web.SockSite(self._runner, listening).start()
+        await web.SockSite(self._runner, listening, backlog=backlog).start()
 
     async def drain(self, seconds: float) -> None:
         """Take no new connections, let requests in progress end within the time, and stop."""
