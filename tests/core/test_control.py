@@ -1,9 +1,11 @@
 """Loading, reloading and unloading, with models that need no JAX."""
 
 import asyncio
+import errno
 import json
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from xlaserve.errors import (
     ModelControlForbidden,
     ModelNotFound,
     ModelNotReady,
+    OutOfSpace,
     TooLarge,
 )
 from xlaserve.settings import ModelControlMode, Readiness
@@ -386,6 +389,39 @@ async def test_polling_follows_the_repository(
 
 
 # --- overrides ---
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (errno.ENOSPC, OutOfSpace),
+        (errno.EDQUOT, OutOfSpace),
+        (errno.EFBIG, OutOfSpace),
+        (errno.EMFILE, OutOfSpace),
+        (errno.EROFS, LoadFailed),
+        (errno.EIO, LoadFailed),
+    ],
+)
+@pytest.mark.parametrize("where", ["mkdtemp", "write_bytes"])
+async def test_files_that_cannot_be_kept_leave_nothing_behind(
+    core: Core,
+    add_model: AddModel,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    expected: type[Exception],
+    where: str,
+) -> None:
+    def fail(*_arguments: object, **_options: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    add_model("m", {1: 1})
+    await core.control.load("m")
+    monkeypatch.setattr(tempfile if where == "mkdtemp" else Path, where, fail)
+    with pytest.raises(expected, match=os.strerror(number)):
+        await core.control.load("m", override(7))
+
+    assert [] == list(core.settings.scratch_directory.iterdir())
+    assert ("1", 1.0) == await answer(core, "m")
 
 
 def override(amount: Any, version: int = 1, **config: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from xlaserve.cli.sizes import format_bytes
+from xlaserve.cli.termination import unwinding_on_signals
 from xlaserve.errors import InvalidModel
 
 
@@ -27,7 +28,8 @@ def export(
     from xlaserve.models.export import load_exportable
 
     try:
-        path = load_exportable(target).write(directory / str(version), overwrite=overwrite)
+        with unwinding_on_signals():
+            path = load_exportable(target).write(directory / str(version), overwrite=overwrite)
     except FileExistsError as error:
         raise InvalidModel(f"{error}, --overwrite replaces it") from error
     size = sum(file.stat().st_size for file in path.iterdir())

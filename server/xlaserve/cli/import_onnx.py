@@ -6,6 +6,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from xlaserve.cli.termination import unwinding_on_signals
 from xlaserve.core.names import check_name
 from xlaserve.errors import InvalidModel, InvalidRequest
 
@@ -62,7 +63,8 @@ def import_onnx(  # noqa: PLR0917, typer reads the parameters of a command from 
         limit_bytes=limit_bytes,
     )
     try:
-        import_display.run(model, directory.absolute(), options)
+        with unwinding_on_signals():
+            import_display.run(model, directory.absolute(), options)
     except FileExistsError as error:
         raise InvalidModel(f"{error}; --version takes another number") from error
 

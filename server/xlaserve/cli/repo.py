@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from xlaserve.cli.termination import unwinding_on_signals
+
 _FAILED = 1
 
 
@@ -40,7 +42,9 @@ def migrate(
     for column in ("version", "result", "what"):
         table.add_column(column, overflow="fold")
     failed = False
-    for outcome in migration.migrate(path, dry_run=dry_run):
+    with unwinding_on_signals():
+        outcomes = list(migration.migrate(path, dry_run=dry_run))
+    for outcome in outcomes:
         failed |= outcome.result is migration.Result.FAILED
         inside = outcome.path != path and outcome.path.is_relative_to(path)
         shown = outcome.path.relative_to(path) if inside else outcome.path

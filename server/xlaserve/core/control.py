@@ -34,6 +34,7 @@ from xlaserve.errors import (
     XlaserveError,
 )
 from xlaserve.settings import ModelControlMode, Readiness, Settings
+from xlaserve.temporary import remove_leftovers
 
 _NOTHING: Mapping[str, LoadParameter] = MappingProxyType({})
 _PLAIN = LoadParameters()
@@ -208,9 +209,17 @@ class ModelControl:
 
     async def start(self) -> None:
         """Load what the control mode says is loaded at start; failures are logged and indexed."""
+        await self._workers.wait(self._remove_leftovers)
         await self._each(await self._names_at_start(), self._load_logged)
         self._started = True
         self._registry.notify()
+
+    def _remove_leftovers(self) -> None:
+        count = remove_leftovers(self._settings.scratch_directory)
+        if not self._settings.modelmesh:
+            count += self._repository.remove_leftovers()
+        if count:
+            self._log.info("leftovers of killed processes removed", count=count)
 
     async def _names_at_start(self) -> Sequence[str]:
         settings = self._settings

@@ -1,15 +1,14 @@
 """What the parameters of a load replace: the configuration, and the files of a model."""
 
 import errno
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self, TypeAlias
 
 from xlaserve.core.names import check_name, check_version
-from xlaserve.errors import InvalidParameter, OutOfSpace, TooLarge
+from xlaserve.errors import InvalidParameter, LoadFailed, OutOfSpace, TooLarge
+from xlaserve.temporary import TemporaryDirectory
 
 LoadParameter: TypeAlias = bool | int | str | bytes
 """A value of the parameters of a load or unload."""
@@ -17,7 +16,6 @@ LoadParameter: TypeAlias = bool | int | str | bytes
 CONFIG = "config"
 FILE_PREFIX = "file:"
 UNLOAD_DEPENDENTS = "unload_dependents"
-SCRATCH_PREFIX = "_xlaserve-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,31 +81,49 @@ def _file_name(parameter: str) -> tuple[int, str]:
     return check_version(version), check_name("file name", name)
 
 
+_OUT_OF_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
+"""What a disk, a quota, a limit of the process and too many open files say."""
+
+
 @dataclass(frozen=True, slots=True)
 class Override:
     """A directory off the repository that stands in for a model's own until it is unloaded."""
 
-    directory: Path
+    temporary: TemporaryDirectory
+
+    @property
+    def directory(self) -> Path:
+        """Return where the files are: as in a model's directory, below their versions."""
+        return self.temporary.path
 
     @classmethod
     def write(cls, model: str, files: Mapping[tuple[int, str], bytes], scratch: Path) -> Self:
         """Write the files below a fresh directory in `scratch`. Waits for the disk.
 
-        Raises OutOfSpace, and leaves nothing behind, when they do not fit.
+        Raises OutOfSpace when they do not fit, LoadFailed when they cannot be written, and leaves
+        nothing behind.
         """
-        directory = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=scratch))
         try:
-            for (version, name), content in files.items():
-                path = directory / str(version) / name
-                path.parent.mkdir(exist_ok=True)
-                path.write_bytes(content)
-        except BaseException as error:
-            shutil.rmtree(directory, ignore_errors=True)
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise OutOfSpace(model, error.strerror or "disk full") from error
-            raise
-        return cls(directory)
+            temporary = TemporaryDirectory(scratch)
+            try:
+                _write_below(temporary.path, files)
+            except BaseException:
+                temporary.remove()
+                raise
+        except OSError as error:
+            reason = error.strerror or str(error)
+            if error.errno in _OUT_OF_SPACE:
+                raise OutOfSpace(model, reason) from error
+            raise LoadFailed(model, f"its files cannot be written: {reason}") from error
+        return cls(temporary)
 
     def remove(self) -> None:
         """Remove the directory and everything below it."""
-        shutil.rmtree(self.directory, ignore_errors=True)
+        self.temporary.remove()
+
+
+def _write_below(directory: Path, files: Mapping[tuple[int, str], bytes]) -> None:
+    for (version, name), content in files.items():
+        path = directory / str(version) / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)

@@ -17,9 +17,13 @@ from xlaserve.core.wrong_root import hint
 from xlaserve.errors import InvalidModel, InvalidName, LoadFailed, ModelNotFound
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_text import parse_json, read_config
+from xlaserve.temporary import remove_leftovers
 
 MAX_FILES_PER_VERSION = 10_000
 """Files of one version directory; more is not a model but a mistake."""
+
+_MAX_TIDIED = 10_000
+"""Models that are looked into for leftovers at the start."""
 
 Fingerprint: TypeAlias = tuple[object, ...]
 """Changes when a file of the version, or its configuration, changes."""
@@ -104,6 +108,11 @@ class Repository:
     def hint(self, listing: Listing) -> str:
         """Say what is meant instead, where a root holds nothing that looks like a model."""
         return "" if self._is_bare() else hint(self.root, listing)
+
+    def remove_leftovers(self) -> int:
+        """Remove what killed exports and imports left, and return how much that was."""
+        directories = [self.root, *(self.root / name for name in self.names()[:_MAX_TIDIED])]
+        return sum(map(remove_leftovers, directories))
 
     def holds(self, name: str) -> bool:
         """Tell whether there is a directory of this model."""

@@ -9,8 +9,6 @@ export_model(
 )
 """
 
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -26,6 +24,7 @@ from xlaserve.models.buckets import DEFAULT_MAX_BATCH_SIZE, MAX_BUCKETS
 from xlaserve.models.lowering import Lowered, OpenShapes, lower
 from xlaserve.models.manifest import ARTIFACT, STABLEHLO, WEIGHTS, Manifest
 from xlaserve.references import load_reference
+from xlaserve.temporary import TemporaryDirectory, remove_leftovers
 from xlaserve.tensors import BYTES, TensorSpec, datatype_named
 
 Inputs: TypeAlias = (
@@ -101,11 +100,13 @@ class Exportable:
         )
         stamp = (exported_at or datetime.now(UTC)).astimezone(UTC)
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-        try:
-            described = _write_files(temporary, lowered)
+        remove_leftovers(target.parent)
+        with TemporaryDirectory(target.parent) as temporary:
+            made = temporary.path / target.name
+            made.mkdir()
+            described = _write_files(made, lowered)
             manifest.write(
-                temporary,
+                made,
                 replace(
                     described,
                     inputs=inputs,
@@ -116,10 +117,8 @@ class Exportable:
                     max_on_demand_shapes=self.max_on_demand_shapes,
                 ),
             )
-            temporary.chmod(0o755)
-            _replace(temporary, target)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            made.chmod(0o755)
+            temporary.replace(made, target)
         return target
 
 
@@ -200,17 +199,6 @@ def _check_target(target: Path, *, overwrite: bool) -> None:
         raise InvalidModel(f"expected a path MODEL/VERSION with a version like 1, got '{target}'")
     if target.exists() and not overwrite:
         raise FileExistsError(f"{target} exists already, and it is not to be overwritten")
-
-
-def _replace(temporary: Path, target: Path) -> None:
-    if target.exists():
-        # Two renames: there is no exchange of directories that every file system has.
-        old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
-        target.rename(old / "version")
-        temporary.rename(target)
-        shutil.rmtree(old)
-    else:
-        temporary.rename(target)
 
 
 # --- what the author says, checked -------------------------------------------------------------

@@ -3,14 +3,14 @@
 import hashlib
 import os
 import stat
-import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from xlaserve.errors import InvalidModel
+from xlaserve.temporary import TemporaryDirectory
 from xlaserve.tensors import Buffer
 
 
@@ -101,22 +101,18 @@ def check_hash(name: str, sha256: str, record: FileRecord | None) -> None:
 
 
 def write_atomically(path: Path, parts: Iterable[Buffer]) -> FileRecord:
-    """Write a file under a new name and rename it; readers see the old or the whole new one."""
+    """Write a file beside its place and rename it; readers see the old or the whole new one."""
     digest = hashlib.sha256()
     size = 0
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
+    with TemporaryDirectory(path.parent) as temporary:
+        written = temporary.path / path.name
+        with written.open("wb") as file:
             for part in parts:
                 file.write(part)
                 digest.update(part)
                 size += memoryview(part).nbytes
             file.flush()
             os.fsync(file.fileno())
-            os.fchmod(file.fileno(), 0o644)  # mkstemp makes private files, models are shared
-        Path(temporary).replace(path)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            Path(temporary).unlink()
-        raise
+            os.fchmod(file.fileno(), 0o644)  # models are shared, whatever the umask is
+        written.replace(path)
     return FileRecord(size, digest.hexdigest())

@@ -25,6 +25,7 @@ from xlaserve.models.computation import (
 )
 from xlaserve.models.manifest import ARTIFACT, STABLEHLO, Manifest
 from xlaserve.models.sizes import LIMIT_ARTIFACT_BYTES
+from xlaserve.temporary import remove_leftovers
 
 _SUFFIX = Path(ARTIFACT).suffix
 
@@ -60,12 +61,16 @@ def migrate(path: Path, *, dry_run: bool = False) -> Iterator[Outcome]:
     if not path.exists():
         yield Outcome(path, Result.FAILED, "is missing")
     elif path.is_file():
+        if not dry_run:
+            remove_leftovers(path.parent)
         yield _outcome(path, dry_run)
     else:
         yield from _in_directory(path, dry_run)
 
 
 def _in_directory(directory: Path, dry_run: bool) -> Iterator[Outcome]:
+    if not dry_run:
+        remove_leftovers(directory)
     if (directory / manifest.FILE_NAME).exists():
         yield _outcome(directory, dry_run)
         return

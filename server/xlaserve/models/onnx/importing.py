@@ -1,7 +1,5 @@
 """From an ONNX file to a version directory that was seen to give the same answers."""
 
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +16,7 @@ from xlaserve.models.onnx.checking import Checked
 from xlaserve.models.onnx.graph import DEFAULT_LIMIT_BYTES, Model
 from xlaserve.models.onnx.planning import Plan
 from xlaserve.models.onnx.signature import Inputs
+from xlaserve.temporary import TemporaryDirectory, remove_leftovers
 
 OnStage = Callable[[Stage], None]
 
@@ -92,10 +91,9 @@ def import_model(
         )
     on_stage(Stage("exporting"))
     directory.parent.mkdir(parents=True, exist_ok=True)
-    # Hidden, so that no server takes it for a model.
-    staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    try:
-        written = exportable(plan, inputs, options.platforms).write(staging / target.name)
+    remove_leftovers(directory.parent)
+    with TemporaryDirectory(directory.parent) as staging:
+        written = exportable(plan, inputs, options.platforms).write(staging.path / target.name)
         checked = None
         if options.check:
             checked = checking.check(
@@ -106,8 +104,6 @@ def import_model(
                 lambda step, steps: on_stage(Stage("checking", step, steps)),
             )
         _publish(written, target)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     described = manifest.read(target)
     return Imported(target, described, model.producer, model.opset, len(plan.nodes), checked)
 

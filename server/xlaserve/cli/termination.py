@@ -1,0 +1,26 @@
+"""Commands that are told to end, and remove what they have begun."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+_SIGNALLED = 128
+"""What shells add to the number of a signal."""
+
+
+@contextmanager
+def unwinding_on_signals() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP end the process through every `finally` of a block."""
+    before = {number: signal.signal(number, _end) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end(number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(_SIGNALLED + number)

@@ -1,0 +1,155 @@
+"""Temporary directories that are removed by the next process where theirs was killed.
+
+The process that makes one holds a lock (flock) on it as long as it lives; the kernel releases it
+however the process ends. Who finds a directory of this kind and gets its lock knows that nobody
+needs it. Process ids would not do: they are used again, and other containers have their own.
+"""
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+_NAME = re.compile(r"\.xlaserve-(?P<boot>[0-9a-f]{8})-[a-z0-9_]{8}")
+_REPLACED = "replaced-"
+"""In a temporary directory, what begins with this stood beside it until something replaced it."""
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+_ELSEWHERE_SECONDS = 24 * 3600.0
+"""File systems of several machines may not tell one of the other's locks: a directory that another
+machine made, or this one before it was booted, is left alone for so long."""
+
+
+class TemporaryDirectory:
+    """A directory of this process; what is still in it at the end of a block is removed."""
+
+    def __init__(self, parent: Path) -> None:
+        """Make it, with a hidden name; raises OSError."""
+        while True:
+            path = Path(tempfile.mkdtemp(prefix=f".xlaserve-{_boot()}-", dir=parent))
+            descriptor = _opened(path)
+            if descriptor is None:
+                continue
+            if _lock(descriptor) is not False and _is_at(path, descriptor):
+                break
+            # Another process took it for a leftover between its making and its locking.
+            os.close(descriptor)
+        self.path = path
+        self._descriptor: int | None = descriptor
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.remove()
+
+    def replace(self, source: Path, target: Path) -> None:
+        """Rename `source` to `target`, which is beside this directory and may be there.
+
+        A process that is killed in between leaves the old one or the new one: whoever removes what
+        it left puts the old one back.
+        """
+        if target.exists():
+            target.rename(self.path / f"{_REPLACED}{target.name}")
+        source.rename(target)
+
+    def remove(self) -> None:
+        """Remove the directory and everything below it; a second time does nothing."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is None:
+            return
+        _put_back(self.path)
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(descriptor)
+
+
+def remove_leftovers(parent: Path) -> int:
+    """Remove what killed processes left in a directory, and return how much that was.
+
+    Nothing is touched that a living process holds, that another user made, that is a link or a
+    file, or that has another name than ours. What cannot be removed stays.
+    """
+    try:
+        names = os.listdir(parent)  # noqa: PTH208, there may be many, and few of them ours
+    except OSError:
+        return 0
+    return sum(_removed(parent, name) for name in names if _NAME.fullmatch(name))
+
+
+def _removed(parent: Path, name: str) -> bool:
+    path = parent / name
+    descriptor = _opened(path)
+    if descriptor is None:
+        return False
+    try:
+        if not _is_left(name, descriptor) or not _lock(descriptor) or not _is_at(path, descriptor):
+            return False
+        _put_back(path)
+        shutil.rmtree(path)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _is_left(name: str, descriptor: int) -> bool:
+    found = _NAME.fullmatch(name)
+    status = os.fstat(descriptor)
+    if found is None or status.st_uid != os.geteuid():
+        return False
+    return found["boot"] == _boot() or time.time() - status.st_mtime > _ELSEWHERE_SECONDS
+
+
+def _put_back(path: Path) -> None:
+    with suppress(OSError):
+        for replaced in path.glob(f"{_REPLACED}*"):
+            target = path.parent / replaced.name.removeprefix(_REPLACED)
+            if not os.path.lexists(target):
+                replaced.rename(target)
+
+
+def _opened(path: Path) -> int | None:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+
+
+def _lock(descriptor: int) -> bool | None:
+    """Lock a directory for this process; False where another has it, None where nobody can."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
+    except OSError:
+        return False
+
+
+def _boot() -> str:
+    try:
+        text = _BOOT_ID.read_bytes()
+    except OSError:
+        text = b""
+    return hashlib.sha256(text).hexdigest()[:8]
