@@ -182,6 +182,8 @@ class Application:
             machinery,
             self.capacity,
             drain_seconds=settings.drain_seconds,
+            memory_wait_seconds=settings.memory_wait_seconds,
+            expect_unloads=settings.modelmesh,
             evict=settings.evict,
             background_compile=settings.background_compile and not settings.modelmesh,
             mmap_parameters=settings.mmap_parameters,

@@ -94,7 +94,9 @@ class ModelControlForbidden(XlaserveError):
 class OutOfMemory(XlaserveError):
     """The device or the host has no room for what was asked."""
 
-    def __init__(self, model: str, detail: str) -> None:
+    def __init__(self, model: str, detail: str, *, needed_bytes: int = 0) -> None:
+        self.needed_bytes = needed_bytes
+        """What a load needed on one device; 0 where that is not known."""
         super().__init__(f"model '{model}': out of memory, {detail}")
 
 

@@ -143,6 +143,9 @@ class Settings:
     container's request, or the cgroup's limit."""
     evict: bool = False
     """Let idle models go, the least recently used first, when a load needs their memory."""
+    memory_wait_seconds: float = 10.0
+    """How long a load that needs more memory than is free waits for what unloads and other loads
+    in progress give back, and with modelmesh for those to come; then it is refused."""
     memory_overhead_bytes: int = 300 << 20
     """What is left of that memory for the process itself, or the device's workspace."""
     default_model_size_bytes: int = 16 << 20
@@ -354,6 +357,7 @@ _SMALLEST: Mapping[str, float] = {
     "max_requests_per_model": 1,
     "drain_seconds": 0,
     "capacity_bytes": 0,
+    "memory_wait_seconds": 0,
     "memory_overhead_bytes": 0,
     "default_model_size_bytes": 1,
     "model_loading_timeout_ms": 100,

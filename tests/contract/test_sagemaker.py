@@ -28,7 +28,7 @@ from support.server import RunningServer, Serve
 import xlaserve
 from xlaserve.core.engine import Engine
 from xlaserve.core.inference import InferRequest, InferResponse
-from xlaserve.models import jax_export, programs
+from xlaserve.models import jax_export, loaders, programs
 
 JSON, CSV, NPY = "application/json", "text/csv", "application/x-npy"
 BINARY = "application/vnd.sagemaker-triton.binary+json"
@@ -178,6 +178,31 @@ async def test_a_load_without_memory_is_507_before_the_device_is_asked(
     assert f"bytes on cpu:0, where {size // 2} of {size + size // 2} are free" in refused.error
     assert [200, 200] == [(await client.delete("m")).status, (await client.load("n")).status]
     assert (["n"], 1, size) == (await client.names(), len(compiled), capacity.used_bytes)
+
+
+async def test_a_load_right_behind_another_needs_no_more_than_is_held(
+    serve: Serve, archives: Path, example_models: Path, tmp_path: Path
+) -> None:
+    """Memory for what is compiled behind a load is reserved bucket by bucket, not all at once."""
+    predicted = loaders.predict_size(example_models / "digits/1")["cpu:0"]
+    capacity_bytes = predicted * 3 // 2
+    async with serve(
+        tmp_path / "later",
+        sagemaker=True,
+        sagemaker_multi_model=True,
+        http_endpoint="port:0",
+        model_root=(archives, example_models),
+        background_compile=True,
+        capacity_bytes=capacity_bytes,
+    ) as running:
+        client = Client(running.http, archives)
+        answers = [await client.load(name, "digits") for name in ("a", "b")]
+        used = running.application.capacity.used_bytes
+        names = await client.names()
+
+    assert [200, 200] == [answer.status for answer in answers], answers[1].body
+    assert used < capacity_bytes < 2 * predicted
+    assert ["a", "b"] == names
 
 
 async def test_a_load_that_exhausts_the_device_is_507(

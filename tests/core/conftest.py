@@ -69,6 +69,8 @@ async def make_core(tmp_path: Path, world: World) -> AsyncIterator[MakeCore]:
             machinery,
             capacity,
             drain_seconds=settings.drain_seconds,
+            memory_wait_seconds=settings.memory_wait_seconds,
+            expect_unloads=settings.modelmesh,
             evict=settings.evict,
             background_compile=settings.background_compile,
         )

@@ -1,15 +1,17 @@
 """The books of model memory."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.core import AddModel, MakeCore, World
+from support.core import AddModel, Core, MakeCore, World
 
 from xlaserve.core.capacity import Capacity, MeasuredSizes, Reservation
 from xlaserve.core.host import memory_limit_bytes
+from xlaserve.core.repository import Location
 from xlaserve.errors import OutOfMemory
 from xlaserve.models.placement import Devices
 
@@ -141,6 +143,107 @@ async def test_memory_counts_until_it_is_free(
 
     while core.capacity.used_bytes != 100:
         await asyncio.sleep(0)
+
+
+# --- waiting for memory ---
+
+
+async def until_loading(core: Core, name: str) -> "asyncio.Task[None]":
+    """Start a load, and wait until it has come to where it waits, or further."""
+    load = asyncio.create_task(core.control.load(name))
+    while core.registry.find(name) is None:
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.02)
+    return load
+
+
+async def test_a_load_waits_for_what_an_unload_is_about_to_give_back(
+    make_core: MakeCore, add_model: AddModel, world: World
+) -> None:
+    core = make_core(capacity_bytes=150, drain_seconds=0.01)
+    for name in ("a", "b"):
+        add_model(name, {1: 1})
+    await core.control.load("a")
+    _, instance = core.registry.resolve("a")
+    with instance.lease():
+        await core.control.unload("a")
+        load = await until_loading(core, "b")
+
+        assert (["a/1"], 100) == (world.loads, core.capacity.used_bytes)
+
+    await load
+
+    assert (["a/1", "b/1"], 100) == (world.loads, core.capacity.used_bytes)
+
+
+async def test_a_load_waits_for_what_another_needs_only_to_be_loaded(
+    make_core: MakeCore, add_model: AddModel, world: World
+) -> None:
+    core = make_core(capacity_bytes=250)
+    world.predicted_bytes = 150
+    for name in ("a", "b"):
+        add_model(name, {1: 1})
+    world.may_load.clear()
+    first = await until_loading(core, "a")
+    second = await until_loading(core, "b")
+
+    assert (["a/1"], 150) == (world.loads, core.capacity.used_bytes)
+
+    world.may_load.set()
+    await asyncio.gather(first, second)
+
+    assert 200 == core.capacity.used_bytes
+
+
+async def test_a_mesh_is_waited_for_to_unload_what_is_too_much(
+    make_core: MakeCore, add_model: AddModel, world: World
+) -> None:
+    """It evicts only when it hears that another load needed more than was predicted."""
+    core = make_core(capacity_bytes=150, modelmesh=True, model_control_mode="none")
+    for name in ("a", "b"):
+        add_model(name, {1: 1})
+    load = partial(load_as_a_mesh, core)
+    await load("a")
+    waiting = asyncio.create_task(load("b"))
+    while core.registry.find("b") is None:
+        await asyncio.sleep(0.001)
+    await core.control.evict("a")
+    await waiting
+
+    assert (["a/1", "b/1"], 100) == (world.loads, core.capacity.used_bytes)
+
+
+@pytest.mark.parametrize(
+    ("modelmesh", "predicted", "seconds"), [(0, 100, 60), (1, 151, 60), (1, 100, 0.01)]
+)
+async def test_a_load_that_waits_in_vain_is_refused(
+    make_core: MakeCore,
+    add_model: AddModel,
+    world: World,
+    modelmesh: int,
+    predicted: int,
+    seconds: float,
+) -> None:
+    """At once where nothing is in progress, or never so much is there; else when time is over."""
+    core = make_core(
+        capacity_bytes=150,
+        modelmesh=bool(modelmesh),
+        model_control_mode="none",
+        memory_wait_seconds=seconds,
+    )
+    for name in ("a", "b"):
+        add_model(name, {1: 1})
+    await load_as_a_mesh(core, "a")
+    world.predicted_bytes = predicted
+    with pytest.raises(OutOfMemory) as raised:
+        await asyncio.wait_for(load_as_a_mesh(core, "b"), 30)
+
+    assert (predicted, 100) == (raised.value.needed_bytes, core.capacity.used_bytes)
+
+
+async def load_as_a_mesh(core: Core, name: str) -> None:
+    location = Location(str(core.root / name))
+    await core.control.load_from(name, location, partial(core.repository.find_at, name, location))
 
 
 # --- several devices ---------------------------------------------------------------------------

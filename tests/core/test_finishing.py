@@ -2,10 +2,12 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import structlog
 from support.core import AddModel, Core, FakeModel, MakeCore, World
 
 from xlaserve.errors import InvalidModel
@@ -28,10 +30,12 @@ class Rest:
         check_cancelled: Callable[[], None] = lambda: None,
         on_stage: Callable[[Stage], None] = lambda stage: None,
     ) -> None:
+        check_cancelled()
         self.begun.set()
         try:
-            while not self.may_end.is_set():
-                check_cancelled()
+            while not self.may_end.is_set() and not model.closed:
+                time.sleep(0.001)
+            check_cancelled()
             if self.error:
                 raise self.error
             model.info = replace(model.info, memory=ModelMemory(self.size_bytes))
@@ -71,19 +75,62 @@ async def test_a_model_answers_before_the_rest_is_compiled(
     assert not rest.ended.is_set()
 
 
-async def test_what_the_rest_took_is_booked_behind_it(
+async def test_what_the_rest_took_is_reserved_behind_it(
     make_core: MakeCore, add_model: AddModel, rest: Rest, world: World
 ) -> None:
-    """Until then the prediction stands, if it is higher than what was measured."""
+    """The prediction stands no longer than the load, and what a bucket may take while it runs."""
     world.predicted_bytes = 150
+    world.next_bucket_bytes = {"cpu:0": 30}
     core = await loaded(make_core, add_model)
     before = core.capacity.used_bytes
+    await until(rest.begun)
+    during = core.capacity.used_bytes
     rest.may_end.set()
     await until(rest.ended)
-    while core.capacity.used_bytes == before:
+    while core.capacity.used_bytes == during:
         await asyncio.sleep(0.001)
 
-    assert (150, 170) == (before, core.capacity.used_bytes)
+    assert (100, 130, 170) == (before, during, core.capacity.used_bytes)
+
+
+async def test_a_bucket_waits_for_memory_that_others_hold(
+    make_core: MakeCore, add_model: AddModel, rest: Rest, world: World
+) -> None:
+    """The model goes on as it is; nothing is compiled that does not fit, and nothing evicted."""
+    world.next_bucket_bytes = {"cpu:0": 30}
+    rest.size_bytes = 130
+    rest.may_end.set()
+    core = make_core(background_compile=True, capacity_bytes=225, evict=True)
+    for name in ("a", "b"):
+        add_model(name, {1: 1})
+        await core.control.load(name)
+    with structlog.testing.capture_logs() as logs:
+        while len([log for log in logs if log["event"] == "not all is compiled yet"]) < 2:
+            await asyncio.sleep(0.001)
+
+    assert (200, False) == (core.capacity.used_bytes, rest.begun.is_set())
+
+    await core.control.unload("b")
+    await until(rest.ended)
+    while core.capacity.used_bytes != rest.size_bytes:
+        await asyncio.sleep(0.001)
+
+    assert core.registry.ready("a")
+
+
+async def test_the_end_of_the_server_ends_a_wait_for_memory(
+    make_core: MakeCore, add_model: AddModel, rest: Rest, world: World
+) -> None:
+    world.next_bucket_bytes = {"cpu:0": 30}
+    core = make_core(background_compile=True, capacity_bytes=120)
+    add_model("m", {1: 1})
+    with structlog.testing.capture_logs() as logs:
+        await core.control.load("m")
+        while not any(log["event"] == "not all is compiled yet" for log in logs):
+            await asyncio.sleep(0.001)
+    await asyncio.wait_for(core.control.close(), 10)
+
+    assert (0, False) == (core.capacity.used_bytes, rest.begun.is_set())
 
 
 async def test_a_rest_that_fails_leaves_the_model_as_it_is(

@@ -71,6 +71,11 @@ class FakeModel:
     def padded_rows(self, rows: int) -> int:
         return rows
 
+    @property
+    def next_bucket_bytes(self) -> Mapping[str, int]:
+        """Need nothing more, unless the world says so."""
+        return self._world.next_bucket_bytes
+
     def compile_rest(
         self,
         check_cancelled: Callable[[], None] = lambda: None,
@@ -98,6 +103,7 @@ class World:
     predicted_bytes: int = 100
     """On each device, as the following."""
     measured_bytes: int = 100
+    next_bucket_bytes: Mapping[str, int] = field(default_factory=dict)
     devices: Devices = ONE_CPU
     model_type: "Callable[[float, World, Sequence[str]], FakeModel]" = FakeModel
     open: list[FakeModel] = field(default_factory=list)

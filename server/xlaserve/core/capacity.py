@@ -1,5 +1,6 @@
 """The memory budget of each device: predict, reserve, measure, give back."""
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from typing import TypeAlias
@@ -26,6 +27,8 @@ class Capacity:
         self._totals = totals
         self._elsewhere_bytes = elsewhere_bytes
         self._held: dict[object, Sizes] = {}
+        self._waiting: set[asyncio.Future[None]] = set()
+        """Of the tasks in `changed`: a load bounds its wait, a Finisher has one for a model."""
 
     def limit(self, totals: Sizes, elsewhere_bytes: int | None = None) -> None:
         """Set what each device of the server has; until then nothing is refused.
@@ -71,13 +74,14 @@ class Capacity:
                 model,
                 f"failed to load it: it needs {sizes[device]} bytes on {device}, where "
                 f"{free} of {self._total(device)} are free",
+                needed_bytes=max(sizes.values()),
             )
-        self._held[holder] = sizes
+        self._hold(holder, sizes)
 
     def correct(self, holder: object, sizes: Sizes) -> None:
         """Write down what a holder really uses; one without a reservation stays without."""
         if holder in self._held:
-            self._held[holder] = sizes
+            self._hold(holder, sizes)
 
     def held(self, holder: object) -> Sizes:
         """Return what a holder has reserved."""
@@ -94,7 +98,33 @@ class Capacity:
 
     def release(self, holder: object) -> None:
         """Give a reservation back; one that is not there is no error."""
-        self._held.pop(holder, None)
+        if self._held.pop(holder, None) is not None:
+            self._tell()
+
+    def exceeds(self, sizes: Sizes) -> bool:
+        """Tell whether a device has less in all than these sizes need."""
+        totals = ((self._total(device), size) for device, size in sizes.items())
+        return any(total is not None and size > total for total, size in totals)
+
+    async def changed(self) -> None:
+        """Return when what a holder holds next changes or is released; that may be never."""
+        waiting = asyncio.get_running_loop().create_future()
+        self._waiting.add(waiting)
+        try:
+            await waiting
+        finally:
+            self._waiting.discard(waiting)
+
+    def _hold(self, holder: object, sizes: Sizes) -> None:
+        known = holder in self._held
+        self._held[holder] = sizes
+        if known:
+            self._tell()
+
+    def _tell(self) -> None:
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(None)
 
     def _total(self, device: str) -> int | None:
         return None if self._totals is None else self._totals.get(device, self._elsewhere_bytes)
@@ -119,6 +149,9 @@ class Reservation:
     def __init__(self, capacity: Capacity, model: str) -> None:
         self._capacity = capacity
         self.model = model
+        self.needed: Sizes = {}
+        """The most that it had to hold at once by now; more than it holds after a load that needed
+        more than it left."""
 
     @property
     def sizes(self) -> Sizes:
@@ -128,6 +161,7 @@ class Reservation:
     def set(self, sizes: Sizes) -> None:
         """Hold so many bytes instead of what was held; raises OutOfMemory."""
         self._capacity.reserve(self, self.model, sizes)
+        self.needed = greatest(self.needed, sizes)
 
     def correct(self, sizes: Sizes) -> None:
         """Hold so many bytes because that is what is used, whether or not it was to be had."""
@@ -136,6 +170,10 @@ class Reservation:
     def missing(self, sizes: Sizes) -> Sizes:
         """Return how many bytes others would have to give back for it to hold so many."""
         return self._capacity.missing(self, sizes)
+
+    def exceeds(self, sizes: Sizes) -> bool:
+        """Tell whether so many bytes will never be there."""
+        return self._capacity.exceeds(sizes)
 
     def release(self) -> None:
         """Give everything back; once is enough, more is no error."""

@@ -3,28 +3,39 @@
 import asyncio
 import threading
 import time
+from collections import Counter
 from functools import partial
 
 import structlog
 
+from xlaserve.core.capacity import Capacity, Sizes
 from xlaserve.core.ensemble import EnsemblePlan
 from xlaserve.core.registry import Instance, Version
 from xlaserve.core.workers import Workers
-from xlaserve.errors import LoadCancelled, XlaserveError
+from xlaserve.errors import LoadCancelled, OutOfMemory, XlaserveError
 from xlaserve.models.loaded import LoadedModel
 
 PAUSE_SECONDS = 0.02
 """Between two steps: tracing holds Python's lock, and requests want it too."""
 
 
+class NoMemoryNow(LoadCancelled):
+    """The next bucket needs memory that others hold; there may be more of it later."""
+
+
 class Finisher:
     """Compiles, one model after the other, what was not needed for the first answer.
 
-    It waits while models are loaded: who waits for a first answer goes before who has one.
+    It waits while models are loaded: who waits for a first answer goes before who has one. What a
+    bucket may take is reserved before it is compiled; where it is not to be had, the model goes on
+    with what it has until others hold less.
     """
 
-    def __init__(self, workers: Workers) -> None:
+    def __init__(self, workers: Workers, capacity: Capacity) -> None:
         self._workers = workers
+        self._capacity = capacity
+        self._short: set[asyncio.Task[None]] = set()
+        """Those that wait for memory."""
         self._loads = 0
         self._stopping = threading.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -49,16 +60,28 @@ class Finisher:
     async def close(self) -> None:
         """End as soon as the step in progress has."""
         self._stopping.set()
+        for task in self._short:
+            task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
         self._stopping.clear()
 
     async def _finish(self, version: Version, instance: Instance, model: LoadedModel) -> None:
-        compiling = self._workers.finish(
-            partial(model.compile_rest, partial(self._pace, version.model))
-        )
+        loop = asyncio.get_running_loop()
+
+        def before_bucket() -> None:
+            self._pace(version.model)
+            reserving = self._reserve_next(version, instance, model.next_bucket_bytes)
+            asyncio.run_coroutine_threadsafe(reserving, loop).result()
+
+        compiling = self._workers.finish(partial(model.compile_rest, before_bucket))
         try:
             await asyncio.wrap_future(compiling)
+        except NoMemoryNow:
+            await self._until_there_is_memory(version, instance, model)
+            if version.instance is instance:
+                self.finish(version, instance)
+            return
         except LoadCancelled:
             return
         except XlaserveError as error:
@@ -77,6 +100,31 @@ class Finisher:
             buckets={b.rows: round(b.compile_seconds, 3) for b in model.info.buckets},
         )
 
+    async def _reserve_next(self, version: Version, instance: Instance, added: Sizes) -> None:
+        """Hold what is there, and what the next bucket may add to it; raises NoMemoryNow."""
+        if version.instance is not instance:
+            raise LoadCancelled(version.model)
+        instance.reservation.correct(instance.held)
+        try:
+            instance.reservation.set(_sum(instance.held, added))
+        except OutOfMemory as error:
+            self._log.info("not all is compiled yet", model=version.model, reason=str(error))
+            raise NoMemoryNow(version.model) from None
+
+    async def _until_there_is_memory(
+        self, version: Version, instance: Instance, model: LoadedModel
+    ) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._short.add(task)
+        try:
+            while version.instance is instance and instance.reservation.missing(
+                _sum(instance.held, model.next_bucket_bytes)
+            ):
+                await self._capacity.changed()
+        finally:
+            self._short.discard(task)
+
     def _pace(self, model: str) -> None:
         """Let others have their turn; runs in the thread that compiles."""
         time.sleep(PAUSE_SECONDS)
@@ -84,3 +132,7 @@ class Finisher:
             time.sleep(PAUSE_SECONDS)
         if self._stopping.is_set():
             raise LoadCancelled(model)
+
+
+def _sum(held: Sizes, added: Sizes) -> Sizes:
+    return dict(Counter(held) + Counter(added))

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import structlog
 
-from xlaserve.core.capacity import Capacity, Reservation, Sizes, greatest
+from xlaserve.core.capacity import Capacity, Reservation, Sizes
 from xlaserve.core.ensemble import EnsemblePlan, plan_ensemble
 from xlaserve.core.eviction import to_evict
 from xlaserve.core.finishing import Finisher
@@ -68,6 +68,8 @@ class VersionLoader:
         capacity: Capacity,
         *,
         drain_seconds: float,
+        memory_wait_seconds: float = 0.0,
+        expect_unloads: bool = False,
         evict: bool = False,
         background_compile: bool = False,
         mmap_parameters: bool = False,
@@ -76,7 +78,12 @@ class VersionLoader:
         self._max_on_demand_shapes = max_on_demand_shapes
         self._mmap_parameters = mmap_parameters
         self._background_compile = background_compile
-        self._finisher = Finisher(workers)
+        self._finisher = Finisher(workers, capacity)
+        self._memory_wait_seconds = memory_wait_seconds
+        self._expect_unloads = expect_unloads
+        """Whether somebody unloads others who has heard that a load needed more than expected."""
+        self._shrinking = 0
+        """Loads that hold what they need to be loaded, and will hold what they are."""
         self._evict = evict
         self._registry = registry
         self._capacity = capacity
@@ -185,9 +192,9 @@ class VersionLoader:
         source: VersionSource,
         reservation: Reservation,
     ) -> LoadedModel:
-        """Book the predicted size, load, and book what the model really took.
+        """Reserve the predicted size, load, and reserve what the model holds from then on.
 
-        A model that took more than there is is let go again.
+        A model that took more than there is is closed again.
         """
         if source.sent:
             self._registry.note(version, "loading in a process of its own")
@@ -200,12 +207,13 @@ class VersionLoader:
         predict, devices = self._machinery.predict_size, self._devices
         predicted = await self._workers.wait(predict, source.directory, model.config, devices)
         await self._book(reservation, predicted)
-        runner = await self._run_loader(version, model, source)
+        self._shrinking += 1
         try:
-            # What is compiled behind the load takes memory that only the prediction knows of.
-            left = predicted if self._background_compile else {}
-            held = runner.info.memory.on_devices(devices.names[0])
-            await self._book(reservation, greatest(left, held))
+            runner = await self._run_loader(version, model, source)
+        finally:
+            self._shrinking -= 1
+        try:
+            await self._book(reservation, runner.info.memory.on_devices(devices.names[0]))
         except OutOfMemory:
             await self._workers.wait(runner.close)
             await self._release()
@@ -213,15 +221,34 @@ class VersionLoader:
         return runner
 
     async def _book(self, reservation: Reservation, sizes: Sizes) -> None:
-        """Hold so many bytes; idle models may have to go for it. Raises OutOfMemory."""
-        while self._evict and (missing := reservation.missing(sizes)):
-            leaving = to_evict(self._registry, missing, sparing=reservation.model)
-            if not leaving:
+        """Hold so many bytes. Raises OutOfMemory.
+
+        Idle models may be evicted for it. What others are about to give back is waited for, up to
+        `memory_wait_seconds`.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._memory_wait_seconds
+        while missing := reservation.missing(sizes):
+            leaving: list[Version] = []
+            if self._evict:
+                leaving = to_evict(self._registry, missing, sparing=reservation.model)
+            if leaving:
+                for version in leaving:
+                    self._log.info("model evicted", model=version.model, room_for=reservation.model)
+                await self.unload(leaving)
+            elif reservation.exceeds(sizes) or not await self._changed(until - loop.time()):
                 break
-            for version in leaving:
-                self._log.info("model evicted", model=version.model, room_for=reservation.model)
-            await self.unload(leaving)
         reservation.set(sizes)
+
+    async def _changed(self, seconds: float) -> bool:
+        """Wait for a change of what others hold, if one is to come; tell whether it did in time."""
+        if seconds <= 0 or not (self._expect_unloads or self._stragglers or self._shrinking):
+            return False
+        try:
+            await asyncio.wait_for(self._capacity.changed(), seconds)
+        except TimeoutError:
+            return False
+        return True
 
     def _plan(self, model: ModelSource) -> EnsemblePlan:
         described = {}

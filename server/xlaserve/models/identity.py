@@ -46,6 +46,11 @@ class IdentityModel:
         """Return the rows as they are."""
         return rows
 
+    @property
+    def next_bucket_bytes(self) -> Mapping[str, int]:
+        """Return nothing: there is nothing to compile."""
+        return {}
+
     def compile_rest(
         self,
         check_cancelled: Callable[[], None] = lambda: None,

@@ -34,6 +34,7 @@ from xlaserve.models.programs import (
     bucket_shape,
     buckets_of,
     copies_of,
+    growth_of,
     memory_of,
 )
 from xlaserve.models.shapes import OpenDimensions, Sizes
@@ -249,6 +250,14 @@ class JaxExportModel:
             self._drop_compiler()
             raise
         self._finish_compiling()
+
+    @property
+    def next_bucket_bytes(self) -> Mapping[str, int]:
+        """Return what the next bucket that the load left out may add to each device."""
+        if not self._rest:
+            return {}
+        combinations = len(self._dimensions.combinations) if self._dimensions else 1
+        return growth_of(self._copies, self._constants_bytes, self._module_bytes, combinations)
 
     def compile_rest(
         self,

@@ -227,6 +227,14 @@ class LoadedModel(Executable, Protocol):
         """
         ...
 
+    @property
+    def next_bucket_bytes(self) -> Mapping[str, int]:
+        """Return what the next step of `compile_rest` may add, in bytes by device; not measured.
+
+        Empty where nothing is left.
+        """
+        ...
+
     def compile_rest(
         self,
         check_cancelled: Callable[[], None] = lambda: None,
@@ -236,7 +244,7 @@ class LoadedModel(Executable, Protocol):
 
         Requests may execute meanwhile; each bucket serves once it is warm, and `info` then has
         its memory. Ends early and quietly behind `close`; raises what `check_cancelled` raises
-        between two steps, OutOfMemory or InvalidModel; what was compiled until then stays.
+        before each step, OutOfMemory or InvalidModel; what was compiled until then stays.
         """
         ...
 

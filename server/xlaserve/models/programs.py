@@ -421,3 +421,19 @@ def memory_of(copies: Sequence[Copy], constants_bytes: int, module_bytes: int) -
         scratch += own[2] * len(devices)
         code += own[3] * len(devices)
     return ModelMemory(parameters, constants, scratch, code, MappingProxyType(dict(per_device)))
+
+
+def growth_of(
+    copies: Sequence[Copy], constants_bytes: int, module_bytes: int, programs: int
+) -> Mapping[str, int]:
+    """Return what so many programs more for each copy may add to each device.
+
+    As much code as the largest that is there, and the module, which is lowered anew. Scratch memory
+    does not grow: the program with the most rows is compiled first.
+    """
+    per_device = Counter[str]({copies[0].site.device_names[0]: module_bytes})
+    for copy in copies:
+        code = max((program.executable_bytes for program in copy.programs), default=0)
+        added = programs * ((code or EXECUTABLE_BYTES) + constants_bytes)
+        per_device.update(dict.fromkeys(copy.site.device_names, added))
+    return dict(per_device)
