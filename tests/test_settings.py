@@ -1,5 +1,6 @@
 """Flags over the environment over the defaults."""
 
+import itertools
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -95,5 +96,14 @@ def test_every_setting_is_documented() -> None:
     """The help and docs/settings.md are made from the strings below the fields."""
     described = describe_settings()
 
-    assert [field.name for field in fields(Settings)] == [row.name for row in described]
+    assert {field.name for field in fields(Settings)} == {row.name for row in described}
     assert all(row.text.endswith(".") for row in described)
+
+
+def test_every_setting_but_the_repository_is_in_a_group() -> None:
+    """Each group is one run of rows, whatever their order in the source."""
+    groups = [row.group for row in describe_settings()]
+    runs = [group for group, _ in itertools.groupby(groups)]
+
+    assert ["repository"] == [row.name for row in describe_settings() if not row.group]
+    assert len(runs) == len(set(runs)) > 10

@@ -1,7 +1,9 @@
 """Write docs/settings.md from the settings themselves, or prove that it is fresh (`--check`)."""
 
 import argparse
+import itertools
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from xlaserve.settings import SettingDescription, describe_settings
@@ -12,7 +14,8 @@ _INTRODUCTION = """# Settings
 Every setting is a flag of `xlaserve serve` and an environment variable; a flag beats the variable,
 which beats the default. A flag that may be repeated is separated by commas in its variable.
 This page is made by `tools/settings_page.py`.
-
+"""
+_TABLE = """
 | flag | variable | default | what it is |
 |---|---|---|---|
 """
@@ -20,7 +23,13 @@ This page is made by `tools/settings_page.py`.
 
 def page() -> str:
     """Return the whole page."""
-    return _INTRODUCTION + "".join(_row(setting) for setting in describe_settings())
+    groups = itertools.groupby(describe_settings(), key=lambda setting: setting.group)
+    return _INTRODUCTION + "".join(_table(name, rows) for name, rows in groups)
+
+
+def _table(name: str, rows: Iterable[SettingDescription]) -> str:
+    heading = f"\n## {name}\n" if name else ""
+    return heading + _TABLE + "".join(map(_row, rows))
 
 
 def _row(setting: SettingDescription) -> str:

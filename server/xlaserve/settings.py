@@ -28,6 +28,9 @@ CONTAINER_MEMORY_VARIABLES = ("MODEL_SERVER_MEM_REQ_BYTES", "CONTAINER_MEM_REQ_B
 _OF_KUBERNETES = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT(_\d+_\w+)?$")
 """What a pod finds in its environment when a Service of the cluster is called `xlaserve`."""
 
+_HEADING = re.compile(r"    # --- (.+) ---")
+_FIELD = re.compile(r"    (\w+): ")
+
 _TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -85,6 +88,8 @@ class Settings:
     repository: Path
     """Directory of the models: <model>/config.json or config.pbtxt, and <model>/<version>/."""
 
+    # --- Endpoints ---
+
     host: str = "127.0.0.1"
     """Address that TCP endpoints listen on."""
     grpc_endpoint: str = "port:8001"
@@ -100,6 +105,9 @@ class Settings:
     until there is room. Linux shortens it to net.core.somaxconn."""
     http2_engine: Http2Engine = Http2Engine.OWN
     """What speaks HTTP/2 for gRPC: own; or h2, the library that it is compared with."""
+
+    # --- TLS ---
+
     grpc_tls_certificate: str = ""
     """File of the certificate chain, in PEM, to serve gRPC over TLS; empty for none."""
     grpc_tls_key: str = ""
@@ -107,6 +115,8 @@ class Settings:
     grpc_tls_client_ca: str = ""
     """File of the authorities whose clients may connect, each with its certificate; empty for
     all clients."""
+
+    # --- Models ---
 
     model_control_mode: ModelControlMode = ModelControlMode.NONE
     """none: load all at start; poll: follow the repository; explicit: clients load and unload."""
@@ -123,6 +133,8 @@ class Settings:
     device: Device = Device.AUTO
     """Where models run. Anything but auto fails at start when that device is absent."""
 
+    # --- SageMaker ---
+
     sagemaker: bool = False
     """Be the container of a SageMaker endpoint: ports, models and mode as SAGEMAKER_* say."""
     sagemaker_multi_model: bool = False
@@ -134,10 +146,8 @@ class Settings:
     """Form of the answers to POST /invocations and POST /models/<name>/invoke where Accept is not
     given or leaves it open."""
 
-    modelmesh: bool = False
-    """Serve mmesh.ModelRuntime: a ModelMesh sidecar decides what is loaded, and when."""
-    id_injection: IdInjection = IdInjection.PATH
-    """With modelmesh: path lets it write the id into requests; header leaves them as they are."""
+    # --- Memory ---
+
     capacity_bytes: int = 0
     """Memory for models on each device; 0 takes the device's own. Devices of the CPU share the
     container's request, or the cgroup's limit."""
@@ -148,6 +158,15 @@ class Settings:
     in progress give back, and with modelmesh for those to come; then it is refused."""
     memory_overhead_bytes: int = 300 << 20
     """What is left of that memory for the process itself, or the device's workspace."""
+    container_memory_bytes: int = 0
+    """Memory request of the container; else MODEL_SERVER_MEM_REQ_BYTES, CONTAINER_MEM_REQ_BYTES."""
+
+    # --- ModelMesh ---
+
+    modelmesh: bool = False
+    """Serve mmesh.ModelRuntime: a ModelMesh sidecar decides what is loaded, and when."""
+    id_injection: IdInjection = IdInjection.PATH
+    """With modelmesh: path lets it write the id into requests; header leaves them as they are."""
     default_model_size_bytes: int = 16 << 20
     """With modelmesh: the size of a model of which nothing is known."""
     model_loading_timeout_ms: int = 30_000
@@ -156,8 +175,8 @@ class Settings:
     """With modelmesh: let it queue requests and scale by their latency."""
     max_concurrency: int = 4
     """With limit_model_concurrency: requests of one model at a time, if its config has none."""
-    container_memory_bytes: int = 0
-    """Memory request of the container; else MODEL_SERVER_MEM_REQ_BYTES, CONTAINER_MEM_REQ_BYTES."""
+
+    # --- Loading and compiling ---
 
     load_threads: int = 1
     """Models that are loaded and compiled at the same time."""
@@ -175,6 +194,9 @@ class Settings:
     mmap_parameters: bool = False
     """On the CPU, map parameters from their files instead of reading them. The files must never
     be rewritten in place; not for network mounts."""
+
+    # --- Execution ---
+
     execute_threads: int = 0
     """Threads in which the CPU computes requests outside the event loop; 0 is one less than the
     cores, and two at least. A GPU has two of its own."""
@@ -194,12 +216,17 @@ class Settings:
     grace_seconds: float = 30.0
     """How long the server waits for requests in progress when it is told to exit."""
 
+    # --- Messages ---
+
     max_message_bytes: int = 64 << 20
     """Largest gRPC message or HTTP body that is accepted; also after it was decompressed."""
     max_message_fields: int = 100_000
     """Most protobuf fields in one message; larger tensors travel as raw bytes in a single field."""
     max_message_depth: int = 100
     """Deepest nesting of one protobuf message."""
+
+    # --- gRPC ---
+
     max_streams_per_connection: int = 256
     """Requests that one gRPC connection may have open; eight times as many with modelmesh."""
     max_connections: int = 1024
@@ -234,6 +261,9 @@ class Settings:
     """Longest HTTP/2 frame of a message that clients are asked to send."""
     preface_seconds: float = 5.0
     """How long a new gRPC connection may take to begin."""
+
+    # --- HTTP ---
+
     max_http_connections: int = 1024
     """HTTP connections that may be open."""
     http_idle_seconds: float = 75.0
@@ -247,6 +277,9 @@ class Settings:
     """Most chunks of one HTTP body that comes in chunks."""
     max_json_depth: int = 100
     """Deepest nesting of JSON in an HTTP body."""
+
+    # --- Other limits ---
+
     max_image_bytes: int = 32 << 20
     """Largest JPEG or PNG that is decoded for a model."""
     max_image_pixels: int = 1 << 24
@@ -257,6 +290,9 @@ class Settings:
     """Health watches that may be open."""
     max_reflection_requests: int = 1000
     """Questions that one reflection stream may ask."""
+
+    # --- Model repository ---
+
     max_config_bytes: int = 1 << 20
     """Largest model configuration, on disk or in a load request."""
     max_override_bytes: int = 1 << 30
@@ -270,6 +306,8 @@ class Settings:
     """Models that the repository may hold; further directories are ignored, with a warning."""
     scratch_directory: Path = Path(tempfile.gettempdir())
     """Where the files of `file:` parameters are kept while their model is loaded."""
+
+    # --- Log ---
 
     log_level: str = "auto"
     """debug, info, warning or error; auto is info, and warning in a terminal, which shows more."""
@@ -445,6 +483,8 @@ class SettingDescription:
     name: str
     default: str
     text: str
+    group: str
+    """The heading in the source that it stands below; empty for what comes before all of them."""
     many: bool
     """Whether it may be given more than once."""
     switch: bool
@@ -457,18 +497,21 @@ class SettingDescription:
 
 
 def describe_settings() -> list[SettingDescription]:
-    """List every setting in the order of its definition, with its documentation."""
-    texts = _strings_below_fields()
-    return [
+    """List every setting by group, and in the order of its definition, with its documentation."""
+    texts, groups = _strings_below_fields(), _headings_above_fields()
+    described = [
         SettingDescription(
             field.name,
             _shown(field.name, field.default),
             texts[field.name],
+            groups[field.name],
             many=isinstance(field.default, tuple),
             switch=isinstance(field.default, bool),
         )
         for field in fields(Settings)
     ]
+    order = list(dict.fromkeys(row.group for row in described))
+    return sorted(described, key=lambda row: order.index(row.group))
 
 
 def _shown(name: str, default: object) -> str:
@@ -493,3 +536,13 @@ def _strings_below_fields() -> dict[str, str]:
             assert isinstance(below.value, ast.Constant)
             texts[field.target.id] = " ".join(str(below.value.value).split())
     return texts
+
+
+def _headings_above_fields() -> dict[str, str]:
+    groups, group = {}, ""
+    for line in inspect.getsource(Settings).splitlines():
+        if heading := _HEADING.fullmatch(line):
+            group = heading[1]
+        elif field := _FIELD.match(line):
+            groups[field[1]] = group
+    return groups

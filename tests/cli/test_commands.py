@@ -1,13 +1,19 @@
 """The command line, as a user runs it."""
 
+import asyncio
+import os
 import signal
+import sys
 from collections.abc import AsyncIterator
+from importlib import metadata
 from pathlib import Path
 
 import aiohttp
 import pytest
 import pytest_asyncio
 from support.process import ServerProcess, command, run, served
+
+from xlaserve.settings import describe_settings
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 
@@ -134,8 +140,42 @@ async def test_a_unix_socket_serves_and_goes(example_models: Path, tmp_path: Pat
 
 
 async def test_help_names_every_setting_and_its_variable() -> None:
+    """By group, and whole on a terminal of 80 columns."""
     status, out, _ = await run(*command("serve", "--help"))
+    lines = out.splitlines()
+    described = describe_settings()
 
     assert 0 == status
-    assert "--model-control-mode" in out
-    assert "XLASERVE_HOST" in out
+    assert 80 >= max(map(len, lines))
+    assert [] == [row.name for row in described if f"[env: {row.variable}]" not in out]
+    assert [row.group for row in described if row.name == "grpc_tls_key"] == ["TLS"]
+
+    headings = [lines.index(f"{group}:") for group in dict.fromkeys(r.group for r in described[1:])]
+
+    assert sorted(headings) == headings
+    assert headings[0] < lines.index("  --host VALUE") < headings[1]
+
+
+async def test_the_module_is_the_command() -> None:
+    """`python -m xlaserve`, where the script is not on the path."""
+    version = metadata.version("xlaserve")
+
+    assert (0, f"xlaserve {version}\n", "") == await run(
+        sys.executable, "-m", "xlaserve", "--version"
+    )
+
+
+async def test_shells_complete_the_command() -> None:
+    """As typer does it: --install-completion and --show-completion."""
+    asked = {"_XLASERVE_COMPLETE": "complete_bash", "COMP_WORDS": "xlaserve serve --grpc-tls-k"}
+    script = "import sys; sys.argv[0] = 'xlaserve'; from xlaserve.cli import main; main()"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        script,
+        stdout=asyncio.subprocess.PIPE,
+        env=os.environ | asked | {"COMP_CWORD": "2"},
+    )
+    out, _ = await process.communicate()
+
+    assert b"--grpc-tls-key" == out.strip()

@@ -2,27 +2,34 @@
 
 import errno
 import sys
-from typing import NoReturn
+from importlib import metadata
+from typing import Annotated, NoReturn
 
 import typer
 
 from xlaserve.best_effort import best_effort, flushed, open_standard_descriptors
 from xlaserve.cli import bench, export, health, import_onnx, infer, repo, serve
+from xlaserve.cli.serve_help import ServeCommand
 from xlaserve.errors import XlaserveError
 
 _FAILED = 1
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"xlaserve {metadata.version('xlaserve')}")
+        raise typer.Exit
 
 
 def main() -> None:
     """Run the command line; what the user can mend is one line on stderr and exit status 1."""
     application = typer.Typer(
         name="xlaserve",
-        help="Serve JAX models over the V2 (Open Inference) protocol.",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
     )
-    application.command("serve")(serve.command())
+    application.callback()(_application)
+    application.command("serve", cls=ServeCommand)(serve.command())
     application.command("infer")(infer.infer)
     application.command("bench")(bench.bench)
     application.command("export")(export.export)
@@ -40,6 +47,17 @@ def main() -> None:
         _fail(f"{error.filename or 'output'}: {error.strerror or error}")
     finally:
         _write_out()
+
+
+def _application(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", callback=_show_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Serve JAX models over the V2 (Open Inference) protocol."""
 
 
 def _write_out() -> None:

@@ -9,22 +9,19 @@ import structlog
 import typer
 import uvloop
 from rich.console import Console
-from rich.markup import escape
 
 from xlaserve import log
 from xlaserve.best_effort import best_effort
+from xlaserve.cli.serve_help import POSITIONAL, flags
 from xlaserve.errors import XlaserveError
 from xlaserve.settings import SettingDescription, Settings, describe_settings
-
-_POSITIONAL = "repository"
-_LIMITS = ("max_", "drain_", "grace_")
 
 
 def command() -> Callable[..., None]:
     """Return the command with one parameter for each setting, for typer to read."""
 
-    def serve(**flags: Any) -> None:
-        given = {name: value for name, value in flags.items() if value not in (None, [])}
+    def serve(**values: Any) -> None:
+        given = {name: value for name, value in values.items() if value not in (None, [])}
         _serve(Settings.read(**given))
 
     parameters = [_parameter(setting) for setting in describe_settings()]
@@ -35,21 +32,11 @@ def command() -> Callable[..., None]:
 
 
 def _parameter(setting: SettingDescription) -> inspect.Parameter:
-    default = f" [default: {setting.default}]" if setting.default else ""
-    # typer would read the brackets as markup.
-    about = escape(f"{setting.text} [env: {setting.variable}]{default}")
     kind: Any = bool if setting.switch else list[str] if setting.many else str
-    flag = f"--{setting.name.replace('_', '-')}"
     option = (
-        typer.Argument(help=about, show_default=False)
-        if setting.name == _POSITIONAL
-        else typer.Option(
-            f"{flag}/--no-{flag[2:]}" if setting.switch else flag,
-            help=about,
-            metavar=None if setting.switch else "VALUE",
-            show_default=False,
-            rich_help_panel="Limits" if setting.name.startswith(_LIMITS) else "Options",
-        )
+        typer.Argument(show_default=False)
+        if setting.name == POSITIONAL
+        else typer.Option(flags(setting), help=setting.text, show_default=False)
     )
     return inspect.Parameter(
         setting.name,

@@ -1,0 +1,61 @@
+"""The help of `xlaserve serve`: too many options for the columns that typer makes."""
+
+import itertools
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from typer.core import TyperCommand
+
+from xlaserve.settings import SettingDescription, describe_settings
+
+_NO_BREAK = "\N{NO-BREAK SPACE}"
+
+POSITIONAL = "repository"
+"""The setting that needs no flag."""
+
+
+def flags(setting: SettingDescription) -> str:
+    """Return the spellings of an option, as typer takes them."""
+    flag = f"--{setting.name.replace('_', '-')}"
+    return f"{flag}/--no-{flag[2:]}" if setting.switch else flag
+
+
+def help_lines(settings: Sequence[SettingDescription], width: int) -> Iterator[str]:
+    """Yield a heading for each group, and each option above what it does."""
+    for group, rows in itertools.groupby(settings, key=lambda setting: setting.group):
+        yield ""
+        yield f"{group or 'Arguments'}:"
+        yield from itertools.chain.from_iterable(_option(row, width) for row in rows)
+
+
+def _option(setting: SettingDescription, width: int) -> Iterable[str]:
+    name = "[REPOSITORY]" if setting.name == POSITIONAL else flags(setting)
+    value = "" if setting.switch or setting.name == POSITIONAL else " VALUE"
+    default = f" {_whole(f'[default: {setting.default}]')}" if setting.default else ""
+    variable = _whole(f"[env: {setting.variable}]")
+    indent = " " * 6
+    lines = textwrap.wrap(
+        f"{setting.text}{default} {variable}",
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [f"  {name}{value}", *(line.replace(_NO_BREAK, " ") for line in lines)]
+
+
+def _whole(text: str) -> str:
+    return text.replace(" ", _NO_BREAK)
+
+
+class ServeCommand(TyperCommand):
+    """Writes the help from the settings themselves."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write usage, purpose and every option."""
+        formatter.write(f"{self.get_usage(ctx)}\n\n  {self.help}\n")
+        for line in help_lines(describe_settings(), formatter.width):
+            formatter.write(f"{line}\n")
+        formatter.write("\nHelp:\n  --help\n      Show this message and exit.\n")
