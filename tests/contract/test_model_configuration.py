@@ -180,6 +180,51 @@ async def test_a_configuration_on_disk_that_cannot_be_obeyed_fails_its_load(
     assert len(answer) < 2000
 
 
+@pytest.mark.parametrize(
+    ("file", "answer"),
+    [
+        ("labels.txt", ""),
+        (
+            "missing.txt",
+            "missing.txt is missing",
+        ),
+        (
+            "../../secret",
+            "'secret' is neither",
+        ),
+        (
+            "/etc/passwd",
+            "'passwd' is neither",
+        ),
+        ("1", "1 is not a regular file"),
+    ],
+)
+async def test_a_file_of_labels_must_be_there(
+    stub: Any, repository: Path, file: str, answer: str
+) -> None:
+    (repository / "double/labels.txt").write_text("a\nb\n")
+    (repository.parent / "secret").write_text("hunter2")
+    config = {"output": [TENSOR | {"name": "y", "label_filename": file}]}
+    found = await load(stub, "double", json.dumps(config))
+
+    place = "failed to load 'double', label_filename of output 'y': "
+    assert found.startswith(place + answer) if answer else found == ""
+
+
+@pytest.mark.parametrize("name", ["config.json", "config.pbtxt"])
+async def test_a_configuration_that_is_a_link_out_is_not_read(
+    stub: Any, repository: Path, name: str
+) -> None:
+    """Its first word was told to whoever asked for the load."""
+    (repository.parent / "secret").write_text("hunter2 is the password")
+    shutil.copytree(repository / "double", repository / f"link-{name[7:]}")
+    (repository / f"link-{name[7:]}" / name).symlink_to(repository.parent / "secret")
+    answer = await load(stub, f"link-{name[7:]}")
+
+    assert f"'{name}' is neither in the model repository nor in a model_root" in answer
+    assert "hunter2" not in answer
+
+
 async def test_fields_without_effect_are_one_line_of_the_log(stub: Any) -> None:
     config = {
         "optimization": {"graph": {"level": 1}},

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -149,7 +150,46 @@ async def test_nothing_outside_of_the_allowed_roots_is_read(
     ]
 
     assert {"FAILED_PRECONDITION"} == {status for status, _ in answers}
-    assert all("leads out of" in text for _, text in answers)
+    assert all("nor in a model_root (--model-root), or" in text for _, text in answers)
+
+
+async def test_of_what_lies_outside_it_is_not_told_whether_it_is_there(
+    runtime: Runtime, tmp_path: Path
+) -> None:
+    """Neither by a path, nor by a link; a circle of links is no accident either."""
+    (tmp_path / "there").mkdir()
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    texts = set()
+    for name in ("there", "gone", "circle"):
+        link = tmp_path / "repository" / f"to-{name}"
+        link.symlink_to(tmp_path / name)
+        for path in (tmp_path / name, link):
+            status, text = await mesh.outcome(runtime.mesh.load("m", path))
+            assert "FAILED_PRECONDITION" == status
+            texts.add(text.replace(str(path), "PATH"))
+
+    assert 1 == len(texts), texts
+
+
+async def test_nothing_outside_is_read_as_a_configuration_or_a_schema(
+    runtime: Runtime, models: Shelf, tmp_path: Path
+) -> None:
+    """Not a word of it is in the answer."""
+    secret = tmp_path / "secret"
+    secret.write_text("hunter2 is the password")
+    model = tmp_path / "repository" / "m"
+    shutil.copytree(models.path("plus-1/1"), model / "1")
+    schema = model / "schema.json"
+    schema.symlink_to(secret)
+    key = json.dumps({"schema_path": str(schema)})
+    answers = [await mesh.outcome(runtime.mesh.load("m", model / "1", key=key))]
+    for name in ("config.json", "config.pbtxt"):
+        (model / name).symlink_to(secret)
+        answers.append(await mesh.outcome(runtime.mesh.load("m", model)))
+        (model / name).unlink()
+
+    assert ["FAILED_PRECONDITION"] * 3 == [status for status, _ in answers]
+    assert all("(--model-root)" in text and "hunter2" not in text for _, text in answers)
 
 
 @pytest.mark.parametrize("path", ["", "nowhere", "plus-1/1/nowhere", "a\0b", "x" * 5000, "empty"])
@@ -160,7 +200,7 @@ async def test_a_path_to_nothing_is_named(runtime: Runtime, models: Shelf, path:
 
     assert status in ("FAILED_PRECONDITION", "INVALID_ARGUMENT")
     assert "internal" not in text
-    assert path[:1000] in text or "\0" in path or path == "empty"
+    assert path[:500] in text or "\0" in path or path == "empty"
 
 
 # --- 8: the same id again ----------------------------------------------------------------------
@@ -257,7 +297,7 @@ async def test_memory_that_runs_out_while_loading_comes_back(
 ) -> None:
     """Case 9: a model that takes more than was predicted is let go again."""
     monkeypatch.setattr(
-        "xlaserve.models.loaders.predict_size", lambda path, config, devices: {"cpu:0": MIB}
+        "xlaserve.models.loaders.predict_size", lambda path, config, devices, roots: {"cpu:0": MIB}
     )
     capacity = LARGE_BYTES // 2
     async with start(capacity_bytes=capacity, default_model_size_bytes=MIB) as runtime:

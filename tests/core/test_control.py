@@ -558,7 +558,7 @@ async def test_a_link_out_of_the_repository_is_not_followed(
     (outside / "amount.json").write_text("1")
     (core.root / "m").mkdir()
     (core.root / "m/1").symlink_to(outside)
-    with pytest.raises(LoadFailed, match="leads out of the model repository"):
+    with pytest.raises(LoadFailed, match="link that leads out of them"):
         await core.control.load("m")
 
 

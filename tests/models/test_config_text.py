@@ -103,17 +103,17 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
     """Neither a FIFO, which would be waited for, nor a device, which has no end."""
     config = tmp_path / "config.json"
     os.mkfifo(config)
-    with pytest.raises(InvalidModel, match=r"config\.json: expected a regular file"):
+    with pytest.raises(InvalidModel, match=r"config\.json is not a regular file"):
         read_config(tmp_path)
 
     config.unlink()
     config.symlink_to("/dev/zero")
-    with pytest.raises(InvalidModel, match=r"config\.json: expected a regular file"):
+    with pytest.raises(InvalidModel, match=r"config\.json is not a regular file"):
         read_config(tmp_path)
 
     config.unlink()
     config.mkdir()
-    with pytest.raises(InvalidModel, match=r"config\.json: "):
+    with pytest.raises(InvalidModel, match=r"config\.json is not a regular file"):
         read_config(tmp_path)
 
 

@@ -26,6 +26,7 @@ from xlaserve.models.loaded import (
     Value,
 )
 from xlaserve.models.placement import ONE_CPU, Devices
+from xlaserve.models.roots import Roots
 from xlaserve.settings import Settings
 from xlaserve.tensors import DATATYPES, TensorSpec
 
@@ -114,7 +115,7 @@ class World:
     loading: threading.Event = field(default_factory=threading.Event)
 
     def predict_size(
-        self, directory: Path, config: ModelConfig, devices: Devices
+        self, directory: Path, config: ModelConfig, devices: Devices, roots: Roots
     ) -> dict[str, int]:
         return dict.fromkeys(devices_of(config), self.predicted_bytes)
 

@@ -32,6 +32,7 @@ from xlaserve.errors import (
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import MAX_ON_DEMAND_SHAPES, LoadContext, LoadedModel, Stage
 from xlaserve.models.placement import ONE_CPU, Devices
+from xlaserve.models.roots import Roots
 
 Load: TypeAlias = Callable[[Path, LoadContext], LoadedModel]
 """Turns a version directory into a loaded model; blocks."""
@@ -45,7 +46,7 @@ class Machinery:
     """What loading needs of the layer below."""
 
     load: Load
-    predict_size: Callable[[Path, ModelConfig, Devices], Sizes]
+    predict_size: Callable[[Path, ModelConfig, Devices, Roots], Sizes]
     """Return the bytes that a version will take on each device, from its headers; raises
     InvalidModel; blocks."""
     try_loading: Callable[[Path, ModelConfig], None]
@@ -205,7 +206,9 @@ class VersionLoader:
             starting = self._workers.load(self._machinery.devices)
             self._devices = await asyncio.wrap_future(starting)
         predict, devices = self._machinery.predict_size, self._devices
-        predicted = await self._workers.wait(predict, source.directory, model.config, devices)
+        predicted = await self._workers.wait(
+            predict, source.directory, model.config, devices, source.roots
+        )
         await self._book(reservation, predicted)
         self._shrinking += 1
         try:
@@ -309,6 +312,7 @@ class VersionLoader:
             background_compile=self._background_compile,
             mmap_parameters=self._mmap_parameters,
             max_on_demand_shapes=self._max_on_demand_shapes,
+            roots=source.roots,
         )
         return self._machinery.load(source.directory, context)
 

@@ -15,8 +15,10 @@ from xlaserve.core.names import check_name, is_version
 from xlaserve.core.overrides import Override
 from xlaserve.core.wrong_root import hint
 from xlaserve.errors import InvalidModel, InvalidName, LoadFailed, ModelNotFound
+from xlaserve.models import files
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_text import parse_json, read_config
+from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.temporary import remove_leftovers
 
 MAX_FILES_PER_VERSION = 10_000
@@ -24,6 +26,8 @@ MAX_FILES_PER_VERSION = 10_000
 
 _MAX_TIDIED = 10_000
 """Models that are looked into for leftovers at the start."""
+
+_MAX_LABEL_BYTES = 64 << 20
 
 Fingerprint: TypeAlias = tuple[object, ...]
 """Changes when a file of the version, or its configuration, changes."""
@@ -57,6 +61,8 @@ class VersionSource:
     directory: Path
     """Or the file, where one file is the whole model."""
     fingerprint: Fingerprint
+    roots: Roots = ANYWHERE
+    """Where its files may lie, wherever links lead."""
     sent: bool = False
     """Whether its files came with a request, and not from the operator's disk."""
 
@@ -85,7 +91,7 @@ class Repository:
         """With `bare_name`, a root that does not hold models is itself one, of that name."""
         self.root = root
         self._bare_name = bare_name
-        self._allowed = tuple(path.resolve() for path in (root, *extra_roots))
+        self._roots = Roots.of((root, *extra_roots))
         self._max_models = max_models
         self._max_config_bytes = max_config_bytes
 
@@ -139,7 +145,7 @@ class Repository:
         if not directory.is_dir():
             raise ModelNotFound(name, detail="is not in the model repository, failed to load it")
         try:
-            confined = directory if override else self._confine(directory)
+            confined = directory if override else self._roots.confine(directory)
             config = self._config(name, confined, config_text)
             versions = self._versions(confined, config, sent=override is not None)
         except InvalidModel as error:
@@ -191,11 +197,7 @@ class Repository:
         for path in (Path(os.path.normpath(url)), resolved):
             if any(path.is_relative_to(root) for root in _FORBIDDEN_ROOTS):
                 raise InvalidModel(f"its url leads into a file system of the kernel: '{url}'")
-        if not self._allows(resolved):
-            raise InvalidModel(
-                f"its url '{url}' is neither in the model repository nor in a model_root"
-            )
-        return resolved
+        return self._roots.confine(resolved, url)
 
     def _is_bare(self) -> bool:
         return bool(self._bare_name) and (
@@ -208,7 +210,7 @@ class Repository:
             return found
         try:
             config = parse_json(config_text, limit_bytes=self._max_config_bytes)
-            versions = self._versions_at(self._confine(self.root), config)
+            versions = self._versions_at(self._roots.confine(self.root), config)
         except InvalidModel as error:
             raise LoadFailed(self._bare_name, str(error)) from error
         return ModelSource(self._bare_name, config, versions)
@@ -216,21 +218,21 @@ class Repository:
     def _existing(self, text: str) -> Path:
         if not text or "\0" in text:
             raise InvalidModel("its path is empty" if not text else "its path holds a NUL")
-        path = Path(text)
+        # Of what lies outside nothing is said, not even whether it is there.
+        path = self._roots.confine(Path(text), text)
         if not path.exists():
             raise InvalidModel(f"there is nothing at '{text}'")
-        return self._confine(path)
+        return path
 
     def _config_at(self, path: Path, schema: str) -> ModelConfig:
         config = ModelConfig()
         if path.is_dir():
-            config = read_config(path, limit_bytes=self._max_config_bytes)
+            config = self._read_config(path)
         if not schema:
             return config
-        file = self._existing(schema)
-        if file.stat().st_size > self._max_config_bytes:
-            raise InvalidModel(f"'{schema}' is larger than {self._max_config_bytes} bytes")
-        given = parse_json(file.read_bytes(), limit_bytes=self._max_config_bytes)
+        file, limit = self._existing(schema), self._max_config_bytes
+        data = files.read_checked(file.parent, file.name, limit_bytes=limit, roots=self._roots)
+        given = parse_json(bytes(data), limit_bytes=limit)
         return replace(config, inputs=given.inputs, outputs=given.outputs)
 
     def _versions_at(self, path: Path, config: ModelConfig) -> tuple[VersionSource, ...]:
@@ -246,16 +248,31 @@ class Repository:
 
     def _config(self, name: str, directory: Path, text: str | None) -> ModelConfig:
         config = (
-            read_config(directory, limit_bytes=self._max_config_bytes)
+            self._read_config(directory)
             if text is None
             else parse_json(text, limit_bytes=self._max_config_bytes)
         )
         config.check_name(name)
         return config
 
+    def _read_config(self, directory: Path) -> ModelConfig:
+        return read_config(directory, limit_bytes=self._max_config_bytes, roots=self._roots)
+
+    def _check_labels(self, directory: Path, config: ModelConfig, roots: Roots) -> None:
+        """Raise InvalidModel unless the files are there that outputs have their labels in."""
+        for output in config.message.output if config.message else ():
+            if name := output.label_filename:
+                try:
+                    files.size_of(directory, name, limit_bytes=_MAX_LABEL_BYTES, roots=roots)
+                except InvalidModel as error:
+                    raise InvalidModel(
+                        f"label_filename of output '{output.name}': {error}"
+                    ) from None
+
     def _versions(
         self, directory: Path, config: ModelConfig, *, sent: bool
     ) -> tuple[VersionSource, ...]:
+        self._check_labels(directory, config, self._roots_of(directory, sent=sent))
         found = {
             int(path.name): path
             for path in directory.iterdir()
@@ -266,24 +283,18 @@ class Repository:
         chosen = config.version_policy.select(found)
         return tuple(self._version(number, found[number], config, sent=sent) for number in chosen)
 
+    def _roots_of(self, directory: Path, *, sent: bool) -> Roots:
+        return Roots.of((directory,)) if sent else self._roots
+
     def _version(
         self, number: int, path: Path, config: ModelConfig, *, sent: bool
     ) -> VersionSource:
-        directory = path if sent else self._confine(path)
-        for file in _files(directory):
-            if not sent:
-                self._confine(file)
+        roots = self._roots_of(path, sent=sent)
+        directory = path if sent else roots.confine(path)
+        for file in _listed(directory):
+            roots.confine(file)
         mark = (str(directory), config, _directory_fingerprint(directory))
-        return VersionSource(number, directory, mark, sent=sent)
-
-    def _confine(self, path: Path) -> Path:
-        resolved = path.resolve()
-        if not self._allows(resolved):
-            raise InvalidModel(f"'{path.name}' is a link that leads out of the model repository")
-        return resolved
-
-    def _allows(self, resolved: Path) -> bool:
-        return any(resolved.is_relative_to(root) for root in self._allowed)
+        return VersionSource(number, directory, mark, roots, sent=sent)
 
 
 def _is_name(name: str) -> bool:
@@ -316,17 +327,15 @@ def _unpacked(path: Path) -> Path:
     return inner[0] if visible == inner and len(inner) == 1 else path
 
 
-def _files(directory: Path) -> list[Path]:
-    files = [] if directory.is_dir() else [directory]
-    walked = os.walk(directory, onerror=_refuse_to_skip) if not files else ()
+def _listed(directory: Path) -> list[Path]:
+    """List the files of a version, or the one that it is, without a look at them."""
+    found = [] if directory.is_dir() else [directory]
+    walked = os.walk(directory, onerror=_refuse_to_skip) if not found else ()
     for root, _directories, names in walked:
-        files += [Path(root, name) for name in names]
-        if len(files) > MAX_FILES_PER_VERSION:
+        found += [Path(root, name) for name in names]
+        if len(found) > MAX_FILES_PER_VERSION:
             raise InvalidModel(f"more than {MAX_FILES_PER_VERSION} files in '{directory.name}'")
-    for file in files:
-        if not stat.S_ISREG(_status(file).st_mode):
-            raise InvalidModel(f"'{file.name}' is not a regular file")
-    return files
+    return found
 
 
 def _refuse_to_skip(error: OSError) -> None:
@@ -336,14 +345,17 @@ def _refuse_to_skip(error: OSError) -> None:
 
 def _status(file: Path) -> os.stat_result:
     try:
-        return file.stat()
+        status = file.stat()
     except OSError as error:
         raise InvalidModel(f"'{file.name}' cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise InvalidModel(f"'{file.name}' is not a regular file")
+    return status
 
 
 def _directory_fingerprint(directory: Path) -> Fingerprint:
     rows: Mapping[str, os.stat_result] = {
-        str(file.relative_to(directory)): _status(file) for file in _files(directory)
+        str(file.relative_to(directory)): _status(file) for file in _listed(directory)
     }
     return tuple(
         (name, status.st_ino, status.st_size, status.st_mtime_ns)

@@ -26,6 +26,7 @@ from xlaserve.models.computation import (
 )
 from xlaserve.models.files import FileRecord
 from xlaserve.models.manifest import ARTIFACT, STABLEHLO, Durable, Manifest
+from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.models.sizes import LIMIT_ARTIFACT_BYTES
 from xlaserve.models.weights import WeightEntry
 from xlaserve.tensors import Shape, TensorSpec, datatype_of, describe
@@ -84,7 +85,7 @@ class _Abstract(Protocol):
     def dtype(self) -> "np.dtype[Any]": ...
 
 
-def read(directory: Path, described: Manifest) -> Exported:
+def read(directory: Path, described: Manifest, roots: Roots = ANYWHERE) -> Exported:
     """Read the computation that a manifest describes; raises InvalidModel.
 
     It is the one that was exported (its hash is), JAX can compile it, and it calls nothing outside
@@ -92,15 +93,16 @@ def read(directory: Path, described: Manifest) -> Exported:
     there.
     """
     record = described.files.get(ARTIFACT)
-    data = _read_file(directory, ARTIFACT, record) if record else bytearray()
+    data = _read_file(directory, ARTIFACT, record, roots) if record else bytearray()
     if described.durable is None:
         return deserialize(data, described.jax_version)
-    module = _read_file(directory, STABLEHLO, described.files[STABLEHLO])
+    module = _read_file(directory, STABLEHLO, described.files[STABLEHLO], roots)
     return from_computation(_computation(bytes(module), described), described.jax_version)
 
 
-def _read_file(directory: Path, name: str, record: FileRecord) -> bytearray:
-    return files.read_checked(directory, name, limit_bytes=LIMIT_ARTIFACT_BYTES, record=record)
+def _read_file(directory: Path, name: str, record: FileRecord, roots: Roots) -> bytearray:
+    limit = LIMIT_ARTIFACT_BYTES
+    return files.read_checked(directory, name, limit_bytes=limit, record=record, roots=roots)
 
 
 def from_computation(computation: Computation, jax_version: str) -> Exported:

@@ -1,7 +1,6 @@
 """Reads the configuration of a model, from a text or from the model's directory."""
 
 import os
-import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -10,11 +9,13 @@ from typing import TypeAlias
 import betterproto
 
 from xlaserve.errors import InvalidModel
+from xlaserve.models import files
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_json import read_json
 from xlaserve.models.config_message import config_of
 from xlaserve.models.config_pbtxt import read_pbtxt
 from xlaserve.models.config_schema import BadConfig, Schema, schema_of
+from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve_proto import inference
 
 LIMIT_BYTES = 1 << 20
@@ -44,10 +45,12 @@ def parse_pbtxt(
     return _parse(read_pbtxt, text, limit_bytes, source)
 
 
-def read_config(directory: Path, *, limit_bytes: int = LIMIT_BYTES) -> ModelConfig:
+def read_config(
+    directory: Path, *, limit_bytes: int = LIMIT_BYTES, roots: Roots = ANYWHERE
+) -> ModelConfig:
     """Read `config.json` or `config.pbtxt` of a model's directory; neither is the default one.
 
-    Raises InvalidModel when there are both, or one cannot be read.
+    Raises InvalidModel when there are both, or one cannot be read or leads out of the roots.
     """
     # A dangling link or an unreadable file is there, too, and must not be taken for absent.
     found = [name for name in _READERS if os.path.lexists(directory / name)]
@@ -57,21 +60,17 @@ def read_config(directory: Path, *, limit_bytes: int = LIMIT_BYTES) -> ModelConf
         raise InvalidModel(f"expected one of {' and '.join(found)}, got both")
     (name,) = found
     try:
-        data = _contents(directory / name, limit_bytes)
+        data = _contents(directory / name, limit_bytes, roots)
     except OSError as error:
         raise InvalidModel(f"{name}: cannot be read, {error.strerror}") from None
     return _parse(_READERS[name], data, limit_bytes, name)
 
 
-def _contents(path: Path, limit_bytes: int) -> bytes:
-    # O_NONBLOCK: to open a FIFO would otherwise wait for its writer.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise InvalidModel(f"{path.name}: expected a regular file")
-        _check_size(status.st_size, limit_bytes, path.name)
-        return file.read(limit_bytes + 1)
+def _contents(path: Path, limit_bytes: int, roots: Roots) -> bytes:
+    with roots.open(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        _check_size(size, limit_bytes, path.name)
+        return bytes(files.read_exactly(file, size, path.name))
 
 
 def _parse(reader: _Reader, text: str | bytes, limit_bytes: int, source: str) -> ModelConfig:

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from xlaserve.errors import InvalidModel
+from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.temporary import TemporaryDirectory
 from xlaserve.tensors import Buffer
 
@@ -24,14 +24,16 @@ class FileRecord:
 
 
 @contextmanager
-def opened(directory: Path, name: str, *, limit_bytes: int) -> Iterator[tuple[BinaryIO, int]]:
+def opened(
+    directory: Path, name: str, *, limit_bytes: int, roots: Roots = ANYWHERE
+) -> Iterator[tuple[BinaryIO, int]]:
     """Open a regular file of a version directory; yields it with its size in bytes.
 
-    A file that is missing, too large, unreadable or no file at all is an InvalidModel that names
-    it, and so is one whose reading fails inside the `with` block.
+    A file that leads out of the roots, or is missing, too large, unreadable or no file at all is
+    an InvalidModel that names it, and so is one whose reading fails inside the `with` block.
     """
     try:
-        with _regular(directory / name) as file:
+        with roots.open(directory / name) as file:
             size = os.fstat(file.fileno()).st_size
             if size > limit_bytes:
                 raise InvalidModel(f"{name} has {size} bytes, more than the {limit_bytes} allowed")
@@ -42,18 +44,9 @@ def opened(directory: Path, name: str, *, limit_bytes: int) -> Iterator[tuple[Bi
         raise InvalidModel(f"{name} cannot be read: {error.strerror or error}") from error
 
 
-def _regular(path: Path) -> BinaryIO:
-    # Not blocking, because opening a FIFO would wait for its other end for ever.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise InvalidModel(f"{path.name} is not a regular file")
-    return os.fdopen(descriptor, "rb", buffering=0)
-
-
-def size_of(directory: Path, name: str, *, limit_bytes: int) -> int:
+def size_of(directory: Path, name: str, *, limit_bytes: int, roots: Roots = ANYWHERE) -> int:
     """Return the size of a file in bytes, under the same conditions as `opened`."""
-    with opened(directory, name, limit_bytes=limit_bytes) as (_, size):
+    with opened(directory, name, limit_bytes=limit_bytes, roots=roots) as (_, size):
         return size
 
 
@@ -75,10 +68,15 @@ def read_into(file: BinaryIO, target: memoryview, name: str) -> None:
 
 
 def read_checked(
-    directory: Path, name: str, *, limit_bytes: int, record: FileRecord | None = None
+    directory: Path,
+    name: str,
+    *,
+    limit_bytes: int,
+    record: FileRecord | None = None,
+    roots: Roots = ANYWHERE,
 ) -> bytearray:
     """Read a whole file; raises InvalidModel when it is not the one of the record."""
-    with opened(directory, name, limit_bytes=limit_bytes) as (file, size):
+    with opened(directory, name, limit_bytes=limit_bytes, roots=roots) as (file, size):
         check_size(name, size, record)
         data = read_exactly(file, size, name)
     check_hash(name, hashlib.sha256(data).hexdigest(), record)

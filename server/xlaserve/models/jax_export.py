@@ -373,14 +373,14 @@ def load(directory: Path, context: LoadContext) -> JaxExportModel:
 
     Raises InvalidModel, OutOfMemory, or what `context.check_cancelled` raises.
     """
-    described = manifest.read(directory)
+    described = manifest.read(directory, context.roots)
     context = replace(context, config=context.config.with_defaults(described.defaults))
     signature = agreed(
         Signature(described.inputs, described.outputs, described.max_batch_size), context.config
     )
     wanted = placement.read(context.config, context.device)
-    exported = artifact.read(directory, described)
-    entries = weights.read_entries(directory, manifest.WEIGHTS)
+    exported = artifact.read(directory, described, context.roots)
+    entries = weights.read_entries(directory, manifest.WEIGHTS, context.roots)
     sized = shapes.is_sized(context.config)
     artifact.check(exported, described, entries, wanted.platform, sized=sized)
     layout = sites.layout(wanted)
@@ -393,6 +393,7 @@ def load(directory: Path, context: LoadContext) -> JaxExportModel:
             layout.sites,
             context.check_cancelled,
             mapped=context.mmap_parameters,
+            roots=context.roots,
         )
         return compiled(exported, parameters, signature, layout, context)
 

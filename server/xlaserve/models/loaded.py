@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Protocol, TypeAlias
 
 from xlaserve.models.config import ModelConfig
+from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.tensors import Shape, Tensor, TensorSpec
 
 MAX_ON_DEMAND_SHAPES = 64
@@ -285,3 +286,5 @@ class LoadContext:
     """Whether parameters may stay in their file, mapped into memory, instead of being read."""
     max_on_demand_shapes: int = MAX_ON_DEMAND_SHAPES
     """The most shapes that a model may ask to have compiled on request."""
+    roots: Roots = ANYWHERE
+    """Where its files may lie, wherever links lead."""

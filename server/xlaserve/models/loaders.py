@@ -12,6 +12,7 @@ from xlaserve.models import manifest, placement, sizes
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import LoadContext, LoadedModel, Stage
 from xlaserve.models.placement import ONE_CPU, Devices, device_name
+from xlaserve.models.roots import ANYWHERE, Roots
 
 
 class _Load(Protocol):
@@ -29,7 +30,7 @@ class Loader:
     seconds to import and the port opens before."""
     sniff: Callable[[Path], bool]
     """Tells from the files of a version directory, or from a file, whether it is of this kind."""
-    predict_size: Callable[[Path, sizes.Parts], int]
+    predict_size: Callable[[Path, sizes.Parts, Roots], int]
     """Returns the bytes on each device, told into how many parts parameters are split."""
 
 
@@ -51,7 +52,7 @@ def _never(directory: Path) -> bool:
 LOADERS = (
     Loader("jax_export", "xlaserve.models.jax_export", _has_manifest, sizes.predict_exported),
     Loader("jax_export", "xlaserve.models.single_file", _is_artifact, sizes.predict_single_file),
-    Loader("identity", "xlaserve.models.identity", _never, lambda directory, parts: 0),
+    Loader("identity", "xlaserve.models.identity", _never, lambda directory, parts, roots: 0),
 )
 """In the order in which they are tried. A new kind of model is a row here and a module."""
 
@@ -70,7 +71,10 @@ def load(path: Path, context: LoadContext) -> LoadedModel:
 
 
 def predict_size(
-    path: Path, config: ModelConfig | None = None, devices: Devices = ONE_CPU
+    path: Path,
+    config: ModelConfig | None = None,
+    devices: Devices = ONE_CPU,
+    roots: Roots = ANYWHERE,
 ) -> dict[str, int]:
     """Return how many bytes the model will need on each device, from its headers alone.
 
@@ -83,7 +87,7 @@ def predict_size(
     used = set(wanted.seats(present))
     row, sharding = _loader_for(path, config), wanted.sharding
     parts = partial(sharding.parts, devices=len(used)) if sharding else sizes.whole
-    size = row.predict_size(path, parts)
+    size = row.predict_size(path, parts, roots)
     return {device_name(wanted.platform, index): size for index in sorted(used)}
 
 

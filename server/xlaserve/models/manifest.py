@@ -11,6 +11,7 @@ from xlaserve.errors import InvalidModel, UnknownDatatype
 from xlaserve.models import files
 from xlaserve.models.buckets import MAX_BATCH_SIZE
 from xlaserve.models.files import FileRecord
+from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.tensors import TensorSpec, datatype_named
 
 FILE_NAME = "model.json"
@@ -142,9 +143,9 @@ class _Kind(msgspec.Struct):
     kind: str
 
 
-def read(directory: Path) -> Manifest:
+def read(directory: Path, roots: Roots = ANYWHERE) -> Manifest:
     """Read and check the manifest of a version directory; raises InvalidModel."""
-    data = files.read_checked(directory, FILE_NAME, limit_bytes=LIMIT_BYTES)
+    data = files.read_checked(directory, FILE_NAME, limit_bytes=LIMIT_BYTES, roots=roots)
     try:
         start = msgspec.json.decode(data, type=_Kind)
         _check_kind(start)

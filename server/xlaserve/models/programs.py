@@ -22,6 +22,7 @@ from xlaserve.models import manifest, weights
 from xlaserve.models.buckets import FIXED
 from xlaserve.models.loaded import IN_FLIGHT, Bucket, ModelMemory, Stage
 from xlaserve.models.manifest import Manifest
+from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.models.shapes import OpenDimensions, Sizes
 from xlaserve.models.signature import Signature
 from xlaserve.models.sites import Layout, Site
@@ -74,6 +75,7 @@ class DeviceParameters:
         check_cancelled: Callable[[], None],
         *,
         mapped: bool = False,
+        roots: Roots = ANYWHERE,
     ) -> "DeviceParameters":
         """Read the weights tensor by tensor, or map them; raises InvalidModel."""
         positions = {name: index for index, name in enumerate(described.parameters)}
@@ -82,7 +84,7 @@ class DeviceParameters:
         host: list[weakref.ref[object]] = []
         record = described.files[manifest.WEIGHTS]
         read = weights.read_mapped if mapped else weights.read
-        for name, tensor in read(directory, manifest.WEIGHTS, record):
+        for name, tensor in read(directory, manifest.WEIGHTS, record, roots):
             check_cancelled()
             index = positions[name]
             if tensor.nbytes <= CONSTANT_BYTES and not any(site.is_split(name) for site in sites):

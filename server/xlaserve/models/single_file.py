@@ -34,7 +34,9 @@ def load(path: Path, context: LoadContext) -> JaxExportModel:
     Raises InvalidModel, OutOfMemory, or what `context.check_cancelled` raises.
     """
     exported = artifact.deserialize(
-        files.read_checked(path.parent, path.name, limit_bytes=LIMIT_ARTIFACT_BYTES),
+        files.read_checked(
+            path.parent, path.name, limit_bytes=LIMIT_ARTIFACT_BYTES, roots=context.roots
+        ),
         name=path.name,
     )
     wanted = placement.read(context.config, context.device)

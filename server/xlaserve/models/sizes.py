@@ -7,6 +7,7 @@ from typing import TypeAlias
 from xlaserve.errors import InvalidModel
 from xlaserve.models import files, manifest, weights
 from xlaserve.models.buckets import DEFAULT_MAX_BATCH_SIZE, buckets_up_to
+from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.tensors import TensorSpec
 
 EXECUTABLE_BYTES = 1 << 19
@@ -30,18 +31,18 @@ def whole(name: str) -> int:
     return 1
 
 
-def predict_exported(directory: Path, parts: Parts = whole) -> int:
+def predict_exported(directory: Path, parts: Parts = whole, roots: Roots = ANYWHERE) -> int:
     """Return the bytes that a model with a manifest will need, compiled, on each of its devices.
 
     Raises InvalidModel.
     """
-    described = manifest.read(directory)
+    described = manifest.read(directory, roots)
     artifact = max(
-        files.size_of(directory, name, limit_bytes=LIMIT_ARTIFACT_BYTES)
+        files.size_of(directory, name, limit_bytes=LIMIT_ARTIFACT_BYTES, roots=roots)
         for name in described.files
         if name != manifest.WEIGHTS
     )
-    entries = weights.read_entries(directory, manifest.WEIGHTS)
+    entries = weights.read_entries(directory, manifest.WEIGHTS, roots)
     parameters = sum(entry.nbytes for entry in entries)
     if parameters != described.parameters_bytes:
         raise InvalidModel(
@@ -54,13 +55,14 @@ def predict_exported(directory: Path, parts: Parts = whole) -> int:
     return sum(entry.nbytes // parts(entry.name) for entry in entries) + tensors + executables
 
 
-def predict_single_file(path: Path, parts: Parts = whole) -> int:
+def predict_single_file(path: Path, parts: Parts = whole, roots: Roots = ANYWHERE) -> int:
     """Return the bytes that an artifact without a manifest will need; raises InvalidModel.
 
     More than it holds once it is loaded: its parameters, which are constants, pass through all
     stages of the compiler. It counts as one with a batch, since only JAX could tell.
     """
-    artifact = files.size_of(path.parent, path.name, limit_bytes=LIMIT_ARTIFACT_BYTES)
+    limit = LIMIT_ARTIFACT_BYTES
+    artifact = files.size_of(path.parent, path.name, limit_bytes=limit, roots=roots)
     buckets = len(buckets_up_to(DEFAULT_MAX_BATCH_SIZE))
     return buckets * EXECUTABLE_BYTES + COPIES_WHILE_COMPILED * artifact
 

@@ -16,6 +16,7 @@ import numpy as np
 from xlaserve.errors import InvalidModel
 from xlaserve.models import files
 from xlaserve.models.files import FileRecord
+from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.tensors import ALIGNMENT, Buffer, Shape, Tensor, aligned_bytes
 
 DTYPES = MappingProxyType(
@@ -119,14 +120,14 @@ def _file_parts(header: Mapping[str, _Entry], tensors: list[Tensor]) -> Iterator
 # --- reading -----------------------------------------------------------------------------------
 
 
-def read_entries(directory: Path, name: str) -> tuple[WeightEntry, ...]:
+def read_entries(directory: Path, name: str, roots: Roots = ANYWHERE) -> tuple[WeightEntry, ...]:
     """Read the header alone; entries are in the order of their data. Raises InvalidModel."""
-    with files.opened(directory, name, limit_bytes=MAX_FILE_BYTES) as (file, size):
+    with files.opened(directory, name, limit_bytes=MAX_FILE_BYTES, roots=roots) as (file, size):
         return _read_header(file, size, name, lambda _: None)
 
 
 def read(
-    directory: Path, name: str, record: FileRecord | None = None
+    directory: Path, name: str, record: FileRecord | None = None, roots: Roots = ANYWHERE
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors one by one, each in fresh memory that XLA can use in place.
 
@@ -134,7 +135,7 @@ def read(
     the file is the one of the record: InvalidModel is raised then.
     """
     digest = hashlib.sha256()
-    with files.opened(directory, name, limit_bytes=MAX_FILE_BYTES) as (file, size):
+    with files.opened(directory, name, limit_bytes=MAX_FILE_BYTES, roots=roots) as (file, size):
         files.check_size(name, size, record)
         for entry in _read_header(file, size, name, digest.update):
             data = aligned_bytes(entry.nbytes)
@@ -145,7 +146,7 @@ def read(
 
 
 def read_mapped(
-    directory: Path, name: str, record: FileRecord | None = None
+    directory: Path, name: str, record: FileRecord | None = None, roots: Roots = ANYWHERE
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors one by one, as read-only views of the file mapped into memory.
 
@@ -154,7 +155,7 @@ def read_mapped(
     place changes the tensors; whoever cuts it ends the process (SIGBUS).
     """
     digest = hashlib.sha256()
-    with files.opened(directory, name, limit_bytes=MAX_FILE_BYTES) as (file, size):
+    with files.opened(directory, name, limit_bytes=MAX_FILE_BYTES, roots=roots) as (file, size):
         files.check_size(name, size, record)
         entries = _read_header(file, size, name, digest.update)
         while part := file.read(_PART_BYTES):

@@ -25,6 +25,7 @@ from xlaserve.models.onnx.graph import (
     Model,
     Node,
 )
+from xlaserve.models.roots import Roots
 from xlaserve.tensors import Tensor, datatype_of
 
 OLDEST_OPSET, NEWEST_OPSET = 13, 28
@@ -241,15 +242,18 @@ class External:
         return np.frombuffer(data, dtype).reshape(tuple(proto.dims))
 
     def _bytes(self, what: str, location: str, offset: int, size: int) -> bytearray:
-        path = self._confined(what, location)
-        with files.opened(path.parent, path.name, limit_bytes=2**63) as (file, total):
+        path, root = self._confined(what, location)
+        with files.opened(path.parent, path.name, limit_bytes=2**63, roots=Roots((root,))) as (
+            file,
+            total,
+        ):
             if offset + size > total:
                 raise InvalidModel(f"{what}: {location} ends before byte {offset + size}")
             file.seek(offset)
             return files.read_exactly(file, size, location)
 
-    def _confined(self, what: str, location: str) -> Path:
-        """Return the path of a location inside the directory, through no link out of it."""
+    def _confined(self, what: str, location: str) -> tuple[Path, Path]:
+        """Return the path of a location and the directory, which no link leads out of."""
         if self.directory is None:
             raise InvalidModel(f"{what} is in another file, but only one was given")
         parts = Path(location).parts
@@ -261,7 +265,7 @@ class External:
         outside = Path(location).is_absolute() or ".." in parts or "\\" in location
         if not parts or outside or not path.is_relative_to(root):
             raise InvalidModel(f"{what} lies outside of the model's directory: '{location[:200]}'")
-        return path
+        return path, root
 
 
 def _natural(what: str, text: str) -> int:

@@ -1,0 +1,106 @@
+"""The directories that files of models may lie in, and the one opener of such files."""
+
+import errno
+import os
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from xlaserve.errors import InvalidModel
+
+# Not blocking: to open a FIFO would otherwise wait for its other end for ever.
+_AS_FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+# To go through a directory takes less permission than to list it, and O_PATH no more than that.
+_PATH = getattr(os, "O_PATH", os.O_RDONLY)
+_AS_DIRECTORY = _PATH | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY
+
+_SWAPPED = frozenset({errno.ELOOP, errno.ENOTDIR})
+"""What opening a link says that is not followed, in the place of a file or of a directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roots:
+    """Directories, without links, below which files are opened; links may lead among them."""
+
+    directories: tuple[Path, ...]
+
+    @classmethod
+    def of(cls, directories: Iterable[Path]) -> "Roots":
+        """Make them of paths as an operator writes them, which may be links."""
+        return cls(tuple(directory.resolve() for directory in directories))
+
+    def allow(self, resolved: Path) -> bool:
+        """Tell whether a path without links lies in one of them."""
+        return self._root_of(resolved) is not None
+
+    def confine(self, path: Path, said: str = "") -> Path:
+        """Return where a path leads; raises InvalidModel unless that is in one of them.
+
+        The text is the same whatever is there, and whether anything is. It calls the path what was
+        `said`, or by its name.
+        """
+        resolved = _resolved(path)
+        if resolved is None or not self.allow(resolved):
+            raise InvalidModel(_outside(said or path.name))
+        return resolved
+
+    def open(self, path: Path) -> BinaryIO:
+        """Open a regular file that lies in one of them, wherever links lead meanwhile.
+
+        Raises InvalidModel for one that does not, or is not regular, and OSError. The path is
+        resolved once; then no link is followed on the way down from the root, so that one that is
+        put into the way between the check and the open is refused.
+        """
+        resolved = self.confine(path)
+        root = self._root_of(resolved)
+        assert root is not None
+        try:
+            return _regular(_descend(root, resolved.relative_to(root).parts), path.name)
+        except OSError as error:
+            if error.errno in _SWAPPED and _resolved(path) != resolved:
+                raise InvalidModel(_outside(path.name)) from None
+            raise
+
+    def _root_of(self, resolved: Path) -> Path | None:
+        return next((root for root in self.directories if resolved.is_relative_to(root)), None)
+
+
+ANYWHERE = Roots((Path("/"),))
+"""For an operator's own command line: links may lead anywhere."""
+
+
+def _outside(name: str) -> str:
+    return (
+        f"'{name}' is neither in the model repository nor in a model_root (--model-root), "
+        "or it is a link that leads out of them"
+    )
+
+
+def _resolved(path: Path) -> Path | None:
+    try:
+        return path.resolve()
+    # Links in a circle are a RuntimeError before Python 3.13.
+    except (OSError, RuntimeError, ValueError):
+        return None
+
+
+def _descend(root: Path, parts: tuple[str, ...]) -> int:
+    """Open what lies below a root, following no link; returns the descriptor."""
+    descriptor = os.open(root, (_PATH if parts else os.O_RDONLY | os.O_NONBLOCK) | os.O_CLOEXEC)
+    for index, part in enumerate(parts, 1):
+        flags = _AS_FILE if index == len(parts) else _AS_DIRECTORY
+        try:
+            inner = os.open(part, flags, dir_fd=descriptor)
+        finally:
+            os.close(descriptor)
+        descriptor = inner
+    return descriptor
+
+
+def _regular(descriptor: int, name: str) -> BinaryIO:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InvalidModel(f"{name} is not a regular file")
+    return os.fdopen(descriptor, "rb", buffering=0)
