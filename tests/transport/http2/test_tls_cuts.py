@@ -68,10 +68,10 @@ def _tensor(body: bytes) -> bytes:
     return contents[0] if contents else b""
 
 
-def ended(stream: int) -> Callable[[bytes], bool]:
-    """Make what tells whether a request was answered."""
-    return lambda received: any(
-        frame.ends_stream and frame.stream == stream for frame in parse(received)[0]
+def ended(*streams: int) -> Callable[[bytes], bool]:
+    """Make what tells whether requests were answered, in whatever order."""
+    return lambda received: (
+        {*streams} == {frame.stream for frame in parse(received)[0] if frame.ends_stream}
     )
 
 
@@ -109,7 +109,7 @@ def run(request: pytest.FixtureRequest, serve: Serve, tmp_path: Path, authority:
 
 async def answered(client: TlsClient, stream: int) -> bool:
     """Tell whether both things were answered that an exchange asks from a stream on."""
-    received = await client.receive(ended(stream + 2))
+    received = await client.receive(ended(stream, stream + 2))
     return {stream: (b"one", "0"), stream + 2: (b"", "0")} == answers(received)
 
 
