@@ -60,6 +60,7 @@ from xlaserve.transport.grpc.reflection import reflection_services
 from xlaserve.transport.grpc.server import GrpcServer
 from xlaserve.transport.grpc.services import ServicesCodec, injection_paths, load_services
 from xlaserve.transport.grpc.splice import InjectionPath
+from xlaserve.transport.grpc.typed_answers import TypedAnswers
 from xlaserve.transport.http2.limits import Http2Limits
 from xlaserve.transport.rest.bodies import BodyLimits
 from xlaserve.transport.rest.inference import InferenceRoutes
@@ -303,8 +304,9 @@ class Application:
     async def _start_grpc(self, listeners: Sequence[Listener]) -> HealthService:
         settings = self.settings
         added = load_services(settings.service, Models(self.engine, self.registry))
+        typed = TypedAnswers(settings.typed_answers, settings.max_typed_answer_bytes)
         services: list[IServable] = [
-            InferenceService(self._description, self.engine, self.control),
+            InferenceService(self._description, self.engine, self.control, typed),
             *(service.handler for service in added),
         ]
         paths = {**INFERENCE_PATHS, **injection_paths(added)} if settings.modelmesh else {}
@@ -338,7 +340,10 @@ class Application:
             engine=settings.http2_engine,
             lanes={
                 INFER_METHOD: partial(
-                    InferLanes, self.engine, InferCodec(**limits), splicing.get(INFER_METHOD)
+                    InferLanes,
+                    self.engine,
+                    InferCodec(**limits, typed=typed),
+                    splicing.get(INFER_METHOD),
                 )
             },
         )

@@ -81,6 +81,17 @@ class Http2Engine(StrEnum):
     """The h2 library, through grpclib: slower, and the reference."""
 
 
+class TypedAnswerForm(StrEnum):
+    """How a gRPC request is answered whose inputs came as typed contents."""
+
+    BOTH = "both"
+    """In typed contents and in raw_output_contents: there are clients that read only one."""
+    TYPED = "typed"
+    """In typed contents."""
+    RAW = "raw"
+    """In raw_output_contents, as a request with raw inputs is."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """What the operator decides. Immutable; parts of it are passed down."""
@@ -220,6 +231,12 @@ class Settings:
 
     max_message_bytes: int = 64 << 20
     """Largest gRPC message or HTTP body that is accepted; also after it was decompressed."""
+    typed_answers: TypedAnswerForm = TypedAnswerForm.BOTH
+    """How a gRPC request is answered whose inputs came as typed contents: both, in typed and in raw
+    contents; typed; or raw. FP16 and BF16 have no typed contents and are raw."""
+    max_typed_answer_bytes: int = 2 << 20
+    """Most bytes that typed contents may add to an answer: an integer counts 10 or 5, an element
+    of BYTES 64 and its length. Beyond it an answer is raw alone; with typed, it is refused."""
     max_message_fields: int = 100_000
     """Most protobuf fields in one message; larger tensors travel as raw bytes in a single field."""
     max_message_depth: int = 100
@@ -404,6 +421,7 @@ _SMALLEST: Mapping[str, float] = {
     "message_timeout_seconds": 0.001,
     "grace_seconds": 0,
     "max_message_bytes": 1024,
+    "max_typed_answer_bytes": 0,
     "max_message_fields": 100,
     "max_message_depth": 10,
     "max_streams_per_connection": 1,

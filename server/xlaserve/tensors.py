@@ -234,6 +234,11 @@ def pack_bytes(tensor: Tensor) -> bytes:
     return b"".join(parts)
 
 
+def encoded_elements(tensor: Tensor) -> list[bytes]:
+    """Return the elements of a BYTES tensor in row-major order; raises as `pack_bytes` does."""
+    return [e if type(e) is bytes else _encoded(e) for e in tensor.ravel().tolist()]
+
+
 def _encoded(element: object) -> bytes:
     match element:
         case bytes():

@@ -63,11 +63,13 @@ async def test_an_inference_needs_no_proto_file(call: Grpcurl) -> None:
     }
     answer = json.loads(await call(f"{SERVICE}/ModelInfer", data=request))
     values = [
-        np.frombuffer(base64.b64decode(raw), np.int32)[0] for raw in answer["rawOutputContents"]
+        np.frombuffer(base64.b64decode(raw), np.int32).tolist()
+        for raw in answer["rawOutputContents"]
     ]
 
     assert ["OUTPUT0", "OUTPUT1"] == [output["name"] for output in answer["outputs"]]
-    assert [9, 5] == values
+    shown = [output["contents"]["intContents"] for output in answer["outputs"]]
+    assert [[9] * 16, [5] * 16] == shown == values
 
 
 async def test_health_is_answered(call: Grpcurl) -> None:

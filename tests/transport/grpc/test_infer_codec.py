@@ -11,6 +11,7 @@ from support.protobuf import Google
 
 from xlaserve.core.inference import InferOutput, InferResponse
 from xlaserve.errors import InvalidTensor
+from xlaserve.settings import TypedAnswerForm
 from xlaserve.tensors import BYTES, DATATYPES, Datatype, to_bytes
 from xlaserve.transport.bounded_cache import BoundedCache
 from xlaserve.transport.grpc.codec import WireCodec
@@ -19,6 +20,7 @@ from xlaserve.transport.grpc.infer_codec import InferCodec, tensor_offset
 from xlaserve.transport.grpc.infer_decoder import InferDecoder
 from xlaserve.transport.grpc.infer_encoder import JOINED_BYTES
 from xlaserve.transport.grpc.tensors import write_outputs
+from xlaserve.transport.grpc.typed_answers import Form, TypedAnswers
 from xlaserve.transport.grpc.wire import MalformedMessage
 from xlaserve_proto.inference import (
     InferParameter,
@@ -442,8 +444,8 @@ def responses(draw: st.DrawFn) -> InferResponse:
     )
 
 
-def generic_bytes(response: InferResponse) -> bytes:
-    outputs, raw = write_outputs(response.outputs)
+def generic_bytes(response: InferResponse, form: Form | None = None) -> bytes:
+    outputs, raw = write_outputs(response.outputs, form)
     return WireCodec().encode_message(
         ModelInferResponse(
             model_name=response.model_name,
@@ -463,6 +465,37 @@ def test_responses_are_written_as_the_generic_codec_writes_them(response: InferR
     for _ in range(2):
         parts, size = WARM.encode(response)
         assert (expected, len(expected)) == (b"".join(parts), size)
+
+
+@given(response=responses(), form=st.sampled_from(TypedAnswerForm))
+@settings(max_examples=100)
+def test_typed_responses_are_written_as_the_generic_codec_writes_them(
+    response: InferResponse, form: TypedAnswerForm
+) -> None:
+    typed = TypedAnswers(form)
+    expected = generic_bytes(response, typed.write(response.outputs))
+    codec = InferCodec(max_fields=100_000, max_depth=100, typed=typed)
+
+    parts, size = codec.encode_typed(response)
+
+    assert (expected, len(expected)) == (b"".join(parts), size)
+
+
+@pytest.mark.parametrize("form", [TypedAnswerForm.BOTH, TypedAnswerForm.TYPED])
+def test_outputs_without_a_typed_field_are_raw_and_the_others_beside_them(
+    form: TypedAnswerForm,
+) -> None:
+    """Raw contents pair with all outputs, by their order (V2 protocol, ModelInferResponse)."""
+    half, full = (
+        InferOutput(n, DATATYPES[n], np.ones(2, DATATYPES[n].dtype)) for n in ("FP16", "FP32")
+    )
+    typed = TypedAnswers(form)
+
+    assert (None, True) == (typed.write([half]).contents[0], typed.write([half]).raw)
+    none, contents = typed.write([half, full]).contents
+    assert (None, [1.0, 1.0]) == (none, contents and contents.fp32_contents)
+    assert typed.write([half, full]).raw
+    assert (form is TypedAnswerForm.BOTH) is typed.write([full]).raw
 
 
 @given(response=responses())

@@ -15,7 +15,7 @@ from xlaserve.transport.grpc.splice import InjectionPath, splice_string
 from xlaserve.transport.http2.messages import Placement
 from xlaserve.transport.http2.stream import ServerStream
 
-LIMITS = {"max_fields": 1000, "max_depth": 10}
+LIMITS: dict[str, Any] = {"max_fields": 1000, "max_depth": 10}
 MESSAGE = b"\x0a\x06client"
 
 

@@ -43,6 +43,8 @@ class Structure:
     contents: list[Contents]
     outputs: tuple[RequestedOutput, ...]
     parameters: Mapping[str, Parameter]
+    typed: bool
+    """Whether it has no raw contents."""
 
     def inputs(self, data: Data) -> tuple[InferInput, ...]:
         """Read the tensors from the message; raises TensorDataError."""
@@ -64,7 +66,16 @@ class Structure:
 class DecodedInfer:
     """A request whose structure was read, and whose tensors were not."""
 
-    __slots__ = ("_codec", "_data", "_message", "_structure", "id", "model_name", "model_version")
+    __slots__ = (
+        "_codec",
+        "_data",
+        "_message",
+        "_structure",
+        "id",
+        "model_name",
+        "model_version",
+        "typed",
+    )
 
     def __init__(
         self,
@@ -79,6 +90,12 @@ class DecodedInfer:
         self._codec = codec
         self._structure = structure
         self._message = message
+        self.typed = (
+            structure.typed
+            if structure is not None
+            else message is not None and not message.raw_input_contents
+        )
+        """Whether it is to be answered in typed contents too."""
 
     @property
     def ordinary(self) -> bool:

@@ -6,6 +6,7 @@ from xlaserve.core.inference import InferResponse
 from xlaserve.transport.grpc.decoded_infer import DecodedInfer
 from xlaserve.transport.grpc.infer_decoder import InferDecoder, tensor_offset
 from xlaserve.transport.grpc.infer_encoder import InferEncoder, Parts
+from xlaserve.transport.grpc.typed_answers import TypedAnswers
 
 __all__ = ["DecodedInfer", "InferCodec", "tensor_offset"]
 
@@ -13,10 +14,20 @@ __all__ = ["DecodedInfer", "InferCodec", "tensor_offset"]
 class InferCodec:
     """Reads requests and writes responses as the generic codec does, bounds included.
 
-    `max_cached` is how many inputs, outputs and parameters it knows again by their bytes.
+    `max_cached` is how many inputs, outputs and parameters it knows again by their bytes; `typed`
+    how requests with typed contents are answered.
     """
 
-    def __init__(self, *, max_fields: int, max_depth: int, max_cached: int = 1024) -> None:
+    def __init__(
+        self,
+        *,
+        max_fields: int,
+        max_depth: int,
+        max_cached: int = 1024,
+        typed: TypedAnswers | None = None,
+    ) -> None:
         decoder = InferDecoder(max_fields=max_fields, max_depth=max_depth, max_cached=max_cached)
         self.decode: Callable[[bytes | memoryview], DecodedInfer] = decoder.decode
-        self.encode: Callable[[InferResponse], tuple[Parts, int]] = InferEncoder(max_cached).encode
+        encoder = InferEncoder(max_cached, typed or TypedAnswers())
+        self.encode: Callable[[InferResponse], tuple[Parts, int]] = encoder.encode
+        self.encode_typed: Callable[[InferResponse], tuple[Parts, int]] = encoder.encode_typed

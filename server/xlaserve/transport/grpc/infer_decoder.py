@@ -158,7 +158,9 @@ class InferDecoder:
         if end * BYTE_COST > self._max_fields:
             self._count(end, raw, typed)
         names = model_name, model_version, str(data[id_start:id_stop], "utf-8")
-        structure = Structure(heads, contents, tuple(outputs), MappingProxyType(parameters))
+        structure = Structure(
+            heads, contents, tuple(outputs), MappingProxyType(parameters), typed=not raw
+        )
         if type(data) is bytes and all(elements is None for _, _, elements in contents):
             span = id_start, id_stop
             self._keep(_Layout(model_name, model_version, span, [], structure), data)

@@ -1,11 +1,13 @@
 """Writes the answers of ModelInfer, without a message object on the way."""
 
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from xlaserve.core.inference import InferOutput, InferResponse
 from xlaserve.tensors import BYTES, Shape, pack_bytes, to_bytes
 from xlaserve.transport.bounded_cache import MakingCache
 from xlaserve.transport.grpc.codec import WireCodec
+from xlaserve.transport.grpc.typed_answers import Form, TypedAnswers
 from xlaserve.transport.grpc.wire import LENGTH, write_varint
 from xlaserve_proto import inference as pb
 
@@ -15,34 +17,47 @@ JOINED_BYTES = 16 << 10
 """Bytes of a tensor up to which a copy costs less than one more part to send."""
 
 _ID = write_varint(3 << 3 | LENGTH)
+_OUTPUTS = write_varint(5 << 3 | LENGTH)
+_CONTENTS = write_varint(5 << 3 | LENGTH)
+"""Of an output."""
 _RAW_OUTPUT_CONTENTS = write_varint(6 << 3 | LENGTH)
 
 
 class InferEncoder:
     """Writes responses; keeps what repeats: names, datatypes and shapes, `max_cached` of each."""
 
-    def __init__(self, max_cached: int) -> None:
+    def __init__(self, max_cached: int, typed: TypedAnswers) -> None:
         self._codec = WireCodec()
+        self._typed = typed
         self._models = MakingCache(self._write_model, max_cached)
         self._outputs = MakingCache(self._write_output, max_cached)
         self._sizes = MakingCache(_write_size, max_cached)
 
-    def encode(self, response: InferResponse) -> tuple[Parts, int]:
+    def encode_typed(self, response: InferResponse) -> tuple[Parts, int]:
+        """Do as `encode` does for a request with typed contents; raises TooLarge as well."""
+        return self.encode(response, self._typed.write(response.outputs))
+
+    def encode(self, response: InferResponse, form: Form | None = None) -> tuple[Parts, int]:
         """Return the parts of a ModelInferResponse in their order, and their bytes together.
 
-        A tensor of more than JOINED_BYTES is a part of its own, a view of its memory wherever
-        that is contiguous. Raises ValueError for a name that is not Unicode.
+        Without a form it is raw. A tensor of more than JOINED_BYTES is a part of its own, a view
+        of its memory wherever that is contiguous. Raises ValueError for a name that is not Unicode.
         """
+        raw_outputs: Iterable[InferOutput] = response.outputs
         small: list[bytes] = [self._models[response.model_name, response.model_version]]
         if response.id:
             text = response.id.encode()
             small += (_ID, write_varint(len(text)), text)
         outputs, sizes = self._outputs, self._sizes
-        for output in response.outputs:
-            small.append(outputs[output.name, output.datatype.name, output.data.shape])
+        if form is None:
+            for output in response.outputs:
+                small.append(outputs[output.name, output.datatype.name, output.data.shape])
+        else:
+            self._write_typed(small, response.outputs, form)
+            raw_outputs = response.outputs if form.raw else ()
         parts: Parts = []
         total = 0
-        for output in response.outputs:
+        for output in raw_outputs:
             raw = _raw(output)
             size = len(raw)
             small.append(sizes[size])
@@ -59,6 +74,18 @@ class InferEncoder:
             total += len(rest)
         return parts, total
 
+    def _write_typed(self, small: list[bytes], outputs: Sequence[InferOutput], form: Form) -> None:
+        for output, contents in zip(outputs, form.contents, strict=True):
+            parts = [
+                self._codec.encode_message(
+                    _described(output.name, output.datatype.name, output.data.shape)
+                )
+            ]
+            if contents is not None:
+                written = self._codec.encode_message(contents)
+                parts += (_CONTENTS, write_varint(len(written)), written)
+            small += (_OUTPUTS, write_varint(sum(map(len, parts))), *parts)
+
     def _write_model(self, key: tuple[str, str]) -> bytes:
         name, version = key
         message = pb.ModelInferResponse(model_name=name, model_version=version)
@@ -66,10 +93,12 @@ class InferEncoder:
 
     def _write_output(self, key: tuple[str, str, Shape]) -> bytes:
         name, datatype, shape = key
-        output = pb.ModelInferResponseInferOutputTensor(
-            name=name, datatype=datatype, shape=list(shape)
-        )
+        output = _described(name, datatype, shape)
         return self._codec.encode_message(pb.ModelInferResponse(outputs=[output]))
+
+
+def _described(name: str, datatype: str, shape: Shape) -> pb.ModelInferResponseInferOutputTensor:
+    return pb.ModelInferResponseInferOutputTensor(name=name, datatype=datatype, shape=list(shape))
 
 
 def _raw(output: InferOutput) -> bytes | memoryview:

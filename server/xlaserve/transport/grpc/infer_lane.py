@@ -46,6 +46,7 @@ class InferLane:
         self._engine = engine
         self._decode = decode or codec.decode
         self._encode = codec.encode
+        self._encode_typed = codec.encode_typed
         self._otherwise = otherwise
         self._refusal = refusal or refusal_for
         self.place = tensor_offset
@@ -59,9 +60,11 @@ class InferLane:
         stream.message = None
         call = _Call(self, stream)
         try:
-            begun = self._engine.begin(self._read(message), call)
+            decoded = self._decode(message)
+            call.typed = typed = decoded.typed
+            begun = self._engine.begin(self._read(decoded), call)
             if type(begun) is InferResponse:
-                self.answer(stream, begun)
+                self.answer(stream, begun, typed=typed)
                 return
         except Exception as error:
             self.refuse(stream, error)
@@ -69,8 +72,7 @@ class InferLane:
         call.pending = begun  # type: ignore[assignment]
         stream.call = call
 
-    def _read(self, message: Buffer) -> InferRequest:
-        decoded = self._decode(message)
+    def _read(self, decoded: DecodedInfer) -> InferRequest:
         try:
             return decoded.request()
         except InvalidRequest:
@@ -78,16 +80,16 @@ class InferLane:
             with self._engine.require(decoded.model_name, decoded.model_version):
                 raise
 
-    def finish(self, stream: ServerStream, response: InferResponse) -> None:
+    def finish(self, stream: ServerStream, response: InferResponse, *, typed: bool) -> None:
         """Send a response that was waited for, or what is wrong with it."""
         try:
-            self.answer(stream, response)
+            self.answer(stream, response, typed=typed)
         except Exception as error:
             self.refuse(stream, error)
 
-    def answer(self, stream: ServerStream, response: InferResponse) -> None:
+    def answer(self, stream: ServerStream, response: InferResponse, *, typed: bool) -> None:
         """Send a response; raises what hinders it from being written."""
-        parts, size = self._encode(response)
+        parts, size = self._encode_typed(response) if typed else self._encode(response)
         parts.insert(0, PREFIX.pack(0, size))
         if not stream.output.answer(stream, _HEAD, parts, size + PREFIX_BYTES, _OK):
             self.refuse(stream, GRPCError(Status.RESOURCE_EXHAUSTED, NO_ROOM_FOR_ANSWERS))
@@ -117,7 +119,7 @@ def refusal_for(error: BaseException) -> GRPCError:
 class _Call:
     """A request that waits for its answer."""
 
-    __slots__ = ("_lane", "_stream", "pending", "timer")
+    __slots__ = ("_lane", "_stream", "pending", "timer", "typed")
 
     waits = False
 
@@ -126,6 +128,8 @@ class _Call:
         self._stream = stream
         self.pending: Pending | None = None
         self.timer: asyncio.TimerHandle | None = None
+        self.typed = False
+        """Whether the inputs came as typed contents."""
 
     def __call__(self, result: InferResponse | BaseException) -> None:
         """Take the answer."""
@@ -133,7 +137,7 @@ class _Call:
         if self.timer is not None:
             self.timer.cancel()
         if type(result) is InferResponse:
-            self._lane.finish(self._stream, result)
+            self._lane.finish(self._stream, result, typed=self.typed)
         else:
             self._lane.refuse(self._stream, result)  # type: ignore[arg-type]
 

@@ -10,6 +10,7 @@ from xlaserve.tensors import TensorSpec
 from xlaserve.transport.grpc.parameters import read_parameters
 from xlaserve.transport.grpc.statistics import write_statistics
 from xlaserve.transport.grpc.tensors import read_request, write_outputs
+from xlaserve.transport.grpc.typed_answers import TypedAnswers
 from xlaserve_proto import inference as pb
 
 
@@ -17,11 +18,16 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     """`inference.GRPCInferenceService`. Methods that are not here answer UNIMPLEMENTED."""
 
     def __init__(
-        self, description: ServerDescription, engine: Engine, control: ModelControl
+        self,
+        description: ServerDescription,
+        engine: Engine,
+        control: ModelControl,
+        typed: TypedAnswers,
     ) -> None:
         self._description = description
         self._engine = engine
         self._control = control
+        self._typed = typed
 
     async def server_live(self, server_live_request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
         """Answer true: who answers is live."""
@@ -68,7 +74,8 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         with self._engine.require(message.model_name, message.model_version):
             request = read_request(message)
         response = await self._engine.infer(request)
-        outputs, raw = write_outputs(response.outputs)
+        form = None if message.raw_input_contents else self._typed.write(response.outputs)
+        outputs, raw = write_outputs(response.outputs, form)
         return pb.ModelInferResponse(
             model_name=response.model_name,
             model_version=response.model_version,

@@ -17,6 +17,7 @@ from xlaserve.tensors import (
     to_bytes,
 )
 from xlaserve.transport.grpc.parameters import read_parameters
+from xlaserve.transport.grpc.typed_answers import Form
 from xlaserve_proto import inference as pb
 
 CONTENTS_FIELDS = tuple(pb.InferTensorContents.__dataclass_fields__)
@@ -109,11 +110,12 @@ def _filled(contents: pb.InferTensorContents | None) -> list[str]:
 
 
 def write_outputs(
-    outputs: Sequence[InferOutput],
+    outputs: Sequence[InferOutput], form: Form | None = None
 ) -> tuple[list[pb.ModelInferResponseInferOutputTensor], list[Any]]:
-    """Return the output tensors and their raw contents, one for each, in the same order.
+    """Return the output tensors, and their raw contents in the same order, if there are any.
 
-    Always raw: every client reads it, and no element passes through Python.
+    Without a form they are raw: every client but one without these fields reads that, and no
+    element passes through Python.
     """
     described = [
         pb.ModelInferResponseInferOutputTensor(
@@ -121,4 +123,10 @@ def write_outputs(
         )
         for output in outputs
     ]
+    if form is not None:
+        for tensor, contents in zip(described, form.contents, strict=True):
+            if contents is not None:
+                tensor.contents = contents
+        if not form.raw:
+            return described, []
     return described, [to_bytes(output.datatype, output.data) for output in outputs]
