@@ -1,0 +1,35 @@
+"""Why a value is not proved to be of one row."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Finding(NamedTuple):
+    """The operation after which something could not be said any more, and why."""
+
+    mixed: bool
+    """Whether it is known to mix rows; otherwise nobody knows."""
+    operation: str
+    reason: str
+    location: str = ""
+
+
+class Problem(Exception):
+    """What a rule raises when its operation does not keep rows apart; takes a clause."""
+
+    mixed = False
+
+
+class Mixes(Problem):
+    """The operation lets a row depend on others, on its place or on the size of the batch."""
+
+    mixed = True
+
+
+class NoRule(Problem):
+    """Nothing is known of the operation in this form."""
+
+
+class Unfollowed(Exception):
+    """The whole computation cannot be analysed; takes a clause."""

@@ -1,0 +1,1 @@
+"""What each family of operations does to rows."""

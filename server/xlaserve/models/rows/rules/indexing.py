@@ -1,0 +1,370 @@
+"""Operations that take or put elements at places that are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from jax.extend.mlir.dialects import stablehlo
+
+from xlaserve.models.rows.constants import MAX_ELEMENTS, Constant
+from xlaserve.models.rows.domain import (
+    Along,
+    Dimension,
+    Factor,
+    Parts,
+    RowNumber,
+    Value,
+    check_one_row,
+    factor,
+    has_rows,
+    is_uniform,
+    joined,
+    joined_dimension,
+    uniform,
+)
+from xlaserve.models.rows.findings import Finding, Mixes, NoRule
+from xlaserve.models.rows.program import Operation, Shape
+from xlaserve.models.rows.rules import parts
+from xlaserve.models.rows.rules.elementwise import of_constant
+from xlaserve.models.rows.rules.reduction import check_pure
+from xlaserve.models.rows.rules.shape import depends_on_size, static_shape
+from xlaserve.models.rows.sizes import BATCH, ONE, ZERO, Size, static
+from xlaserve.models.rows.walk import Walker
+
+_MOVES = "looks into a dimension that is as large as the batch"
+
+
+@dataclass(frozen=True, slots=True)
+class _Indices:
+    """The index vectors of a gather or a scatter, by the dimensions of the operand."""
+
+    together: Value
+    """What is known of all of them that matter; without the dimension of the vector."""
+    row_numbers: dict[int, int]
+    """By dimension of the operand that is indexed by the number of the row: the dimension of the
+    indices, without that of the vector, along which the rows lie."""
+
+
+def _indices(
+    value: Value, shape: Shape, vector: int, targets: Sequence[int], ignored: Sequence[int]
+) -> _Indices:
+    """Take index vectors apart; those of the operand's dimensions in `ignored` do not matter."""
+    columns = _columns(value, shape, vector, len(targets))
+    thin = tuple(size for axis, size in enumerate(shape) if axis != vector)
+    found: list[Value] = [Value(uniform(thin))]
+    row_numbers: dict[int, int] = {}
+    for target, column in zip(targets, columns, strict=True):
+        if target in ignored:
+            continue
+        if isinstance(column.fact, RowNumber):
+            axis = column.fact.dimension
+            row_numbers[target] = axis - (axis > vector)
+            continue
+        if column.blocked is not None:
+            raise _Blocked(column.blocked)
+        found.append(_without(column, vector))
+    together = joined(found)
+    return _Indices(together, row_numbers)
+
+
+class _Blocked(Exception):
+    def __init__(self, finding: Finding) -> None:
+        self.finding = finding
+
+
+def _columns(value: Value, shape: Shape, vector: int, count: int) -> list[Value]:
+    if vector == len(shape):
+        return [value]
+    if shape[vector] != static(count):
+        raise NoRule("has index vectors of another length")
+    fact = value.fact
+    if isinstance(fact, Constant) or (isinstance(fact, Parts) and fact.dimension == vector):
+        return [parts.part_of(value, vector, number) for number in range(count)]
+    if count == 1:
+        return [value]
+    return [replace(value, fact=None)] * count
+
+
+def _without(value: Value, vector: int) -> Value:
+    dimensions = tuple(one for axis, one in enumerate(value.dimensions) if axis != vector)
+    return Value(dimensions, sized=value.sized)
+
+
+# --- gather ------------------------------------------------------------------------------------
+
+
+def gather(operation: Operation, operands: Sequence[Value]) -> list[Value]:
+    """Take slices of an operand at index vectors."""
+    operand, indices = operands
+    if operand.blocked is not None:
+        return [Value((), operand.blocked)]
+    known = _known(operation, operand, indices)
+    if known is not None:
+        return [known]
+    try:
+        return [_gathered(operation, operand, indices)]
+    except _Blocked as blocked:
+        return [Value((), blocked.finding)]
+
+
+def _gathered(operation: Operation, operand: Value, indices: Value) -> Value:
+    numbers = stablehlo.GatherDimensionNumbers(operation.attributes["dimension_numbers"])
+    taken = operation.sizes("slice_sizes") or ()
+    shape, index_shape = (kind.shape for kind in operation.operand_types)
+    vector = numbers.index_vector_dim
+    targets = tuple(numbers.start_index_map)
+    pairs = dict(
+        zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
+    )
+    # The start of a whole slice is clamped to 0, whatever it is.
+    whole = [axis for axis in targets if shape[axis] == taken[axis]]
+    found = _indices(indices, index_shape, vector, targets, whole)
+    batch = list(found.together.dimensions)
+    sized = operand.sized or found.together.sized
+    for axis, place in pairs.items():
+        own = place - (place > vector)
+        batch[own] = joined_dimension(batch[own], operand.dimensions[axis])
+    for axis, place in found.row_numbers.items():
+        dimension = operand.dimensions[axis]
+        if taken[axis] != ONE or shape[axis] != BATCH:
+            if has_rows(dimension):
+                raise Mixes("takes rows at an index")
+            dimension = (Factor(BATCH, Along.ANY),)
+        batch[place] = joined_dimension(batch[place], dimension)
+    offsets: list[Dimension] = []
+    gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+    for axis, dimension in enumerate(operand.dimensions):
+        if axis in pairs:
+            continue
+        is_row = axis in found.row_numbers
+        left, finding = _taken(operation, dimension, (shape[axis], taken[axis]), is_row=is_row)
+        sized = sized or finding
+        if axis not in gone:
+            offsets.append(left)
+    dimensions = _put(operation, numbers.offset_dims, offsets, batch)
+    check_one_row(dimensions)
+    return Value(dimensions, sized=sized)
+
+
+def _taken(
+    operation: Operation, dimension: Dimension, of: tuple[Size, Size], *, is_row: bool
+) -> tuple[Dimension, Finding | None]:
+    """Return what is left of a dimension of the operand in every slice."""
+    size, taken = of
+    if size == taken:
+        return dimension, None
+    if is_row and taken == ONE and size == BATCH:
+        return (), None
+    if has_rows(dimension):
+        raise Mixes("takes rows at an index")
+    if is_uniform(dimension):
+        return factor(taken, Along.UNIFORM), None
+    finding = None if size.is_static else depends_on_size(operation, _MOVES)
+    return factor(taken, Along.ANY), finding
+
+
+def _put(
+    operation: Operation,
+    places: Sequence[int],
+    offsets: Sequence[Dimension],
+    batch: Sequence[Dimension],
+) -> tuple[Dimension, ...]:
+    rest, inside = iter(batch), iter(offsets)
+    rank = len(operation.types[0].shape)
+    if len(offsets) + len(batch) != rank or len(places) != len(offsets):
+        raise NoRule("has dimensions that could not be followed")
+    return tuple(next(inside) if axis in places else next(rest) for axis in range(rank))
+
+
+def _known(operation: Operation, operand: Value, indices: Value) -> Value | None:
+    """Take elements of a constant at constant places, as bounds are taken from shapes."""
+    fact, at = operand.fact, indices.fact
+    if not isinstance(fact, Constant) or not isinstance(at, Constant) or not at.is_static:
+        return None
+    shape = operation.types[0].shape
+    if fact.is_splat:
+        return of_constant(fact, shape, operation)
+    numbers = stablehlo.GatherDimensionNumbers(operation.attributes["dimension_numbers"])
+    if fact.fixed.ndim != 1 or list(numbers.collapsed_slice_dims) != [0]:
+        return None
+    known = static_shape(shape)
+    if known is None or at.fixed.size > MAX_ELEMENTS:
+        return None
+    places = at.fixed.clip(0, fact.fixed.size - 1)
+    if not at.is_splat and numbers.index_vector_dim < len(operation.operand_types[1].shape):
+        places = places.take(0, numbers.index_vector_dim)
+    return of_constant(
+        fact.map(lambda a: a[places] if at.is_splat else a[places].reshape(known)), shape, operation
+    )
+
+
+# --- scatter -----------------------------------------------------------------------------------
+
+
+def scatter(operation: Operation, operands: Sequence[Value], walker: Walker) -> list[Value]:
+    """Put slices of updates into operands at index vectors."""
+    count = len(operands) // 2
+    into, indices, updates = operands[:count], operands[count], operands[count + 1 :]
+    for value in (*into, *updates):
+        if value.blocked is not None:
+            return [Value((), value.blocked)] * count
+    finding = check_pure(walker, operation.regions[0])
+    try:
+        found = _scattered(operation, joined(into), indices, joined(updates))
+    except _Blocked as blocked:
+        return [Value((), blocked.finding)] * count
+    return [Value(found.dimensions, sized=found.sized or finding)] * count
+
+
+def _scattered(operation: Operation, operand: Value, indices: Value, update: Value) -> Value:
+    numbers = stablehlo.ScatterDimensionNumbers(operation.attributes["scatter_dimension_numbers"])
+    count = len(operation.results)
+    shape, index_shape = operation.operand_types[0].shape, operation.operand_types[count].shape
+    update_shape = operation.operand_types[count + 1].shape
+    vector = numbers.index_vector_dim
+    targets = tuple(numbers.scattered_dims_to_operand_dims)
+    pairs = dict(
+        zip(numbers.input_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
+    )
+    # Not even where a slice is whole: one that does not fit is left out.
+    found = _indices(indices, index_shape, vector, targets, ())
+    sized = operand.sized or update.sized or found.together.sized
+    windows = tuple(numbers.update_window_dims)
+    outer = [axis for axis in range(len(update_shape)) if axis not in windows]
+    scattered = [update.dimensions[axis] for axis in outer]
+    batch = [
+        joined_dimension(one, other)
+        for one, other in zip(found.together.dimensions, scattered, strict=True)
+    ]
+    result: list[Dimension | None] = [None] * len(shape)
+    paired: set[int] = set()
+    places = {axis: place - (place > vector) for axis, place in pairs.items()}
+    for axis, place in found.row_numbers.items():
+        if shape[axis] != BATCH or axis not in numbers.inserted_window_dims:
+            raise NoRule("puts something at the number of the row")
+        places[axis] = place
+    for axis, place in places.items():
+        result[axis] = joined_dimension(operand.dimensions[axis], batch[place])
+        paired.add(place)
+    for place, dimension in enumerate(batch):
+        if place in paired:
+            continue
+        if has_rows(dimension):
+            raise Mixes("puts rows at an index")
+        if not _without_vector(index_shape, vector)[place].is_static:
+            sized = sized or depends_on_size(operation, "puts as many elements as rows")
+    gone = {*numbers.inserted_window_dims, *pairs}
+    inside = iter(windows)
+    for axis, dimension in enumerate(operand.dimensions):
+        if result[axis] is not None:
+            continue
+        window = None if axis in gone else next(inside)
+        own = () if window is None else update.dimensions[window]
+        taken = ONE if window is None else update_shape[window]
+        result[axis], finding = _put_into(operation, dimension, own, (shape[axis], taken))
+        sized = sized or finding
+    dimensions = tuple(one for one in result if one is not None)
+    check_one_row(dimensions)
+    return Value(dimensions, sized=sized)
+
+
+def _without_vector(shape: Shape, vector: int) -> Shape:
+    """Return the shape of indices without the dimension of the vector."""
+    return tuple(size for axis, size in enumerate(shape) if axis != vector)
+
+
+def _put_into(
+    operation: Operation, dimension: Dimension, own: Dimension, of: tuple[Size, Size]
+) -> tuple[Dimension, Finding | None]:
+    """Return how a dimension varies of which a slice is replaced."""
+    size, taken = of
+    if size == taken:
+        return joined_dimension(dimension, own), None
+    if has_rows(dimension) or has_rows(own):
+        raise Mixes("puts rows at an index")
+    finding = None
+    if not size.is_static or not taken.is_static:
+        finding = depends_on_size(operation, _MOVES)
+    return factor(size, Along.ANY), finding
+
+
+# --- slices at one place -----------------------------------------------------------------------
+
+
+def dynamic_slice(operation: Operation, operands: Sequence[Value]) -> list[Value]:
+    """Take a slice at a place; where it is whole, that place is 0."""
+    operand, *starts = operands
+    if operand.blocked is not None:
+        return [Value((), operand.blocked)]
+    shape, taken = operation.operand_types[0].shape, operation.types[0].shape
+    sized = operand.sized
+    found: list[Dimension] = []
+    for axis, dimension in enumerate(operand.dimensions):
+        if shape[axis] == taken[axis]:
+            found.append(dimension)
+            continue
+        if has_rows(dimension):
+            raise Mixes("takes rows at an index")
+        if starts[axis].blocked is not None:
+            return [Value((), starts[axis].blocked)]
+        if is_uniform(dimension):
+            found.append(factor(taken[axis], Along.UNIFORM))
+            continue
+        if not shape[axis].is_static:
+            sized = sized or depends_on_size(operation, _MOVES)
+        sized = sized or starts[axis].sized
+        found.append(factor(taken[axis], Along.ANY))
+    fact = _sliced_fact(operation, operand, starts)
+    if fact is not None:
+        return [of_constant(fact, taken, operation)]
+    return [Value(tuple(found), sized=sized)]
+
+
+def _sliced_fact(operation: Operation, operand: Value, starts: Sequence[Value]) -> Constant | None:
+    fact = operand.fact
+    if not isinstance(fact, Constant):
+        return None
+    if fact.is_splat:
+        return fact
+    facts = [start.fact for start in starts]
+    at = [one.item() if isinstance(one, Constant) else None for one in facts]
+    taken = static_shape(operation.types[0].shape)
+    if None in at or taken is None:
+        return None
+    places = [
+        min(max(start or 0, 0), whole - size)
+        for start, whole, size in zip(at, fact.fixed.shape, taken, strict=True)
+    ]
+    bounds = tuple(slice(start, start + size) for start, size in zip(places, taken, strict=True))
+    return fact.map(lambda a: a[bounds])
+
+
+def dynamic_update_slice(operation: Operation, operands: Sequence[Value]) -> list[Value]:
+    """Replace a slice at a place; where it is whole, that place is 0."""
+    operand, update, *starts = operands
+    for value in (operand, update):
+        if value.blocked is not None:
+            return [Value((), value.blocked)]
+    shape, taken = (kind.shape for kind in operation.operand_types[:2])
+    sized = operand.sized or update.sized
+    found: list[Dimension] = []
+    for axis, (dimension, own) in enumerate(
+        zip(operand.dimensions, update.dimensions, strict=True)
+    ):
+        if shape[axis] == taken[axis]:
+            found.append(joined_dimension(dimension, own))
+            continue
+        if taken[axis] == ZERO:
+            found.append(dimension)
+            continue
+        if has_rows(dimension) or has_rows(own):
+            raise Mixes("puts rows at an index")
+        if starts[axis].blocked is not None:
+            return [Value((), starts[axis].blocked)]
+        if not shape[axis].is_static or not taken[axis].is_static:
+            sized = sized or depends_on_size(operation, _MOVES)
+        sized = sized or starts[axis].sized
+        found.append(factor(shape[axis], Along.ANY))
+    check_one_row(tuple(found))
+    return [Value(tuple(found), sized=sized)]

@@ -1,0 +1,391 @@
+"""Operations that move elements without computing anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from xlaserve.models.rows import sizes
+from xlaserve.models.rows.constants import MAX_ELEMENTS, Constant
+from xlaserve.models.rows.domain import (
+    Along,
+    Dimension,
+    Dimensions,
+    Factor,
+    Parts,
+    RowNumber,
+    Value,
+    factor,
+    has_rows,
+    is_uniform,
+    joined,
+    joined_dimension,
+    reshaped,
+    size_of,
+    uniform,
+    with_finding,
+)
+from xlaserve.models.rows.findings import Finding, Mixes, NoRule
+from xlaserve.models.rows.program import Operation, Shape
+from xlaserve.models.rows.rules import parts
+from xlaserve.models.rows.rules.elementwise import of_constant
+from xlaserve.models.rows.rules.row_numbers import WIDE
+from xlaserve.models.rows.sizes import BATCH, ONE, ZERO, Size, static
+
+
+def depends_on_size(operation: Operation, reason: str) -> Finding:
+    """Return the finding that an operation makes its result depend on the size of the batch."""
+    return Finding(True, operation.name, reason, operation.location())
+
+
+def static_shape(shape: Shape) -> tuple[int, ...] | None:
+    """Return a shape without the batch that is small enough to look at its elements."""
+    found = tuple(size.fixed for size in shape)
+    is_small = all(size.is_static for size in shape) and 0 < np.prod(found) <= MAX_ELEMENTS
+    return found if is_small else None
+
+
+def kept(operation: Operation, operands: Sequence[Value]) -> list[Value]:
+    """Return the operands as they are."""
+    del operation
+    return list(operands)
+
+
+def iota(operation: Operation, operands: Sequence[Value]) -> list[Value]:
+    """Count along one dimension."""
+    del operands
+    shape, axis = operation.types[0].shape, operation.integer("iota_dimension")
+    known = static_shape(shape)
+    if known is not None and "complex" not in operation.types[0].dtype:
+        counted = np.arange(known[axis]).reshape(
+            [-1 if n == axis else 1 for n in range(len(known))]
+        )
+        if operation.types[0].dtype[0] in "iu":
+            return [of_constant(Constant(np.broadcast_to(counted, known)), shape, operation)]
+    dimensions = tuple(
+        factor(size, Along.ANY if number == axis else Along.UNIFORM)
+        for number, size in enumerate(shape)
+    )
+    is_number = shape[axis] == BATCH and operation.types[0].dtype in WIDE
+    return [Value(dimensions, fact=RowNumber(axis) if is_number else None)]
+
+
+def broadcast_in_dim(operation: Operation, operands: Sequence[Value]) -> list[Value]:
+    """Put dimensions in their places; new ones are uniform."""
+    shape, places = operation.types[0].shape, operation.integers("broadcast_dimensions")
+    return [_broadcast(operation, operands[0], shape, places)]
+
+
+def _broadcast(operation: Operation, value: Value, shape: Shape, places: Sequence[int]) -> Value:
+    fact = value.fact
+    if isinstance(fact, Parts):
+        axis = places[fact.dimension]
+        one = (*shape[:axis], ONE, *shape[axis + 1 :])
+        if shape[axis] == static(len(fact.values)):
+            each = [_broadcast(operation, part, one, places) for part in fact.values]
+            return parts.put_together(each, axis, operation)
+    if value.blocked is not None:
+        return Value((), value.blocked)
+    dimensions = list(uniform(shape))
+    for dimension, place in zip(value.dimensions, places, strict=True):
+        if dimension:
+            dimensions[place] = dimension
+    return Value(tuple(dimensions), sized=value.sized, fact=_broadcast_fact(value, shape, places))
+
+
+def _broadcast_fact(
+    value: Value, shape: Shape, places: Sequence[int]
+) -> Constant | RowNumber | None:
+    fact = value.fact
+    if isinstance(fact, RowNumber):
+        return RowNumber(places[fact.dimension])
+    if not isinstance(fact, Constant):
+        return None
+    if fact.is_splat:
+        return fact
+    if fact.fixed.size == 1:
+        return fact.map(lambda a: a.reshape(()))
+    known = static_shape(shape)
+    if known is None:
+        return None
+    thin = [1] * len(known)
+    for size, place in zip(fact.fixed.shape, places, strict=True):
+        thin[place] = size
+    order = np.argsort(places)
+    return fact.map(lambda a: np.broadcast_to(a.transpose(order).reshape(thin), known))
+
+
+def transpose(operation: Operation, operands: Sequence[Value]) -> list[Value]:
+    """Put dimensions in another order."""
+    (value,), order = operands, operation.integers("permutation")
+    fact = value.fact
+    if isinstance(fact, Constant) and not fact.is_splat:
+        fact = fact.map(lambda a: a.transpose(order))
+    elif isinstance(fact, RowNumber):
+        fact = RowNumber(order.index(fact.dimension))
+    elif isinstance(fact, Parts):
+        fact = None
+    dimensions = tuple(value.dimensions[place] for place in order)
+    return [Value(dimensions, sized=value.sized, fact=fact)]
+
+
+def reshape(operation: Operation, operands: Sequence[Value]) -> list[Value]:
+    """Group factors anew."""
+    (value,), shape = operands, operation.types[0].shape
+    before = operation.operand_types[0].shape
+    moved = _ones_moved(before, shape)
+    if isinstance(value.fact, Parts) and moved is not None:
+        axis = moved.get(value.fact.dimension)
+        if axis is not None:
+            thin = (*shape[:axis], ONE, *shape[axis + 1 :])
+            each = [
+                Value((), part.blocked)
+                if part.blocked is not None
+                else _regrouped(part, thin, moved)
+                for part in value.fact.values
+            ]
+            return [parts.put_together(each, axis, operation)]
+    if value.blocked is not None:
+        return [Value((), value.blocked)]
+    return [_regrouped(value, shape, moved)]
+
+
+def _regrouped(value: Value, shape: Shape, moved: dict[int, int] | None) -> Value:
+    fact = value.fact
+    if isinstance(fact, Constant) and not fact.is_splat:
+        known = static_shape(shape)
+        fact = fact.map(lambda a: a.reshape(known)) if known is not None else None
+    elif isinstance(fact, RowNumber):
+        axis = moved.get(fact.dimension) if moved is not None else None
+        fact = None if axis is None else RowNumber(axis)
+    elif isinstance(fact, Parts):
+        fact = None
+    return Value(reshaped(value.dimensions, shape), sized=value.sized, fact=fact)
+
+
+def _ones_moved(before: Shape, after: Shape) -> dict[int, int] | None:
+    """Return where dimensions go when only some of size 1 come and go; else None."""
+    places = [axis for axis, size in enumerate(before) if size != ONE]
+    targets = [axis for axis, size in enumerate(after) if size != ONE]
+    if [before[axis] for axis in places] != [after[axis] for axis in targets]:
+        return None
+    return dict(zip(places, targets, strict=True))
+
+
+# --- cutting -----------------------------------------------------------------------------------
+
+
+def cut(
+    operation: Operation, dimension: Dimension, start: Size, taken: Size, stride: int = 1
+) -> tuple[Dimension, Finding | None]:
+    """Return what is left of a dimension, and the finding that it depends on the batch size."""
+    whole = size_of(dimension)
+    if start == ZERO and taken == whole and stride == 1:
+        return dimension, None
+    if is_uniform(dimension):
+        return factor(taken, Along.UNIFORM), None
+    if has_rows(dimension):
+        return _rows_cut(dimension, start, taken, stride), None
+    finding = None
+    if not start.is_static:
+        finding = depends_on_size(operation, "takes elements at a place that moves with the batch")
+    return factor(taken, Along.ANY), finding
+
+
+def _rows_cut(dimension: Dimension, start: Size, taken: Size, stride: int) -> Dimension:
+    """Cut a dimension of which rows are a part: whole blocks of all rows, or one place of each."""
+    place = next(n for n, part in enumerate(dimension) if part.along is Along.ROW)
+    inner = size_of(dimension[place + 1 :])
+    if stride == 1:
+        block = inner and sizes.product(BATCH, inner)
+        first = block and _times(start, block)
+        count = block and _times(taken, block)
+        if first is not None and count is not None and count.fixed:
+            outer = factor(count, max(part.along for part in dimension[:place]))
+            return (*outer, *dimension[place:])
+    is_one_of_each = not place and inner == static(stride) and taken == BATCH
+    if stride > 1 and is_one_of_each and start.is_static and 0 <= start.fixed < stride:
+        return (dimension[0],)
+    raise Mixes("takes some of the rows")
+
+
+def _times(size: Size, block: Size) -> Size | None:
+    return ZERO if size == ZERO else sizes.quotient(size, block)
+
+
+def slice_(operation: Operation, operands: Sequence[Value]) -> list[Value]:
+    """Take a part of every dimension."""
+    (value,) = operands
+    shape = operation.types[0].shape
+    starts, limits = operation.sizes("start_indices") or (), operation.sizes("limit_indices") or ()
+    strides = operation.integers("strides")
+    found: list[Dimension] = []
+    sized = value.sized
+    for axis, dimension in enumerate(value.dimensions):
+        if strides[axis] != 1 and not limits[axis].is_static and not has_rows(dimension):
+            raise NoRule("takes every so many elements of a dimension of the size of the batch")
+        left, finding = cut(operation, dimension, starts[axis], shape[axis], strides[axis])
+        found.append(left)
+        sized = sized or finding
+    fact = value.fact
+    if isinstance(fact, Constant) and not fact.is_splat:
+        bounds = tuple(
+            slice(start.fixed, limit.fixed, stride)
+            for start, limit, stride in zip(starts, limits, strides, strict=True)
+        )
+        fact = fact.map(lambda a: a[bounds])
+        found = list(of_constant(fact, shape, operation).dimensions)
+        sized = sized if not fact.is_static else None
+    elif not isinstance(fact, Constant):
+        fact = None
+    if ZERO in shape:
+        return [Value(uniform(shape))]
+    return [Value(tuple(found), sized=sized, fact=fact)]
+
+
+# --- putting together --------------------------------------------------------------------------
+
+
+def concatenate(operation: Operation, operands: Sequence[Value]) -> list[Value]:
+    """Put values one behind the other along a dimension."""
+    axis = operation.integer("dimension")
+    known = [value.fact for value in operands if isinstance(value.fact, Constant)]
+    shape = static_shape(operation.types[0].shape)
+    if len(known) == len(operands) and shape is not None:
+        return [_constants_joined(operation, known, axis)]
+    if all(kind.shape[axis] == ONE for kind in operation.operand_types):
+        return [parts.put_together(operands, axis, operation)]
+    together = joined([_without(value, axis) for value in operands])
+    if together.blocked is not None:
+        return [together]
+    along, finding = _one_behind_the_other(operation, operands, axis)
+    dimensions = (*together.dimensions[:axis], along, *together.dimensions[axis + 1 :])
+    result = Value(dimensions, sized=together.sized)
+    return [with_finding(result, finding) if finding else result]
+
+
+def _without(value: Value, axis: int) -> Value:
+    if value.blocked is not None:
+        return value
+    # Rows in that dimension are counted where it is put together.
+    return Value((*value.dimensions[:axis], (), *value.dimensions[axis + 1 :]), sized=value.sized)
+
+
+def _one_behind_the_other(
+    operation: Operation, operands: Sequence[Value], axis: int
+) -> tuple[Dimension, Finding | None]:
+    dimensions = [value.dimensions[axis] for value in operands]
+    size = operation.types[0].shape[axis]
+    if any(has_rows(dimension) for dimension in dimensions):
+        others = (
+            has_rows(dimension)
+            for value in operands
+            for number, dimension in enumerate(value.dimensions)
+            if number != axis
+        )
+        if any(others):
+            raise Mixes("computes something for every pair of rows")
+        return _blocks_joined(dimensions), None
+    moves = any(not kind.shape[axis].is_static for kind in operation.operand_types[:-1])
+    finding = depends_on_size(operation, "puts elements at a place that moves with the batch")
+    return factor(size, Along.ANY), finding if moves else None
+
+
+def _blocks_joined(dimensions: Sequence[Dimension]) -> Dimension:
+    """Put blocks of all rows one behind the other."""
+    count = 0
+    inner: Dimension | None = None
+    for dimension in dimensions:
+        places = [n for n, part in enumerate(dimension) if part.along is Along.ROW]
+        place = places[0] if places else 0
+        outer = size_of(dimension[:place])
+        if not places or outer is None or not outer.is_static:
+            raise Mixes("puts rows behind one another with something that is no row")
+        rest = dimension[place:]
+        inner = rest if inner is None else joined_dimension(inner, rest)
+        count += outer.fixed
+    return (Factor(static(count), Along.ANY), *(inner or ()))
+
+
+def _constants_joined(operation: Operation, known: Sequence[Constant], axis: int) -> Value:
+    fixed, per_row = [], []
+    for kind, fact in zip(operation.operand_types, known, strict=True):
+        shape = tuple(size.fixed for size in kind.shape)
+        fixed.append(np.broadcast_to(fact.fixed, shape))
+        per_row.append(np.broadcast_to(fact.per_row, shape))
+    whole = Constant(np.concatenate(fixed, axis), np.concatenate(per_row, axis))
+    return of_constant(whole, operation.types[0].shape, operation)
+
+
+def pad(operation: Operation, operands: Sequence[Value]) -> list[Value]:
+    """Put a constant around and between the elements."""
+    value = joined([operands[0]])
+    filler = operands[1]
+    if filler.blocked is not None or filler.has_rows:
+        raise NoRule("pads with what is not a constant")
+    low, high = (
+        operation.sizes("edge_padding_low") or (),
+        operation.sizes("edge_padding_high") or (),
+    )
+    between = operation.integers("interior_padding")
+    shape, sized = operation.types[0].shape, value.sized or filler.sized
+    found: list[Dimension] = []
+    for axis, dimension in enumerate(value.dimensions):
+        if low[axis] == high[axis] == ZERO and not between[axis]:
+            found.append(dimension)
+            continue
+        if has_rows(dimension):
+            raise Mixes("puts other elements before, between or behind the rows")
+        found.append(factor(shape[axis], Along.ANY))
+        if not low[axis].is_static or not operation.operand_types[0].shape[axis].is_static:
+            sized = sized or depends_on_size(
+                operation, "puts elements at a place that moves with the batch"
+            )
+    return [Value(tuple(found), sized=sized)]
+
+
+def reverse(operation: Operation, operands: Sequence[Value]) -> list[Value]:
+    """Turn dimensions round."""
+    (value,) = operands
+    found, sized = list(value.dimensions), value.sized
+    for axis in operation.integers("dimensions"):
+        dimension = found[axis]
+        if has_rows(dimension):
+            raise Mixes("reverses the order of the rows")
+        if is_uniform(dimension):
+            continue
+        size = operation.types[0].shape[axis]
+        if not size.is_static:
+            sized = sized or depends_on_size(operation, "counts from the end of the batch")
+        found[axis] = factor(size, Along.ANY)
+    fact = value.fact if isinstance(value.fact, Constant) and value.fact.is_splat else None
+    return [Value(tuple(found), sized=sized, fact=fact)]
+
+
+def bitcast_convert(operation: Operation, operands: Sequence[Value]) -> list[Value]:
+    """Take the bits for another type; the last dimension may come, go or change."""
+    (value,) = operands
+    shape, before = operation.types[0].shape, operation.operand_types[0].shape
+    if len(shape) == len(before):
+        return [Value(value.dimensions, sized=value.sized)]
+    if len(shape) > len(before):
+        return [Value((*value.dimensions, factor(shape[-1], Along.ANY)), sized=value.sized)]
+    if has_rows(value.dimensions[-1]):
+        raise Mixes("puts the bits of several rows together")
+    dimensions: Dimensions = value.dimensions[:-1]
+    return [Value(dimensions, sized=value.sized)]
+
+
+def random_bits(operation: Operation, operands: Sequence[Value]) -> list[Value]:
+    """Draw bits: any along every dimension, and others for a batch of another size."""
+    (state,) = operands
+    if state.has_rows:
+        raise NoRule("draws bits with a state for each row")
+    sized = state.sized
+    if not all(size.is_static for size in operation.types[1].shape):
+        sized = sized or depends_on_size(operation, "draws as many bits as rows")
+    return [
+        Value(tuple(factor(size, Along.ANY) for size in kind.shape), sized=sized)
+        for kind in operation.types
+    ]

@@ -1,0 +1,340 @@
+"""Whether what a computation makes of the size of its batch is the same thing at every size.
+
+The analysis sees a computation at two batch sizes. They stand for all others as long as every
+number that is made of the batch size is `k * b + c`, and every question asked of it has one answer:
+two values determine such a function. `max(b - 40, 0)` or `b // 4` would not be seen through.
+What is read here is the module before its shapes are refined: refinement computes all that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
+
+from xlaserve.models.rows.constants import MAX_ELEMENTS, Constant, folded
+from xlaserve.models.rows.findings import Finding, Unfollowed
+from xlaserve.models.rows.program import attribute, author_line
+from xlaserve.models.rows.rules import elementwise
+from xlaserve.models.rows.rules.constant import literal
+from xlaserve.models.rows.sizes import BATCH, Size, static
+
+MAX_STEPS = 400_000
+"""Operations that are looked at, those of functions once for each call."""
+MAX_CALLS = 48
+"""Calls, and regions, inside one another."""
+
+
+class _Data:
+    """A value that is not made of sizes and constants alone; refinement leaves it alone."""
+
+
+class _Opaque:
+    """A constant, with what is made of constants; never of the batch size."""
+
+
+class _Like:
+    """A constant of the shape of something that is computed, or that shape.
+
+    It may only be computed with, element by element, together with data of that shape. What is not
+    known of the shape is then seen in the data.
+    """
+
+
+_DATA, _OPAQUE, _LIKE = _Data(), _Opaque(), _Like()
+
+_SHAPES: Mapping[str, tuple[int, ...]] = MappingProxyType(
+    {
+        "stablehlo.dynamic_broadcast_in_dim": (1,),
+        "stablehlo.dynamic_reshape": (1,),
+        "stablehlo.dynamic_iota": (0,),
+        "stablehlo.real_dynamic_slice": (1, 2, 3),
+        "stablehlo.dynamic_pad": (2, 3, 4),
+        "stablehlo.dynamic_gather": (2,),
+        "stablehlo.dynamic_conv": (2,),
+    }
+)
+"""Operands that say a shape. The analysis sees what came of them."""
+
+_OF_SHAPES = frozenset({"stablehlo.reshape", "stablehlo.concatenate", "stablehlo.convert"})
+"""How a shape is put together from sizes."""
+
+_UNMOVED = frozenset({"stablehlo.optimization_barrier"})
+
+
+def question(module: Any, batched: Collection[int]) -> Finding | None:
+    """Return the first operation whose result two batch sizes do not determine; None is well.
+
+    The batch is the first dimension of the arguments in `batched`, by their positions. Raises
+    Unfollowed where that cannot be told.
+    """
+    return _Scan(module).run(batched)
+
+
+class _Scan:
+    def __init__(self, module: Any) -> None:
+        self._functions = {
+            ir.StringAttr(one.operation.attributes["sym_name"]).value: one.operation
+            for one in module.body.operations
+            if one.operation.name == "func.func"
+        }
+        self._steps = 0
+        self._found: Finding | None = None
+        self._sizes: dict[Any, tuple[Size | None, ...]] = {}
+
+    def run(self, batched: Collection[int]) -> Finding | None:
+        main = self._functions["main"].regions[0].blocks[0]
+        for place, argument in enumerate(main.arguments):
+            shape = self._shape(argument)
+            self._sizes[argument] = (BATCH, *shape[1:]) if place in batched else shape
+        self._block(main, [_DATA] * len(main.arguments), {}, 0)
+        return self._found
+
+    @staticmethod
+    def _shape(value: Any) -> tuple[Size | None, ...]:
+        kind = value.type
+        if not isinstance(kind, ir.RankedTensorType):
+            return ()
+        return tuple(
+            None if kind.is_dynamic_dim(axis) else static(kind.shape[axis])
+            for axis in range(kind.rank)
+        )
+
+    def _block(
+        self, block: Any, arguments: Sequence[Any], known: dict[Any, Any], depth: int
+    ) -> Any:
+        if depth > MAX_CALLS:
+            raise Unfollowed("has functions nested too deeply")
+        known.update(zip(block.arguments, arguments, strict=True))
+        returned: list[Any] = []
+        for each in block.operations:
+            operation = each.operation
+            self._steps += 1
+            if self._steps > MAX_STEPS:
+                raise Unfollowed(f"takes more than {MAX_STEPS} operations")
+            operands = [known[one] for one in operation.operands]
+            if operation.name in {"stablehlo.return", "func.return"}:
+                returned = operands
+                for number, one in enumerate(operation.operands):
+                    self._sizes["returned", number] = self._sizes_of(one)
+                break
+            results = self._step(operation, operands, known, depth)
+            known.update(zip(operation.results, results, strict=True))
+        return returned
+
+    def _step(
+        self, operation: Any, operands: list[Any], known: dict[Any, Any], depth: int
+    ) -> Sequence[Any]:
+        name = operation.name
+        if name == "func.call" or operation.regions:
+            return self._nested(operation, operands, known, depth)
+        if name == "stablehlo.constant":
+            return [_literal(operation)]
+        if name == "stablehlo.get_dimension_size":
+            return [self._dimension(operation)]
+        self._pass_sizes(operation)
+        return operands if name in _UNMOVED else self._flat(operation, operands)
+
+    def _flat(self, operation: Any, operands: list[Any]) -> Sequence[Any]:
+        name = operation.name
+        if _is_assertion(operation):
+            return []
+        spared = _SHAPES.get(name, ())
+        if any(operands[number] is _LIKE for number in spared):
+            if name != "stablehlo.dynamic_broadcast_in_dim" or operands[0] is _DATA:
+                raise Unfollowed("asks for the size of something that is computed")
+            return [_LIKE]
+        data = [one for number, one in enumerate(operands) if number not in spared]
+        return self._computed(operation, data)
+
+    def _computed(self, operation: Any, operands: list[Any]) -> Sequence[Any]:
+        count = len(operation.results)
+        if not operands:
+            # What is drawn or counted: a constant to no one.
+            return [_DATA] * count
+        if any(one is _LIKE for one in operands):
+            return [self._like(operation, operands)]
+        if any(one is _DATA for one in operands):
+            return [_DATA] * count
+        if count == 1 and all(isinstance(one, Constant) for one in operands):
+            found = _result(operation, operands)
+            if found is not None:
+                return [found]
+        if any(isinstance(one, Constant) and not one.is_static for one in operands):
+            self._note(operation)
+            return [_DATA] * count
+        return [_OPAQUE] * count
+
+    @staticmethod
+    def _like(operation: Any, operands: list[Any]) -> Any:
+        if operation.name in _OF_SHAPES and not any(one is _DATA for one in operands):
+            return _LIKE
+        if operation.name not in elementwise.NAMES:
+            raise Unfollowed("asks for the size of something that is computed")
+        return _DATA if any(one is _DATA for one in operands) else _LIKE
+
+    def _nested(
+        self, operation: Any, operands: list[Any], known: dict[Any, Any], depth: int
+    ) -> Sequence[Any]:
+        name = operation.name
+        if name == "func.call":
+            callee = ir.FlatSymbolRefAttr(operation.attributes["callee"]).value
+            block = self._functions[callee].regions[0].blocks[0]
+            for argument, operand in zip(block.arguments, operation.operands, strict=True):
+                self._sizes[argument] = self._sizes_of(operand)
+            returned = self._block(block, operands, {}, depth + 1)
+            for number, result in enumerate(operation.results):
+                self._sizes[result] = self._sizes.get(("returned", number), ())
+            return list(returned)
+        if any(one is _LIKE for one in operands):
+            raise Unfollowed("asks for the size of something that is computed")
+        branches = list(operation.regions)
+        if name in {"stablehlo.case", "stablehlo.if"}:
+            branches = self._branches(operation, operands, branches)
+        found = [
+            self._block(
+                region.blocks[0], [_DATA] * len(region.blocks[0].arguments), known, depth + 1
+            )
+            for region in branches
+            if len(region.blocks)
+        ]
+        if any(one is _LIKE for returned in found for one in returned):
+            raise Unfollowed("asks for the size of something that is computed")
+        is_one = name in {"stablehlo.case", "stablehlo.if"} and len(found) == 1
+        return found[0] if is_one else [_DATA] * len(operation.results)
+
+    def _branches(self, operation: Any, operands: list[Any], branches: list[Any]) -> list[Any]:
+        index = operands[0]
+        if isinstance(index, Constant):
+            taken = index.item()
+            if taken is None:
+                self._note(operation)
+                return branches
+            if operation.name == "stablehlo.if":
+                taken = 0 if taken else 1
+            return [branches[taken if 0 <= taken < len(branches) else -1]]
+        return branches
+
+    def _dimension(self, operation: Any) -> Any:
+        axis = ir.IntegerAttr(operation.attributes["dimension"]).value
+        size = (self._sizes_of(operation.operands[0]) + (None,) * (axis + 1))[axis]
+        if size is None:
+            return _LIKE
+        return Constant(size.fixed, size.per_row)
+
+    def _sizes_of(self, value: Any) -> tuple[Size | None, ...]:
+        found = self._sizes.get(value)
+        return self._shape(value) if found is None else found
+
+    def _pass_sizes(self, operation: Any) -> None:
+        """Remember the shape of what is only made open, for the call that follows."""
+        if operation.name in {"stablehlo.convert", "tensor.cast"}:
+            self._sizes[operation.results[0]] = self._sizes_of(operation.operands[0])
+
+    def _note(self, operation: Any) -> None:
+        if self._found is None:
+            self._found = Finding(
+                False,
+                operation.name,
+                "computes from the size of the batch what two sizes cannot stand for",
+                author_line(str(operation.location)),
+            )
+
+
+def _is_assertion(operation: Any) -> bool:
+    return operation.name == "stablehlo.custom_call" and not len(operation.results)
+
+
+def _literal(operation: Any) -> Any:
+    found = literal(attribute(operation, "value"))
+    return _OPAQUE if found is None else Constant(found)
+
+
+def _result(operation: Any, operands: list[Constant]) -> Constant | None:
+    """Return what an operation makes of known integers, None where there is no rule for it."""
+    name = operation.name
+    rule = _MOVED.get(name)
+    if rule is not None:
+        return rule(operation, *operands)
+    kind = operation.results[0].type
+    direction = ""
+    if name == "stablehlo.compare":
+        text = str(operation.attributes["comparison_direction"])
+        direction = text.rsplit(maxsplit=1)[-1].rstrip(">")
+    sizes = {one.fixed.size for one in operands}
+    shapes = {one.fixed.shape for one in operands if one.fixed.size > 1}
+    if len(sizes - {1}) > 1 or len(shapes) > 1:
+        return None
+    return folded(name, str(kind.element_type), operands, direction)
+
+
+def _broadcast(operation: Any, operand: Constant, *_: Constant) -> Constant | None:
+    del operation
+    return operand if operand.is_splat or operand.fixed.size == 1 else None
+
+
+def _reshaped(operation: Any, operand: Constant) -> Constant | None:
+    kind = operation.results[0].type
+    if operand.is_splat or not kind.has_static_shape:
+        return operand if operand.is_splat else None
+    return operand.map(lambda a: a.reshape(tuple(kind.shape)))
+
+
+def _concatenated(operation: Any, *operands: Constant) -> Constant | None:
+    whole = []
+    for one, value in zip(operands, operation.operands, strict=True):
+        shape = tuple(value.type.shape)
+        if len(shape) != 1 or shape[0] > MAX_ELEMENTS:
+            return None
+        whole.append(one.map(lambda a, shape=shape: np.broadcast_to(a, shape)))  # type: ignore[misc]
+    return Constant(
+        np.concatenate([one.fixed for one in whole]), np.concatenate([one.per_row for one in whole])
+    )
+
+
+def _sliced(operation: Any, operand: Constant) -> Constant | None:
+    if operand.is_splat:
+        return operand
+    bounds = [
+        [int(one) for one in operation.attributes[name]]
+        for name in ("start_indices", "limit_indices", "strides")
+    ]
+    cut = tuple(slice(*one) for one in zip(*bounds, strict=True))
+    return operand.map(lambda a: a[cut])
+
+
+def _looked_up(operation: Any, operand: Constant, indices: Constant) -> Constant | None:
+    """Return the elements of a vector at constant places."""
+    kind = operation.results[0].type
+    numbers = stablehlo.GatherDimensionNumbers(operation.attributes["dimension_numbers"])
+    is_vector = operand.fixed.ndim == 1 and list(numbers.collapsed_slice_dims) == [0]
+    if not is_vector or not indices.is_static or not kind.has_static_shape:
+        return None
+    shape = tuple(kind.shape)
+    places = indices.fixed.clip(0, operand.fixed.size - 1)
+    if not indices.is_splat and places.size != np.prod(shape):
+        return None
+    return operand.map(
+        lambda a: (
+            np.broadcast_to(a[places.reshape(-1)], shape)
+            if indices.is_splat
+            else a[places].reshape(shape)
+        )
+    )
+
+
+_MOVED: Mapping[str, Callable[..., Constant | None]] = MappingProxyType(
+    {
+        "stablehlo.broadcast_in_dim": _broadcast,
+        "stablehlo.dynamic_broadcast_in_dim": _broadcast,
+        "stablehlo.reshape": _reshaped,
+        "stablehlo.concatenate": _concatenated,
+        "stablehlo.slice": _sliced,
+        "stablehlo.gather": _looked_up,
+    }
+)
+"""Operations that move known integers."""

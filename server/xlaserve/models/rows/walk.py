@@ -1,0 +1,79 @@
+"""Walks a program once, operation by operation, and keeps what is known of every value."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from xlaserve.models.rows.domain import Value, blocked
+from xlaserve.models.rows.findings import Finding, Problem, Unfollowed
+from xlaserve.models.rows.program import Operation, Region
+
+MAX_STEPS = 400_000
+"""Operations walked over, those in loops once for each round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What an operation does to rows."""
+
+    compute: Callable[[Operation, Sequence[Value], Walker], Sequence[Value]]
+    """Returns what is known of the results; raises Mixes or NoRule."""
+    takes_unknown: bool = False
+    """Whether it is asked where nothing is known of an operand; else nothing is of the results."""
+
+
+Rules: TypeAlias = Mapping[str, Rule]
+
+
+class Walker:
+    """One walk over a program."""
+
+    def __init__(self, rules: Rules, deadline: float) -> None:
+        self.loops_follow_rows = False
+        """Whether the length of a loop that was walked over depends on rows."""
+        self.loops_follow_inputs = False
+        """Whether the length of one is not known to be constant."""
+        self._rules = rules
+        self._deadline = deadline
+        self._steps = 0
+        self._values: dict[int, Value] = {}
+
+    def value(self, number: int) -> Value:
+        """Return what is known of a value that was computed."""
+        return self._values[number]
+
+    def region(self, region: Region, arguments: Sequence[Value]) -> list[Value]:
+        """Walk over a region and return what is known of what it returns."""
+        self._values.update(zip(region.arguments, arguments, strict=True))
+        for operation in region.operations:
+            self._operation(operation)
+        return [self._values[number] for number in region.returned]
+
+    def _operation(self, operation: Operation) -> None:
+        self._steps += 1
+        if self._steps > MAX_STEPS:
+            raise Unfollowed(f"takes more than {MAX_STEPS} steps to follow")
+        if not self._steps & 255 and time.monotonic() > self._deadline:
+            raise Unfollowed("takes too long to follow")
+        operands = [self._values[number] for number in operation.operands]
+        results = self._computed(operation, operands)
+        self._values.update(zip(operation.results, results, strict=True))
+
+    def _computed(self, operation: Operation, operands: Sequence[Value]) -> Sequence[Value]:
+        rule = self._rules.get(operation.name)
+        try:
+            if rule is None:
+                return self._stopped(operation, mixed=False, reason="has no rule")
+            if not rule.takes_unknown and any(one.blocked is not None for one in operands):
+                return [blocked(operands)] * len(operation.results)
+            return rule.compute(operation, operands, self)
+        except Problem as problem:
+            return self._stopped(operation, mixed=problem.mixed, reason=str(problem))
+
+    @staticmethod
+    def _stopped(operation: Operation, *, mixed: bool, reason: str) -> list[Value]:
+        finding = Finding(mixed, operation.name, reason, operation.location())
+        return [Value((), finding)] * len(operation.results)

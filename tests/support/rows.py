@@ -1,0 +1,43 @@
+"""Exports functions of batches for tests of the proof that rows are independent."""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.export
+from jax.export import Exported
+
+from xlaserve.models.rows import Verdict, prove
+
+Inputs = Sequence[tuple[Sequence[int], str]]
+"""Shapes behind the batch, and dtypes."""
+
+
+def exported(
+    fn: Callable[..., Any], inputs: Inputs, *, platforms: Sequence[str] = ("cpu",)
+) -> Exported:
+    """Export a function whose outputs are a list in the end, with an open batch."""
+    (batch,) = jax.export.symbolic_shape("b")
+    arguments = [jax.ShapeDtypeStruct((batch, *shape), dtype) for shape, dtype in inputs]
+
+    def flat(*arrays: Any) -> list[Any]:
+        return jax.tree.leaves(fn(*arrays))
+
+    # Models are written for plain JAX, not for the strictness of our own tests.
+    with (
+        jax.enable_x64(False),
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+    ):
+        return jax.export.export(jax.jit(flat), platforms=list(platforms))(*arguments)
+
+
+def verdict_of(
+    fn: Callable[..., Any], inputs: Inputs, *, platforms: Sequence[str] = ("cpu",)
+) -> Verdict:
+    """Return what the analysis says of a function."""
+    found = exported(fn, inputs, platforms=platforms)
+    return prove(found, 0, [f"y{number}" for number in range(len(found.out_avals))])
