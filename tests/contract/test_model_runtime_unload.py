@@ -181,19 +181,24 @@ async def test_requests_that_are_given_up_hold_no_unload_up(
     async with start(**SLOWLY) as runtime:
         before = runtime.held()
         await runtime.mesh.load("m", models.path("spin"))
+        first = runtime.mesh.infer("m", spinning(0.5))
+        computing = asyncio.ensure_future(mesh.code(first))
+        await runtime.until_in_use(1)
         timeout = 0.2 if way == "deadline" else None
-        calls = [runtime.mesh.infer("m", spinning(0.5), timeout=timeout) for _ in range(5)]
+        calls = [runtime.mesh.infer("m", spinning(0.5), timeout=timeout) for _ in range(4)]
         waiting = [asyncio.ensure_future(mesh.code(call)) for call in calls]
-        await runtime.until_in_use(5)
         if way == "cancel":
-            for call in calls:
+            await runtime.until_in_use(5, unless=computing)
+            for call in (first, *calls):
                 call.cancel()
         ends = await asyncio.gather(*waiting, return_exceptions=True)
         await runtime.mesh.unload("m")
+        (end,) = await asyncio.gather(computing, return_exceptions=True)
 
         assert before == runtime.held()
         if way == "deadline":
-            assert ["DEADLINE_EXCEEDED"] * 5 == ends
+            assert ["DEADLINE_EXCEEDED"] * 4 == ends
+            assert "OK" == end
 
 
 async def test_no_request_ends_as_an_accident_whenever_the_unload_comes(

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -67,8 +68,7 @@ def test_a_request_is_in_the_first_bucket_that_holds_it(total_ns: int) -> None:
 
 
 @given(st.sets(st.integers(1, 65_536)))
-def test_batch_sizes_are_exact_while_they_are_small_and_never_many(sizes: set[int]) -> None:
-    """However many sizes clients send, the statistics stay small."""
+def test_batch_sizes_are_exact_while_they_are_small(sizes: set[int]) -> None:
     statistics = VersionStatistics()
     for rows in sizes:
         statistics.succeeded(Execution(rows, 0, 0, 0), 0, 0, 0)
@@ -78,7 +78,32 @@ def test_batch_sizes_are_exact_while_they_are_small_and_never_many(sizes: set[in
         size for size in shown if size <= EXACT_ROWS
     ]
     assert all(rows <= max(shown) < 2 * rows or rows < max(sizes) for rows in sizes)
-    assert len(shown) <= EXACT_ROWS + 10
+
+
+@dataclass(frozen=True)
+class Waited:
+    """A request that was answered with others at once."""
+
+    rows: int
+    started_ns: int = 0
+    submitted_ns: int = 0
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_batch_sizes_are_never_many(together: bool) -> None:
+    """However many sizes clients send, the statistics stay small."""
+    statistics = VersionStatistics()
+    most = 1 << 14
+    for rows in range(1, most + 1):
+        if together:
+            statistics.succeeded_together([Waited(rows)], rows, (0, 0), 0, 0)
+        else:
+            statistics.succeeded(Execution(rows, 0, 0, 0), 0, 0, 0)
+    powers = [1 << bits for bits in range(7, 15)]
+
+    assert [*range(1, EXACT_ROWS + 1), *powers] == [
+        batch.batch_size for batch in statistics.totals().batches
+    ]
 
 
 def test_nothing_happened_yet() -> None:

@@ -61,6 +61,17 @@ class Outputs:
         return [array() is not None for array in self._arrays]
 
 
+class Program:
+    """What a thread executes, once it may."""
+
+    def __init__(self) -> None:
+        self.may_begin = threading.Event()
+
+    def execute(self) -> None:
+        """Leave nothing."""
+        self.may_begin.wait()
+
+
 @pytest.fixture
 def lingering(no_collection: None) -> Iterator[Lingering]:
     thread = Lingering()
@@ -95,6 +106,34 @@ async def test_a_thread_of_the_host_holds_nothing_of_what_it_gave(
 
 
 @pytest.mark.usefixtures("no_collection")
+async def test_a_thread_of_the_host_holds_nothing_of_what_it_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor may the program that it executed be there after the unload of its model."""
+    threads, program, may_end, heard = HostThreads(1), Program(), threading.Event(), list[object]()
+    loop = asyncio.get_running_loop()
+    call_soon = loop.call_soon_threadsafe
+
+    def told(call: Callable[..., object], *args: Any) -> asyncio.Handle:
+        handle = call_soon(call, *args)
+        may_end.wait()
+        return handle
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", told)
+    threads.start(program.execute, heard.append)
+    left = weakref.ref(program)
+    program.may_begin.set()
+    del program
+    await until(lambda: heard != [])
+    held = left() is not None
+    may_end.set()
+    threads.close()
+
+    assert [None] == heard
+    assert not held
+
+
+@pytest.mark.usefixtures("no_collection")
 async def test_what_is_over_leaves_no_garbage() -> None:
     """Inputs can be large, and nobody may have the time to collect them."""
 
@@ -121,6 +160,20 @@ async def test_a_thread_of_a_device_holds_nothing_of_what_it_gave(lingering: Lin
 
     assert [Executed] == outputs.heard
     assert [False] == outputs.held
+
+
+async def test_a_thread_of_a_device_holds_nothing_of_what_it_called(lingering: Lingering) -> None:
+    threads, program, heard = DeviceThreads("cuda:0"), Program(), list[object]()
+    threads._fetch = lingering
+    wait_for_it = program.execute
+    left = weakref.ref(program)
+    program.may_begin.set()
+    threads.start([wait_for_it].pop, lambda: None, heard.append)
+    del program, wait_for_it
+    await until(lambda: heard != [])
+
+    assert [None] == heard
+    assert left() is None
 
 
 # --- the line before the threads of the host ---------------------------------------------------

@@ -1,6 +1,11 @@
+import ctypes
 import gc
+import itertools
 import subprocess
 import sys
+import weakref
+from dataclasses import dataclass, field
+from functools import partial
 
 import jax
 import pytest
@@ -61,9 +66,68 @@ for device in ("tpu", "gpu"):
     assert ["DeviceUnavailable"] * 2 == found.stdout.split()
 
 
-def test_memory_is_released_any_number_of_times() -> None:
+class Cycle:
+    """What only a garbage collection frees."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@dataclass
+class Glibc:
+    """The C library, as far as it is called here."""
+
+    kept: list[int] = field(default_factory=list)
+
+    def malloc_trim(self, kept_bytes: int) -> None:
+        """Be told how much may be kept."""
+        self.kept.append(kept_bytes)
+
+
+def test_each_release_collects_garbage_and_gives_its_pages_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    glibc = Glibc()
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: glibc)
+    gc.disable()
+    left = []
+    for _ in range(3):
+        held = weakref.ref(Cycle())
+        jax_runtime.release_memory()
+        left.append(held())
+    gc.enable()
+
+    assert [None] * 3 == left
+    assert [0] * 3 == glibc.kept
+
+
+def test_what_jax_traced_is_dropped_with_every_eighth_release(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or it grows for as long as models come and go."""
+    monkeypatch.setattr(jax_runtime, "_releases", itertools.count(1))
+    cleared = list[int]()
+    for release in range(1, 18):
+        monkeypatch.setattr(jax, "clear_caches", partial(cleared.append, release))
+        jax_runtime.release_memory()
+
+    assert [8, 16] == cleared
+
+
+@pytest.mark.parametrize("error", [OSError, AttributeError])
+def test_a_c_library_that_keeps_its_pages_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    asked = []
+
+    def refuse(name: str | None) -> object:
+        asked.append(name)
+        raise error
+
+    monkeypatch.setattr(ctypes, "CDLL", refuse)
     jax_runtime.release_memory()
-    jax_runtime.release_memory()
+
+    assert [None] == asked
 
 
 def test_jax_itself_is_left_out_of_garbage_collections() -> None:

@@ -25,10 +25,14 @@ class Runtime:
         """Count what models hold."""
         return held(self.application)
 
-    async def until_in_use(self, requests: int = 1) -> None:
-        """Wait until so many inference requests are in progress."""
+    async def until_in_use(
+        self, requests: int = 1, *, unless: "asyncio.Future[str] | None" = None
+    ) -> None:
+        """Wait until so many inference requests are in progress, unless one of them has ended."""
         async with asyncio.timeout(_PROGRESS_SECONDS):
             while self.application.registry.requests != requests:
+                if unless is not None and unless.done():
+                    return
                 await asyncio.sleep(0)
 
     async def until_compiling(self, model: str, step: int = 1) -> None:

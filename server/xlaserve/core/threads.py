@@ -31,16 +31,16 @@ class Cancellable(Protocol):
 class _Handed(Generic[T]):
     """A call for a thread, whose result is for one who takes it away."""
 
-    __slots__ = ("_call", "_results")
+    __slots__ = ("_calls", "_results")
 
     def __init__(self, call: Callable[[], T]) -> None:
-        self._call = call
+        self._calls = [call]
         self._results: list[T | BaseException] = []
 
     def __call__(self) -> None:
-        """Call, in the thread; raises nothing."""
+        """Call, in the thread, and let go of what was called; raises nothing."""
         try:
-            self._results.append(self._call())
+            self._results.append(self._calls.pop()())
         except BaseException as error:
             self._results.append(error)
 
@@ -57,9 +57,9 @@ def hand_over(
 ) -> "Future[None]":
     """Call in a thread of a pool, and let go of the result, which is for `over` on the event loop.
 
-    The thread would keep the result of a future for a while after others were told of it; and what
-    a model computed is memory that has to be free when its unload is answered. Raises RuntimeError
-    where no thread can be started.
+    The thread would keep the call, and the result of a future, for a while after others were told
+    of it; and the program of a model, and what it computed, are memory that has to be free when its
+    unload is answered. Raises RuntimeError where no thread can be started.
     """
     handed = _Handed(call)
     running = pool.submit(handed)
