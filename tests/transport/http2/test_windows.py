@@ -1,0 +1,263 @@
+"""What a client may send is charged, granted anew, and never exceeded (RFC 9113, 5.2, 6.9)."""
+
+from collections.abc import Callable
+
+import pytest
+from support.frames import (
+    PREFACE,
+    Error,
+    Frame,
+    Kind,
+    continuation,
+    data,
+    headers,
+    literals,
+    padded,
+    parse,
+    settings,
+)
+
+from xlaserve.transport.http2.connection import ServerConnection
+from xlaserve.transport.http2.frames import DEFAULT_WINDOW
+from xlaserve.transport.http2.headers import HARD_FACTOR
+from xlaserve.transport.http2.limits import Http2Limits, Ledger, Ledgers
+from xlaserve.transport.http2.memory import MessageMemory
+from xlaserve.transport.http2.messages import PREFIX, PREFIX_BYTES, Placement, Problem
+from xlaserve.transport.http2.stream import ServerStream
+
+REQUEST = literals([(":method", "POST"), (":scheme", "http"), (":path", "/a")])
+PLENTY = 1 << 40
+
+
+def message(size: int) -> bytes:
+    """Frame a message so that it has so many bytes with its prefix."""
+    return PREFIX.pack(0, size - PREFIX_BYTES) + bytes(size - PREFIX_BYTES)
+
+
+class Client:
+    """A connection in memory, and what the server granted on it."""
+
+    message_first = True
+    place: Placement | None = None
+
+    def __init__(self, **limits: int) -> None:
+        ledgers = Ledgers(Ledger(PLENTY), Ledger(PLENTY), MessageMemory(0))
+        self.core = ServerConnection(Http2Limits(**limits), lambda head: self, ledgers)
+        self.core.start()
+        self.window = DEFAULT_WINDOW
+        self.answered: list[Frame] = []
+        self.messages: list[int] = []
+        self.problems: list[Problem] = []
+        self.send(PREFACE, settings())
+
+    def begin(self, stream: ServerStream) -> None:
+        if stream.problem is not None:
+            self.problems.append(stream.problem)
+        if stream.message is not None:
+            self.messages.append(len(stream.message))
+
+    def send(self, *parts: bytes | Frame) -> None:
+        """Send, and take note of what is granted and of what went wrong."""
+        sent = b"".join(map(bytes, parts))
+        frames, rest = parse(sent.removeprefix(PREFACE))
+        assert not rest
+        self.window -= sum(len(frame.payload) for frame in frames if frame.kind == Kind.DATA)
+        self.core.receive(sent)
+        for frame in parse(b"".join(self.core.take_output()))[0]:
+            if frame.kind == Kind.WINDOW_UPDATE and not frame.stream:
+                self.window += int.from_bytes(frame.payload, "big")
+            elif frame.kind in (Kind.RST_STREAM, Kind.GOAWAY):
+                self.answered.append(frame)
+
+    @property
+    def said(self) -> list[tuple[str, int, str]]:
+        """What the server ended: the frame, its stream, and the error code."""
+        return [
+            (Kind(f.kind).name, f.stream, Error(int.from_bytes(f.payload[at : at + 4], "big")).name)
+            for f in self.answered
+            for at in [4 if f.kind == Kind.GOAWAY else 0]
+        ]
+
+
+# --- charged ----------------------------------------------------------------------------------
+
+SIZE = 500_000
+
+WAYS: dict[str, Callable[[int, bytes], list[Frame]]] = {
+    "one frame": lambda stream, body: [data(stream, body, end_stream=True)],
+    "one frame, and its end": lambda stream, body: [
+        data(stream, body),
+        data(stream, end_stream=True),
+    ],
+    "frames of 16 KB": lambda stream, body: [
+        data(stream, body[at : at + 16_384], end_stream=at + 16_384 >= len(body))
+        for at in range(0, len(body), 16_384)
+    ],
+    "a padded frame": lambda stream, body: [padded(data(stream, body, end_stream=True), 255)],
+    "small frames with much padding": lambda stream, body: [
+        padded(data(stream, body[at : at + 5000], end_stream=at + 5000 >= len(body)), 255)
+        for at in range(0, len(body), 5000)
+    ],
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_window_of_the_connection_comes_back_however_messages_are_framed(way: str) -> None:
+    """Or a client stalls after 16 MiB, on a connection that seems well."""
+    client = Client()
+    least = client.window
+    for number in range(40):
+        stream = 2 * number + 1
+        client.send(headers(stream, REQUEST), *WAYS[way](stream, message(SIZE)))
+        least = min(least, client.window)
+
+    assert [] == client.said
+    assert [SIZE - PREFIX_BYTES] * 40 == client.messages
+    assert 40 * SIZE > Http2Limits().connection_window_bytes
+    assert least >= Http2Limits().connection_window_bytes // 2
+    assert client.window <= Http2Limits().connection_window_bytes
+
+
+def test_data_for_a_stream_that_was_reset_is_charged_to_the_connection() -> None:
+    """It takes of the window like any other, and somebody has to give it back (5.2.1)."""
+    client = Client(connection_window_bytes=100_000, max_header_bytes=1000)
+    client.send(headers(1, literals([(":method", "POST"), (":path", "/a")])))  # no :scheme
+    assert [("RST_STREAM", 1, "PROTOCOL_ERROR")] == client.said
+    for _ in range(40):
+        client.send(data(1, bytes(10_000)))
+
+    assert [("RST_STREAM", 1, "PROTOCOL_ERROR")] == client.said
+    assert client.window >= 50_000
+
+
+# --- exceeded ---------------------------------------------------------------------------------
+
+SMALL = 100_000
+
+PAST_THE_CONNECTION: dict[str, list[Frame]] = {
+    "a whole message": [data(1, message(SMALL + 1))],
+    "a message that ends its request": [data(1, message(SMALL + 1), end_stream=True)],
+    "the beginning of a message": [data(1, message(2 * SMALL)[: SMALL + 1])],
+    "more of a message": [
+        data(1, message(3 * SMALL)[:SMALL]),
+        data(1, bytes(SMALL + 1)),
+    ],
+    "padding": [padded(data(1, message(SMALL - 255)), 255)],
+}
+
+
+@pytest.mark.parametrize("kind", PAST_THE_CONNECTION)
+def test_past_the_window_of_the_connection_it_ends(kind: str) -> None:
+    """6.9.1: with FLOW_CONTROL_ERROR; the window of the stream would allow it."""
+    client = Client(connection_window_bytes=SMALL, stream_window_bytes=1 << 20)
+    client.send(headers(1, REQUEST), *PAST_THE_CONNECTION[kind])
+
+    assert [("GOAWAY", 0, "FLOW_CONTROL_ERROR")] == client.said
+    assert client.core.failed is not None
+    assert "window" in client.core.failed.reason
+    assert [] == client.messages
+
+
+def test_up_to_the_window_of_the_connection_all_is_well() -> None:
+    client = Client(connection_window_bytes=SMALL, stream_window_bytes=1 << 20)
+    client.send(headers(1, REQUEST), data(1, message(SMALL), end_stream=True))
+    client.send(headers(3, REQUEST), padded(data(3, message(SMALL - 256), end_stream=True), 255))
+
+    assert [] == client.said
+    assert [SMALL - PREFIX_BYTES, SMALL - 256 - PREFIX_BYTES] == client.messages
+
+
+PAST_THE_STREAM: dict[str, list[Frame]] = {
+    "a whole message": [data(1, message(SMALL + 1))],
+    "a message that ends its request": [data(1, message(SMALL + 1), end_stream=True)],
+    "the beginning of a message": [data(1, message(2 * SMALL)[: SMALL + 1])],
+    "padding": [padded(data(1, message(SMALL - 255), end_stream=True), 255)],
+    "padding of nothing": [
+        data(1, message(2 * SMALL)[:2]),  # no length yet, so nothing more is granted
+        *[padded(data(1), 255)] * (SMALL // 256 + 1),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", PAST_THE_STREAM)
+def test_past_the_window_of_a_stream_it_is_reset(kind: str) -> None:
+    """6.9.1: with FLOW_CONTROL_ERROR; the connection goes on with the others."""
+    client = Client(stream_window_bytes=SMALL)
+    client.send(headers(1, REQUEST), *PAST_THE_STREAM[kind])
+    client.send(headers(3, REQUEST), data(3, message(1000), end_stream=True))
+
+    assert [("RST_STREAM", 1, "FLOW_CONTROL_ERROR")] == client.said[:1]
+    assert "GOAWAY" not in {what for what, _, _ in client.said}
+    assert [1000 - PREFIX_BYTES] == client.messages
+
+
+def test_up_to_the_window_of_a_stream_all_is_well() -> None:
+    client = Client(stream_window_bytes=SMALL)
+    client.send(headers(1, REQUEST), data(1, message(SMALL), end_stream=True))
+    client.send(headers(3, REQUEST), padded(data(3, message(SMALL - 256), end_stream=True), 255))
+
+    assert [] == client.said
+    assert [SMALL - PREFIX_BYTES, SMALL - 256 - PREFIX_BYTES] == client.messages
+
+
+@pytest.mark.parametrize("size", [256, 1000])
+def test_padding_is_no_part_of_a_message(size: int) -> None:
+    """Nor of what a content-length counts (6.1, 8.1.1)."""
+    lines = [(":method", "POST"), (":scheme", "http"), (":path", "/a")]
+    block = literals([*lines, ("content-length", str(size))])
+    client = Client()
+    client.send(headers(1, block), padded(data(1, message(size), end_stream=True), 200))
+
+    assert [] == client.said
+    assert [size - PREFIX_BYTES] == client.messages
+
+
+# --- header blocks that do not end ------------------------------------------------------------
+
+TICKS = 3
+
+
+def test_a_header_block_that_does_not_end_ends_the_connection_in_time() -> None:
+    """Nothing else may come before its end (6.10), so that nothing else can be waited for."""
+    client = Client()
+    client.send(headers(1, REQUEST[:5], end_headers=False))
+    for _ in range(TICKS):
+        client.core.sweep(TICKS)
+        client.send()
+    before = list(client.said)
+    # More of it is no end.
+    client.send(continuation(1, REQUEST[5:10], end_headers=False))
+    client.core.sweep(TICKS)
+    client.send()
+
+    assert [] == before
+    assert [("GOAWAY", 0, "ENHANCE_YOUR_CALM")] == client.said
+    assert client.core.failed is not None
+    assert "header block" in client.core.failed.reason
+
+
+def test_a_header_block_that_ends_late_is_a_request_like_any_other() -> None:
+    client = Client()
+    client.send(headers(1, REQUEST[:5], end_headers=False))
+    for _ in range(TICKS):
+        client.core.sweep(TICKS)
+    client.send(continuation(1, REQUEST[5:]), data(1, message(100), end_stream=True))
+    for _ in range(2 * TICKS):
+        client.core.sweep(TICKS)
+    client.send()
+
+    assert [] == client.said
+    assert [100 - PREFIX_BYTES] == client.messages
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000])
+def test_a_header_block_in_frames_without_end_is_refused_by_count_or_size(size: int) -> None:
+    client = Client(max_control_frames=200, max_header_bytes=2000)
+    client.send(headers(1, REQUEST[:5], end_headers=False))
+    sent = 0
+    while client.core.failed is None and sent < 500:
+        client.send(continuation(1, bytes(size), end_headers=False))
+        sent += 1
+
+    assert [("GOAWAY", 0, "ENHANCE_YOUR_CALM")] == client.said
+    assert sent <= (2000 * HARD_FACTOR // size + 1 if size == 1000 else 201)
