@@ -39,10 +39,38 @@ def test_identity_needs_no_files(tmp_path: Path, load: Load) -> None:
 
 def test_unknown_backend_is_refused(affine_directory: Path, load: Load) -> None:
     with pytest.raises(InvalidModel) as caught:
-        load(affine_directory, ModelConfig(backend="onnxruntime"))
+        load(affine_directory, ModelConfig(backend="python"))
     assert (
-        "unknown backend 'onnxruntime' in the configuration, expected 'jax_export', 'identity'"
+        "unknown backend 'python' in the configuration, expected 'jax_export', 'identity'"
     ) == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("backend", "platform", "problem"),
+    [
+        ("jax_export", "tensorrt_plan", "unknown platform 'tensorrt_plan'"),
+        ("", "tensorrt_plan", "unknown platform 'tensorrt_plan'"),
+        ("identity", "jax_export", "backend 'identity' and platform 'jax_export', expected one"),
+        ("identity", "onnxruntime_onnx", "expected one kind of model"),
+    ],
+)
+def test_a_backend_hides_no_platform(
+    affine_directory: Path, load: Load, backend: str, platform: str, problem: str
+) -> None:
+    with pytest.raises(InvalidModel, match=problem):
+        load(affine_directory, ModelConfig(backend=backend, platform=platform))
+
+
+@pytest.mark.parametrize(
+    ("backend", "platform"),
+    [("onnxruntime", ""), ("", "onnxruntime_onnx"), ("onnxruntime", "onnxruntime_onnx")],
+)
+def test_what_an_import_was_made_of_is_no_other_kind(
+    affine_directory: Path, backend: str, platform: str
+) -> None:
+    config = ModelConfig(backend=backend, platform=platform)
+
+    assert loaders.predict_size(affine_directory) == loaders.predict_size(affine_directory, config)
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from xlaserve.errors import InvalidModel
@@ -34,7 +36,8 @@ def test_configured_batch_size_replaces_the_exported_one() -> None:
 )
 def test_dims_with_or_without_batch_agree(max_batch_size: int, dims: Shape) -> None:
     """With a max_batch_size dims leave the batch out; without one they may be either."""
-    config = ModelConfig(max_batch_size=max_batch_size, inputs=_input(dims))
+    inputs = (*_input(dims), *_input((), "n", "INT64"))
+    config = ModelConfig(max_batch_size=max_batch_size, inputs=inputs)
 
     assert BATCHED == agreed(BATCHED, config)
 
@@ -80,6 +83,18 @@ def test_order_of_the_configuration_does_not_matter() -> None:
             BATCHED,
             ModelConfig(inputs=_input((4,), "image")),
             "input 'image' is not in the artifact, which has 'x', 'n'",
+        ),
+        (
+            BATCHED,
+            ModelConfig(inputs=_input((4,))),
+            "the configuration lists 1 inputs, expected the 2 of the artifact or none, "
+            "it lacks 'n'",
+        ),
+        (
+            replace(BATCHED, outputs=(*BATCHED.outputs, TensorSpec("z", FP32, (-1,)))),
+            ModelConfig(outputs=_input((2,), "y")),
+            "the configuration lists 1 outputs, expected the 2 of the artifact or none, "
+            "it lacks 'z'",
         ),
         (
             BATCHED,

@@ -10,6 +10,7 @@ from typing import Protocol
 from xlaserve.errors import InvalidModel
 from xlaserve.models import manifest, placement, sizes
 from xlaserve.models.config import ModelConfig
+from xlaserve.models.config_fields import is_onnx
 from xlaserve.models.loaded import LoadContext, LoadedModel, Stage
 from xlaserve.models.placement import ONE_CPU, Devices, device_name
 from xlaserve.models.roots import ANYWHERE, Roots
@@ -49,9 +50,11 @@ def _never(directory: Path) -> bool:
     return False
 
 
+JAX_EXPORT = "jax_export"
+
 LOADERS = (
-    Loader("jax_export", "xlaserve.models.jax_export", _has_manifest, sizes.predict_exported),
-    Loader("jax_export", "xlaserve.models.single_file", _is_artifact, sizes.predict_single_file),
+    Loader(JAX_EXPORT, "xlaserve.models.jax_export", _has_manifest, sizes.predict_exported),
+    Loader(JAX_EXPORT, "xlaserve.models.single_file", _is_artifact, sizes.predict_single_file),
     Loader("identity", "xlaserve.models.identity", _never, lambda directory, parts, roots: 0),
 )
 """In the order in which they are tried. A new kind of model is a row here and a module."""
@@ -91,12 +94,29 @@ def predict_size(
     return {device_name(wanted.platform, index): size for index in sorted(used)}
 
 
+def _kind(config: ModelConfig) -> str:
+    """Return the kind that a configuration asks for; empty where it leaves that to the files."""
+    kinds = tuple(dict.fromkeys(row.kind for row in LOADERS))
+    found = set()
+    for place, said in (("backend", config.backend), ("platform", config.platform)):
+        # What an import was made of is still what the configuration beside it says.
+        kind = JAX_EXPORT if is_onnx(said) else said
+        if kind not in ("", *kinds):
+            known = ", ".join(f"'{kind}'" for kind in kinds)
+            raise InvalidModel(f"unknown {place} '{said}' in the configuration, expected {known}")
+        found.add(kind)
+    found.discard("")
+    if len(found) > 1:
+        raise InvalidModel(
+            f"the configuration has backend '{config.backend}' and platform '{config.platform}', "
+            "expected one kind of model"
+        )
+    return found.pop() if found else ""
+
+
 def _loader_for(path: Path, config: ModelConfig) -> Loader:
-    asked = config.backend or config.platform
+    asked = _kind(config)
     rows = [row for row in LOADERS if asked in ("", row.kind)]
-    if not rows:
-        kinds = ", ".join(dict.fromkeys(f"'{row.kind}'" for row in LOADERS))
-        raise InvalidModel(f"unknown backend '{asked}' in the configuration, expected {kinds}")
     for row in rows:
         if row.sniff(path):
             return row

@@ -52,6 +52,7 @@ def agreed(artifact: Signature, config: ModelConfig) -> Signature:
         _check_unique(kind, tensors)
         for tensor in tensors:
             _check_tensor(kind, tensor, specs, config.max_batch_size, artifact.max_batch_size)
+        _check_all(kind, tensors, specs)
     return Signature(artifact.inputs, artifact.outputs, batch or artifact.max_batch_size)
 
 
@@ -71,6 +72,20 @@ def _check_unique(kind: str, tensors: Sequence[ConfigTensor]) -> None:
             raise InvalidModel(f"the configuration has an {kind} without a name")
         if names.count(name) > 1:
             raise InvalidModel(f"the configuration has {kind} '{name}' twice")
+
+
+def _check_all(kind: str, tensors: Sequence[ConfigTensor], specs: Sequence[TensorSpec]) -> None:
+    """Raise InvalidModel unless a configuration that lists tensors lists all of them.
+
+    Whoever goes by it would send too few inputs, or be given more outputs.
+    """
+    named = {tensor.name for tensor in tensors}
+    missing = [f"'{spec.name}'" for spec in specs if spec.name not in named]
+    if tensors and missing:
+        raise InvalidModel(
+            f"the configuration lists {len(tensors)} {kind}s, expected the {len(specs)} of the "
+            f"artifact or none, it lacks {', '.join(missing)}"
+        )
 
 
 def _spec(tensor: ConfigTensor, *, batched: bool) -> TensorSpec:
