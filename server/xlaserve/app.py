@@ -24,6 +24,7 @@ from xlaserve.core.image_files import ImageLimits
 from xlaserve.core.loading import Machinery, VersionLoader
 from xlaserve.core.models_api import Models
 from xlaserve.core.multi_model import MultiModelContainer
+from xlaserve.core.predictions import FilesLook
 from xlaserve.core.readiness import Readiness
 from xlaserve.core.registry import Registry
 from xlaserve.core.repository import Repository
@@ -191,6 +192,7 @@ class Application:
             max_on_demand_shapes=settings.max_on_demand_shapes,
         )
         self.control = ModelControl(settings, self.registry, self.repository, loader, self.workers)
+        self._look = FilesLook()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Addresses]:
@@ -200,6 +202,7 @@ class Application:
         """
         async with AsyncExitStack() as stack:
             stack.callback(self.workers.close)
+            stack.callback(self._look.close)
             grpc_listeners, http_listener = self._listen(stack)
             health = await self._start_grpc(grpc_listeners)
             self.http = await self._start_http(http_listener)
@@ -357,7 +360,13 @@ class Application:
     def _model_runtime(self, paths: Mapping[str, InjectionPath]) -> ModelRuntimeService:
         return ModelRuntimeService(
             ModelRuntime(
-                self.settings, self.control, self.registry, self.repository, self.capacity
+                self.settings,
+                self.control,
+                self.registry,
+                self.repository,
+                self.capacity,
+                predict_size=loaders.predict_size,
+                look=self._look,
             ),
             version=metadata.version("xlaserve"),
             paths=paths,

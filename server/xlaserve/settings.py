@@ -179,7 +179,13 @@ class Settings:
     id_injection: IdInjection = IdInjection.PATH
     """With modelmesh: path lets it write the id into requests; header leaves them as they are."""
     default_model_size_bytes: int = 16 << 20
-    """With modelmesh: the size of a model of which nothing is known."""
+    """With modelmesh: the size of a model of which nothing is known, until models were loaded."""
+    mesh_slack_bytes: int = -1
+    """With modelmesh: how much of the memory for models it is not told of, for loads that turn out
+    larger than it predicted; -1 is 5 %, or load_threads times the largest model that was seen or is
+    predicted, if that is more, but at most a quarter."""
+    max_remembered_sizes: int = 10_000
+    """With modelmesh: models whose needs are remembered for predictions."""
     model_loading_timeout_ms: int = 30_000
     """With modelmesh: how long it waits for a load; keep it near the slowest real one."""
     limit_model_concurrency: bool = False
@@ -415,6 +421,8 @@ _SMALLEST: Mapping[str, float] = {
     "memory_wait_seconds": 0,
     "memory_overhead_bytes": 0,
     "default_model_size_bytes": 1,
+    "mesh_slack_bytes": -1,
+    "max_remembered_sizes": 1,
     "model_loading_timeout_ms": 100,
     "max_concurrency": 1,
     "container_memory_bytes": 0,

@@ -203,6 +203,20 @@ async def test_a_path_to_nothing_is_named(runtime: Runtime, models: Shelf, path:
     assert path[:500] in text or "\0" in path or path == "empty"
 
 
+async def test_a_relative_path_begins_in_the_repository(
+    start: StartRuntime, models: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 7: wherever the server was started; it is confined as any other."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plus-1").mkdir()
+    async with start(repository=models.path("versioned"), model_root=()) as runtime:
+        loaded = [await mesh.outcome(runtime.mesh.load("m", path)) for path in ("2", "../plus-1")]
+        answer = await runtime.mesh.infer("m", addition(1, 2))
+
+    assert ["OK", "FAILED_PRECONDITION"] == [code for code, _ in loaded]
+    assert [3, 4] == sums(answer)
+
+
 # --- 8: the same id again ----------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
@@ -19,7 +20,9 @@ from support.process import served
 from support.runtime import Runtime, StartRuntime
 from support.shelf import LARGE_BYTES, MIB, Shelf, addition
 
+from xlaserve.core.repository import Location, Repository
 from xlaserve.core.runtime import MAX_SIZE_BYTES
+from xlaserve.models import programs
 
 WITHIN = 0.1
 """How far a size may be from what was measured, as a part of it."""
@@ -56,6 +59,37 @@ async def test_requests_are_answered_while_models_load(start: StartRuntime, mode
 
     assert {health_pb2.HealthCheckResponse.SERVING} == states
     assert p99 < P99_SECONDS
+
+
+async def test_no_more_loads_are_in_progress_than_the_mesh_was_told(
+    start: StartRuntime, models: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 11: maxLoadingConcurrency; and no fewer, whoever sends them."""
+    most = running = 0
+    may_end, lock = threading.Event(), threading.Lock()
+    compile_buckets = programs.Compiler.compile
+
+    def held(compiler: programs.Compiler, *arguments: Any) -> None:
+        nonlocal most, running
+        with lock:
+            running += 1
+            most = max(most, running)
+        may_end.wait(60)
+        compile_buckets(compiler, *arguments)
+        with lock:
+            running -= 1
+
+    monkeypatch.setattr(programs.Compiler, "compile", held)
+    async with start(load_threads=3) as runtime:
+        told = (await runtime.mesh.status()).maxLoadingConcurrency
+        calls = [runtime.mesh.load(f"m{i}", models.path("plus-1")) for i in range(8)]
+        ends = asyncio.gather(*map(mesh.code, calls))
+        while running < told or len(runtime.application.registry.models()) < len(calls):
+            await asyncio.sleep(0.01)
+        may_end.set()
+
+        assert ["OK"] * len(calls) == await ends
+    assert 3 == told == most
 
 
 @asynccontextmanager
@@ -105,8 +139,9 @@ async def test_sizes_never_add_up_to_more_than_the_capacity(
     start: StartRuntime, models: Shelf
 ) -> None:
     """Case 12: a load that would be too much is refused, and fits once another model is gone."""
-    async with start(capacity_bytes=10 * MIB, default_model_size_bytes=MIB) as runtime:
-        capacity = (await runtime.mesh.status()).capacityInBytes
+    settings = {"default_model_size_bytes": MIB, "memory_wait_seconds": 0}
+    async with start(capacity_bytes=10 * MIB, **settings) as runtime:
+        capacity = 10 * MIB
         sizes: list[int] = []
         call = runtime.mesh.load("m0", models.path("plus-1"))
         while (refused := await mesh.code(call)) == "OK":
@@ -183,7 +218,7 @@ async def test_predictions_come_at_once_while_models_load(
     assert p99 < PREDICT_SECONDS
 
 
-async def test_a_prediction_looks_at_no_file(
+async def test_a_prediction_looks_at_no_file_that_is_not_here(
     runtime: Runtime, models: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Case 13: it comes before the files do, with a path that may mean something else here."""
@@ -197,24 +232,67 @@ async def test_a_prediction_looks_at_no_file(
         monkeypatch.setattr(os, name, note)
     monkeypatch.setattr("builtins.open", note)
     key = json.dumps({"schema_path": str(models.path("schema.json"))})
-    answer = await runtime.mesh.predict("m", models.path("large"), key)
+    away = ("models/large", "/etc/large", f"{models.root}/../large", f"{models.root}\0", "")
+    answers = [(await runtime.mesh.predict("m", path, key)).sizeInBytes for path in away]
     monkeypatch.undo()
 
     assert [] == looked
-    assert runtime.application.settings.default_model_size_bytes == answer.sizeInBytes
+    assert {runtime.application.settings.default_model_size_bytes} == set(answers)
 
 
-async def test_a_prediction_is_what_was_measured_before(runtime: Runtime, models: Shelf) -> None:
-    """Case 13: under the same id from anywhere, or from the same path under any id."""
+async def test_a_prediction_for_files_that_are_here_is_what_a_load_needs(
+    runtime: Runtime, models: Shelf
+) -> None:
+    """Case 13: by their headers; the first load of a model needs no luck."""
+    predicted = (await runtime.mesh.predict("m", models.path("large"))).sizeInBytes
+    size = (await runtime.mesh.load("m", models.path("large"))).sizeInBytes
+
+    assert size <= predicted <= size * (1 + WITHIN)
+
+
+async def test_files_that_do_not_answer_do_not_hold_a_prediction_up(
+    runtime: Runtime, models: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 13: nor what comes behind it, and what is loaded meanwhile."""
+    answering = threading.Event()
+    find_at = Repository.find_at
+
+    def hang(repository: Repository, name: str, location: Location) -> object:
+        if name == "stuck":
+            answering.wait(60)
+        return find_at(repository, name, location)
+
+    monkeypatch.setattr(Repository, "find_at", hang)
+    default = runtime.application.settings.default_model_size_bytes
+    answers = [
+        (await runtime.mesh.predict(model, models.path("large"))).sizeInBytes
+        for model in ("stuck", "behind it")
+    ]
+    await runtime.mesh.load("m", models.path("plus-1"))
+    answering.set()
+
+    assert [default] * 2 == answers
+
+
+async def test_a_prediction_is_what_was_needed_before(runtime: Runtime, models: Shelf) -> None:
+    """Case 13: under the same id from anywhere, from the same path, or by the same computation."""
     path, key = models.path("plus-1"), '{"disk_size_bytes": 5}'
+    await runtime.mesh.predict("m", "remote/path", key)
     size = (await runtime.mesh.load("m", path, key)).sizeInBytes
+    runtime.application.registry.resolve("m")[1].reservation.needed = {"cpu:0": 7 * size}
+    await runtime.mesh.load("m", path, key)
     await runtime.mesh.unload("m")
     predictions = [
         (await runtime.mesh.predict(model, where, key)).sizeInBytes
-        for model, where in (("m", path), ("m", "remote/path"), ("other", path))
+        for model, where in (
+            ("m", "elsewhere"),
+            ("other", path),
+            ("other", "remote/path"),
+            ("other", models.path("plus-2")),
+        )
     ]
 
-    assert [size] * 3 == predictions
+    assert [7 * size] * 4 == predictions
 
 
 PREDICTED = {
@@ -239,9 +317,33 @@ async def test_a_prediction_without_a_measurement(
     assert PREDICTED[key] == answer.sizeInBytes
 
 
-async def test_a_load_that_failed_predicts_nothing(runtime: Runtime, models: Shelf) -> None:
-    """Case 13: only what was measured is remembered."""
+async def test_the_default_is_predicted_only_until_models_were_loaded(
+    runtime: Runtime, models: Shelf
+) -> None:
+    """Case 13: then what is typical of them."""
+    size = (await runtime.mesh.load("m", models.path("plus-1"))).sizeInBytes
+    answer = await runtime.mesh.predict("never heard of", "remote")
+
+    assert size <= answer.sizeInBytes < 16 * MIB
+
+
+async def test_what_a_refused_load_needed_is_remembered(start: StartRuntime, models: Shelf) -> None:
+    """Case 13: a mesh that admitted it by too small a prediction does better the next time."""
+    settings = {"default_model_size_bytes": MIB, "memory_wait_seconds": 0}
+    async with start(capacity_bytes=LARGE_BYTES, **settings) as runtime:
+        before = (await runtime.mesh.predict("m", "remote")).sizeInBytes
+        refused = await mesh.code(runtime.mesh.load("m", models.path("large")))
+        after = (await runtime.mesh.predict("m", "remote")).sizeInBytes
+
+    assert ("RESOURCE_EXHAUSTED", MIB) == (refused, before)
+    assert LARGE_BYTES < after < LARGE_BYTES * (1 + WITHIN)
+
+
+async def test_a_load_that_failed_otherwise_predicts_nothing(
+    runtime: Runtime, models: Shelf
+) -> None:
+    """Case 13: only what was needed is remembered."""
     await mesh.code(runtime.mesh.load("m", models.path("corrupt")))
-    answer = await runtime.mesh.predict("m", models.path("corrupt"))
+    answer = await runtime.mesh.predict("m", "remote")
 
     assert 16 * MIB == answer.sizeInBytes

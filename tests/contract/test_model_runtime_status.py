@@ -14,7 +14,7 @@ import pytest
 from support import mesh
 from support.process import ServerProcess, command, run
 from support.runtime import Runtime, StartRuntime
-from support.shelf import Shelf, addition, spinning, sums
+from support.shelf import MIB, Shelf, addition, spinning, sums
 
 from xlaserve.errors import InvalidSettings
 from xlaserve.settings import ModelControlMode
@@ -173,6 +173,53 @@ async def test_ready_is_within_the_limits_of_a_mesh(
     assert settings.get("limit_model_concurrency", False) == ready.limitModelConcurrency
 
 
+async def test_a_mesh_is_told_the_settings(start: StartRuntime) -> None:
+    """Case 2: by value, and the same whenever it asks."""
+    settings = {
+        "capacity_bytes": 3 << 30,
+        "mesh_slack_bytes": 123_456_789,
+        "default_model_size_bytes": 54_321,
+        "model_loading_timeout_ms": 67_890,
+        "load_threads": 5,
+    }
+    async with start(**settings) as runtime:
+        answers = [await runtime.mesh.status() for _ in range(3)]
+
+    assert [(3 << 30) - 123_456_789] * 3 == [ready.capacityInBytes for ready in answers]
+    assert {(54_321, 67_890, 5)} == {
+        (ready.defaultModelSizeInBytes, ready.modelLoadingTimeoutMs, ready.maxLoadingConcurrency)
+        for ready in answers
+    }
+
+
+async def test_the_capacity_is_what_the_pod_asked_for_less_overhead_and_slack(
+    start: StartRuntime,
+) -> None:
+    """Case 2: of the CPU; whatever else the machine has. Devices of one host share it."""
+    overhead = 100 << 20
+    settings = {"container_memory_bytes": 3 << 30, "memory_overhead_bytes": overhead}
+    async with start(**settings, default_model_size_bytes=MIB) as runtime:
+        ready = await runtime.mesh.status()
+        devices = len(runtime.application.capacity.totals)
+
+    memory = ((3 << 30) - overhead) // devices
+    assert memory - memory // 20 == ready.capacityInBytes
+
+
+async def test_the_slack_grows_with_the_largest_model_that_was_seen(
+    start: StartRuntime, models: Shelf
+) -> None:
+    """Case 2: so many of them may be loaded at once before the mesh hears how large they are."""
+    memory = 2 << 30
+    async with start(capacity_bytes=memory, load_threads=2) as runtime:
+        before = (await runtime.mesh.status()).capacityInBytes
+        await runtime.mesh.load("m", models.path("large"))
+        needed = runtime.application.registry.needed_bytes("m")
+        after = (await runtime.mesh.status()).capacityInBytes
+
+    assert (memory - memory // 20, memory - 2 * needed) == (before, after)
+
+
 REFUSED: Mapping[str, dict[str, Any]] = {
     "capacity_bytes": {"capacity_bytes": 1 << 20},
     "memory_overhead_bytes": {"container_memory_bytes": 1 << 20},
@@ -181,6 +228,7 @@ REFUSED: Mapping[str, dict[str, Any]] = {
     "load_threads": {"load_threads": INT31 + 1},
     "max_concurrency": {"max_concurrency": INT31 + 1},
     "model_control_mode": {"model_control_mode": ModelControlMode.POLL},
+    "mesh_slack_bytes": {"mesh_slack_bytes": 2 << 30, "capacity_bytes": 2 << 30},
     "load_model": {"model_control_mode": ModelControlMode.EXPLICIT, "load_model": ("simple",)},
 }
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.core import AddModel, Core, MakeCore, World
 
-from xlaserve.core.capacity import Capacity, MeasuredSizes, Reservation
+from xlaserve.core.capacity import Capacity, Reservation
 from xlaserve.core.host import memory_limit_bytes
 from xlaserve.core.repository import Location
 from xlaserve.errors import OutOfMemory
@@ -308,18 +308,6 @@ async def test_a_mesh_is_told_of_the_device_that_is_fullest(
     await core.control.load("b")
 
     assert (100, 150) == (core.registry.size_bytes("b"), core.capacity.smallest_bytes)
-
-
-def test_measured_sizes_are_bounded() -> None:
-    sizes = MeasuredSizes(limit=2)
-    for key, size in (("a", 1), ("b", 2)):
-        sizes.remember(key, size)
-
-    assert 1 == sizes.recall("nothing", "a")
-
-    sizes.remember("c", 3)
-
-    assert [1, None, 3] == [sizes.recall(key) for key in "abc"]
 
 
 @pytest.mark.parametrize(("text", "limited"), [("1000000\n", True), ("max\n", False)])

@@ -120,6 +120,8 @@ async def _server(
             http_endpoint="none",
             device="cpu",
             capacity_bytes=capacity,
+            mesh_slack_bytes=0,
+            memory_wait_seconds=0.1,
             default_model_size_bytes=MIB // 2,
             load_threads=_LOAD_THREADS,
         )

@@ -1,26 +1,21 @@
-"""The memory budget of each device: predict, reserve, measure, give back."""
+"""The memory budget of each device: reserve, measure, release, and wait for a release."""
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import TypeAlias
 
 from xlaserve.errors import OutOfMemory
-
-_REMEMBERED_SIZES = 10_000
-"""Measured sizes that are kept for prediction; the least recently used go first."""
-
 
 Sizes: TypeAlias = Mapping[str, int]
 """Bytes by the device that holds them: `cpu:0`, `cuda:1`."""
 
 
 class Capacity:
-    """The books of model memory, in bytes of each device. Used from the event loop; never waits.
+    """What is reserved of the memory for models, in bytes of each device. Of the event loop.
 
     Every load holds a reservation from before it starts until its memory is free again: first
     of the predicted sizes, then of the measured ones. No reservation makes the sum of a device
-    exceed its total; what is compiled behind a load is written down as it is.
+    exceed its total; what was compiled behind a load, and measured then, is written down as it is.
     """
 
     def __init__(self, totals: Sizes | None = None, elsewhere_bytes: int | None = None) -> None:
@@ -178,26 +173,3 @@ class Reservation:
     def release(self) -> None:
         """Give everything back; once is enough, more is no error."""
         self._capacity.release(self)
-
-
-class MeasuredSizes:
-    """What models really took, remembered by whatever may name them again."""
-
-    def __init__(self, limit: int = _REMEMBERED_SIZES) -> None:
-        self._limit = limit
-        self._sizes: OrderedDict[Hashable, int] = OrderedDict()
-
-    def remember(self, key: Hashable, size_bytes: int) -> None:
-        """Keep the size for later loads of the same thing."""
-        self._sizes[key] = size_bytes
-        self._sizes.move_to_end(key)
-        if len(self._sizes) > self._limit:
-            self._sizes.popitem(last=False)
-
-    def recall(self, *keys: Hashable) -> int | None:
-        """Return the size of the first key that is known."""
-        for key in keys:
-            if key in self._sizes:
-                self._sizes.move_to_end(key)
-                return self._sizes[key]
-        return None

@@ -2,12 +2,12 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from xlaserve.core.batching import Answering, Batcher
-from xlaserve.core.capacity import Reservation
+from xlaserve.core.capacity import Reservation, Sizes
 from xlaserve.core.checks import QuickCheck
 from xlaserve.core.dispatch import Dispatcher
 from xlaserve.core.ensemble import EnsemblePlan
@@ -273,14 +273,18 @@ class Registry:
 
         Raises ModelNotFound where none is loaded.
         """
+        return _fullest(instance.held for instance in self._loaded(name))
+
+    def needed_bytes(self, name: str) -> int:
+        """Return the most that they needed on any one device to be loaded; raises ModelNotFound."""
+        return _fullest(instance.reservation.needed for instance in self._loaded(name))
+
+    def _loaded(self, name: str) -> list[Instance]:
         model = self._models.get(name)
         loaded = [v.instance for v in model.versions.values() if v.instance] if model else []
         if not loaded:
             raise ModelNotFound(name)
-        held: Counter[str] = Counter()
-        for instance in loaded:
-            held.update(instance.held)
-        return max(held.values())
+        return loaded
 
     def forget(self, name: str) -> None:
         """Drop what is known of a model that is neither loaded nor in the repository."""
@@ -319,6 +323,13 @@ class Registry:
     def requests(self) -> int:
         """Return how many requests are in progress."""
         return sum(model.requests for model in self._models.values())
+
+
+def _fullest(sizes: Iterable[Sizes]) -> int:
+    held: Counter[str] = Counter()
+    for of_devices in sizes:
+        held.update(of_devices)
+    return max(held.values(), default=0)
 
 
 def _why_unavailable(version: Version) -> str:

@@ -91,7 +91,8 @@ class Repository:
         """With `bare_name`, a root that does not hold models is itself one, of that name."""
         self.root = root
         self._bare_name = bare_name
-        self._roots = Roots.of((root, *extra_roots))
+        self._given_roots = (root.absolute(), *extra_roots)
+        self._roots = Roots.of(self._given_roots)
         self._max_models = max_models
         self._max_config_bytes = max_config_bytes
 
@@ -174,6 +175,12 @@ class Repository:
             raise LoadFailed(name, f"'{location.path}' cannot be read: {error.strerror}") from error
         return ModelSource(name, config, versions)
 
+    def reaches(self, path: str) -> bool:
+        """Tell by its text alone whether a path may lead to a model: no file is looked at."""
+        place = Path(os.path.normpath(path))
+        roots = (*self._given_roots, *self._roots.directories)
+        return "\0" not in path and any(map(place.is_relative_to, roots))
+
     def find_archive(self, name: str, url: str) -> ModelSource:
         """Read what a load of an unpacked model archive would load, under whatever name.
 
@@ -218,8 +225,9 @@ class Repository:
     def _existing(self, text: str) -> Path:
         if not text or "\0" in text:
             raise InvalidModel("its path is empty" if not text else "its path holds a NUL")
-        # Of what lies outside nothing is said, not even whether it is there.
-        path = self._roots.confine(Path(text), text)
+        # Of what lies outside nothing is said, not even whether it is there. What is below the
+        # root is the text itself where that is absolute.
+        path = self._roots.confine(self.root / text, text)
         if not path.exists():
             raise InvalidModel(f"there is nothing at '{text}'")
         return path

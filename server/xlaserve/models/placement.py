@@ -51,6 +51,11 @@ class Devices:
         """Return them as memory is booked on them."""
         return tuple(device_name(self.platform, index) for index in range(self.count))
 
+    @staticmethod
+    def named(names: Sequence[str]) -> "Devices | None":
+        """Return those that have these names; None for none."""
+        return Devices(names[0].partition(":")[0], len(names)) if names else None
+
 
 ONE_CPU = Devices("cpu", 1)
 

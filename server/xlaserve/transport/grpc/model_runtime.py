@@ -83,13 +83,13 @@ class ModelRuntimeService(pb.ModelRuntimeBase):
     async def predict_model_size(
         self, predict_model_size_request: pb.PredictModelSizeRequest
     ) -> pb.PredictModelSizeResponse:
-        """Guess at once; a key that cannot be read only makes the guess worse."""
+        """Predict within a fraction of a second; a key that cannot be read makes that worse."""
         request = predict_model_size_request
         try:
             key = read_model_key(request.model_key)
         except InvalidRequest:
             key = ModelKey()
-        size = self._runtime.predict_size_bytes(_model(request, key))
+        size = await self._runtime.predict_size_bytes(_model(request, key))
         return pb.PredictModelSizeResponse(size_in_bytes=size)
 
     async def model_size(self, model_size_request: pb.ModelSizeRequest) -> pb.ModelSizeResponse:
