@@ -352,14 +352,14 @@ class Settings:
             raise InvalidSettings(
                 "model_control_mode", "none with modelmesh, which decides what is loaded", "poll"
             )
+        if self.modelmesh and self.sagemaker:
+            raise InvalidSettings("sagemaker", "false with modelmesh: one decides", "true")
         if self.modelmesh and self.load_model:
             raise InvalidSettings(
                 "load_model",
                 "none with modelmesh, which decides what is loaded",
                 ",".join(self.load_model),
             )
-        if self.modelmesh and self.sagemaker:
-            raise InvalidSettings("sagemaker", "false with modelmesh: one decides", "true")
 
     @property
     def bare_model(self) -> str:

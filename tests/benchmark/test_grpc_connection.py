@@ -12,6 +12,7 @@ from xlaserve.benchmark.errors import ServerUnreachable
 from xlaserve.benchmark.grpc_target import GrpcTarget
 from xlaserve.benchmark.load import Measured, Step, Timing, run_step
 from xlaserve.tensors import DATATYPES, TensorSpec
+from xlaserve.transport.address import parse_address
 from xlaserve.transport.http2 import frames
 from xlaserve.transport.http2.frames import (
     END_HEADERS,
@@ -84,7 +85,7 @@ async def speaking(
 
 async def measure(url: str, streams: int = 1) -> Measured:
     """Put a load on one connection."""
-    target = GrpcTarget(url, "m", "", timeout=TIMING.timeout)
+    target = GrpcTarget(parse_address(url), "m", "", timeout=TIMING.timeout)
     return await run_step(Step(1, streams), TIMING, target.connector(INPUTS))
 
 

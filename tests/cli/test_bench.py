@@ -205,8 +205,11 @@ async def test_a_unix_socket_is_measured(
     [
         (("--url", "127.0.0.1:1"), "127.0.0.1:1: cannot connect: Connection refused"),
         (("--url", "http://127.0.0.1:1"), "127.0.0.1:1: cannot connect: Connect"),
-        (("--url", "https://127.0.0.1:1"), "expected grpc://, http:// or unix:PATH"),
-        (("--url", "http://here"), "expected http://host:port"),
+        (("--url", "https://127.0.0.1:1"), "127.0.0.1:1: cannot connect: Connect"),
+        (("--url", "ftp://127.0.0.1:1"), "expected one of grpc://, grpcs://, http://, https://"),
+        (("--url", "grpc://here"), "expected host:port or unix:path"),
+        (("--url", "http://:1"), "expected http://host:port"),
+        (("--tls-insecure",), "expected grpcs:// or https:// with options for TLS"),
         (("--json-tensors",), "over gRPC tensors travel raw"),
         (("--duration", "5h"), "--duration: expected 500ms, 5s or up to 10m, got '5h'"),
         (("--duration", "0s"), "--duration: expected"),

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from xlaserve.cli.health import health
 from xlaserve.settings import describe_settings
-from xlaserve.transport.grpc.client import CallFailed
+from xlaserve.transport.client import CallFailed
 from xlaserve.transport.grpc.codec import WireCodec
 from xlaserve_proto import inference as pb
 

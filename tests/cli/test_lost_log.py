@@ -13,7 +13,8 @@ import pytest
 from support import mesh
 from support.process import ENVIRONMENT, START_SECONDS, STOP_SECONDS, command
 
-from xlaserve.transport.grpc.client import CallFailed, Client
+from xlaserve.transport.client import CallFailed
+from xlaserve.transport.grpc.client import Client
 
 
 def full() -> int:

@@ -8,7 +8,8 @@ import numpy as np
 from support.process import ServerProcess, served
 
 from xlaserve.tensors import DATATYPES, TensorSpec
-from xlaserve.transport.grpc.client import CallFailed, Client
+from xlaserve.transport.client import CallFailed
+from xlaserve.transport.grpc.client import Client
 
 
 async def metric(server: ServerProcess, name: str) -> float:

@@ -51,13 +51,14 @@ class GrpcRequest:
     path: str
     message: bytes
     """Without the prefix of gRPC."""
+    scheme: str = "http"
 
     @property
     def headers(self) -> list[tuple[str, str]]:
         """Return the headers of the call (gRPC over HTTP2, Requests)."""
         return [
             (":method", "POST"),
-            (":scheme", "http"),
+            (":scheme", self.scheme),
             (":path", self.path),
             (":authority", self.authority),
             ("content-type", "application/grpc"),

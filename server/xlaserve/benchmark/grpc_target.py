@@ -8,20 +8,20 @@ from xlaserve.benchmark.grpc_connection import GrpcConnection, GrpcRequest
 from xlaserve.benchmark.inputs import Inputs
 from xlaserve.benchmark.load import Connect, Connection, Load
 from xlaserve.tensors import TensorSpec
+from xlaserve.transport.address import ServerAddress
 from xlaserve.transport.grpc.client import Client, infer_request
 from xlaserve.transport.grpc.codec import WireCodec
 
 _METHOD = "/inference.GRPCInferenceService/ModelInfer"
-_UNIX = "unix:"
 
 
 class GrpcTarget:
-    """At `host:port` or `unix:path`."""
+    """Reached by its address."""
 
     protocol = "grpc"
     multiplexes = True
 
-    def __init__(self, address: str, model: str, version: str, *, timeout: float) -> None:
+    def __init__(self, address: ServerAddress, model: str, version: str, *, timeout: float) -> None:
         self._address, self._timeout = address, timeout
         self._model, self._version = model, version
 
@@ -38,8 +38,8 @@ class GrpcTarget:
     def connector(self, inputs: Inputs) -> Connect:
         """Return what opens HTTP/2 connections that ask for this inference."""
         message = WireCodec().encode_message(infer_request(self._model, self._version, inputs))
-        authority = "localhost" if self._address.startswith(_UNIX) else self._address
-        request = GrpcRequest(authority, _METHOD, message)
+        scheme = "https" if self._address.tls else "http"
+        request = GrpcRequest(self._address.authority, _METHOD, message, scheme)
 
         async def connect(load: Load, streams: int) -> Connection:
             try:
@@ -47,15 +47,15 @@ class GrpcTarget:
                     connection = await self._open(request, load)
                     await connection.ready
             except TimeoutError as error:
-                raise ServerUnreachable(self._address, "no answer in time") from error
+                raise ServerUnreachable(self._address.url, "no answer in time") from error
             except OSError as error:
                 problem = f"cannot connect: {error.strerror or error}"
-                raise ServerUnreachable(self._address, problem) from error
+                raise ServerUnreachable(self._address.url, problem) from error
             if connection.max_streams < streams:
                 limit = connection.max_streams
                 connection.close()
                 raise BenchmarkRefused(
-                    f"{self._address}: {streams} requests on one connection, but the server "
+                    f"{self._address.url}: {streams} requests on one connection, but the server "
                     f"allows {limit}; --streams or --connections spreads them"
                 )
             return connection
@@ -65,11 +65,17 @@ class GrpcTarget:
     async def _open(self, request: GrpcRequest, load: Load) -> GrpcConnection:
         loop = asyncio.get_running_loop()
 
-        def make() -> GrpcConnection:
-            return GrpcConnection(self._address, request, load)
+        address = self._address
 
-        if self._address.startswith(_UNIX):
-            path = self._address.removeprefix(_UNIX)
-            return (await loop.create_unix_connection(make, path))[1]
-        host, _, port = self._address.rpartition(":")
-        return (await loop.create_connection(make, host.strip("[]"), int(port)))[1]
+        def make() -> GrpcConnection:
+            return GrpcConnection(address.url, request, load)
+
+        if address.socket_path:
+            opened = loop.create_unix_connection(
+                make,
+                address.socket_path,
+                ssl=address.tls,
+                server_hostname=address.authority if address.tls else None,
+            )
+            return (await opened)[1]
+        return (await loop.create_connection(make, address.host, address.port, ssl=address.tls))[1]

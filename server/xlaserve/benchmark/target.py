@@ -9,6 +9,7 @@ from xlaserve.benchmark.inputs import Inputs
 from xlaserve.benchmark.load import Connect
 from xlaserve.benchmark.rest_target import RestTarget
 from xlaserve.tensors import TensorSpec
+from xlaserve.transport.address import ServerAddress
 
 
 class Target(Protocol):
@@ -37,19 +38,15 @@ class Target(Protocol):
         ...
 
 
-def target(url: str, model: str, version: str, *, timeout: float, binary: bool | None) -> Target:
-    """Return what a URL names; `binary` is None where the user said nothing of it.
+def target(
+    address: ServerAddress, model: str, version: str, *, timeout: float, binary: bool | None
+) -> Target:
+    """Return a model of a server; `binary` is None where the user said nothing of it.
 
-    Raises BenchmarkRefused for a URL of another kind.
+    Raises BenchmarkRefused for a form of tensors that the protocol does not have.
     """
-    scheme, separator, address = url.partition("://")
-    if not separator:
-        scheme, address = "grpc", url
-    address = address.rstrip("/")
-    if scheme == "grpc":
-        if binary is False:
-            raise BenchmarkRefused("--json-tensors: over gRPC tensors travel raw")
-        return GrpcTarget(address, model, version, timeout=timeout)
-    if scheme == "http":
+    if address.rest:
         return RestTarget(address, model, version, timeout=timeout, binary=binary is not False)
-    raise BenchmarkRefused(f"--url: expected grpc://, http:// or unix:PATH, got '{url}'")
+    if binary is False:
+        raise BenchmarkRefused("--json-tensors: over gRPC tensors travel raw")
+    return GrpcTarget(address, model, version, timeout=timeout)

@@ -11,6 +11,14 @@ import uvloop
 
 from xlaserve.benchmark.errors import BenchmarkRefused
 from xlaserve.benchmark.load import Step, Timing
+from xlaserve.cli.connection import (
+    URL_HELP,
+    TlsCa,
+    TlsCertificate,
+    TlsInsecure,
+    TlsKey,
+    server_address,
+)
 from xlaserve.tensors import Shape
 
 _FAILED = 1
@@ -24,9 +32,7 @@ _DEFAULT_CONCURRENCY = "1,4,16"
 
 def bench(  # noqa: PLR0917, typer reads the parameters of a command from its signature
     model: Annotated[str, typer.Argument(help="Name of the model.")],
-    url: Annotated[
-        str, typer.Option(help="grpc://host:port, unix:path, or http://host:port for REST.")
-    ] = "grpc://127.0.0.1:8001",
+    url: Annotated[str, typer.Option(help=URL_HELP)] = "grpc://127.0.0.1:8001",
     concurrency: Annotated[
         str | None,
         typer.Option(help=f"Requests in flight, step by step. [default: {_DEFAULT_CONCURRENCY}]"),
@@ -62,6 +68,10 @@ def bench(  # noqa: PLR0917, typer reads the parameters of a command from its si
     timeout: Annotated[
         float, typer.Option(help="Seconds to wait for a connection, and for the last answers.")
     ] = 30.0,
+    tls_ca: TlsCa = None,
+    tls_certificate: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    tls_insecure: TlsInsecure = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="A file for the numbers, as JSON.")
     ] = None,
@@ -76,7 +86,10 @@ def bench(  # noqa: PLR0917, typer reads the parameters of a command from its si
     from xlaserve.benchmark.target import target
     from xlaserve.cli.bench_display import BenchDisplay
 
-    measured = target(url, model, model_version, timeout=timeout, binary=binary)
+    address = server_address(
+        url, ca=tls_ca, certificate=tls_certificate, key=tls_key, insecure=tls_insecure
+    )
+    measured = target(address, model, model_version, timeout=timeout, binary=binary)
     steps = _steps(concurrency, streams, connections, multiplexes=measured.multiplexes)
     timing = Timing(_seconds("--warmup", warmup), _seconds("--duration", duration), timeout)
     display = BenchDisplay(timing)

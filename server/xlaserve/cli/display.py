@@ -5,6 +5,7 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     Progress,
@@ -14,8 +15,10 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from xlaserve.app import Addresses, ModelRow
+from xlaserve.cli.printable import printable
 from xlaserve.cli.sizes import format_bytes
 from xlaserve.models.loaded import Stage
 from xlaserve.transport.endpoints import NO_ENDPOINT
@@ -31,7 +34,9 @@ def model_table(rows: Sequence[ModelRow]) -> Table:
         state = entry.state if not entry.reason else f"{entry.state}: {entry.reason}"
         size = "" if row.size_bytes is None else format_bytes(row.size_bytes)
         seconds = "" if row.compile_seconds is None else f"{row.compile_seconds:.2f} s"
-        table.add_row(entry.name, entry.version, state, size, seconds)
+        table.add_row(
+            Text(printable(entry.name)), entry.version, Text(printable(state)), size, seconds
+        )
     return table
 
 
@@ -73,10 +78,10 @@ class TerminalDisplay:
         """Move the bar of a model."""
         bar = self._bars.get((model, version))
         if bar is None:
-            bar = self._progress.add_task("", total=None, model=model, stage="")
+            bar = self._progress.add_task("", total=None, model=escape(printable(model)), stage="")
             self._bars[model, version] = bar
         self._progress.update(
-            bar, total=stage.steps or None, completed=stage.step, stage=str(stage)
+            bar, total=stage.steps or None, completed=stage.step, stage=escape(str(stage))
         )
         if stage.name == "warming" and stage.step == stage.steps:
             self._progress.remove_task(self._bars.pop((model, version)))

@@ -1,4 +1,4 @@
-"""`xlaserve infer`: one inference from the shell, against any V2 gRPC server."""
+"""`xlaserve infer`: one inference from the shell, against any V2 server."""
 
 import asyncio
 import json
@@ -10,20 +10,29 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from xlaserve.errors import InvalidRequest
+from xlaserve.cli import infer_display
+from xlaserve.cli.connection import (
+    URL_HELP,
+    TlsCa,
+    TlsCertificate,
+    TlsInsecure,
+    TlsKey,
+    server_address,
+)
+from xlaserve.errors import InvalidRequest, UnknownTensor
 from xlaserve.tensors import (
     BYTES,
     Tensor,
     TensorSpec,
-    describe,
     from_elements,
 )
-from xlaserve.transport.grpc.client import Client, InferenceResult
+from xlaserve.transport.address import ServerAddress
+from xlaserve.transport.client import InferenceResult
+from xlaserve.transport.dialing import dial
 
 _TOP = 3
-_SHOWN_ELEMENTS = 16
+"""Classes that are shown where their labels are known."""
 
 
 def infer(  # noqa: PLR0917, typer reads the parameters of a command from its signature
@@ -38,16 +47,52 @@ def infer(  # noqa: PLR0917, typer reads the parameters of a command from its si
     model_version: Annotated[
         str, typer.Option("--model-version", help="The newest one if not given.")
     ] = "",
-    url: Annotated[
-        str, typer.Option(help="Where the server is: host:port or unix:path.")
-    ] = "127.0.0.1:8001",
+    url: Annotated[str, typer.Option(help=URL_HELP)] = "127.0.0.1:8001",
     timeout: Annotated[float, typer.Option(help="Seconds to wait for each answer.")] = 30.0,
+    classes: Annotated[
+        int | None,
+        typer.Option("--classes", min=1, help="Show so many classes with the highest scores."),
+    ] = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option("--labels", help="A file with the name of a class on each line."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", help="Write the outputs to this .npz file.")
+    ] = None,
+    tls_ca: TlsCa = None,
+    tls_certificate: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    tls_insecure: TlsInsecure = False,
 ) -> None:
-    """Run one inference and print the outputs."""
+    """Run one inference and print the values of the outputs."""
     values = dict(_split(text) for text in input_values or ())
-    question = _Question(model, model_version, image, values)
-    result = asyncio.run(_ask(url, timeout, question))
-    _show(Console(), result)
+    names = _labels(labels)
+    address = server_address(
+        url, ca=tls_ca, certificate=tls_certificate, key=tls_key, insecure=tls_insecure
+    )
+    result = asyncio.run(_ask(address, timeout, _Question(model, model_version, image, values)))
+    if output is not None:
+        infer_display.write_npz(output, result)
+    if as_json:
+        typer.echo(infer_display.as_json(result))
+    elif output is not None:
+        infer_display.show_written(Console(), output, result)
+    else:
+        wanted = classes or (_TOP if names else 0)
+        infer_display.show(
+            Console(), result, infer_display.Classes(wanted, names) if wanted else None
+        )
+
+
+def _labels(path: Path | None) -> Sequence[str]:
+    if path is None:
+        return ()
+    try:
+        return path.read_text().splitlines()
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"--labels: '{path}' cannot be read: {error}") from error
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -65,14 +110,18 @@ class _Question:
     values: Mapping[str, str]
 
 
-async def _ask(url: str, timeout: float, question: _Question) -> InferenceResult:
-    async with Client(url, timeout=timeout) as client:
+async def _ask(address: ServerAddress, timeout: float, question: _Question) -> InferenceResult:
+    async with dial(address, timeout=timeout) as client:
         specs = await client.inputs(question.model, question.version)
         inputs = _inputs(question, specs)
         return await client.infer(question.model, question.version, inputs)
 
 
 def _inputs(question: _Question, specs: Sequence[TensorSpec]) -> list[tuple[TensorSpec, Tensor]]:
+    known = {spec.name for spec in specs}
+    for name in question.values:
+        if name not in known:
+            raise UnknownTensor(question.model, "input", name, sorted(known))
     if question.image is None:
         return [(spec, _read(spec, question.values.get(spec.name))) for spec in specs]
     return [(_only(question.model, specs), _encoded(question.image))]
@@ -95,7 +144,7 @@ def _read(spec: TensorSpec, text: str | None) -> Tensor:
     if text is None:
         raise InvalidRequest(f"input '{spec.name}' {spec}: give it with --input {spec.name}=...")
     if text.startswith("@"):
-        return np.load(text[1:], allow_pickle=False)  # type: ignore[no-any-return]
+        return _loaded(spec, text[1:])
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -104,33 +153,18 @@ def _read(spec: TensorSpec, text: str | None) -> Tensor:
     return from_elements(spec.datatype, shape, _flatten(spec, value))
 
 
+def _loaded(spec: TensorSpec, path: str) -> Tensor:
+    try:
+        found = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise InvalidRequest(f"input '{spec.name}': '{path}' cannot be read: {error}") from error
+    if not isinstance(found, np.ndarray):
+        found.close()
+        raise InvalidRequest(f"input '{spec.name}': expected one array, got '{path}' with several")
+    return found
+
+
 def _flatten(spec: TensorSpec, value: Any) -> list[Any]:
     if isinstance(value, list):
         return [element for part in value for element in _flatten(spec, part)]
     return [value.encode() if spec.datatype is BYTES and isinstance(value, str) else value]
-
-
-def _show(console: Console, result: InferenceResult) -> None:
-    console.print(
-        f"{result.model} version {result.version}, {result.seconds * 1000:.1f} ms", highlight=False
-    )
-    for name, array in result.outputs.items():
-        table = Table(title=f"{name} {describe(result.datatypes[name], array.shape)}")
-        if _is_ranking(array):
-            _fill_ranking(table, array[0])
-        else:
-            table.add_column("values")
-            shown = " ".join(map(str, array.ravel()[:_SHOWN_ELEMENTS]))
-            table.add_row(shown + (" ..." if array.size > _SHOWN_ELEMENTS else ""))
-        console.print(table)
-
-
-def _is_ranking(array: Tensor) -> bool:
-    return array.ndim == 2 and array.shape[0] == 1 and array.dtype.kind == "f"
-
-
-def _fill_ranking(table: Table, scores: Tensor) -> None:
-    table.add_column("class", justify="right")
-    table.add_column("score", justify="right")
-    for index in np.argsort(scores)[::-1][:_TOP]:
-        table.add_row(str(index), f"{scores[index]:.4f}")

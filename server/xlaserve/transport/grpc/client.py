@@ -1,8 +1,7 @@
 """A V2 gRPC client of our own, for the command line."""
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -10,9 +9,7 @@ from grpclib import GRPCError
 from grpclib.client import Channel
 from grpclib.exceptions import ProtocolError, StreamTerminatedError
 
-from xlaserve.errors import XlaserveError
 from xlaserve.tensors import (
-    Datatype,
     Tensor,
     TensorSpec,
     datatype_named,
@@ -21,46 +18,23 @@ from xlaserve.tensors import (
     from_elements,
     to_bytes,
 )
+from xlaserve.transport.address import ServerAddress, parse_address
+from xlaserve.transport.client import CallFailed, InferenceResult
 from xlaserve.transport.grpc.codec import WireCodec
 from xlaserve_proto import inference as pb
 
 
-class CallFailed(XlaserveError):
-    """The server answered with an error, or could not be reached."""
-
-    def __init__(self, url: str, problem: str) -> None:
-        super().__init__(f"{url}: {problem}")
-
-
-@dataclass(frozen=True, slots=True)
-class InferenceResult:
-    """What one inference gave."""
-
-    model: str
-    version: str
-    outputs: Mapping[str, Tensor]
-    datatypes: Mapping[str, Datatype]
-    seconds: float
-    """From the request's departure to the answer's arrival."""
-
-
 class Client:
-    """Speaks to one server, at `host:port` or `unix:path`; an asynchronous context manager.
+    """Speaks to one server, at `host:port` or `unix:path`; an asynchronous context manager."""
 
-    `port:n`, as an endpoint is set, is that port on this machine.
-    """
-
-    def __init__(self, url: str, *, timeout: float) -> None:
-        self._url = url
+    def __init__(self, url: str | ServerAddress, *, timeout: float) -> None:
+        address = parse_address(url) if isinstance(url, str) else url
+        self._url = address.url
         codec = WireCodec()
-        if url.startswith("unix:"):
-            self._channel = Channel(path=url.removeprefix("unix:"), codec=codec)
+        if address.socket_path:
+            self._channel = Channel(path=address.socket_path, ssl=address.tls, codec=codec)
         else:
-            host, _, port = url.rpartition(":")
-            if not host or not port.isdigit():
-                raise CallFailed(url, "expected host:port or unix:path")
-            host = "localhost" if host == "port" else host.strip("[]")
-            self._channel = Channel(host, int(port), codec=codec)
+            self._channel = Channel(address.host, address.port, ssl=address.tls, codec=codec)
         self._stub = pb.GrpcInferenceServiceStub(self._channel, timeout=timeout)
 
     async def __aenter__(self) -> Self:

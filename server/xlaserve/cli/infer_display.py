@@ -1,0 +1,185 @@
+"""What a terminal shows of an inference: values, classes, JSON, or a file of arrays."""
+
+import base64
+import json
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from xlaserve.cli.printable import printable
+from xlaserve.errors import InvalidRequest
+from xlaserve.tensors import Tensor, describe
+from xlaserve.transport.client import InferenceResult
+
+_WHOLE_ELEMENTS = 100
+"""Arrays with more are shown by their edges, as numpy does."""
+_EDGE_ELEMENTS = 3
+_SHOWN_CHARACTERS = 60
+"""Of one element of BYTES."""
+_SHOWN_ROWS = 8
+"""Rows of a batch whose classes are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Classes:
+    """How the classes of an output are shown."""
+
+    count: int
+    """Of the highest scores of each row."""
+    labels: Sequence[str] = ()
+    """The names of the classes, by index; empty where they are not known."""
+
+
+def show(console: Console, result: InferenceResult, classes: Classes | None) -> None:
+    """Print every output: its classes where they are asked for and it has scores, or its values."""
+    _say(console, f"{_source(result)}, {result.seconds * 1000:.1f} ms")
+    for name, array in result.outputs.items():
+        _say(console, f"{printable(name)} {describe(result.datatypes[name], array.shape)}")
+        if classes is not None and _has_scores(array):
+            _show_classes(console, array, classes)
+        else:
+            _say(console, values(array, console.width))
+
+
+def as_json(result: InferenceResult) -> str:
+    """Return the answer as JSON: data in nested lists, NaN and Infinity as Python reads them.
+
+    An element of BYTES is a string where it is UTF-8, else `{"b64": ...}`.
+    """
+    outputs = [
+        {
+            "name": name,
+            "datatype": result.datatypes[name].name,
+            "shape": list(array.shape),
+            "data": _json_data(array),
+        }
+        for name, array in result.outputs.items()
+    ]
+    answer = {"model_name": result.model, "model_version": result.version, "outputs": outputs}
+    return json.dumps(answer, ensure_ascii=False)
+
+
+def write_npz(path: Path, result: InferenceResult) -> None:
+    """Write the outputs as numpy reads them; types that numpy does not have become FP32.
+
+    Raises InvalidRequest where an element of BYTES would lose zeros at its end.
+    """
+    arrays = {name: _storable(name, array) for name, array in result.outputs.items()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)
+
+
+def show_written(console: Console, path: Path, result: InferenceResult) -> None:
+    """Print what a file was written with."""
+    _say(console, _source(result))
+    for name, array in result.outputs.items():
+        _say(console, f"{printable(name)} {describe(result.datatypes[name], array.shape)}")
+    _say(console, f"written to {path}")
+
+
+def values(array: Tensor, width: int) -> str:
+    """Return an array as numpy shows it: whole if it is small, otherwise its edges."""
+    return np.array2string(
+        _texts(array) if array.dtype.kind == "O" else array,
+        max_line_width=width,
+        threshold=_WHOLE_ELEMENTS,
+        edgeitems=_EDGE_ELEMENTS,
+        formatter={"object": str} if array.dtype.kind == "O" else None,
+    )
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(Text(text), soft_wrap=True)
+
+
+def _source(result: InferenceResult) -> str:
+    version = f" version {printable(result.version)}" if result.version else ""
+    return f"{printable(result.model)}{version}"
+
+
+# --- classes ---
+
+
+def _has_scores(array: Tensor) -> bool:
+    return array.ndim > 0 and array.size > 0 and array.dtype.kind in "fiuV"
+
+
+def _show_classes(console: Console, array: Tensor, classes: Classes) -> None:
+    rows = array.reshape(-1, array.shape[-1])
+    table = Table()
+    if len(rows) > 1:
+        table.add_column("row", justify="right")
+    table.add_column("class", justify="right")
+    if classes.labels:
+        table.add_column("label")
+    table.add_column("score", justify="right")
+    for number, scores in enumerate(rows[:_SHOWN_ROWS]):
+        for cells in _best(scores, classes):
+            table.add_row(*([str(number)] if len(rows) > 1 else []), *cells)
+    console.print(table)
+    if len(rows) > _SHOWN_ROWS:
+        _say(console, f"... and {len(rows) - _SHOWN_ROWS} rows more")
+
+
+def _best(scores: Tensor, classes: Classes) -> Iterator[list[str | Text]]:
+    numbers = scores.astype(np.float64) if scores.dtype.kind not in "iu" else scores
+    # NaN is no score: it comes last.
+    order = np.argsort(np.where(np.isnan(numbers), -np.inf, numbers), kind="stable")[::-1]
+    for index in order[: classes.count]:
+        known = int(index) < len(classes.labels)
+        label = [Text(printable(classes.labels[index]) if known else "")] if classes.labels else []
+        score = numbers[index]
+        yield [str(index), *label, f"{score:.4f}" if numbers.dtype.kind == "f" else str(score)]
+
+
+# --- elements ---
+
+
+def _texts(array: Tensor) -> Tensor:
+    shown = np.empty(array.shape, object)
+    shown.ravel()[:] = [_text(element) for element in array.ravel()]
+    return shown
+
+
+def _text(element: bytes) -> str:
+    cut = element[:_SHOWN_CHARACTERS]
+    try:
+        shown = json.dumps(cut.decode(), ensure_ascii=False)
+    except UnicodeDecodeError:
+        shown = repr(cut)
+    return printable(shown) + ("..." if len(element) > len(cut) else "")
+
+
+def _json_data(array: Tensor) -> Any:
+    if array.dtype.kind != "O":
+        return array.tolist()
+    found = np.empty(array.shape, object)
+    found.ravel()[:] = [_json_element(element) for element in array.ravel()]
+    return found.tolist()
+
+
+def _json_element(element: bytes) -> Any:
+    try:
+        return element.decode()
+    except UnicodeDecodeError:
+        return {"b64": base64.b64encode(element).decode()}
+
+
+def _storable(name: str, array: Tensor) -> Tensor:
+    if array.dtype.kind == "O":
+        if any(element.endswith(b"\0") for element in array.ravel()):
+            raise InvalidRequest(
+                f"output '{printable(name)}' has an element that ends with a zero byte, which a "
+                ".npz file would lose; --json keeps it"
+            )
+        return array.astype(np.bytes_)
+    return array.astype(np.float32) if array.dtype.kind == "V" else array

@@ -1,0 +1,6 @@
+"""Text of others as a terminal may show it."""
+
+
+def printable(text: str) -> str:
+    """Escape control characters: what is shown cannot move the cursor or end a line."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,0 +1,124 @@
+"""Where a V2 server is, as the commands are told: gRPC or REST, in the clear or over TLS."""
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from urllib.parse import urlsplit
+
+from xlaserve.errors import InvalidRequest
+
+_UNIX = "unix:"
+_THIS_MACHINE = "port"
+"""In place of a host, as endpoints of the server are set."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Scheme:
+    rest: bool
+    tls: bool
+    port: int | None
+    """Where none is given; None where one must be."""
+
+
+_SCHEMES: Mapping[str, _Scheme] = MappingProxyType(
+    {
+        "grpc": _Scheme(rest=False, tls=False, port=None),
+        "grpcs": _Scheme(rest=False, tls=True, port=None),
+        "http": _Scheme(rest=True, tls=False, port=80),
+        "https": _Scheme(rest=True, tls=True, port=443),
+    }
+)
+
+
+class InvalidAddress(InvalidRequest):
+    """What is given is no address of a server, or does not go with the options for TLS."""
+
+    def __init__(self, url: str, expected: str) -> None:
+        super().__init__(f"--url: expected {expected}, got '{url}'")
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """What a client needs besides the authorities that the system trusts, each a PEM file."""
+
+    authorities: Path | None = None
+    """Whom to trust instead of the system's authorities."""
+    certificate: Path | None = None
+    """The client's own chain, for servers that ask for it."""
+    key: Path | None = None
+    """Its key; None where the certificate's file holds it."""
+    insecure: bool = False
+    """Whether the server's certificate is not looked at."""
+
+
+_NO_FILES = TlsFiles()
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """One server."""
+
+    url: str
+    """As it was given."""
+    rest: bool = False
+    host: str = ""
+    port: int = 0
+    socket_path: str = ""
+    """Of a unix socket, in place of host and port."""
+    prefix: str = ""
+    """What a gateway has in front of the paths of REST."""
+    tls: ssl.SSLContext | None = None
+
+    @property
+    def authority(self) -> str:
+        """Return host and port as requests name them."""
+        if self.socket_path:
+            return "localhost"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+def parse_address(url: str, files: TlsFiles = _NO_FILES) -> ServerAddress:
+    """Return what a URL names: gRPC unless its scheme says HTTP; raises InvalidAddress.
+
+    `port:n`, as an endpoint is set, is that port on this machine.
+    """
+    name, separator, rest = url.partition("://")
+    scheme = _SCHEMES.get(name.lower() if separator else "grpc")
+    if scheme is None:
+        schemes = ", ".join(f"{name}://" for name in _SCHEMES)
+        raise InvalidAddress(url, f"one of {schemes} or unix:PATH")
+    if files != _NO_FILES and not scheme.tls:
+        raise InvalidAddress(url, "grpcs:// or https:// with options for TLS")
+    place = (rest if separator else url).rstrip("/")
+    tls = _context(url, files, rest=scheme.rest) if scheme.tls else None
+    if place.startswith(_UNIX) and not scheme.rest:
+        return ServerAddress(url, socket_path=place.removeprefix(_UNIX), tls=tls)
+    try:
+        parts = urlsplit(f"//{place}")
+        host, port = parts.hostname or "", parts.port or scheme.port
+    except ValueError:
+        host, port = "", None
+    if not host or port is None or "@" in place or (parts.path and not scheme.rest):
+        expected = "http://host:port" if scheme.rest else "host:port or unix:path"
+        raise InvalidAddress(url, expected)
+    host = "localhost" if host == _THIS_MACHINE and not separator else host
+    return ServerAddress(url, scheme.rest, host, port, prefix=parts.path, tls=tls)
+
+
+def _context(url: str, files: TlsFiles, *, rest: bool) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=files.authorities)
+        if files.certificate:
+            context.load_cert_chain(files.certificate, files.key)
+    except OSError as error:  # a missing file, or one that is no PEM
+        named = ", ".join(str(p) for p in (files.authorities, files.certificate, files.key) if p)
+        raise InvalidAddress(url, f"files in PEM for TLS ({named}: {error})") from error
+    if files.insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if not rest:
+        context.set_alpn_protocols(["h2"])
+    return context

@@ -1,0 +1,59 @@
+"""What a client of a V2 server does, whichever way it speaks to it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from xlaserve.errors import XlaserveError
+from xlaserve.tensors import Datatype, Tensor, TensorSpec
+
+
+class CallFailed(XlaserveError):
+    """The server answered with an error, or could not be reached."""
+
+    def __init__(self, url: str, problem: str) -> None:
+        super().__init__(f"{url}: {problem}")
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceResult:
+    """What one inference gave."""
+
+    model: str
+    version: str
+    outputs: Mapping[str, Tensor]
+    datatypes: Mapping[str, Datatype]
+    seconds: float
+    """From the request's departure to the answer's arrival."""
+
+
+class ServerClient(Protocol):
+    """Speaks to one server; an asynchronous context manager that raises CallFailed."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+    async def live(self) -> bool:
+        """Tell whether the server is live (V2 protocol, Health)."""
+        ...
+
+    async def ready(self) -> bool:
+        """Tell whether the server is ready (V2 protocol, Health)."""
+        ...
+
+    async def inputs(self, model: str, version: str = "") -> list[TensorSpec]:
+        """Return the inputs of a model (V2 protocol, Model Metadata)."""
+        ...
+
+    async def infer(
+        self, model: str, version: str, inputs: Sequence[tuple[TensorSpec, Tensor]]
+    ) -> InferenceResult:
+        """Run one inference (V2 protocol, Inference)."""
+        ...

@@ -1,0 +1,204 @@
+"""A V2 REST client of our own, for the command line."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+import aiohttp
+
+from xlaserve.errors import UnknownDatatype
+from xlaserve.tensors import (
+    BYTES,
+    Tensor,
+    TensorSpec,
+    datatype_named,
+    datatype_of,
+    from_bytes,
+    from_elements,
+    to_bytes,
+)
+from xlaserve.transport.address import ServerAddress
+from xlaserve.transport.client import CallFailed, InferenceResult
+
+_OK = 200
+_NOT_FOUND = 404
+_SHOWN_BYTES = 300
+_LENGTH = "Inference-Header-Content-Length"
+
+
+class RestClient:
+    """Speaks to one server over HTTP/1.1; an asynchronous context manager."""
+
+    def __init__(self, address: ServerAddress, *, timeout: float) -> None:
+        scheme = "https" if address.tls else "http"
+        self._base = f"{scheme}://{address.authority}{address.prefix}"
+        self._url = address.url
+        self._tls = address.tls
+        self._timeout = aiohttp.ClientTimeout(total=timeout)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(timeout=self._timeout)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._session is not None
+        await self._session.close()
+        problem = _problem(error)
+        if problem is not None:
+            raise CallFailed(self._url, problem) from error
+
+    async def live(self) -> bool:
+        """Tell whether the server is live (V2 protocol, Health)."""
+        return await self._healthy("/v2/health/live")
+
+    async def ready(self) -> bool:
+        """Tell whether the server is ready (V2 protocol, Health)."""
+        return await self._healthy("/v2/health/ready")
+
+    async def inputs(self, model: str, version: str = "") -> list[TensorSpec]:
+        """Return the inputs of a model (V2 protocol, Model Metadata)."""
+        status, _, body = await self._ask("GET", model_path(model, version))
+        self._check(status, body)
+        try:
+            return [
+                TensorSpec(row["name"], datatype_named(row["datatype"]), tuple(row["shape"]))
+                for row in json.loads(body)["inputs"]
+            ]
+        except (ValueError, KeyError, TypeError, UnknownDatatype) as error:
+            raise CallFailed(self._url, f"no V2 metadata: {_shown(body)}") from error
+
+    async def infer(
+        self, model: str, version: str, inputs: Sequence[tuple[TensorSpec, Tensor]]
+    ) -> InferenceResult:
+        """Run one inference (V2 protocol, Inference); tensors travel in the binary form."""
+        started = time.perf_counter()
+        length, data = await self.answer(model, version, inputs, binary=True)
+        seconds = time.perf_counter() - started
+        try:
+            return _result(data, length, seconds)
+        except (ValueError, KeyError, TypeError, UnknownDatatype) as error:
+            raise CallFailed(self._url, f"no V2 inference ({error}): {_shown(data)}") from error
+
+    async def answer(
+        self,
+        model: str,
+        version: str,
+        inputs: Sequence[tuple[TensorSpec, Tensor]],
+        *,
+        binary: bool,
+    ) -> tuple[str | None, bytes]:
+        """Run one inference; return how long the JSON in the body is where more follows, and it."""
+        headers, body = infer_body(inputs, binary=binary)
+        path = f"{model_path(model, version)}/infer"
+        status, answered, data = await self._ask("POST", path, headers, body)
+        self._check(status, data)
+        return answered.get(_LENGTH), data
+
+    async def _healthy(self, path: str) -> bool:
+        status, _, body = await self._ask("GET", path)
+        if status == _NOT_FOUND:
+            self._check(status, body)
+        return status == _OK
+
+    async def _ask(
+        self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        assert self._session is not None
+        async with self._session.request(
+            method,
+            f"{self._base}{path}",
+            data=BytesIO(body) if body else None,
+            headers=headers,
+            ssl=self._tls or True,
+        ) as response:
+            return response.status, response.headers, await response.read()
+
+    def _check(self, status: int, body: bytes) -> None:
+        if status != _OK:
+            raise CallFailed(self._url, f"HTTP {status}: {_shown(body)}")
+
+
+def model_path(model: str, version: str) -> str:
+    """Return the path of a model (V2 protocol, Model Metadata)."""
+    versioned = f"/versions/{quote(version, safe='')}" if version else ""
+    return f"/v2/models/{quote(model, safe='')}{versioned}"
+
+
+def infer_body(
+    inputs: Sequence[tuple[TensorSpec, Tensor]], *, binary: bool
+) -> tuple[dict[str, str], bytes]:
+    """Return headers and body (V2 protocol, Inference; Binary Tensor Data Extension)."""
+    rows: list[dict[str, Any]] = []
+    raw = b""
+    for spec, array in inputs:
+        datatype = datatype_of(array.dtype) or spec.datatype
+        row = {"name": spec.name, "datatype": datatype.name, "shape": list(array.shape)}
+        if binary:
+            data = bytes(to_bytes(datatype, array))
+            rows.append({**row, "parameters": {"binary_data_size": len(data)}})
+            raw += data
+        else:
+            rows.append({**row, "data": _elements(spec, array)})
+    if not binary:
+        return {"Content-Type": "application/json"}, _json({"inputs": rows})
+    head = _json({"inputs": rows, "parameters": {"binary_data_output": True}})
+    return {"Content-Type": "application/octet-stream", _LENGTH: str(len(head))}, head + raw
+
+
+def _result(body: bytes, length: str | None, seconds: float) -> InferenceResult:
+    end = len(body) if length is None else int(length)
+    head = json.loads(body[:end])
+    outputs, datatypes = {}, {}
+    for row in head["outputs"]:
+        datatype, shape = datatype_named(row["datatype"]), tuple(row["shape"])
+        size = row.get("parameters", {}).get("binary_data_size")
+        if size is None:
+            outputs[row["name"]] = from_elements(datatype, shape, _flat(row["data"]))
+        else:
+            outputs[row["name"]] = from_bytes(datatype, shape, body[end : end + size])
+            end += size
+        datatypes[row["name"]] = datatype
+    version = head.get("model_version", "")
+    return InferenceResult(head["model_name"], version, outputs, datatypes, seconds)
+
+
+def _flat(value: Any) -> list[Any]:
+    if isinstance(value, list):
+        return [element for part in value for element in _flat(part)]
+    return [value.encode() if isinstance(value, str) else value]
+
+
+def _elements(spec: TensorSpec, array: Tensor) -> list[Any]:
+    flat: list[Any] = array.ravel().tolist()
+    return [element.decode() for element in flat] if spec.datatype is BYTES else flat
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _shown(text: bytes) -> str:
+    shown = " ".join(text[:_SHOWN_BYTES].decode(errors="replace").split())
+    return "".join(c if c.isprintable() else "?" for c in shown) or "no body"
+
+
+def _problem(error: BaseException | None) -> str | None:
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return f"cannot connect: {error.certificate_error}"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return f"cannot connect: {error.os_error.strerror or error}"
+    if isinstance(error, aiohttp.ClientError):
+        return f"what answers is no HTTP server: {type(error).__name__}"
+    return None

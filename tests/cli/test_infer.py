@@ -1,0 +1,179 @@
+"""`xlaserve infer` and `health`, over each protocol, in the clear and over TLS."""
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trustme
+import typer
+from support.server import Serve
+from support.tls import write_certificate
+from typer.testing import CliRunner
+
+from xlaserve.cli.bench import bench
+from xlaserve.cli.health import health
+from xlaserve.cli.infer import infer
+from xlaserve.errors import XlaserveError
+
+ONES = f"--input=x=[[{','.join(['1'] * 16)}]]"
+QUICK = ("--duration", "100ms", "--warmup", "0s", "--concurrency", "1")
+
+
+def _invoke(command: Callable[..., None], arguments: tuple[str, ...]) -> str:
+    application = typer.Typer(pretty_exceptions_enable=False)
+    application.command()(command)
+    result = CliRunner().invoke(application, list(arguments), env={"COLUMNS": "80"})
+    if result.exception is not None:
+        raise result.exception
+    return result.output
+
+
+async def invoke(command: Callable[..., None], *arguments: str) -> str:
+    """Run a command in a thread: it has an event loop of its own."""
+    return await asyncio.to_thread(_invoke, command, arguments)
+
+
+async def test_the_same_answer_over_both_protocols(
+    example_models: Path, serve: Serve, tmp_path: Path
+) -> None:
+    async with serve(example_models, load_model=("identity",), http_endpoint="port:0") as server:
+        urls = (server.url, f"grpc://{server.url}", f"http://{server.http}/")
+        ready = [await invoke(health, "--url", url) for url in urls]
+        alive = await invoke(health, "--live", "--url", urls[2])
+        shown = [await invoke(infer, "identity", ONES, "--url", url) for url in urls]
+        written = [
+            json.loads(await invoke(infer, "identity", ONES, "--json", "--url", url))
+            for url in urls
+        ]
+        path = tmp_path / "out.npz"
+        told = await invoke(infer, "identity", ONES, "--output", str(path), "--url", urls[2])
+        versioned = ("identity", ONES, "--model-version", "1", "--url", urls[2])
+        assert "identity version 1" in await invoke(infer, *versioned)
+        with pytest.raises(XlaserveError, match="HTTP 404: .*unknown model: 'none'"):
+            await invoke(infer, "none", "--url", urls[2])
+        with pytest.raises(XlaserveError, match="unexpected inference input 'z', it has 'x'"):
+            await invoke(infer, "identity", ONES, "--input=z=1", "--url", urls[0])
+
+    assert [f"{url}: ready\n" for url in urls] == ready
+    assert f"{urls[2]}: live\n" == alive
+    assert {"y FP32[1,16]\n[[1. 1. 1. 1. 1. 1. 1. 1. 1. 1. 1. 1. 1. 1. 1. 1.]]\n"} == {
+        text.split("\n", 1)[1] for text in shown
+    }
+    assert [{"name": "y", "datatype": "FP32", "shape": [1, 16], "data": [[1] * 16]}] * 3 == [
+        answer["outputs"][0] for answer in written
+    ]
+    assert f"identity version 1\ny FP32[1,16]\nwritten to {path}\n" == told.replace("\n/", " /")
+    assert (np.load(path)["y"] == 1).all()
+
+
+async def test_clients_over_tls(example_models: Path, serve: Serve, tmp_path: Path) -> None:
+    """Each command, with the certificate that the server asks for and without."""
+    authority = trustme.CA()
+    settings = write_certificate(authority, tmp_path)
+    ca, mine = tmp_path / "ca.pem", tmp_path / "mine.pem"
+    ca.write_bytes(authority.cert_pem.bytes())
+    issued = authority.issue_cert("client.example")
+    mine.write_bytes(issued.private_key_and_cert_chain_pem.bytes())
+    settings["grpc_tls_client_ca"] = str(ca)
+    async with serve(example_models, load_model=("identity",), **settings) as server:
+        url = f"grpcs://localhost:{server.url.rpartition(':')[2]}"
+        known = ("--url", url, "--tls-ca", str(ca), "--tls-certificate", str(mine))
+        assert f"{url}: ready\n" == await invoke(health, *known)
+        assert "[[1. 1." in await invoke(infer, "identity", ONES, *known)
+        assert "identity, grpc" in await invoke(bench, "identity", *known, *QUICK)
+        insecure = (*known[:2], *known[4:], "--tls-insecure")
+        assert f"{url}: ready\n" == await invoke(health, *insecure)
+
+        with pytest.raises(XlaserveError, match="certificate verify failed"):
+            await invoke(health, "--url", url)
+        with pytest.raises(XlaserveError, match=url):
+            await invoke(health, *known[:4])
+        with pytest.raises(XlaserveError, match="the connection broke"):
+            await invoke(health, "--url", url.replace("grpcs", "grpc"))
+
+
+@asynccontextmanager
+async def https_server(authority: trustme.CA) -> AsyncIterator[str]:
+    """Serve a model by hand that answers in JSON, as other servers do."""
+    answers = {
+        b"GET /at/v2/health/ready": {},
+        b"GET /at/v2/models/m": {
+            "name": "m",
+            "inputs": [{"name": "x", "datatype": "INT32", "shape": [1]}],
+        },
+        b"POST /at/v2/models/m/infer": {
+            "model_name": "m",
+            "outputs": [
+                {"name": "y", "datatype": "FP32", "shape": [1, 2], "data": [[1.5, 2]]},
+                {"name": "z", "datatype": "BYTES", "shape": [1], "data": ["text"]},
+            ],
+        },
+    }
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("localhost").configure_cert(context)
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        found: Any = answers.get(head.split(b" HTTP")[0])
+        body = json.dumps(found).encode()
+        status = b"404 Not Found" if found is None else b"200 OK"
+        length = b"\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+        writer.write(b"HTTP/1.1 " + status + length + body)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(handle, "localhost", ssl=context) as server:
+        yield f"https://localhost:{server.sockets[0].getsockname()[1]}/at"
+
+
+async def test_another_server_over_https(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    ca = tmp_path / "ca.pem"
+    ca.write_bytes(authority.cert_pem.bytes())
+    async with https_server(authority) as url:
+        known = ("--url", url, "--tls-ca", str(ca))
+        assert f"{url}: ready\n" == await invoke(health, *known)
+        shown = await invoke(infer, "m", "--input=x=[1]", *known)
+        with pytest.raises(XlaserveError, match="certificate verify failed"):
+            await invoke(health, "--url", url)
+        with pytest.raises(XlaserveError, match="HTTP 404"):
+            await invoke(health, "--live", *known)
+
+    assert 'y FP32[1,2]\n[[1.5 2. ]]\nz BYTES[1]\n["text"]\n' == shown.split("\n", 1)[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--url", "ftp://h:1"), "expected one of grpc://, grpcs://, http://, https:// or unix"),
+        (("--url", "http://u:p@h:1"), "expected http://host:port"),
+        (("--url", "grpc://h:1/path"), "expected host:port or unix:path"),
+        (("--url", "h:99999"), "expected host:port or unix:path"),
+        (("--url", "h:1", "--tls-ca", "x"), "grpcs:// or https:// with options for TLS"),
+        (("--url", "grpcs://h:1", "--tls-ca", "none.pem"), "none.pem: [Errno 2] No such file"),
+        (("--labels", "none.txt"), "--labels: 'none.txt' cannot be read"),
+    ],
+)
+async def test_a_mistake_is_said(arguments: tuple[str, ...], text: str) -> None:
+    with pytest.raises(XlaserveError) as caught:
+        await invoke(infer, "m", *arguments)
+
+    assert text in str(caught.value)
+
+
+async def test_an_input_that_is_no_array_is_said(
+    example_models: Path, serve: Serve, tmp_path: Path
+) -> None:
+    broken, several = tmp_path / "broken.npy", tmp_path / "several.npz"
+    broken.write_bytes(b"text")
+    np.savez(several, a=np.zeros(1))
+    async with serve(example_models, load_model=("identity",)) as server:
+        for path in (broken, several, tmp_path / "none.npy"):
+            with pytest.raises(XlaserveError, match=f"input 'x'.*{path.name}"):
+                await invoke(infer, "identity", f"--input=x=@{path}", "--url", server.url)
