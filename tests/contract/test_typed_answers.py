@@ -76,7 +76,7 @@ def raw_bytes(row: Datatype, elements: Sequence[Any]) -> bytes:
 
 
 # A compressed request takes the way of grpclib, and an ordinary one the short lane.
-@pytest.mark.parametrize("compression", [None, grpc.Compression.Gzip])
+@pytest.mark.parametrize("compression", [None, grpc.Compression.Gzip, grpc.Compression.Deflate])
 @pytest.mark.parametrize("form", TypedAnswerForm)
 async def test_a_client_without_raw_fields_sees_every_datatype(
     serve: Serve, repository: Path, form: TypedAnswerForm, compression: Any

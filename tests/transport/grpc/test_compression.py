@@ -1,4 +1,4 @@
-"""Compressed messages of gRPC: gzip, as the headers say, and within the limit of messages."""
+"""Compressed messages of gRPC: gzip and deflate, as the headers say, and within the limit of messages."""
 
 import gzip
 import zlib
@@ -11,11 +11,13 @@ from xlaserve.transport.grpc.compression import decompress
 
 LIMIT = 1 << 20
 GZIP = (("grpc-encoding", "gzip"),)
+DEFLATE = (("grpc-encoding", "deflate"),)
 
 
 @pytest.mark.parametrize("message", [b"", b"abc", bytes(LIMIT)])
 async def test_a_message_is_as_it_was_before(message: bytes) -> None:
     assert message == await decompress(gzip.compress(message), GZIP, LIMIT)
+    assert message == await decompress(zlib.compress(message), DEFLATE, LIMIT)
 
 
 async def test_members_are_one_message() -> None:
@@ -32,6 +34,11 @@ REFUSED = {
     "more behind it": (gzip.compress(b"a") + b"more", GZIP, Status.INTERNAL),
     "a long one that is not gzip": (bytes(5000), GZIP, Status.INTERNAL),
     "too long": (gzip.compress(bytes(LIMIT + 1)), GZIP, Status.RESOURCE_EXHAUSTED),
+    "not deflate": (gzip.compress(b"a"), DEFLATE, Status.INTERNAL),
+    "deflate that is cut off": (zlib.compress(b"a")[:-1], DEFLATE, Status.INTERNAL),
+    "more behind deflate": (zlib.compress(b"a") * 2, DEFLATE, Status.INTERNAL),
+    "a bomb": (zlib.compress(bytes(50 * LIMIT), 9), DEFLATE, Status.RESOURCE_EXHAUSTED),
+    "no known name": (zlib.compress(b"a"), (("grpc-encoding", "x-gzip"),), Status.UNIMPLEMENTED),
     "too long in two": (gzip.compress(bytes(LIMIT)) * 2, GZIP, Status.RESOURCE_EXHAUSTED),
 }
 
