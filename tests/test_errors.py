@@ -13,6 +13,7 @@ from xlaserve.errors import (
     InvalidParameter,
     InvalidSettings,
     InvalidTensor,
+    InvalidVersion,
     LoadCancelled,
     LoadFailed,
     MissingInputs,
@@ -58,6 +59,7 @@ TEXTS = [
     ),
     (OutOfMemory("m", "9 bytes wanted"), "model 'm': out of memory, 9 bytes wanted"),
     (OutOfSpace("m", "full"), "failed to load 'm', no space left for its files: full"),
+    (InvalidVersion("m", "-1"), "model 'm': expected a version in digits, got '-1'"),
     (
         InvalidTensor("m", "input", "x", "FP32[-1,3]", "FP32[2,4]"),
         "model 'm', input 'x': expected FP32[-1,3], got FP32[2,4]",

@@ -63,6 +63,7 @@ from xlaserve.transport.grpc.services import ServicesCodec, injection_paths, loa
 from xlaserve.transport.grpc.splice import InjectionPath
 from xlaserve.transport.grpc.typed_answers import TypedAnswers
 from xlaserve.transport.http2.limits import Http2Limits
+from xlaserve.transport.rest.absent import absent_routes
 from xlaserve.transport.rest.bodies import BodyLimits
 from xlaserve.transport.rest.inference import InferenceRoutes
 from xlaserve.transport.rest.metrics import Metrics
@@ -147,7 +148,9 @@ class Application:
         self.display = display or NoDisplay()
         self.http: HttpServer | None = None
         self._cache = _compilation_cache(settings)
-        self._description = ServerDescription(version=metadata.version("xlaserve"))
+        self._description = ServerDescription(
+            version=metadata.version("xlaserve"), name=settings.server_name
+        )
         self.workers = Workers(
             load_threads=settings.load_threads,
             execute_threads=settings.execute_threads,
@@ -422,7 +425,13 @@ class Application:
             max_json_depth=depth,
             default_accept=self.settings.default_accept,
         )
-        rows = [*inference.table(), *repository.table(), *sagemaker, *metrics.table()]
+        rows = [
+            *inference.table(),
+            *repository.table(),
+            *sagemaker,
+            *metrics.table(),
+            *absent_routes(),
+        ]
         board = StatusBoard(
             self.control, self.registry, self.capacity, self.settings.model_control_mode
         )

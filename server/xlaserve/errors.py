@@ -114,6 +114,14 @@ class InvalidRequest(XlaserveError):
     """The caller's fault: the request can never succeed as it is."""
 
 
+class InvalidVersion(InvalidRequest):
+    """A version is asked for that no model can have."""
+
+    def __init__(self, model: str, version: str) -> None:
+        shown = _repeatable(version)
+        super().__init__(f"model '{model}': expected a version in digits, got '{shown}'")
+
+
 class InvalidTensor(InvalidRequest):
     """One tensor is not what the model, or its own description, says."""
 

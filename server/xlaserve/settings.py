@@ -111,6 +111,8 @@ class Settings:
     """Where HTTP is served: port:<n>, unix:<path> or none."""
     unix_socket_mode: int = 0o666
     """Permission bits of unix sockets."""
+    server_name: str = "xlaserve"
+    """What the server calls itself in ServerMetadata and GET /v2; some clients ask for `triton`."""
     listen_backlog: int = 1024
     """Connections to each endpoint that may wait to be accepted; what comes beyond is not answered
     until there is room. Linux shortens it to net.core.somaxconn."""
@@ -342,6 +344,7 @@ class Settings:
         for name, largest in _LARGEST.items():
             if getattr(self, name) > largest:
                 raise InvalidSettings(name, f"at most {largest}", getattr(self, name))
+        self._check_server_name()
         if self.log_level not in _LOG_LEVELS:
             raise InvalidSettings("log_level", " or ".join(_LOG_LEVELS), self.log_level)
         if self.load_model and self.model_control_mode is not ModelControlMode.EXPLICIT:
@@ -360,6 +363,10 @@ class Settings:
                 "none with modelmesh, which decides what is loaded",
                 ",".join(self.load_model),
             )
+
+    def _check_server_name(self) -> None:
+        if not self.server_name.strip() or not self.server_name.isprintable():
+            raise InvalidSettings("server_name", "a name that can be printed", self.server_name)
 
     @property
     def bare_model(self) -> str:

@@ -226,3 +226,37 @@ async def test_the_asyncio_client_controls_the_repository(client: Any) -> None:
     assert await client.is_model_ready("simple")
     with pytest.raises(InferenceServerException, match="failed to load"):
         await client.load_model("nope")
+
+
+async def test_every_answer_can_be_read_that_would_be_worth_compressing(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """aiohttp accepts gzip for every request; the asyncio client inflates those of infer alone."""
+    name = "m" * 200
+    many = [f"input_{index}" for index in range(64)]
+    tensors = [{"name": tensor, "data_type": "TYPE_FP32", "dims": [-1]} for tensor in many]
+    config = json.dumps({"backend": "identity", "input": tensors, "output": tensors})
+    for model in (name, *(f"{name}{index}" for index in range(8))):
+        (tmp_path / "models" / model / "1").mkdir(parents=True)
+        (tmp_path / "models" / model / "config.json").write_text(config)
+    settings = {"load_model": ("*",), "http_endpoint": "port:0"}
+    async with (
+        serve(tmp_path / "models", **settings) as server,
+        triton_aio.InferenceServerClient(server.http) as client,
+    ):
+        assert "xlaserve" == (await client.get_server_metadata())["name"]
+        assert many == [i["name"] for i in (await client.get_model_metadata(name))["inputs"]]
+        assert many == [i["name"] for i in (await client.get_model_config(name))["input"]]
+        assert 9 == len(await client.get_model_repository_index())
+        assert 9 == len((await client.get_inference_statistics())["model_stats"])
+        with pytest.raises(InferenceServerException, match="xxx.*not found"):
+            await client.get_model_metadata("x" * 2000)
+        inputs = [triton.InferInput(tensor, [9], "FP32") for tensor in many]
+        for tensor in inputs:
+            tensor.set_data_from_numpy(np.ones(9, np.float32))
+        result = await client.infer(name, inputs, response_compression_algorithm="gzip")
+        assert [1.0] * 9 == result.as_numpy(many[-1]).tolist()
+        await client.unload_model(name)
+        await client.load_model(name)
+        await client.unregister_system_shared_memory()
+        await client.unregister_cuda_shared_memory("a")

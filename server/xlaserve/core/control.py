@@ -12,6 +12,7 @@ import structlog
 from xlaserve.core.dependents import Dependents
 from xlaserve.core.lifecycle import State
 from xlaserve.core.loading import VersionLoader
+from xlaserve.core.names import check_asked_version
 from xlaserve.core.overrides import (
     LoadParameter,
     LoadParameters,
@@ -135,6 +136,7 @@ class ModelControl:
 
     async def ready(self, name: str, version: str = "") -> bool:
         """Tell whether a model answers; raises ModelNotFound when there is no such model."""
+        check_asked_version(name, version)
         if self._registry.find(name) is None and not await self._could_load(name):
             raise ModelNotFound(name, version)
         model = self._registry.find(name)

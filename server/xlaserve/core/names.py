@@ -4,7 +4,7 @@ import unicodedata
 from collections.abc import Callable
 from urllib.parse import unquote
 
-from xlaserve.errors import InvalidName
+from xlaserve.errors import InvalidName, InvalidVersion
 
 MAX_NAME_BYTES = 255
 """The longest name of a file that Linux knows."""
@@ -55,6 +55,12 @@ def check_version(text: str) -> int:
     if not text.isascii() or not text.isdigit() or text != str(int(text[:20])) or text == "0":
         raise InvalidName("version", text, "expected a positive number without leading zeros")
     return int(text)
+
+
+def check_asked_version(model: str, text: str) -> None:
+    """Raise InvalidVersion for what is neither empty, which is any version, nor a number."""
+    if text and not (text.isascii() and text.isdigit()):
+        raise InvalidVersion(model, text)
 
 
 def is_version(text: str) -> bool:

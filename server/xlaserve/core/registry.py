@@ -12,6 +12,7 @@ from xlaserve.core.checks import QuickCheck
 from xlaserve.core.dispatch import Dispatcher
 from xlaserve.core.ensemble import EnsemblePlan
 from xlaserve.core.lifecycle import Event, Lifecycle, State
+from xlaserve.core.names import check_asked_version
 from xlaserve.core.replicas import Replicas
 from xlaserve.core.statistics import VersionStatistics
 from xlaserve.core.threads import HostJob
@@ -183,6 +184,7 @@ class Registry:
         return found
 
     def _resolve(self, name: str, number: str) -> tuple[Version, Instance]:
+        check_asked_version(name, number)
         model = self._models.get(name)
         if model is None:
             raise ModelNotFound(name, number)

@@ -1,4 +1,4 @@
-"""Compressed messages of gRPC: gzip and deflate, as the headers say, and within the limit of messages."""
+"""Compressed messages of gRPC: gzip and deflate, within the limit of messages."""
 
 import gzip
 import zlib

@@ -22,7 +22,7 @@ _INLINE_BYTES = 1 << 10
 async def decompress(message: Buffer, headers: Iterable[tuple[str, str]], limit: int) -> Buffer:
     """Return a message as it was before `grpc-encoding`.
 
-    Raises GRPCError: UNIMPLEMENTED for an encoding that is not read here, INTERNAL where there is none
+    Raises GRPCError: UNIMPLEMENTED for an encoding that is not known, INTERNAL where there is none
     or the bytes are not of it, RESOURCE_EXHAUSTED past `limit` bytes.
     """
     encoding = dict(headers).get("grpc-encoding", "identity")

@@ -137,6 +137,20 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         await self._control.unload(request.model_name, read_parameters(request.parameters))
         return pb.RepositoryModelUnloadResponse()
 
+    # --- what has nothing to do without shared memory ---
+
+    async def system_shared_memory_unregister(
+        self, system_shared_memory_unregister_request: pb.SystemSharedMemoryUnregisterRequest
+    ) -> pb.SystemSharedMemoryUnregisterResponse:
+        """Have nothing registered afterwards: as nothing can be, that is so already."""
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    async def cuda_shared_memory_unregister(
+        self, cuda_shared_memory_unregister_request: pb.CudaSharedMemoryUnregisterRequest
+    ) -> pb.CudaSharedMemoryUnregisterResponse:
+        """Have nothing registered afterwards: as nothing can be, that is so already."""
+        return pb.CudaSharedMemoryUnregisterResponse()
+
 
 def _tensor_metadata(spec: TensorSpec) -> pb.ModelMetadataResponseTensorMetadata:
     return pb.ModelMetadataResponseTensorMetadata(

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from xlaserve.core.images import unpack_bytes_or_image
 from xlaserve.core.inference import InferInput, InferOutput, InferRequest, RequestedOutput
 from xlaserve.errors import InvalidRequest, InvalidTensor
@@ -19,6 +21,9 @@ from xlaserve.tensors import (
 from xlaserve.transport.grpc.parameters import read_parameters
 from xlaserve.transport.grpc.typed_answers import Form
 from xlaserve_proto import inference as pb
+
+_SHARED_MEMORY = "shared_memory_region"
+"""Parameter of an input whose elements are not in the request (shared memory extension)."""
 
 CONTENTS_FIELDS = tuple(pb.InferTensorContents.__dataclass_fields__)
 
@@ -46,15 +51,30 @@ def read_inputs(request: pb.ModelInferRequest) -> tuple[InferInput, ...]:
     (V2 protocol, ModelInferRequest).
     """
     raw = request.raw_input_contents
-    if raw and len(raw) != len(request.inputs):
+    expected = sum(not _is_shared(tensor) for tensor in request.inputs)
+    if raw and len(raw) != expected:
         raise InvalidRequest(
-            f"model '{request.model_name}': expected {len(request.inputs)} raw_input_contents, "
+            f"model '{request.model_name}': expected {expected} raw_input_contents, "
             f"one for each input, got {len(raw)}"
         )
     buffers: Iterator[Any] = iter(raw)
     return tuple(
-        _read_input(request.model_name, tensor, next(buffers, None)) for tensor in request.inputs
+        _shared_input(tensor)
+        if _is_shared(tensor)
+        else _read_input(request.model_name, tensor, next(buffers, None))
+        for tensor in request.inputs
     )
+
+
+def _is_shared(tensor: pb.ModelInferRequestInferInputTensor) -> bool:
+    return _SHARED_MEMORY in tensor.parameters
+
+
+def _shared_input(tensor: pb.ModelInferRequestInferInputTensor) -> InferInput:
+    """Return an input without elements: whether there is such a thing is for the core to say."""
+    datatype = datatype_named(tensor.datatype)
+    nothing = np.empty(0, datatype.dtype)
+    return InferInput(tensor.name, datatype, nothing, read_parameters(tensor.parameters))
 
 
 def _read_input(

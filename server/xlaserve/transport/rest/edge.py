@@ -31,7 +31,7 @@ def error_response(
     # What came as broken UTF-8 is shown as it came, escaped.
     shown = shown.encode(errors="backslashreplace").decode()
     body = json_response({"error": shown}, status)
-    return HttpResponse(status, parts=body.parts, headers=headers)
+    return HttpResponse(status, parts=body.parts, headers=headers, compressible=False)
 
 
 async def translate_errors(

@@ -53,7 +53,8 @@ class HttpResponse(msgspec.Struct, frozen=True, gc=False):
     """The body, in pieces that are sent one after the other without being joined."""
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     compressible: bool = True
-    """Whether it may be compressed when the client accepts that."""
+    """Whether it may be compressed when the client accepts that: answers of models and pages.
+    tritonclient.http.aio accepts it for every request, and inflates the answers of models alone."""
 
     @property
     def size(self) -> int:
@@ -88,8 +89,8 @@ Raises XlaserveError where every such request is refused.
 
 
 def json_response(value: object, status: HTTPStatus = HTTPStatus.OK) -> HttpResponse:
-    """Answer with a value that msgspec can write."""
-    return HttpResponse(status, parts=[msgspec.json.encode(value)])
+    """Answer with a value that msgspec can write; it is not compressed."""
+    return HttpResponse(status, parts=[msgspec.json.encode(value)], compressible=False)
 
 
 def read_json(body: Buffer, kind: Any, *, max_depth: int) -> Any:

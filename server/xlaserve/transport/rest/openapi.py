@@ -27,6 +27,7 @@ TAGS: Mapping[str, str] = MappingProxyType(
         "repository": "The model repository extension: what could be loaded, load and unload.",
         "sagemaker": "The container contract of SageMaker, for one model or many.",
         "people": "What people and their monitoring read.",
+        "absent": "What the protocol defines and this server does not have, which is 501.",
     }
 )
 """The groups of routes, in the order of the documentation."""
@@ -39,6 +40,7 @@ _PATH_PARAMETERS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "model": ("Name of a model, percent-encoded: `a/b c` is `a%2Fb%20c`.", "identity"),
         "version": ("Number of a version.", "1"),
+        "region": ("Name of a region of shared memory.", "input"),
         "repository": ("Name of a repository; there is only the one without a name.", "main"),
     }
 )
@@ -90,7 +92,8 @@ a path that is not here is 404, a method that a path does not have is 405 with `
 a request that cannot be read at all is 400; while too many connections are open
 (`max_http_connections`) the answer is 503. `HEAD` is answered as `GET` is, without the body.
 A slash at the end of a path makes no difference. Bodies may be compressed with gzip or deflate
-(`Content-Encoding`), and answers are where `Accept-Encoding` allows it."""
+(`Content-Encoding`), and answers of models, pages and
+metrics are where `Accept-Encoding` allows it."""
 
 
 def errors_by_status() -> dict[int, list[str]]:

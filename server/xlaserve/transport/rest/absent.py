@@ -1,0 +1,77 @@
+"""The routes that the protocol defines and this server does not have: 501, and not 404."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from xlaserve.errors import Unsupported
+from xlaserve.transport.rest.messages import HttpRequest, HttpResponse, Nothing, json_response
+from xlaserve.transport.rest.routing import Body, Route
+
+_TAG = "absent"
+_SHARED_MEMORIES = {"systemsharedmemory": "shared memory", "cudasharedmemory": "CUDA shared memory"}
+_MODELS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Absent:
+    """What is not built, and where the protocol has it."""
+
+    what: str
+    methods: Sequence[str]
+    paths: Sequence[str]
+
+
+_ROWS: Sequence[_Absent] = (
+    *(
+        row
+        for segment, memory in _SHARED_MEMORIES.items()
+        for row in (
+            _Absent(
+                memory,
+                ["GET"],
+                [f"/v2/{segment}/status", f"/v2/{segment}/region/{{region}}/status"],
+            ),
+            _Absent(memory, ["POST"], [f"/v2/{segment}/region/{{region}}/register"]),
+        )
+    ),
+    _Absent(
+        "the trace extension",
+        ["GET", "POST"],
+        ["/v2/trace/setting", "/v2/models/{model}/trace/setting"],
+    ),
+    _Absent("the logging extension", ["GET", "POST"], ["/v2/logging"]),
+    _Absent(
+        "the generate extension",
+        ["POST"],
+        [f"{model}/{verb}" for model in _MODELS for verb in ("generate", "generate_stream")],
+    ),
+)
+
+
+def absent_routes() -> list[Route]:
+    """Return the rows of what is absent, and those that have nothing to do without it."""
+    rows = [
+        Route(method, path, _refuse(row.what), f"Not implemented: {row.what}", _TAG, errors=(501,))
+        for row in _ROWS
+        for path in row.paths
+        for method in row.methods
+    ]
+    for segment, memory in _SHARED_MEMORIES.items():
+        rows += [
+            Route("POST", path, unregister, f"Unregister {memory}", _TAG, Body(Nothing))
+            for path in (f"/v2/{segment}/unregister", f"/v2/{segment}/region/{{region}}/unregister")
+        ]
+    return rows
+
+
+async def unregister(request: HttpRequest) -> HttpResponse:
+    """Have nothing registered afterwards: as nothing can be, that is so already."""
+    return json_response(Nothing())
+
+
+def _refuse(what: str) -> Callable[[HttpRequest], Awaitable[HttpResponse]]:
+    async def refuse(request: HttpRequest) -> HttpResponse:
+        """Say that this server does not have it."""
+        raise Unsupported(what)
+
+    return refuse
