@@ -3,61 +3,19 @@
 README.md beside this file says how, why it can be believed, and how to add an operation.
 """
 
-from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-from jax.export import Exported
-
-from xlaserve.models.rows import proof
-from xlaserve.models.rows.findings import Unfollowed
-from xlaserve.models.rows.proof import Asked
 from xlaserve.models.rows.verdict import Independence, Verdict
+
+if TYPE_CHECKING:
+    from xlaserve.models.rows.interface import loops_follow_inputs, prove
 
 __all__ = ["Independence", "Verdict", "loops_follow_inputs", "prove"]
 
 
-def prove(
-    exported: Exported,
-    parameters: int,
-    outputs: Sequence[str],
-    sizes: Mapping[str, int] | None = None,
-    *,
-    platforms: Sequence[str] = (),
-) -> Verdict:
-    """Tell whether the rows of the outputs depend on the same row of the inputs alone.
-
-    The first `parameters` arguments are no inputs. `sizes` has those of the open dimensions other
-    than the batch, for which alone the verdict is. `platforms` are those of the artifact that
-    count; all of them where none is given. Whatever the artifact is, nothing is raised: what cannot
-    be told is unknown.
-    """
-    asked = Asked(exported, parameters, tuple(outputs), sizes or {}, tuple(platforms))
-    try:
-        if not asked.batch:
-            return _unknown("its inputs have no batch in common")
-        return proof.verdict(asked)
-    except Unfollowed as reason:
-        return _unknown(f"the computation {reason}")
-    # What a hostile artifact meets on its way through JAX and MLIR has no class of its own.
-    except Exception as error:
-        return _unknown(f"the computation cannot be analysed ({type(error).__name__})")
-
-
-def loops_follow_inputs(
-    exported: Exported,
-    sizes: Mapping[str, int] | None = None,
-    *,
-    platforms: Sequence[str] = (),
-) -> bool:
-    """Tell whether some loop of a computation is not known to have a constant trip count."""
-    asked = Asked(exported, 0, (), sizes or {}, tuple(platforms))
-    try:
-        return proof.has_open_loops(asked)
-    # As above.
-    except Exception:
-        return True
-
-
-def _unknown(reason: str) -> Verdict:
-    return Verdict(
-        Independence.UNKNOWN, reason=reason, loops_follow_rows=True, loops_follow_inputs=True
-    )
+def __getattr__(name: str) -> object:
+    # A verdict is for whoever shows it, and JAX, which the proof needs, takes a second to import.
+    if name in ("loops_follow_inputs", "prove"):
+        return getattr(import_module("xlaserve.models.rows.interface"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
