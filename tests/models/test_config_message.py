@@ -159,3 +159,16 @@ MAPS = 'input_map { key: "a" value: "x" } output_map { key: "b" value: "y" }'
 )
 def test_ensemble_that_cannot_run_is_refused(text: str, problem: str) -> None:
     assert problem in _refused(text)
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [("max_batch_size: 0", True), ("max_batch_size: 4", False), ("", False)],
+)
+def test_zero_that_is_written_is_told_from_nothing(written: str, read: bool) -> None:
+    """Proto3 does not tell them apart; unbatched and "whatever the artifact says" are not alike."""
+    as_json = written and f'"{written.replace(":", chr(34) + ":")}'
+    camel = as_json.replace("max_batch_size", "maxBatchSize")
+
+    assert read == parse_pbtxt(written).is_unbatched
+    assert [read, read] == [parse_json(f"{{{text}}}").is_unbatched for text in (as_json, camel)]

@@ -72,7 +72,9 @@ class ModelConfig:
     platform: str = ""
     backend: str = ""
     max_batch_size: int = 0
-    """0 where the configuration does not say."""
+    """0 where the configuration does not say, or says 0."""
+    is_unbatched: bool = False
+    """Whether `max_batch_size: 0` was written: no request is put together with another."""
     inputs: tuple[ConfigTensor, ...] = ()
     outputs: tuple[ConfigTensor, ...] = ()
     version_policy: VersionPolicy = field(default_factory=VersionPolicy)

@@ -14,7 +14,7 @@ from xlaserve.models.config import (
 )
 from xlaserve.models.config_ensemble import in_order
 from xlaserve.models.config_fields import without_effect
-from xlaserve.models.config_schema import BadConfig, shown
+from xlaserve.models.config_schema import BadConfig, given_of, shown
 from xlaserve.tensors import BY_CONFIG_NAME
 from xlaserve_proto import inference
 
@@ -33,6 +33,7 @@ def config_of(message: inference.ModelConfig) -> ModelConfig:
         platform=message.platform,
         backend=message.backend,
         max_batch_size=message.max_batch_size,
+        is_unbatched=not message.max_batch_size and "max_batch_size" in given_of(message),
         inputs=inputs,
         outputs=outputs,
         version_policy=_version_policy(message.version_policy),

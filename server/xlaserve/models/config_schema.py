@@ -45,6 +45,10 @@ ARTICLES = MappingProxyType(
 """The kinds of protobuf values as an error names what it expected."""
 
 
+_GIVEN = "_given_by_a_text"
+"""The attribute of a message that is made here. Proto3 knows no default that was written."""
+
+
 class BadConfig(ValueError):
     """A fault of a configuration; `config_text` turns it into InvalidModel.
 
@@ -190,7 +194,17 @@ class Draft:
         """Make the message; it counts as present even when nothing is set in it."""
         message = self._message(**self._values)
         message._serialized_on_wire = True
+        message.__dict__[_GIVEN] = frozenset(self._given)
         return message
+
+
+def given_of(message: betterproto.Message) -> frozenset[str]:
+    """Return the names of the fields that a text gave, also those that it gave their default.
+
+    Empty for a message that no text made: it does not tell 0 from nothing.
+    """
+    given: frozenset[str] = message.__dict__.get(_GIVEN, frozenset())
+    return given
 
 
 def checked_integer(field: Field, value: int) -> int:
