@@ -118,11 +118,11 @@ def _doubling(leaves: list[jax.Array], inputs: list[jax.Array]) -> list[jax.Arra
         ),
         (
             {},
-            {"max_batch_size": 0},
+            {"max_batch_size": 0, "inputs": (TensorSpec("x", DATATYPES["FP32"], (3, 4)),)},
             [ENTRY],
             "cpu",
-            "input 'x' has the shape (b, 4), but its first dimension is open and "
-            "max_batch_size is 0",
+            "input 'x' has the shape (b, 4), but its first dimension is open, and not that of all "
+            "inputs is",
         ),
         (
             {"size": "n", "fn": lambda leaves, inputs: [inputs[0][:, :2]]},

@@ -129,3 +129,21 @@ def test_each_bucket_is_compiled_once(max_batch_size: int) -> None:
     found = buckets.plan(max_batch_size, ModelConfig())
 
     assert sorted(found.sizes) == sorted((*found.first, *found.rest))
+
+
+@pytest.mark.parametrize(
+    ("max_batch_size", "listed", "expected"),
+    [(0, None, (1,)), (8, None, (1,)), (0, "5,1,70", (1, 5, 70)), (8, "8", (8,))],
+)
+def test_numbers_of_rows_that_are_compiled_by_themselves(
+    max_batch_size: int, listed: str | None, expected: tuple[int, ...]
+) -> None:
+    parameters = {} if listed is None else {"batch_sizes": listed}
+
+    assert expected == buckets.exact(max_batch_size, ModelConfig(parameters=parameters))
+
+
+@pytest.mark.parametrize(("max_batch_size", "listed"), [(8, "9"), (0, "0"), (0, "65537")])
+def test_numbers_of_rows_beyond_the_limits_are_refused(max_batch_size: int, listed: str) -> None:
+    with pytest.raises(InvalidModel, match="batch_sizes: expected 64 sizes of 1 to"):
+        buckets.exact(max_batch_size, ModelConfig(parameters={"batch_sizes": listed}))

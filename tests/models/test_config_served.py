@@ -1,5 +1,6 @@
 """The configuration of a loaded model, with what was not written filled in."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_served import ServedConfig
 from xlaserve.models.config_text import parse_json
 from xlaserve.models.loaded import LoadedModel, ModelInfo
+from xlaserve.models.rows.verdict import Independence, Verdict
 from xlaserve.tensors import DATATYPES, TensorSpec
 from xlaserve_proto import inference
 
@@ -111,3 +113,19 @@ def test_it_loads_the_same_model_again(load: Any, affine_directory: Path, dims: 
     assert first.info.inputs == again.info.inputs
     assert first.info.outputs == again.info.outputs
     assert first.info.max_batch_size == again.info.max_batch_size
+
+
+def test_what_is_proved_of_rows_is_shown() -> None:
+    """As a parameter, beside those that were written; a claim that was written is replaced."""
+    verdict = Verdict(Independence.MIXED, "y", "stablehlo.sort", "sorts the rows", "model.py:7")
+    info = dataclasses.replace(INFO, verdict=verdict)
+    message = served(
+        '{"parameters": {"p": {"string_value": "q"}, "batch_rows": {"string_value": "proved"}}}',
+        info,
+    )
+
+    assert {
+        "p": "q",
+        "batch_rows": "mixed: stablehlo.sort sorts the rows (model.py:7), seen in output 'y'",
+    } == {name: value.string_value for name, value in message.parameters.items()}
+    assert "batch_rows" not in served("{}").parameters

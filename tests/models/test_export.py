@@ -1,6 +1,7 @@
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
 
+import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -13,13 +14,15 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+import structlog
 from flax import nnx
 
-from xlaserve.errors import InvalidModel
-from xlaserve.models import manifest
+from xlaserve.errors import InvalidModel, InvalidTensor
+from xlaserve.models import jax_export, lowering, manifest
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.export import Exportable, export_model, load_exportable
 from xlaserve.models.loaded import LoadedModel
+from xlaserve.models.rows.verdict import Independence, Verdict
 from xlaserve.tensors import DATATYPES, TensorSpec
 
 Load = Callable[..., LoadedModel]
@@ -349,7 +352,10 @@ def _failing(params: None, x: jax.Array) -> jax.Array:
         ({"inputs": {"x": ("FP32", [-1, -1])}}, "only the first dimension may be -1"),
         ({"inputs": {"x": ("FP32", [-2])}}, "only the first dimension may be -1"),
         ({"inputs": {"x": ("FP32", [4])}}, "with max_batch_size 3 its first dimension is -1"),
-        ({"max_batch_size": 0}, "where an input starts with -1, all do"),
+        (
+            {"inputs": {"x": ("FP32", [-1]), "y": ("FP32", [2])}, "max_batch_size": 0},
+            "where an input starts with -1, all do",
+        ),
         ({"max_batch_size": 65_537}, "max_batch_size is not between 0 and 65536"),
         ({"outputs": None}, "its outputs need names"),
         ({"outputs": ["a", "b"]}, "the function returns 1 outputs, got the names ['a', 'b']"),
@@ -365,7 +371,11 @@ def _failing(params: None, x: jax.Array) -> jax.Array:
         ({"fn": lambda p, x: x.T}, "output 'y' has the shape (4, b), its first dimension is not"),
         ({"fn": lambda p, x: jnp.concatenate([x, x])}, "output 'y' has the shape (2*b, 4)"),
         ({"fn": lambda p, x: x @ x.T}, "output 'y' has the shape (b, b), but only the batch"),
-        ({"fn": _mixing}, "a row depends on the other rows of its batch"),
+        (
+            {"fn": _mixing, "batch_independent": True},
+            "batch_independent: rows are declared independent, but they are not: mixed: "
+            "stablehlo.reduce reduces over the rows (test_export.py:",
+        ),
         ({"fn": _needing_its_size}, "cannot be exported (its batch dimension has no size"),
         ({"fn": _calling_back}, "cannot be exported"),
         ({"fn": _failing}, "an error of the author"),
@@ -493,7 +503,7 @@ def test_reference_to_something_else_is_refused(
 def test_manifest_is_plain_json(tmp_path: Path) -> None:
     document = json.loads((_export(tmp_path) / "model.json").read_text())
 
-    assert ("jax_export", 2) == (document["kind"], document["format_version"])
+    assert ("jax_export", 4) == (document["kind"], document["format_version"])
 
 
 # --- open dimensions, and rows that depend on one another ---------------------------------------
@@ -559,31 +569,29 @@ def test_rows_that_depend_on_one_another_are_never_padded(
 
 
 @pytest.mark.parametrize(
-    ("fields", "version", "said"),
+    ("fields", "said"),
     [
-        ({}, 2, {}),
-        ({"batch_independent": False}, 3, {"batch_independent": False}),
+        ({}, {}),
+        ({"batch_independent": False}, {"batch_independent": False}),
+        ({"batch_independent": True}, {"batch_independent": True}),
         (
             {"inputs": NAMED, "fn": _centred, "max_on_demand_shapes": 2},
-            3,
             {"max_on_demand_shapes": 2},
         ),
         (
             {"inputs": NAMED, "fn": _centred, "compiled_shapes": {"s": [2]}},
-            3,
             {"compiled_shapes": {"s": [2]}},
         ),
     ],
 )
 def test_manifest_says_what_is_particular_to_its_shapes(
-    tmp_path: Path, fields: dict[str, Any], version: int, said: dict[str, Any]
+    tmp_path: Path, fields: dict[str, Any], said: dict[str, Any]
 ) -> None:
-    """An ordinary model has a manifest that older servers read."""
     directory = _export(tmp_path, **fields)
     document = json.loads((directory / "model.json").read_text())
     particular = ("batch_independent", "compiled_shapes", "max_on_demand_shapes")
 
-    assert version == document["format_version"]
+    assert {"independence": "proved"} == document["verdict"]
     assert said == {name: document[name] for name in particular if name in document}
     assert manifest.read(directory).inputs
 
@@ -613,3 +621,122 @@ def test_shapes_that_cannot_be_served_are_refused(
     tmp_path: Path, fields: dict[str, Any], text: str
 ) -> None:
     assert text in _refused(tmp_path, **fields)
+
+
+# --- what is known of its rows ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asked", [3, None])
+def test_rows_that_are_mixed_are_exported_unbatched(tmp_path: Path, asked: int | None) -> None:
+    """It says so, with the operation and the author's line."""
+    notices: list[str] = []
+    exportable = Exportable(_mixing, None, X, outputs=["y"], max_batch_size=asked)
+    described = manifest.read(exportable.write(tmp_path / "m" / "1", on_notice=notices.append))
+
+    assert described.verdict is not None
+    assert ("mixed", "stablehlo.reduce", 0, None) == (
+        described.verdict.independence,
+        described.verdict.operation,
+        described.max_batch_size,
+        described.batch_independent,
+    )
+    line = inspect.getsourcelines(_mixing)[1] + 1
+    assert [
+        f"rows are mixed: stablehlo.reduce reduces over the rows (test_export.py:{line}), seen in "
+        "output 'y'; no request will be put together with another, max_batch_size is 0 instead of "
+        f"{asked or 64}"
+    ] == notices
+
+
+def test_unbatched_export_is_logged_where_nobody_listens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with structlog.testing.capture_logs() as logged:
+        _export(tmp_path, _mixing)
+
+    assert ["rows are not batched"] == [entry["event"] for entry in logged]
+
+
+def test_paths_of_the_author_are_not_in_the_artifact(tmp_path: Path) -> None:
+    """Though a second export, which has them, is analysed for the message."""
+    directory = _export(tmp_path, _mixing)
+
+    for name in ("model.stablehlo", "model.jaxexp"):
+        assert b"test_export" not in (directory / name).read_bytes()
+
+
+def test_author_may_ask_for_no_batch(tmp_path: Path, load: Load) -> None:
+    notices: list[str] = []
+    exportable = Exportable(_double, None, X, outputs=["y"], max_batch_size=0)
+    directory = exportable.write(tmp_path / "m" / "1", on_notice=notices.append)
+    model = load(directory)
+
+    assert ([], 0, 0) == (notices, model.info.max_batch_size, model.batch_limit)
+    assert model.on_demand is not None
+    assert model.info.verdict == Verdict(Independence.PROVED)
+
+
+@pytest.fixture
+def _nothing_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have an analysis that has no rule for anything."""
+    unknown = Verdict(Independence.UNKNOWN, operation="stablehlo.add", reason="has no rule")
+    for module in (lowering, jax_export):
+        monkeypatch.setattr(module, "prove", lambda *_, **__: unknown)
+
+
+@pytest.mark.usefixtures("_nothing_proved")
+def test_rows_of_which_nothing_is_proved_are_batched_where_that_is_declared(
+    tmp_path: Path, load: Load
+) -> None:
+    """By the author or by the configuration, and not because a trial found nothing."""
+    silent = _export(tmp_path / "silent")
+    declared = _export(tmp_path / "declared", batch_independent=True)
+    config = ModelConfig(max_batch_size=4, parameters={"batch_independent": "true"})
+    models = [load(silent), load(declared), load(silent, config)]
+
+    assert [0, 3, 4] == [model.info.max_batch_size for model in models]
+    assert [True, False, False] == [model.on_demand is not None for model in models]
+    assert [True, False, False] == [bool(model.info.notice) for model in models]
+
+
+@pytest.mark.usefixtures("_nothing_proved")
+def test_a_trial_refutes_what_is_declared(tmp_path: Path, load: Load) -> None:
+    """At export, and at load: there, whoever declared it may not have exported it."""
+    text = _refused(tmp_path, _mixing, batch_independent=True)
+    directory = _export(tmp_path, _mixing)
+    verdict = manifest.read(directory).verdict
+    config = ModelConfig(max_batch_size=4, parameters={"batch_independent": "true"})
+
+    assert "rows are declared independent, but they are not: mixed: output 'y' of a row" in text
+    assert verdict is not None
+    assert ("mixed", "") == (verdict.independence, verdict.operation)
+    with pytest.raises(InvalidModel, match="not: output 'y' of a row changes by up to"):
+        load(directory, config)
+
+
+@pytest.mark.usefixtures("_nothing_proved")
+def test_a_trial_has_the_other_dimensions_at_a_listed_size(tmp_path: Path, load: Load) -> None:
+    directory = _centre(tmp_path, batch_independent=True, compiled_shapes={"s": [5, 4]})
+
+    assert 3 == load(directory).info.max_batch_size
+
+
+def test_numbers_of_rows_and_other_open_dimensions(tmp_path: Path, load: Load) -> None:
+    """Any number of rows is compiled on demand, but no other size than those that are listed."""
+
+    def mixing(params: None, x: jax.Array, y: jax.Array) -> jax.Array:
+        return _centred(params, x - x.mean(axis=0, keepdims=True), y)
+
+    directory = _export(tmp_path, mixing, inputs=NAMED, compiled_shapes={"s": [4, 5]})
+    model = load(directory)
+    shapes = [
+        {"x": np.ones((rows, size, 2), np.float32), "y": np.ones((rows, size), np.float32)}
+        for rows, size in ((1, 5), (7, 4), (7, 6))
+    ]
+
+    assert [(1, (4,)), (1, (5,))] == [(b.rows, b.sizes) for b in model.info.buckets]
+    assert model.on_demand is not None
+    assert model.on_demand.shape_of(shapes[0]) is None
+    assert model.on_demand.shape_of(shapes[1]) is not None
+    with pytest.raises(InvalidTensor, match="dimension 1 of size 4, 5"):
+        model.on_demand.shape_of(shapes[2])

@@ -12,6 +12,7 @@ from xlaserve.errors import InvalidModel
 from xlaserve.models import manifest
 from xlaserve.models.files import FileRecord
 from xlaserve.models.manifest import ARTIFACT, FILE_NAME, STABLEHLO, WEIGHTS, Durable, Manifest
+from xlaserve.models.rows.verdict import Independence, Verdict
 from xlaserve.tensors import DATATYPES, TensorSpec
 
 Change: TypeAlias = Callable[[dict[str, Any]], object]
@@ -145,7 +146,7 @@ def _rename_file(document: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (_set(format_version=4), "has format version 4, this server reads versions 1 to 3"),
+        (_set(format_version=5), "has format version 5, this server reads versions 1 to 4"),
         (_set(kind="python"), "is of kind 'python', expected 'jax_export'"),
         (_set(surprise=1), "unknown field `surprise`"),
         (_set_input(surprise=1), "unknown field `surprise`"),
@@ -218,3 +219,61 @@ def test_flipped_bits_and_cuts_are_refused_or_harmless(
     except InvalidModel:
         return
     assert {ARTIFACT, WEIGHTS} == found.files.keys()
+
+
+# --- what is known of rows ----------------------------------------------------------------------
+
+VERDICT = Verdict(
+    Independence.MIXED, "y", "stablehlo.sort", "sorts the rows", "model.py:7", True, True
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "version"),
+    [
+        ({"verdict": VERDICT}, 4),
+        ({"verdict": Verdict(Independence.PROVED)}, 4),
+        ({"batch_independent": True}, 4),
+        ({"max_batch_size": 0}, 4),
+        ({"batch_independent": False}, 3),
+        ({}, 1),
+    ],
+)
+def test_reading_gives_what_was_written_of_rows(
+    tmp_path: Path, changes: dict[str, Any], version: int
+) -> None:
+    """In the oldest format that has words for it."""
+    written = dataclasses.replace(_manifest(), **changes)
+    manifest.write(tmp_path, written)
+
+    assert version == json.loads((tmp_path / FILE_NAME).read_text())["format_version"]
+    assert written == manifest.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "expected"),
+    [
+        ({"independence": "certain"}, "Invalid enum value 'certain'"),
+        ({}, "missing required field `independence`"),
+        ({"independence": "mixed", "surprise": 1}, "unknown field `surprise`"),
+        ({"independence": "mixed", "reason": "a\nb"}, "its verdict has a text that is no line"),
+        ({"independence": "mixed", "output": "y" * 1025}, "its verdict has a text that is no line"),
+    ],
+)
+def test_bad_verdict_is_refused(tmp_path: Path, verdict: dict[str, Any], expected: str) -> None:
+    document = _written(tmp_path) | {"verdict": verdict}
+    (tmp_path / FILE_NAME).write_text(json.dumps(document))
+
+    with pytest.raises(InvalidModel) as caught:
+        manifest.read(tmp_path)
+    assert expected in str(caught.value)
+
+
+def test_inputs_are_all_open_or_none_is(tmp_path: Path) -> None:
+    """Without a batch, too: an output has as many rows as the inputs."""
+    document = _written(tmp_path) | {"max_batch_size": 0}
+    document["outputs"][0]["shape"] = [3, 2]
+    (tmp_path / FILE_NAME).write_text(json.dumps(document))
+
+    with pytest.raises(InvalidModel, match="a batch has -1 as first dimension"):
+        manifest.read(tmp_path)

@@ -1,4 +1,5 @@
 from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from xlaserve.models.buckets import FIXED
+from xlaserve.models.config import ModelConfig
 from xlaserve.models.export import export_model
 from xlaserve.models.loaded import LoadedModel
 from xlaserve.models.programs import CONSTANT_BYTES, Program, Table, bucket_shape, warmed
@@ -105,3 +107,32 @@ def test_batches_stop_where_the_time_per_row_does(table: Table, expected: int) -
     """A larger batch that is not cheaper per row only waits longer; tiny ones share what a call
     costs around the computation."""
     assert expected == table.batch_limit()
+
+
+def test_what_was_not_measured_gathers_as_much_as_there_is() -> None:
+    """Nothing is known of the time per row, and a batch costs one execution."""
+    programs = tuple(Program(lambda leaves, inputs: [], rows, (), inf) for rows in (1, 2, 4))
+
+    assert 4 == Table((1, 2, 4), programs).batch_limit()
+
+
+def test_loop_that_follows_its_inputs_is_not_warmed_up(
+    tmp_path: Path, load: Load, run: Run
+) -> None:
+    """On zeros this one would never end; on its rows it does, padded or not."""
+
+    def until_it_is_large(params: None, x: jax.Array) -> jax.Array:
+        def one(row: jax.Array) -> jax.Array:
+            return jax.lax.while_loop(lambda v: abs(v).max() < 100, lambda v: v * 2, row)
+
+        return jax.vmap(one)(x)
+
+    inputs = {"x": ("FP32", [-1, 2])}
+    path = tmp_path / "m" / "1"
+    export_model(until_it_is_large, None, inputs, path, outputs=["y"], max_batch_size=4)
+    model = load(path, ModelConfig(parameters={"batch_sizes": "4"}))
+
+    assert model.info.loops_follow_inputs
+    assert [0.0] == [bucket.seconds for bucket in model.info.buckets]
+    assert (inf, 4) == (model.expected_seconds(1), model.batch_limit)
+    assert [[128.0, 64.0]] == run(model, {"x": np.array([[2, 1]], np.float32)})["y"].tolist()

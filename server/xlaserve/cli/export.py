@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from xlaserve.cli.rows import rows_shown
 from xlaserve.cli.sizes import format_bytes
 from xlaserve.cli.termination import unwinding_on_signals
 from xlaserve.errors import InvalidModel
@@ -25,12 +26,18 @@ def export(
     ] = False,
 ) -> None:
     """Export a JAX function and its parameters as data that any xlaserve can serve."""
+    from xlaserve.models import manifest
     from xlaserve.models.export import load_exportable
 
+    notices: list[str] = []
     try:
         with unwinding_on_signals():
-            path = load_exportable(target).write(directory / str(version), overwrite=overwrite)
+            path = load_exportable(target).write(
+                directory / str(version), overwrite=overwrite, on_notice=notices.append
+            )
     except FileExistsError as error:
         raise InvalidModel(f"{error}, --overwrite replaces it") from error
     size = sum(file.stat().st_size for file in path.iterdir())
     typer.echo(f"{path}: {format_bytes(size)}")
+    for line in rows_shown(manifest.read(path), notices):
+        typer.echo(line)

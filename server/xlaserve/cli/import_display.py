@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from xlaserve.cli.rows import rows_shown
 from xlaserve.cli.sizes import format_bytes
 from xlaserve.models import device
 from xlaserve.models.loaded import Stage
@@ -49,6 +50,8 @@ def _show(console: Console, imported: Imported) -> None:
     console.print(table)
     console.print(f"{imported.path}: {_summary(imported)}", soft_wrap=True, highlight=False)
     console.print(_comparison(imported), soft_wrap=True, highlight=False)
+    for line in rows_shown(imported.manifest, [imported.notice] if imported.notice else []):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 def _summary(imported: Imported) -> str:

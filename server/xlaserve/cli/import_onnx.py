@@ -45,6 +45,13 @@ def import_onnx(  # noqa: PLR0917, typer reads the parameters of a command from 
     limit_bytes: Annotated[
         int, typer.Option(help="The most bytes of the model and its external data.")
     ] = 8 * 2**30,
+    batch_independent: Annotated[
+        bool | None,
+        typer.Option(
+            "--batch-independent/--batch-dependent",
+            help="Whether each row of a batch is computed from itself alone; else what is proved.",
+        ),
+    ] = None,
 ) -> None:
     """Convert an ONNX model, once, to what any xlaserve can serve."""
     # With JAX: the other commands are quicker without.
@@ -61,6 +68,7 @@ def import_onnx(  # noqa: PLR0917, typer reads the parameters of a command from 
         check=check,
         tolerance=tolerance,
         limit_bytes=limit_bytes,
+        batch_independent=batch_independent,
     )
     try:
         with unwinding_on_signals():

@@ -136,6 +136,13 @@ class VersionLoader:
                 version=version.number,
                 fields=list(model.config.without_effect),
             )
+        if runner.info.notice:
+            self._log.warning(
+                "no request is put together with another",
+                model=version.model,
+                version=version.number,
+                reason=runner.info.notice,
+            )
         if self._background_compile:
             self._finisher.finish(version, loaded)
         if replaced is not None:

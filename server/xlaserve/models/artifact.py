@@ -302,7 +302,7 @@ def check(
     _check_trees(exported, described)
     count = len(described.parameters)
     _check_parameters(exported.in_avals[:count], described, {e.name: e for e in entries})
-    batch = BATCH_DIMENSION if described.max_batch_size else None
+    batch = BATCH_DIMENSION if described.is_open else None
     _check_tensors("input", exported.in_avals[count:], described.inputs, batch, sized=sized)
     _check_tensors("output", exported.out_avals, described.outputs, batch, sized=sized)
 
@@ -411,7 +411,7 @@ def _shape(
     elif -1 in shape[1:] and not sized:
         problem = "but only the batch, as the first dimension, may be open"
     elif -1 in shape[:1] and batch is None:
-        problem = "but its first dimension is open and max_batch_size is 0"
+        problem = "but its first dimension is open, and not that of all inputs is"
     if problem:
         raise InvalidModel(f"{what} has the shape ({_written(dimensions)}), {problem}")
     return shape

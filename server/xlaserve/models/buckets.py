@@ -21,13 +21,13 @@ MAX_BUCKETS = 64
 """The most that a configuration may ask for."""
 
 FIXED = 0
-"""The only bucket of a model without a batch dimension."""
+"""The only bucket of a model without a batch dimension, or whose rows are a size like others."""
 
 BATCH_SIZES = "batch_sizes"
 """The parameter of a configuration that lists the buckets: "1,8,32"."""
 
 BATCH_INDEPENDENT = "batch_independent"
-"""The parameter that says "false" where the rows of a batch depend on one another."""
+"""The parameter that declares whether each row of a batch is computed from itself alone."""
 
 _BOOLEANS = {"true": True, "false": False}
 
@@ -40,6 +40,11 @@ class BucketPlan:
     """Ascending."""
     independent: bool = True
     """Whether rows may be padded and requests put together."""
+
+    @property
+    def is_batched(self) -> bool:
+        """Tell whether a program is for a number of rows, rather than for a whole shape."""
+        return self.sizes != (FIXED,)
 
     @property
     def first(self) -> tuple[int, ...]:
@@ -63,7 +68,7 @@ def plan(max_batch_size: int, config: ModelConfig) -> BucketPlan:
     dynamic_batching adds to either, and so does `max_batch_size`. Rows that depend on one another
     take every size there is.
     """
-    if not _independent(config):
+    if declared(config) is False:
         return BucketPlan(_every_size(max_batch_size, config), independent=False)
     asked, preferred = _listed(config), _preferred(config)
     if not max_batch_size:
@@ -78,6 +83,21 @@ def plan(max_batch_size: int, config: ModelConfig) -> BucketPlan:
     if len(found) > MAX_BUCKETS:
         raise InvalidModel(f"expected {MAX_BUCKETS} batch sizes at most, got {len(found)}")
     return BucketPlan(tuple(sorted(found)))
+
+
+def exact(max_batch_size: int, config: ModelConfig) -> tuple[int, ...]:
+    """Return the numbers of rows that a load compiles where each has a program of its own.
+
+    One row, or those of `batch_sizes`; others follow on demand. Raises InvalidModel.
+    """
+    asked = _listed(config) or (1,)
+    most = max_batch_size or MAX_BATCH_SIZE
+    if len(asked) > MAX_BUCKETS or not all(1 <= size <= most for size in asked):
+        raise InvalidModel(
+            f"{BATCH_SIZES}: expected {MAX_BUCKETS} sizes of 1 to {most} at most, "
+            f"got '{config.parameters[BATCH_SIZES][:64]}'"
+        )
+    return tuple(sorted(set(asked)))
 
 
 def buckets_up_to(max_batch_size: int) -> tuple[int, ...]:
@@ -114,11 +134,20 @@ def by_benefit(compiled: Iterable[int], missing: Iterable[int]) -> tuple[int, ..
     return tuple(order)
 
 
-def _independent(config: ModelConfig) -> bool:
-    text = config.parameters.get(BATCH_INDEPENDENT, "true").strip().lower()
-    if text not in _BOOLEANS:
-        raise InvalidModel(f"parameter '{BATCH_INDEPENDENT}': expected true or false, got '{text}'")
-    return _BOOLEANS[text]
+def declared(config: ModelConfig) -> bool | None:
+    """Return what a configuration declares of rows; None where it leaves that to the proof.
+
+    Raises InvalidModel.
+    """
+    text = config.parameters.get(BATCH_INDEPENDENT)
+    if text is None:
+        return None
+    said = text.strip().lower()
+    if said not in _BOOLEANS:
+        raise InvalidModel(
+            f"parameter '{BATCH_INDEPENDENT}': expected true or false, got '{said[:64]}'"
+        )
+    return _BOOLEANS[said]
 
 
 def _every_size(max_batch_size: int, config: ModelConfig) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ import betterproto
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_message import ENSEMBLE
 from xlaserve.models.loaded import ModelInfo
+from xlaserve.models.served_rows import BATCH_ROWS
 from xlaserve.tensors import TensorSpec
 from xlaserve_proto import inference
 
@@ -41,6 +42,9 @@ class ServedConfig:
                 latest=inference.ModelVersionPolicyLatest(num_versions=1)
             )
         message.max_batch_size = self.info.max_batch_size
+        if self.info.verdict is not None:
+            said = inference.ModelParameter(string_value=str(self.info.verdict))
+            message.parameters = {**written.parameters, BATCH_ROWS: said}
         batched = bool(self.info.max_batch_size)
         message.input = _tensors(self.info.inputs, written.input, inference.ModelInput, batched)
         message.output = _tensors(self.info.outputs, written.output, inference.ModelOutput, batched)

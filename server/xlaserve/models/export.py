@@ -12,10 +12,12 @@ export_model(
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
 import jax
+import structlog
 
 from xlaserve.errors import InvalidModel, InvalidReference, UnknownDatatype
 from xlaserve.models import files, manifest, weights
@@ -23,6 +25,8 @@ from xlaserve.models.artifact import BATCH_DIMENSION, durable_of
 from xlaserve.models.buckets import DEFAULT_MAX_BATCH_SIZE, MAX_BUCKETS
 from xlaserve.models.lowering import Lowered, OpenShapes, lower
 from xlaserve.models.manifest import ARTIFACT, STABLEHLO, WEIGHTS, Manifest
+from xlaserve.models.rows.verdict import Independence, Verdict
+from xlaserve.models.shapes import TRIED_SIZE
 from xlaserve.references import load_reference
 from xlaserve.temporary import TemporaryDirectory, remove_leftovers
 from xlaserve.tensors import BYTES, TensorSpec, datatype_named
@@ -31,9 +35,6 @@ Inputs: TypeAlias = (
     Mapping[str, tuple[str, Sequence[int]] | tuple[str, Sequence[int | str]]] | Sequence[TensorSpec]
 )
 """Inputs in the order of the function's arguments: `{"x": ("FP32", [-1, 784])}`."""
-
-_CHECKED_SIZE = 8
-"""Of an open dimension for which no size is listed, when the artifact is run back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +51,18 @@ class Exportable:
     outputs: Sequence[str] | None = None
     """The names of what `fn` returns; None where it returns a dict, which has them."""
     max_batch_size: int | None = None
-    """None for 64 where every input starts with -1, 0 for shapes that are all fixed."""
+    """The most rows of one request, which may be put together with others where that is proved to
+    change no answer. None for 64 where every input starts with -1; 0 for any number, and never put
+    together, and for shapes that are all fixed."""
     platforms: Sequence[str] = ("cpu", "cuda")
     """Where the artifact will run. It must include the platform that exports it."""
     x64: bool | None = None
     """Whether 64-bit types exist while `fn` is traced. None for yes where an input or a parameter
     has one, or JAX is configured so; otherwise `fn` computes what it does under plain JAX."""
-    batch_independent: bool = True
-    """Whether each row of a batch is computed from itself alone. Otherwise nothing is padded or put
+    batch_independent: bool | None = None
+    """Whether each row of a batch is computed from itself alone. None for what is proved: where
+    nothing is, the model is exported with max_batch_size 0. True is for what cannot be proved; it
+    is tried, and refused where the contrary is proved or seen. With False nothing is padded or put
     together, and every batch size is compiled, 64 at most."""
     compiled_shapes: Mapping[str, Sequence[int]] | None = None
     """The sizes of open dimensions to compile, by name: `{"s": [32, 128]}`."""
@@ -71,11 +76,13 @@ class Exportable:
         *,
         exported_at: datetime | None = None,
         overwrite: bool = False,
+        on_notice: Callable[[str], None] | None = None,
     ) -> Path:
         """Export to the version directory `<model>/<version>` and return it.
 
         The artifact was run on random inputs by then, and gave what `fn` gives. The directory is
-        there with all its files or not at all. Raises InvalidModel, or FileExistsError unless
+        there with all its files or not at all. `on_notice` is told why requests will not be put
+        together, where that is so; else the log is. Raises InvalidModel, or FileExistsError unless
         `overwrite`.
         """
         target = Path(path)
@@ -83,21 +90,26 @@ class Exportable:
         shapes = _shapes(self.inputs)
         inputs = _input_specs(self.inputs)
         batch = _max_batch_size(self.max_batch_size, inputs)
-        if not self.batch_independent and batch > MAX_BUCKETS:
+        is_open = inputs[0].shape[:1] == (-1,)
+        if self.batch_independent is False and batch > MAX_BUCKETS:
             raise InvalidModel(
                 f"max_batch_size: expected {MAX_BUCKETS} at most where rows depend on one another, "
                 f"got {batch}"
             )
-        sizes = _checked_sizes(shapes, self.compiled_shapes or {}, batched=bool(batch))
+        sizes = _checked_sizes(shapes, self.compiled_shapes or {}, batched=is_open)
         lowered = lower(
             self.fn,
             self.params,
             inputs,
             outputs=self.outputs,
-            shapes=OpenShapes(bool(batch), self.batch_independent, shapes, sizes),
+            shapes=OpenShapes(is_open, shapes, sizes),
             platforms=self.platforms,
             x64=self.x64,
         )
+        verdict = _tried(lowered, self.batch_independent)
+        notice = _notice(batch, verdict, self.batch_independent)
+        if notice:
+            batch = 0
         stamp = (exported_at or datetime.now(UTC)).astimezone(UTC)
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(target.parent)
@@ -113,12 +125,15 @@ class Exportable:
                     max_batch_size=batch,
                     exported_at=f"{stamp:%Y-%m-%dT%H:%M:%SZ}",
                     batch_independent=self.batch_independent,
+                    verdict=verdict,
                     compiled_shapes={k: tuple(v) for k, v in (self.compiled_shapes or {}).items()},
                     max_on_demand_shapes=self.max_on_demand_shapes,
                 ),
             )
             made.chmod(0o755)
             temporary.replace(made, target)
+        if notice:
+            (on_notice or partial(_log_notice, target))(notice)
         return target
 
 
@@ -132,7 +147,7 @@ def export_model(
     max_batch_size: int | None = None,
     platforms: Sequence[str] = ("cpu", "cuda"),
     x64: bool | None = None,
-    batch_independent: bool = True,
+    batch_independent: bool | None = None,
     compiled_shapes: Mapping[str, Sequence[int]] | None = None,
     max_on_demand_shapes: int = 0,
     exported_at: datetime | None = None,
@@ -170,6 +185,52 @@ def load_exportable(reference: str) -> Exportable:
             "Exportable or a function that returns one"
         )
     return made
+
+
+# --- what is known of its rows -----------------------------------------------------------------
+
+
+def _tried(lowered: Lowered, declared: bool | None) -> Verdict | None:
+    """Return what is known of the rows, after a trial where nothing is proved of them.
+
+    Raises InvalidModel where they are declared independent, and are not.
+    """
+    verdict = lowered.verdict
+    if verdict is None or declared is False:
+        return verdict
+    if verdict.independence is Independence.UNKNOWN:
+        difference = lowered.find_difference()
+        if difference is not None:
+            verdict = replace(
+                verdict, independence=Independence.MIXED, operation="", reason=str(difference)
+            )
+    if declared and verdict.independence is Independence.MIXED:
+        raise InvalidModel(
+            f"batch_independent: rows are declared independent, but they are not: {verdict}"
+        )
+    return verdict
+
+
+def _notice(batch: int, verdict: Verdict | None, declared: bool | None) -> str:
+    """Say why requests are not put together, though the author did not ask for that."""
+    if (
+        not batch
+        or verdict is None
+        or declared is not None
+        or verdict.independence is Independence.PROVED
+    ):
+        return ""
+    way_out = ""
+    if verdict.independence is Independence.UNKNOWN:
+        way_out = "; a trial found nothing against it, batch_independent=True declares it"
+    return (
+        f"rows are {verdict}; no request will be put together with another, max_batch_size is 0 "
+        f"instead of {batch}{way_out}"
+    )
+
+
+def _log_notice(target: Path, notice: str) -> None:
+    structlog.get_logger("export").warning("rows are not batched", path=str(target), reason=notice)
 
 
 def _write_files(directory: Path, lowered: Lowered) -> Manifest:
@@ -246,7 +307,7 @@ def _checked_sizes(
     for name, sizes in listed.items():
         if not sizes or min(sizes) < 1 or len(set(sizes)) < len(sizes):
             raise InvalidModel(f"compiled_shapes '{name}': expected sizes, each once, got {sizes}")
-    return {name: min(listed.get(name, [_CHECKED_SIZE])) for name in names}
+    return {name: min(listed.get(name, [TRIED_SIZE])) for name in names}
 
 
 def _input_spec(name: str, datatype: str, shape: Sequence[int | str]) -> TensorSpec:
@@ -272,6 +333,6 @@ def _max_batch_size(asked: int | None, inputs: Sequence[TensorSpec]) -> int:
             f"input '{closed[0].name}' is {closed[0]}, but with max_batch_size {asked} its first "
             "dimension is -1"
         )
-    if not asked and len(closed) < len(inputs):
-        raise InvalidModel("where an input starts with -1, all do, and max_batch_size is not 0")
+    if closed and len(closed) < len(inputs):
+        raise InvalidModel("where an input starts with -1, all do")
     return asked

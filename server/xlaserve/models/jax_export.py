@@ -18,10 +18,21 @@ from jax.errors import JaxRuntimeError
 from jax.export import Exported
 
 from xlaserve.errors import InvalidModel, InvalidTensor, LoadCancelled, XlaserveError
-from xlaserve.models import artifact, buckets, manifest, placement, rows, shapes, sites, weights
+from xlaserve.models import (
+    artifact,
+    buckets,
+    manifest,
+    neighbours,
+    placement,
+    shapes,
+    sites,
+    weights,
+)
 from xlaserve.models.buckets import FIXED, BucketPlan
+from xlaserve.models.config import ModelConfig
 from xlaserve.models.exhaustion import raise_if_exhausted
 from xlaserve.models.loaded import LoadContext, ModelInfo, Stage, Value
+from xlaserve.models.neighbours import Difference
 from xlaserve.models.on_demand import OnDemandShapes
 from xlaserve.models.outputs import DeviceTensor, JaxInFlight, left_there, to_host
 from xlaserve.models.programs import (
@@ -37,6 +48,8 @@ from xlaserve.models.programs import (
     growth_of,
     memory_of,
 )
+from xlaserve.models.rows import loops_follow_inputs, prove
+from xlaserve.models.served_rows import ServedRows, served_rows
 from xlaserve.models.shapes import OpenDimensions, Sizes
 from xlaserve.models.signature import Signature, agreed
 from xlaserve.models.sites import Layout
@@ -75,6 +88,8 @@ class JaxExportModel:
         self._batched = bool(info.max_batch_size)
         self._most_rows = info.max_batch_size
         self._independent = True
+        self._is_exact = False
+        """Whether the first of the sizes of a program is the number of its rows."""
         self._dimensions: OpenDimensions | None = None
         self._names = tuple(spec.name for spec in info.inputs)
         self._output_names = tuple(spec.name for spec in info.outputs)
@@ -196,7 +211,7 @@ class JaxExportModel:
             self.info,
             memory=memory_of(self._copies, self._constants_bytes, self._module_bytes),
             compile_seconds=compile_seconds,
-            buckets=buckets_of(self._copies),
+            buckets=buckets_of(self._copies, is_exact=self._is_exact),
             on_demand_compilations=on_demand_compilations,
         )
 
@@ -229,11 +244,14 @@ class JaxExportModel:
         """Compile what has to be there before the first request; the rest too, or later."""
         self._compiler = compiler
         self._independent = plan.independent
+        self._batched = plan.is_batched
         self._dimensions = dimensions if dimensions.places else None
         self._module_bytes = len(compiler.exported.mlir_module_serialized)
         if context.background_compile and dimensions.combinations:
             self._rest.extend(plan.rest)
-        limit = shapes.on_demand(context.config, context.max_on_demand_shapes)
+        self._is_exact = dimensions.has_rows
+        most = context.max_on_demand_shapes
+        limit = shapes.on_demand(context.config, most, exact=self._is_exact)
         if limit:
             self.on_demand = OnDemandShapes(
                 self._model,
@@ -406,27 +424,60 @@ def compiled(
     context: LoadContext,
 ) -> JaxExportModel:
     """Compile and warm an artifact whose arguments are its parameters, then its inputs."""
-    plan = buckets.plan(signature.max_batch_size, context.config)
     copies = copies_of(layout, parameters)
+    inputs, config = signature.inputs, context.config
+    avals = exported.in_avals[len(exported.in_avals) - len(inputs) :]
+    sizes, tried = shapes.tried(config, inputs, avals)
+    rows, verdict = ServedRows(signature.max_batch_size), None
+    if signature.is_open:
+        outputs = [spec.name for spec in signature.outputs]
+        verdict = prove(
+            exported,
+            len(exported.in_avals) - len(inputs),
+            outputs,
+            sizes,
+            platforms=[copies[0].site.platform],
+        )
+        trial = Compiler(exported, parameters.constants, signature, copies, tried)
+        find_difference = partial(_find_difference, trial, signature, tried)
+        rows = served_rows(signature, config, verdict, find_difference)
+    # Most models have no loop, and their module does not name the operation.
+    follows = _LOOP in exported.mlir_module_serialized and (
+        verdict.loops_follow_inputs if verdict else loops_follow_inputs(exported, sizes)
+    )
     info = ModelInfo(
         PLATFORM,
-        signature.inputs,
+        inputs,
         signature.outputs,
-        signature.max_batch_size,
-        loops_follow_inputs=_loops_follow_inputs(exported),
+        rows.max_batch_size,
+        loops_follow_inputs=follows,
+        verdict=verdict,
+        notice=rows.notice,
+    )
+    plan, numbers = _plan(rows, config)
+    dimensions = shapes.read(config, inputs, avals, numbers)
+    compiler = Compiler(
+        exported, parameters.constants, signature, copies, dimensions, is_measured=not follows
     )
     model = JaxExportModel(context.model, info, copies, layout.replicas, parameters)
-    avals = exported.in_avals[len(exported.in_avals) - len(signature.inputs) :]
-    dimensions = shapes.read(context.config, signature.inputs, avals)
-    compiler = Compiler(exported, parameters.constants, signature, copies, dimensions)
     model.start(compiler, plan, dimensions, context)
     return model
 
 
-def _loops_follow_inputs(exported: Exported) -> bool:
-    """Tell whether the length of a loop may depend on inputs."""
-    # Most models have no loop, and their module does not name the operation.
-    return _LOOP in exported.mlir_module_serialized and rows.loops_follow_inputs(exported)
+def _plan(rows: ServedRows, config: ModelConfig) -> tuple[BucketPlan, tuple[int, ...]]:
+    """Return what is compiled, and the numbers of rows where each has a program of its own."""
+    if rows.is_exact:
+        return BucketPlan((FIXED,), independent=False), buckets.exact(rows.max_batch_size, config)
+    return buckets.plan(rows.max_batch_size, config), ()
+
+
+def _find_difference(
+    compiler: Compiler, signature: Signature, tried: OpenDimensions
+) -> Difference | None:
+    """Try whether rows change with those beside them, at one size of each other dimension."""
+    (sizes,) = tried.combinations
+    inputs = tried.specs(signature.inputs, sizes)
+    return neighbours.find_difference(compiler.run_on(sizes), inputs, signature.outputs)
 
 
 def _numbered(on_stage: Callable[[Stage], None], step: int, steps: int, stage: Stage) -> None:
@@ -451,7 +502,7 @@ def _padded(tensor: Tensor, bucket: int) -> Tensor:
     padded = np.empty((bucket, *tensor.shape[1:]), tensor.dtype)
     padded[: len(tensor)] = tensor
     # Not zeros: a loop that ends on each of the rows may never end on those.
-    padded[len(tensor) :] = tensor[-1]
+    padded[len(tensor) :] = tensor[-1:] if len(tensor) else 0
     return padded
 
 

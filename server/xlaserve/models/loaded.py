@@ -7,6 +7,7 @@ from typing import Protocol, TypeAlias
 
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.roots import ANYWHERE, Roots
+from xlaserve.models.rows.verdict import Verdict
 from xlaserve.tensors import Shape, Tensor, TensorSpec
 
 MAX_ON_DEMAND_SHAPES = 64
@@ -82,7 +83,7 @@ class Bucket:
     compile_seconds: float
     """The sum over the devices."""
     seconds: float
-    """One execution, the quickest of the warm-up."""
+    """One execution, the quickest of the warm-up; 0 where that measured nothing."""
     sizes: tuple[int, ...] = ()
     """Of dimensions besides the batch that the artifact leaves open."""
 
@@ -96,7 +97,8 @@ class ModelInfo:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     max_batch_size: int
-    """The most rows of one request; 0 where the first dimension is not a batch."""
+    """The most rows of one request. 0 where the first dimension is fixed, or takes any number of
+    rows, which are not put together with others."""
     memory: ModelMemory = field(default_factory=ModelMemory)
     compile_seconds: float = 0.0
     """Since the load began; of what was dropped again too."""
@@ -107,6 +109,11 @@ class ModelInfo:
     loops_follow_inputs: bool = False
     """Whether the length of some loop is not known to be a constant: what the warm-up measured says
     nothing of what a request takes, and such a model never runs on the event loop."""
+    verdict: Verdict | None = None
+    """What is proved of its rows; None where its first dimension is fixed, or nobody asked."""
+    notice: str = ""
+    """Why its requests are not put together, for the log of its load; empty where there is nothing
+    to say."""
 
     @property
     def is_ragged(self) -> bool:
@@ -218,7 +225,10 @@ class LoadedModel(Executable, Protocol):
         ...
 
     def expected_seconds(self, rows: int) -> float:
-        """Return what the warm-up measured for the bucket that so many rows would run in now."""
+        """Return what the warm-up measured for the bucket that so many rows would run in now.
+
+        Infinity where it measured nothing, since it may not end.
+        """
         ...
 
     def padded_rows(self, rows: int) -> int:

@@ -5,7 +5,8 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -16,14 +17,20 @@ import numpy as np
 from jax.export import Exported
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models import artifact
+from xlaserve.models import artifact, neighbours
 from xlaserve.models.artifact import BATCH_DIMENSION
 from xlaserve.models.computation import Computation, lasting, to_file
+from xlaserve.models.neighbours import Difference
 from xlaserve.models.parameters import Parameters, flatten, has_64_bit
+from xlaserve.models.rows import prove
+from xlaserve.models.rows.verdict import Independence, Verdict
 from xlaserve.tensors import Tensor, TensorSpec, describe
 
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 _CHECKED_ROWS = 3
+_LOCATED_FRAMES = 10
+"""Of the author's, above the line where JAX was called. Those of libraries are among them."""
+
 _HINTS = (
     " (its batch dimension has no size while it is traced)",
     " (its open dimensions have no size while it is traced)",
@@ -43,6 +50,10 @@ class Lowered:
     """The same in the form that lasts."""
     parameters: Mapping[str, Tensor]
     outputs: tuple[TensorSpec, ...]
+    verdict: Verdict | None
+    """What is proved of the rows; None where the first dimension is fixed."""
+    find_difference: Callable[[], Difference | None]
+    """Makes a trial of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +61,7 @@ class OpenShapes:
     """Which dimensions of the inputs have no size while a function is traced."""
 
     batched: bool
-    """Whether the first ones have none, and are a batch."""
-    independent: bool = True
-    """Whether each row of it is computed from itself alone."""
+    """Whether the first ones have none, and may be a batch."""
     names: Sequence[Sequence[str | int]] = ()
     """The shapes of the inputs, with a name for each other one; empty where there is none."""
     checked: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
@@ -97,12 +106,12 @@ def lower(
 ) -> Lowered:
     """Export `fn(params, *inputs)` with the arrays of `params` as arguments, and run it back.
 
-    Raises InvalidModel when it cannot be traced, is not what the inputs and outputs say, gives
-    something else than `fn` on random inputs, or mixes the rows of an independent batch.
+    Raises InvalidModel when it cannot be traced, is not what the inputs and outputs say, or gives
+    something else than `fn` on random inputs.
     """
     _check_platforms(platforms)
     wide = _is_wide(params, inputs, x64)
-    with jax.enable_x64(wide), _no_source_locations():
+    with jax.enable_x64(wide), _source_locations(0):
         function = _Flat(fn, flatten(params, x64=wide), outputs)
         exported = _export(function, inputs, platforms, shapes)
         batch = BATCH_DIMENSION if shapes.batched else None
@@ -115,7 +124,14 @@ def lower(
         artifact.deserialize(bytearray(data), jax.__version__)
         read_back = artifact.from_computation(computation, jax.__version__)
         _check_runs_alike(read_back, function, inputs, specs, shapes)
-    return Lowered(data, computation, function.parameters.arrays, specs)
+        parameters = function.parameters.arrays
+        verdict = None
+        if shapes.batched:
+            names, count = function.output_names, len(parameters)
+            again = partial(_export, function, inputs, platforms, shapes)
+            verdict = _verdict(lambda e: prove(e, count, names, shapes.checked), read_back, again)
+    trial = partial(_find_difference, read_back, list(parameters.values()), inputs, specs, shapes)
+    return Lowered(data, computation, parameters, specs, verdict, partial(trial, wide=wide))
 
 
 def _check_platforms(platforms: Sequence[str]) -> None:
@@ -140,10 +156,13 @@ def _is_wide(params: object, inputs: Sequence[TensorSpec], x64: bool | None) -> 
 
 
 @contextmanager
-def _no_source_locations() -> Iterator[None]:
-    """Keep the paths of the author's files out of the artifact; equal models are equal bytes."""
+def _source_locations(most: int) -> Iterator[None]:
+    """Have so many frames of the author's files in what is lowered.
+
+    None of them in the artifact, which is nobody's path, and where equal models are equal bytes.
+    """
     before = cast("Any", jax.config).jax_traceback_in_locations_limit
-    jax.config.update("jax_traceback_in_locations_limit", 0)
+    jax.config.update("jax_traceback_in_locations_limit", most)
     try:
         yield
     finally:
@@ -227,6 +246,47 @@ def _export(
         raise InvalidModel(f"the function cannot be exported{hint}: {error}") from error
 
 
+# --- what is known of its rows -----------------------------------------------------------------
+
+
+def _verdict(
+    prove_it: Callable[[Exported], Verdict], exported: Exported, again: Callable[[], Exported]
+) -> Verdict:
+    """Return what is proved of an artifact, with the line of the author's that is in the way.
+
+    For that the function is exported `again`.
+    """
+    verdict = prove_it(exported)
+    if verdict.independence is Independence.PROVED:
+        return verdict
+    with _source_locations(_LOCATED_FRAMES):
+        found = prove_it(again())
+    same = (found.independence, found.operation) == (verdict.independence, verdict.operation)
+    return replace(verdict, location=found.location) if same else verdict
+
+
+def _find_difference(
+    exported: Exported,
+    leaves: Sequence[Tensor],
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    shapes: OpenShapes,
+    *,
+    wide: bool,
+) -> Difference | None:
+    call = jax.jit(exported.call)
+
+    def run(tensors: Sequence[Tensor]) -> list[Tensor]:
+        with jax.enable_x64(wide):
+            return [np.asarray(output) for output in call(list(leaves), list(tensors))]
+
+    sized = [
+        replace(spec, shape=(-1, *shape[1:]))
+        for spec, shape in zip(inputs, shapes.checked_shapes(inputs), strict=True)
+    ]
+    return neighbours.find_difference(run, sized, outputs)
+
+
 # --- running it back ---------------------------------------------------------------------------
 
 
@@ -245,15 +305,6 @@ def _check_runs_alike(
     expected = lowered.compile()(leaves, arguments)
     got = run_back(leaves, arguments)
     _check_close(outputs, expected, got, "the artifact does not give what the function gives")
-    if shapes.batched and shapes.independent:
-        more = run_back(leaves, [_with_zero_row(argument) for argument in arguments])
-        rows = [output[:_CHECKED_ROWS] for output in more]
-        _check_close(
-            outputs,
-            got,
-            rows,
-            "a row depends on the other rows of its batch, export it with batch_independent=False",
-        )
 
 
 def _random_inputs(specs: Sequence[TensorSpec], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
@@ -269,10 +320,6 @@ def _random(random: np.random.Generator, shape: Sequence[int], spec: TensorSpec)
             dtype
         )
     return random.standard_normal(shape).astype(dtype)
-
-
-def _with_zero_row(tensor: Tensor) -> Tensor:
-    return np.concatenate([tensor, np.zeros_like(tensor[:1])])
 
 
 def _check_close(

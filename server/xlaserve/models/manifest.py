@@ -1,7 +1,7 @@
 """The `model.json` of a version directory: what an exported model takes, gives and consists of."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -12,6 +12,7 @@ from xlaserve.models import files
 from xlaserve.models.buckets import MAX_BATCH_SIZE
 from xlaserve.models.files import FileRecord
 from xlaserve.models.roots import ANYWHERE, Roots
+from xlaserve.models.rows.verdict import Independence, Verdict
 from xlaserve.tensors import TensorSpec, datatype_named
 
 FILE_NAME = "model.json"
@@ -29,9 +30,9 @@ WEIGHTS = "params.safetensors"
 KIND = "jax_export"
 """The one kind of model that has a manifest so far."""
 
-FORMAT_VERSION = 3
-"""Of manifests that say something of shapes; those of version 2 do not, and those of version 1 have
-no durable part either."""
+FORMAT_VERSION = 4
+"""Of manifests that say something of rows; those of version 3 say something of shapes, those of
+version 2 nothing of either, and those of version 1 have no durable part."""
 
 LIMIT_BYTES = 1 << 20
 
@@ -63,7 +64,8 @@ class Manifest:
     """In declared order, which is the order of the artifact's arguments."""
     outputs: tuple[TensorSpec, ...]
     max_batch_size: int
-    """The default; a model configuration may say otherwise. 0 where nothing is a batch."""
+    """The default; a model configuration may say otherwise. 0 where requests are not put together,
+    or nothing is a batch."""
     parameters: tuple[str, ...]
     """Names of tensors in the weights file, in the order of the artifact's arguments."""
     parameters_bytes: int
@@ -75,21 +77,30 @@ class Manifest:
     """RFC 3339, in UTC."""
     durable: Durable | None = None
     """None where there is no StableHLO file, only what `jax.export` wrote."""
-    batch_independent: bool = True
-    """Whether a row of a batch is computed from itself alone; otherwise nothing is padded."""
+    batch_independent: bool | None = None
+    """What the author declares of rows: whether each is computed from itself alone. None where that
+    is left to the proof."""
     compiled_shapes: Mapping[str, tuple[int, ...]] = field(
         default_factory=lambda: MappingProxyType({})
     )
     """The sizes to compile of dimensions besides the batch that are open, by their names."""
     max_on_demand_shapes: int = 0
     """For how many other sizes programs are kept that requests ask for."""
+    verdict: Verdict | None = None
+    """What was proved of the rows when it was exported. It is for people, and it is no proof: who
+    loads the model makes one. None where nothing is a batch, and in files of before."""
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether the first dimension of the inputs may have any size."""
+        return all(spec.shape[:1] == (-1,) for spec in self.inputs)
 
     @property
     def defaults(self) -> Mapping[str, str]:
         """Return what it says of shapes as parameters of a configuration, which may say more."""
         said: dict[str, str] = {}
-        if not self.batch_independent:
-            said["batch_independent"] = "false"
+        if self.batch_independent is not None:
+            said["batch_independent"] = str(self.batch_independent).lower()
         if self.compiled_shapes:
             said["compiled_shapes"] = msgspec.json.encode(dict(self.compiled_shapes)).decode()
         if self.max_on_demand_shapes:
@@ -116,6 +127,16 @@ class _Durable(msgspec.Struct, forbid_unknown_fields=True):
     unused: list[int]
 
 
+class _Verdict(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    independence: Independence
+    output: str = ""
+    operation: str = ""
+    reason: str = ""
+    location: str = ""
+    loops_follow_rows: bool = False
+    loops_follow_inputs: bool = False
+
+
 class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """The fields as they are written, in this order."""
 
@@ -131,9 +152,10 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     parameters: list[str]
     files: dict[str, _File]
     durable: _Durable | None = None
-    batch_independent: bool = True
+    batch_independent: bool | None = None
     compiled_shapes: dict[str, list[int]] = {}
     max_on_demand_shapes: int = 0
+    verdict: _Verdict | None = None
 
 
 class _Kind(msgspec.Struct):
@@ -192,6 +214,7 @@ def _from_document(document: _Document) -> Manifest:
             {name: tuple(sizes) for name, sizes in document.compiled_shapes.items()}
         ),
         max_on_demand_shapes=document.max_on_demand_shapes,
+        verdict=_verdict(document.verdict),
     )
     _check_files(manifest)
     _check_durable(manifest)
@@ -219,14 +242,28 @@ def _to_document(manifest: Manifest) -> _Document:
         batch_independent=manifest.batch_independent,
         compiled_shapes={name: list(sizes) for name, sizes in manifest.compiled_shapes.items()},
         max_on_demand_shapes=manifest.max_on_demand_shapes,
+        verdict=None if manifest.verdict is None else _Verdict(**asdict(manifest.verdict)),
     )
 
 
 def _version_of(manifest: Manifest) -> int:
     """Return the lowest version that has what a manifest says: older servers read those."""
-    if manifest.defaults:
+    opened = manifest.is_open and not manifest.max_batch_size
+    if opened or manifest.verdict is not None or manifest.batch_independent:
         return FORMAT_VERSION
+    if manifest.defaults:
+        return 3
     return 1 if manifest.durable is None else 2
+
+
+def _verdict(verdict: _Verdict | None) -> Verdict | None:
+    if verdict is None:
+        return None
+    found = Verdict(**msgspec.structs.asdict(verdict))
+    for text in (found.output, found.operation, found.reason, found.location):
+        if len(text) > MAX_NAME_LENGTH or not text.isprintable():
+            raise _invalid("its verdict has a text that is no line")
+    return found
 
 
 def _durable(durable: _Durable | None) -> Durable | None:
@@ -316,7 +353,7 @@ def _check_batch(manifest: Manifest) -> None:
         raise _invalid("max_on_demand_shapes is less than 0")
     if not 0 <= manifest.max_batch_size <= MAX_BATCH_SIZE:
         raise _invalid(f"max_batch_size is not between 0 and {MAX_BATCH_SIZE}")
-    if not manifest.max_batch_size:
+    if not manifest.max_batch_size and not manifest.is_open:
         return
     for spec in (*manifest.inputs, *manifest.outputs):
         if spec.shape[:1] != (-1,):

@@ -22,6 +22,7 @@ from xlaserve.models import manifest, weights
 from xlaserve.models.buckets import FIXED
 from xlaserve.models.loaded import IN_FLIGHT, Bucket, ModelMemory, Stage
 from xlaserve.models.manifest import Manifest
+from xlaserve.models.neighbours import Run
 from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.models.shapes import OpenDimensions, Sizes
 from xlaserve.models.signature import Signature
@@ -112,7 +113,8 @@ class Program:
     rows: int
     sizes: Sizes
     seconds: float
-    """The quickest run: loads side by side disturb one another while they measure."""
+    """The quickest run: loads side by side disturb one another while they measure. Infinity where
+    none was made."""
     compile_seconds: float = 0.0
     scratch_bytes: int = 0
     """Temporaries, inputs and outputs on each device."""
@@ -141,6 +143,8 @@ class Table:
 
     def batch_limit(self) -> int:
         """Return the bucket with the lowest time per row."""
+        if self.programs and self.programs[-1].seconds == inf:
+            return self.programs[-1].rows
         best, lowest = 0, inf
         for program in self.programs:
             per_row = (program.seconds + _AROUND_SECONDS) / program.rows
@@ -221,6 +225,8 @@ class Compiler:
         signature: Signature,
         copies: Sequence[Copy],
         dimensions: OpenDimensions,
+        *,
+        is_measured: bool = True,
     ) -> None:
         self.exported = exported
         self.seconds = 0.0
@@ -229,6 +235,9 @@ class Compiler:
         self._constants = constants
         self._signature = signature
         self._copies = copies
+        self._is_measured = is_measured
+        """Whether programs are executed before requests are. A loop that follows its inputs may
+        never end on those of a warm-up, and how long it takes there says nothing."""
 
     def compile(
         self,
@@ -236,7 +245,7 @@ class Compiler:
         check_cancelled: Callable[[], None],
         on_stage: Callable[[Stage], None],
     ) -> None:
-        """Compile buckets for every copy, execute them, and only then let requests use them."""
+        """Compile buckets for every copy, warm them up, and only then let requests use them."""
         work = [
             (copy, bucket, sizes)
             for bucket in buckets
@@ -269,13 +278,28 @@ class Compiler:
             on_stage(Stage("warming", step, len(work)))
             copy, bucket, sizes = one
             specs = self._dimensions.specs(self._signature.inputs, sizes)
-            quickest = warmed(executable, copy.leaves, specs, bucket)
+            quickest = inf
+            if self._is_measured:
+                quickest = warmed(executable, copy.leaves, specs, bucket)
             ready.append((copy, _measured(executable, one, seconds, quickest)))
-        for _ in range(_LOOKS_AGAIN):
+        for _ in range(_LOOKS_AGAIN if self._is_measured else 0):
             check_cancelled()
             ready = [(copy, self._looked_at_again(copy, program)) for copy, program in ready]
         self.seconds += sum(program.compile_seconds for _, program in ready)
         return ready
+
+    def run_on(self, sizes: Sizes) -> Run:
+        """Return what executes any number of rows, each of them compiled when it first comes."""
+        copy = self._copies[0]
+        executables: dict[int, jax.stages.Compiled] = {}
+
+        def run(tensors: Sequence[Tensor]) -> list[Tensor]:
+            rows = len(tensors[0])
+            if rows not in executables:
+                executables[rows], _ = self._compiled(copy, rows, sizes)
+            return [np.asarray(output) for output in executables[rows](copy.leaves, list(tensors))]
+
+        return run
 
     def _looked_at_again(self, copy: Copy, program: Program) -> Program:
         """Return the program with the quickest run of this look too, if there is time for one."""
@@ -389,14 +413,17 @@ def _bytes_per_device(leaf: jax.Array) -> int:
     return int(np.prod(leaf.sharding.shard_shape(leaf.shape))) * leaf.dtype.itemsize
 
 
-def buckets_of(copies: Sequence[Copy]) -> tuple[Bucket, ...]:
-    """Describe what is compiled; the time of one execution is that of the first copy."""
+def buckets_of(copies: Sequence[Copy], *, is_exact: bool = False) -> tuple[Bucket, ...]:
+    """Describe what is compiled; the time of one execution is that of the first copy.
+
+    `is_exact`: the first of the sizes is the number of rows.
+    """
     return tuple(
         Bucket(
-            alike[0].rows,
+            alike[0].sizes[0] if is_exact else alike[0].rows,
             sum(one.compile_seconds for one in alike),
-            alike[0].seconds,
-            alike[0].sizes,
+            alike[0].seconds if alike[0].seconds < inf else 0.0,
+            alike[0].sizes[1:] if is_exact else alike[0].sizes,
         )
         for alike in zip(*(copy.programs for copy in copies), strict=True)
     )

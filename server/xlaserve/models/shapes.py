@@ -5,14 +5,16 @@ first asks for them, where the configuration allows a number of them.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
+from types import MappingProxyType
 from typing import NoReturn, TypeAlias
 
 import msgspec
 from jax.core import ShapedArray
 
 from xlaserve.errors import InvalidModel, InvalidTensor
+from xlaserve.models.buckets import BATCH_SIZES
 from xlaserve.models.config import ModelConfig
 from xlaserve.tensors import Shape, Tensor, TensorSpec, describe
 
@@ -22,6 +24,13 @@ dimensions have in the artifact, `{"s": [128, 512], "t": [8]}`."""
 
 MAX_ON_DEMAND_SHAPES = "max_on_demand_shapes"
 """The parameter that says for how many other shapes programs are kept."""
+
+TRIED_SIZE = 8
+"""Of an open dimension for which no size is listed, where a model is tried or analysed."""
+
+DEFAULT_ROWS_ON_DEMAND = 32
+"""For how many numbers of rows programs are kept, of a model that has one for each, where nothing
+is said: so that any request is answered."""
 
 MAX_COMBINATIONS = 64
 """The most that a model is compiled for, each with every batch size."""
@@ -38,6 +47,13 @@ class OpenDimensions:
     """Ascending."""
     places: tuple[tuple[int, int, int], ...] = ()
     """Every (input, axis, dimension)."""
+    closed: Mapping[int, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    """The only sizes that a dimension may have, of those of which no other is compiled."""
+
+    @property
+    def has_rows(self) -> bool:
+        """Tell whether the first dimension is one of them."""
+        return any(axis == 0 for _, axis, _ in self.places)
 
     def specs(self, inputs: Sequence[TensorSpec], sizes: Sizes) -> tuple[TensorSpec, ...]:
         """Return the inputs with these sizes in place of what is open besides the batch."""
@@ -57,6 +73,11 @@ class OpenDimensions:
         found: dict[int, int] = {}
         for index, axis, dimension in self.places:
             size = shapes[index][axis]
+            if size not in self.closed.get(dimension, (size,)):
+                spec, known = inputs[index], ", ".join(map(str, self.closed[dimension]))
+                expected = f"dimension {axis} of size {known} ({COMPILED_SHAPES})"
+                got = describe(spec.datatype, shapes[index])
+                raise InvalidTensor(model, "input", spec.name, expected, got)
             if not size or found.setdefault(dimension, size) != size:
                 spec, wanted = inputs[index], found.get(dimension, "1 or more")
                 expected, got = f"dimension {axis} of size {wanted}", f"size {size}"
@@ -74,7 +95,8 @@ class OpenDimensions:
             if shape[axis] not in known or found.setdefault(dimension, shape[axis]) != shape[axis]:
                 wanted = ", ".join(map(str, [found[dimension]] if dimension in found else known))
                 spec = inputs[index]
-                expected = f"dimension {axis} of size {wanted} ({COMPILED_SHAPES})"
+                setting = COMPILED_SHAPES if axis else BATCH_SIZES
+                expected = f"dimension {axis} of size {wanted} ({setting})"
                 got = describe(spec.datatype, shape)
                 raise InvalidTensor(model, "input", spec.name, expected, got)
         return tuple(found[dimension] for dimension in sorted(found))
@@ -85,11 +107,13 @@ def is_sized(config: ModelConfig) -> bool:
     return COMPILED_SHAPES in config.parameters or bool(on_demand(config))
 
 
-def on_demand(config: ModelConfig, most: int | None = None) -> int:
+def on_demand(config: ModelConfig, most: int | None = None, *, exact: bool = False) -> int:
     """Return for how many shapes a model may be compiled on request; raises InvalidModel.
 
-    `most` is what the server allows any model.
+    `most` is what the server allows any model. `exact`: each number of rows is a shape.
     """
+    if exact and MAX_ON_DEMAND_SHAPES not in config.parameters:
+        return DEFAULT_ROWS_ON_DEMAND if most is None else min(DEFAULT_ROWS_ON_DEMAND, most)
     text = config.parameters.get(MAX_ON_DEMAND_SHAPES, "0").strip()
     if not text.isdecimal():
         _refuse(MAX_ON_DEMAND_SHAPES, "a number of shapes", f"'{text[:64]}'")
@@ -100,14 +124,34 @@ def on_demand(config: ModelConfig, most: int | None = None) -> int:
 
 
 def read(
-    config: ModelConfig, inputs: Sequence[TensorSpec], avals: Sequence[ShapedArray]
+    config: ModelConfig,
+    inputs: Sequence[TensorSpec],
+    avals: Sequence[ShapedArray],
+    rows: Sequence[int] = (),
 ) -> OpenDimensions:
     """Find the open dimensions of an artifact's inputs, and their sizes; raises InvalidModel.
 
-    The first dimension is not one of them: it is the batch where it is open.
+    The first dimension is not one of them where it is a batch. Where it is a size like others,
+    `rows` has those that are compiled with the load.
     """
-    if not is_sized(config):
-        return OpenDimensions()
+    others = _others(config, inputs, avals, is_alone=not rows)
+    if not rows:
+        return others
+    first = tuple((index, 0, 0) for index in range(len(inputs)))
+    rest = tuple((index, axis, dimension + 1) for index, axis, dimension in others.places)
+    combinations = tuple((size, *sizes) for size in rows for sizes in others.combinations)
+    if len(combinations) > MAX_COMBINATIONS:
+        _refuse(COMPILED_SHAPES, f"{MAX_COMBINATIONS} combinations at most", str(len(combinations)))
+    closed: dict[int, tuple[int, ...]] = {}
+    if rest and not on_demand(config):
+        listed = zip(*others.combinations, strict=True)
+        closed = {place: tuple(sorted(set(sizes))) for place, sizes in enumerate(listed, 1)}
+    return OpenDimensions(combinations, (*first, *rest), MappingProxyType(closed))
+
+
+def _open_names(
+    inputs: Sequence[TensorSpec], avals: Sequence[ShapedArray]
+) -> tuple[list[str], tuple[tuple[int, int, int], ...]]:
     names: list[str] = []
     places: list[tuple[int, int, int]] = []
     for index, (spec, aval) in enumerate(zip(inputs, avals, strict=True)):
@@ -120,16 +164,46 @@ def read(
             if name not in names:
                 names.append(name)
             places.append((index, axis, names.index(name)))
+    return names, tuple(places)
+
+
+def tried(
+    config: ModelConfig, inputs: Sequence[TensorSpec], avals: Sequence[ShapedArray]
+) -> tuple[dict[str, int], OpenDimensions]:
+    """Return a size for each open dimension but the first: the smallest that is compiled.
+
+    By name, and with the places of the dimensions. Raises InvalidModel.
+    """
+    names, places = _open_names(inputs, avals) if is_sized(config) else ([], ())
+    sizes = dict.fromkeys(names, TRIED_SIZE)
+    if names and COMPILED_SHAPES in config.parameters:
+        listed = _sizes(config.parameters[COMPILED_SHAPES], names)
+        sizes = {name: min(listed[name]) for name in names}
+    return sizes, OpenDimensions((tuple(sizes.values()),), places)
+
+
+def _others(
+    config: ModelConfig,
+    inputs: Sequence[TensorSpec],
+    avals: Sequence[ShapedArray],
+    *,
+    is_alone: bool,
+) -> OpenDimensions:
+    if not is_sized(config):
+        return OpenDimensions()
+    names, places = _open_names(inputs, avals)
+    if not names and not is_alone and COMPILED_SHAPES not in config.parameters:
+        return OpenDimensions()
     if not names:
         written = COMPILED_SHAPES if COMPILED_SHAPES in config.parameters else MAX_ON_DEMAND_SHAPES
         _refuse(written, "open dimensions besides the batch", "none in the artifact")
     if COMPILED_SHAPES not in config.parameters:
-        return OpenDimensions((), tuple(places))
+        return OpenDimensions((), places)
     sizes = _sizes(config.parameters[COMPILED_SHAPES], names)
     combinations = tuple(product(*(sizes[name] for name in names)))
     if len(combinations) > MAX_COMBINATIONS:
         _refuse(COMPILED_SHAPES, f"{MAX_COMBINATIONS} combinations at most", str(len(combinations)))
-    return OpenDimensions(combinations, tuple(places))
+    return OpenDimensions(combinations, places)
 
 
 def _sizes(text: str, names: Sequence[str]) -> Mapping[str, list[int]]:

@@ -16,7 +16,12 @@ class Signature:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     max_batch_size: int
-    """0 where the first dimension is not a batch."""
+    """0 where requests are not put together, or the first dimension is of fixed size."""
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether the first dimension of the inputs may have any size."""
+        return bool(self.inputs) and all(spec.shape[:1] == (-1,) for spec in self.inputs)
 
 
 def from_config(config: ModelConfig) -> Signature:
@@ -40,7 +45,7 @@ def agreed(artifact: Signature, config: ModelConfig) -> Signature:
     artifact says, or InvalidModel names the tensor, what was expected and what came.
     """
     batch = _batch_size(config.max_batch_size)
-    if batch and not artifact.max_batch_size:
+    if batch and not artifact.is_open:
         raise InvalidModel(
             f"the configuration has max_batch_size {batch}, but the artifact has fixed shapes "
             "and no batch dimension"
@@ -51,9 +56,11 @@ def agreed(artifact: Signature, config: ModelConfig) -> Signature:
     ):
         _check_unique(kind, tensors)
         for tensor in tensors:
-            _check_tensor(kind, tensor, specs, config.max_batch_size, artifact.max_batch_size)
+            _check_tensor(kind, tensor, specs, config.max_batch_size, is_open=artifact.is_open)
         _check_all(kind, tensors, specs)
-    return Signature(artifact.inputs, artifact.outputs, batch or artifact.max_batch_size)
+    if not batch and not config.is_unbatched:
+        batch = artifact.max_batch_size
+    return Signature(artifact.inputs, artifact.outputs, batch)
 
 
 def _batch_size(max_batch_size: int) -> int:
@@ -98,14 +105,15 @@ def _check_tensor(
     tensor: ConfigTensor,
     specs: Sequence[TensorSpec],
     config_batch: int,
-    artifact_batch: int,
+    *,
+    is_open: bool,
 ) -> None:
     spec = next((spec for spec in specs if spec.name == tensor.name), None)
     if spec is None:
         names = ", ".join(f"'{spec.name}'" for spec in specs)
         raise InvalidModel(f"{kind} '{tensor.name}' is not in the artifact, which has {names}")
     shapes = [tensor.dims]
-    if artifact_batch:
+    if is_open:
         # Without a max_batch_size of its own a configuration may mean either form.
         shapes = [(-1, *tensor.dims)] if config_batch else [(-1, *tensor.dims), tensor.dims]
     if tensor.datatype is spec.datatype and any(_same(shape, spec.shape) for shape in shapes):

@@ -2,7 +2,7 @@
 
 All that is known of it is what the artifact says. There is no hash to check it against: a cut file
 is noticed, a flipped bit may go unnoticed, or end the process inside the parser of JAX. That the
-rows of a batch do not depend on one another is what an open batch dimension promises.
+rows of a batch do not depend on one another has to be proved, as of any other model.
 """
 
 # Much of jax is typed, but not all that is called here.

@@ -44,13 +44,14 @@ class Site:
         platform: str = "cpu",
     ) -> None:
         self.devices = tuple(devices)
-        self._platform = platform
+        self.platform = platform
+        """Whose programs run there."""
         self._sharding = sharding
 
     @property
     def device_names(self) -> tuple[str, ...]:
         """Return the devices as memory is booked on them: `cpu:0`."""
-        return tuple(device_name(self._platform, device.id) for device in self.devices)
+        return tuple(device_name(self.platform, device.id) for device in self.devices)
 
     @property
     def is_accelerator(self) -> bool:
@@ -61,7 +62,7 @@ class Site:
     def queue(self) -> str:
         """Return in which line its work is (Dispatching.queues)."""
         names = self.device_names
-        return names[0] if len(names) == 1 else f"{self._platform}:{_MESHES}"
+        return names[0] if len(names) == 1 else f"{self.platform}:{_MESHES}"
 
     @property
     def rules(self) -> Mapping[str, tuple[Axes, ...]]:

@@ -49,9 +49,9 @@ def predict_exported(directory: Path, parts: Parts = whole, roots: Roots = ANYWH
             f"{manifest.WEIGHTS} has {parameters} bytes of parameters, "
             f"{manifest.FILE_NAME} says {described.parameters_bytes}"
         )
-    batch = described.max_batch_size
+    batch = described.max_batch_size or 1
     tensors = sum(_tensor_bytes(s, batch) for s in (*described.inputs, *described.outputs))
-    executables = len(buckets_up_to(batch or 1)) * (EXECUTABLE_BYTES + artifact)
+    executables = len(buckets_up_to(batch)) * (EXECUTABLE_BYTES + artifact)
     return sum(entry.nbytes // parts(entry.name) for entry in entries) + tensors + executables
 
 

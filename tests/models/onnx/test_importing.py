@@ -105,12 +105,29 @@ def test_stages_are_told_in_order(tmp_path: Path) -> None:
     ] == [str(stage) for stage in seen]
 
 
-def test_rows_that_depend_on_one_another_are_refused(tmp_path: Path) -> None:
+def test_rows_that_depend_on_one_another_are_imported_by_themselves(tmp_path: Path) -> None:
     nodes = [node("ReduceMean", ["x"], ["m"], axes=[0]), node("Sub", ["x", "m"], ["y"])]
     path = save(model(nodes, X, ["y"]), tmp_path)
 
-    with pytest.raises(InvalidModel, match="depends on the other rows"):
-        import_model(path, tmp_path / "m")
+    imported = import_model(path, tmp_path / "m")
+
+    assert imported.manifest.verdict is not None
+    assert ("mixed", 0) == (
+        imported.manifest.verdict.independence,
+        imported.manifest.max_batch_size,
+    )
+    assert imported.notice.endswith("max_batch_size is 0 instead of 32")
+    assert imported.checked is not None
+    assert (1, 3) == imported.checked.batches
+
+
+def test_rows_that_depend_on_one_another_are_not_declared_away(tmp_path: Path) -> None:
+    nodes = [node("ReduceMean", ["x"], ["m"], axes=[0]), node("Sub", ["x", "m"], ["y"])]
+    path = save(model(nodes, X, ["y"]), tmp_path)
+
+    with pytest.raises(InvalidModel, match="declared independent, but they are not"):
+        import_model(path, tmp_path / "m", Options(batch_independent=True))
+    assert [path] == list(tmp_path.iterdir())
 
 
 def test_outputs_may_be_left_out(tmp_path: Path) -> None:

@@ -30,6 +30,10 @@ def _resolve(
         ({"inputs": (IDS,), "dimensions": {"sequence": 128}}, ("INT64[-1,128]", 32)),
         ({"inputs": (IDS,), "shapes": {"ids": (-1, 7)}, "max_batch_size": 4}, ("INT64[-1,7]", 4)),
         ({"inputs": (IDS,), "dimensions": {"sequence": 8, "batch": 2}}, ("INT64[2,8]", 0)),
+        (
+            {"inputs": (IDS,), "dimensions": {"sequence": 8}, "max_batch_size": 0},
+            ("INT64[-1,8]", 0),
+        ),
         ({"inputs": (FIXED,)}, ("FP32[1,4]", 0)),
         ({"inputs": (FIXED,), "shapes": {"x": (-1, 4)}}, ("FP32[-1,4]", 32)),
         ({"inputs": (IMAGE,), "shapes": {"image": (-1, 3, 8, 8)}}, ("FP32[-1,3,8,8]", 32)),
@@ -54,10 +58,6 @@ def test_first_dimension_is_the_batch_where_it_is_open(
         ({"inputs": (FIXED,), "max_batch_size": 8}, "--shape gives it another shape"),
         (
             {"inputs": (IDS, FIXED), "dimensions": {"sequence": 8}},
-            "either all inputs start with -1",
-        ),
-        (
-            {"inputs": (IDS,), "dimensions": {"sequence": 8}, "max_batch_size": 0},
             "either all inputs start with -1",
         ),
         ({"inputs": (), "max_batch_size": 8}, "the model has no inputs"),

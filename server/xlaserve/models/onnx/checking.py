@@ -67,7 +67,7 @@ def check(
     described = manifest.read(directory)
     ours = _artifact(directory)
     theirs = _Reference(model, graph)
-    batches = BATCHES if described.max_batch_size else (0,)
+    batches = BATCHES if described.is_open else (0,)
     found: list[Difference] = []
     for step, batch in enumerate(batches, start=1):
         on_batch(step, len(batches))

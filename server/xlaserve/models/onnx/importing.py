@@ -30,7 +30,8 @@ class Options:
     version: int | None = None
     """None for the one after the highest that is there."""
     max_batch_size: int | None = None
-    """None for 32 where every input has an open first dimension, else 0."""
+    """None for 32 where every input has an open first dimension, else 0. With 0 such inputs take
+    any number of rows, and no request is put together with another."""
     dimensions: Mapping[str, int] = field(default_factory=dict)
     """Sizes of open dimensions, by the names that the model has for them."""
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -44,6 +45,8 @@ class Options:
     """What an output may differ by, in parts of its largest number."""
     limit_bytes: int = DEFAULT_LIMIT_BYTES
     """Of the model and its external data together."""
+    batch_independent: bool | None = None
+    """What is declared of the rows of a batch; None for what is proved of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,8 @@ class Imported:
     """Operators that are left once everything known is computed."""
     checked: Checked | None
     """None where nothing was compared."""
+    notice: str = ""
+    """Why requests will not be put together; empty where they will, or nobody expects it."""
 
 
 def import_model(
@@ -92,8 +97,10 @@ def import_model(
     on_stage(Stage("exporting"))
     directory.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(directory.parent)
+    notices: list[str] = []
+    made = exportable(plan, inputs, options.platforms, batch_independent=options.batch_independent)
     with TemporaryDirectory(directory.parent) as staging:
-        written = exportable(plan, inputs, options.platforms).write(staging.path / target.name)
+        written = made.write(staging.path / target.name, on_notice=notices.append)
         checked = None
         if options.check:
             checked = checking.check(
@@ -105,11 +112,23 @@ def import_model(
             )
         _publish(written, target)
     described = manifest.read(target)
-    return Imported(target, described, model.producer, model.opset, len(plan.nodes), checked)
+    return Imported(
+        target,
+        described,
+        model.producer,
+        model.opset,
+        len(plan.nodes),
+        checked,
+        notice=next(iter(notices), ""),
+    )
 
 
 def exportable(
-    plan: Plan, inputs: Inputs, platforms: Sequence[str] = ("cpu", "cuda")
+    plan: Plan,
+    inputs: Inputs,
+    platforms: Sequence[str] = ("cpu", "cuda"),
+    *,
+    batch_independent: bool | None = None,
 ) -> Exportable:
     """Return a plan as what `xlaserve export` writes: its parameters are arguments."""
     names = [spec.name for spec in inputs.specs]
@@ -126,6 +145,7 @@ def exportable(
         platforms,
         # ONNX has 64-bit integers everywhere, in the answers too.
         x64=True,
+        batch_independent=batch_independent,
     )
 
 

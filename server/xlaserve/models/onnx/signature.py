@@ -25,9 +25,14 @@ class Inputs:
     max_batch_size: int
     """0 where the first dimension is no batch."""
 
+    @property
+    def is_open(self) -> bool:
+        """Tell whether the first dimension may have any size, be it a batch or not."""
+        return bool(self.specs) and self.specs[0].shape[:1] == (-1,)
+
     def abstract(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return the inputs to trace with; the batch, if there is one, is symbolic."""
-        batch = jax.export.symbolic_shape("b") if self.max_batch_size else ()
+        """Return the inputs to trace with; the first dimension, if it is open, is symbolic."""
+        batch = jax.export.symbolic_shape("b") if self.is_open else ()
         return {
             spec.name: jax.ShapeDtypeStruct(
                 (*batch, *spec.shape[len(batch) :]), spec.datatype.dtype
@@ -43,7 +48,7 @@ def resolve(
     dimensions: Mapping[str, int],
     max_batch_size: int | None,
 ) -> Inputs:
-    """Settle every dimension but the batch; raises InvalidModel that says what is missing.
+    """Settle every dimension but the first; raises InvalidModel that says what is missing.
 
     `shapes` replaces those of the model by the names of inputs, with -1 for the batch;
     `dimensions` gives sizes to open dimensions by the names that the model has for them.
@@ -105,10 +110,9 @@ def _batch(specs: Sequence[TensorSpec], asked: int | None) -> int:
                 else "the model has no inputs"
             )
         return 0
-    if closed or asked == 0:
-        odd = closed[0] if closed else specs[0]
+    if closed:
         raise InvalidModel(
-            f"input '{odd.name}' is {odd}: either all inputs start with -1, for a batch, or none "
-            "does and max_batch_size is 0; --shape gives one another shape"
+            f"input '{closed[0].name}' is {closed[0]}: either all inputs start with -1 or none "
+            "does; --shape gives one another shape"
         )
     return DEFAULT_MAX_BATCH_SIZE if asked is None else asked
