@@ -84,11 +84,23 @@ def test_inputs_that_do_not_fit_are_refused(bad: InferRequest, text: str) -> Non
     ],
 )
 def test_ordinary_inputs_are_known_at_a_glance(ordinary: InferRequest) -> None:
+    """Once the log has named what has no effect."""
     check_inputs("m", INFO, ordinary)
-    found = QuickCheck(INFO).inputs(ordinary)
+    quick = QuickCheck(INFO)
+    quick.parameters.note(ordinary)
+    found = quick.inputs(ordinary)
 
     assert found is not None
     assert ({"a", "b"}, len(ordinary.inputs[0].data)) == (set(found[0]), found[1])
+
+
+def test_a_request_without_parameters_pays_nothing_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    quick = QuickCheck(INFO)
+    monkeypatch.setattr(quick, "parameters", None)
+
+    assert quick.inputs(request(a(2), b(2))) is not None
 
 
 def test_shared_memory_is_said_to_be_missing() -> None:

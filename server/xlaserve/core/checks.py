@@ -1,26 +1,19 @@
 """Whether a request fits the model that it is for."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NoReturn
 
-from xlaserve.core.inference import InferInput, InferRequest, Parameter, RequestedOutput
+from xlaserve.core import parameters
+from xlaserve.core.inference import InferInput, InferRequest, RequestedOutput
+from xlaserve.core.parameters import NamedParameters
 from xlaserve.errors import (
     DuplicateTensor,
-    InvalidParameter,
     InvalidTensor,
     MissingInputs,
     UnknownTensor,
-    Unsupported,
 )
 from xlaserve.models.loaded import ModelInfo
 from xlaserve.tensors import Tensor, TensorSpec, describe
-
-_RESERVED_PREFIX = "triton_"
-_RESERVED_ALLOWED = frozenset({"triton_enable_empty_final_response"})
-_UNSUPPORTED_TENSOR_PARAMETERS: Mapping[str, str] = {
-    "shared_memory_region": "shared memory",
-    "classification": "the classification extension",
-}
 
 
 class QuickCheck:
@@ -32,6 +25,7 @@ class QuickCheck:
         self._most_rows = info.max_batch_size
         if not self._most_rows or any(-1 in spec.shape[1:] for spec in info.inputs):
             self._most_rows = 0  # so that none is ordinary
+        self.parameters = NamedParameters()
 
     def inputs(self, request: InferRequest) -> tuple[dict[str, Tensor], int] | None:
         """Return the inputs by name and their rows if `check_inputs` would say nothing.
@@ -41,7 +35,7 @@ class QuickCheck:
         tensors = request.inputs
         if request.outputs or len(tensors) != self._count:
             return None
-        if any(map(_is_reserved, request.parameters)):
+        if request.parameters and not self.parameters.are_ordinary(request.parameters):
             return None
         found: dict[str, Tensor] = {}
         rows = 0
@@ -64,9 +58,9 @@ def check_inputs(model: str, info: ModelInfo, request: InferRequest) -> None:
     """Raise an InvalidRequest unless the inputs are exactly those of the model.
 
     Unknown, duplicate and missing inputs, datatypes, shapes and row counts are refused, as are
-    parameters in the reserved name space (V2 protocol, Inference Request).
+    parameters that cannot be (V2 protocol, Inference Request; `parameters`).
     """
-    _check_parameters(request.parameters)
+    parameters.check_request(request.parameters)
     specs = {spec.name: spec for spec in info.inputs}
     seen: set[str] = set()
     for tensor in request.inputs:
@@ -84,20 +78,9 @@ def check_inputs(model: str, info: ModelInfo, request: InferRequest) -> None:
         _check_rows(model, info, request.inputs)
 
 
-def _is_reserved(name: str) -> bool:
-    return name.startswith(_RESERVED_PREFIX) and name not in _RESERVED_ALLOWED
-
-
-def _check_parameters(parameters: Mapping[str, Parameter]) -> None:
-    for name, value in parameters.items():
-        if _is_reserved(name):
-            raise InvalidParameter(
-                name, f"a name that does not start with '{_RESERVED_PREFIX}'", repr(value)
-            )
-
-
 def _check_input(model: str, spec: TensorSpec, tensor: InferInput) -> None:
-    _refuse_unsupported(tensor.parameters)
+    if tensor.parameters:
+        parameters.check_tensor(model, "input", spec.name, parameters.INPUT, tensor.parameters)
     if tensor.datatype is not spec.datatype or not spec.accepts(tensor.data.shape):
         _raise_invalid(model, spec, str(spec), tensor)
 
@@ -137,12 +120,9 @@ def check_outputs(
             raise UnknownTensor(model, "output", output.name, specs)
         if output.name in chosen:
             raise DuplicateTensor(model, "output", output.name)
-        _refuse_unsupported(output.parameters)
+        if output.parameters:
+            parameters.check_tensor(
+                model, "output", spec.name, parameters.OUTPUT, output.parameters
+            )
         chosen[output.name] = spec
     return tuple(chosen.values())
-
-
-def _refuse_unsupported(parameters: Mapping[str, Parameter]) -> None:
-    for name, extension in _UNSUPPORTED_TENSOR_PARAMETERS.items():
-        if name in parameters:
-            raise Unsupported(extension)

@@ -135,6 +135,7 @@ class Engine:
         images = find_images(request, info, instance.config, self._image_limits)
         check_inputs(name, info, images.promised() if images else request)
         chosen = check_outputs(name, info, request.outputs) if request.outputs else None
+        instance.quick.parameters.note(request)
         return {tensor.name: tensor.data for tensor in request.inputs}, chosen, images
 
     def _start(self, model: Model, version: Version, instance: Instance, waiting: Waiting) -> None:

@@ -191,7 +191,7 @@ def test_unknown_datatypes_are_refused() -> None:
         (None, "null"),
         ([1], "an array"),
         ({}, "an object"),
-        (2**63, "one of more bits"),
+        (2**64, "one of more bits"),
         (-(2**63) - 1, "one of more bits"),
         (10**300, "one of more bits"),
     ],

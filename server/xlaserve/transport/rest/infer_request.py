@@ -38,6 +38,9 @@ _SHARED_MEMORY = "shared_memory_region"
 _SHOWN_CHARACTERS = 80
 _DIGITS = re.compile(r"[0-9]{1,18}", re.ASCII)
 _INT64 = range(-(2**63), 2**63)
+_OF_64_BITS = range(-(2**63), 2**64)
+"""An InferParameter may have a sign or not."""
+
 _NAMES = {type(None): "null", dict: "an object", list: "an array"}
 
 _Size: TypeAlias = Annotated[int, msgspec.Meta(ge=_INT64.start, le=_INT64.stop - 1)]
@@ -282,7 +285,7 @@ def read_parameters(parameters: _Parameters) -> dict[str, Parameter]:
         if type(value) in _NAMES:
             expected = "a bool, a number or a string"
             raise InvalidParameter(name[:_SHOWN_CHARACTERS], expected, _NAMES[type(value)])
-        if type(value) is int and value not in _INT64:
+        if type(value) is int and value not in _OF_64_BITS:
             raise InvalidParameter(
                 name[:_SHOWN_CHARACTERS], "an integer of 64 bits", "one of more bits"
             )
