@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from xlaserve.cli.author_errors import told_in_one_line
 from xlaserve.cli.rows import rows_shown
 from xlaserve.cli.sizes import format_bytes
 from xlaserve.cli.termination import unwinding_on_signals
@@ -24,6 +25,9 @@ def export(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the version if it is there.")
     ] = False,
+    with_traceback: Annotated[
+        bool, typer.Option("--traceback", help="Print where an exception came from.")
+    ] = False,
 ) -> None:
     """Export a JAX function and its parameters as data that any xlaserve can serve."""
     from xlaserve.models import manifest
@@ -31,7 +35,7 @@ def export(
 
     notices: list[str] = []
     try:
-        with unwinding_on_signals():
+        with unwinding_on_signals(), told_in_one_line(target, with_traceback=with_traceback):
             path = load_exportable(target).write(
                 directory / str(version), overwrite=overwrite, on_notice=notices.append
             )

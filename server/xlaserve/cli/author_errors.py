@@ -1,0 +1,67 @@
+"""Errors of code that is not ours, in one line that names the line of its author."""
+
+import linecache
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import xlaserve
+from xlaserve.errors import InvalidModel, XlaserveError
+
+_MAX_CHARACTERS = 400
+"""Of the text of an exception; JAX explains some at length."""
+
+_NOT_THE_AUTHORS = (
+    Path(xlaserve.__file__).parent,
+    *(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+)
+
+
+@contextmanager
+def told_in_one_line(target: str, *, with_traceback: bool) -> Iterator[None]:
+    """Turn any exception of a block into an InvalidModel; its traceback is printed if asked for.
+
+    FileExistsError, which is about what is to be written, is left as it is.
+    """
+    try:
+        yield
+    except FileExistsError:
+        raise
+    except Exception as error:
+        if with_traceback:
+            traceback.print_exception(error)
+        raise InvalidModel(told(target, error)) from error
+
+
+def told(target: str, error: Exception) -> str:
+    """Return the line of the author's code that an exception came from, and what it says."""
+    text = " ".join(str(error).split())
+    if len(text) > _MAX_CHARACTERS:
+        text = text[:_MAX_CHARACTERS] + "..."
+    if not isinstance(error, XlaserveError):
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    where = _line(error)
+    if where:
+        return f"{where}: {text}"
+    return text if isinstance(error, XlaserveError) else f"{target}: {text}"
+
+
+def _line(error: BaseException | None) -> str:
+    """Return the innermost line of the author's in an exception, or in what it came from."""
+    while error is not None:
+        if isinstance(error, SyntaxError) and error.filename and error.lineno:
+            return f"{error.filename}:{error.lineno}"
+        for frame in reversed(traceback.extract_tb(error.__traceback__)):
+            if _is_the_authors(frame.filename):
+                source = linecache.getline(frame.filename, frame.lineno or 0).strip()
+                shown = f" `{source}`" if source else ""
+                return f"{frame.filename}:{frame.lineno}, in {frame.name}:{shown}"
+        error = error.__cause__
+    return ""
+
+
+def _is_the_authors(filename: str) -> bool:
+    path = Path(filename)
+    return not filename.startswith("<") and not any(map(path.is_relative_to, _NOT_THE_AUTHORS))
