@@ -6,6 +6,7 @@ import pytest
 from xlaserve import errors
 from xlaserve.errors import (
     BodyTimeout,
+    CompilationTimedOut,
     CrossSiteRequest,
     DeviceUnavailable,
     DuplicateTensor,
@@ -16,6 +17,7 @@ from xlaserve.errors import (
     InvalidVersion,
     LoadCancelled,
     LoadFailed,
+    LoadTimedOut,
     MissingInputs,
     ModelAlreadyLoaded,
     ModelControlForbidden,
@@ -29,6 +31,7 @@ from xlaserve.errors import (
     RepositoryUnreadable,
     ShuttingDown,
     TooLarge,
+    TooManyAbandoned,
     UnknownDatatype,
     UnknownTensor,
     Unsupported,
@@ -49,6 +52,21 @@ TEXTS = [
         "model 'm' version 2 is not ready, its state is UNAVAILABLE: no disk",
     ),
     (LoadFailed("m", "no version"), "failed to load 'm', no version"),
+    (
+        LoadTimedOut("m", "warming 1 of 2", 600.0),
+        "failed to load 'm', it was still warming 1 of 2 after 600 seconds (load_seconds) and was "
+        "abandoned; its thread keeps its memory, and may keep a core busy, until it ends",
+    ),
+    (
+        TooManyAbandoned("m", 8),
+        "model 'm' cannot be compiled: 8 loads and compilations were abandoned and have not ended "
+        "(max_abandoned), restart the server",
+    ),
+    (
+        CompilationTimedOut("m", (4, (7,)), 600.0),
+        "model 'm': to compile and warm the shape (4, (7,)) took longer than 600 seconds "
+        "(load_seconds) and was abandoned; no other shape of it is compiled until that ends",
+    ),
     (LoadFailed("m", "got '\x1b[2J\n'"), r"failed to load 'm', got '\x1b[2J\n'"),
     (LoadFailed("m", "x" * 5000), f"failed to load 'm', {'x' * 1000}..."),
     (LoadCancelled("m"), "failed to load 'm', the load was cancelled"),

@@ -84,6 +84,9 @@ _CLIENTS_OF_A_MESH = 8
 _SWITCH_SECONDS = 0.0005
 """How long a thread that compiles may keep the event loop from Python's lock; 5 ms unless set."""
 
+_LEAST_CLOSING_SECONDS, _MOST_CLOSING_SECONDS = 1.0, 5.0
+"""How long models that nobody uses, and threads that compute for nobody, may take to end."""
+
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 _log = structlog.get_logger("app")
@@ -148,6 +151,10 @@ class Application:
         self.display = display or NoDisplay()
         self.http: HttpServer | None = None
         self._cache = _compilation_cache(settings)
+        self._closing_until: float | None = None
+        """When the end of threads is waited for no longer, by the clock of the event loop."""
+        self.has_threads_left = False
+        """Whether threads go on once it has stopped: only the end of the process ends them."""
         self._description = ServerDescription(
             version=metadata.version("xlaserve"), name=settings.server_name
         )
@@ -155,6 +162,7 @@ class Application:
             load_threads=settings.load_threads,
             execute_threads=settings.execute_threads,
             spare_execute_threads=settings.spare_execute_threads,
+            max_abandoned=settings.max_abandoned,
         )
         self.registry = Registry(settings.max_requests_per_model)
         self.capacity = Capacity()
@@ -164,6 +172,7 @@ class Application:
             inline_execution_seconds=settings.inline_execution_seconds,
             batching=settings.dynamic_batching,
             max_queued=settings.max_requests_per_model,
+            compile_seconds=settings.load_seconds,
             image_limits=ImageLimits(settings.max_image_bytes, settings.max_image_pixels),
         )
         self.repository = Repository(
@@ -187,6 +196,7 @@ class Application:
             machinery,
             self.capacity,
             drain_seconds=settings.drain_seconds,
+            load_seconds=settings.load_seconds,
             memory_wait_seconds=settings.memory_wait_seconds,
             expect_unloads=settings.modelmesh,
             evict=settings.evict,
@@ -204,7 +214,7 @@ class Application:
         Leaving the block drains: requests in progress end, within `grace_seconds`.
         """
         async with AsyncExitStack() as stack:
-            stack.callback(self.workers.close)
+            stack.callback(self._end_threads)
             stack.callback(self._look.close)
             grpc_listeners, http_listener = self._listen(stack)
             health = await self._start_grpc(grpc_listeners)
@@ -411,7 +421,9 @@ class Application:
             "grpc": lambda: self.grpc.connections,
             "http": lambda: self.http.connections if self.http else 0,
         }
-        metrics = Metrics(self.registry, self.capacity, connections, self.control.watch)
+        metrics = Metrics(
+            self.registry, self.capacity, connections, self.control.watch, self.workers.abandoned
+        )
         container = MultiModelContainer(
             self.control,
             self.registry,
@@ -444,10 +456,27 @@ class Application:
         self.control.begin_shutdown()
         health.close()
         self.engine.stop()
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self.settings.grace_seconds
         servers = (self.grpc, self.http) if self.http else (self.grpc,)
         await asyncio.gather(*(server.drain(self.settings.grace_seconds) for server in servers))
-        await self.control.close()
+        self._closing_until = loop.time() + min(
+            _MOST_CLOSING_SECONDS, max(_LEAST_CLOSING_SECONDS, until - loop.time())
+        )
+        try:
+            async with asyncio.timeout_at(self._closing_until):
+                await self.control.close()
+        except TimeoutError:
+            _log.warning("not everything was unloaded", reason="threads use it that do not end")
         _log.info("stopped")
+
+    def _end_threads(self) -> None:
+        """End the threads, and wait for a bounded time; nothing ends one that computes."""
+        until = self._closing_until
+        seconds = None if until is None else max(0.0, until - asyncio.get_running_loop().time())
+        self.has_threads_left = not self.workers.close(seconds)
+        if self.has_threads_left:
+            _log.warning("threads did not end", abandoned=len(self.workers.abandoned))
 
 
 def _http2_limits(settings: Settings) -> Http2Limits:
@@ -507,14 +536,18 @@ def _service_names(services: Iterable[object]) -> list[str]:
     return sorted({path.split("/")[1] for path in paths})
 
 
-async def run(settings: Settings, display: Display | None = None) -> None:
-    """Serve until SIGTERM or SIGINT; a second one ends the process at once."""
+async def run(settings: Settings, display: Display | None = None) -> bool:
+    """Serve until SIGTERM or SIGINT; a second one ends the process at once.
+
+    Return whether threads are left that do not end: then the interpreter cannot end in order.
+    """
     sys.setswitchinterval(_SWITCH_SECONDS)
     application = Application(settings, display)
     async with application.running():
         serving = asyncio.ensure_future(application.serve())
         with _cancelling_on_signals(serving), suppress(asyncio.CancelledError):
             await serving
+    return application.has_threads_left
 
 
 @contextmanager

@@ -74,6 +74,38 @@ class InvalidModel(XlaserveError):
     """The files of a model are not what they should be. Loading turns this into LoadFailed."""
 
 
+class LoadTimedOut(LoadFailed):
+    """A load took longer than it may, and was abandoned."""
+
+    def __init__(self, model: str, stage: str, seconds: float) -> None:
+        super().__init__(
+            model,
+            f"it was still {stage} after {seconds:g} seconds (load_seconds) and was abandoned; its "
+            "thread keeps its memory, and may keep a core busy, until it ends",
+        )
+
+
+class TooManyAbandoned(XlaserveError):
+    """Loads and compilations were abandoned, and so many have not ended that no more may begin."""
+
+    def __init__(self, model: str, count: int) -> None:
+        super().__init__(
+            f"model '{model}' cannot be compiled: {count} loads and compilations were abandoned "
+            "and have not ended (max_abandoned), restart the server"
+        )
+
+
+class CompilationTimedOut(XlaserveError):
+    """A shape took longer to compile than it may, and was abandoned."""
+
+    def __init__(self, model: str, shape: object, seconds: float) -> None:
+        super().__init__(
+            f"model '{model}': to compile and warm the shape {shape} took longer than {seconds:g} "
+            "seconds (load_seconds) and was abandoned; no other shape of it is compiled until that "
+            "ends"
+        )
+
+
 class LoadCancelled(XlaserveError):
     """A load was called off before it ended."""
 

@@ -199,6 +199,12 @@ class Settings:
 
     load_threads: int = 1
     """Models that are loaded and compiled at the same time."""
+    load_seconds: float = 600.0
+    """How long a load may take once it has a thread, and one program that is compiled later; past
+    it the load fails, and what does not end is abandoned."""
+    max_abandoned: int = 8
+    """Most loads and compilations that may be abandoned and not ended; more are not begun until the
+    server is started again. Each may keep a core busy."""
     background_compile: bool = True
     """Be ready with the smallest and the largest batch; compile the rest while they serve. Not
     with modelmesh, which asks for the size of a model once."""
@@ -233,7 +239,8 @@ class Settings:
     drain_seconds: float = 10.0
     """How long an unload waits for requests in progress."""
     grace_seconds: float = 30.0
-    """How long the server waits for requests in progress when it is told to exit."""
+    """How long the server waits for requests in progress when it is told to exit. What does not end
+    by then, or computes without a request, is waited for some seconds at most."""
 
     # --- Messages ---
 
@@ -417,6 +424,8 @@ _SMALLEST: Mapping[str, float] = {
     "listen_backlog": 1,
     "poll_interval_seconds": 0.01,
     "load_threads": 1,
+    "load_seconds": 0.01,
+    "max_abandoned": 1,
     "max_on_demand_shapes": 0,
     "execute_threads": 0,
     "spare_execute_threads": 0,

@@ -46,7 +46,7 @@ async def make_core(tmp_path: Path, world: World) -> AsyncIterator[MakeCore]:
         }
         settings = Settings(**values | changes)
         registry = Registry(settings.max_requests_per_model)
-        workers = Workers(load_threads=2, execute_threads=2)
+        workers = Workers(load_threads=2, execute_threads=2, max_abandoned=settings.max_abandoned)
         repository = Repository(
             root,
             extra_roots=settings.model_root,
@@ -69,6 +69,7 @@ async def make_core(tmp_path: Path, world: World) -> AsyncIterator[MakeCore]:
             machinery,
             capacity,
             drain_seconds=settings.drain_seconds,
+            load_seconds=settings.load_seconds,
             memory_wait_seconds=settings.memory_wait_seconds,
             expect_unloads=settings.modelmesh,
             evict=settings.evict,
@@ -77,7 +78,11 @@ async def make_core(tmp_path: Path, world: World) -> AsyncIterator[MakeCore]:
         control = ModelControl(settings, registry, repository, loader, workers)
         # Beyond what a busy machine makes of an execution that takes no time.
         engine = Engine(
-            registry, workers, inline_execution_seconds=0.5, batching=settings.dynamic_batching
+            registry,
+            workers,
+            inline_execution_seconds=0.5,
+            batching=settings.dynamic_batching,
+            compile_seconds=settings.load_seconds,
         )
         core = Core(root, settings, registry, repository, control, engine, workers, capacity)
         made.append(core)

@@ -33,7 +33,7 @@ class Rest:
         check_cancelled()
         self.begun.set()
         try:
-            while not self.may_end.is_set() and not model.closed:
+            while not self.may_end.is_set() and not model.stopped:
                 time.sleep(0.001)
             check_cancelled()
             if self.error:

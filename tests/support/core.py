@@ -53,7 +53,7 @@ class FakeModel:
         self.amount = amount
         self.replicas = world.replicas
         self.batch_limit = world.batch_limit
-        self.closed = False
+        self.closed = self.stopped = False
         self._world = world
 
     def execute(
@@ -83,6 +83,9 @@ class FakeModel:
         on_stage: Callable[[Stage], None] = lambda stage: None,
     ) -> None:
         """Have nothing left to compile."""
+
+    def stop(self) -> None:
+        self.stopped = True
 
     def close(self) -> None:
         self.closed = True

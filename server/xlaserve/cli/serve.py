@@ -1,8 +1,10 @@
 """`xlaserve serve`: every setting as a flag, made from the settings themselves."""
 
 import inspect
+import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated, Any
 
 import structlog
@@ -67,7 +69,13 @@ def _run(settings: Settings, *, in_terminal: bool) -> None:
     from xlaserve.cli.display import TerminalDisplay
 
     if not in_terminal:
-        uvloop.run(run(settings))
-        return
-    with TerminalDisplay(Console(file=best_effort(sys.stdout))) as display:
-        uvloop.run(run(settings, display))
+        left = uvloop.run(run(settings))
+    else:
+        with TerminalDisplay(Console(file=best_effort(sys.stdout))) as display:
+            left = uvloop.run(run(settings, display))
+    if left:
+        # The interpreter would wait for threads that do not end, or be torn down under them.
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(0)

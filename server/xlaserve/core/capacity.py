@@ -78,6 +78,11 @@ class Capacity:
         if holder in self._held:
             self._hold(holder, sizes)
 
+    def hand_over(self, holder: object, other: object) -> None:
+        """Let another hold what a holder has reserved."""
+        if holder in self._held:
+            self._held[other] = self._held.pop(holder)
+
     def held(self, holder: object) -> Sizes:
         """Return what a holder has reserved."""
         return self._held.get(holder, {})
@@ -169,6 +174,12 @@ class Reservation:
     def exceeds(self, sizes: Sizes) -> bool:
         """Tell whether so many bytes will never be there."""
         return self._capacity.exceeds(sizes)
+
+    def handed_over(self) -> "Reservation":
+        """Return another that holds what this one held, which holds nothing from then on."""
+        other = Reservation(self._capacity, self.model)
+        self._capacity.hand_over(self, other)
+        return other
 
     def release(self) -> None:
         """Give everything back; once is enough, more is no error."""

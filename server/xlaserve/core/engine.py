@@ -14,6 +14,7 @@ from xlaserve.core.batching import NO_KEY, Answering, Executed, Tensors, Waiting
 from xlaserve.core.checks import check_inputs, check_outputs
 from xlaserve.core.ensemble import EnsemblePlan
 from xlaserve.core.execution import (
+    DEFAULT_COMPILE_SECONDS,
     DEFAULT_MAX_QUEUED,
     ExecutionPolicy,
     Executor,
@@ -49,6 +50,7 @@ class Engine:
         inline_execution_seconds: float,
         batching: bool = True,
         max_queued: int = DEFAULT_MAX_QUEUED,
+        compile_seconds: float = DEFAULT_COMPILE_SECONDS,
         clock: Callable[[], int] = time.perf_counter_ns,
         now: Callable[[], int] = time.time_ns,
         image_limits: ImageLimits = DEFAULT_LIMITS,
@@ -57,7 +59,12 @@ class Engine:
         self._workers = workers
         self._executor = Executor(
             workers,
-            ExecutionPolicy(inline_execution_seconds, max_queued, batching=batching),
+            ExecutionPolicy(
+                inline_execution_seconds,
+                max_queued,
+                batching=batching,
+                compile_seconds=compile_seconds,
+            ),
             clock,
         )
         self._clock = clock

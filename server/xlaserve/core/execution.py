@@ -45,6 +45,7 @@ _PACK_SECONDS_PER_BYTE = 1e-10
 """What it costs to copy a row into a batch: large rows are read in place where they came."""
 
 DEFAULT_MAX_QUEUED = 1024
+DEFAULT_COMPILE_SECONDS = 600.0
 _MICROSECOND_NS = 1000
 _SECOND_NS = 1e9
 
@@ -61,6 +62,8 @@ class ExecutionPolicy:
     max_queued: int = DEFAULT_MAX_QUEUED
     """Requests that may wait for a batch, where a model does not say."""
     batching: bool = True
+    compile_seconds: float = DEFAULT_COMPILE_SECONDS
+    """How long it may take to compile what a request asks for."""
 
 
 class Executor:
@@ -73,7 +76,7 @@ class Executor:
         now_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self._workers = workers
-        self._shapes = ShapeCompiler(workers)
+        self._shapes = ShapeCompiler(workers, policy.compile_seconds)
         self._policy = policy
         self._now_ns = now_ns
         self._overruns = Overruns(workers.host, now_ns)

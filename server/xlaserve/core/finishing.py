@@ -5,15 +5,18 @@ import threading
 import time
 from collections import Counter
 from functools import partial
+from weakref import WeakKeyDictionary
 
 import structlog
 
+from xlaserve.core.abandoned import Abandoned
 from xlaserve.core.capacity import Capacity, Sizes
 from xlaserve.core.ensemble import EnsemblePlan
+from xlaserve.core.limited import Beat, LimitedCall, Overdue
 from xlaserve.core.registry import Instance, Version
 from xlaserve.core.workers import Workers
 from xlaserve.errors import LoadCancelled, OutOfMemory, XlaserveError
-from xlaserve.models.loaded import LoadedModel
+from xlaserve.models.loaded import LoadedModel, Stage
 
 PAUSE_SECONDS = 0.02
 """Between two steps: tracing holds Python's lock, and requests want it too."""
@@ -31,7 +34,10 @@ class Finisher:
     with what it has until others hold less.
     """
 
-    def __init__(self, workers: Workers, capacity: Capacity) -> None:
+    def __init__(self, workers: Workers, capacity: Capacity, step_seconds: float) -> None:
+        self._step_seconds = step_seconds
+        """How long one bucket may take."""
+        self._of: WeakKeyDictionary[Instance, asyncio.Task[None]] = WeakKeyDictionary()
         self._workers = workers
         self._capacity = capacity
         self._short: set[asyncio.Task[None]] = set()
@@ -55,7 +61,16 @@ class Finisher:
             return
         task = asyncio.ensure_future(self._finish(version, instance, instance.runner))
         self._tasks.add(task)
+        self._of[instance] = task
         task.add_done_callback(self._tasks.discard)
+
+    async def left(self, instance: Instance) -> None:
+        """Return once no thread compiles for an instance that was unloaded, or it is stuck."""
+        task = self._of.pop(instance, None)
+        if task is not None:
+            if task in self._short:
+                task.cancel()
+            await asyncio.wait([task])
 
     async def close(self) -> None:
         """End as soon as the step in progress has."""
@@ -67,16 +82,24 @@ class Finisher:
         self._stopping.clear()
 
     async def _finish(self, version: Version, instance: Instance, model: LoadedModel) -> None:
-        loop = asyncio.get_running_loop()
+        loop, beat, stage = asyncio.get_running_loop(), Beat(), [Stage("compiling")]
 
         def before_bucket() -> None:
-            self._pace(version.model)
+            self._pace(version, instance, beat)
             reserving = self._reserve_next(version, instance, model.next_bucket_bytes)
             asyncio.run_coroutine_threadsafe(reserving, loop).result()
+            beat()
 
-        compiling = self._workers.finish(partial(model.compile_rest, before_bucket))
+        def on_stage(of_bucket: Stage) -> None:
+            stage[0] = of_bucket
+
+        compile_rest = partial(model.compile_rest, before_bucket, on_stage)
+        compiling = self._workers.finish(compile_rest, beat)
         try:
-            await asyncio.wrap_future(compiling)
+            await compiling.within(self._step_seconds)
+        except Overdue:
+            self._abandoned(instance, compiling, str(stage[0]))
+            return
         except NoMemoryNow:
             await self._until_there_is_memory(version, instance, model)
             if version.instance is instance:
@@ -125,13 +148,23 @@ class Finisher:
         finally:
             self._short.discard(task)
 
-    def _pace(self, model: str) -> None:
+    def _pace(self, version: Version, instance: Instance, beat: Beat) -> None:
         """Let others have their turn; runs in the thread that compiles."""
+        beat()
         time.sleep(PAUSE_SECONDS)
-        while self._loads and not self._stopping.is_set():
+        while self._loads and not self._stopping.is_set() and version.instance is instance:
+            beat()
             time.sleep(PAUSE_SECONDS)
-        if self._stopping.is_set():
-            raise LoadCancelled(model)
+        if self._stopping.is_set() or version.instance is not instance:
+            raise LoadCancelled(version.model)
+
+    def _abandoned(self, instance: Instance, compiling: LimitedCall[None], stage: str) -> None:
+        """Go on with what is compiled; the thread is of no use any more."""
+        instance.stuck = compiling
+        doing = f"{stage} in the background"
+        held = sum(instance.reservation.sizes.values())
+        work = Abandoned(instance.model, instance.fingerprint, doing, held)
+        self._workers.abandoned.add(compiling, work, lambda: None)
 
 
 def _sum(held: Sizes, added: Sizes) -> Sizes:

@@ -1,13 +1,11 @@
 """One model version on its way into memory and out of it."""
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
 
 import structlog
 
@@ -16,13 +14,13 @@ from xlaserve.core.ensemble import EnsemblePlan, plan_ensemble
 from xlaserve.core.eviction import to_evict
 from xlaserve.core.finishing import Finisher
 from xlaserve.core.lifecycle import Event, State
+from xlaserve.core.load_runner import Load, Loading, LoadLimits, LoadRunner, StageObserver
 from xlaserve.core.registry import Instance, Registry, Version
 from xlaserve.core.repository import ModelSource, VersionSource
 from xlaserve.core.sharing import Coalesced
 from xlaserve.core.workers import Workers
 from xlaserve.errors import (
     InvalidModel,
-    LoadCancelled,
     LoadFailed,
     ModelNotFound,
     ModelNotReady,
@@ -30,15 +28,11 @@ from xlaserve.errors import (
     XlaserveError,
 )
 from xlaserve.models.config import ModelConfig
-from xlaserve.models.loaded import MAX_ON_DEMAND_SHAPES, LoadContext, LoadedModel, Stage
+from xlaserve.models.loaded import MAX_ON_DEMAND_SHAPES, LoadContext, LoadedModel
 from xlaserve.models.placement import ONE_CPU, Devices
 from xlaserve.models.roots import Roots
 
-Load: TypeAlias = Callable[[Path, LoadContext], LoadedModel]
-"""Turns a version directory into a loaded model; blocks."""
-
-StageObserver: TypeAlias = Callable[[str, str, Stage], None]
-"""Told model, version and stage while a load goes on; called on the event loop."""
+DEFAULT_LOAD_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +63,7 @@ class VersionLoader:
         capacity: Capacity,
         *,
         drain_seconds: float,
+        load_seconds: float = DEFAULT_LOAD_SECONDS,
         memory_wait_seconds: float = 0.0,
         expect_unloads: bool = False,
         evict: bool = False,
@@ -79,7 +74,7 @@ class VersionLoader:
         self._max_on_demand_shapes = max_on_demand_shapes
         self._mmap_parameters = mmap_parameters
         self._background_compile = background_compile
-        self._finisher = Finisher(workers, capacity)
+        self._finisher = Finisher(workers, capacity, load_seconds)
         self._memory_wait_seconds = memory_wait_seconds
         self._expect_unloads = expect_unloads
         """Whether somebody unloads others who has heard that a load needed more than expected."""
@@ -92,6 +87,15 @@ class VersionLoader:
         self._machinery = machinery
         self._drain_seconds = drain_seconds
         self._release = Coalesced(partial(workers.wait, machinery.release_memory))
+        self._runner = LoadRunner(
+            registry,
+            workers,
+            LoadLimits(load_seconds, drain_seconds),
+            load=machinery.load,
+            devices=machinery.devices,
+            on_stage=machinery.on_stage,
+            release=self._release,
+        )
         self._stragglers: set[asyncio.Task[None]] = set()
         self._devices: Devices | None = None
         self._log = structlog.get_logger("loading")
@@ -99,10 +103,12 @@ class VersionLoader:
     async def load(self, version: Version, model: ModelSource, source: VersionSource) -> None:
         """Load a version and let it answer; what it served before, it serves until then.
 
-        Raises LoadFailed, OutOfMemory or LoadCancelled, and goes on with what was served before.
+        Raises LoadFailed, OutOfMemory, LoadCancelled or TooManyAbandoned, and goes on with what was
+        served before.
         """
         loop = asyncio.get_running_loop()
         started = loop.time()
+        self._workers.abandoned.check(version.model, source.fingerprint)
         self._registry.change(version, Event.LOAD, "waiting for a load thread")
         reservation = Reservation(self._capacity, version.model)
         self._finisher.load_begins()
@@ -207,11 +213,11 @@ class VersionLoader:
         if source.sent:
             self._registry.note(version, "loading in a process of its own")
             try_loading = self._machinery.try_loading
-            trial = self._workers.load(try_loading, source.directory, model.config)
-            await asyncio.wrap_future(trial)
+            trial = self._workers.load(partial(try_loading, source.directory, model.config))
+            await asyncio.wrap_future(trial.future)
         if self._devices is None:
             starting = self._workers.load(self._machinery.devices)
-            self._devices = await asyncio.wrap_future(starting)
+            self._devices = await asyncio.wrap_future(starting.future)
         predict, devices = self._machinery.predict_size, self._devices
         predicted = await self._workers.wait(
             predict, source.directory, model.config, devices, source.roots
@@ -219,7 +225,7 @@ class VersionLoader:
         await self._book(reservation, predicted)
         self._shrinking += 1
         try:
-            runner = await self._run_loader(version, model, source)
+            runner = await self._run_loader(version, model, source, reservation)
         finally:
             self._shrinking -= 1
         try:
@@ -271,62 +277,22 @@ class VersionLoader:
         return plan_ensemble(model.config, described)
 
     async def _run_loader(
-        self, version: Version, model: ModelSource, source: VersionSource
-    ) -> LoadedModel:
-        cancelled = threading.Event()
-        work = partial(self._load_in_thread, cancelled, version, model, source)
-        running = self._workers.load(work, asyncio.get_running_loop())
-        loading = asyncio.wrap_future(running)
-        try:
-            return await asyncio.shield(loading)
-        except asyncio.CancelledError:
-            cancelled.set()
-            if not running.cancel():
-                # A cancelled load is over when its thread has let go, not before.
-                await self._discard(loading)
-            raise
-
-    async def _discard(self, loading: "asyncio.Future[LoadedModel]") -> None:
-        await asyncio.wait([loading])
-        if not loading.cancelled() and loading.exception() is None:
-            await self._workers.wait(loading.result().close)
-        await self._release()
-
-    def _load_in_thread(
         self,
-        cancelled: threading.Event,
         version: Version,
         model: ModelSource,
         source: VersionSource,
-        loop: asyncio.AbstractEventLoop,
+        reservation: Reservation,
     ) -> LoadedModel:
-        def check_cancelled() -> None:
-            if cancelled.is_set():
-                raise LoadCancelled(version.model)
-
-        def on_stage(stage: Stage) -> None:
-            loop.call_soon_threadsafe(self._show_stage, version, stage)
-
-        check_cancelled()
-        devices = self._machinery.devices()
         context = LoadContext(
             model=version.model,
             version=version.number,
             config=model.config,
-            device=devices.platform,
-            on_stage=on_stage,
-            check_cancelled=check_cancelled,
             background_compile=self._background_compile,
             mmap_parameters=self._mmap_parameters,
             max_on_demand_shapes=self._max_on_demand_shapes,
             roots=source.roots,
         )
-        return self._machinery.load(source.directory, context)
-
-    def _show_stage(self, version: Version, stage: Stage) -> None:
-        if version.state in (State.LOADING, State.RELOADING):
-            self._registry.note(version, str(stage))
-            self._machinery.on_stage(version.model, version.number, stage)
+        return await self._runner.run(Loading(version, source, reservation, context))
 
     def _note_failure(self, version: Version, error: BaseException) -> None:
         reason = "internal error"
@@ -356,10 +322,24 @@ class VersionLoader:
             freeing.result()
 
     async def _free(self, instances: Sequence[Instance]) -> None:
+        closed = []
         for instance in instances:
+            if not isinstance(instance.runner, EnsemblePlan):
+                instance.runner.stop()
+            await self._finisher.left(instance)
             await instance.drained()
+            if instance.stuck is not None and instance.is_stuck:
+                # Nothing of it is free before the thread that may use it has ended.
+                instance.stuck.whenever(partial(self._free_later, instance))
+                continue
             if not isinstance(instance.runner, EnsemblePlan):
                 await self._workers.wait(instance.runner.close)
+            closed.append(instance)
         await self._release()
-        for instance in instances:
+        for instance in closed:
             instance.reservation.release()
+
+    def _free_later(self, instance: Instance) -> None:
+        freeing = asyncio.ensure_future(self._free([instance]))
+        self._stragglers.add(freeing)
+        freeing.add_done_callback(self._stragglers.discard)

@@ -7,9 +7,12 @@ from functools import partial
 
 import structlog
 
+from xlaserve.core.abandoned import Abandoned
+from xlaserve.core.limited import LimitedCall, Overdue
 from xlaserve.core.registry import Instance
 from xlaserve.core.sharing import SingleFlight
 from xlaserve.core.workers import Workers
+from xlaserve.errors import CompilationTimedOut
 from xlaserve.models.loaded import Executable, LoadedModel, OnDemand, Value
 
 
@@ -36,7 +39,9 @@ def look(model: LoadedModel, inputs: Mapping[str, Value]) -> Executable | Missin
 class ShapeCompiler:
     """Compiles what is missing. Who asks for the same shape waits for one compilation."""
 
-    def __init__(self, workers: Workers) -> None:
+    def __init__(self, workers: Workers, seconds: float) -> None:
+        self._seconds = seconds
+        """How long a compilation may take."""
         self._workers = workers
         # What nobody waits for any more is not begun.
         self._flights = SingleFlight[Executable](abandonable=True)
@@ -51,16 +56,44 @@ class ShapeCompiler:
         return await self._flights.run((instance, missing.shape), compile_it)
 
     async def _compile(self, instance: Instance, shapes: OnDemand, shape: Hashable) -> Executable:
-        running = self._workers.compile(shapes.compile, shape)
+        self._workers.abandoned.check_limit(instance.model)
+        if instance.is_stuck:
+            raise CompilationTimedOut(instance.model, shape, self._seconds)
+        running = self._workers.compile(partial(shapes.compile, shape))
         # The thread is a user of its own: it may outlive those who waited for it.
-        instance.acquire()
-        loop = asyncio.get_running_loop()
-        running.add_done_callback(lambda _: loop.call_soon_threadsafe(self._ended, instance))
-        compiled = await asyncio.wrap_future(running)
+        using = _User(instance)
+        running.whenever(using.ended)
+        try:
+            compiled = await running.within(self._seconds)
+        except Overdue:
+            self._abandoned(instance, running, shape)
+            using.ended()
+            raise CompilationTimedOut(instance.model, shape, self._seconds) from None
+        except asyncio.CancelledError:
+            running.cancel()
+            raise
         self._log.info("shape compiled", model=instance.model, shape=shape)
         return compiled
 
-    @staticmethod
-    def _ended(instance: Instance) -> None:
-        instance.reservation.correct(instance.held)
-        instance.release()
+    def _abandoned(
+        self, instance: Instance, compiling: LimitedCall[Executable], shape: Hashable
+    ) -> None:
+        instance.stuck = compiling
+        held = sum(instance.reservation.sizes.values())
+        work = Abandoned(instance.model, instance.fingerprint, f"compiling shape {shape}", held)
+        self._workers.abandoned.add(compiling, work, lambda: None)
+
+
+class _User:
+    """A thread that compiles for an instance: its use ends once."""
+
+    def __init__(self, instance: Instance) -> None:
+        self._instance: Instance | None = instance
+        instance.acquire()
+
+    def ended(self) -> None:
+        """Count one user less, and what was compiled."""
+        instance, self._instance = self._instance, None
+        if instance is not None:
+            instance.reservation.correct(instance.held)
+            instance.release()

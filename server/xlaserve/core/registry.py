@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from xlaserve.core.batching import Answering, Batcher
 from xlaserve.core.capacity import Reservation, Sizes
@@ -12,6 +13,7 @@ from xlaserve.core.checks import QuickCheck
 from xlaserve.core.dispatch import Dispatcher
 from xlaserve.core.ensemble import EnsemblePlan
 from xlaserve.core.lifecycle import Event, Lifecycle, State
+from xlaserve.core.limited import LimitedCall
 from xlaserve.core.names import check_asked_version
 from xlaserve.core.replicas import Replicas
 from xlaserve.core.statistics import VersionStatistics
@@ -60,6 +62,8 @@ class Instance:
         """Counts its requests out; None until there was one that was not answered at once."""
         self.queued: set[HostJob] = set()
         """What is done for it in threads, until the event loop hears that it is over."""
+        self.stuck: LimitedCall[Any] | None = None
+        """A compilation that was abandoned in a thread which may go on and use the model."""
         self._users = 0
         self._idle = asyncio.Event()
 
@@ -89,6 +93,11 @@ class Instance:
         waiting = self.batcher.waiting if self.batcher else 0
         waiting += self.dispatcher.waiting if self.dispatcher else 0
         return waiting + sum(job.waits for job in self.queued)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Tell whether a thread that was abandoned may still use the model."""
+        return self.stuck is not None and not self.stuck.future.done()
 
     @property
     def users(self) -> int:

@@ -298,6 +298,16 @@ class HostThreads:
         job.end()
 
 
+def ended(pool: ThreadPoolExecutor, seconds: float | None = None) -> bool:
+    """End the threads of a pool; what waits for one is cancelled, what has begun is waited for.
+
+    Waits for so many seconds at most; return whether all have ended.
+    """
+    ending = threading.Thread(target=partial(pool.shutdown, cancel_futures=True), daemon=True)
+    ending.start()
+    return joined([ending], seconds)
+
+
 def joined(threads: Iterable[threading.Thread], seconds: float | None = None) -> bool:
     """Wait for the end of threads, for so many seconds at most; tell whether all have ended."""
     until = None if seconds is None else time.monotonic() + seconds
@@ -348,10 +358,12 @@ class DeviceThreads:
         dispatching.add_done_callback(ended)
         return dispatching
 
-    def close(self) -> None:
-        """End the threads once the device has; work that it was not given is called off."""
-        self._dispatch.shutdown(wait=True, cancel_futures=True)
-        self._fetch.shutdown(wait=True)
+    def close(self, seconds: float | None = None) -> bool:
+        """End the threads once the device has; work that it was not given is called off.
+
+        Waits for so many seconds at most, for each; return whether both have ended.
+        """
+        return ended(self._dispatch, seconds) and ended(self._fetch, seconds)
 
 
 def _failure(work: "Future[T]") -> BaseException | None:

@@ -58,6 +58,9 @@ class IdentityModel:
     ) -> None:
         """Do nothing: there is nothing to compile."""
 
+    def stop(self) -> None:
+        """Do nothing: there is nothing to compile."""
+
     def close(self) -> None:
         """Do nothing: there is nothing to drop."""
 

@@ -325,6 +325,10 @@ class JaxExportModel:
         self._compiler = None
         self._rest.clear()
 
+    def stop(self) -> None:
+        """Compile nothing more: what is compiled for no request ends at its next step."""
+        self._closed = True
+
     def close(self) -> None:
         """Drop parameters and executables, and return once the parameters' memory is let go.
 

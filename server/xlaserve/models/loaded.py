@@ -259,6 +259,10 @@ class LoadedModel(Executable, Protocol):
         """
         ...
 
+    def stop(self) -> None:
+        """Compile nothing more: `compile_rest` ends at its next step. Does not block."""
+        ...
+
     def close(self) -> None:
         """Drop every buffer and executable. Nothing may call `execute` any more."""
         ...

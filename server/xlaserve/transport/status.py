@@ -24,6 +24,10 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
         errors.ModelNotFound: WireStatus(Status.NOT_FOUND, HTTPStatus.NOT_FOUND),
         errors.ModelNotReady: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
         errors.LoadFailed: WireStatus(Status.FAILED_PRECONDITION, HTTPStatus.BAD_REQUEST),
+        errors.TooManyAbandoned: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
+        errors.CompilationTimedOut: WireStatus(
+            Status.DEADLINE_EXCEEDED, HTTPStatus.GATEWAY_TIMEOUT
+        ),
         errors.ModelAlreadyLoaded: WireStatus(Status.ALREADY_EXISTS, HTTPStatus.CONFLICT),
         errors.InvalidModel: WireStatus(Status.FAILED_PRECONDITION, HTTPStatus.BAD_REQUEST),
         errors.LoadCancelled: WireStatus(Status.CANCELLED, HTTPStatus.SERVICE_UNAVAILABLE),

@@ -6,6 +6,7 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import Generic, TypeAlias, TypeVar
 
+from xlaserve.core.abandoned import AbandonedWork
 from xlaserve.core.capacity import Capacity
 from xlaserve.core.registry import Instance, Model, Version
 from xlaserve.core.statistics import REQUEST_BOUNDS_NS, FailureReason, Totals
@@ -324,6 +325,8 @@ class ServerReading:
     connections: Mapping[str, Callable[[], int]]
     watch: RepositoryWatch | None
     """None where nothing is known of the repository."""
+    abandoned: AbandonedWork | None = None
+    """None where nothing can be abandoned."""
 
 
 def _total_bytes(server: ServerReading) -> Iterable[Row]:
@@ -388,5 +391,11 @@ OF_SERVER: tuple[Family[ServerReading], ...] = (
         "gauge",
         "Entries of the repository that are no models, at the last look",
         _skipped,
+    ),
+    Family(
+        "xlaserve_abandoned_work",
+        "gauge",
+        "Loads and compilations that took too long, and whose threads have not ended",
+        lambda server: () if server.abandoned is None else _one(len(server.abandoned)),
     ),
 )

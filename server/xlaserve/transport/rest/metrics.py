@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
+from xlaserve.core.abandoned import AbandonedWork
 from xlaserve.core.capacity import Capacity
 from xlaserve.core.lifecycle import State
 from xlaserve.core.monitor import every_version
@@ -38,9 +39,10 @@ class Metrics:
         capacity: Capacity,
         connections: Mapping[str, Callable[[], int]] = MappingProxyType({}),
         watch: RepositoryWatch | None = None,
+        abandoned: AbandonedWork | None = None,
     ) -> None:
         self._registry = registry
-        self._server = ServerReading(capacity, connections, watch)
+        self._server = ServerReading(capacity, connections, watch, abandoned)
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
 

@@ -1,0 +1,107 @@
+"""A model that does not end its own warm-up: it fails, and nothing else has to wait for it."""
+
+import asyncio
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from support import mesh
+from support.http import Answer, ask
+from support.process import ServerProcess, served
+
+import xlaserve
+
+SECONDS = ("--load-seconds", "5")
+STUCK = ("still warming", "(load_seconds)", "was abandoned")
+AGAIN = ("an earlier load of the same files was abandoned", "still warming")
+
+
+def endless(params: None, x: jax.Array) -> dict[str, jax.Array]:
+    """Ends for every input but zeros, of which a warm-up is made."""
+    return {"y": jax.lax.while_loop(lambda c: jnp.max(c) < 100, lambda c: c * 2, x)}
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    for name, function in {"endless": endless, "other": lambda params, x: {"y": x + 1}}.items():
+        xlaserve.export_model(function, None, {"x": ("FP32", [2])}, root / name / "1")
+    return root
+
+
+async def post(server: ServerProcess, path: str, said: Any) -> Answer:
+    return await ask(server.http, "POST", path, body=json.dumps(said).encode())
+
+
+async def infer(server: ServerProcess) -> Any:
+    tensor = {"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2]}
+    answer = await post(server, "/v2/models/other/infer", {"inputs": [tensor]})
+    return answer.json["outputs"][0]["data"]
+
+
+async def test_a_load_that_does_not_end_fails_and_others_go_on(repository: Path) -> None:
+    """The server gets ready, says what is wrong through every door, and ends when it is told to."""
+    flags = ("--model-control-mode", "explicit", "--load-model", "*", "--model-root")
+    async with served(repository, *SECONDS, *flags, str(repository)) as server:
+        ready = await ask(server.http, "GET", "/v2/health/ready")
+        answered = await infer(server)
+        index = (await post(server, "/v2/repository/index", {})).json
+        again = await post(server, "/v2/repository/models/endless/load", {})
+        sagemaker = await post(
+            server, "/models", {"model_name": "mine", "url": str(repository / "endless")}
+        )
+        other = await post(
+            server, "/models", {"model_name": "fine", "url": str(repository / "other")}
+        )
+        unloaded = await post(server, "/v2/repository/models/endless/unload", {})
+        metrics = (await ask(server.http, "GET", "/metrics")).body.decode()
+        status = await server.stop()
+
+    (entry,) = [row for row in index if row["name"] == "endless"]
+    assert 200 == ready.status
+    assert [2, 3] == answered
+    assert "UNAVAILABLE" == entry["state"]
+    assert all(part in entry["reason"] for part in STUCK), entry
+    assert 400 == again.status
+    assert all(part in again.error for part in AGAIN), again.error
+    assert 400 == sagemaker.status
+    assert all(part in sagemaker.body.decode() for part in STUCK)
+    assert 200 == other.status
+    assert 200 == unloaded.status
+    assert "xlaserve_abandoned_work 2" in metrics
+    assert 0 == status
+
+
+async def test_a_mesh_is_told_that_a_load_did_not_end(repository: Path) -> None:
+    flags = ("--modelmesh", "--model-root", str(repository))
+    async with served(repository, *SECONDS, *flags) as server, mesh.dial(server.url) as sidecar:
+        await sidecar.status()
+        loads = await asyncio.gather(
+            mesh.outcome(sidecar.load("bad", str(repository / "endless"))),
+            mesh.outcome(sidecar.load("good", str(repository / "other"))),
+        )
+        await sidecar.unload("bad")
+        status = await server.stop(signal.SIGINT)
+
+    assert ["FAILED_PRECONDITION", "OK"] == [code for code, _ in loads]
+    assert all(part in loads[0][1] for part in STUCK), loads
+    assert 0 == status
+
+
+async def test_a_server_ends_though_a_load_does_not(repository: Path) -> None:
+    """While it is not abandoned yet."""
+    flags = ("--model-control-mode", "explicit", "--drain-seconds", "1")
+    async with served(repository, *flags) as server:
+        loading = asyncio.ensure_future(post(server, "/v2/repository/models/endless/load", {}))
+        reason = ""
+        while not reason.startswith("warming"):
+            index = (await post(server, "/v2/repository/index", {})).json
+            reason = next(row["reason"] for row in index if row["name"] == "endless")
+        status = await server.stop()
+        loading.cancel()
+
+    assert 0 == status
