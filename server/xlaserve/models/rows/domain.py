@@ -118,13 +118,16 @@ def size_of(dimension: Dimension) -> Size | None:
     return whole
 
 
-def flattened(dimension: Dimension) -> Dimension:
-    """Return what is left to say of a dimension whose elements were put in another order."""
-    if is_uniform(dimension) or not dimension:
-        return dimension
-    if has_rows(dimension):
-        raise NoRule("changes the order of rows")
-    return tuple(Factor(part.size, Along.ANY) for part in dimension)
+def merged(parts: Sequence[Factor]) -> Dimension:
+    """Return several factors as one; raises NoRule where its elements would move with the batch.
+
+    The element `i` of two factors as one is that at `(i // minor, i % minor)` of both.
+    """
+    size = size_of(tuple(parts))
+    along = max(part.along for part in parts)
+    if size is None or (len(parts) > 1 and along and not size.is_static):
+        raise NoRule("has a shape that could not be followed")
+    return factor(size, along)
 
 
 # --- joins -------------------------------------------------------------------------------------
@@ -210,10 +213,7 @@ def _joined_run(one: Dimension, other: Dimension) -> Dimension:
         return (Factor(one[0].size, max(along)),)
     if has_rows(one) or has_rows(other):
         raise Mixes("puts rows together with values that are not of the same row")
-    size = size_of(one)
-    if size is None:
-        raise NoRule("has a dimension of the square of the batch")
-    return factor(size, Along.ANY)
+    return merged([Factor(part.size, Along.ANY) for part in max(one, other, key=len)])
 
 
 def check_one_row(dimensions: Dimensions) -> None:
@@ -261,29 +261,37 @@ def _taken(rest: list[Factor], wanted: Size) -> Dimension:
             break
         if part.along is Along.ROW:
             raise Mixes("cuts the batch into pieces")
+        _check_cut(part.along, beyond)
         found.append(Factor(wanted, part.along))
         rest.append(Factor(beyond, part.along))
         wanted = ONE
     return tuple(found)
 
 
+def _check_cut(along: Along, minor: Size) -> None:
+    """Raise NoRule where the elements of the two halves of a factor would move with the batch."""
+    if along and not minor.is_static:
+        raise NoRule("has a shape that could not be followed")
+
+
 def _taken_whole(part: Factor, rest: list[Factor], wanted: Size) -> Dimension:
     """Merge factors until they are of the wanted size, or a multiple of it."""
-    merged = [part]
+    pieces = [part]
     size: Size | None = part.size
     while size is not None and rest:
-        if any(one.along is Along.ROW for one in merged):
+        if any(one.along is Along.ROW for one in pieces):
             raise Mixes("cuts the batch into pieces")
         if sizes.quotient(size, wanted) is not None:
             break
-        merged.append(rest.pop())
-        size = sizes.product(size, merged[-1].size)
-    if any(one.along is Along.ROW for one in merged):
+        pieces.append(rest.pop())
+        size = sizes.product(size, pieces[-1].size)
+    if any(one.along is Along.ROW for one in pieces):
         raise Mixes("cuts the batch into pieces")
     beyond = None if size is None else sizes.quotient(size, wanted)
     if beyond is None:
         raise NoRule("has a shape that could not be followed")
-    along = max(one.along for one in merged)
+    (whole,) = merged(pieces)
     if beyond != ONE:
-        rest.append(Factor(beyond, along))
-    return (Factor(wanted, along),)
+        _check_cut(whole.along, beyond)
+        rest.append(Factor(beyond, whole.along))
+    return (Factor(wanted, whole.along),)

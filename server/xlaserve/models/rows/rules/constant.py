@@ -79,7 +79,8 @@ def literal(value: Any) -> np.ndarray[Any, np.dtype[np.int64]] | None:
     # What is larger is no index, but the constant of a hash.
     if found.dtype != np.int64 or (np.abs(found) >= _LIMIT).any():
         return None
-    return found
+    is_truth = str(whole.type.element_type) == "i1"
+    return (found != 0).astype(np.int64) if is_truth else found
 
 
 def _integer(attribute: Any) -> int:

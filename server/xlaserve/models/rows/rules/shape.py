@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from xlaserve.models.rows import sizes
-from xlaserve.models.rows.constants import MAX_ELEMENTS, Constant
+from xlaserve.models.rows.constants import MAX_ELEMENTS, Constant, fitting
 from xlaserve.models.rows.domain import (
     Along,
     Dimension,
@@ -57,12 +57,13 @@ def iota(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     del operands
     shape, axis = operation.types[0].shape, operation.integer("iota_dimension")
     known = static_shape(shape)
-    if known is not None and "complex" not in operation.types[0].dtype:
+    if known is not None:
         counted = np.arange(known[axis]).reshape(
             [-1 if n == axis else 1 for n in range(len(known))]
         )
-        if operation.types[0].dtype[0] in "iu":
-            return [of_constant(Constant(np.broadcast_to(counted, known)), shape, operation)]
+        found = fitting(Constant(np.broadcast_to(counted, known)), operation.types[0].dtype)
+        if found is not None:
+            return [of_constant(found, shape, operation)]
     dimensions = tuple(
         factor(size, Along.ANY if number == axis else Along.UNIFORM)
         for number, size in enumerate(shape)
@@ -188,7 +189,7 @@ def cut(
     if has_rows(dimension):
         return _rows_cut(dimension, start, taken, stride), None
     finding = None
-    if not start.is_static:
+    if not start.is_static or (len(dimension) > 1 and whole is not None and not whole.is_static):
         finding = depends_on_size(operation, "takes elements at a place that moves with the batch")
     return factor(taken, Along.ANY), finding
 
@@ -202,7 +203,8 @@ def _rows_cut(dimension: Dimension, start: Size, taken: Size, stride: int) -> Di
         first = block and _times(start, block)
         count = block and _times(taken, block)
         if first is not None and count is not None and count.fixed:
-            outer = factor(count, max(part.along for part in dimension[:place]))
+            along = max((part.along for part in dimension[:place]), default=Along.UNIFORM)
+            outer = factor(count, along)
             return (*outer, *dimension[place:])
     is_one_of_each = not place and inner == static(stride) and taken == BATCH
     if stride > 1 and is_one_of_each and start.is_static and 0 <= start.fixed < stride:
@@ -288,6 +290,8 @@ def _one_behind_the_other(
             raise Mixes("computes something for every pair of rows")
         return _blocks_joined(dimensions), None
     moves = any(not kind.shape[axis].is_static for kind in operation.operand_types[:-1])
+    last = operation.operand_types[-1].shape[axis]
+    moves = moves or (not last.is_static and len(dimensions[-1]) > 1)
     finding = depends_on_size(operation, "puts elements at a place that moves with the batch")
     return factor(size, Along.ANY), finding if moves else None
 
