@@ -98,11 +98,10 @@ def ours(made: onnx.ModelProto, given: Mapping[str, Tensor]) -> list[Tensor]:
     return [np.asarray(found[name]) for name in plan.outputs]
 
 
-def exported(made: onnx.ModelProto, dimensions: str, shapes: Mapping[str, str]) -> Any:
-    """Export a model with symbolic dimensions; return a function of inputs as `ours` is of them.
-
-    `exported(model, "b, s", {"ids": "b, s"})`.
-    """
+def artifact_of(
+    made: onnx.ModelProto, dimensions: str, shapes: Mapping[str, str]
+) -> tuple[jax.export.Exported, Plan]:
+    """Export a model with symbolic dimensions: `artifact_of(model, "b, s", {"ids": "b, s"})`."""
     graph = graph_of(made)
     scope = jax.export.SymbolicScope()
     jax.export.symbolic_shape(dimensions, scope=scope)
@@ -113,7 +112,12 @@ def exported(made: onnx.ModelProto, dimensions: str, shapes: Mapping[str, str]) 
         for item in graph.inputs
     }
     plan = planning.plan(graph, arguments)
-    artifact = jax.export.export(jax.jit(plan.__call__))(plan.parameters, arguments)
+    return jax.export.export(jax.jit(plan.__call__))(plan.parameters, arguments), plan
+
+
+def exported(made: onnx.ModelProto, dimensions: str, shapes: Mapping[str, str]) -> Any:
+    """Export a model with symbolic dimensions; return a function of inputs as `ours` is of them."""
+    artifact, plan = artifact_of(made, dimensions, shapes)
 
     def run(given: Mapping[str, Tensor]) -> list[Tensor]:
         found = jax.jit(artifact.call)(plan.parameters, dict(given))

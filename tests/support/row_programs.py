@@ -123,7 +123,8 @@ def _merged(p: Program, v: Array) -> Array:
 
 def _regrouped(p: Program, v: Array) -> Array:
     sizes = [size for size in v.shape if isinstance(size, int)]
-    return v.reshape(p.batch, int(np.prod(sizes)))
+    assert len(sizes) == v.ndim - 1
+    return v.reshape(p.batch, -1) if v.size == p.batch * int(np.prod(sizes)) else None
 
 
 def _flat_and_back(p: Program, v: Array) -> Array:
@@ -383,7 +384,7 @@ STEPS: list[tuple[str, Step]] = [
     ("top_k", lambda p, v: lax.top_k(_floats(v), 2)[p.random.randrange(2)]),
     ("repeat", lambda p, v: jnp.repeat(v, 2, p.axis(v))),
     ("squeezed", lambda p, v: v[..., 0]),
-    ("fourier", lambda p, v: jnp.abs(jnp.fft.rfft(_floats(v)))),
+    ("fourier", lambda p, v: jnp.abs(jnp.fft.rfft(_floats(v), int(v.shape[-1])))),
     ("one_hot", lambda p, v: nn.one_hot(p.index(), 4)),
     ("index", lambda p, v: p.index() + jnp.arange(3)[p.random.randrange(3)]),
 ]  # fmt: skip

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -121,20 +121,27 @@ def _on_platform(asked: Asked, refinery: Refinery, platform: str) -> Verdict:
             read = program.read(modules[0], modules[1], rows)
         except Mismatch:
             continue
-        return _walked(read, asked, size_arithmetic.question(module, asked.batched))
+        if len(read.body.arguments) != len(asked.exported.in_avals):
+            raise Unfollowed("does not take all of its arguments")
+        question = size_arithmetic.question(module, asked.batched)
+        return walked(read, asked.batched, asked.outputs, question)
     raise Unfollowed("is not the same at two batch sizes")
 
 
-def _walked(read: Program, asked: Asked, question: Finding | None) -> Verdict:
-    """Walk over a program and judge its outputs."""
-    if len(read.body.arguments) != len(asked.exported.in_avals):
-        raise Unfollowed("does not take all of its arguments")
+def walked(
+    read: Program, batched: Collection[int], outputs: Sequence[str], question: Finding | None = None
+) -> Verdict:
+    """Walk over a program and judge its outputs.
+
+    `batched` are the positions of the arguments that have rows; `question` stands in the way of a
+    proof where nothing else does. Raises Unfollowed.
+    """
     walker = Walker(RULES, time.monotonic() + MAX_SECONDS)
     arguments = [
-        _argument(read.types[number], is_batched=place in asked.batched)
+        _argument(read.types[number], is_batched=place in batched)
         for place, number in enumerate(read.body.arguments)
     ]
-    finding, output = _worst(asked, walker.region(read.body, arguments))
+    finding, output = _worst(outputs, walker.region(read.body, arguments))
     if finding is None:
         finding = question
     loops = walker.loops_follow_rows, walker.loops_follow_inputs
@@ -156,11 +163,11 @@ def _argument(kind: Tensor, *, is_batched: bool) -> Value:
     return Value(((ROWS,), *varying(rest)))
 
 
-def _worst(asked: Asked, values: Sequence[Value]) -> tuple[Finding | None, str]:
+def _worst(outputs: Sequence[str], values: Sequence[Value]) -> tuple[Finding | None, str]:
     """Return why an output is not proved, and which: the first that mixes rows, or the first."""
     found = [
         (finding, name)
-        for name, value in zip(asked.outputs, values, strict=True)
+        for name, value in zip(outputs, values, strict=True)
         if (finding := _not_proved(value)) is not None
     ]
     mixed = [each for each in found if each[0].mixed]

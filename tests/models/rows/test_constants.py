@@ -1,0 +1,88 @@
+"""Integers `k * b + c`, compared with what they are at every batch size."""
+
+import operator
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xlaserve.models.rows.constants import Constant, compared, folded
+from xlaserve.models.rows.sizes import Size, fitted, product, quotient
+
+sizes = st.builds(Size, st.integers(0, 4), st.integers(-6, 6))
+constants = st.builds(lambda size: Constant(size.fixed, size.per_row), sizes)
+BATCHES = range(1, 60)
+
+DIRECTIONS: dict[str, Callable[[int, int], bool]] = {
+    "LT": operator.lt,
+    "LE": operator.le,
+    "GT": operator.gt,
+    "GE": operator.ge,
+    "EQ": operator.eq,
+    "NE": operator.ne,
+}
+
+
+def at(constant: Constant, rows: int) -> int:
+    return int(constant.fixed) + rows * int(constant.per_row)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@given(left=constants, right=constants)
+def test_a_comparison_is_known_only_where_all_sizes_agree(
+    direction: str, left: Constant, right: Constant
+) -> None:
+    answers = {DIRECTIONS[direction](at(left, b), at(right, b)) for b in BATCHES}
+
+    found = compared(direction, left, right)
+
+    if found is not None:
+        assert answers == {bool(found.item())}
+
+
+@pytest.mark.parametrize(
+    ("name", "computed"),
+    [
+        ("add", operator.add),
+        ("subtract", operator.sub),
+        ("multiply", operator.mul),
+        ("maximum", max),
+        ("minimum", min),
+        ("divide", lambda a, b: abs(a) // abs(b) * (1 if (a >= 0) == (b > 0) else -1)),
+        ("remainder", lambda a, b: abs(a) % abs(b) * (1 if a >= 0 else -1)),
+    ],
+)
+@given(left=constants, right=constants)
+def test_what_is_computed_is_so_at_every_size(
+    name: str, computed: Callable[[int, int], int], left: Constant, right: Constant
+) -> None:
+    found = folded(f"stablehlo.{name}", "i32", [left, right])
+
+    if found is not None:
+        for b in BATCHES:
+            assert at(found, b) == computed(at(left, b), at(right, b))
+
+
+def test_what_wraps_around_is_not_known() -> None:
+    assert folded("stablehlo.convert", "i8", [Constant(0, 1)]) is None
+    assert folded("stablehlo.subtract", "ui32", [Constant(0), Constant(1)]) is None
+
+
+@given(left=sizes, right=sizes)
+def test_a_quotient_is_one_at_every_size(left: Size, right: Size) -> None:
+    found = quotient(left, right)
+
+    if found is not None:
+        whole = product(found, right)
+        assert whole == left
+
+
+@given(size=sizes)
+def test_two_sizes_determine_a_third(size: Size) -> None:
+    assert fitted(size.at(37), size.at(41), (37, 41)) == size
+
+
+@pytest.mark.parametrize("at_both", [(9, 10), (5, 1), (0, 1)])
+def test_what_is_no_multiple_of_the_batch_fits_no_size(at_both: tuple[int, int]) -> None:
+    assert fitted(*at_both, (37, 41)) is None

@@ -1,0 +1,264 @@
+"""Rules on programs of StableHLO, most of which JAX would not write for an open batch."""
+
+# The programs are as long as they are.
+# ruff: noqa: E501
+
+import re
+
+import pytest
+
+from xlaserve.models.rows import Independence, Verdict, program, refining
+from xlaserve.models.rows.proof import PAIRS, walked
+
+PROVED, MIXED, UNKNOWN = Independence.PROVED, Independence.MIXED, Independence.UNKNOWN
+SUM = "({ ^bb0(%l: tensor<f32>, %r: tensor<f32>): %s = stablehlo.add %l, %r : tensor<f32> stablehlo.return %s : tensor<f32> })"
+ROW = "%x: tensor<Bx4xf32>"
+SAME = "tensor<Bx4xf32>"
+_SIZE = re.compile(r"(?<=[<x\[])(\d*)B(?=[x,\]])")
+
+
+def verdict_of(body: str, returned: str, arguments: str = ROW, *, second: str = "") -> Verdict:
+    """Walk over a program; `B` is the batch, `2B` twice as much. `second` differs at size two."""
+    texts = []
+    for place, rows in enumerate(PAIRS[0]):
+        lines = second if second and place else body
+        kind = returned.partition(":")[2].strip()
+        text = f"func.func public @main({arguments}) -> ({kind}) {{\n{lines}\nreturn {returned}\n}}"
+        texts.append(_SIZE.sub(lambda found, b=rows: str(int(found[1] or 1) * b), text))
+    with refining.parsing():
+        modules = [refining.parse(text) for text in texts]
+        read = program.read(modules[0], modules[1], PAIRS[0])
+        return walked(read, range(arguments.count("B")), ["y"])
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (f"%y = stablehlo.reverse %x, dims = [0] : {SAME}", MIXED),
+        (f"%y = stablehlo.reverse %x, dims = [1] : {SAME}", PROVED),
+        (
+            '%k = stablehlo.constant dense<0> : tensor<2xui64>\n'
+            '%s, %b = stablehlo.rng_bit_generator %k, algorithm = THREE_FRY : (tensor<2xui64>) -> '
+            '(tensor<2xui64>, tensor<Bx4xui32>)\n'
+            f'%f = stablehlo.convert %b : (tensor<Bx4xui32>) -> {SAME}\n'
+            f'%y = stablehlo.add %x, %f : {SAME}',
+            MIXED,
+        ),
+        (
+            '%k = stablehlo.constant dense<0> : tensor<2xui64>\n'
+            '%s, %b = stablehlo.rng_bit_generator %k, algorithm = THREE_FRY : (tensor<2xui64>) -> '
+            '(tensor<2xui64>, tensor<4xui32>)\n'
+            '%f = stablehlo.convert %b : (tensor<4xui32>) -> tensor<4xf32>\n'
+            f'%g = stablehlo.broadcast_in_dim %f, dims = [1] : (tensor<4xf32>) -> {SAME}\n'
+            f'%y = stablehlo.add %x, %g : {SAME}',
+            PROVED,
+        ),
+        (
+            "%i = stablehlo.iota dim = 1 : tensor<4xBxf32>\n"
+            "%r = stablehlo.reshape %i : (tensor<4xBxf32>) -> tensor<Bx4xf32>\n"
+            f"%y = stablehlo.add %x, %r : {SAME}",
+            None,
+        ),
+        (
+            # The sum of what was counted over time and rows, in another shape, moves with the batch.
+            "%i = stablehlo.iota dim = 0 : tensor<4Bxf32>\n"
+            "%r = stablehlo.reshape %i : (tensor<4Bxf32>) -> tensor<4xBxf32>\n"
+            "%c = stablehlo.slice %r [0:4, 0:1] : (tensor<4xBxf32>) -> tensor<4x1xf32>\n"
+            "%f = stablehlo.reshape %c : (tensor<4x1xf32>) -> tensor<4xf32>\n"
+            f"%g = stablehlo.broadcast_in_dim %f, dims = [1] : (tensor<4xf32>) -> {SAME}\n"
+            f"%y = stablehlo.add %x, %g : {SAME}",
+            None,
+        ),
+        (
+            "%i = stablehlo.iota dim = 0 : tensor<4xBxf32>\n"
+            "%r = stablehlo.reshape %i : (tensor<4xBxf32>) -> tensor<4Bxf32>\n"
+            "%c = stablehlo.slice %r [20:24] : (tensor<4Bxf32>) -> tensor<4xf32>\n"
+            f"%g = stablehlo.broadcast_in_dim %c, dims = [1] : (tensor<4xf32>) -> {SAME}\n"
+            f"%y = stablehlo.add %x, %g : {SAME}",
+            None,
+        ),
+        (
+            "%i = stablehlo.iota dim = 0 : tensor<Bxf32>\n"
+            "%r = stablehlo.reverse %i, dims = [0] : tensor<Bxf32>\n"
+            "%c = stablehlo.slice %r [0:1] : (tensor<Bxf32>) -> tensor<1xf32>\n"
+            f"%g = stablehlo.broadcast_in_dim %c, dims = [1] : (tensor<1xf32>) -> {SAME}\n"
+            f"%y = stablehlo.add %x, %g : {SAME}",
+            MIXED,
+        ),
+        (
+            "%i = stablehlo.iota dim = 0 : tensor<Bxf32>\n"
+            "%j = stablehlo.concatenate %i, %i, dim = 0 : (tensor<Bxf32>, tensor<Bxf32>) -> tensor<2Bxf32>\n"
+            "%c = stablehlo.slice %j [33:37] : (tensor<2Bxf32>) -> tensor<4xf32>\n"
+            f"%g = stablehlo.broadcast_in_dim %c, dims = [1] : (tensor<4xf32>) -> {SAME}\n"
+            f"%y = stablehlo.add %x, %g : {SAME}",
+            MIXED,
+        ),
+        (
+            "%i = stablehlo.iota dim = 0 : tensor<Bxi32>\n"
+            "%n = stablehlo.constant dense<50> : tensor<1xi32>\n"
+            '%t = "stablehlo.gather"(%i, %n) <{dimension_numbers = #stablehlo.gather<collapsed_slice_dims = [0], start_index_map = [0]>, slice_sizes = array<i64: 1>}> : (tensor<Bxi32>, tensor<1xi32>) -> tensor<i32>\n'
+            "%f = stablehlo.convert %t : (tensor<i32>) -> tensor<f32>\n"
+            f"%g = stablehlo.broadcast_in_dim %f, dims = [] : (tensor<f32>) -> {SAME}\n"
+            f"%y = stablehlo.add %x, %g : {SAME}",
+            MIXED,
+        ),
+        (
+            "%o = stablehlo.constant dense<1.0> : tensor<BxBxf32>\n"
+            "%d = stablehlo.dot_general %o, %o, contracting_dims = [1] x [0] : (tensor<BxBxf32>, tensor<BxBxf32>) -> tensor<BxBxf32>\n"
+            "%c = stablehlo.slice %d [0:1, 0:1] : (tensor<BxBxf32>) -> tensor<1x1xf32>\n"
+            f"%g = stablehlo.broadcast_in_dim %c, dims = [0, 1] : (tensor<1x1xf32>) -> {SAME}\n"
+            f"%y = stablehlo.add %x, %g : {SAME}",
+            MIXED,
+        ),
+        (
+            # As many updates as rows are added to one place.
+            "%o = stablehlo.constant dense<1.0> : tensor<Bxf32>\n"
+            "%n = stablehlo.constant dense<0> : tensor<Bx1xi32>\n"
+            "%w = stablehlo.constant dense<0.0> : tensor<4xf32>\n"
+            '%s = "stablehlo.scatter"(%w, %n, %o) <{scatter_dimension_numbers = #stablehlo.scatter<inserted_window_dims = [0], scatter_dims_to_operand_dims = [0], index_vector_dim = 1>}> '
+            + SUM.replace("%s", "%q")
+            + " : (tensor<4xf32>, tensor<Bx1xi32>, tensor<Bxf32>) -> tensor<4xf32>\n"
+            f"%g = stablehlo.broadcast_in_dim %s, dims = [1] : (tensor<4xf32>) -> {SAME}\n"
+            f"%y = stablehlo.add %x, %g : {SAME}",
+            MIXED,
+        ),
+        (
+            "%i = stablehlo.iota dim = 0 : tensor<Bxf32>\n"
+            "%v, %k = chlo.top_k(%i, k = 1) : tensor<Bxf32> -> (tensor<1xf32>, tensor<1xi32>)\n"
+            f"%g = stablehlo.broadcast_in_dim %v, dims = [1] : (tensor<1xf32>) -> {SAME}\n"
+            f"%y = stablehlo.add %x, %g : {SAME}",
+            MIXED,
+        ),
+        (
+            "%c = stablehlo.convert %x : (tensor<Bx4xf32>) -> tensor<Bx4xcomplex<f32>>\n"
+            "%t = stablehlo.transpose %c, dims = [1, 0] : (tensor<Bx4xcomplex<f32>>) -> tensor<4xBxcomplex<f32>>\n"
+            "%f = stablehlo.fft %t, type = FFT, length = [B] : (tensor<4xBxcomplex<f32>>) -> tensor<4xBxcomplex<f32>>\n"
+            "%r = stablehlo.real %f : (tensor<4xBxcomplex<f32>>) -> tensor<4xBxf32>\n"
+            "%y = stablehlo.transpose %r, dims = [1, 0] : (tensor<4xBxf32>) -> tensor<Bx4xf32>",
+            None,
+        ),
+        (
+            # Every row of one matrix is a row of the batch.
+            '%o = stablehlo.constant dense<1.0> : tensor<4x4xf32>\n'
+            '%y = "stablehlo.triangular_solve"(%o, %t) <{left_side = true, lower = true, transpose_a = #stablehlo<transpose NO_TRANSPOSE>, unit_diagonal = false}> : (tensor<4x4xf32>, tensor<4xBxf32>) -> tensor<4xBxf32>\n',
+            None,
+        ),
+        (
+            '%s = stablehlo.constant dense<1.0> : tensor<4xf32>\n'
+            '%y, %m, %v = "stablehlo.batch_norm_training"(%x, %s, %s) <{epsilon = 0.001 : f32, feature_index = 1 : i64}> : (tensor<Bx4xf32>, tensor<4xf32>, tensor<4xf32>) -> (tensor<Bx4xf32>, tensor<4xf32>, tensor<4xf32>)',
+            MIXED,
+        ),
+        (
+            '%s = stablehlo.constant dense<1.0> : tensor<4xf32>\n'
+            '%y = "stablehlo.batch_norm_inference"(%x, %s, %s, %s, %s) <{epsilon = 0.001 : f32, feature_index = 1 : i64}> : (tensor<Bx4xf32>, tensor<4xf32>, tensor<4xf32>, tensor<4xf32>, tensor<4xf32>) -> tensor<Bx4xf32>',
+            PROVED,
+        ),
+        ('%y = stablehlo.custom_call @foreign(%x) : (tensor<Bx4xf32>) -> tensor<Bx4xf32>', UNKNOWN),
+        ('%y = stablehlo.custom_call @lapack_sunheard_ffi(%x) : (tensor<Bx4xf32>) -> tensor<Bx4xf32>', UNKNOWN),
+        (
+            # The rows of the batch are those of one matrix.
+            '%y, %i = stablehlo.custom_call @lapack_sgeqrf_ffi(%x) : (tensor<Bx4xf32>) -> (tensor<Bx4xf32>, tensor<4xf32>)',
+            MIXED,
+        ),
+        ('%y = stablehlo.custom_call @Sharding(%x) : (tensor<Bx4xf32>) -> tensor<Bx4xf32>', PROVED),
+        ('%y = "stablehlo.all_gather"(%x) <{all_gather_dim = 1 : i64, replica_groups = dense<0> : tensor<1x1xi64>}> : (tensor<Bx4xf32>) -> tensor<Bx4xf32>', UNKNOWN),
+        (
+            '%a = stablehlo.constant dense<0.0> : tensor<f32>\n%b = stablehlo.constant dense<1.0> : tensor<f32>\n%h = stablehlo.constant dense<4> : tensor<1xi64>\n'
+            '%u = stablehlo.rng %a, %b, %h, distribution = UNIFORM : (tensor<f32>, tensor<f32>, tensor<1xi64>) -> tensor<4xf32>\n'
+            f"%g = stablehlo.broadcast_in_dim %u, dims = [1] : (tensor<4xf32>) -> {SAME}\n"
+            f"%y = stablehlo.add %x, %g : {SAME}",
+            UNKNOWN,
+        ),
+        (
+            '%c, %k = chlo.top_k(%x, k = 4) : tensor<Bx4xf32> -> (tensor<Bx4xf32>, tensor<Bx4xi32>)\n'
+            f"%y = stablehlo.add %c, %c : {SAME}",
+            PROVED,
+        ),
+    ],
+)  # fmt: skip
+def test_a_program_is_judged(body: str, expected: Independence | None) -> None:
+    """None is for what is refused in one way or the other."""
+    arguments = ROW + (", %t: tensor<4xBxf32>" if "%t)" in body else "")
+    returned = "%y : tensor<4xBxf32>" if "%t)" in body else f"%y : {SAME}"
+    if "%t)" in body:
+        arguments = "%x: tensor<Bx4xf32>"
+        body = (
+            "%t = stablehlo.transpose %x, dims = [1, 0] : (tensor<Bx4xf32>) -> tensor<4xBxf32>\n"
+            + body
+        )
+
+    verdict = verdict_of(body, returned, arguments)
+
+    if expected is None:
+        assert verdict.independence != PROVED
+    else:
+        assert verdict.independence == expected
+
+
+LOOP = """
+%n = stablehlo.constant dense<0.0> : tensor<f32>
+%limit = stablehlo.constant dense<1.0> : tensor<Bx4xf32>
+%other = stablehlo.constant dense<2.0> : tensor<Bx4xf32>
+%half = stablehlo.constant dense<0.5> : tensor<Bx4xf32>
+%no = stablehlo.constant dense<false> : tensor<i1>
+%y = stablehlo.while(%v = %x) : tensor<Bx4xf32>
+cond {
+  %p = stablehlo.compare GT, %v, CONDITION, FLOAT : (tensor<Bx4xf32>, tensor<Bx4xf32>) -> tensor<Bx4xi1>
+  %any = stablehlo.reduce(%p init: %no) applies stablehlo.or across dimensions = [0, 1] : (tensor<Bx4xi1>, tensor<i1>) -> tensor<i1>
+  stablehlo.return %any : tensor<i1>
+} do {
+  %p = stablehlo.compare DIRECTION, %v, BODY, FLOAT : (tensor<Bx4xf32>, tensor<Bx4xf32>) -> tensor<Bx4xi1>
+  %new = stablehlo.multiply %v, %half : tensor<Bx4xf32>
+  %kept = stablehlo.select %p, NEW, OLD : tensor<Bx4xi1>, tensor<Bx4xf32>
+  stablehlo.return %kept : tensor<Bx4xf32>
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, PROVED),
+        ({"DIRECTION": "GE"}, UNKNOWN),
+        ({"BODY": "%other"}, UNKNOWN),
+        ({"CONDITION": "%other"}, UNKNOWN),
+        ({"NEW": "%v", "OLD": "%new"}, UNKNOWN),
+        ({"OLD": "%half"}, UNKNOWN),
+        ({"BODY": "%x", "CONDITION": "%x"}, PROVED),
+        ({"BODY": "%x"}, UNKNOWN),
+        ({"BODY": "%half", "CONDITION": "%limit"}, UNKNOWN),
+    ],
+)
+def test_a_loop_until_all_rows_are_done_keeps_those_that_are(
+    changes: dict[str, str], expected: Independence
+) -> None:
+    words = {"CONDITION": "%limit", "BODY": "%limit", "DIRECTION": "GT", "NEW": "%new", "OLD": "%v"}
+    body = LOOP
+    for word, said in (words | changes).items():
+        body = body.replace(word, said)
+
+    verdict = verdict_of(body, f"%y : {SAME}")
+
+    assert verdict.independence == expected
+    assert verdict.loops_follow_rows
+
+
+def test_two_sizes_that_are_computed_otherwise_do_not_match() -> None:
+    add = f"%y = stablehlo.add %x, %x : {SAME}"
+
+    with pytest.raises(program.Mismatch):
+        verdict_of(add, f"%y : {SAME}", second=add.replace("add", "multiply"))
+
+
+def test_two_sizes_that_take_other_operands_do_not_match() -> None:
+    body = f"%a = stablehlo.negate %x : {SAME}\n%y = stablehlo.subtract %x, %a : {SAME}"
+
+    with pytest.raises(program.Mismatch):
+        verdict_of(body, f"%y : {SAME}", second=body.replace("%x, %a", "%a, %x"))
+
+
+def test_two_sizes_that_differ_in_an_attribute_do_not_match() -> None:
+    body = f"%y = stablehlo.reverse %x, dims = [1] : {SAME}"
+
+    with pytest.raises(program.Mismatch):
+        verdict_of(body, f"%y : {SAME}", second=body.replace("[1]", "[0]"))
