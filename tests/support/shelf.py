@@ -49,6 +49,11 @@ def add(params: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
     return x + params["v"]
 
 
+def add_all(params: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
+    """Add all there is."""
+    return add(params, x) + params["w"].sum()
+
+
 def spin(params: Mapping[str, jax.Array], n: jax.Array) -> jax.Array:
     """Take as long as the request says."""
 
@@ -95,9 +100,12 @@ def fill(root: Path) -> Shelf:
     return Shelf(root)
 
 
-def export_adder(path: Path, value: float) -> Path:
-    """Export x FP32[2] -> y = x + value."""
-    return _export(add, {"v": np.full(1, value, np.float32)}, {"x": ("FP32", [2])}, path)
+def export_adder(path: Path, value: float, *, bytes_besides: int = 0) -> Path:
+    """Export x FP32[2] -> y = x + value, perhaps with parameters that add nothing."""
+    params = {"v": np.full(1, value, np.float32)}
+    if bytes_besides:
+        params["w"] = np.zeros(bytes_besides // 4, np.float32)
+    return _export(add_all if bytes_besides else add, params, {"x": ("FP32", [2])}, path)
 
 
 def _export(fn: Any, params: object, inputs: Any, path: Path, max_batch_size: int = 0) -> Path:
