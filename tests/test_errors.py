@@ -26,6 +26,7 @@ from xlaserve.errors import (
     NotAcceptable,
     OutOfMemory,
     OutOfSpace,
+    OutputNotInForm,
     Overloaded,
     QueueTimeout,
     RepositoryUnreadable,
@@ -120,6 +121,10 @@ TEXTS = [
     (
         NotAcceptable("text/html", ["text/csv"]),
         "the answer can be text/csv, Accept is 'text/html'",
+    ),
+    (
+        OutputNotInForm("m", "y", "strict JSON", "NaN"),
+        "model 'm', output 'y': strict JSON cannot hold NaN",
     ),
     (
         CrossSiteRequest(),

@@ -415,6 +415,7 @@ class Application:
             self.control,
             threads,
             max_json_depth=depth,
+            strict_json=self.settings.strict_json,
         )
         repository = RepositoryRoutes(self.control, max_json_depth=depth)
         connections = {
@@ -436,6 +437,7 @@ class Application:
             threads,
             max_json_depth=depth,
             default_accept=self.settings.default_accept,
+            strict_json=self.settings.strict_json,
         )
         rows = [
             *inference.table(),

@@ -226,6 +226,13 @@ class NotAcceptable(InvalidRequest):
         super().__init__(f"the answer can be {', '.join(known)}, Accept is '{got[:80]}'")
 
 
+class OutputNotInForm(XlaserveError):
+    """A model computed what the form of the answer cannot hold; nobody who asked is to blame."""
+
+    def __init__(self, model: str, tensor: str, form: str, got: str) -> None:
+        super().__init__(f"model '{model}', output '{tensor}': {form} cannot hold {got}")
+
+
 class CrossSiteRequest(XlaserveError):
     """A page of another site asks, in the browser of somebody who may."""
 

@@ -307,6 +307,9 @@ class Settings:
     without its headers being read again."""
     max_http_chunks: int = 65536
     """Most chunks of one HTTP body that comes in chunks."""
+    strict_json: bool = False
+    """Refuse what JSON itself cannot hold, with 406, instead of writing it as Python's json reads
+    it: the literals NaN, Infinity and -Infinity, and surrogates for bytes that are not UTF-8."""
     max_json_depth: int = 100
     """Deepest nesting of JSON in an HTTP body."""
 

@@ -31,6 +31,7 @@ from xlaserve.core.inference import InferRequest, InferResponse
 from xlaserve.models import jax_export, loaders, programs
 
 JSON, CSV, NPY = "application/json", "text/csv", "application/x-npy"
+LINES = "application/jsonlines"
 BINARY = "application/vnd.sagemaker-triton.binary+json"
 LENGTH = "Inference-Header-Content-Length"
 TARGET_MODEL = "X-Amzn-SageMaker-Target-Model"
@@ -611,6 +612,22 @@ async def test_texts_are_elements_of_bytes(client: Client) -> None:
     assert 'é\n"b, c"\n' == answers[1].body.decode()
 
 
+async def test_lines_of_json_are_rows(client: Client) -> None:
+    """The form of batch transforms; the answer is lines where these are accepted."""
+    await client.loaded("plus", "texts")
+    lines = await client.invoke("plus", b"[1, 2]\n\n[3, 4]\r\n", LINES, LINES)
+    row = await client.invoke("plus", b"[1, 2]", LINES)
+    texts = await client.invoke("texts", b'["a"]\n["b"]', LINES, LINES)
+
+    assert (200, LINES, b"[2.0,3.0]\n[4.0,5.0]\n") == (
+        lines.status,
+        lines.headers["content-type"],
+        lines.body,
+    )
+    assert {"predictions": [[2.0, 3.0]]} == row.json
+    assert b'["a"]\n["b"]\n' == texts.body
+
+
 @pytest.mark.parametrize("kind", ["png", "jpeg"])
 async def test_an_image_is_decoded_for_the_model(
     client: Client, example_models: Path, kind: str
@@ -620,10 +637,11 @@ async def test_an_image_is_decoded_for_the_model(
     picture = Image.open(example_models.parent / "data/seven.png")
     file = io.BytesIO()
     picture.save(file, kind)
-    answer = await client.invoke("digits", file.getvalue(), f"image/{kind}", CSV)
+    for media_type in (f"image/{kind}", "application/x-image"):
+        answer = await client.invoke("digits", file.getvalue(), media_type, CSV)
 
-    assert 200 == answer.status, answer.body
-    assert 7 == np.argmax([float(cell) for cell in answer.body.decode().split(",")])
+        assert 200 == answer.status, answer.body
+        assert 7 == np.argmax([float(cell) for cell in answer.body.decode().split(",")])
 
 
 INVOKE_FAULTS: Sequence[tuple[str, str, str, bytes, int, str]] = (
@@ -651,7 +669,12 @@ INVOKE_FAULTS: Sequence[tuple[str, str, str, bytes, int, str]] = (
     ("plus", NPY, "", npy([1, 2, 3]), 400, r"expected FP32\[-1,2\], got FP32\[1,3\]"),
     ("plus", "image/png", "", b"x", 400, r"input 'x'"),
     ("digits", "image/png", "", b"x", 400, "input 'image'"),
-    ("plus", CSV, JSON, b"nan,1", 400, "output 'y': expected finite elements"),
+    ("plus", LINES, "", b"[1, 2]\n[1", 400, "line 2: expected a list in JSON"),
+    ("plus", LINES, "", b"\n", 400, "blank lines"),
+    ("plus", LINES, "", b"[1, 2]\n[1]", 400, "lists that are equally long"),
+    ("plus", LINES, "", b"[" * 10_000, 400, "nested more than 100 levels deep"),
+    ("simple", "application/x-image", "", b"x", 400, "is for models with one input, it has 2"),
+    ("digits", "application/x-image", "", b"x", 400, "input 'image'"),
 )  # fmt: skip
 
 

@@ -41,6 +41,7 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
             Status.INVALID_ARGUMENT, HTTPStatus.UNSUPPORTED_MEDIA_TYPE
         ),
         errors.NotAcceptable: WireStatus(Status.INVALID_ARGUMENT, HTTPStatus.NOT_ACCEPTABLE),
+        errors.OutputNotInForm: WireStatus(Status.OUT_OF_RANGE, HTTPStatus.NOT_ACCEPTABLE),
         errors.CrossSiteRequest: WireStatus(Status.PERMISSION_DENIED, HTTPStatus.FORBIDDEN),
         errors.BodyTimeout: WireStatus(Status.DEADLINE_EXCEEDED, HTTPStatus.REQUEST_TIMEOUT),
         errors.Unsupported: WireStatus(Status.UNIMPLEMENTED, HTTPStatus.NOT_IMPLEMENTED),

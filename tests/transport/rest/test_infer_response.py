@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from xlaserve.core.inference import InferOutput, InferRequest, InferResponse, RequestedOutput
-from xlaserve.errors import InvalidTensor
+from xlaserve.errors import InvalidTensor, OutputNotInForm
 from xlaserve.models.loaded import ModelInfo
 from xlaserve.tensors import BYTES, DATATYPES, Datatype, Tensor, TensorSpec, to_bytes
 from xlaserve.transport.grpc.tensors import read_inputs
@@ -154,11 +154,25 @@ def test_outputs_without_elements_have_either_form(data: Tensor, binary: bool) -
 @pytest.mark.parametrize(
     ("datatype", "data", "what"),
     [
-        ("FP32", np.array([1, np.nan], np.float32), "NaN and Infinity"),
-        ("FP64", np.array([-np.inf]), "NaN and Infinity"),
+        ("FP32", np.array([1, np.nan], np.float32), "NaN or Infinity"),
+        ("FP64", np.array([-np.inf]), "NaN or Infinity"),
+        ("BYTES", np.array([b"\xff"], dtype=object), "bytes that are not UTF-8"),
+    ],
+)
+def test_what_strict_json_cannot_hold_is_not_the_fault_of_who_asked(
+    datatype: str, data: Tensor, what: str
+) -> None:
+    response = InferResponse("m", "3", "", (InferOutput("y", DATATYPES[datatype], data),))
+
+    with pytest.raises(OutputNotInForm, match=f"model 'm', output 'y': JSON .* cannot hold {what}"):
+        write_infer_response(InferRequest("m"), response, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data", "what"),
+    [
         ("FP16", np.array([1], np.float16), "FP16"),
         ("BF16", np.array([1], ml_dtypes.bfloat16), "BF16"),
-        ("BYTES", np.array([b"\xff"], dtype=object), "bytes that are not UTF-8"),
     ],
 )
 def test_what_json_cannot_carry_names_the_output_and_the_way(

@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from xlaserve.tensors import BYTES, DATATYPES, Datatype, Tensor, TensorDataError
-from xlaserve.transport.rest.json_tensors import quote_not_finite, read_elements, write_elements
+from xlaserve.transport.rest.json_tensors import (
+    NotInJson,
+    quote_not_finite,
+    read_elements,
+    write_elements,
+)
 
 FP32, FP64, INT8, INT32, BOOL = (DATATYPES[n] for n in ("FP32", "FP64", "INT8", "INT32", "BOOL"))
 IN_JSON = [datatype for datatype in DATATYPES.values() if datatype.contents is not None]
@@ -337,10 +342,22 @@ def test_elements_are_written_in_row_major_order() -> None:
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("datatype", [FP32, FP64], ids=str)
-def test_numbers_that_are_not_finite_are_not_written(datatype: Datatype, number: float) -> None:
+def test_strict_json_has_no_numbers_that_are_not_finite(datatype: Datatype, number: float) -> None:
     """JSON has none; null would be read as something else."""
-    with pytest.raises(TensorDataError, match="binary_data, the only form of NaN and Infinity"):
-        write_elements(datatype, np.array([1.0, number], datatype.dtype))
+    with pytest.raises(NotInJson, match="NaN or Infinity"):
+        write_elements(datatype, np.array([1.0, number], datatype.dtype), strict=True)
+
+
+@pytest.mark.parametrize("count", [2, 40_000])
+@pytest.mark.parametrize("datatype", [FP32, FP64], ids=str)
+def test_numbers_that_are_not_finite_are_literals_of_python(datatype: Datatype, count: int) -> None:
+    tensor = np.full((2, count), 0.1, datatype.dtype)
+    tensor[0, 0], tensor[1, 0], tensor[1, 1] = np.nan, np.inf, -np.inf
+    text = b"".join(write_elements(datatype, tensor))
+
+    assert text.startswith(b"[NaN,")
+    assert (1, 1) == (text.count(b",Infinity,"), text.count(b",-Infinity"))
+    np.testing.assert_array_equal(tensor.ravel(), np.array(json.loads(text), datatype.dtype))
 
 
 @pytest.mark.parametrize("datatype", BINARY_ONLY, ids=str)
@@ -350,9 +367,15 @@ def test_half_precision_is_not_written(datatype: Datatype) -> None:
 
 
 @pytest.mark.parametrize("element", [b"\xff", b"a\xed\xa0\x80", "\ud800"])
-def test_bytes_that_are_no_text_are_not_written(element: bytes | str) -> None:
-    with pytest.raises(TensorDataError, match="binary_data, the only form of bytes that are not"):
-        write_elements(BYTES, np.array([b"a", element], dtype=object))
+def test_bytes_that_are_no_text_are_surrogates_or_refused(element: bytes | str) -> None:
+    tensor = np.array([b"a", element], dtype=object)
+    with pytest.raises(NotInJson, match="bytes that are not UTF-8"):
+        write_elements(BYTES, tensor, strict=True)
+    text = b"".join(write_elements(BYTES, tensor))
+    _, read = json.loads(text)
+
+    assert text.isascii()
+    assert element == (read if isinstance(element, str) else read.encode(errors="surrogateescape"))
 
 
 def test_texts_of_a_model_are_written_as_texts() -> None:

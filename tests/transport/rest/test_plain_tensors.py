@@ -18,6 +18,7 @@ from xlaserve.errors import (
     InvalidRequest,
     InvalidTensor,
     NotAcceptable,
+    OutputNotInForm,
     UnsupportedMediaType,
 )
 from xlaserve.models.loaded import ModelInfo
@@ -31,6 +32,7 @@ from xlaserve.transport.rest.plain_tensors import (
 )
 
 JSON, CSV, NPY = "application/json", "text/csv", "application/x-npy"
+LINES = "application/jsonlines"
 
 
 def spec(datatype: str, *shape: int, name: str = "x") -> TensorSpec:
@@ -241,7 +243,7 @@ def test_whatever_the_text_is(media_type: str, datatype: str, body: str) -> None
 # --- answers -----------------------------------------------------------------------------------
 
 
-def respond(media_type: str, *arrays: Any, batch: int = 8) -> HttpResponse:
+def respond(media_type: str, *arrays: Any, batch: int = 8, strict: bool = False) -> HttpResponse:
     tensors = [np.asarray(array) for array in arrays]
     outputs = []
     for name, tensor in zip("yz", tensors, strict=False):
@@ -250,7 +252,8 @@ def respond(media_type: str, *arrays: Any, batch: int = 8) -> HttpResponse:
         outputs.append(InferOutput(name, datatype, tensor))
     specs = [TensorSpec(o.name, o.datatype, o.data.shape) for o in outputs]
     response = InferResponse("m", "1", "", tuple(outputs))
-    return write_plain_response(info(outputs=specs, batch=batch), response, media_type)
+    model = info(outputs=specs, batch=batch)
+    return write_plain_response(model, response, media_type, strict=strict)
 
 
 def body_of(response: HttpResponse) -> bytes:
@@ -298,9 +301,26 @@ def test_predictions_in_json(outputs: list[Any], batch: int, expected: Any) -> N
         texts(b"\xff"),
     ],
 )
-def test_what_json_cannot_carry_is_refused_by_name(output: Tensor) -> None:
-    with pytest.raises(InvalidTensor, match="model 'm', output 'y': .* or a V2 request for binary"):
-        respond(JSON, output)
+@pytest.mark.parametrize("media_type", [JSON, LINES])
+def test_what_json_cannot_hold_is_for_python_or_refused(output: Tensor, media_type: str) -> None:
+    text = body_of(respond(media_type, output)).decode()
+    predictions = json.loads(text)
+    element = predictions["predictions"][0] if media_type == JSON else predictions
+
+    if output.dtype.kind == "O":
+        assert b"\xff" == element.encode(errors="surrogateescape")
+    else:
+        assert str(float(output[0])) == str(element)
+    with pytest.raises(OutputNotInForm, match="model 'm', output 'y': .* can, cannot hold"):
+        respond(media_type, output, strict=True)
+
+
+def test_lines_of_json_are_rows() -> None:
+    one = respond(LINES, np.array([[1, 2], [3, 4]], np.int32))
+    two = respond(LINES, np.array([[1], [2]], np.int32), np.array([0.5, 1.5]))
+
+    assert b"[1,2]\n[3,4]\n" == body_of(one)
+    assert b'{"y":[1],"z":0.5}\n{"y":[2],"z":1.5}\n' == body_of(two)
 
 
 @pytest.mark.parametrize(

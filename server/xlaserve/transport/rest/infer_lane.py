@@ -14,10 +14,13 @@ from xlaserve.transport.rest.threads import INLINE_BYTES, OffLoop
 class InferLane:
     """Answers the bodies of inference requests that are small enough to be read at once."""
 
-    def __init__(self, engine: Engine, threads: OffLoop, max_json_depth: int) -> None:
+    def __init__(
+        self, engine: Engine, threads: OffLoop, *, max_json_depth: int, strict_json: bool
+    ) -> None:
         self._engine = engine
         self._threads = threads
         self._max_json_depth = max_json_depth
+        self._strict_json = strict_json
 
     def begin(
         self, name: str, version: str, length: int | None, body: memoryview, done: Answered
@@ -45,16 +48,16 @@ class InferLane:
         return call
 
     def answer(self, request: InferRequest, response: InferResponse) -> HttpResponse | None:
-        """Write a response; None for one that takes too long. Raises InvalidTensor."""
+        """Write a response; None for one that takes too long. Raises as `write_infer_answer`."""
         if output_bytes(response) > INLINE_BYTES:
             return None
-        return write_infer_answer(request, response)
+        return write_infer_answer(request, response, strict=self._strict_json)
 
     def answer_later(
         self, request: InferRequest, response: InferResponse
     ) -> "asyncio.Task[HttpResponse]":
         """Write a response in a thread."""
-        write = partial(write_infer_answer, request, response)
+        write = partial(write_infer_answer, request, response, strict=self._strict_json)
         return asyncio.ensure_future(self._threads.run(output_bytes(response), write))
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import msgspec
 
 from xlaserve.core.inference import InferOutput, InferRequest, InferResponse
-from xlaserve.errors import InvalidTensor
+from xlaserve.errors import InvalidTensor, OutputNotInForm
 from xlaserve.tensors import Buffer, TensorDataError, to_bytes
 from xlaserve.transport.rest.infer_request import BINARY_DATA, BINARY_OUTPUT
-from xlaserve.transport.rest.json_tensors import write_elements
+from xlaserve.transport.rest.json_tensors import NotInJson, write_elements
 from xlaserve.transport.rest.messages import BINARY_TYPE, JSON_TYPE, HttpResponse
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -44,12 +44,15 @@ _JOINED_BYTES = 64 << 10
 """What is cheaper to copy than to send in pieces."""
 
 
-def write_infer_response(request: InferRequest, response: InferResponse) -> InferBody:
+def write_infer_response(
+    request: InferRequest, response: InferResponse, *, strict: bool = False
+) -> InferBody:
     """Write a response, each output in the form that the request asks for.
 
     Binary is an output whose own `binary_data` says so, or else the `binary_data_output` of the
     request (binary tensor data extension). There is an `id` where the request has one.
-    Raises InvalidTensor for an output that must be binary and is wanted in JSON.
+    Raises InvalidTensor for an output that must be binary and is wanted in JSON, and with `strict`
+    OutputNotInForm for elements that JSON itself cannot hold; see `write_elements`.
     """
     default = request.parameters.get(BINARY_OUTPUT) is True
     outputs = request.outputs
@@ -65,7 +68,7 @@ def write_infer_response(request: InferRequest, response: InferResponse) -> Infe
             tensors.append(to_bytes(output.datatype, output.data))
             json.append(_describe(output, {"binary_data_size": len(tensors[-1])}))
         else:
-            json += _with_data(response.model_name, output)
+            json += _with_data(response.model_name, output, strict=strict)
     json.append(b"]}")
     length = sum(map(len, json))
     if length <= _JOINED_BYTES:
@@ -73,12 +76,14 @@ def write_infer_response(request: InferRequest, response: InferResponse) -> Infe
     return InferBody(json + tensors, length if tensors else None)
 
 
-def write_infer_answer(request: InferRequest, response: InferResponse) -> HttpResponse:
+def write_infer_answer(
+    request: InferRequest, response: InferResponse, *, strict: bool = False
+) -> HttpResponse:
     """Write a response, with the length of its JSON where binary tensors follow.
 
     Raises as `write_infer_response` does.
     """
-    body = write_infer_response(request, response)
+    body = write_infer_response(request, response, strict=strict)
     if body.header_length is None:
         return HttpResponse(content_type=JSON_TYPE, parts=body.parts)
     headers = {HEADER_LENGTH: str(body.header_length)}
@@ -100,9 +105,12 @@ def _describe(
     return _ENCODER.encode(_Output(output.name, output.datatype.name, shape, parameters))
 
 
-def _with_data(model: str, output: InferOutput) -> list[Buffer]:
+def _with_data(model: str, output: InferOutput, *, strict: bool) -> list[Buffer]:
     try:
-        elements = write_elements(output.datatype, output.data)
+        elements = write_elements(output.datatype, output.data, strict=strict)
+    except NotInJson as error:
+        form = "JSON (strict_json), but binary_data can,"
+        raise OutputNotInForm(model, output.name, form, str(error)) from error
     except TensorDataError as error:
         raise InvalidTensor(model, "output", output.name, error.expected, error.got) from error
     return [_describe(output)[:-1] + b',"data":', *elements, b"}"]

@@ -146,12 +146,14 @@ class InferenceRoutes:
         threads: OffLoop,
         *,
         max_json_depth: int,
+        strict_json: bool,
     ) -> None:
         self._threads = threads
         self._description = description
         self._engine = engine
         self._control = control
         self._max_json_depth = max_json_depth
+        self._strict_json = strict_json
 
     def table(self) -> list[Route]:
         """Return the rows of these handlers."""
@@ -228,7 +230,7 @@ class InferenceRoutes:
                 _TAG,
                 Body(InferenceResponse, BINARY_OR_JSON, headers=(_LENGTH,)),
                 takes=Body(InferenceRequest, BINARY_OR_JSON, headers=(_LENGTH,), example=_EXAMPLE),
-                errors=(*_BODY_ERRORS, 404, 503, 507),
+                errors=(*_BODY_ERRORS, 404, 406, 503, 507),
                 prepare=self.prepare,
             ),
         ]
@@ -298,13 +300,18 @@ class InferenceRoutes:
             read = partial(read_infer_request, info, name, version, body, length, max_depth=depth)
             inference = await self._threads.run(len(body) if length is None else length, read)
         response = await self._engine.infer(inference)
-        write = partial(write_infer_answer, inference, response)
+        write = partial(write_infer_answer, inference, response, strict=self._strict_json)
         return await self._threads.run(output_bytes(response), write)
 
     def prepare(self, request: HttpRequest) -> Begin:
         """Return the short lane of a model; raises InvalidBody for a length that is none."""
         length = read_header_length(request.headers.get(HEADER_LENGTH))
-        lane = InferLane(self._engine, self._threads, self._max_json_depth)
+        lane = InferLane(
+            self._engine,
+            self._threads,
+            max_json_depth=self._max_json_depth,
+            strict_json=self._strict_json,
+        )
         return partial(lane.begin, *_model(request), length)
 
 

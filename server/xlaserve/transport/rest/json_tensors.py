@@ -1,7 +1,9 @@
 """Tensor data as JSON: elements in nested lists, or in a single one (V2 protocol, Tensor Data)."""
 
+import json
 import re
 from contextlib import suppress
+from functools import partial
 from math import prod
 
 import msgspec
@@ -226,40 +228,58 @@ def quote_not_finite(text: bytes) -> bytes | None:
 # --- writing -----------------------------------------------------------------------------------
 
 
-def write_elements(datatype: Datatype, tensor: Tensor) -> list[Buffer]:
+class NotInJson(ValueError):
+    """What JSON has no form for; the text names it."""
+
+
+def write_elements(datatype: Datatype, tensor: Tensor, *, strict: bool = False) -> list[Buffer]:
     """Write the elements as one flat JSON list, in row-major order and in pieces.
 
-    Numbers are read back as they were. Raises TensorDataError for what JSON cannot carry: FP16 and
-    BF16 as over gRPC, NaN and infinities, and bytes that are not UTF-8.
+    Numbers are read back as they were. What JSON itself cannot hold is written as Python's json
+    reads it: NaN and infinities as the literals NaN, Infinity and -Infinity, octets that are not
+    UTF-8 as the surrogates that stand for them in Python (`surrogateescape`). With `strict` they
+    raise NotInJson. FP16 and BF16, which have no form over gRPC either, raise TensorDataError.
     """
     if datatype.contents is None:
-        raise _binary_only(f"{datatype}", "no binary_data")
+        expected = f"a request for binary_data, the only form of {datatype}"
+        raise TensorDataError(expected, "no binary_data")
+    write = partial(_write, datatype, strict)
     flat = tensor.ravel()
     if len(flat) <= _WRITTEN_ELEMENTS:
-        return [_write(datatype, flat)]
+        return [write(flat)]
     starts = range(0, len(flat), _WRITTEN_ELEMENTS)
-    pieces = [_write(datatype, flat[start : start + _WRITTEN_ELEMENTS]) for start in starts]
+    pieces = [write(flat[start : start + _WRITTEN_ELEMENTS]) for start in starts]
     for piece in pieces[:-1]:
         piece[-1:] = b","
     return [pieces[0], *(memoryview(piece)[1:] for piece in pieces[1:])]
 
 
-def _write(datatype: Datatype, piece: Tensor) -> bytearray:
+def _write(datatype: Datatype, strict: bool, piece: Tensor) -> bytearray:
     written = bytearray()
     try:
         _ENCODER.encode_into(
             list(map(_text, piece)) if datatype is BYTES else piece.tolist(), written
         )
     except UnicodeError:
-        raise _binary_only("bytes that are not UTF-8", "such bytes") from None
+        if strict:
+            raise NotInJson("bytes that are not UTF-8") from None
+        return bytearray(write_as_python([escaped_text(element) for element in piece]))
     if datatype.dtype.kind == "f" and b"null" in written:
-        raise _binary_only("NaN and Infinity", "one of them")
+        if strict:
+            raise NotInJson("NaN or Infinity")
+        return bytearray(write_as_python(piece.tolist()))
     return written
+
+
+def write_as_python(value: object) -> bytes:
+    """Write what only Python's json reads beside what every reader of JSON does."""
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def _text(element: str | bytes) -> str:
     return element if isinstance(element, str) else bytes(element).decode()
 
 
-def _binary_only(what: str, got: str) -> TensorDataError:
-    return TensorDataError(f"a request for binary_data, the only form of {what}", got)
+def escaped_text(element: str | bytes) -> str:
+    """Return text in which a surrogate stands for each octet that is not UTF-8."""
+    return element if isinstance(element, str) else bytes(element).decode(errors="surrogateescape")

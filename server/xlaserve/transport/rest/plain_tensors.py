@@ -1,8 +1,8 @@
-"""Requests and answers that are bare tensors: JSON lists, CSV, .npy files and images."""
+"""Requests and answers that are bare tensors: JSON, lines of it, CSV, .npy files and images."""
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
@@ -18,6 +18,7 @@ from xlaserve.errors import (
     InvalidRequest,
     InvalidTensor,
     NotAcceptable,
+    OutputNotInForm,
     UnsupportedMediaType,
 )
 from xlaserve.models.loaded import ModelInfo
@@ -33,13 +34,17 @@ from xlaserve.tensors import (
     from_elements,
 )
 from xlaserve.transport.rest.accept import ANY, preferred
+from xlaserve.transport.rest.json_tensors import escaped_text, write_as_python
 from xlaserve.transport.rest.json_text import WHITESPACE
 from xlaserve.transport.rest.messages import JSON_TYPE, HttpResponse
 from xlaserve.transport.rest.npy import read_npy, write_npy
 
 CSV_TYPE = "text/csv"
 NPY_TYPE = "application/x-npy"
+JSONLINES_TYPE = "application/jsonlines"
 IMAGE_TYPES = "image/*"
+X_IMAGE_TYPE = "application/x-image"
+"""What SageMaker's own containers call an image of any kind."""
 
 _TRUTHS: Mapping[str, bool] = MappingProxyType(
     {"true": True, "1": True, "false": False, "0": False}
@@ -97,6 +102,23 @@ def _read_json(spec: TensorSpec, body: memoryview) -> tuple[Datatype, Tensor]:
     except RecursionError:
         raise InvalidBody("the JSON is nested too deeply") from None
     shape, elements = _flattened(value)
+    return spec.datatype, from_elements(spec.datatype, shape, elements)
+
+
+def _read_jsonlines(spec: TensorSpec, body: memoryview) -> tuple[Datatype, Tensor]:
+    """Take each line for a row: a list, or a single element."""
+    rows = []
+    for number, line in enumerate(bytes(body).splitlines(), start=1):
+        if line.strip():
+            try:
+                rows.append(_VALUE.decode(line))
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise InvalidBody(f"line {number}: expected a list in JSON: {error}") from error
+            except RecursionError:
+                raise InvalidBody(f"line {number}: the JSON is nested too deeply") from None
+    if not rows:
+        raise InvalidBody("expected lines of JSON, got blank lines")
+    shape, elements = _flattened(rows)
     return spec.datatype, from_elements(spec.datatype, shape, elements)
 
 
@@ -186,6 +208,8 @@ _READERS: Mapping[str, _Read] = MappingProxyType(
         CSV_TYPE: _read_csv,
         NPY_TYPE: _read_npy,
         IMAGE_TYPES: _read_image,
+        X_IMAGE_TYPE: _read_image,
+        JSONLINES_TYPE: _read_jsonlines,
     }
 )
 
@@ -197,7 +221,18 @@ PLAIN_TYPES = tuple(_READERS)
 
 
 def _write_json(info: ModelInfo, response: InferResponse) -> list[Buffer]:
-    values: dict[str, Any] = {o.name: _listed(response, o) for o in response.outputs}
+    return [msgspec.json.encode(_predictions(info, response))]
+
+
+def _write_json_as_python(info: ModelInfo, response: InferResponse) -> list[Buffer]:
+    try:
+        return _write_json(info, response)
+    except (OutputNotInForm, UnicodeError):
+        return [write_as_python(_predictions(info, response, strict=False))]
+
+
+def _predictions(info: ModelInfo, response: InferResponse, *, strict: bool = True) -> Any:
+    values: dict[str, Any] = {o.name: _listed(response, o, strict=strict) for o in response.outputs}
     predictions: Any = values
     if len(values) == 1:
         (predictions,) = values.values()
@@ -206,38 +241,60 @@ def _write_json(info: ModelInfo, response: InferResponse) -> list[Buffer]:
         predictions = [
             dict(zip(names, row, strict=True)) for row in zip(*values.values(), strict=True)
         ]
-    return [msgspec.json.encode({"predictions": predictions})]
+    return {"predictions": predictions}
 
 
-def _listed(response: InferResponse, output: InferOutput) -> Any:
+def _listed(response: InferResponse, output: InferOutput, *, strict: bool) -> Any:
     data = output.data
     if output.datatype is BYTES:
-        return _texts(response, output).tolist()
+        return _texts(response, output, strict=strict).tolist()
     if data.dtype.kind in "fV":
         # BF16 has no Python numbers of its own, and isfinite is not for it.
         data = data.astype(np.float64) if output.datatype.contents is None else data
-        if not np.isfinite(data).all():
-            raise _unwritable(response, output, f"finite elements, others as {NPY_TYPE}", "others")
+        if strict and not np.isfinite(data).all():
+            form = f"JSON (strict_json), but {NPY_TYPE} can,"
+            raise OutputNotInForm(response.model_name, output.name, form, "NaN or Infinity")
     return data.tolist()
 
 
-def _texts(response: InferResponse, output: InferOutput) -> Tensor:
+def _texts(response: InferResponse, output: InferOutput, *, strict: bool = True) -> Tensor:
     texts = np.empty(output.data.shape, dtype=np.object_)
+    flat = output.data.reshape(-1)
     try:
         texts.reshape(-1)[:] = [
-            element if isinstance(element, str) else bytes(element).decode()
-            for element in output.data.reshape(-1)
+            element if isinstance(element, str) else bytes(element).decode() for element in flat
         ]
     except UnicodeDecodeError:
-        raise _unwritable(response, output, "text in UTF-8", "other bytes") from None
+        if strict:
+            form = "text, but a V2 request for binary_data can,"
+            got = "bytes that are not UTF-8"
+            raise OutputNotInForm(response.model_name, output.name, form, got) from None
+        texts.reshape(-1)[:] = [escaped_text(element) for element in flat]
     return texts
 
 
-def _unwritable(
-    response: InferResponse, output: InferOutput, expected: str, got: str
-) -> InvalidTensor:
-    expected = f"{expected}, or a V2 request for binary_data"
-    return InvalidTensor(response.model_name, "output", output.name, expected, got)
+def _write_jsonlines(info: ModelInfo, response: InferResponse) -> list[Buffer]:
+    return _lines(map(msgspec.json.encode, _rows(response)))
+
+
+def _write_jsonlines_as_python(info: ModelInfo, response: InferResponse) -> list[Buffer]:
+    try:
+        return _write_jsonlines(info, response)
+    except (OutputNotInForm, UnicodeError):
+        return _lines(map(write_as_python, _rows(response, strict=False)))
+
+
+def _rows(response: InferResponse, *, strict: bool = True) -> list[Any]:
+    """Return what each row was answered: its output, or an object where there are several."""
+    values = {o.name: _listed(response, o, strict=strict) for o in response.outputs}
+    if len(values) == 1:
+        (rows,) = values.values()
+        return list(rows)
+    return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+
+
+def _lines(rows: Iterable[bytes]) -> list[Buffer]:
+    return [b"".join(row + b"\n" for row in rows)]
 
 
 def _write_csv(info: ModelInfo, response: InferResponse) -> list[Buffer]:
@@ -258,6 +315,12 @@ def _is_table(outputs: Sequence[TensorSpec]) -> bool:
     return len(outputs) == 1 and len(outputs[0].shape) <= 2
 
 
+def _has_rows(outputs: Sequence[TensorSpec]) -> bool:
+    return all(len(output.shape) > 0 for output in outputs) and (
+        len(outputs) == 1 or all(output.shape[0] == -1 for output in outputs)
+    )
+
+
 def _is_numeric(outputs: Sequence[TensorSpec]) -> bool:
     return len(outputs) == 1 and outputs[0].datatype is not BYTES
 
@@ -269,24 +332,34 @@ class Form:
     media_type: str
     can_hold: Callable[[Sequence[TensorSpec]], bool]
     write: Callable[[ModelInfo, InferResponse], list[Buffer]]
-    """Returns the parts of a body; raises InvalidTensor for what it cannot hold."""
+    """Returns the parts of a body; raises OutputNotInForm for what it cannot hold."""
 
 
 FORMS: Sequence[Form] = (
     Form(JSON_TYPE, lambda outputs: True, _write_json),
     Form(CSV_TYPE, _is_table, _write_csv),
     Form(NPY_TYPE, _is_numeric, _write_npy),
+    Form(JSONLINES_TYPE, _has_rows, _write_jsonlines),
 )
+_WRITE_AS_PYTHON: Mapping[str, Callable[[ModelInfo, InferResponse], list[Buffer]]] = (
+    MappingProxyType({JSON_TYPE: _write_json_as_python, JSONLINES_TYPE: _write_jsonlines_as_python})
+)
+"""What writes instead where JSON is not strict."""
 
 
-def write_plain_response(info: ModelInfo, response: InferResponse, media_type: str) -> HttpResponse:
-    """Write the outputs in a form that `choose_form` returned; raises InvalidTensor.
+def write_plain_response(
+    info: ModelInfo, response: InferResponse, media_type: str, *, strict: bool = False
+) -> HttpResponse:
+    """Write the outputs in a form that `choose_form` returned; raises OutputNotInForm.
+
+    JSON that is not strict holds what Python's json reads; see `write_elements`.
 
     JSON is `{"predictions": ...}` as TensorFlow Serving answers: the only output as nested lists;
     of several, an object for each row, or one in all where the model has no batches.
     """
     form = next(form for form in FORMS if form.media_type == media_type)
-    return HttpResponse(content_type=media_type, parts=form.write(info, response))
+    write = form.write if strict else _WRITE_AS_PYTHON.get(media_type, form.write)
+    return HttpResponse(content_type=media_type, parts=write(info, response))
 
 
 def choose_form(

@@ -35,6 +35,7 @@ from xlaserve.transport.rest.messages import (
 )
 from xlaserve.transport.rest.plain_tensors import (
     FORMS,
+    JSONLINES_TYPE,
     PLAIN_TYPES,
     choose_form,
     is_object,
@@ -126,6 +127,7 @@ def sagemaker_routes(
     *,
     max_json_depth: int,
     default_accept: str = JSON_TYPE,
+    strict_json: bool = False,
 ) -> list[Route]:
     """Return the rows of the contract (SageMaker, Container Contract for Multi-Model Endpoints)."""
     handlers = SageMakerRoutes(
@@ -134,6 +136,7 @@ def sagemaker_routes(
         threads,
         max_json_depth=max_json_depth,
         default_accept=default_accept,
+        strict_json=strict_json,
     )
     return [*handlers.model_rows(), *handlers.invocation_rows()]
 
@@ -149,7 +152,9 @@ class SageMakerRoutes:
         *,
         max_json_depth: int,
         default_accept: str,
+        strict_json: bool,
     ) -> None:
+        self._strict_json = strict_json
         self._threads = threads
         self._container = container
         self._engine = engine
@@ -293,10 +298,11 @@ class SageMakerRoutes:
         response = await self._engine.infer(inference)
         size = sum(output.data.nbytes for output in response.outputs)
         if asked.form in _BINARY_TYPES or (asked.is_v2 and asked.form == JSON_TYPE):
-            write = partial(write_infer_response, inference, response)
+            write = partial(write_infer_response, inference, response, strict=self._strict_json)
             return _v2_answer(await self._threads.run(size, write))
         return await self._threads.run(
-            size, partial(write_plain_response, info, response, asked.form)
+            size,
+            partial(write_plain_response, info, response, asked.form, strict=self._strict_json),
         )
 
     def _read(
@@ -310,6 +316,8 @@ class SageMakerRoutes:
             )
         else:
             media_type = request.content_type or JSON_TYPE
+            if media_type == JSONLINES_TYPE:
+                check_depth(body, self._max_json_depth)
             inference = read_plain_request(info, model, media_type, body)
         form = choose_form(
             _wanted(info, inference),
