@@ -173,6 +173,8 @@ def test_a_default_that_is_written_out_asks_for_nothing(text: str) -> None:
             ("model_warmup.name", "model_warmup.inputs.zero_data"),
         ),
         ('backend: "identity" dynamic_batching {}', ("dynamic_batching",)),
+        ("max_batch_size: 0 dynamic_batching {}", ("dynamic_batching",)),
+        ("dynamic_batching {}", ()),
         ('platform: "onnxruntime_onnx"', ("platform (onnxruntime_onnx)",)),
         ('backend: "onnxruntime"', ("backend (onnxruntime)",)),
         ('name: "m" max_batch_size: 4 version_policy { all {} }', ()),

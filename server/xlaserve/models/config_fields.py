@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import betterproto
 
-from xlaserve.models.config_schema import BadConfig, Field, schema_of, shown
+from xlaserve.models.config_schema import BadConfig, Field, given_of, schema_of, shown
 from xlaserve_proto import inference
 
 SHOWN_FIELDS = 32
@@ -217,8 +217,9 @@ def without_effect(message: inference.ModelConfig) -> tuple[str, ...]:
     found |= dict.fromkeys(
         f"{name} ({kind})" for name, kind in zip(_KINDS, kinds, strict=True) if is_onnx(kind)
     )
-    if "identity" in kinds and _scheduling(message) == "dynamic_batching":
-        found["dynamic_batching"] = None
+    is_unbatched = not message.max_batch_size and "max_batch_size" in given_of(message)
+    if ("identity" in kinds or is_unbatched) and _scheduling(message) == "dynamic_batching":
+        found["dynamic_batching"] = None  # no request waits for another
     names = list(found)
     if len(names) > SHOWN_FIELDS:
         names[SHOWN_FIELDS:] = [f"and {len(names) - SHOWN_FIELDS} more"]
@@ -250,9 +251,12 @@ def _without_effect(message: betterproto.Message, path: str) -> Iterator[str]:
 
 def _given(message: betterproto.Message, field: Field) -> Any:
     """Return the value of a field; None where it is the default, and no message."""
+    # Not by getattr, which would make a message for each field that is not there.
+    value = vars(message).get(field.attribute, betterproto.PLACEHOLDER)
+    if value is betterproto.PLACEHOLDER:
+        return None
     if field.oneof and betterproto.which_one_of(message, field.oneof)[0] != field.attribute:
         return None
-    value = getattr(message, field.attribute)
     if isinstance(value, betterproto.Message):
         return value if betterproto.serialized_on_wire(value) else None
     # A member of an oneof is chosen, whatever its value.
