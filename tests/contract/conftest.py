@@ -45,7 +45,7 @@ def start(serve: Serve, models: shelf.Shelf, tmp_path: Path, endpoint: str) -> S
         async with serve(**settings) as server, mesh.dial(server.url) as sidecar:
             if asked:
                 await sidecar.status()
-            yield Runtime(server.application, server.url, sidecar)
+            yield Runtime(server.application, server.url, sidecar, server.http or "")
 
     return run
 

@@ -1,6 +1,7 @@
 """The model runtime of a mesh, from its start to its purge: acceptance cases 1 to 4."""
 
 import asyncio
+import json
 import os
 import socket
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import grpc
 import pytest
 from support import mesh
+from support.http import ask
 from support.process import ServerProcess, command, run
 from support.runtime import Runtime, StartRuntime
 from support.shelf import MIB, Shelf, addition, spinning, sums
@@ -270,6 +272,28 @@ async def test_exactly_the_methods_about_one_model_are_let_through(
         for method in ("ModelInfer", "ModelMetadata", "ModelReady")
     } == runtime.mesh.paths
     assert not ready.allowAnyMethod
+
+
+async def test_http_beside_a_mesh_shows_metrics_and_manages_nothing(
+    start: StartRuntime, models: Shelf
+) -> None:
+    """Case 3: the manifests open it to the cluster."""
+    async with start(http_endpoint="port:0", repository=models.root) as runtime:
+        await runtime.mesh.load("m", models.path("plus-1"))
+        http = runtime.http
+        shown = await ask(http, "GET", "/metrics")
+        body = json.dumps({"model_name": "n", "url": str(models.path("plus-2"))}).encode()
+        refused = [
+            await ask(http, "POST", "/v2/repository/models/plus-2/load"),
+            await ask(http, "POST", "/v2/repository/models/m/unload"),
+            await ask(http, "POST", "/models", body=body),
+            await ask(http, "DELETE", "/models/m"),
+        ]
+        rows = await runtime.application.control.index()
+
+    assert b'xlaserve_model_ready{model="m",version="1"} 1' in shown.body
+    assert {503} == {answer.status for answer in refused}
+    assert ["m"] == [row.name for row in rows]
 
 
 # --- 4: a mesh that starts again ---------------------------------------------------------------

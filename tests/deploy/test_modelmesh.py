@@ -26,11 +26,11 @@ SOCKET = "unix:/sockets/grpc.sock"
 
 
 def port(number: int, name: str = "inference") -> object:
-    return [{"name": name, "containerPort": number}]
+    return {"name": name, "containerPort": number}
 
 
-def mount(path: str, name: str = "files") -> object:
-    return [{"name": name, "mountPath": path}]
+def mount(path: str, name: str = "files", **more: object) -> object:
+    return {"name": name, "mountPath": path, **more}
 
 
 BREAKS: Sequence[tuple[str, str, object, str]] = (
@@ -42,22 +42,37 @@ BREAKS: Sequence[tuple[str, str, object, str]] = (
     (RUNTIME, "spec.disabled", True, "many_models"),
     (RUNTIME, "spec.protocolVersions", ["v1"], "many_models"),
     (RUNTIME, "spec.supportedModelFormats.0.autoSelect", False, "many_models"),
-    (RUNTIME, "spec.volumes", [{"name": "models-dir"}], "reserved_names"),
-    (RUNTIME, "spec.volumes", [{"name": "mm-models"}], "reserved_names"),
-    (RUNTIME, f"{SERVER}.volumeMounts", mount("/other", "domain-socket"), "reserved_names"),
-    (RUNTIME, f"{SERVER}.ports", port(8000, "http"), "reserved_names"),
+    (RUNTIME, "spec.volumes.1", {"name": "models-dir"}, "reserved_names"),
+    (RUNTIME, "spec.volumes.1", {"name": "mm-models"}, "reserved_names"),
+    (RUNTIME, f"{SERVER}.volumeMounts.1", mount("/other", "domain-socket"), "reserved_names"),
+    (RUNTIME, f"{SERVER}.ports.0", port(8000, "http"), "reserved_names"),
     (RUNTIME, "spec.containers.1", {"name": "puller"}, "reserved_names"),
-    (RUNTIME, f"{SERVER}.ports", port(8085), "reserved_ports"),
-    (RUNTIME, f"{SERVER}.ports", port(11899), "reserved_ports"),
+    (RUNTIME, f"{SERVER}.ports.1", port(8085), "reserved_ports"),
+    (RUNTIME, f"{SERVER}.ports.1", port(11899), "reserved_ports"),
     (RUNTIME, f"{SERVER}.readinessProbe", {}, "managed_fields"),
     (RUNTIME, f"{SERVER}.lifecycle", {}, "managed_fields"),
-    (RUNTIME, f"{SERVER}.volumeMounts", mount("/sockets"), "socket_folder"),
+    (RUNTIME, f"{SERVER}.volumeMounts.1", mount("/sockets"), "socket_folder"),
     (RUNTIME, f"{SERVER}.args.1", "/other", "one_server"),
     (RUNTIME, f"{SERVER}.args.2", "--no-such-flag", "accepted_settings"),
     (RUNTIME, f"{SERVER}.args.6", "gpu", "accepted_settings"),
     (RUNTIME, f"{SERVER}.args.6", "cuda", "one_server"),
     (RUNTIME, f"{SERVER}.env.0.name", "XLASERVE_ENDPOINT", "accepted_settings"),
     (RUNTIME, f"{SERVER}.env.0.value", "unix:/sockets/other.sock", "one_server"),
+    (RUNTIME, f"{SERVER}.args.4", "none", "shown_metrics"),
+    (RUNTIME, f"{SERVER}.args.4", "port:9000", "shown_metrics"),
+    (RUNTIME, f"{SERVER}.args.8", "127.0.0.1", "shown_metrics"),
+    (RUNTIME, f"{SERVER}.ports", None, "shown_metrics"),
+    (RUNTIME, f"{SERVER}.args.10", "auto", "kept_programs"),
+    (RUNTIME, f"{SERVER}.args.10", "/models", "kept_programs"),
+    (RUNTIME, f"{SERVER}.volumeMounts", None, "kept_programs"),
+    (RUNTIME, f"{SERVER}.volumeMounts.0", mount("/cache", "other"), "kept_programs"),
+    (
+        RUNTIME,
+        f"{SERVER}.volumeMounts.0",
+        mount("/cache", "compiled", readOnly=True),
+        "kept_programs",
+    ),
+    (RUNTIME, "spec.volumes", None, "kept_programs"),
     (RUNTIME, f"{SERVER}.env.1.name", "MEMORY", "told_memory"),
     (RUNTIME, f"{SERVER}.env.1.valueFrom.resourceFieldRef.containerName", "mm", "told_memory"),
     (RUNTIME, f"{SERVER}.resources.limits", {"cpu": "1"}, "told_memory"),
@@ -85,11 +100,11 @@ def test_a_rule_finds_what_breaks_it(name: str, place: str, value: object, rule:
     ("management", "data", "rules"),
     [
         ("unix:/sockets/a.sock", "unix:/sockets/b.sock", []),
-        ("port:8085", SOCKET, []),
-        ("port:8085", "port:8085", []),
+        ("port:8085", SOCKET, ["hidden_management"]),
+        ("port:8085", "port:8085", ["hidden_management"]),
         (SOCKET, "unix:/other/grpc.sock", ["reachable_endpoints"]),
-        ("port:8086", SOCKET, ["reachable_endpoints"]),
-        ("port:0", SOCKET, ["reachable_endpoints"]),
+        ("port:8086", SOCKET, ["reachable_endpoints", "hidden_management"]),
+        ("port:0", SOCKET, ["reachable_endpoints", "hidden_management"]),
         ("8085", SOCKET, ["reachable_endpoints"]),
         (SOCKET, "unix:", ["reachable_endpoints", "socket_folder"]),
         ("unix:grpc.sock", "unix:grpc.sock", ["socket_folder"]),
@@ -112,7 +127,7 @@ def test_endpoints_are_where_the_mesh_can_reach_them(
 def test_every_rule_is_seen_to_fail() -> None:
     rules = {rule.__name__ for rules in RULES.values() for rule in rules}
 
-    assert rules == {rule for *_, rule in BREAKS} | {"reachable_endpoints"}
+    assert rules == {rule for *_, rule in BREAKS} | {"reachable_endpoints", "hidden_management"}
 
 
 def changed(manifest: Manifest, place: str, value: object) -> Manifest:

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from ipaddress import ip_address
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
@@ -233,6 +234,47 @@ def one_server(manifest: Manifest) -> Iterator[str]:
         yield f"{gpus} GPUs for {settings.device}"
 
 
+def shown_metrics(manifest: Manifest) -> Iterator[str]:
+    """Prometheus reaches HTTP from another pod, at a port that the container declares."""
+    try:
+        settings = _settings(manifest)
+    except InvalidSettings:
+        return
+    endpoint = Endpoint.parse("http_endpoint", settings.http_endpoint)
+    declared = [row["containerPort"] for row in _server(manifest).get("ports", ())]
+    if endpoint is None or endpoint.port not in declared:
+        yield f"no metrics at {declared}"
+    if ip_address(settings.host).is_loopback:
+        yield f"nobody reaches {settings.host}"
+
+
+def hidden_management(manifest: Manifest) -> Iterator[str]:
+    """Whoever reaches gRPC manages models: where other pods reach the host, it is on a socket."""
+    try:
+        settings = _settings(manifest)
+        ports = [endpoint.port for endpoint in _endpoints(manifest) if endpoint.port is not None]
+    except InvalidSettings:
+        return
+    if ports and not ip_address(settings.host).is_loopback:
+        yield f"everybody reaches {ports}"
+
+
+def kept_programs(manifest: Manifest) -> Iterator[str]:
+    """What is compiled is written to a volume, and is there for the next container."""
+    try:
+        directory = PurePosixPath(_settings(manifest).compilation_cache_directory)
+    except InvalidSettings:
+        return
+    volumes = {row["name"] for row in manifest["spec"].get("volumes", ())}
+    mounts = [
+        row
+        for row in _server(manifest).get("volumeMounts", ())
+        if row["name"] in volumes and directory.is_relative_to(row["mountPath"])
+    ]
+    if not mounts or any(row.get("readOnly") for row in mounts):
+        yield f"{directory} is no volume that can be written"
+
+
 def told_memory(manifest: Manifest) -> Iterator[str]:
     """The server is told the memory request; the size of /models comes from the limit."""
     container = _server(manifest)
@@ -299,6 +341,9 @@ RUNTIME_RULES: tuple[Rule, ...] = (
     socket_folder,
     accepted_settings,
     one_server,
+    shown_metrics,
+    hidden_management,
+    kept_programs,
     told_memory,
     working_probe,
 )

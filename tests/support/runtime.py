@@ -20,6 +20,8 @@ class Runtime:
     application: Application
     url: str
     mesh: Mesh
+    http: str = ""
+    """Where HTTP is served; empty for nowhere."""
 
     def held(self) -> Held:
         """Count what models hold."""
