@@ -14,6 +14,7 @@ from support.server import Serve
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
+from xlaserve import app
 from xlaserve.app import Application
 from xlaserve.errors import InvalidSettings
 from xlaserve.settings import Settings
@@ -25,6 +26,43 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 async def test_a_repository_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidSettings, match="repository: expected a directory"):
         Application(Settings(repository=tmp_path / "nowhere"))
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("settings", "device_mib", "sharing", "expected_mib"),
+    [
+        ({"container_memory_bytes": 1000 * MIB}, None, 1, 900),
+        ({"container_memory_bytes": 1000 * MIB}, None, 2, 450),
+        ({"container_memory_bytes": 50 * MIB}, None, 1, 0),
+        ({}, None, 1, 1900),
+        ({}, None, 2, 950),
+        ({}, 500, 2, 400),
+        ({}, 50, 2, 0),
+        ({"container_memory_bytes": 1000 * MIB}, 500, 1, 400),
+        ({"capacity_bytes": 300 * MIB}, None, 2, 300),
+        ({"capacity_bytes": 300 * MIB, "container_memory_bytes": 1000 * MIB}, 500, 2, 300),
+    ],
+)
+def test_models_get_what_there_is_less_the_overhead(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, int],
+    device_mib: int | None,
+    sharing: int,
+    expected_mib: int,
+) -> None:
+    """Of a device, else of the container, else of the machine; devices of the CPU share it.
+
+    What is set by hand is for models alone.
+    """
+    monkeypatch.setattr(app, "memory_limit_bytes", lambda: 2000 * MIB)
+    read = Settings.read({}, repository=tmp_path, memory_overhead_bytes=100 * MIB, **settings)
+    device_bytes = None if device_mib is None else device_mib * MIB
+
+    assert expected_mib * MIB == app._capacity_bytes(read, device_bytes, sharing)
 
 
 async def test_a_server_needs_a_grpc_endpoint(tmp_path: Path) -> None:

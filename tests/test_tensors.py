@@ -306,9 +306,12 @@ def test_elements_make_the_array_that_they_came_from(
 
 
 @pytest.mark.parametrize("datatype", DATATYPES.values(), ids=str)
-def test_number_of_elements_must_be_that_of_the_shape(datatype: Datatype) -> None:
-    with pytest.raises(TensorDataError, match=r"expected 2 elements for \w+\[2\], got 0 elements"):
-        from_elements(datatype, (2,), [])
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_number_of_elements_must_be_that_of_the_shape(datatype: Datatype, count: int) -> None:
+    elements = [b""] * count if datatype is BYTES else [0] * count
+    text = rf"expected 2 elements for {datatype}\[2\], got {count} elements"
+    with pytest.raises(TensorDataError, match=text):
+        from_elements(datatype, (2,), elements)
 
 
 @pytest.mark.parametrize("datatype", INTEGERS, ids=str)

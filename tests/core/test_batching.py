@@ -424,6 +424,36 @@ async def test_whoever_waits_too_long_is_told() -> None:
     assert [[1]] == w.runner.batches
 
 
+async def test_all_that_have_waited_too_long_are_told_and_none_runs_after_all() -> None:
+    """The lane is free again in the same moment; who came later runs."""
+    w = world(timeout_ns=5 * MILLISECOND)
+    w.send(1)
+    w.clock.settle()
+    answers = w.send(1, 1, 1)
+    w.clock.time_ns += 3 * MILLISECOND
+    (later,) = w.send(2)
+    w.clock.time_ns += 2 * MILLISECOND
+    w.runner.end()
+
+    assert [[QueueTimeout]] * 3 == [[type(error) for error in answer] for answer in answers]
+    assert [] == later
+    assert [[1], [2]] == w.runner.batches
+
+
+@pytest.mark.parametrize(("delay", "expected"), [(2, [[1]]), (9, [])])
+async def test_whichever_of_delay_and_timeout_ends_first_counts(
+    delay: int, expected: list[list[int]]
+) -> None:
+    w = world(timeout_ns=5 * MILLISECOND, delay_ns=delay * MILLISECOND)
+    (answer,) = w.send(1)
+    w.clock.settle()
+    for _ in range(5):
+        w.clock.advance(MILLISECOND)
+
+    assert expected == w.runner.batches
+    assert [QueueTimeout] * (not expected) == [type(error) for error in answer]
+
+
 async def test_every_request_knows_what_it_ran_in() -> None:
     w = world()
     w.send(1, 3)

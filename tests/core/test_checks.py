@@ -49,6 +49,7 @@ def test_a_first_dimension_that_is_no_batch_takes_any_size() -> None:
         (request(a()), "model 'm': expected 2 inputs but got 1, missing 'b'"),
         (request(), "expected 2 inputs but got 0, missing 'a', 'b'"),
         (request(a(), a(), b()), "input 'a' already exists in request"),
+        (request(a(), a()), "input 'a' already exists in request"),
         (
             request(a(), b(), InferInput("c", FP32, np.zeros(1, np.float32))),
             "unexpected inference input 'c', it has 'a', 'b'",

@@ -398,6 +398,7 @@ async def test_polling_follows_the_repository(
         (errno.EDQUOT, OutOfSpace),
         (errno.EFBIG, OutOfSpace),
         (errno.EMFILE, OutOfSpace),
+        (errno.ENFILE, OutOfSpace),
         (errno.EROFS, LoadFailed),
         (errno.EIO, LoadFailed),
     ],

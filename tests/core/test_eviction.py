@@ -119,3 +119,53 @@ async def test_room_is_made_on_every_device_that_lacks_it(
         await core.control.load(name)
 
     assert ["c"] == ready(core)
+
+
+# --- whose memory is not given away ------------------------------------------------------------
+
+ENSEMBLE = {
+    "max_batch_size": 4,
+    "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [2]}],
+    "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [2]}],
+    "ensemble_scheduling": {
+        "step": [{"model_name": "step", "input_map": {"x": "x"}, "output_map": {"y": "y"}}]
+    },
+}
+
+
+async def test_a_step_of_an_ensemble_stays(make_core: MakeCore, add_model: AddModel) -> None:
+    """It was used before all others, by itself; without it the ensemble would not answer."""
+    core = make_core(capacity_bytes=250, evict=True)
+    await loaded(core, add_model, "step")
+    add_model("ensemble", {}, ENSEMBLE)
+    await core.control.load("ensemble")
+    await loaded(core, add_model, "other", "newcomer")
+
+    assert ["ensemble", "newcomer", "step"] == sorted(ready(core))
+    await infer(core, "ensemble")
+
+
+async def test_nothing_is_evicted_where_only_steps_could_go(
+    make_core: MakeCore, add_model: AddModel
+) -> None:
+    core = make_core(capacity_bytes=150, evict=True)
+    await loaded(core, add_model, "step")
+    add_model("ensemble", {}, ENSEMBLE)
+    await core.control.load("ensemble")
+
+    with pytest.raises(OutOfMemory):
+        await loaded(core, add_model, "newcomer")
+    await infer(core, "ensemble")
+
+
+async def test_another_version_of_the_model_stays(make_core: MakeCore, add_model: AddModel) -> None:
+    """Both were asked for: neither makes room for the other."""
+    core = make_core(capacity_bytes=150, evict=True)
+    add_model("a", {1: 1}, {"version_policy": {"all": {}}})
+    await core.control.load("a")
+    add_model("a", {2: 2})
+
+    with pytest.raises(OutOfMemory):
+        await core.control.load("a")
+    assert core.registry.ready("a", "1")
+    await infer(core, "a")

@@ -24,6 +24,22 @@ FP32 = DATATYPES["FP32"]
 ENTRY = WeightEntry("w", np.dtype(np.float32), (4, 2), 0, 32)
 
 
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+        *("float8_e4m3fn", "float8_e5m2"),
+    ],
+)
+def test_dtypes_have_the_names_of_mlir(dtype: str) -> None:
+    with jax.enable_x64(True):
+        argument = jax.ShapeDtypeStruct((2, 3), jnp.dtype(dtype))
+        module = jax.jit(lambda x: x).lower(argument).as_text()
+
+    assert f"%arg0: {artifact._tensor_type(argument)}" in module
+
+
 def _manifest(**fields: Any) -> Manifest:
     described = Manifest(
         inputs=(TensorSpec("x", FP32, (-1, 4)),),

@@ -36,6 +36,27 @@ def _tensor(
     return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
 
 
+@pytest.mark.parametrize(
+    ("dtype", "octets", "expected"),
+    [
+        ("F8_E4M3", "38 7e 7f 80 01", [1.0, 448.0, np.nan, -0.0, 2.0**-9]),
+        ("F8_E5M2", "3c 7b 7c fc 01", [1.0, 57344.0, np.inf, -np.inf, 2.0**-16]),
+        ("BF16", "803f 7f7f c07f 0080 0100", [1.0, 3.3895314e38, np.nan, -0.0, 2.0**-133]),
+        ("F16", "003c ff7b 007e 0080 0100", [1.0, 65504.0, np.nan, -0.0, 2.0**-24]),
+    ],
+)
+def test_floats_of_few_bits_are_those_of_safetensors(
+    tmp_path: Path, dtype: str, octets: str, expected: list[float]
+) -> None:
+    """There are others of the same size, with other values for the same bits."""
+    data = bytes.fromhex(octets)
+    _file(tmp_path, {"t": _tensor(dtype, (5,), (0, len(data)))}, data)
+    found = _read(tmp_path)["t"].astype(np.float64)
+
+    np.testing.assert_allclose(expected, found, rtol=1e-7)
+    assert np.signbit(found[3]) == np.signbit(expected[3])
+
+
 def _tensors() -> dict[str, Tensor]:
     return {
         "layers/0/weight": np.arange(64, dtype=np.float32).reshape(4, 16),

@@ -196,6 +196,12 @@ def named(name: str) -> pb.ModelInferRequest:
     return request
 
 
+def of_shape(shape: tuple[int, ...], request: pb.ModelInferRequest) -> pb.ModelInferRequest:
+    """Give the input a shape that may not be that of its elements."""
+    request.inputs[0].shape[:] = shape
+    return request
+
+
 FAULTS: list[tuple[pb.ModelInferRequest, str]] = [
     (named("q"), "model 'fp32': unexpected inference input 'q', it has 'x'"),
     (twice(), "input 'x' already exists in request"),
@@ -207,12 +213,18 @@ FAULTS: list[tuple[pb.ModelInferRequest, str]] = [
     (raw("FP32", THREE, (3, 1)), "input 'x': expected FP32[-1], got FP32[3,1]"),
     (raw("FP32", THREE, (-3,)), "a shape without negative dimensions, got [-3]"),
     (raw("FP32", THREE[:-1]), "input 'x': expected 12 bytes for FP32[3], got 11 bytes"),
+    (raw("FP32", THREE + b"\0"), "input 'x': expected 12 bytes for FP32[3], got 13 bytes"),
+    (raw("FP32", THREE * 2), "input 'x': expected 12 bytes for FP32[3], got 24 bytes"),
+    (raw("FP32", THREE * 2, (1, 3), "batched"), "expected 12 bytes for FP32[1,3], got 24 bytes"),
     (raw("FP32", THREE, (2**62, 4)), "bytes for FP32[4611686018427387904,4], got 12 bytes"),
     (raw("FP32", b""), "expected 12 bytes for FP32[3], got 0"),
     (mixed(), "no contents field beside raw_input_contents, got fp32_contents"),
     (typed("INT8", [128]), "input 'x': expected INT8 between -128 and 127, got 128"),
     (typed("UINT16", [65536]), "expected UINT16 between 0 and 65535, got 65536"),
     (typed("FP32", [1.0], "fp64_contents"), "expected fp32_contents for FP32, got fp64_contents"),
+    (of_shape((3,), typed("FP32", [1.0] * 4)), "expected 3 elements for FP32[3], got 4 elements"),
+    (of_shape((3,), typed("FP32", [1.0] * 2)), "expected 3 elements for FP32[3], got 2 elements"),
+    (of_shape((1,), typed("BYTES", [b"a", b"b"])), "expected 1 elements for BYTES[1], got 2"),
     (typed("FP16", [1.0], "fp32_contents"), "raw_input_contents, the only form of FP16"),
     (raw("BOOL", b"\0\1\2"), "expected BOOL bytes of 0 or 1"),
     (raw("BYTES", b"\5\0\0\0abc", (1,)), "expected 5 bytes of element 0, got 3 bytes"),
