@@ -23,6 +23,10 @@ class Readiness:
         """Tell whether a model answers; None for one that was never loaded."""
         return None if self._registry.find(name) is None else self._registry.ready(name)
 
+    def model_names(self) -> list[str]:
+        """Return the names of the models that were loaded, or tried."""
+        return [model.name for model in self._registry.models()]
+
     @contextmanager
     def subscribe(self) -> Iterator[asyncio.Event]:
         """Give an event that is set at every change, for the length of a block."""

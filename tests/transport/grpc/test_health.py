@@ -40,6 +40,9 @@ class Source:
     def model_ready(self, name: str) -> bool | None:
         return self.models.get(name)
 
+    def model_names(self) -> list[str]:
+        return [*self.models]
+
     @contextmanager
     def subscribe(self) -> Iterator[asyncio.Event]:
         event = asyncio.Event()
@@ -123,6 +126,27 @@ async def test_check_of_an_unknown_name_is_not_found(connect: Connect) -> None:
         refusal = await refused(checked(stub, "nothing"))
 
     assert (grpc.StatusCode.NOT_FOUND, "unknown service 'nothing'") == refusal
+
+
+async def listed(url: str) -> dict[str, int]:
+    async with grpc.aio.insecure_channel(url) as channel:
+        answer = await channel.unary_unary("/grpc.health.v1.Health/List")(b"", timeout=5)
+    statuses = v1.HealthListResponse().parse(answer).statuses
+    return {name: int(response.status) for name, response in statuses.items()}
+
+
+async def test_list_tells_of_all_that_is_known(
+    source: Source, service: HealthService, serve_handlers: ServeHandlers
+) -> None:
+    source.change(server=True, ready=True, loading=False)
+    async with serve_handlers([service]) as url:
+        statuses = await listed(url)
+        source.change(**{f"m{number}": True for number in range(97)})
+        refusal = await refused(listed(url))
+
+    assert {"": SERVING, SERVICE: SERVING, "ready": SERVING, "loading": NOT_SERVING} == statuses
+    assert grpc.StatusCode.RESOURCE_EXHAUSTED is refusal[0]
+    assert "101 services and models, at most 100" in refusal[1]
 
 
 async def test_refusal_does_not_repeat_a_long_name(connect: Connect) -> None:

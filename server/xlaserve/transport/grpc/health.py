@@ -13,6 +13,8 @@ from grpclib.server import Stream
 from xlaserve_proto.grpc.health import v1
 from xlaserve_proto.grpc.health.v1 import HealthCheckResponseServingStatus as ServingStatus
 
+_MOST_LISTED = 100
+"""The protocol asks for an error beyond a limit, and names this one (grpc.health.v1, List)."""
 _SHOWN_CHARACTERS = 80
 """Of a name that is not known, in the error text."""
 
@@ -26,6 +28,10 @@ class ReadinessSource(Protocol):
 
     def model_ready(self, name: str) -> bool | None:
         """Tell whether a model is ready; None where none has this name."""
+        ...
+
+    def model_names(self) -> Collection[str]:
+        """Return the names of the models that are known."""
         ...
 
     def subscribe(self) -> AbstractContextManager[asyncio.Event]:
@@ -52,6 +58,16 @@ class HealthService(v1.HealthBase):
         if status is ServingStatus.SERVICE_UNKNOWN:
             raise GRPCError(Status.NOT_FOUND, f"unknown service '{name[:_SHOWN_CHARACTERS]}'")
         return v1.HealthCheckResponse(status)
+
+    async def list(self, health_list_request: v1.HealthListRequest) -> v1.HealthListResponse:
+        """Return the status of every known name, as Check would, if they are not too many."""
+        names = self._services.union(self._source.model_names())
+        if len(names) > _MOST_LISTED:
+            text = f"{len(names)} services and models, at most {_MOST_LISTED} are listed"
+            raise GRPCError(Status.RESOURCE_EXHAUSTED, text)
+        return v1.HealthListResponse(
+            {name: v1.HealthCheckResponse(self._status(name)) for name in sorted(names)}
+        )
 
     async def watch(
         self, health_check_request: v1.HealthCheckRequest

@@ -40,6 +40,18 @@ class HealthCheckResponse(betterproto.Message):
     status: "HealthCheckResponseServingStatus" = betterproto.enum_field(1)
 
 
+@dataclass(eq=False, repr=False)
+class HealthListRequest(betterproto.Message):
+    pass
+
+
+@dataclass(eq=False, repr=False)
+class HealthListResponse(betterproto.Message):
+    statuses: Dict[str, "HealthCheckResponse"] = betterproto.map_field(
+        1, betterproto.TYPE_STRING, betterproto.TYPE_MESSAGE
+    )
+
+
 class HealthStub(betterproto.ServiceStub):
     async def check(
         self,
@@ -53,6 +65,23 @@ class HealthStub(betterproto.ServiceStub):
             "/grpc.health.v1.Health/Check",
             health_check_request,
             HealthCheckResponse,
+            timeout=timeout,
+            deadline=deadline,
+            metadata=metadata,
+        )
+
+    async def list(
+        self,
+        health_list_request: "HealthListRequest",
+        *,
+        timeout: Optional[float] = None,
+        deadline: Optional["Deadline"] = None,
+        metadata: Optional["MetadataLike"] = None
+    ) -> "HealthListResponse":
+        return await self._unary_unary(
+            "/grpc.health.v1.Health/List",
+            health_list_request,
+            HealthListResponse,
             timeout=timeout,
             deadline=deadline,
             metadata=metadata,
@@ -84,6 +113,11 @@ class HealthBase(ServiceBase):
     ) -> "HealthCheckResponse":
         raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
 
+    async def list(
+        self, health_list_request: "HealthListRequest"
+    ) -> "HealthListResponse":
+        raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
+
     async def watch(
         self, health_check_request: "HealthCheckRequest"
     ) -> AsyncIterator[HealthCheckResponse]:
@@ -95,6 +129,13 @@ class HealthBase(ServiceBase):
     ) -> None:
         request = await stream.recv_message()
         response = await self.check(request)
+        await stream.send_message(response)
+
+    async def __rpc_list(
+        self, stream: "grpclib.server.Stream[HealthListRequest, HealthListResponse]"
+    ) -> None:
+        request = await stream.recv_message()
+        response = await self.list(request)
         await stream.send_message(response)
 
     async def __rpc_watch(
@@ -114,6 +155,12 @@ class HealthBase(ServiceBase):
                 grpclib.const.Cardinality.UNARY_UNARY,
                 HealthCheckRequest,
                 HealthCheckResponse,
+            ),
+            "/grpc.health.v1.Health/List": grpclib.const.Handler(
+                self.__rpc_list,
+                grpclib.const.Cardinality.UNARY_UNARY,
+                HealthListRequest,
+                HealthListResponse,
             ),
             "/grpc.health.v1.Health/Watch": grpclib.const.Handler(
                 self.__rpc_watch,
