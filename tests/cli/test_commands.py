@@ -12,7 +12,9 @@ import aiohttp
 import pytest
 import pytest_asyncio
 from support.process import ServerProcess, command, run, served
+from typer.testing import CliRunner
 
+from xlaserve.cli import application
 from xlaserve.settings import describe_settings
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
@@ -156,6 +158,20 @@ async def test_help_names_every_setting_and_its_variable() -> None:
 
     assert sorted(headings) == headings
     assert headings[0] < lines.index("  --host VALUE") < headings[1]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["", "serve", "infer", "bench", "export", "import", "health", "repo", "repo migrate"],
+)
+def test_no_help_is_cut_on_80_columns(arguments: str) -> None:
+    result = CliRunner().invoke(
+        application(), [*arguments.split(), "--help"], env={"COLUMNS": "80"}
+    )
+
+    assert 0 == result.exit_code
+    assert "…" not in result.output
+    assert 80 >= max(map(len, result.output.splitlines()))
 
 
 async def test_the_module_is_the_command() -> None:

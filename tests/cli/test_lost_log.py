@@ -197,3 +197,27 @@ async def test_closed_standard_streams_are_no_error(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(command()[0], "-c", code)
 
     assert 0 == await process.wait()
+
+
+async def test_what_a_library_says_on_a_full_stderr_changes_nothing() -> None:
+    code = """
+import sys
+from importlib import metadata
+from xlaserve import cli
+known = metadata.version
+def version(name):
+    print("deprecated", file=sys.stderr, flush=True)
+    return known(name)
+cli.metadata.version = version
+sys.argv = ["xlaserve", "--version"]
+cli.main()
+"""
+    stderr = full()
+    process = await asyncio.create_subprocess_exec(
+        command()[0], "-c", code, stdout=asyncio.subprocess.PIPE, stderr=stderr
+    )
+    out, _ = await process.communicate()
+    os.close(stderr)
+
+    assert 0 == process.returncode
+    assert out.startswith(b"xlaserve ")

@@ -56,6 +56,7 @@ def add_odd_entries(root: Path) -> None:
     (root / "x\ny").mkdir()
     (root / " x").mkdir()
     (root / ".hidden").mkdir()
+    (root / "lost+found").mkdir()
 
 
 def events(log: LogCapture, event: str) -> list[Any]:

@@ -21,26 +21,31 @@ def _show_version(asked: bool) -> None:
         raise typer.Exit
 
 
-def main() -> None:
-    """Run the command line; what the user can mend is one line on stderr and exit status 1."""
-    application = typer.Typer(
+def application() -> typer.Typer:
+    """Return the command with all its commands."""
+    made = typer.Typer(
         name="xlaserve",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
     )
-    application.callback()(_application)
-    application.command("serve", cls=ServeCommand)(serve.command())
-    application.command("infer")(infer.infer)
-    application.command("bench")(bench.bench)
-    application.command("export")(export.export)
-    application.command("import")(import_onnx.import_onnx)
-    application.command("health")(health.health)
-    application.add_typer(repo.repo(), name="repo")
+    made.callback()(_application)
+    made.command("serve", cls=ServeCommand)(serve.command())
+    made.command("infer")(infer.infer)
+    made.command("bench")(bench.bench)
+    made.command("export")(export.export)
+    made.command("import")(import_onnx.import_onnx)
+    made.command("health")(health.health)
+    made.add_typer(repo.repo(), name="repo")
+    return made
+
+
+def main() -> None:
+    """Run the command line; what the user can mend is one line on stderr and exit status 1."""
     open_standard_descriptors()
     # Progress, warnings and the log are told as well as they can be; answers are not lost quietly.
     sys.stderr = best_effort(sys.stderr)
     try:
-        application()
+        application()()
     except XlaserveError as error:
         _fail(str(error))
     except OSError as error:

@@ -32,7 +32,7 @@ _DEFAULT_CONCURRENCY = "1,4,16"
 
 def bench(  # noqa: PLR0917, typer reads the parameters of a command from its signature
     model: Annotated[str, typer.Argument(help="Name of the model.")],
-    url: Annotated[str, typer.Option(help=URL_HELP)] = "grpc://127.0.0.1:8001",
+    url: Annotated[str, typer.Option(help=URL_HELP)] = "127.0.0.1:8001",
     concurrency: Annotated[
         str | None,
         typer.Option(help=f"Requests in flight, step by step. [default: {_DEFAULT_CONCURRENCY}]"),

@@ -12,20 +12,35 @@ URL_HELP = (
 )
 """What `--url` takes."""
 
+_PANEL = "TLS, with grpcs:// or https://"
+
 TlsCa: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--tls-ca", help="PEM file of the authorities to trust; else the system's."),
+    typer.Option(
+        "--tls-ca",
+        help="PEM file of the authorities to trust; else the system's.",
+        rich_help_panel=_PANEL,
+    ),
 ]
 TlsCertificate: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--tls-certificate", help="PEM file of the client's own certificate chain."),
+    typer.Option(
+        "--tls-certificate",
+        help="PEM file of the client's own certificate chain.",
+        rich_help_panel=_PANEL,
+    ),
 ]
 TlsKey: TypeAlias = Annotated[
-    Path | None, typer.Option("--tls-key", help="Its key, if another file holds it.")
+    Path | None,
+    typer.Option("--tls-key", help="Its key, if another file holds it.", rich_help_panel=_PANEL),
 ]
 TlsInsecure: TypeAlias = Annotated[
     bool,
-    typer.Option("--tls-insecure", help="Do not look at the server's certificate."),
+    typer.Option(
+        "--tls-insecure",
+        help="Do not look at the server's certificate.",
+        rich_help_panel=_PANEL,
+    ),
 ]
 
 

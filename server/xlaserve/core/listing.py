@@ -14,10 +14,13 @@ from xlaserve.models.config_text import CONFIG_FILES
 RootIdentity: TypeAlias = tuple[int, int]
 """Device and inode of a directory: another file system, or another directory, has another."""
 
+_OF_FILE_SYSTEMS = frozenset({"lost+found"})
+"""What file systems put into the root of a volume."""
+
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The entries of a root, hidden ones left out."""
+    """The entries of a root; hidden ones, and those of the file system, are left out."""
 
     root: RootIdentity
     models: tuple[str, ...]
@@ -32,7 +35,7 @@ def list_root(root: Path, *, max_models: int) -> Listing:
     found: list[str] = []
     with os.scandir(root) as entries:
         for entry in entries:
-            if entry.name.startswith("."):
+            if entry.name.startswith(".") or entry.name in _OF_FILE_SYSTEMS:
                 continue
             reason = _reason(entry)
             if reason:
