@@ -260,7 +260,7 @@ def _taken(rest: list[Factor], wanted: Size) -> Dimension:
             found.extend(_taken_whole(part, rest, wanted))
             break
         if part.along is Along.ROW:
-            raise Mixes("cuts the batch into pieces")
+            raise NoRule("cuts the batch into pieces")
         _check_cut(part.along, beyond)
         found.append(Factor(wanted, part.along))
         rest.append(Factor(beyond, part.along))
@@ -280,13 +280,13 @@ def _taken_whole(part: Factor, rest: list[Factor], wanted: Size) -> Dimension:
     size: Size | None = part.size
     while size is not None and rest:
         if any(one.along is Along.ROW for one in pieces):
-            raise Mixes("cuts the batch into pieces")
+            raise NoRule("cuts the batch into pieces")
         if sizes.quotient(size, wanted) is not None:
             break
         pieces.append(rest.pop())
         size = sizes.product(size, pieces[-1].size)
     if any(one.along is Along.ROW for one in pieces):
-        raise Mixes("cuts the batch into pieces")
+        raise NoRule("cuts the batch into pieces")
     beyond = None if size is None else sizes.quotient(size, wanted)
     if beyond is None:
         raise NoRule("has a shape that could not be followed")

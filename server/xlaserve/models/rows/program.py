@@ -122,6 +122,8 @@ class Program:
     """Of its arguments."""
     operations: int
     """How many there are."""
+    modules: tuple[Any, Any]
+    """What was read, which has to live as long: `Operation.source` refers to it."""
 
 
 def integers(attribute: Any) -> list[int]:
@@ -168,7 +170,7 @@ class _Reader:
         mains = [_main(module) for module in (first, second)]
         body = self._region(mains[0].regions[0], mains[1].regions[0], 0)
         types = {number: self._of_value[number] for number in body.arguments}
-        return Program(body, types, self._count)
+        return Program(body, types, self._count, (first, second))
 
     def _region(self, first: Any, second: Any, depth: int) -> Region:
         if depth > MAX_DEPTH:

@@ -79,6 +79,6 @@ def parsing() -> Iterator[Any]:
         yield context
 
 
-def parse(module: bytes) -> Any:
+def parse(module: bytes | str) -> Any:
     """Read a module inside of `parsing`."""
     return ir.Module.parse(module)

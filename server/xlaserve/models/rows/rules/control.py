@@ -19,6 +19,7 @@ from xlaserve.models.rows.findings import Finding, NoRule, Problem
 from xlaserve.models.rows.program import Operation, Region
 from xlaserve.models.rows.rules.constant import known
 from xlaserve.models.rows.rules.elementwise import direction_of
+from xlaserve.models.rows.rules.indexing import ONE_BY_ONE
 from xlaserve.models.rows.rules.reduction import only_operation
 from xlaserve.models.rows.walk import Walker
 
@@ -133,10 +134,31 @@ def _fixpoint(operation: Operation, operands: Sequence[Value], walker: Walker) -
             before if number in kept else _either(operation, (before, _without_fact(value)))
             for number, (before, value) in enumerate(zip(carried, returned, strict=True))
         ]
+        after = [_handed_on(operation, number, value) for number, value in enumerate(after)]
         if after == carried:
             return carried
         carried = after
     raise NoRule("is a loop that could not be followed to its end")
+
+
+def _handed_on(operation: Operation, number: int, value: Value) -> Value:
+    """Return a carried value, which mixes rows where it is made of one row after the other.
+
+    What rows are put into one by one is not: that may be where they came from.
+    """
+    finding = value.blocked
+    if finding is None or finding.reason != ONE_BY_ONE:
+        return value
+    body = operation.regions[1]
+    made = {result: one for one in body.operations for result in one.results}
+    last = made.get(body.returned[number])
+    if last is not None and last.name in _PUT and last.operands[0] == body.arguments[number]:
+        return value
+    reason = "carries something on from row to row"
+    return Value((), Finding(True, operation.name, reason, finding.location))
+
+
+_PUT = frozenset({"stablehlo.dynamic_update_slice", "stablehlo.scatter"})
 
 
 def _without_fact(value: Value) -> Value:

@@ -120,6 +120,9 @@ def _noted(operation: Operation, operands: Sequence[Value], result: Value) -> Va
     if not any(value.has_rows for value in operands):
         return result
     finding = Finding(
-        True, operation.name, "computes with the size of the batch", operation.location()
+        result.sized.mixed,
+        operation.name,
+        "computes with the size of the batch",
+        operation.location(),
     )
     return Value(result.dimensions, sized=finding)

@@ -15,6 +15,7 @@ from xlaserve.models.rows.domain import (
     Parts,
     RowNumber,
     Value,
+    blocked,
     check_one_row,
     factor,
     has_rows,
@@ -23,7 +24,7 @@ from xlaserve.models.rows.domain import (
     joined_dimension,
     uniform,
 )
-from xlaserve.models.rows.findings import Finding, Mixes, NoRule
+from xlaserve.models.rows.findings import Finding, Mixes, NoRule, Problem
 from xlaserve.models.rows.program import Operation, Shape
 from xlaserve.models.rows.rules import parts
 from xlaserve.models.rows.rules.elementwise import of_constant
@@ -32,6 +33,7 @@ from xlaserve.models.rows.rules.shape import depends_on_size, static_shape
 from xlaserve.models.rows.sizes import BATCH, ONE, ZERO, Size, static
 from xlaserve.models.rows.walk import Walker
 
+ONE_BY_ONE = "takes or puts rows one by one"
 _MOVES = "looks into a dimension that is as large as the batch"
 
 
@@ -104,8 +106,8 @@ def gather(operation: Operation, operands: Sequence[Value]) -> list[Value]:
         return [known]
     try:
         return [_gathered(operation, operand, indices)]
-    except _Blocked as blocked:
-        return [Value((), blocked.finding)]
+    except _Blocked as reason:
+        return [Value((), reason.finding)]
 
 
 def _gathered(operation: Operation, operand: Value, indices: Value) -> Value:
@@ -129,7 +131,7 @@ def _gathered(operation: Operation, operand: Value, indices: Value) -> Value:
         dimension = operand.dimensions[axis]
         if taken[axis] != ONE or shape[axis] != BATCH:
             if has_rows(dimension):
-                raise Mixes("takes rows at an index")
+                raise Mixes("takes or puts rows at an index")
             dimension = (Factor(BATCH, Along.ANY),)
         batch[place] = joined_dimension(batch[place], dimension)
     offsets: list[Dimension] = []
@@ -138,7 +140,9 @@ def _gathered(operation: Operation, operand: Value, indices: Value) -> Value:
         if axis in pairs:
             continue
         is_row = axis in found.row_numbers
-        left, finding = _taken(operation, dimension, (shape[axis], taken[axis]), is_row=is_row)
+        left, finding = _taken(
+            operation, dimension, (shape[axis], taken[axis]), is_row=is_row, index=indices
+        )
         sized = sized or finding
         if axis not in gone:
             offsets.append(left)
@@ -148,7 +152,12 @@ def _gathered(operation: Operation, operand: Value, indices: Value) -> Value:
 
 
 def _taken(
-    operation: Operation, dimension: Dimension, of: tuple[Size, Size], *, is_row: bool
+    operation: Operation,
+    dimension: Dimension,
+    of: tuple[Size, Size],
+    *,
+    is_row: bool,
+    index: Value,
 ) -> tuple[Dimension, Finding | None]:
     """Return what is left of a dimension of the operand in every slice."""
     size, taken = of
@@ -157,10 +166,10 @@ def _taken(
     if is_row and taken == ONE and size == BATCH:
         return (), None
     if has_rows(dimension):
-        raise Mixes("takes rows at an index")
+        raise _at_rows(index)
     if is_uniform(dimension):
         return factor(taken, Along.UNIFORM), None
-    finding = None if size.is_static else depends_on_size(operation, _MOVES)
+    finding = None if size.is_static else depends_on_size(operation, _MOVES, surely=False)
     return factor(taken, Along.ANY), finding
 
 
@@ -206,14 +215,13 @@ def scatter(operation: Operation, operands: Sequence[Value], walker: Walker) -> 
     """Put slices of updates into operands at index vectors."""
     count = len(operands) // 2
     into, indices, updates = operands[:count], operands[count], operands[count + 1 :]
-    for value in (*into, *updates):
-        if value.blocked is not None:
-            return [Value((), value.blocked)] * count
+    if any(value.blocked is not None for value in (*into, *updates)):
+        return [blocked((*into, *updates))] * count
     finding = check_pure(walker, operation.regions[0])
     try:
         found = _scattered(operation, joined(into), indices, joined(updates))
-    except _Blocked as blocked:
-        return [Value((), blocked.finding)] * count
+    except _Blocked as reason:
+        return [Value((), reason.finding)] * count
     return [Value(found.dimensions, sized=found.sized or finding)] * count
 
 
@@ -251,7 +259,7 @@ def _scattered(operation: Operation, operand: Value, indices: Value, update: Val
         if place in paired:
             continue
         if has_rows(dimension):
-            raise Mixes("puts rows at an index")
+            raise Mixes("takes or puts rows at an index")
         if not _without_vector(index_shape, vector)[place].is_static:
             sized = sized or depends_on_size(operation, "puts as many elements as rows")
     gone = {*numbers.inserted_window_dims, *pairs}
@@ -262,7 +270,9 @@ def _scattered(operation: Operation, operand: Value, indices: Value, update: Val
         window = None if axis in gone else next(inside)
         own = () if window is None else update.dimensions[window]
         taken = ONE if window is None else update_shape[window]
-        result[axis], finding = _put_into(operation, dimension, own, (shape[axis], taken))
+        result[axis], finding = _put_into(
+            operation, dimension, own, (shape[axis], taken), index=indices
+        )
         sized = sized or finding
     dimensions = tuple(one for one in result if one is not None)
     check_one_row(dimensions)
@@ -275,18 +285,42 @@ def _without_vector(shape: Shape, vector: int) -> Shape:
 
 
 def _put_into(
-    operation: Operation, dimension: Dimension, own: Dimension, of: tuple[Size, Size]
+    operation: Operation,
+    dimension: Dimension,
+    own: Dimension,
+    of: tuple[Size, Size],
+    *,
+    index: Value,
 ) -> tuple[Dimension, Finding | None]:
     """Return how a dimension varies of which a slice is replaced."""
     size, taken = of
     if size == taken:
         return joined_dimension(dimension, own), None
     if has_rows(dimension) or has_rows(own):
-        raise Mixes("puts rows at an index")
+        raise _at_rows(index)
     finding = None
     if not size.is_static or not taken.is_static:
-        finding = depends_on_size(operation, _MOVES)
+        finding = depends_on_size(operation, _MOVES, surely=False)
     return factor(size, Along.ANY), finding
+
+
+def _at_rows(index: Value) -> Problem:
+    """Return what is wrong with an index of rows.
+
+    One that is the same for all and no constant is a counter of trips: what is taken may be put
+    back where it was.
+    """
+    is_alike = index.blocked is None and all(map(is_uniform, index.dimensions))
+    if is_alike and not isinstance(index.fact, Constant):
+        return OneByOne()
+    return Mixes("takes or puts rows at an index")
+
+
+class OneByOne(NoRule):
+    """Rows are taken or put by a counter."""
+
+    def __init__(self) -> None:
+        super().__init__(ONE_BY_ONE)
 
 
 # --- slices at one place -----------------------------------------------------------------------
@@ -305,14 +339,14 @@ def dynamic_slice(operation: Operation, operands: Sequence[Value]) -> list[Value
             found.append(dimension)
             continue
         if has_rows(dimension):
-            raise Mixes("takes rows at an index")
+            raise _at_rows(starts[axis])
         if starts[axis].blocked is not None:
             return [Value((), starts[axis].blocked)]
         if is_uniform(dimension):
             found.append(factor(taken[axis], Along.UNIFORM))
             continue
         if not shape[axis].is_static:
-            sized = sized or depends_on_size(operation, _MOVES)
+            sized = sized or depends_on_size(operation, _MOVES, surely=False)
         sized = sized or starts[axis].sized
         found.append(factor(taken[axis], Along.ANY))
     fact = _sliced_fact(operation, operand, starts)
@@ -343,9 +377,8 @@ def _sliced_fact(operation: Operation, operand: Value, starts: Sequence[Value]) 
 def dynamic_update_slice(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     """Replace a slice at a place; where it is whole, that place is 0."""
     operand, update, *starts = operands
-    for value in (operand, update):
-        if value.blocked is not None:
-            return [Value((), value.blocked)]
+    if operand.blocked is not None or update.blocked is not None:
+        return [blocked([operand, update])]
     shape, taken = (kind.shape for kind in operation.operand_types[:2])
     sized = operand.sized or update.sized
     found: list[Dimension] = []
@@ -359,11 +392,11 @@ def dynamic_update_slice(operation: Operation, operands: Sequence[Value]) -> lis
             found.append(dimension)
             continue
         if has_rows(dimension) or has_rows(own):
-            raise Mixes("puts rows at an index")
+            raise _at_rows(starts[axis])
         if starts[axis].blocked is not None:
             return [Value((), starts[axis].blocked)]
         if not shape[axis].is_static or not taken[axis].is_static:
-            sized = sized or depends_on_size(operation, _MOVES)
+            sized = sized or depends_on_size(operation, _MOVES, surely=False)
         sized = sized or starts[axis].sized
         found.append(factor(shape[axis], Along.ANY))
     check_one_row(tuple(found))

@@ -99,7 +99,8 @@ def _features(
         raise Mixes("contracts over the rows")
     (groups,) = operation.integers("feature_group_count") or (1,)
     if has_rows(taken):
-        raise Mixes("contracts over the rows")
+        problem = Mixes if groups == 1 else NoRule
+        raise problem("contracts over the rows")
     if not operation.operand_types[0].shape[place].is_static:
         raise NoRule("sums over as many features as rows")
     if groups == 1:

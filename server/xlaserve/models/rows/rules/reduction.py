@@ -222,7 +222,7 @@ def _reordered(operation: Operation, together: Value, axis: int, reason: str) ->
     size = operation.operand_types[0].shape[axis]
     sized = together.sized
     if not size.is_static and not is_uniform(dimension):
-        sized = sized or depends_on_size(operation, "orders as many elements as rows")
+        sized = sized or depends_on_size(operation, "orders as many elements as rows", surely=False)
     along = factor(operation.types[0].shape[axis], Along.ANY)
     if operation.types[0].shape[axis] == ONE:
         along = ()

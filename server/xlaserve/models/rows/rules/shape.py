@@ -34,9 +34,12 @@ from xlaserve.models.rows.rules.row_numbers import WIDE
 from xlaserve.models.rows.sizes import BATCH, ONE, ZERO, Size, static
 
 
-def depends_on_size(operation: Operation, reason: str) -> Finding:
-    """Return the finding that an operation makes its result depend on the size of the batch."""
-    return Finding(True, operation.name, reason, operation.location())
+def depends_on_size(operation: Operation, reason: str, *, surely: bool = True) -> Finding:
+    """Return the finding that an operation makes its result depend on the size of the batch.
+
+    Unless `surely`, it may be that it does.
+    """
+    return Finding(surely, operation.name, reason, operation.location())
 
 
 def static_shape(shape: Shape) -> tuple[int, ...] | None:
@@ -190,7 +193,9 @@ def cut(
         return _rows_cut(dimension, start, taken, stride), None
     finding = None
     if not start.is_static or (len(dimension) > 1 and whole is not None and not whole.is_static):
-        finding = depends_on_size(operation, "takes elements at a place that moves with the batch")
+        finding = depends_on_size(
+            operation, "takes elements at a place that moves with the batch", surely=False
+        )
     return factor(taken, Along.ANY), finding
 
 
@@ -292,7 +297,9 @@ def _one_behind_the_other(
     moves = any(not kind.shape[axis].is_static for kind in operation.operand_types[:-1])
     last = operation.operand_types[-1].shape[axis]
     moves = moves or (not last.is_static and len(dimensions[-1]) > 1)
-    finding = depends_on_size(operation, "puts elements at a place that moves with the batch")
+    finding = depends_on_size(
+        operation, "puts elements at a place that moves with the batch", surely=False
+    )
     return factor(size, Along.ANY), finding if moves else None
 
 
@@ -305,7 +312,7 @@ def _blocks_joined(dimensions: Sequence[Dimension]) -> Dimension:
         place = places[0] if places else 0
         outer = size_of(dimension[:place])
         if not places or outer is None or not outer.is_static:
-            raise Mixes("puts rows behind one another with something that is no row")
+            raise NoRule("puts rows behind one another with something that is no row")
         rest = dimension[place:]
         inner = rest if inner is None else joined_dimension(inner, rest)
         count += outer.fixed
@@ -340,11 +347,13 @@ def pad(operation: Operation, operands: Sequence[Value]) -> list[Value]:
             found.append(dimension)
             continue
         if has_rows(dimension):
-            raise Mixes("puts other elements before, between or behind the rows")
+            # What is behind the rows may be cut off again.
+            problem = NoRule if low[axis] == ZERO and not between[axis] else Mixes
+            raise problem("puts other elements before, between or behind the rows")
         found.append(factor(shape[axis], Along.ANY))
         if not low[axis].is_static or not operation.operand_types[0].shape[axis].is_static:
             sized = sized or depends_on_size(
-                operation, "puts elements at a place that moves with the batch"
+                operation, "puts elements at a place that moves with the batch", surely=False
             )
     return [Value(tuple(found), sized=sized)]
 
@@ -388,7 +397,7 @@ def random_bits(operation: Operation, operands: Sequence[Value]) -> list[Value]:
         raise NoRule("draws bits with a state for each row")
     sized = state.sized
     if not all(size.is_static for size in operation.types[1].shape):
-        sized = sized or depends_on_size(operation, "draws as many bits as rows")
+        sized = sized or depends_on_size(operation, "draws as many bits as rows", surely=False)
     return [
         Value(tuple(factor(size, Along.ANY) for size in kind.shape), sized=sized)
         for kind in operation.types
