@@ -333,10 +333,28 @@ async def test_what_a_refused_load_needed_is_remembered(start: StartRuntime, mod
     async with start(capacity_bytes=LARGE_BYTES, **settings) as runtime:
         before = (await runtime.mesh.predict("m", "remote")).sizeInBytes
         refused = await mesh.code(runtime.mesh.load("m", models.path("large")))
+        other = (await runtime.mesh.predict("other", "far away")).sizeInBytes
         after = (await runtime.mesh.predict("m", "remote")).sizeInBytes
+        later = (await runtime.mesh.predict("m", "remote")).sizeInBytes
 
     assert ("RESOURCE_EXHAUSTED", MIB) == (refused, before)
     assert LARGE_BYTES < after < LARGE_BYTES * (1 + WITHIN)
+    # It never fits, so that the mesh does not load it: what it may be later is not known then.
+    assert (MIB, MIB) == (other, later)
+
+
+async def test_a_need_that_others_leave_no_memory_for_is_remembered_for_good(
+    start: StartRuntime, models: Shelf
+) -> None:
+    """Case 13: it fits when they are gone."""
+    settings = {"default_model_size_bytes": MIB, "memory_wait_seconds": 0}
+    async with start(capacity_bytes=LARGE_BYTES * 3 // 2, **settings) as runtime:
+        await runtime.mesh.load("large", models.path("large"))
+        refused = await mesh.code(runtime.mesh.load("m", models.path("large")))
+        answers = [(await runtime.mesh.predict("m", "remote")).sizeInBytes for _ in range(3)]
+
+    assert "RESOURCE_EXHAUSTED" == refused
+    assert LARGE_BYTES < min(answers) == max(answers) < LARGE_BYTES * (1 + WITHIN)
 
 
 async def test_a_load_that_failed_otherwise_predicts_nothing(

@@ -56,6 +56,30 @@ def test_nine_of_ten_models_need_no_more_than_what_is_typical(
         assert sum(size < typical for size in sizes) < 0.9 * len(sizes)
 
 
+def test_what_was_refused_says_nothing_of_others() -> None:
+    """Or one model that is larger than all there is would keep every new one from being loaded."""
+    predictions = Predictions(10)
+    predictions.remember("giant", 1000, "files", refused=True)
+
+    assert (1000, 1000) == (predictions.of_id("giant"), predictions.of_key("files"))
+    assert (None, 0) == (predictions.typical_bytes, predictions.largest_bytes)
+
+    predictions.remember("giant", 900)
+
+    assert (900, 900) == (predictions.typical_bytes, predictions.largest_bytes)
+
+
+def test_what_is_forgotten_is_known_by_no_name() -> None:
+    predictions = Predictions(10)
+    predictions.asked("m", "remote")
+    predictions.remember("m", 5, "files")
+    predictions.forget("m", "files")
+    predictions.forget("never heard of")
+
+    assert [None] * 3 == [predictions.of_id("m"), *map(predictions.of_key, ("files", "remote"))]
+    assert predictions.typical_bytes is None
+
+
 @pytest.mark.parametrize("name", ["x" * 1_000_000, "\udcff", "é"])
 def test_any_name_is_remembered(name: str) -> None:
     predictions = Predictions(2)

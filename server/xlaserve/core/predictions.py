@@ -4,11 +4,13 @@ import asyncio
 import hashlib
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import ceil
 from typing import TypeVar
+
+import structlog
 
 from xlaserve.errors import XlaserveError
 
@@ -23,6 +25,12 @@ of: too small a prediction costs a refused load or an eviction, too large a one 
 for the length of a load."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Need:
+    size_bytes: int
+    refused: bool
+
+
 class Predictions:
     """Needs of loads, in bytes of the fullest device, by the id of the model and by other keys.
 
@@ -32,25 +40,35 @@ class Predictions:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._by_id: OrderedDict[bytes, int] = OrderedDict()
+        self._by_id: OrderedDict[bytes, _Need] = OrderedDict()
         self._by_key: OrderedDict[bytes, int] = OrderedDict()
         self._asked: OrderedDict[bytes, bytes] = OrderedDict()
         """Id -> the key of what was last asked for under it."""
         self._ascending: list[int] = []
-        """The values of `_by_id`."""
+        """What those of `_by_id` needed that were loaded: one that was refused may be larger than
+        all there is, and says nothing of others."""
 
-    def remember(self, model_id: str, needed_bytes: int, *keys: Hashable) -> None:
+    def remember(
+        self, model_id: str, needed_bytes: int, *keys: Hashable, refused: bool = False
+    ) -> None:
         """Keep what a load needed, which is not forgotten for having been refused."""
         known = _digest(model_id)
-        self._forget(self._by_id.pop(known, None))
-        self._by_id[known] = needed_bytes
-        insort(self._ascending, needed_bytes)
+        self._uncount(self._by_id.pop(known, None))
+        self._by_id[known] = _Need(needed_bytes, refused)
+        if not refused:
+            insort(self._ascending, needed_bytes)
         if len(self._by_id) > self._limit:
-            _, size = self._by_id.popitem(last=False)
-            self._forget(size)
-        asked = self._asked.get(known)
-        for key in (*map(_digest, keys), *([asked] if asked else [])):
+            _, need = self._by_id.popitem(last=False)
+            self._uncount(need)
+        for key in self._keys(known, keys):
             _keep(self._by_key, key, needed_bytes, 3 * self._limit)
+
+    def forget(self, model_id: str, *keys: Hashable) -> None:
+        """Know nothing of a model any more, under any of its names."""
+        known = _digest(model_id)
+        self._uncount(self._by_id.pop(known, None))
+        for key in self._keys(known, keys):
+            self._by_key.pop(key, None)
 
     def asked(self, model_id: str, key: Hashable) -> None:
         """Note what a mesh calls the files of a model; a puller calls them otherwise in a load."""
@@ -58,7 +76,8 @@ class Predictions:
 
     def of_id(self, model_id: str) -> int | None:
         """Return what the last load under this id needed."""
-        return _use(self._by_id, _digest(model_id))
+        need = _use(self._by_id, _digest(model_id))
+        return need.size_bytes if need else None
 
     def of_key(self, *keys: Hashable) -> int | None:
         """Return what was needed by the first of these that is known."""
@@ -67,19 +86,23 @@ class Predictions:
 
     @property
     def typical_bytes(self) -> int | None:
-        """Return the 90th percentile over the ids that are known; None for none."""
+        """Return the 90th percentile over the ids that were loaded; None for none."""
         if not self._ascending:
             return None
         return self._ascending[ceil(_TYPICAL * len(self._ascending)) - 1]
 
     @property
     def largest_bytes(self) -> int:
-        """Return the most that any of them needed; 0 for none."""
+        """Return the most that any of those needed; 0 for none."""
         return self._ascending[-1] if self._ascending else 0
 
-    def _forget(self, size: int | None) -> None:
-        if size is not None:
-            del self._ascending[bisect_left(self._ascending, size)]
+    def _keys(self, known: bytes, keys: Iterable[Hashable]) -> list[bytes]:
+        asked = self._asked.get(known)
+        return [*map(_digest, keys), *([asked] if asked else [])]
+
+    def _uncount(self, need: "_Need | None") -> None:
+        if need is not None and not need.refused:
+            del self._ascending[bisect_left(self._ascending, need.size_bytes)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +124,7 @@ class FilesLook:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "predict")
+        self._log = structlog.get_logger("runtime")
 
     async def __call__(self, look: Callable[[], FilesSeen]) -> FilesSeen | None:
         """Return what `look` does; None where the files are not there, no model, or slow."""
@@ -108,6 +132,10 @@ class FilesLook:
         try:
             return await asyncio.wait_for(looking, LOOK_SECONDS)
         except (XlaserveError, OSError, TimeoutError):
+            return None
+        except Exception:
+            # A prediction is worse without it; a load must not fail for it.
+            self._log.exception("files not looked at")
             return None
 
     def close(self) -> None:
@@ -122,7 +150,7 @@ def _keep(kept: "OrderedDict[bytes, V]", key: bytes, value: V, limit: int) -> No
         kept.popitem(last=False)
 
 
-def _use(kept: "OrderedDict[bytes, int]", key: bytes) -> int | None:
+def _use(kept: "OrderedDict[bytes, V]", key: bytes) -> V | None:
     if key in kept:
         kept.move_to_end(key)
     return kept.get(key)

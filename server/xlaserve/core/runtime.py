@@ -159,11 +159,14 @@ class ModelRuntime:
         OutOfMemory or LoadCancelled (ModelMesh SPI, loadModel).
         """
         find = partial(self._repository.find_at, model.id, model.location)
+        # Before the load: behind it, an unload could come between it and its answer.
+        seen = await self._seen(model)
+        keys = (model.files,) if seen is None else (model.files, seen.key)
         try:
             await self._control.load_from(model.id, model.files, find)
         except OutOfMemory as error:
-            if error.needed_bytes:
-                await self._remember(model, error.needed_bytes)
+            if needed := error.needed_bytes:
+                self._predictions.remember(model.id, needed, *keys, refused=True)
             raise
         try:
             needed = self._registry.needed_bytes(model.id)
@@ -171,7 +174,7 @@ class ModelRuntime:
             loaded = LoadedSize(size, self._max_concurrency(model.id))
         except ModelNotFound:
             raise LoadCancelled(model.id) from None  # unloaded before this could be said
-        await self._remember(model, max(size, needed))
+        self._predictions.remember(model.id, max(size, needed), *keys)
         return loaded
 
     async def unload(self, model_id: str) -> None:
@@ -196,6 +199,10 @@ class ModelRuntime:
         """
         self._predictions.asked(model.id, model.files)
         needed = self._predictions.of_id(model.id) or self._predictions.of_key(model.files)
+        if needed is not None and needed > (self._capacity.smallest_bytes or MAX_SIZE_BYTES):
+            # A mesh does not try to load it then. When it asks again, minutes later, the files may
+            # be others: then it is to try.
+            self._predictions.forget(model.id, model.files)
         if needed is None:
             seen = await self._seen(model)
             if seen is not None:
@@ -206,11 +213,6 @@ class ModelRuntime:
             typical = self._predictions.typical_bytes
             needed = typical or self._settings.default_model_size_bytes
         return min(needed, MAX_SIZE_BYTES)
-
-    async def _remember(self, model: RuntimeModel, needed_bytes: int) -> None:
-        seen = await self._seen(model)
-        keys = (model.files,) if seen is None else (model.files, seen.key)
-        self._predictions.remember(model.id, needed_bytes, *keys)
 
     async def _seen(self, model: RuntimeModel) -> FilesSeen | None:
         """Look at the files of a model, if its path may lead to any."""
