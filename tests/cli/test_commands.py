@@ -124,9 +124,33 @@ async def test_export_writes_a_model_that_is_served(tmp_path: Path) -> None:
 
     assert (0, "") == (status, err)
     assert str(tmp_path / "made/1") in out
+    assert "rows are proved" == out.strip().splitlines()[-1]
 
     async with served(tmp_path) as server:
         assert 1 == server.event("started")["ready"]
+
+
+MIXING = """
+import xlaserve
+
+def centred(params, x):
+    mean = x.mean(axis=0, keepdims=True)
+    return {"y": x - mean}
+
+model = xlaserve.Exportable(centred, None, {"x": ("FP32", [-1, 4])})
+"""
+
+
+async def test_export_says_which_line_mixes_rows(tmp_path: Path) -> None:
+    source = tmp_path / "mixing.py"
+    source.write_text(MIXING)
+    status, out, err = await run(*command("export", f"{source}:model", str(tmp_path / "made")))
+
+    assert (0, "") == (status, err)
+    assert (
+        "rows are mixed: stablehlo.reduce reduces over the rows (mixing.py:5), seen in output 'y'; "
+        "no request will be put together with another, max_batch_size is 0 instead of 64"
+    ) == out.strip().splitlines()[-1]
 
 
 async def test_a_unix_socket_serves_and_goes(example_models: Path, tmp_path: Path) -> None:

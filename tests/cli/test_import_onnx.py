@@ -9,6 +9,7 @@ pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 from support.onnx_models import FLOAT, Inputs, model, node, save
 from support.process import command, run, served
 
+AXIS = {"axis": np.asarray(0)}
 WEIGHT = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
 
 
@@ -51,3 +52,18 @@ async def test_a_mistake_is_one_line_and_an_exit_status(
     assert err.startswith("error: ")
     assert text in err
     assert not target.exists()
+
+
+async def test_import_says_which_operation_mixes_rows(tmp_path: Path) -> None:
+    """And what is declared does not stand against it."""
+    inputs: Inputs = {"x": (FLOAT, ["N", 4])}
+    path = save(model([node("CumSum", ["x", "axis"], ["y"])], inputs, ["y"], AXIS), tmp_path)
+    arguments = ("import", str(path), str(tmp_path / "models" / "sums"))
+    status, out, err = await run(*command(*arguments))
+    declared, _, said = await run(*command(*arguments, "--batch-independent"))
+
+    assert (0, "") == (status, err)
+    assert "max_batch_size 0" in out
+    assert out.strip().splitlines()[-1].startswith("rows are mixed: stablehlo.")
+    assert 1 == declared
+    assert "rows are declared independent, but they are not: mixed" in said
