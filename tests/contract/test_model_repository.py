@@ -3,7 +3,9 @@
 # pyright: reportAttributeAccessIssue=false
 # protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
 
+import errno
 import json
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -142,6 +144,23 @@ async def test_files_replace_the_models_own_until_it_is_unloaded(
     await unload(stub, "double")
 
     assert [] == list(scratch.iterdir())
+
+
+async def test_files_that_the_disk_has_no_room_for_exhaust_a_resource(
+    server: RunningServer, stub: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    await load(stub, "double")
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await load(stub, "double", **{"config": "{}", "file:1/model.json": b"{}"})
+
+    assert grpc.StatusCode.RESOURCE_EXHAUSTED is refused.value.code()
+    assert "'double', no space left for its files" in (refused.value.details() or "")
+    assert [] == list(server.application.settings.scratch_directory.iterdir())
+    assert [[2.0, 4.0]] == await infer(stub, "double", "x", [[1, 2]])
 
 
 @pytest.mark.parametrize(

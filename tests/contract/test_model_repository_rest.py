@@ -1,7 +1,9 @@
 """The model repository extension over HTTP, in the order of its document."""
 
 import base64
+import errno
 import json
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -167,6 +169,27 @@ async def test_the_example_of_the_document(address: str, repository: Path) -> No
     unloaded = await post(address, "models/mymodel/unload")
 
     assert (200, 200, 200) == (answer.status, ready.status, unloaded.status)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE], ids=errno.errorcode.get)
+async def test_files_that_the_disk_has_no_room_for_are_507(
+    server: RunningServer, address: str, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Nothing of them is left, and what was served is served on."""
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    await post(address, "models/double/load")
+    parameters = {"config": "{}", "file:1/model.json": "AAAA"}
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", refuse)
+        answer = await post(address, "models/double/load", {"parameters": parameters})
+
+    assert 507 == answer.status
+    assert f"'double', no space left for its files: {os.strerror(number)}" in answer.error
+    assert [] == list(server.application.settings.scratch_directory.iterdir())
+    assert [2, 4] == await double(address, [1, 2])
 
 
 @pytest.mark.parametrize(

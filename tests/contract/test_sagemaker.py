@@ -4,6 +4,7 @@ After it come what the document takes for granted: /ping, /invocations, and the 
 """
 
 import asyncio
+import errno
 import io
 import json
 import os
@@ -29,6 +30,7 @@ import xlaserve
 from xlaserve.core.engine import Engine
 from xlaserve.core.inference import InferRequest, InferResponse
 from xlaserve.models import jax_export, loaders, programs
+from xlaserve.models.roots import Roots
 
 JSON, CSV, NPY = "application/json", "text/csv", "application/x-npy"
 LINES = "application/jsonlines"
@@ -218,6 +220,39 @@ async def test_a_load_that_exhausts_the_device_is_507(
 
     assert (507, 0) == (answer.status, server.application.capacity.used_bytes)
     assert "RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes." in answer.error
+    assert 200 == (await client.load("m")).status
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (errno.EMFILE, 507),
+        (errno.ENFILE, 507),
+        (errno.EDQUOT, 507),
+        (errno.EIO, 400),
+        (errno.EACCES, 400),
+    ],
+    ids=errno.errorcode.get,
+)
+async def test_a_load_for_which_there_are_no_more_files_is_507(
+    client: Client, monkeypatch: pytest.MonkeyPatch, number: int, expected: int
+) -> None:
+    """Load Model API, "memory or other resources": the model is in order, another one has to go.
+
+    A file that cannot be read is the fault of the model.
+    """
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Roots, "open", refuse)
+        answer = await client.load("m")
+
+    assert expected == answer.status, answer.body
+    assert os.strerror(number) in answer.error
+    assert "'m'" in answer.error
+    assert [] == await client.names()
     assert 200 == (await client.load("m")).status
 
 

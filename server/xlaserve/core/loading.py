@@ -12,6 +12,7 @@ import structlog
 from xlaserve.core.capacity import Capacity, Reservation, Sizes
 from xlaserve.core.ensemble import EnsemblePlan, plan_ensemble
 from xlaserve.core.eviction import to_evict
+from xlaserve.core.exhaustion import load_failure
 from xlaserve.core.finishing import Finisher
 from xlaserve.core.lifecycle import Event, State
 from xlaserve.core.load_runner import Load, Loading, LoadLimits, LoadRunner, StageObserver
@@ -195,7 +196,7 @@ class VersionLoader:
                 return self._plan(model)
             return await self._load_booked(version, model, source, reservation)
         except InvalidModel as error:
-            raise LoadFailed(version.model, str(error)) from error
+            raise load_failure(version.model, str(error), error.__cause__) from error
         except MemoryError as error:
             raise OutOfMemory(version.model, "failed to load it, the host is full") from error
 

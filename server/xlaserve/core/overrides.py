@@ -1,11 +1,11 @@
 """What the parameters of a load replace: the configuration, and the files of a model."""
 
-import errno
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self, TypeAlias
 
+from xlaserve.core.exhaustion import OUT_OF_SPACE
 from xlaserve.core.names import check_name, check_version
 from xlaserve.errors import InvalidParameter, LoadFailed, OutOfSpace, TooLarge
 from xlaserve.temporary import TemporaryDirectory
@@ -81,10 +81,6 @@ def _file_name(parameter: str) -> tuple[int, str]:
     return check_version(version), check_name("file name", name)
 
 
-_OUT_OF_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
-"""What a disk, a quota, a limit of the process and too many open files say."""
-
-
 @dataclass(frozen=True, slots=True)
 class Override:
     """A directory off the repository that stands in for a model's own until it is unloaded."""
@@ -112,7 +108,7 @@ class Override:
                 raise
         except OSError as error:
             reason = error.strerror or str(error)
-            if error.errno in _OUT_OF_SPACE:
+            if error.errno in OUT_OF_SPACE:
                 raise OutOfSpace(model, reason) from error
             raise LoadFailed(model, f"its files cannot be written: {reason}") from error
         return cls(temporary)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
+from xlaserve.core.exhaustion import load_failure
 from xlaserve.core.listing import Listing, is_model, list_root, subdirectories
 from xlaserve.core.names import check_name, is_version
 from xlaserve.core.overrides import Override
@@ -150,9 +151,10 @@ class Repository:
             config = self._config(name, confined, config_text)
             versions = self._versions(confined, config, sent=override is not None)
         except InvalidModel as error:
-            raise LoadFailed(name, str(error)) from error
+            raise load_failure(name, str(error), error.__cause__) from error
         except OSError as error:
-            raise LoadFailed(name, f"its files cannot be read: {error.strerror}") from error
+            reason = f"its files cannot be read: {error.strerror}"
+            raise load_failure(name, reason, error) from error
         if not versions:
             raise LoadFailed(name, "no version directory is there that its version_policy picks")
         return ModelSource(name, config, versions)
@@ -170,9 +172,10 @@ class Repository:
             config = self._config_at(path, location.schema)
             versions = self._versions_at(path, config)
         except InvalidModel as error:
-            raise LoadFailed(name, str(error)) from error
+            raise load_failure(name, str(error), error.__cause__) from error
         except OSError as error:
-            raise LoadFailed(name, f"'{location.path}' cannot be read: {error.strerror}") from error
+            reason = f"'{location.path}' cannot be read: {error.strerror}"
+            raise load_failure(name, reason, error) from error
         return ModelSource(name, config, versions)
 
     def reaches(self, path: str) -> bool:
@@ -191,9 +194,10 @@ class Repository:
         try:
             path = _unpacked(self._confine_url(url))
         except InvalidModel as error:
-            raise LoadFailed(name, str(error)) from error
+            raise load_failure(name, str(error), error.__cause__) from error
         except OSError as error:
-            raise LoadFailed(name, f"'{url}' cannot be read: {error.strerror}") from error
+            reason = f"'{url}' cannot be read: {error.strerror}"
+            raise load_failure(name, reason, error) from error
         return self.find_at(name, Location(str(path)))
 
     def _confine_url(self, url: str) -> Path:
