@@ -366,6 +366,26 @@ def dynamic_write(x):
     return lax.dynamic_update_slice(x, jnp.ones((1, 4)), (jnp.argmax(w(3)), 0))
 
 
+def looked_up_by_place(x):
+    return x + jnp.asarray(w(64, 4))[rows(x)]
+
+
+def looked_up_by_the_sum(x):
+    return x + jnp.asarray(w(64, 4))[jnp.clip(x.sum(), 0, 63).astype(int)]
+
+
+def looked_up_by_the_size(x):
+    return x + jnp.asarray(w(64, 4))[jnp.asarray(x.shape[0])]
+
+
+def branch_on_a_count(x):
+    return lax.cond((rows(x) * 0 + 1).sum() > 50, lambda v: v * 2, lambda v: v, x)
+
+
+def chosen_by_a_constant(x):
+    return jnp.where(jnp.asarray(False), x, x * x.sum())
+
+
 HAZARDS: Mapping[str, Hazard] = {
     "divided by the maximum": (lambda x: x / jnp.abs(x).max(), F4, "stablehlo.reduce"),
     "numbered": (lambda x: x + rows(x)[:, None], F4, "stablehlo.add"),
@@ -453,5 +473,10 @@ HAZARDS: Mapping[str, Hazard] = {
     "every second": (strided, F4, None),
     "row at an index": (dynamic_row, F4, None),
     "row written at an index": (dynamic_write, F4, None),
+    "branch on a count": (branch_on_a_count, F4, "stablehlo.case"),
+    "chosen by a constant": (chosen_by_a_constant, F4, "stablehlo.reduce"),
+    "looked up by place": (looked_up_by_place, F4, None),
+    "looked up by the sum": (looked_up_by_the_sum, F4, "stablehlo.reduce"),
+    "looked up by the size": (looked_up_by_the_size, F4, None),
     "places": (lambda x: rows(x), F4, ""),
 }  # fmt: skip

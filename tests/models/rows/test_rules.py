@@ -84,6 +84,18 @@ def _text(body: str, returned: str, arguments: str, rows: int) -> str:
             None,
         ),
         (
+            # Counted by time and by row, side by side, as if both were one.
+            "%i = stablehlo.iota dim = 0 : tensor<4xBxf32>\n"
+            "%a = stablehlo.reshape %i : (tensor<4xBxf32>) -> tensor<4Bxf32>\n"
+            "%j = stablehlo.iota dim = 0 : tensor<Bx4xf32>\n"
+            "%b = stablehlo.reshape %j : (tensor<Bx4xf32>) -> tensor<4Bxf32>\n"
+            "%s = stablehlo.add %a, %b : tensor<4Bxf32>\n"
+            "%c = stablehlo.slice %s [20:24] : (tensor<4Bxf32>) -> tensor<4xf32>\n"
+            f"%g = stablehlo.broadcast_in_dim %c, dims = [1] : (tensor<4xf32>) -> {SAME}\n"
+            f"%y = stablehlo.add %x, %g : {SAME}",
+            None,
+        ),
+        (
             "%i = stablehlo.iota dim = 0 : tensor<Bxf32>\n"
             "%r = stablehlo.reverse %i, dims = [0] : tensor<Bxf32>\n"
             "%c = stablehlo.slice %r [0:1] : (tensor<Bxf32>) -> tensor<1xf32>\n"
@@ -213,7 +225,7 @@ cond {
   %any = stablehlo.reduce(%p init: %no) applies stablehlo.or across dimensions = [0, 1] : (tensor<Bx4xi1>, tensor<i1>) -> tensor<i1>
   stablehlo.return %any : tensor<i1>
 } do {
-  %p = stablehlo.compare DIRECTION, %v, BODY, FLOAT : (tensor<Bx4xf32>, tensor<Bx4xf32>) -> tensor<Bx4xi1>
+  %p = stablehlo.compare DIRECTION, SUBJECT, BODY, FLOAT : (tensor<Bx4xf32>, tensor<Bx4xf32>) -> tensor<Bx4xi1>
   %new = stablehlo.multiply %v, %half : tensor<Bx4xf32>
   %kept = stablehlo.select %p, NEW, OLD : tensor<Bx4xi1>, tensor<Bx4xf32>
   stablehlo.return %kept : tensor<Bx4xf32>
@@ -230,6 +242,7 @@ cond {
         ({"CONDITION": "%other"}, UNKNOWN),
         ({"NEW": "%v", "OLD": "%new"}, UNKNOWN),
         ({"OLD": "%half"}, UNKNOWN),
+        ({"SUBJECT": "%x"}, UNKNOWN),
         ({"BODY": "%x", "CONDITION": "%x"}, PROVED),
         ({"BODY": "%x"}, UNKNOWN),
         ({"BODY": "%half", "CONDITION": "%limit"}, UNKNOWN),
@@ -238,7 +251,14 @@ cond {
 def test_a_loop_until_all_rows_are_done_keeps_those_that_are(
     changes: dict[str, str], expected: Independence
 ) -> None:
-    words = {"CONDITION": "%limit", "BODY": "%limit", "DIRECTION": "GT", "NEW": "%new", "OLD": "%v"}
+    words = {
+        "CONDITION": "%limit",
+        "BODY": "%limit",
+        "DIRECTION": "GT",
+        "SUBJECT": "%v",
+        "NEW": "%new",
+        "OLD": "%v",
+    }
     body = LOOP
     for word, said in (words | changes).items():
         body = body.replace(word, said)
@@ -247,6 +267,37 @@ def test_a_loop_until_all_rows_are_done_keeps_those_that_are(
 
     assert verdict.independence == expected
     assert verdict.loops_follow_rows
+
+
+REDUCED = """
+%l = stablehlo.constant dense<1.0> : tensor<Bxf32>
+%z = stablehlo.constant dense<0.0> : tensor<f32>
+%half = stablehlo.constant dense<0.5> : tensor<Bx4xf32>
+%no = stablehlo.constant dense<false> : tensor<i1>
+%y = stablehlo.while(%v = %x) : tensor<Bx4xf32>
+cond {
+  %m = stablehlo.reduce(%v init: %z) applies stablehlo.maximum across dimensions = [1] : (tensor<Bx4xf32>, tensor<f32>) -> tensor<Bxf32>
+  %p = stablehlo.compare GT, %m, %l, FLOAT : (tensor<Bxf32>, tensor<Bxf32>) -> tensor<Bxi1>
+  %any = stablehlo.reduce(%p init: %no) applies stablehlo.or across dimensions = [0] : (tensor<Bxi1>, tensor<i1>) -> tensor<i1>
+  stablehlo.return %any : tensor<i1>
+} do {
+  %m = stablehlo.reduce(%v init: %z) applies stablehlo.HOW across dimensions = [1] : (tensor<Bx4xf32>, tensor<f32>) -> tensor<Bxf32>
+  %p = stablehlo.compare GT, %m, %l, FLOAT : (tensor<Bxf32>, tensor<Bxf32>) -> tensor<Bxi1>
+  %q = stablehlo.broadcast_in_dim %p, dims = [0] : (tensor<Bxi1>) -> tensor<Bx4xi1>
+  %new = stablehlo.multiply %v, %half : tensor<Bx4xf32>
+  %kept = stablehlo.select %q, %new, %v : tensor<Bx4xi1>, tensor<Bx4xf32>
+  stablehlo.return %kept : tensor<Bx4xf32>
+}
+"""
+
+
+@pytest.mark.parametrize(("how", "expected"), [("maximum", PROVED), ("add", UNKNOWN)])
+def test_predicates_are_the_same_where_what_is_inside_of_them_is(
+    how: str, expected: Independence
+) -> None:
+    verdict = verdict_of(REDUCED.replace("HOW", how), f"%y : {SAME}")
+
+    assert verdict.independence == expected
 
 
 def test_two_sizes_that_are_computed_otherwise_do_not_match() -> None:

@@ -47,9 +47,11 @@ def case(operation: Operation, operands: Sequence[Value], walker: Walker) -> lis
         reason = "takes a branch by a value of several rows"
         finding = Finding(index.blocked.mixed, operation.name, reason, operation.location())
         return [Value((), finding)] * len(operation.results)
-    return [
-        _sized(_either(operation, branches), index.sized) for branches in zip(*found, strict=True)
-    ]
+    sized = None
+    if index.sized is not None:
+        reason = "takes a branch by the size of the batch"
+        sized = Finding(index.sized.mixed, operation.name, reason, operation.location())
+    return [_sized(_either(operation, branches), sized) for branches in zip(*found, strict=True)]
 
 
 def _sized(value: Value, finding: Finding | None) -> Value:

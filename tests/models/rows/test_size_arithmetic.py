@@ -1,0 +1,107 @@
+"""What is made of the size of the batch, before shapes are refined."""
+
+import pytest
+
+from xlaserve.models.rows import refining
+from xlaserve.models.rows.findings import Unfollowed
+from xlaserve.models.rows.size_arithmetic import question
+
+SIZE = """
+
+%n = stablehlo.get_dimension_size %x, dim = 0 : (tensor<37x4xf32>) -> tensor<i32>
+%c = stablehlo.constant dense<8> : tensor<i32>
+"""
+I32 = "tensor<i32>"
+
+
+def asked(body: str) -> str:
+    """Return the operation that two sizes do not determine; the batch is `%n`."""
+    text = (
+        "func.func public @main(%x: tensor<37x4xf32>, %i: tensor<i32>) -> tensor<37x4xf32> {"
+        f"{SIZE}{body}\nreturn %x : tensor<37x4xf32>\n}}"
+    )
+    with refining.parsing():
+        found = question(refining.parse(text), [0])
+    return found.operation if found is not None else ""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"%y = stablehlo.add %n, %c : {I32}",
+        f"%y = stablehlo.multiply %n, %c : {I32}\n%z = stablehlo.divide %y, %c : {I32}",
+        f"%y = stablehlo.multiply %n, %c : {I32}\n%z = stablehlo.remainder %y, %c : {I32}",
+        f"%y = stablehlo.add %n, %c : {I32}\n%z = stablehlo.maximum %y, %n : {I32}",
+        f"%y = stablehlo.minimum %n, %i : {I32}",
+        f"%y = stablehlo.compare LT, %i, %n, SIGNED : ({I32}, {I32}) -> tensor<i1>",
+    ],
+)
+def test_what_two_sizes_determine_is_well(body: str) -> None:
+    assert asked(body) == ""
+
+
+@pytest.mark.parametrize(
+    ("operation", "body"),
+    [
+        ("divide", f"%y = stablehlo.divide %n, %c : {I32}"),
+        ("remainder", f"%y = stablehlo.remainder %n, %c : {I32}"),
+        ("minimum", f"%y = stablehlo.minimum %n, %c : {I32}"),
+        ("maximum", f"%y = stablehlo.maximum %n, %c : {I32}"),
+        ("multiply", f"%y = stablehlo.multiply %n, %n : {I32}"),
+        ("clamp", f"%y = stablehlo.clamp %c, %n, %c : {I32}"),
+        ("and", f"%y = stablehlo.and %n, %c : {I32}"),
+        ("shift_left", f"%y = stablehlo.shift_left %n, %c : {I32}"),
+        ("convert", f"%y = stablehlo.convert %n : ({I32}) -> tensor<bf16>"),
+        ("convert", f"%y = stablehlo.convert %n : ({I32}) -> tensor<i8>"),
+        ("compare", f"%y = stablehlo.compare GT, %n, %c, SIGNED : ({I32}, {I32}) -> tensor<i1>"),
+        (
+            "case",
+            '%y = "stablehlo.case"(%n) ({ stablehlo.return %c : tensor<i32> }, '
+            "{ stablehlo.return %i : tensor<i32> }) : (tensor<i32>) -> tensor<i32>",
+        ),
+        (
+            "divide",
+            '%y = "stablehlo.case"(%i) ({ stablehlo.return %c : tensor<i32> }, '
+            "{ %q = stablehlo.divide %n, %c : tensor<i32> stablehlo.return %q : tensor<i32> }) "
+            ": (tensor<i32>) -> tensor<i32>",
+        ),
+    ],
+)
+def test_what_two_sizes_do_not_determine_is_asked_about(operation: str, body: str) -> None:
+    assert asked(body) == f"stablehlo.{operation}"
+
+
+def test_functions_are_followed_to_their_ends() -> None:
+    text = """
+    func.func public @main(%x: tensor<37x4xf32>) -> tensor<i32> {
+      %n = stablehlo.get_dimension_size %x, dim = 0 : (tensor<37x4xf32>) -> tensor<i32>
+      %y = call @half(%n) : (tensor<i32>) -> tensor<i32>
+      return %y : tensor<i32>
+    }
+    func.func private @half(%n: tensor<i32>) -> tensor<i32> {
+      %c = stablehlo.constant dense<2> : tensor<i32>
+      %y = stablehlo.divide %n, %c : tensor<i32>
+      return %y : tensor<i32>
+    }
+    """
+    with refining.parsing():
+        found = question(refining.parse(text), [0])
+
+    assert found is not None
+    assert found.operation == "stablehlo.divide"
+
+
+def test_a_function_that_calls_itself_is_not_followed() -> None:
+    text = """
+    func.func public @main(%x: tensor<37x4xf32>) -> tensor<37x4xf32> {
+      %y = call @again(%x) : (tensor<37x4xf32>) -> tensor<37x4xf32>
+      return %y : tensor<37x4xf32>
+    }
+    func.func private @again(%x: tensor<37x4xf32>) -> tensor<37x4xf32> {
+      %y = call @again(%x) : (tensor<37x4xf32>) -> tensor<37x4xf32>
+      return %y : tensor<37x4xf32>
+    }
+    """
+
+    with refining.parsing(), pytest.raises(Unfollowed):
+        question(refining.parse(text), [0])
