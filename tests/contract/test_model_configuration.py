@@ -18,6 +18,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 import xlaserve
+from xlaserve.settings import ModelControlMode
 
 TENSOR = {"name": "x", "data_type": "TYPE_FP32", "dims": [2]}
 QUEUE: dict[str, Any] = {"timeout_action": "DELAY", "default_timeout_microseconds": 5}
@@ -168,6 +169,31 @@ async def test_a_reload_with_a_hostile_configuration_keeps_what_serves(stub: Any
         assert answer.isprintable(), name
         assert len(answer) < 2000, name
         assert [2, 4] == await double(stub)
+
+
+async def test_a_configuration_that_appears_on_disk_and_is_refused_keeps_what_serves(
+    serve: Serve, repository: Path, tmp_path: Path
+) -> None:
+    """Under poll nobody is told; the index says why."""
+    shutil.copytree(repository / "double", tmp_path / "models/double")
+    async with (
+        serve(tmp_path / "models", model_control_mode=ModelControlMode.POLL) as server,
+        grpc.aio.insecure_channel(server.url) as channel,
+    ):
+        stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        before = await double(stub)
+        config = tmp_path / "models/double/config.pbtxt"
+        config.write_text("sequence_batching { direct {} }")
+        with capture_logs() as lines:
+            await server.application.control.poll()
+        after = await double(stub)
+        config.unlink()
+        await server.application.control.poll()
+
+        assert [2, 4] == before == after == await double(stub)
+    (error,) = [line["error"] for line in lines if line["log_level"] == "error"]
+
+    assert "config.pbtxt: sequence_batching: is not implemented" in error
 
 
 @pytest.mark.parametrize("name", ["refused", "bytes", "open", "deep", "escape"])
