@@ -24,6 +24,7 @@ from xlaserve.errors import (
     ModelNotFound,
     ModelNotReady,
     NotAcceptable,
+    OutOfMappings,
     OutOfMemory,
     OutOfSpace,
     OutputNotInForm,
@@ -57,6 +58,12 @@ TEXTS = [
         LoadTimedOut("m", "warming 1 of 2", 600.0),
         "failed to load 'm', it was still warming 1 of 2 after 600 seconds (load_seconds) and was "
         "abandoned; its thread keeps its memory, and may keep a core busy, until it ends",
+    ),
+    (
+        OutOfMappings("m", 80, 52400, 52424, 65530),
+        "model 'm': out of memory, its compiled programs would take about 80 memory mappings, "
+        "52400 are in use of 52424 that the process may have (max_memory_mappings; the system "
+        "allows 65530, sysctl vm.max_map_count)",
     ),
     (
         TooManyAbandoned("m", 8),

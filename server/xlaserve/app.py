@@ -37,6 +37,7 @@ from xlaserve.models import device, loaders, trial
 from xlaserve.models.compilation_cache import CompilationCache
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import Stage
+from xlaserve.models.mappings import Mappings
 from xlaserve.settings import IdInjection, ModelControlMode, Settings
 from xlaserve.transport.endpoints import (
     NO_ENDPOINT,
@@ -151,6 +152,7 @@ class Application:
         self.display = display or NoDisplay()
         self.http: HttpServer | None = None
         self._cache = _compilation_cache(settings)
+        self.mappings = Mappings(settings.max_memory_mappings)
         self._closing_until: float | None = None
         """When the end of threads is waited for no longer, by the clock of the event loop."""
         self.has_threads_left = False
@@ -186,7 +188,8 @@ class Application:
             load=loaders.load,
             predict_size=loaders.predict_size,
             try_loading=partial(_try_loading, settings.trial_seconds),
-            release_memory=device.release_memory,
+            release_memory=self._release_memory,
+            mappings=self.mappings,
             devices=lambda: device.devices(self._start_device()),
             on_stage=self.display.stage,
         )
@@ -242,6 +245,8 @@ class Application:
         if self.settings.modelmesh:
             RuntimeLimits.of(self.settings, min(of_each))
         await self.workers.wait(_freeze_heap)
+        if not self.mappings.is_counted:
+            _log.info("memory mappings are not counted", reason="there is no /proc/self/maps")
         _log.info(
             "device ready",
             platform=platform,
@@ -253,6 +258,10 @@ class Application:
         ready = sum(row.size_bytes is not None for row in rows)
         _log.info("started", ready=ready, models=len(rows))
         self.display.started(rows)
+
+    def _release_memory(self) -> None:
+        device.release_memory()
+        self.mappings.count()
 
     def _start_device(self) -> str:
         try:
@@ -423,7 +432,12 @@ class Application:
             "http": lambda: self.http.connections if self.http else 0,
         }
         metrics = Metrics(
-            self.registry, self.capacity, connections, self.control.watch, self.workers.abandoned
+            self.registry,
+            self.capacity,
+            connections,
+            self.control.watch,
+            abandoned=self.workers.abandoned,
+            mappings=self.mappings,
         )
         container = MultiModelContainer(
             self.control,

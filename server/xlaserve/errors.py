@@ -132,6 +132,19 @@ class OutOfMemory(XlaserveError):
         super().__init__(f"model '{model}': out of memory, {detail}")
 
 
+class OutOfMappings(OutOfMemory):
+    """The process has no room for the memory mappings of more programs; at the system's limit it
+    would die."""
+
+    def __init__(self, model: str, needed: int, used: int, limit: int, system: int) -> None:
+        super().__init__(
+            model,
+            f"its compiled programs would take about {needed} memory mappings, {used} are in use "
+            f"of {limit} that the process may have (max_memory_mappings; the system allows "
+            f"{system}, sysctl vm.max_map_count)",
+        )
+
+
 class OutOfSpace(XlaserveError):
     """The disk has no room for the files of a load."""
 

@@ -202,6 +202,9 @@ class Settings:
     load_seconds: float = 600.0
     """How long a load may take once it has a thread, and one program that is compiled later; past
     it the load fails, and what does not end is abandoned."""
+    max_memory_mappings: int = 0
+    """Memory mappings that the process may have for another program to be compiled; 0 is 80 % of
+    what the system allows (the sysctl vm.max_map_count), at which the process would die."""
     max_abandoned: int = 8
     """Most loads and compilations that may be abandoned and not ended; more are not begun until the
     server is started again. Each may keep a core busy."""
@@ -429,6 +432,7 @@ _SMALLEST: Mapping[str, float] = {
     "load_threads": 1,
     "load_seconds": 0.01,
     "max_abandoned": 1,
+    "max_memory_mappings": 0,
     "max_on_demand_shapes": 0,
     "execute_threads": 0,
     "spare_execute_threads": 0,

@@ -26,6 +26,16 @@ def to_evict(registry: Registry, missing: Sizes, *, sparing: str) -> list[Versio
     return []
 
 
+def next_to_evict(registry: Registry, *, sparing: str) -> list[Version]:
+    """Return the idle version that was least recently used; none if there is none."""
+    idle = [v for v in _idle(registry, sparing) if _has_programs(v)]
+    return sorted(idle, key=_last_use)[:1]
+
+
+def _has_programs(version: Version) -> bool:
+    return version.instance is not None and bool(version.instance.info.buckets)
+
+
 def _idle(registry: Registry, sparing: str) -> list[Version]:
     steps = _steps(registry)
     return [

@@ -11,7 +11,7 @@ import structlog
 
 from xlaserve.core.capacity import Capacity, Reservation, Sizes
 from xlaserve.core.ensemble import EnsemblePlan, plan_ensemble
-from xlaserve.core.eviction import to_evict
+from xlaserve.core.eviction import next_to_evict, to_evict
 from xlaserve.core.exhaustion import load_failure
 from xlaserve.core.finishing import Finisher
 from xlaserve.core.lifecycle import Event, State
@@ -25,11 +25,13 @@ from xlaserve.errors import (
     LoadFailed,
     ModelNotFound,
     ModelNotReady,
+    OutOfMappings,
     OutOfMemory,
     XlaserveError,
 )
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import MAX_ON_DEMAND_SHAPES, LoadContext, LoadedModel
+from xlaserve.models.mappings import UNLIMITED, Mappings
 from xlaserve.models.placement import ONE_CPU, Devices
 from xlaserve.models.roots import Roots
 
@@ -50,6 +52,8 @@ class Machinery:
     """Collect garbage and give freed pages back to the system; blocks."""
     devices: Callable[[], Devices]
     """Return the devices to load for, once JAX is up; called from a thread, may block."""
+    mappings: Mappings = UNLIMITED
+    """Those of the process."""
     on_stage: StageObserver = lambda model, version, stage: None
 
 
@@ -226,7 +230,7 @@ class VersionLoader:
         await self._book(reservation, predicted)
         self._shrinking += 1
         try:
-            runner = await self._run_loader(version, model, source, reservation)
+            runner = await self._run_evicting(version, model, source, reservation)
         finally:
             self._shrinking -= 1
         try:
@@ -277,6 +281,26 @@ class VersionLoader:
             described[step.model_name] = instance.info
         return plan_ensemble(model.config, described)
 
+    async def _run_evicting(
+        self,
+        version: Version,
+        model: ModelSource,
+        source: VersionSource,
+        reservation: Reservation,
+    ) -> LoadedModel:
+        """Load; idle models may be evicted for the memory mappings of its programs."""
+        while True:
+            try:
+                return await self._run_loader(version, model, source, reservation)
+            except OutOfMappings:
+                await self._release()
+                sparing = version.model
+                leaving = next_to_evict(self._registry, sparing=sparing) if self._evict else []
+                if not leaving:
+                    raise
+            self._log.info("model evicted", model=leaving[0].model, room_for=sparing)
+            await self.unload(leaving)
+
     async def _run_loader(
         self,
         version: Version,
@@ -292,6 +316,7 @@ class VersionLoader:
             mmap_parameters=self._mmap_parameters,
             max_on_demand_shapes=self._max_on_demand_shapes,
             roots=source.roots,
+            mappings=self._machinery.mappings,
         )
         return await self._runner.run(Loading(version, source, reservation, context))
 

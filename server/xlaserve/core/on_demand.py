@@ -12,7 +12,7 @@ from xlaserve.core.limited import LimitedCall, Overdue
 from xlaserve.core.registry import Instance
 from xlaserve.core.sharing import SingleFlight
 from xlaserve.core.workers import Workers
-from xlaserve.errors import CompilationTimedOut
+from xlaserve.errors import CompilationTimedOut, OutOfMappings
 from xlaserve.models.loaded import Executable, LoadedModel, OnDemand, Value
 
 
@@ -69,6 +69,9 @@ class ShapeCompiler:
             self._abandoned(instance, running, shape)
             using.ended()
             raise CompilationTimedOut(instance.model, shape, self._seconds) from None
+        except OutOfMappings as error:
+            self._log.warning("shape not compiled", model=instance.model, reason=str(error))
+            raise
         except asyncio.CancelledError:
             running.cancel()
             raise

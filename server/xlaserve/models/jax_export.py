@@ -429,6 +429,7 @@ def compiled(
 ) -> JaxExportModel:
     """Compile and warm an artifact whose arguments are its parameters, then its inputs."""
     copies = copies_of(layout, parameters)
+    admit = partial(context.mappings.admit, context.model)
     inputs, config = signature.inputs, context.config
     avals = exported.in_avals[len(exported.in_avals) - len(inputs) :]
     sizes, tried = shapes.tried(config, inputs, avals)
@@ -442,7 +443,7 @@ def compiled(
             sizes,
             platforms=[copies[0].site.platform],
         )
-        trial = Compiler(exported, parameters.constants, signature, copies, tried)
+        trial = Compiler(exported, parameters.constants, signature, copies, tried, admit=admit)
         find_difference = partial(_find_difference, trial, signature, tried)
         rows = served_rows(signature, config, verdict, find_difference)
     # Most models have no loop, and their module does not name the operation.
@@ -461,7 +462,13 @@ def compiled(
     plan, numbers = _plan(rows, config)
     dimensions = shapes.read(config, inputs, avals, numbers)
     compiler = Compiler(
-        exported, parameters.constants, signature, copies, dimensions, is_measured=not follows
+        exported,
+        parameters.constants,
+        signature,
+        copies,
+        dimensions,
+        is_measured=not follows,
+        admit=admit,
     )
     model = JaxExportModel(context.model, info, copies, layout.replicas, parameters)
     model.start(compiler, plan, dimensions, context)

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Protocol, TypeAlias
 
 from xlaserve.models.config import ModelConfig
+from xlaserve.models.mappings import UNLIMITED, Mappings
 from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.models.rows.verdict import Verdict
 from xlaserve.tensors import Shape, Tensor, TensorSpec
@@ -302,3 +303,5 @@ class LoadContext:
     """The most shapes that a model may ask to have compiled on request."""
     roots: Roots = ANYWHERE
     """Where its files may lie, wherever links lead."""
+    mappings: Mappings = UNLIMITED
+    """Admits programs before they are compiled."""

@@ -227,7 +227,10 @@ class Compiler:
         dimensions: OpenDimensions,
         *,
         is_measured: bool = True,
+        admit: Callable[[int], None] = lambda programs: None,
     ) -> None:
+        self._admit = admit
+        """Raises OutOfMappings unless so many programs may be compiled."""
         self.exported = exported
         self.seconds = 0.0
         """What compilation took by now."""
@@ -271,6 +274,8 @@ class Compiler:
         for step, one in enumerate(work, start=1):
             check_cancelled()
             on_stage(Stage("compiling", step, len(work)))
+            # All of what is missing: a load that cannot end well does not begin.
+            self._admit(len(work) - step + 1)
             made.append(self._compiled(*one))
         ready: list[tuple[Copy, Program]] = []
         for step, (one, (executable, seconds)) in enumerate(zip(work, made, strict=True), start=1):

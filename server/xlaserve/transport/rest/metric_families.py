@@ -12,6 +12,7 @@ from xlaserve.core.registry import Instance, Model, Version
 from xlaserve.core.statistics import REQUEST_BOUNDS_NS, FailureReason, Totals
 from xlaserve.core.watching import RepositoryWatch
 from xlaserve.models.loaded import Bucket
+from xlaserve.models.mappings import UNLIMITED, Mappings
 
 Subject = TypeVar("Subject")
 
@@ -327,6 +328,8 @@ class ServerReading:
     """None where nothing is known of the repository."""
     abandoned: AbandonedWork | None = None
     """None where nothing can be abandoned."""
+    mappings: Mappings = UNLIMITED
+    """Not counted where the system has none."""
 
 
 def _total_bytes(server: ServerReading) -> Iterable[Row]:
@@ -397,5 +400,17 @@ OF_SERVER: tuple[Family[ServerReading], ...] = (
         "gauge",
         "Loads and compilations that took too long, and whose threads have not ended",
         lambda server: () if server.abandoned is None else _one(len(server.abandoned)),
+    ),
+    Family(
+        "xlaserve_memory_mappings",
+        "gauge",
+        "Memory mappings of the process when they were last counted, at a compilation or unload",
+        lambda server: _one(server.mappings.used) if server.mappings.is_counted else (),
+    ),
+    Family(
+        "xlaserve_memory_mappings_limit",
+        "gauge",
+        "Memory mappings that the process may have for another program to be compiled",
+        lambda server: _one(server.mappings.limit) if server.mappings.is_counted else (),
     ),
 )

@@ -12,6 +12,7 @@ from xlaserve.core.lifecycle import State
 from xlaserve.core.monitor import every_version
 from xlaserve.core.registry import Registry, Version
 from xlaserve.core.watching import RepositoryWatch
+from xlaserve.models.mappings import UNLIMITED, Mappings
 from xlaserve.transport.rest.messages import HttpRequest, HttpResponse
 from xlaserve.transport.rest.metric_families import (
     OF_MODELS,
@@ -39,10 +40,12 @@ class Metrics:
         capacity: Capacity,
         connections: Mapping[str, Callable[[], int]] = MappingProxyType({}),
         watch: RepositoryWatch | None = None,
+        *,
         abandoned: AbandonedWork | None = None,
+        mappings: Mappings = UNLIMITED,
     ) -> None:
         self._registry = registry
-        self._server = ServerReading(capacity, connections, watch, abandoned)
+        self._server = ServerReading(capacity, connections, watch, abandoned, mappings)
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
 
