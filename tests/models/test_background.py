@@ -4,6 +4,7 @@
 # mypy: disallow-untyped-calls=False
 
 import gc
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -81,6 +82,25 @@ def test_memory_is_that_of_a_load_that_compiled_all(
     model.compile_rest()
 
     assert affine_model.info.memory == model.info.memory
+
+
+def test_each_bucket_adds_no_more_than_was_to_be_reserved(model: JaxExportModel) -> None:
+    """Nor much less; behind the last one nothing is to be reserved."""
+    held: list[int] = []
+    added: list[int] = []
+
+    def before_each() -> None:
+        held.append(sum(model.info.memory.per_device.values()))
+        added.append(sum(model.next_bucket_bytes.values()))
+
+    model.compile_rest(before_each)
+    grown = [after - before for before, after in itertools.pairwise(held)]
+
+    assert 3 == len(grown)
+    assert added.pop() == 0
+    assert all(0 < real <= wanted < 2 * real for real, wanted in zip(grown, added, strict=True))
+    model.close()
+    assert {} == model.next_bucket_bytes
 
 
 def test_each_bucket_serves_as_soon_as_it_is_warm(model: JaxExportModel) -> None:
