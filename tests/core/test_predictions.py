@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlaserve.core.predictions import Predictions
+from xlaserve.core.predictions import FilesLook, FilesSeen, Predictions
+from xlaserve.errors import InvalidModel
 
 
 def test_the_last_need_counts_under_every_name() -> None:
@@ -86,3 +87,18 @@ def test_any_name_is_remembered(name: str) -> None:
     predictions.remember(name, 7, name)
 
     assert (7, 7) == (predictions.of_id(name), predictions.of_key(name))
+
+
+@pytest.mark.parametrize("error", [OSError("gone"), InvalidModel("no"), RuntimeError("a fault")])
+async def test_files_that_cannot_be_looked_at_are_as_good_as_not_there(error: Exception) -> None:
+    """Whatever goes wrong: a load goes on without it, and the next look is made."""
+
+    def fail() -> FilesSeen:
+        raise error
+
+    look = FilesLook()
+    seen = FilesSeen(7, "key")
+    answers = [await look(fail), await look(lambda: seen)]
+    look.close()
+
+    assert [None, seen] == answers
