@@ -8,6 +8,7 @@ import grpc
 import numpy as np
 import pytest
 from support import identity_models, typed_contract
+from support.engines import own_engine_only
 from support.server import RunningServer, Serve
 from tritonclient.grpc import service_pb2
 
@@ -30,6 +31,12 @@ ELEMENTS: Mapping[str, Sequence[Any]] = {
     "BYTES": [b"", b"\xff\x00", "é".encode(), b"text"],
 }
 TYPED = [DATATYPES[name] for name in ELEMENTS]
+WAYS = [
+    None,
+    pytest.param(grpc.Compression.Gzip, marks=own_engine_only),
+    pytest.param(grpc.Compression.Deflate, marks=own_engine_only),
+]
+"""A compressed request takes the way of grpclib, and an ordinary one the short lane."""
 MANY = 100
 """More elements than are written one by one."""
 
@@ -75,8 +82,7 @@ def raw_bytes(row: Datatype, elements: Sequence[Any]) -> bytes:
     return bytes(to_bytes(row, np.array(elements, row.dtype)))
 
 
-# A compressed request takes the way of grpclib, and an ordinary one the short lane.
-@pytest.mark.parametrize("compression", [None, grpc.Compression.Gzip, grpc.Compression.Deflate])
+@pytest.mark.parametrize("compression", WAYS)
 @pytest.mark.parametrize("form", TypedAnswerForm)
 async def test_a_client_without_raw_fields_sees_every_datatype(
     serve: Serve, repository: Path, form: TypedAnswerForm, compression: Any
@@ -108,7 +114,7 @@ async def test_a_raw_request_is_answered_raw(serve: Serve, repository: Path) -> 
     assert [] == contents(answer, DATATYPES["INT32"])
 
 
-@pytest.mark.parametrize("compression", [None, grpc.Compression.Gzip])
+@pytest.mark.parametrize("compression", WAYS)
 @pytest.mark.parametrize("row", [DATATYPES["INT64"], BYTES])
 async def test_an_answer_that_would_grow_too_long_is_raw_alone_or_refused(
     serve: Serve, repository: Path, row: Datatype, compression: Any

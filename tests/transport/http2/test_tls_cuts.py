@@ -10,6 +10,7 @@ import trustme
 import uvloop
 from hpack import Decoder
 from support import identity_models
+from support.engines import own_engine_only
 from support.frames import PREFACE, SETTINGS_ACK, Kind, data, headers, literals, parse, settings
 from support.server import Serve
 from support.tls import TlsClient, connected, trusting, write_certificate
@@ -17,6 +18,7 @@ from support.wire import framed, request_headers
 
 from xlaserve_proto import inference as pb
 
+pytestmark = own_engine_only
 SERVICE = "/inference.GRPCInferenceService/"
 RECORD_BYTES = 1 << 14
 HEAD_OF_RECORD = 5
