@@ -185,7 +185,8 @@ def _not_frozen(
     value = None if predicate is None else walker.value(predicate)
     if value is None or value.blocked is not None:
         reason = "runs for as long as a value of several rows says"
-        return Finding(ended_by.mixed, operation.name, reason, operation.location())
+        surely = ended_by.mixed and not _asks_for_any(condition)
+        return Finding(surely, operation.name, reason, operation.location())
     if value.sized is not None:
         return value.sized
     labels, body_labels = _labels(operation)
@@ -241,6 +242,18 @@ def _any_of(condition: Region) -> int | None:
     )
     # What it starts with is a constant of no row; where it is true, the loop has no end.
     return found.operands[0] if is_any and found is not None else None
+
+
+def _asks_for_any(condition: Region) -> bool:
+    """Tell whether a condition asks, among others, whether something holds for any row.
+
+    Rows that are done may then be kept in a way that is not known here.
+    """
+    return any(
+        operation.name == "stablehlo.reduce"
+        and only_operation(operation.regions[0]) in {"stablehlo.or", "stablehlo.and"}
+        for operation in condition.operations
+    )
 
 
 _SPREAD = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.reshape"})
