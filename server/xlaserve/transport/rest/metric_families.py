@@ -278,7 +278,8 @@ OF_VERSIONS: tuple[Family[VersionReading], ...] = (
     _of_version(
         "xlaserve_bucket_execution_seconds",
         "gauge",
-        "Seconds of the quickest execution of one batch size, as the warm-up measured it",
+        "Seconds of the quickest execution of one batch size, as the warm-up measured it; "
+        "0 where it measured nothing",
         lambda r: _buckets(r, lambda bucket: bucket.seconds),
         "rows",
     ),
