@@ -10,6 +10,8 @@ from support import identity_models
 from support.http import Answer, Connection, connect, message
 from support.server import Serve
 
+from xlaserve.transport.rest import infer_lane
+
 LENGTH = "Inference-Header-Content-Length"
 NUMBERS = np.array([1.5, np.nan, np.inf, -np.inf], np.float64)
 TEXTS = [b"\xff\x00", "é".encode(), b""]
@@ -78,3 +80,12 @@ async def test_bytes_that_are_not_text(client: Connection, *, strict: bool) -> N
         else:
             texts = answer.json["outputs"][0]["data"]
             assert TEXTS == [text.encode(errors="surrogateescape") for text in texts]
+
+
+async def test_answers_that_are_written_in_a_thread(
+    client: Connection, monkeypatch: pytest.MonkeyPatch, *, strict: bool
+) -> None:
+    monkeypatch.setattr(infer_lane, "INLINE_BYTES", 0)
+    answers = await ask(client, "FP64", len(NUMBERS), NUMBERS.tobytes())
+
+    assert [406 if strict else 200] * 3 == [answer.status for answer in answers]
