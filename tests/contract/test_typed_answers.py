@@ -1,5 +1,8 @@
 """Requests with typed contents are answered in typed contents (V2 protocol, ModelInferResponse)."""
 
+# pyright: reportAttributeAccessIssue=false
+# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

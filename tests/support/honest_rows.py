@@ -2,6 +2,7 @@
 
 # A table of networks: what each is says its name.
 # mypy: ignore-errors=True
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 # ruff: noqa: E501, PLW0108
 
 from collections.abc import Callable, Mapping, Sequence

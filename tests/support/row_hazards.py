@@ -5,6 +5,7 @@ Each comes with the operation that the verdict names; none where it may be unkno
 
 # A table of functions: what each is says its name.
 # mypy: ignore-errors=True
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 # ruff: noqa: PLW0108
 
 from collections.abc import Callable, Mapping, Sequence

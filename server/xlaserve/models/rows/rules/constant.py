@@ -71,7 +71,7 @@ def literal(value: Any) -> np.ndarray[Any, np.dtype[np.int64]] | None:
     if not count:
         return None
     if value.is_splat:
-        found = np.asarray(_integer(value.get_splat_value()))
+        found: np.ndarray[Any, Any] = np.asarray(_integer(value.get_splat_value()))
     elif count > MAX_ELEMENTS:
         return None
     else:
