@@ -14,7 +14,7 @@ import pytest
 from support.accelerators import until
 
 from xlaserve.core.batching import Executed
-from xlaserve.core.threads import DeviceThreads, HostThreads
+from xlaserve.core.threads import DeviceThreads, HostJob, HostThreads
 
 
 class Lingering(ThreadPoolExecutor):
@@ -310,10 +310,10 @@ class Slow:
         self.begun: list[int] = []
         self.heard: list[object] = []
 
-    def start(self, count: int) -> None:
+    def start(self, count: int) -> list[HostJob]:
         """Ask for so many."""
-        for _ in range(count):
-            self._threads.start(self._compute, self.heard.append, self._model)
+        start = partial(self._threads.start, self._compute, self.heard.append, self._model)
+        return [start() for _ in range(count)]
 
     def _compute(self) -> None:
         self.begun.append(1)
@@ -359,6 +359,23 @@ async def test_as_many_slow_models_as_there_are_spare_threads_hold_no_other(
 
     assert [0] == heard
     assert [1, 2] == begun
+
+
+async def test_cancelled_work_of_a_slow_model_holds_nothing(shared: HostThreads) -> None:
+    """What has begun goes on for nobody; what waits is not begun, and others have their turns."""
+    slow, heard = Slow(shared, "slow"), list[object]()
+    jobs = slow.start(9)
+    await until(lambda: len(slow.begun) == 2)
+    cancelled = [job.cancel() for job in jobs]
+    await until(lambda: len(slow.heard) == 7)
+    shared.start(int, heard.append, "quick")
+    await until(lambda: heard != [])
+    slow.may_end.set()
+    await until(lambda: len(slow.heard) == 9)
+
+    assert [False] * 2 + [True] * 7 == cancelled
+    assert 2 == len(slow.begun)
+    assert not shared._waiting
 
 
 async def test_models_have_their_turns_one_after_the_other(threads: HostThreads) -> None:
