@@ -1,5 +1,8 @@
 """What is made of the size of the batch, before shapes are refined."""
 
+# The programs are as long as they are.
+# ruff: noqa: E501
+
 import pytest
 
 from xlaserve.models.rows import refining
@@ -105,3 +108,41 @@ def test_a_function_that_calls_itself_is_not_followed() -> None:
 
     with refining.parsing(), pytest.raises(Unfollowed):
         question(refining.parse(text), [0])
+
+
+SHAPE = """
+%v = stablehlo.dynamic_reshape %x, %s : (tensor<37x4xf32>, tensor<1xi32>) -> tensor<?xf32>
+%d = stablehlo.get_dimension_size %v, dim = 0 : (tensor<?xf32>) -> tensor<i32>
+%e = stablehlo.reshape %d : (tensor<i32>) -> tensor<1xi32>
+%f = stablehlo.constant dense<1.0> : tensor<f32>
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "is_followed"),
+    [
+        (
+            "%g = stablehlo.dynamic_broadcast_in_dim %f, %e, dims = [] : (tensor<f32>, tensor<1xi32>) -> tensor<?xf32>\n"
+            "%h = stablehlo.add %v, %g : tensor<?xf32>",
+            True,
+        ),
+        (
+            "%g = stablehlo.dynamic_broadcast_in_dim %n, %e, dims = [] : (tensor<i32>, tensor<1xi32>) -> tensor<?xi32>",
+            False,
+        ),
+        ("%g = stablehlo.dynamic_iota %e, dim = 0 : (tensor<1xi32>) -> tensor<?xf32>", False),
+        ("%g = stablehlo.minimum %d, %i : tensor<i32>", False),
+        ("%g = stablehlo.and %e, %e : tensor<1xi32>\n%h = stablehlo.slice %g [0:1] : (tensor<1xi32>) -> tensor<1xi32>", False),
+    ],
+)  # fmt: skip
+def test_the_size_of_something_computed_only_makes_constants_of_its_shape(
+    body: str, is_followed: bool
+) -> None:
+    shape = "%r = stablehlo.reshape %i : (tensor<i32>) -> tensor<1xi32>\n"
+    whole = shape + SHAPE.replace("%s", "%r", 1) + body
+
+    if is_followed:
+        assert asked(whole) == ""
+    else:
+        with pytest.raises(Unfollowed):
+            asked(whole)

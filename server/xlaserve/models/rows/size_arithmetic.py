@@ -37,15 +37,22 @@ class _Opaque:
     """A constant, with what is made of constants; never of the batch size."""
 
 
+class _Measured:
+    """The size of something that is computed, or a shape that is put together from such.
+
+    It is not known to be `k * b + c`, and may only make constants of that shape.
+    """
+
+
 class _Like:
-    """A constant of the shape of something that is computed, or that shape.
+    """A constant of the shape of something that is computed.
 
     It may only be computed with, element by element, together with data of that shape. What is not
     known of the shape is then seen in the data.
     """
 
 
-_DATA, _OPAQUE, _LIKE = _Data(), _Opaque(), _Like()
+_DATA, _OPAQUE, _MEASURED, _LIKE = _Data(), _Opaque(), _Measured(), _Like()
 
 _SHAPES: Mapping[str, tuple[int, ...]] = MappingProxyType(
     {
@@ -144,8 +151,11 @@ class _Scan:
         if _is_assertion(operation):
             return []
         spared = _SHAPES.get(name, ())
-        if any(operands[number] is _LIKE for number in spared):
-            if name != "stablehlo.dynamic_broadcast_in_dim" or operands[0] is _DATA:
+        if any(_is_of_computed(operands[number]) for number in spared):
+            is_constant = operands[0] is _OPAQUE or (
+                isinstance(operands[0], Constant) and operands[0].is_static
+            )
+            if name != "stablehlo.dynamic_broadcast_in_dim" or not is_constant:
                 raise Unfollowed("asks for the size of something that is computed")
             return [_LIKE]
         data = [one for number, one in enumerate(operands) if number not in spared]
@@ -156,7 +166,7 @@ class _Scan:
         if not operands:
             # What is drawn or counted: a constant to no one.
             return [_DATA] * count
-        if any(one is _LIKE for one in operands):
+        if any(map(_is_of_computed, operands)):
             return [self._like(operation, operands)]
         if any(one is _DATA for one in operands):
             return [_DATA] * count
@@ -171,9 +181,12 @@ class _Scan:
 
     @staticmethod
     def _like(operation: Any, operands: list[Any]) -> Any:
-        if operation.name in _OF_SHAPES and not any(one is _DATA for one in operands):
-            return _LIKE
-        if operation.name not in elementwise.NAMES:
+        if any(one is _MEASURED for one in operands):
+            others = any(one is _DATA or one is _LIKE for one in operands)
+            if operation.name not in _OF_SHAPES or others:
+                raise Unfollowed("asks for the size of something that is computed")
+            return _MEASURED
+        if operation.name not in elementwise.NAMES or any(map(_is_size, operands)):
             raise Unfollowed("asks for the size of something that is computed")
         return _DATA if any(one is _DATA for one in operands) else _LIKE
 
@@ -190,7 +203,7 @@ class _Scan:
             for number, result in enumerate(operation.results):
                 self._sizes[result] = self._sizes.get(("returned", number), ())
             return list(returned)
-        if any(one is _LIKE for one in operands):
+        if any(map(_is_of_computed, operands)):
             raise Unfollowed("asks for the size of something that is computed")
         branches = list(operation.regions)
         if name in {"stablehlo.case", "stablehlo.if"}:
@@ -202,7 +215,7 @@ class _Scan:
             for region in branches
             if len(region.blocks)
         ]
-        if any(one is _LIKE for returned in found for one in returned):
+        if any(_is_of_computed(one) for returned in found for one in returned):
             raise Unfollowed("asks for the size of something that is computed")
         is_one = name in {"stablehlo.case", "stablehlo.if"} and len(found) == 1
         return found[0] if is_one else [_DATA] * len(operation.results)
@@ -223,7 +236,7 @@ class _Scan:
         axis = ir.IntegerAttr(operation.attributes["dimension"]).value
         size = (self._sizes_of(operation.operands[0]) + (None,) * (axis + 1))[axis]
         if size is None:
-            return _LIKE
+            return _MEASURED
         return Constant(size.fixed, size.per_row)
 
     def _sizes_of(self, value: Any) -> tuple[Size | None, ...]:
@@ -243,6 +256,14 @@ class _Scan:
                 "computes from the size of the batch what two sizes cannot stand for",
                 author_line(str(operation.location)),
             )
+
+
+def _is_of_computed(value: Any) -> bool:
+    return value is _MEASURED or value is _LIKE
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, Constant) and not value.is_static
 
 
 def _is_assertion(operation: Any) -> bool:
