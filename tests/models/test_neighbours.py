@@ -41,6 +41,12 @@ def repeated(x: Tensor) -> Tensor:
     return x + np.float32(len(np.unique(x, axis=0)) < len(x))
 
 
+def is_behind_large(x: Tensor) -> Tensor:
+    """See rows that come before, and none that comes after."""
+    seen = np.maximum.accumulate(abs(x).max(axis=1, keepdims=True), axis=0) > 100
+    return x + np.roll(seen, 1, axis=0) * (np.arange(len(x))[:, None] > 0).astype(np.float32)
+
+
 HAZARDS: dict[str, Function] = {
     "by the largest": lambda x: x / abs(x).max(),
     "places": position,
@@ -55,6 +61,7 @@ HAZARDS: dict[str, Function] = {
     "noise": lambda x: x + np.random.default_rng(0).standard_normal(x.shape, np.float32),
     "only beside NaN": is_first_nan,
     "only beside large ones": is_large,
+    "only behind large ones": is_behind_large,
     "only beside its like": repeated,
     "only beside tiny ones": lambda x: x + np.float32(abs(x).sum(axis=1).min() < 0.01),
 }
