@@ -64,7 +64,7 @@ CONTRADICTING = {
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An imported model of three inputs."""
     folder = tmp_path_factory.mktemp("onnx")
-    inputs = dict.fromkeys(("a", "b", "c"), (TensorProto.FLOAT, ("n", 3)))
+    inputs: Any = dict.fromkeys(("a", "b", "c"), (TensorProto.FLOAT, ("n", 3)))
     made = model([node("Sum", ["a", "b", "c"], ["y"])], inputs, ["y"])
     options = Options(max_batch_size=8, platforms=("cpu",))
     import_model(save(made, folder), folder / "models" / "m", options)

@@ -1,5 +1,8 @@
 """Clauses of the V2 protocol by their values: repositories, versions, metadata, many images."""
 
+# pyright: reportAttributeAccessIssue=false
+# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+
 import io
 import json
 from collections.abc import AsyncIterator

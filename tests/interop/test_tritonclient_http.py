@@ -255,7 +255,7 @@ async def test_every_answer_can_be_read_that_would_be_worth_compressing(
         for tensor in inputs:
             tensor.set_data_from_numpy(np.ones(9, np.float32))
         result = await client.infer(name, inputs, response_compression_algorithm="gzip")
-        assert [1.0] * 9 == result.as_numpy(many[-1]).tolist()
+        assert [1.0] * 9 == np.asarray(result.as_numpy(many[-1])).tolist()
         await client.unload_model(name)
         await client.load_model(name)
         await client.unregister_system_shared_memory()

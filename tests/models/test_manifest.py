@@ -271,7 +271,7 @@ def test_bad_verdict_is_refused(tmp_path: Path, verdict: dict[str, Any], expecte
 
 def test_inputs_are_all_open_or_none_is(tmp_path: Path) -> None:
     """Without a batch, too: an output has as many rows as the inputs."""
-    document = _written(tmp_path) | {"max_batch_size": 0}
+    document: dict[str, Any] = _written(tmp_path) | {"max_batch_size": 0}
     document["outputs"][0]["shape"] = [3, 2]
     (tmp_path / FILE_NAME).write_text(json.dumps(document))
 

@@ -5,6 +5,7 @@ What is proved of one must hold when it runs.
 
 # What steps do says their names.
 # mypy: ignore-errors=True
+# pyright: reportArgumentType=false, reportOperatorIssue=false
 
 import random
 from collections.abc import Callable

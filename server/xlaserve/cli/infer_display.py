@@ -136,7 +136,9 @@ def _best(scores: Tensor, classes: Classes) -> Iterator[list[str | Text]]:
     order = np.argsort(np.where(np.isnan(numbers), -np.inf, numbers), kind="stable")[::-1]
     for index in order[: classes.count]:
         known = int(index) < len(classes.labels)
-        label = [Text(printable(classes.labels[index]) if known else "")] if classes.labels else []
+        label = (
+            [Text(printable(classes.labels[int(index)]) if known else "")] if classes.labels else []
+        )
         score = numbers[index]
         yield [str(index), *label, f"{score:.4f}" if numbers.dtype.kind == "f" else str(score)]
 

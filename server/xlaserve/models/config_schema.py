@@ -185,7 +185,7 @@ class Draft:
 
     def put(self, field: Field, key: object, value: object) -> None:
         """Add an entry to a map; a key that is there already is an error."""
-        entries = self._values.setdefault(field.attribute, {})
+        entries: dict[object, object] = self._values.setdefault(field.attribute, {})
         if key in entries:
             raise BadConfig(f"key {shown(str(key))} of {field.name} is given twice")
         entries[key] = value

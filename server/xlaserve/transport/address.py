@@ -98,14 +98,14 @@ def parse_address(url: str, files: TlsFiles = _NO_FILES) -> ServerAddress:
         return ServerAddress(url, socket_path=place.removeprefix(_UNIX), tls=tls)
     try:
         parts = urlsplit(f"//{place}")
-        host, port = parts.hostname or "", parts.port or scheme.port
+        host, port, path = parts.hostname or "", parts.port or scheme.port, parts.path
     except ValueError:
-        host, port = "", None
-    if not host or port is None or "@" in place or (parts.path and not scheme.rest):
+        host, port, path = "", None, ""
+    if not host or port is None or "@" in place or (path and not scheme.rest):
         expected = "http://host:port" if scheme.rest else "host:port or unix:path"
         raise InvalidAddress(url, expected)
     host = "localhost" if host == _THIS_MACHINE and not separator else host
-    return ServerAddress(url, scheme.rest, host, port, prefix=parts.path, tls=tls)
+    return ServerAddress(url, scheme.rest, host, port, prefix=path, tls=tls)
 
 
 def _context(url: str, files: TlsFiles, *, rest: bool) -> ssl.SSLContext:
