@@ -60,6 +60,17 @@ def _text(body: str, returned: str, arguments: str, rows: int) -> str:
             PROVED,
         ),
         (
+            # The first of as many bits as there are rows is another for every size.
+            "%k = stablehlo.constant dense<0> : tensor<2xui64>\n"
+            "%s, %b = stablehlo.rng_bit_generator %k, algorithm = THREE_FRY : (tensor<2xui64>) -> "
+            "(tensor<2xui64>, tensor<Bxui32>)\n"
+            "%c = stablehlo.slice %b [0:1] : (tensor<Bxui32>) -> tensor<1xui32>\n"
+            "%f = stablehlo.convert %c : (tensor<1xui32>) -> tensor<1xf32>\n"
+            f"%g = stablehlo.broadcast_in_dim %f, dims = [1] : (tensor<1xf32>) -> {SAME}\n"
+            f"%y = stablehlo.add %x, %g : {SAME}",
+            UNKNOWN,
+        ),
+        (
             "%i = stablehlo.iota dim = 1 : tensor<4xBxf32>\n"
             "%r = stablehlo.reshape %i : (tensor<4xBxf32>) -> tensor<Bx4xf32>\n"
             f"%y = stablehlo.add %x, %r : {SAME}",
