@@ -28,7 +28,11 @@ BEFORE = 5
 
 
 def spin(params: None, n: jax.Array) -> dict[str, jax.Array]:
-    return {"y": jax.lax.fori_loop(0, n[0], lambda i, c: c * 0.5 + i, jnp.float32(0))[None]}
+    return {
+        "y": jax.lax.fori_loop(
+            0, n[0], lambda i, c: c * 0.5 + i.astype(jnp.float32), jnp.float32(0)
+        )[None]
+    }
 
 
 @pytest.fixture(scope="module")
