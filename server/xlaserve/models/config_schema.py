@@ -185,7 +185,7 @@ class Draft:
 
     def put(self, field: Field, key: object, value: object) -> None:
         """Add an entry to a map; a key that is there already is an error."""
-        entries: dict[object, object] = self._values.setdefault(field.attribute, {})
+        entries = self._values.setdefault(field.attribute, {})
         if key in entries:
             raise BadConfig(f"key {shown(str(key))} of {field.name} is given twice")
         entries[key] = value
@@ -194,7 +194,7 @@ class Draft:
         """Make the message; it counts as present even when nothing is set in it."""
         message = self._message(**self._values)
         message._serialized_on_wire = True
-        message.__dict__[_GIVEN] = frozenset(self._given)
+        vars(message)[_GIVEN] = frozenset(self._given)
         return message
 
 
