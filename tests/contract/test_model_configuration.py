@@ -265,6 +265,15 @@ async def test_fields_without_effect_are_one_line_of_the_log(stub: Any) -> None:
     assert ["optimization", "response_cache.enable", 'parameters["mine"]'] == named
 
 
+async def test_gpus_are_named_that_a_server_without_any_passes_over(stub: Any) -> None:
+    config = {"instance_group": [{"kind": "KIND_AUTO", "count": 2, "gpus": [0]}]}
+    with capture_logs() as lines:
+        assert "" == await load(stub, "double", json.dumps(config))
+
+    (named,) = [line["fields"] for line in lines if "no effect" in line["event"]]
+    assert ["instance_group.gpus"] == named
+
+
 async def test_a_configuration_that_is_obeyed_has_no_line_in_the_log(stub: Any) -> None:
     with capture_logs() as lines:
         assert "" == await load(stub, "double", '{"max_batch_size": 3}')

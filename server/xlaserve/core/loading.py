@@ -32,7 +32,7 @@ from xlaserve.errors import (
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import MAX_ON_DEMAND_SHAPES, LoadContext, LoadedModel
 from xlaserve.models.mappings import UNLIMITED, Mappings
-from xlaserve.models.placement import ONE_CPU, Devices
+from xlaserve.models.placement import ONE_CPU, Devices, without_effect
 from xlaserve.models.roots import Roots
 
 DEFAULT_LOAD_SECONDS = 600.0
@@ -125,8 +125,8 @@ class VersionLoader:
             raise
         finally:
             self._finisher.load_ends()
-        device = (self._devices or ONE_CPU).names[0]
-        loaded = Instance(runner, source.fingerprint, reservation, model.config, device)
+        devices = self._devices or ONE_CPU
+        loaded = Instance(runner, source.fingerprint, reservation, model.config, devices.names[0])
         replaced, version.instance = version.instance, loaded
         seconds = loop.time() - started
         version.statistics.loaded(seconds, time.time_ns())
@@ -140,12 +140,13 @@ class VersionLoader:
             size_bytes=runner.info.memory.total_bytes,
             buckets={b.rows: round(b.compile_seconds, 3) for b in runner.info.buckets},
         )
-        if model.config.without_effect:
+        unused = (*model.config.without_effect, *without_effect(model.config, devices.platform))
+        if unused:
             self._log.warning(
                 "fields of the configuration have no effect",
                 model=version.model,
                 version=version.number,
-                fields=list(model.config.without_effect),
+                fields=list(unused),
             )
         if runner.info.notice:
             self._log.warning(

@@ -141,6 +141,13 @@ def read(config: ModelConfig, platform: str) -> Placement:
     return Placement(platform, groups, sharding)
 
 
+def without_effect(config: ModelConfig, platform: str) -> tuple[str, ...]:
+    """Return the fields that choose among GPUs, which a server without any passes over."""
+    groups = () if config.message is None else config.message.instance_group
+    listed = platform == "cpu" and any(group.gpus for group in groups)
+    return ("instance_group.gpus",) if listed else ()
+
+
 def axis_names(axes: Axes) -> tuple[str, ...]:
     """Return what one dimension is split over, as names of axes."""
     return () if axes is None else (axes,) if isinstance(axes, str) else axes
