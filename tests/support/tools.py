@@ -7,12 +7,12 @@ from typing import NoReturn
 
 import pytest
 
-REQUIRE = "XLASERVE_REQUIRE_TOOLS"
+REQUIRE = "REQUIRE_TOOLS"
 _FALSE = ("", "0", "false", "no")
 
 
 def required(environment: Mapping[str, str]) -> bool:
-    """Tell whether a missing program fails a test: `XLASERVE_REQUIRE_TOOLS` says, or `CI`."""
+    """Tell whether a missing program fails a test: `REQUIRE_TOOLS` says, or `CI`."""
     said = environment.get(REQUIRE) or environment.get("CI", "")
     return said.lower() not in _FALSE
 

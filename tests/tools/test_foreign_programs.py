@@ -14,9 +14,9 @@ MISSING = "no-such-program"
         ({"CI": "1"}, True),
         ({"CI": "false"}, False),
         ({"CI": ""}, False),
-        ({"XLASERVE_REQUIRE_TOOLS": "1"}, True),
-        ({"XLASERVE_REQUIRE_TOOLS": "0", "CI": "true"}, False),
-        ({"XLASERVE_REQUIRE_TOOLS": "", "CI": "true"}, True),
+        ({"REQUIRE_TOOLS": "1"}, True),
+        ({"REQUIRE_TOOLS": "0", "CI": "true"}, False),
+        ({"REQUIRE_TOOLS": "", "CI": "true"}, True),
     ],
 )
 def test_tools_are_required_in_ci_and_where_it_is_said(
@@ -26,14 +26,14 @@ def test_tools_are_required_in_ci_and_where_it_is_said(
 
 
 def test_a_missing_program_skips_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XLASERVE_REQUIRE_TOOLS", "0")
+    monkeypatch.setenv("REQUIRE_TOOLS", "0")
 
     with pytest.raises(pytest.skip.Exception, match=f"{MISSING} or other is not installed"):
         tools.program(MISSING, "other")
 
 
 def test_a_missing_program_fails_where_it_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XLASERVE_REQUIRE_TOOLS", "1")
+    monkeypatch.setenv("REQUIRE_TOOLS", "1")
 
     with pytest.raises(pytest.fail.Exception, match=f"{MISSING} is not installed"):
         tools.program(MISSING)
