@@ -53,7 +53,7 @@ ROUTES = every_route()
 
 def path_of(route: Route, **names: str) -> str:
     """Fill the names of a path."""
-    defaults = {"model": "loaded", "version": "1", "repository": "r"}
+    defaults = {"model": "loaded", "version": "1", "repository": "r", "region": "s"}
     return route.path.format_map(defaults | names)
 
 
@@ -65,8 +65,12 @@ def takes_json(route: Route) -> bool:
     return takes_body(route) and "application/json" in route.takes.media_types  # type: ignore[union-attr]
 
 
+def is_built(route: Route) -> bool:
+    return route.errors != (501,)
+
+
 def names_model(route: Route) -> bool:
-    return "{model}" in route.path and "{repository}" not in route.path
+    return "{model}" in route.path and "{repository}" not in route.path and is_built(route)
 
 
 def infers(route: Route) -> bool:
@@ -117,7 +121,10 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "unknown model": Fault(404, names_model, bare(model="nope"), "'nope'"),
     "unknown version": Fault(
-        404, lambda route: "{version}" in route.path, bare(version="77"), "version 77"
+        404,
+        lambda route: "{version}" in route.path and is_built(route),
+        bare(version="77"),
+        "version 77",
     ),
     "a name that leads out": Fault(
         404,
@@ -130,6 +137,9 @@ FAULTS: Mapping[str, Fault] = {
         lambda route: names_model(route) and route.path.endswith("/load"),
         bare(model="..%2F..%2Fetc"),
         "path separator",
+    ),
+    "what is not built": Fault(
+        501, lambda route: not is_built(route), bare(model="nope"), "not implemented"
     ),
     "a chosen repository": Fault(
         501, lambda route: "{repository}" in route.path, bare(), "not implemented"

@@ -184,6 +184,8 @@ class InferenceRoutes:
         return rows
 
     def _model_rows(self, model: str) -> list[Route]:
+        # A version that is no number.
+        bad_version = (400,) if "{version}" in model else ()
         return [
             Route(
                 "GET",
@@ -192,7 +194,7 @@ class InferenceRoutes:
                 "Model metadata",
                 _TAG,
                 Body(ModelMetadata),
-                errors=(404, 503),
+                errors=(*bad_version, 404, 503),
             ),
             Route(
                 "GET",
@@ -211,7 +213,7 @@ class InferenceRoutes:
                 "Model configuration",
                 _TAG,
                 Body(dict[str, Any]),
-                errors=(404, 503),
+                errors=(*bad_version, 404, 503),
             ),
             Route(
                 "GET",
@@ -220,7 +222,7 @@ class InferenceRoutes:
                 "Statistics of a model",
                 _TAG,
                 Body(Statistics),
-                errors=(404, 503),
+                errors=(*bad_version, 404, 503),
             ),
             Route(
                 "POST",
