@@ -26,10 +26,12 @@ def endless(params: None, x: jax.Array) -> dict[str, jax.Array]:
     """
 
     def twice(_: int, c: jax.Array) -> jax.Array:
-        return jax.lax.fori_loop(0, 1 << 30, lambda i, d: d * 0.5 + x, c)
+        halved: jax.Array = jax.lax.fori_loop(0, 1 << 30, lambda i, d: d * 0.5 + x, c)
+        return halved
 
     def long(c: jax.Array) -> jax.Array:
-        return jax.lax.fori_loop(0, 1 << 30, twice, c)
+        halved: jax.Array = jax.lax.fori_loop(0, 1 << 30, twice, c)
+        return halved
 
     return {"y": jax.lax.cond(abs(x).max() == 0, long, lambda c: c, x)}
 
