@@ -254,6 +254,7 @@ OPENERS = {
     "models/files.py",
     "models/export.py",
     "models/compilation_cache.py",
+    "models/mappings.py",
     "models/onnx/importing.py",
     "core/overrides.py",
     "core/host.py",
