@@ -8,12 +8,27 @@ from typing import Any
 
 import numpy as np
 import pytest
+import pytest_asyncio
 import tritonclient.grpc.aio as triton
 from support.process import run
-from support.server import Serve
+from support.server import Serve, serving
 from tritonclient.utils import InferenceServerException
 
 MODELS = ("digits", "identity", "mlp", "simple")
+
+
+on_one_server = pytest.mark.asyncio(loop_scope="module")
+"""Of tests that only ask: what they share takes seconds to load."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", name="asked")
+async def _asked(
+    example_models: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Any]:
+    scratch = tmp_path_factory.mktemp("scratch")
+    async with serving(scratch, example_models, load_model=("*",)) as server:
+        async with triton.InferenceServerClient(server.url) as connection:
+            yield connection
 
 
 @pytest.fixture
@@ -33,26 +48,29 @@ async def infer(client: Any, model: str, **arrays: Any) -> Any:
     return await client.infer(model, inputs)
 
 
-async def test_the_example_models_are_ready(client: Any) -> None:
-    assert await client.is_server_live()
-    assert await client.is_server_ready()
-    assert all([await client.is_model_ready(name) for name in MODELS])
+@on_one_server
+async def test_the_example_models_are_ready(asked: Any) -> None:
+    assert await asked.is_server_live()
+    assert await asked.is_server_ready()
+    assert all([await asked.is_model_ready(name) for name in MODELS])
 
 
+@on_one_server
 @pytest.mark.parametrize("rows", [1, 3, 8])
-async def test_simple_adds_and_subtracts(client: Any, rows: int) -> None:
+async def test_simple_adds_and_subtracts(asked: Any, rows: int) -> None:
     a = np.arange(rows * 16, dtype=np.int32).reshape(rows, 16)
     b = np.full((rows, 16), 2, np.int32)
-    result = await infer(client, "simple", INPUT0=a, INPUT1=b)
+    result = await infer(asked, "simple", INPUT0=a, INPUT1=b)
 
     np.testing.assert_array_equal(a + b, result.as_numpy("OUTPUT0"))
     np.testing.assert_array_equal(a - b, result.as_numpy("OUTPUT1"))
 
 
+@on_one_server
 @pytest.mark.parametrize("rows", [1, 5, 64])
-async def test_identity_gives_back_what_it_gets(client: Any, rows: int) -> None:
+async def test_identity_gives_back_what_it_gets(asked: Any, rows: int) -> None:
     x = np.random.default_rng(rows).random((rows, 16), np.float32)
-    result = await infer(client, "identity", x=x)
+    result = await infer(asked, "identity", x=x)
 
     np.testing.assert_array_equal(x, result.as_numpy("y"))
 
@@ -64,18 +82,20 @@ def mlp_by_hand(x: Any) -> Any:
     return np.maximum(x @ w1 + b1, 0) @ w2 + b2
 
 
+@on_one_server
 @pytest.mark.parametrize("rows", [1, 7, 64])
-async def test_mlp_agrees_with_numpy(client: Any, rows: int) -> None:
+async def test_mlp_agrees_with_numpy(asked: Any, rows: int) -> None:
     x = np.random.default_rng(rows).random((rows, 784), np.float32)
-    result = await infer(client, "mlp", x=x)
+    result = await infer(asked, "mlp", x=x)
 
     np.testing.assert_allclose(mlp_by_hand(x), result.as_numpy("y"), rtol=1e-4, atol=1e-4)
 
 
-async def test_a_batch_over_the_maximum_is_refused(client: Any) -> None:
+@on_one_server
+async def test_a_batch_over_the_maximum_is_refused(asked: Any) -> None:
     with pytest.raises(InferenceServerException, match="a batch of 1 to 8 rows"):
         await infer(
-            client,
+            asked,
             "simple",
             INPUT0=np.zeros((9, 16), np.int32),
             INPUT1=np.zeros((9, 16), np.int32),

@@ -1,11 +1,14 @@
 """A whole server in the loop of a test."""
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from support.engines import ENGINE
 from xlaserve.app import Application
+from xlaserve.settings import ModelControlMode, Settings
 
 
 @dataclass(frozen=True)
@@ -27,3 +30,22 @@ class RunningServer:
 
 Serve = Callable[..., AbstractAsyncContextManager[RunningServer]]
 """Runs a server on a repository for the length of a block; settings by keyword."""
+
+
+@asynccontextmanager
+async def serving(scratch: Path, repository: Path, **settings: Any) -> AsyncIterator[RunningServer]:
+    """Run a server on a repository for the length of a block; settings by keyword."""
+    defaults: dict[str, Any] = {
+        "grpc_endpoint": "port:0",
+        "http_endpoint": "none",
+        "model_control_mode": ModelControlMode.EXPLICIT,
+        "scratch_directory": scratch,
+        "device": "cpu",
+        "background_compile": False,
+        "compilation_cache_directory": "none",
+        "http2_engine": ENGINE,
+    }
+    application = Application(Settings.read({}, repository=repository, **defaults | settings))
+    async with application.running() as addresses:
+        await application.load()
+        yield RunningServer(application, addresses.grpc, addresses.http)
