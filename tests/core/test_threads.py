@@ -421,3 +421,19 @@ async def test_a_call_that_nobody_waits_for_is_not_begun(threads: HostThreads) -
     await asyncio.gather(first, *calls[:3])
 
     assert [0, 1, 2] == begun
+
+
+async def test_no_more_threads_are_started_than_have_work() -> None:
+    """Requests that come all at once start no spare threads; each would keep memory of its own."""
+    threads = HostThreads(2, spare=8)
+    before = set(threading.enumerate())
+    slow = Slow(threads, "slow")
+    slow.start(20)
+    await until(lambda: len(slow.begun) == 2)
+    started = set(threading.enumerate()) - before
+    slow.may_end.set()
+    await until(lambda: len(slow.heard) == 20)
+    ended = threads.close(60)
+
+    assert 2 == len(started)
+    assert ended

@@ -49,6 +49,9 @@ def main() -> None:
     except XlaserveError as error:
         _fail(str(error))
     except OSError as error:
+        if error.filename is None:
+            # Where it was stdout that failed, what it still holds fails again: told once.
+            _write_out()
         _fail(f"{error.filename or 'output'}: {error.strerror or error}")
     finally:
         _write_out()

@@ -161,6 +161,9 @@ class HostThreads:
         """Executions that are over, of which the event loop has not heard."""
         self._idle = 0
         """Threads that wait on `_wake` and are not woken."""
+        self._coming = 0
+        """Threads that are woken or started and have not looked for work yet. There is one at most:
+        it wakes the next, so that no more are started than there is work for."""
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._started: list[threading.Thread] = []
         self._closed = False
@@ -181,7 +184,7 @@ class HostThreads:
             if self._closed:
                 raise RuntimeError("cannot execute after shutdown")
             self._waiting.setdefault(model, deque()).append(job)
-            if self._may_begin(model):
+            if self._may_begin(model) and not self._coming:
                 try:
                     self._wake_one()
                 except RuntimeError:  # no thread can be started
@@ -251,33 +254,47 @@ class HostThreads:
         if not jobs:
             del self._waiting[job.model]
 
+    def _wake_if_needed(self) -> None:
+        if not self._coming and any(map(self._may_begin, self._waiting)):
+            # Without another thread those that there are do the work.
+            with suppress(RuntimeError):
+                self._wake_one()
+
     def _wake_one(self) -> None:
         if self._idle:
             self._idle -= 1
+            self._coming += 1
             self._wake.put(None)
         elif len(self._started) < self._most:
             name = f"execute_{len(self._started)}"
             # Whoever ends the process does not wait for what does not end.
             thread = threading.Thread(target=self._serve, name=name, daemon=True)
             thread.start()
+            self._coming += 1
             self._started.append(thread)
 
     # --- in the threads ---
 
     def _serve(self) -> None:
-        ended = None
+        ended, comes = None, True
         while True:
             with self._lock:
+                if comes:
+                    self._coming -= 1
+                    comes = False
                 if ended is not None:
                     self._ended(ended)
                     ended = None
                 job = self._next()
-                if job is None:
-                    if self._closed:
-                        return
+                if job is not None:
+                    self._wake_if_needed()
+                elif self._closed:
+                    return
+                else:
                     self._idle += 1
             if job is None:
                 self._wake.get()
+                comes = True
                 continue
             ended = job
             job.run(job.take())
@@ -292,9 +309,7 @@ class HostThreads:
         with self._lock:
             self._unheard -= 1
             # Before the answer: a thread may have nothing to do.
-            if any(map(self._may_begin, self._waiting)):
-                with suppress(RuntimeError):
-                    self._wake_one()
+            self._wake_if_needed()
         job.end()
 
 
