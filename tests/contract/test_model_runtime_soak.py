@@ -17,7 +17,7 @@ from support.shelf import Shelf, addition, spinning, sums
 from support.soak import MODELS, ROOM, soak
 from support.wire import connect, request_headers
 
-SOAK_SECONDS = float(os.environ.get("SOAK_SECONDS", "15"))
+SOAK_SECONDS = float(os.environ.get("SOAK_SECONDS", "8"))
 """A longer one: `tox run -e nightly`; the counts alone: `tools/modelmesh_soak.py`."""
 LEAST_LOADS = 3 * ROOM
 STOP_SECONDS = 10

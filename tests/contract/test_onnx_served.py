@@ -99,7 +99,10 @@ async def check(serve: Serve, folder: Path, name: str) -> None:
     assert report.totals.execution_count < CLIENTS
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    "name",
+    ["DistilBERT, 2 layers", pytest.param("ResNet-50", marks=pytest.mark.large)],
+)
 async def test_an_imported_network_is_served_in_batches(
     serve: Serve, tmp_path: Path, name: str
 ) -> None:
