@@ -13,11 +13,11 @@ import grpc
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
+from support.doubling import export_double
 from support.server import RunningServer, Serve
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-import xlaserve
 from xlaserve.settings import ModelControlMode
 
 TENSOR = {"name": "x", "data_type": "TYPE_FP32", "dims": [2]}
@@ -95,13 +95,7 @@ HOSTILE: dict[str, str] = {
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model, and a copy for each configuration that is on disk."""
     root = tmp_path_factory.mktemp("models")
-    xlaserve.export_model(
-        lambda p, x: {"y": x * p["v"]},
-        {"v": np.full((1, 2), 2, np.float32)},
-        {"x": ("FP32", [-1, 2])},
-        root / "double" / "1",
-        max_batch_size=4,
-    )
+    export_double(root)
     for name, data in (
         ("refused", b"model_transaction_policy { decoupled: true }"),
         ("bytes", b'name: "\xff"'),

@@ -8,13 +8,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from support.curl import curl
+from support.doubling import export_double
 from support.http import Answer, ask
 from support.server import RunningServer, Serve
-
-import xlaserve
 
 ENSEMBLE = {
     "max_batch_size": 4,
@@ -30,13 +28,7 @@ ENSEMBLE = {
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A JAX model, an ensemble of it, and a model that cannot be loaded."""
     root = tmp_path_factory.mktemp("models")
-    xlaserve.export_model(
-        lambda p, x: {"y": x * p["v"]},
-        {"v": np.full((1, 2), 2, np.float32)},
-        {"x": ("FP32", [-1, 2])},
-        root / "double" / "1",
-        max_batch_size=4,
-    )
+    export_double(root)
     (root / "twice").mkdir()
     (root / "twice/config.json").write_text(json.dumps(ENSEMBLE))
     (root / "broken/1").mkdir(parents=True)

@@ -12,12 +12,11 @@ import grpc
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
+from support.doubling import export_double
 from support.http import ask
 from support.server import RunningServer, Serve
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
-
-import xlaserve
 
 WRONG: list[tuple[str, Any, str]] = [
     ("timeout", -1, "an integer of 0 or more, got -1"),
@@ -49,13 +48,7 @@ HARMLESS = {
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that doubles."""
     root = tmp_path_factory.mktemp("models")
-    xlaserve.export_model(
-        lambda p, x: {"y": x * p["v"]},
-        {"v": np.full((1, 2), 2, np.float32)},
-        {"x": ("FP32", [-1, 2])},
-        root / "double" / "1",
-        max_batch_size=4,
-    )
+    export_double(root)
     return root
 
 

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _SIGNALLED = 128
-"""What shells add to the number of a signal."""
+"""Added to the number of the signal that ended a process, this is its exit status in a shell."""
 
 
 @contextmanager

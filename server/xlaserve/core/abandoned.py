@@ -19,11 +19,11 @@ class Abandoned:
 
     model: str
     fingerprint: object
-    """Of the files that are loaded."""
+    """Identifies the files that the load reads: another load of the same ones is refused."""
     doing: str
-    """What it did when it was abandoned: `warming 1 of 2`."""
+    """The stage it was in when it was abandoned: `warming 1 of 2`."""
     holds_bytes: int
-    """What stays reserved for it, on all devices."""
+    """The memory that stays reserved for it until its thread ends, on all devices."""
     since: float = field(default_factory=time.monotonic)
 
 
