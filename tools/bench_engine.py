@@ -26,8 +26,8 @@ import uvloop
 
 import xlaserve
 from xlaserve.app import Application
-from xlaserve.core.engine import Engine
-from xlaserve.core.inference import InferInput, InferRequest, InferResponse
+from xlaserve.core.serving.engine import Engine
+from xlaserve.core.serving.inference import InferInput, InferRequest, InferResponse
 from xlaserve.errors import XlaserveError
 from xlaserve.settings import ModelControlMode, Settings
 from xlaserve.tensors import DATATYPES, Tensor, from_bytes, to_bytes

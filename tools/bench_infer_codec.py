@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from xlaserve.core.inference import InferOutput, InferResponse
+from xlaserve.core.serving.inference import InferOutput, InferResponse
 from xlaserve.transport.grpc.codec import WireCodec
 from xlaserve.transport.grpc.infer_codec import InferCodec
 from xlaserve.transport.grpc.tensors import read_request, write_outputs

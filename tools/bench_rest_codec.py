@@ -16,7 +16,7 @@ from statistics import median
 import msgspec
 import numpy as np
 
-from xlaserve.core.inference import InferOutput, InferRequest, InferResponse
+from xlaserve.core.serving.inference import InferOutput, InferRequest, InferResponse
 from xlaserve.models.loaded import ModelInfo
 from xlaserve.tensors import DATATYPES, Tensor, TensorSpec
 from xlaserve.transport.rest.infer_request import read_infer_request

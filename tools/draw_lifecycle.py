@@ -4,14 +4,14 @@ import argparse
 import sys
 from pathlib import Path
 
-from xlaserve.core.lifecycle import TRANSITIONS, State
+from xlaserve.core.residence.lifecycle import TRANSITIONS, State
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "lifecycle.md"
 _INTRODUCTION = """# The lifecycle of a model version
 
-Made by `tools/draw_lifecycle.py` from the table in `server/xlaserve/core/lifecycle.py`. What is not
-drawn is forbidden. Requests are answered in READY and RELOADING; the repository index shows
-RELOADING as READY.
+Made by `tools/draw_lifecycle.py` from the table in
+`server/xlaserve/core/residence/lifecycle.py`. What is not drawn is forbidden. Requests are
+answered in READY and RELOADING; the repository index shows RELOADING as READY.
 
 ```mermaid
 stateDiagram-v2

@@ -25,9 +25,9 @@ import jax
 import numpy as np
 
 import xlaserve
-from xlaserve.core.batching import Executed
-from xlaserve.core.dispatch import Dispatcher
-from xlaserve.core.threads import DeviceThreads
+from xlaserve.core.serving.batching import Executed
+from xlaserve.core.serving.dispatch import Dispatcher
+from xlaserve.core.threads.device import DeviceThreads
 from xlaserve.errors import DeviceUnavailable, OutOfMemory
 from xlaserve.models import jax_runtime, loaders, sites
 from xlaserve.models.config import ModelConfig

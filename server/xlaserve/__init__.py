@@ -4,7 +4,7 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from xlaserve.core.models_api import Models
+    from xlaserve.core.serving.models_api import Models
     from xlaserve.models.export import Exportable, export_model
     from xlaserve.transport.grpc.services import Service
 
@@ -15,7 +15,7 @@ __all__ = ["__version__", "Exportable", "export_model", "Models", "Service"]
 _HOMES = {
     "Exportable": "xlaserve.models.export",
     "export_model": "xlaserve.models.export",
-    "Models": "xlaserve.core.models_api",
+    "Models": "xlaserve.core.serving.models_api",
     "Service": "xlaserve.transport.grpc.services",
 }
 

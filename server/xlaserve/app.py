@@ -16,22 +16,22 @@ from typing import Protocol
 import structlog
 from grpclib._typing import IServable
 
-from xlaserve.core.capacity import Capacity
-from xlaserve.core.control import IndexEntry, ModelControl
-from xlaserve.core.engine import Engine
-from xlaserve.core.host import memory_limit_bytes
-from xlaserve.core.image_files import ImageLimits
-from xlaserve.core.loading import Machinery, VersionLoader
-from xlaserve.core.models_api import Models
-from xlaserve.core.multi_model import MultiModelContainer
-from xlaserve.core.predictions import FilesLook
-from xlaserve.core.readiness import Readiness
-from xlaserve.core.registry import Registry
-from xlaserve.core.repository import Repository
-from xlaserve.core.runtime import ModelRuntime, RuntimeLimits
+from xlaserve.core.residence.capacity import Capacity
+from xlaserve.core.residence.control import IndexEntry, ModelControl
+from xlaserve.core.residence.host import memory_limit_bytes
+from xlaserve.core.residence.loading import Machinery, VersionLoader
+from xlaserve.core.residence.multi_model import MultiModelContainer
+from xlaserve.core.residence.predictions import FilesLook
+from xlaserve.core.residence.readiness import Readiness
+from xlaserve.core.residence.registry import Registry
+from xlaserve.core.residence.repository import Repository
+from xlaserve.core.residence.runtime import ModelRuntime, RuntimeLimits
+from xlaserve.core.residence.status_board import StatusBoard
 from xlaserve.core.server import ServerDescription
-from xlaserve.core.status_board import StatusBoard
-from xlaserve.core.workers import Workers
+from xlaserve.core.serving.engine import Engine
+from xlaserve.core.serving.image_files import ImageLimits
+from xlaserve.core.serving.models_api import Models
+from xlaserve.core.threads.workers import Workers
 from xlaserve.errors import InvalidSettings
 from xlaserve.models import device, loaders, trial
 from xlaserve.models.compilation_cache import CompilationCache

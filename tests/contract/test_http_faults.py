@@ -16,7 +16,7 @@ from support.http import Answer, chunked, connect, message
 from support.server import RunningServer, Serve
 
 from xlaserve.app import Application
-from xlaserve.core.lifecycle import Event
+from xlaserve.core.residence.lifecycle import Event
 from xlaserve.errors import OutOfMemory
 from xlaserve.settings import Settings
 from xlaserve.transport.rest.routing import Route

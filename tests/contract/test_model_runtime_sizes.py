@@ -20,8 +20,8 @@ from support.process import served
 from support.runtime import Runtime, StartRuntime
 from support.shelf import LARGE_BYTES, MIB, Shelf, addition
 
-from xlaserve.core.repository import Location, Repository
-from xlaserve.core.runtime import MAX_SIZE_BYTES
+from xlaserve.core.residence.repository import Location, Repository
+from xlaserve.core.residence.runtime import MAX_SIZE_BYTES
 from xlaserve.models import programs
 
 WITHIN = 0.1

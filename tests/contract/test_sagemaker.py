@@ -27,8 +27,8 @@ from support.process import START_SECONDS, ServerProcess, command
 from support.server import RunningServer, Serve
 
 import xlaserve
-from xlaserve.core.engine import Engine
-from xlaserve.core.inference import InferRequest, InferResponse
+from xlaserve.core.serving.engine import Engine
+from xlaserve.core.serving.inference import InferRequest, InferResponse
 from xlaserve.models import jax_export, loaders, programs
 from xlaserve.models.roots import Roots
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from support.core import AddModel, Core, MakeCore, World
 
-from xlaserve.core.capacity import Capacity
-from xlaserve.core.control import ModelControl
-from xlaserve.core.engine import Engine
-from xlaserve.core.loading import Machinery, VersionLoader
-from xlaserve.core.registry import Registry
-from xlaserve.core.repository import Repository
-from xlaserve.core.workers import Workers
+from xlaserve.core.residence.capacity import Capacity
+from xlaserve.core.residence.control import ModelControl
+from xlaserve.core.residence.loading import Machinery, VersionLoader
+from xlaserve.core.residence.registry import Registry
+from xlaserve.core.residence.repository import Repository
+from xlaserve.core.serving.engine import Engine
+from xlaserve.core.threads.workers import Workers
 from xlaserve.settings import ModelControlMode, Settings
 
 

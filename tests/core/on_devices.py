@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from xlaserve.app import Application
-from xlaserve.core.inference import InferInput, InferRequest
+from xlaserve.core.serving.inference import InferInput, InferRequest
 from xlaserve.models.jax_export import JaxExportModel
 from xlaserve.models.loaded import Value
 from xlaserve.settings import ModelControlMode, Settings

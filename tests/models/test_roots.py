@@ -256,8 +256,8 @@ OPENERS = {
     "models/compilation_cache.py",
     "models/mappings.py",
     "models/onnx/importing.py",
-    "core/overrides.py",
-    "core/host.py",
+    "core/residence/overrides.py",
+    "core/residence/host.py",
 }
 """The modules that may open a file by themselves. A newcomer goes through `roots.py`."""
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from xlaserve.core.capacity import Capacity
-from xlaserve.core.control import ModelControl
-from xlaserve.core.engine import Engine
-from xlaserve.core.registry import Registry
-from xlaserve.core.repository import Repository
-from xlaserve.core.workers import Workers
+from xlaserve.core.residence.capacity import Capacity
+from xlaserve.core.residence.control import ModelControl
+from xlaserve.core.residence.registry import Registry
+from xlaserve.core.residence.repository import Repository
+from xlaserve.core.serving.engine import Engine
+from xlaserve.core.threads.workers import Workers
 from xlaserve.errors import InvalidModel
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import (

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from xlaserve.core.threads import HostThreads
+from xlaserve.core.threads.host import HostThreads
 from xlaserve.transport.endpoints import Endpoint, listen
 from xlaserve.transport.rest.routing import RouteTable
 from xlaserve.transport.rest.server import HttpLimits, HttpServer

@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from xlaserve.core.inference import InferInput, InferRequest
+from xlaserve.core.serving.inference import InferInput, InferRequest
 from xlaserve.errors import XlaserveError
 from xlaserve.transport.grpc.codec import WireCodec
 from xlaserve.transport.grpc.decoder import TooManyFields

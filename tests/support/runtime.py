@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from support.held import Held, held
 from support.mesh import Mesh
 from xlaserve.app import Application
-from xlaserve.core.lifecycle import Lifecycle, State
+from xlaserve.core.residence.lifecycle import Lifecycle, State
 
 _PROGRESS_SECONDS = 60
 

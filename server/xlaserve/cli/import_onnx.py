@@ -7,7 +7,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from xlaserve.cli.termination import unwinding_on_signals
-from xlaserve.core.names import check_name
+from xlaserve.core.residence.names import check_name
 from xlaserve.errors import InvalidModel, InvalidRequest
 
 _Value = TypeVar("_Value")

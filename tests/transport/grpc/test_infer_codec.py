@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.infer import described, directly, generically, outcome
 from support.protobuf import Google
 
-from xlaserve.core.inference import InferOutput, InferResponse
+from xlaserve.core.serving.inference import InferOutput, InferResponse
 from xlaserve.errors import InvalidTensor
 from xlaserve.settings import TypedAnswerForm
 from xlaserve.tensors import BYTES, DATATYPES, Datatype, to_bytes

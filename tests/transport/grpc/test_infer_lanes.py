@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 from structlog.contextvars import get_contextvars
 
-from xlaserve.core.inference import InferRequest
+from xlaserve.core.serving.inference import InferRequest
 from xlaserve.errors import VersionNotFound
 from xlaserve.transport.grpc.infer_codec import InferCodec
 from xlaserve.transport.grpc.infer_lanes import InferLanes

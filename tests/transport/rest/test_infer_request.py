@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.mutation import mutate
 
-from xlaserve.core.checks import check_inputs, check_outputs
-from xlaserve.core.inference import InferRequest
+from xlaserve.core.serving.checks import check_inputs, check_outputs
+from xlaserve.core.serving.inference import InferRequest
 from xlaserve.errors import (
     DuplicateTensor,
     InvalidBody,

@@ -8,7 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from xlaserve.core.inference import InferOutput, InferRequest, InferResponse, RequestedOutput
+from xlaserve.core.serving.inference import (
+    InferOutput,
+    InferRequest,
+    InferResponse,
+    RequestedOutput,
+)
 from xlaserve.errors import InvalidTensor, OutputNotInForm
 from xlaserve.models.loaded import ModelInfo
 from xlaserve.tensors import BYTES, DATATYPES, Datatype, Tensor, TensorSpec, to_bytes

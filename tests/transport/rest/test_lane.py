@@ -9,7 +9,7 @@ from support.gateway import serving_routes
 from support.http import Connection as Client
 from support.http import chunked, connect, message
 
-from xlaserve.core.inference import Pending
+from xlaserve.core.serving.inference import Pending
 from xlaserve.errors import ModelNotFound
 from xlaserve.transport.rest.bodies import BodyLimits
 from xlaserve.transport.rest.connection import Connection

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from xlaserve.core.capacity import Capacity, Reservation
-from xlaserve.core.lifecycle import Event
-from xlaserve.core.registry import Instance, Registry, Version
-from xlaserve.core.statistics import Execution
+from xlaserve.core.residence.capacity import Capacity, Reservation
+from xlaserve.core.residence.lifecycle import Event
+from xlaserve.core.residence.registry import Instance, Registry, Version
+from xlaserve.core.serving.statistics import Execution
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import ModelInfo, ModelMemory
 from xlaserve.transport.rest.metric_families import OF_MODELS, OF_SERVER, OF_VERSIONS, Family

@@ -8,10 +8,10 @@ from urllib.parse import urljoin
 
 import pytest
 
-from xlaserve.core.monitor import StatusRow
+from xlaserve.core.residence.monitor import StatusRow
+from xlaserve.core.residence.status_board import Reading, RequestTotals
 from xlaserve.core.server import ServerDescription
-from xlaserve.core.statistics import REQUEST_BOUNDS_NS
-from xlaserve.core.status_board import Reading, RequestTotals
+from xlaserve.core.serving.statistics import REQUEST_BOUNDS_NS
 from xlaserve.transport.rest.docs_page import render
 from xlaserve.transport.rest.messages import HttpRequest, HttpResponse, json_response
 from xlaserve.transport.rest.openapi import describe

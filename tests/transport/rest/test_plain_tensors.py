@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from xlaserve.core.inference import InferOutput, InferResponse
+from xlaserve.core.serving.inference import InferOutput, InferResponse
 from xlaserve.errors import (
     InvalidBody,
     InvalidRequest,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from xlaserve.core.inference import Pending
+from xlaserve.core.serving.inference import Pending
 from xlaserve.transport.rest.messages import Answered, HttpResponse
 from xlaserve.transport.rest.plans import Plan, Plans
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from xlaserve.core.inference import InferRequest
+from xlaserve.core.serving.inference import InferRequest
 from xlaserve.errors import InvalidRequest, InvalidTensor
 from xlaserve.models.loaded import ModelInfo
 from xlaserve.tensors import BYTES, DATATYPES, Shape, TensorSpec

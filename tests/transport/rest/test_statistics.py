@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from xlaserve.core.monitor import MemoryUse, VersionReport
-from xlaserve.core.statistics import Execution, VersionStatistics
+from xlaserve.core.residence.monitor import MemoryUse, VersionReport
+from xlaserve.core.serving.statistics import Execution, VersionStatistics
 from xlaserve.models.config_served import ServedConfig
 from xlaserve.models.config_text import parse_json
 from xlaserve.models.loaded import Bucket, ModelInfo

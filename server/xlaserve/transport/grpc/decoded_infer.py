@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xlaserve.core.images import unpack_bytes_or_image
-from xlaserve.core.inference import InferInput, InferRequest, Parameter, RequestedOutput
+from xlaserve.core.serving.images import unpack_bytes_or_image
+from xlaserve.core.serving.inference import InferInput, InferRequest, Parameter, RequestedOutput
 from xlaserve.tensors import (
     BYTES,
     Datatype,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from xlaserve.core.inference import InferResponse
+from xlaserve.core.serving.inference import InferResponse
 from xlaserve.transport.grpc.decoded_infer import DecodedInfer
 from xlaserve.transport.grpc.infer_decoder import InferDecoder, tensor_offset
 from xlaserve.transport.grpc.infer_encoder import InferEncoder, Parts

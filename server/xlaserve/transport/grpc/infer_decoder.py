@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias
 
-from xlaserve.core.inference import Parameter, RequestedOutput
+from xlaserve.core.serving.inference import Parameter, RequestedOutput
 from xlaserve.errors import XlaserveError
 from xlaserve.tensors import BYTES, datatype_named, element_count
 from xlaserve.transport.bounded_cache import BoundedCache, MakingCache

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from xlaserve.core.inference import InferOutput, InferResponse
+from xlaserve.core.serving.inference import InferOutput, InferResponse
 from xlaserve.tensors import BYTES, Shape, pack_bytes, to_bytes
 from xlaserve.transport.bounded_cache import MakingCache
 from xlaserve.transport.grpc.codec import WireCodec

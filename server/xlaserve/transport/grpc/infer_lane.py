@@ -7,8 +7,8 @@ from grpclib import GRPCError
 from grpclib.const import Status
 from grpclib.metadata import encode_grpc_message
 
-from xlaserve.core.engine import Engine
-from xlaserve.core.inference import InferRequest, InferResponse, Pending
+from xlaserve.core.serving.engine import Engine
+from xlaserve.core.serving.inference import InferRequest, InferResponse, Pending
 from xlaserve.errors import InvalidRequest
 from xlaserve.transport.grpc.codec import refusal_of
 from xlaserve.transport.grpc.decoder import TooManyFields

@@ -7,7 +7,7 @@ from grpclib import GRPCError
 from grpclib.metadata import decode_metadata
 from structlog.contextvars import bind_contextvars
 
-from xlaserve.core.engine import Engine
+from xlaserve.core.serving.engine import Engine
 from xlaserve.errors import InvalidRequest
 from xlaserve.transport.grpc.decoder import TooManyFields
 from xlaserve.transport.grpc.identifiers import model_id, split_binary_lists, vmodel_id

@@ -2,9 +2,9 @@
 
 import asyncio
 
-from xlaserve.core.control import ModelControl
-from xlaserve.core.engine import Engine
+from xlaserve.core.residence.control import ModelControl
 from xlaserve.core.server import ServerDescription
+from xlaserve.core.serving.engine import Engine
 from xlaserve.errors import Unsupported
 from xlaserve.tensors import TensorSpec
 from xlaserve.transport.grpc.parameters import read_parameters

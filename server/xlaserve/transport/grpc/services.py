@@ -10,7 +10,7 @@ from grpclib._typing import IServable
 from grpclib.const import Status
 from grpclib.encoding.base import CodecBase
 
-from xlaserve.core.models_api import Models
+from xlaserve.core.serving.models_api import Models
 from xlaserve.errors import InvalidReference
 from xlaserve.references import load_reference
 from xlaserve.transport.grpc.splice import InjectionPath

@@ -1,7 +1,7 @@
 """Statistics of a model version as a ModelStatistics message."""
 
-from xlaserve.core.monitor import VersionReport
-from xlaserve.core.statistics import BatchTotals, Duration, Totals
+from xlaserve.core.residence.monitor import VersionReport
+from xlaserve.core.serving.statistics import BatchTotals, Duration, Totals
 from xlaserve.models.loaded import Bucket
 from xlaserve_proto import inference as pb
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from xlaserve.core.images import unpack_bytes_or_image
-from xlaserve.core.inference import InferInput, InferOutput, InferRequest, RequestedOutput
+from xlaserve.core.serving.images import unpack_bytes_or_image
+from xlaserve.core.serving.inference import InferInput, InferOutput, InferRequest, RequestedOutput
 from xlaserve.errors import InvalidRequest, InvalidTensor
 from xlaserve.tensors import (
     BYTES,

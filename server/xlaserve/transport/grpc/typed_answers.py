@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from xlaserve.core.inference import InferOutput
+from xlaserve.core.serving.inference import InferOutput
 from xlaserve.errors import TooLarge
 from xlaserve.settings import TypedAnswerForm
 from xlaserve.tensors import BYTES, encoded_elements

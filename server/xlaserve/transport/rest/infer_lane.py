@@ -3,8 +3,8 @@
 import asyncio
 from functools import partial
 
-from xlaserve.core.engine import Engine
-from xlaserve.core.inference import InferRequest, InferResponse, Pending
+from xlaserve.core.serving.engine import Engine
+from xlaserve.core.serving.inference import InferRequest, InferResponse, Pending
 from xlaserve.transport.rest.infer_request import read_infer_request
 from xlaserve.transport.rest.infer_response import output_bytes, write_infer_answer
 from xlaserve.transport.rest.messages import Answered, HttpResponse

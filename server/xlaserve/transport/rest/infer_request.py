@@ -9,8 +9,8 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 import numpy as np
 
-from xlaserve.core.images import unpack_bytes_or_image
-from xlaserve.core.inference import InferInput, InferRequest, Parameter, RequestedOutput
+from xlaserve.core.serving.images import unpack_bytes_or_image
+from xlaserve.core.serving.inference import InferInput, InferRequest, Parameter, RequestedOutput
 from xlaserve.errors import InvalidBody, InvalidParameter, InvalidTensor
 from xlaserve.models.loaded import ModelInfo
 from xlaserve.tensors import (

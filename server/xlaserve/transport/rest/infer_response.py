@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from xlaserve.core.inference import InferOutput, InferRequest, InferResponse
+from xlaserve.core.serving.inference import InferOutput, InferRequest, InferResponse
 from xlaserve.errors import InvalidTensor, OutputNotInForm
 from xlaserve.tensors import Buffer, TensorDataError, to_bytes
 from xlaserve.transport.rest.infer_request import BINARY_DATA, BINARY_OUTPUT

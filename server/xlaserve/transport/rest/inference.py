@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from xlaserve.core.control import ModelControl
-from xlaserve.core.engine import Engine
+from xlaserve.core.residence.control import ModelControl
 from xlaserve.core.server import ServerDescription
+from xlaserve.core.serving.engine import Engine
 from xlaserve.tensors import TensorSpec
 from xlaserve.transport.rest.infer_lane import InferLane
 from xlaserve.transport.rest.infer_request import read_header_length, read_infer_request

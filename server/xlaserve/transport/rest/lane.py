@@ -11,8 +11,8 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import Protocol
 
-from xlaserve.core.inference import Pending
 from xlaserve.core.server import NAME
+from xlaserve.core.serving.inference import Pending
 from xlaserve.transport.rest.edge import translate
 from xlaserve.transport.rest.messages import JOINED_BYTES, HttpResponse
 from xlaserve.transport.rest.plans import Plan, Plans

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import msgspec
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from xlaserve.core.inference import Pending
+from xlaserve.core.serving.inference import Pending
 from xlaserve.errors import InvalidBody
 from xlaserve.tensors import Buffer
 from xlaserve.transport.rest.json_text import check_depth

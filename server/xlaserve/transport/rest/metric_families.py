@@ -6,11 +6,11 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import Generic, TypeAlias, TypeVar
 
-from xlaserve.core.abandoned import AbandonedWork
-from xlaserve.core.capacity import Capacity
-from xlaserve.core.registry import Instance, Model, Version
-from xlaserve.core.statistics import REQUEST_BOUNDS_NS, FailureReason, Totals
-from xlaserve.core.watching import RepositoryWatch
+from xlaserve.core.residence.capacity import Capacity
+from xlaserve.core.residence.registry import Instance, Model, Version
+from xlaserve.core.residence.watching import RepositoryWatch
+from xlaserve.core.serving.statistics import REQUEST_BOUNDS_NS, FailureReason, Totals
+from xlaserve.core.threads.abandoned import AbandonedWork
 from xlaserve.models.loaded import Bucket
 from xlaserve.models.mappings import UNLIMITED, Mappings
 

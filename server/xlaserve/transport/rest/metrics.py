@@ -6,12 +6,12 @@ from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
-from xlaserve.core.abandoned import AbandonedWork
-from xlaserve.core.capacity import Capacity
-from xlaserve.core.lifecycle import State
-from xlaserve.core.monitor import every_version
-from xlaserve.core.registry import Registry, Version
-from xlaserve.core.watching import RepositoryWatch
+from xlaserve.core.residence.capacity import Capacity
+from xlaserve.core.residence.lifecycle import State
+from xlaserve.core.residence.monitor import every_version
+from xlaserve.core.residence.registry import Registry, Version
+from xlaserve.core.residence.watching import RepositoryWatch
+from xlaserve.core.threads.abandoned import AbandonedWork
 from xlaserve.models.mappings import UNLIMITED, Mappings
 from xlaserve.transport.rest.messages import HttpRequest, HttpResponse
 from xlaserve.transport.rest.metric_families import (

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import msgspec
 
-from xlaserve.core.monitor import StatusRow
+from xlaserve.core.residence.monitor import StatusRow
+from xlaserve.core.residence.status_board import Reading, StatusBoard
 from xlaserve.core.server import ServerDescription
-from xlaserve.core.statistics import REQUEST_BOUNDS_NS
-from xlaserve.core.status_board import Reading, StatusBoard
+from xlaserve.core.serving.statistics import REQUEST_BOUNDS_NS
 from xlaserve.transport.rest import docs_page, openapi
 from xlaserve.transport.rest.messages import JSON_TYPE, HttpRequest, HttpResponse
 from xlaserve.transport.rest.routing import Body, QueryParameter, Route

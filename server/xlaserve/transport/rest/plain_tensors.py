@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 
-from xlaserve.core.inference import InferInput, InferOutput, InferRequest, InferResponse
+from xlaserve.core.serving.inference import InferInput, InferOutput, InferRequest, InferResponse
 from xlaserve.errors import (
     InvalidBody,
     InvalidRequest,

@@ -5,8 +5,8 @@ from math import prod
 
 import numpy as np
 
-from xlaserve.core.image_files import is_image
-from xlaserve.core.inference import InferInput, InferRequest
+from xlaserve.core.serving.image_files import is_image
+from xlaserve.core.serving.inference import InferInput, InferRequest
 from xlaserve.errors import InvalidRequest, InvalidTensor
 from xlaserve.models.loaded import ModelInfo
 from xlaserve.tensors import (

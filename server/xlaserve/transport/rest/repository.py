@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from xlaserve.core.control import ModelControl
-from xlaserve.core.overrides import CONFIG, FILE_PREFIX, LoadParameter
+from xlaserve.core.residence.control import ModelControl
+from xlaserve.core.residence.overrides import CONFIG, FILE_PREFIX, LoadParameter
 from xlaserve.errors import InvalidParameter, Unsupported
 from xlaserve.transport.rest.messages import (
     HttpRequest,

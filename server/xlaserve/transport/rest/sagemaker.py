@@ -11,9 +11,9 @@ from types import MappingProxyType
 import msgspec
 import structlog
 
-from xlaserve.core.engine import Engine
-from xlaserve.core.inference import InferRequest, Parameter
-from xlaserve.core.multi_model import MAX_PAGE, HostedModel, MultiModelContainer
+from xlaserve.core.residence.multi_model import MAX_PAGE, HostedModel, MultiModelContainer
+from xlaserve.core.serving.engine import Engine
+from xlaserve.core.serving.inference import InferRequest, Parameter
 from xlaserve.errors import InvalidBody, InvalidParameter
 from xlaserve.models.loaded import ModelInfo
 from xlaserve.tensors import TensorSpec

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from aiohttp import web
 
 from xlaserve.core.server import NAME
-from xlaserve.core.threads import HostThreads
+from xlaserve.core.threads.host import HostThreads
 from xlaserve.errors import CrossSiteRequest, XlaserveError
 from xlaserve.transport.rest import compression
 from xlaserve.transport.rest.bodies import BodyLimits, BodyReader

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import betterproto
 import msgspec
 
-from xlaserve.core.monitor import VersionReport
-from xlaserve.core.statistics import Duration, Totals
+from xlaserve.core.residence.monitor import VersionReport
+from xlaserve.core.serving.statistics import Duration, Totals
 from xlaserve.models.config_schema import Field, schema_of
 from xlaserve.models.config_served import ServedConfig
 

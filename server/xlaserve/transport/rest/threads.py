@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from xlaserve.core.threads import HostThreads
+from xlaserve.core.threads.host import HostThreads
 
 T = TypeVar("T")
 

@@ -1,0 +1,1 @@
+"""Which models are there: found, loaded, accounted for, evicted and unloaded."""

@@ -1,0 +1,430 @@
+"""Loads, reloads and unloads models, as clients, the start or the disk ask for it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import structlog
+
+from xlaserve.core.residence.dependents import Dependents
+from xlaserve.core.residence.lifecycle import State
+from xlaserve.core.residence.loading import VersionLoader
+from xlaserve.core.residence.names import check_asked_version
+from xlaserve.core.residence.overrides import (
+    LoadParameter,
+    LoadParameters,
+    Override,
+    read_unload_parameters,
+)
+from xlaserve.core.residence.registry import Registry
+from xlaserve.core.residence.repository import ModelSource, Repository
+from xlaserve.core.residence.watching import RepositoryWatch
+from xlaserve.core.sharing import CalledOff, SingleFlight, Turns
+from xlaserve.core.threads.workers import Workers
+from xlaserve.errors import (
+    LoadCancelled,
+    LoadFailed,
+    ModelControlForbidden,
+    ModelNotFound,
+    RepositoryUnreadable,
+    ShuttingDown,
+    VersionNotFound,
+    XlaserveError,
+)
+from xlaserve.settings import ModelControlMode, Readiness, Settings
+from xlaserve.temporary import remove_leftovers
+
+_NOTHING: Mapping[str, LoadParameter] = MappingProxyType({})
+_PLAIN = LoadParameters()
+EVERY_MODEL = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """One row of the repository index (model repository extension, Index)."""
+
+    name: str
+    version: str
+    """Empty for a model that was never loaded."""
+    state: str
+    reason: str
+
+
+class ModelControl:
+    """Decides what is loaded. What is done to one model is done in turn, models side by side."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry,
+        repository: Repository,
+        loader: VersionLoader,
+        workers: Workers,
+    ) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._repository = repository
+        self._loader = loader
+        self._workers = workers
+        self._turns = Turns()
+        self._loads: SingleFlight[None] = SingleFlight(abandonable=True)
+        self._unloads: SingleFlight[None] = SingleFlight(abandonable=False)
+        self._overrides: dict[str, Override] = {}
+        self._dependents = Dependents(registry)
+        self.watch = RepositoryWatch(repository)
+        self._failed: set[str] = set()
+        self._started = False
+        self._stopping = False
+        self._purging = 0
+        """Purges in progress."""
+        self._purges = 0
+        """Begins and ends of purges by now: a load that has seen another number is cancelled."""
+        self._log = structlog.get_logger("control")
+
+    # --- what clients ask ---
+
+    async def load(self, name: str, parameters: Mapping[str, LoadParameter] = _NOTHING) -> None:
+        """Load a model or reload it, and return once it answers without further preparation.
+
+        Loads of one model that come together are one load. Raises ModelControlForbidden,
+        ModelNotFound, LoadFailed, OutOfMemory, OutOfSpace, or an InvalidRequest for the
+        parameters (model repository extension, Load).
+        """
+        self.require_explicit("load")
+        checked = LoadParameters.read(
+            parameters,
+            max_files=self._settings.max_override_files,
+            max_bytes=self._settings.max_override_bytes,
+        )
+        if checked == _PLAIN:
+            await self._load_shared(name)
+        else:
+            await self._load(name, checked)
+        self._dependents.named(name)
+
+    async def unload(self, name: str, parameters: Mapping[str, LoadParameter] = _NOTHING) -> None:
+        """Unload a model and return once its memory is free; one that is not loaded is no error.
+
+        With `unload_dependents` the ensembles that use it go first, and what was loaded only
+        for it goes along (model repository extension, Unload).
+        """
+        self.require_explicit("unload")
+        dependents = read_unload_parameters(parameters)
+        if self._registry.find(name) is None:
+            if not await self._could_load(name):
+                raise ModelNotFound(name)
+            return
+        await self._unload_shared(name, dependents=dependents)
+
+    async def index(self, *, ready: bool = False) -> list[IndexEntry]:
+        """List every version that is known, and every model of the repository without one."""
+        rows = []
+        for model in self._registry.models():
+            for version in sorted(model.versions.values(), key=lambda v: int(v.number)):
+                state, reason = self._registry.shown_state(version)
+                rows.append(IndexEntry(model.name, version.number, state, reason))
+        if ready:
+            return [row for row in rows if row.state == State.READY.public]
+        known = {row.name for row in rows}
+        for name in await self._names():
+            if name not in known:
+                rows.append(IndexEntry(name, "", State.UNAVAILABLE.public, "not loaded"))
+        return sorted(rows, key=lambda row: row.name)
+
+    async def ready(self, name: str, version: str = "") -> bool:
+        """Tell whether a model answers; raises ModelNotFound when there is no such model."""
+        check_asked_version(name, version)
+        if self._registry.find(name) is None and not await self._could_load(name):
+            raise ModelNotFound(name, version)
+        model = self._registry.find(name)
+        if version and model is not None and version not in model.versions:
+            raise VersionNotFound(name, version)
+        return self._registry.ready(name, version)
+
+    @property
+    def server_ready(self) -> bool:
+        """Tell whether the start is over, and went as the readiness setting demands."""
+        if self._settings.model_control_mode is ModelControlMode.POLL and not self.watch.seen:
+            return False
+        if self._settings.readiness is Readiness.MODELS:
+            return self._started and all(map(self._registry.ready, self._failed))
+        return self._started
+
+    def begin_shutdown(self) -> None:
+        """Be ready no more, so that no new requests are sent here, and call off every load."""
+        self._started, self._stopping = False, True
+        self._loads.cancel()
+        self._registry.notify()
+
+    async def _names(self) -> list[str]:
+        """List what the repository holds; with a mesh it is not the repository that counts."""
+        return [] if self._settings.modelmesh else await self._workers.wait(self._repository.names)
+
+    async def _could_load(self, name: str) -> bool:
+        if self._settings.modelmesh:
+            return False
+        return await self._workers.wait(self._repository.holds, name)
+
+    def require_explicit(self, operation: str) -> None:
+        """Raise ModelControlForbidden unless clients may load and unload."""
+        mode = self._settings.model_control_mode
+        if mode is not ModelControlMode.EXPLICIT:
+            raise ModelControlForbidden(operation, mode.value)
+
+    # --- what a mesh asks ---
+
+    async def load_from(self, name: str, key: Hashable, find: Callable[[], ModelSource]) -> None:
+        """Load a model that is not in the repository, from wherever `find` finds it.
+
+        Loads of one name and key that come together are one load; a model that already answers
+        from the same files stays as it is. Raises what `load` raises.
+        """
+        await self._share(name, (name, key), partial(self._load_found, find))
+        self._dependents.named(name)
+
+    async def evict(self, name: str) -> None:
+        """Unload and forget a model and return once its memory is free; no name is unknown."""
+        if self._registry.find(name) is not None:
+            await self._unload_shared(name, dependents=False)
+            self._registry.forget(name)
+
+    async def purge(self) -> None:
+        """Cancel every load, unload every model, and return once all memory is free.
+
+        Loads that arrive meanwhile are cancelled as well: whoever sent them is about to be told
+        that nothing is loaded (ModelMesh SPI, runtimeStatus).
+        """
+        self._purges += 1
+        self._purging += 1
+        try:
+            await self._loads.call_off()
+            await asyncio.gather(*(self.evict(model.name) for model in self._registry.models()))
+            await self._loader.close()
+        finally:
+            self._purging -= 1
+            self._purges += 1
+
+    # --- what the start and the disk ask ---
+
+    async def start(self) -> None:
+        """Load what the control mode says is loaded at start; failures are logged and indexed."""
+        await self._workers.wait(self._remove_leftovers)
+        await self._each(await self._names_at_start(), self._load_logged)
+        self._started = True
+        self._registry.notify()
+
+    def _remove_leftovers(self) -> None:
+        count = remove_leftovers(self._settings.scratch_directory)
+        if not self._settings.modelmesh:
+            count += self._repository.remove_leftovers()
+        if count:
+            self._log.info("leftovers of killed processes removed", count=count)
+
+    async def _names_at_start(self) -> Sequence[str]:
+        settings = self._settings
+        if settings.modelmesh:
+            return ()
+        if settings.model_control_mode is ModelControlMode.POLL:
+            return (await self._workers.wait(self.watch.changes)).changed
+        # SageMaker makes the directory with the first model.
+        look = self._repository.names if settings.sagemaker_multi_model else self.watch.names
+        every = await self._workers.wait(look)
+        explicit = settings.model_control_mode is ModelControlMode.EXPLICIT
+        if explicit and EVERY_MODEL not in settings.load_model:
+            return settings.load_model
+        if every is None:
+            # Nothing would ever load them.
+            raise RepositoryUnreadable(str(settings.repository), self.watch.problem)
+        return every
+
+    async def _load_logged(self, name: str) -> None:
+        try:
+            await self._load_shared(name)
+            self._dependents.named(name)
+        except XlaserveError as error:
+            self._failed.add(name)
+            self._log.error("model not loaded from the repository", model=name, error=str(error))
+        except Exception:
+            self._failed.add(name)
+            self._log.exception("model not loaded from the repository", model=name)
+
+    async def poll(self) -> None:
+        """Look at the repository once, and load, reload and unload what changed."""
+        was_ready = self.server_ready
+        try:
+            changes = await self._workers.wait(self.watch.changes)
+            await self._each(changes.changed, self._load_logged)
+            await self._each(changes.gone, self._unload_gone)
+        except Exception:
+            # What serves goes on serving, and the next look comes.
+            self._log.exception("repository not followed")
+        if self.server_ready is not was_ready:
+            self._registry.notify()
+
+    async def _unload_gone(self, name: str) -> None:
+        self._failed.discard(name)
+        if self._registry.find(name) is not None:
+            await self._unload_shared(name, dependents=False)
+
+    async def _each(self, names: Iterable[str], work: Callable[[str], Awaitable[None]]) -> None:
+        queue = iter(list(names))
+
+        async def take() -> None:
+            for name in queue:
+                await work(name)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._settings.load_threads + 1):
+                group.create_task(take())
+
+    async def close(self) -> None:
+        """Unload everything and remove every override."""
+        models = self._registry.models()
+        await self._loader.unload([v for model in models for v in model.versions.values()])
+        await self._loader.close()
+        for override in self._overrides.values():
+            await self._workers.wait(override.remove)
+        self._overrides.clear()
+
+    # --- loading ---
+
+    async def _load_shared(self, name: str) -> None:
+        await self._share(name, name, partial(self._load, name, _PLAIN))
+
+    async def _share(
+        self, name: str, key: Hashable, load: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        try:
+            await self._loads.run(key, load)
+        except CalledOff:
+            raise ShuttingDown() if self._stopping else LoadCancelled(name) from None
+
+    async def _load(self, name: str, parameters: LoadParameters) -> None:
+        override = await self._write_override(name, parameters)
+        find = partial(
+            self._repository.find, name, config_text=parameters.config, override=override
+        )
+        try:
+            await self._load_found(find, override, forced=parameters != _PLAIN)
+        finally:
+            if override is not None and self._overrides.get(name) is not override:
+                await self._workers.wait(override.remove)
+
+    async def _load_found(
+        self,
+        find: Callable[[], ModelSource],
+        override: Override | None = None,
+        *,
+        forced: bool = False,
+    ) -> None:
+        if self._stopping:
+            raise ShuttingDown
+        purges = self._purges
+        source = await self._workers.wait(find)
+        await self._load_steps(source)
+        async with self._turns.of(source.name):
+            # Found again: another load may have gone before while this one waited.
+            source = await self._workers.wait(find)
+            # A purge unloads what the registry knows by its begin, and this load is not there yet.
+            if self._purging or purges != self._purges:
+                raise LoadCancelled(source.name)
+            before = self._overrides.pop(source.name, None)
+            try:
+                await self._load_versions(source, forced=forced)
+            finally:
+                await self._keep_override(source, before, override)
+
+    async def _write_override(self, name: str, parameters: LoadParameters) -> Override | None:
+        if not parameters.files:
+            return None
+        return await self._workers.wait(
+            Override.write, name, parameters.files, self._settings.scratch_directory
+        )
+
+    async def _keep_override(
+        self, source: ModelSource, before: Override | None, new: Override | None
+    ) -> None:
+        """Keep the directory that the model now answers from, remove the one it left."""
+        name = source.name
+        marks = [version.fingerprint for version in source.versions]
+        model = self._registry.find(name)
+        uses_new = model is not None and any(
+            v.instance is not None and v.instance.fingerprint in marks
+            for v in model.versions.values()
+        )
+        kept, left = (new, before) if uses_new else (before, None)
+        if kept is not None:
+            self._overrides[name] = kept
+        if left is not None:
+            await self._workers.wait(left.remove)
+
+    async def _load_versions(self, source: ModelSource, *, forced: bool) -> None:
+        failures: list[XlaserveError] = []
+        for wanted in source.versions:
+            version = self._registry.version(source.name, str(wanted.number))
+            current = version.instance
+            if current and not forced and current.fingerprint == wanted.fingerprint:
+                continue
+            try:
+                await self._loader.load(version, source, wanted)
+            except XlaserveError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        wanted_numbers = {str(version.number) for version in source.versions}
+        known = self._registry.find(source.name)
+        assert known is not None
+        await self._loader.unload(
+            [v for v in known.versions.values() if v.number not in wanted_numbers]
+        )
+
+    # --- ensembles ---
+
+    async def _load_steps(self, source: ModelSource) -> None:
+        if not source.config.is_ensemble:
+            return
+        await self._refuse_cycle(source, (source.name,))
+        for step in source.config.steps:
+            if not self._registry.ready(step.model_name, step.model_version):
+                self._dependents.brought(source.name, step.model_name)
+                try:
+                    await self._load_shared(step.model_name)
+                except (ModelNotFound, LoadFailed) as error:
+                    raise LoadFailed(source.name, f"its step failed: {error}") from error
+
+    async def _refuse_cycle(self, source: ModelSource, path: tuple[str, ...]) -> None:
+        for step in source.config.steps:
+            if step.model_name in path:
+                names = " -> ".join((*path, step.model_name))
+                raise LoadFailed(path[0], f"its steps form a cycle: {names}")
+            try:
+                following = await self._workers.wait(self._repository.find, step.model_name)
+            except (ModelNotFound, LoadFailed):
+                continue  # loaded from an override perhaps; loading will tell
+            await self._refuse_cycle(following, (*path, step.model_name))
+
+    # --- unloading ---
+
+    async def _unload_shared(self, name: str, *, dependents: bool) -> None:
+        await self._unloads.run(
+            (name, dependents), lambda: self._unload(name, dependents=dependents)
+        )
+
+    async def _unload(self, name: str, *, dependents: bool) -> None:
+        for leaving in self._dependents.leaving_with(name) if dependents else [name]:
+            await self._unload_one(leaving)
+
+    async def _unload_one(self, name: str) -> None:
+        async with self._turns.of(name):
+            model = self._registry.find(name)
+            if model is not None:
+                await self._loader.unload(model.versions.values())
+            self._dependents.left(name)
+            override = self._overrides.pop(name, None)
+            if override is not None:
+                await self._workers.wait(override.remove)
+            if not await self._could_load(name):
+                self._registry.forget(name)

@@ -1,0 +1,65 @@
+"""Which models may go when a load needs their memory."""
+
+from xlaserve.core.residence.capacity import Sizes
+from xlaserve.core.residence.lifecycle import State
+from xlaserve.core.residence.registry import Registry, Version
+from xlaserve.core.serving.ensemble import EnsemblePlan
+
+
+def to_evict(registry: Registry, missing: Sizes, *, sparing: str) -> list[Version]:
+    """Return idle versions that together give back what is missing; none if all are not enough.
+
+    Least recently used first, of those that hold memory on a device that lacks it. The model
+    `sparing` is for which the room is made. A step of an ensemble that answers stays: without it
+    the ensemble would not.
+    """
+    chosen: list[Version] = []
+    lacking = dict(missing)
+    for version in sorted(_idle(registry, sparing), key=_last_use):
+        given = {device: size for device, size in _sizes(version).items() if device in lacking}
+        if not any(given.values()):
+            continue
+        chosen.append(version)
+        lacking = {d: left for d, need in lacking.items() if (left := need - given.get(d, 0)) > 0}
+        if not lacking:
+            return chosen
+    return []
+
+
+def next_to_evict(registry: Registry, *, sparing: str) -> list[Version]:
+    """Return the idle version that was least recently used; none if there is none."""
+    idle = [v for v in _idle(registry, sparing) if _has_programs(v)]
+    return sorted(idle, key=_last_use)[:1]
+
+
+def _has_programs(version: Version) -> bool:
+    return version.instance is not None and bool(version.instance.info.buckets)
+
+
+def _idle(registry: Registry, sparing: str) -> list[Version]:
+    steps = _steps(registry)
+    return [
+        version
+        for model in registry.models()
+        if model.name != sparing and not model.requests and model.name not in steps
+        for version in model.versions.values()
+        if version.state is State.READY
+    ]
+
+
+def _steps(registry: Registry) -> set[str]:
+    plans = (
+        version.instance.runner
+        for model in registry.models()
+        for version in model.versions.values()
+        if version.instance is not None
+    )
+    return {name for plan in plans if isinstance(plan, EnsemblePlan) for name, _ in plan.models()}
+
+
+def _sizes(version: Version) -> Sizes:
+    return version.instance.reservation.sizes if version.instance else {}
+
+
+def _last_use(version: Version) -> int:
+    return version.statistics.last_use_ns

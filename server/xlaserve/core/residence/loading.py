@@ -1,0 +1,372 @@
+"""One model version on its way into memory and out of it."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import structlog
+
+from xlaserve.core.residence.capacity import Capacity, Reservation, Sizes
+from xlaserve.core.residence.eviction import next_to_evict, to_evict
+from xlaserve.core.residence.exhaustion import load_failure
+from xlaserve.core.residence.finishing import Finisher
+from xlaserve.core.residence.lifecycle import Event, State
+from xlaserve.core.residence.load_runner import Load, Loading, LoadLimits, LoadRunner, StageObserver
+from xlaserve.core.residence.registry import Instance, Registry, Version
+from xlaserve.core.residence.repository import ModelSource, VersionSource
+from xlaserve.core.serving.ensemble import EnsemblePlan, plan_ensemble
+from xlaserve.core.sharing import Coalesced
+from xlaserve.core.threads.workers import Workers
+from xlaserve.errors import (
+    InvalidModel,
+    LoadFailed,
+    ModelNotFound,
+    ModelNotReady,
+    OutOfMappings,
+    OutOfMemory,
+    XlaserveError,
+)
+from xlaserve.models.config import ModelConfig
+from xlaserve.models.loaded import MAX_ON_DEMAND_SHAPES, LoadContext, LoadedModel
+from xlaserve.models.mappings import UNLIMITED, Mappings
+from xlaserve.models.placement import ONE_CPU, Devices, without_effect
+from xlaserve.models.roots import Roots
+
+DEFAULT_LOAD_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Machinery:
+    """What loading needs of the layer below."""
+
+    load: Load
+    predict_size: Callable[[Path, ModelConfig, Devices, Roots], Sizes]
+    """Return the bytes that a version will take on each device, from its headers; raises
+    InvalidModel; blocks."""
+    try_loading: Callable[[Path, ModelConfig], None]
+    """Load what a client sent in a process that may die of it; raises InvalidModel; blocks."""
+    release_memory: Callable[[], None]
+    """Collect garbage and give freed pages back to the system; blocks."""
+    devices: Callable[[], Devices]
+    """Return the devices to load for, once JAX is up; called from a thread, may block."""
+    mappings: Mappings = UNLIMITED
+    """Those of the process."""
+    on_stage: StageObserver = lambda model, version, stage: None
+
+
+class VersionLoader:
+    """Loads and retires instances of model versions; the registry shows every step of it."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        workers: Workers,
+        machinery: Machinery,
+        capacity: Capacity,
+        *,
+        drain_seconds: float,
+        load_seconds: float = DEFAULT_LOAD_SECONDS,
+        memory_wait_seconds: float = 0.0,
+        expect_unloads: bool = False,
+        evict: bool = False,
+        background_compile: bool = False,
+        mmap_parameters: bool = False,
+        max_on_demand_shapes: int = MAX_ON_DEMAND_SHAPES,
+    ) -> None:
+        self._max_on_demand_shapes = max_on_demand_shapes
+        self._mmap_parameters = mmap_parameters
+        self._background_compile = background_compile
+        self._finisher = Finisher(workers, capacity, load_seconds)
+        self._memory_wait_seconds = memory_wait_seconds
+        self._expect_unloads = expect_unloads
+        """Whether somebody unloads others who has heard that a load needed more than expected."""
+        self._shrinking = 0
+        """Loads that hold what they need to be loaded, and will hold what they are."""
+        self._evict = evict
+        self._registry = registry
+        self._capacity = capacity
+        self._workers = workers
+        self._machinery = machinery
+        self._drain_seconds = drain_seconds
+        self._release = Coalesced(partial(workers.wait, machinery.release_memory))
+        self._runner = LoadRunner(
+            registry,
+            workers,
+            LoadLimits(load_seconds, drain_seconds),
+            load=machinery.load,
+            devices=machinery.devices,
+            on_stage=machinery.on_stage,
+            release=self._release,
+        )
+        self._stragglers: set[asyncio.Task[None]] = set()
+        self._devices: Devices | None = None
+        self._log = structlog.get_logger("loading")
+
+    async def load(self, version: Version, model: ModelSource, source: VersionSource) -> None:
+        """Load a version and let it answer; what it served before, it serves until then.
+
+        Raises LoadFailed, OutOfMemory, LoadCancelled or TooManyAbandoned, and goes on with what was
+        served before.
+        """
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        self._workers.abandoned.check(version.model, source.fingerprint)
+        self._registry.change(version, Event.LOAD, "waiting for a load thread")
+        reservation = Reservation(self._capacity, version.model)
+        self._finisher.load_begins()
+        try:
+            runner = await self._make(version, model, source, reservation)
+        except BaseException as error:
+            reservation.release()
+            self._note_failure(version, error)
+            raise
+        finally:
+            self._finisher.load_ends()
+        devices = self._devices or ONE_CPU
+        loaded = Instance(runner, source.fingerprint, reservation, model.config, devices.names[0])
+        replaced, version.instance = version.instance, loaded
+        seconds = loop.time() - started
+        version.statistics.loaded(seconds, time.time_ns())
+        self._registry.change(version, Event.LOADED)
+        self._log.info(
+            "model loaded",
+            model=version.model,
+            version=version.number,
+            seconds=round(seconds, 3),
+            compile_seconds=round(runner.info.compile_seconds, 3),
+            size_bytes=runner.info.memory.total_bytes,
+            buckets={b.rows: round(b.compile_seconds, 3) for b in runner.info.buckets},
+        )
+        unused = (*model.config.without_effect, *without_effect(model.config, devices.platform))
+        if unused:
+            self._log.warning(
+                "fields of the configuration have no effect",
+                model=version.model,
+                version=version.number,
+                fields=list(unused),
+            )
+        if runner.info.notice:
+            self._log.warning(
+                "no request is put together with another",
+                model=version.model,
+                version=version.number,
+                reason=runner.info.notice,
+            )
+        if self._background_compile:
+            self._finisher.finish(version, loaded)
+        if replaced is not None:
+            await self._retire([replaced])
+
+    async def unload(self, versions: Iterable[Version]) -> None:
+        """Stop answering from these versions and return once their memory is free.
+
+        Requests in progress end first; after `drain_seconds` the rest is left to end by itself
+        and the memory is freed behind it.
+        """
+        answering = [version for version in versions if version.state.answers]
+        instances = []
+        for version in answering:
+            self._registry.change(version, Event.UNLOAD, "waiting for requests in progress")
+            if version.instance is not None:
+                instances.append(version.instance)
+            version.instance = None
+        try:
+            await self._retire(instances)
+        finally:
+            for version in answering:
+                version.statistics.unloads += 1
+                self._registry.change(version, Event.UNLOADED, "unloaded")
+                self._log.info("model unloaded", model=version.model, version=version.number)
+
+    async def close(self) -> None:
+        """Wait for the instances whose requests outlived their unload."""
+        await self._finisher.close()
+        if self._stragglers:
+            await asyncio.wait(self._stragglers)
+
+    # --- in ---
+
+    async def _make(
+        self,
+        version: Version,
+        model: ModelSource,
+        source: VersionSource,
+        reservation: Reservation,
+    ) -> LoadedModel | EnsemblePlan:
+        try:
+            if model.config.is_ensemble:
+                return self._plan(model)
+            return await self._load_booked(version, model, source, reservation)
+        except InvalidModel as error:
+            raise load_failure(version.model, str(error), error.__cause__) from error
+        except MemoryError as error:
+            raise OutOfMemory(version.model, "failed to load it, the host is full") from error
+
+    async def _load_booked(
+        self,
+        version: Version,
+        model: ModelSource,
+        source: VersionSource,
+        reservation: Reservation,
+    ) -> LoadedModel:
+        """Reserve the predicted size, load, and reserve what the model holds from then on.
+
+        A model that took more than there is is closed again.
+        """
+        if source.sent:
+            self._registry.note(version, "loading in a process of its own")
+            try_loading = self._machinery.try_loading
+            trial = self._workers.load(partial(try_loading, source.directory, model.config))
+            await asyncio.wrap_future(trial.future)
+        if self._devices is None:
+            starting = self._workers.load(self._machinery.devices)
+            self._devices = await asyncio.wrap_future(starting.future)
+        predict, devices = self._machinery.predict_size, self._devices
+        predicted = await self._workers.wait(
+            predict, source.directory, model.config, devices, source.roots
+        )
+        await self._book(reservation, predicted)
+        self._shrinking += 1
+        try:
+            runner = await self._run_evicting(version, model, source, reservation)
+        finally:
+            self._shrinking -= 1
+        try:
+            await self._book(reservation, runner.info.memory.on_devices(devices.names[0]))
+        except OutOfMemory:
+            await self._workers.wait(runner.close)
+            await self._release()
+            raise
+        return runner
+
+    async def _book(self, reservation: Reservation, sizes: Sizes) -> None:
+        """Hold so many bytes. Raises OutOfMemory.
+
+        Idle models may be evicted for it. What others are about to give back is waited for, up to
+        `memory_wait_seconds`.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._memory_wait_seconds
+        while missing := reservation.missing(sizes):
+            leaving: list[Version] = []
+            if self._evict:
+                leaving = to_evict(self._registry, missing, sparing=reservation.model)
+            if leaving:
+                for version in leaving:
+                    self._log.info("model evicted", model=version.model, room_for=reservation.model)
+                await self.unload(leaving)
+            elif reservation.exceeds(sizes) or not await self._changed(until - loop.time()):
+                break
+        reservation.set(sizes)
+
+    async def _changed(self, seconds: float) -> bool:
+        """Wait for a change of what others hold, if one is to come; tell whether it did in time."""
+        if seconds <= 0 or not (self._expect_unloads or self._stragglers or self._shrinking):
+            return False
+        try:
+            await asyncio.wait_for(self._capacity.changed(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    def _plan(self, model: ModelSource) -> EnsemblePlan:
+        described = {}
+        for step in model.config.steps:
+            try:
+                _, instance = self._registry.resolve(step.model_name, step.model_version)
+            except (ModelNotFound, ModelNotReady) as error:
+                raise LoadFailed(model.name, f"its step cannot answer: {error}") from error
+            described[step.model_name] = instance.info
+        return plan_ensemble(model.config, described)
+
+    async def _run_evicting(
+        self,
+        version: Version,
+        model: ModelSource,
+        source: VersionSource,
+        reservation: Reservation,
+    ) -> LoadedModel:
+        """Load; idle models may be evicted for the memory mappings of its programs."""
+        while True:
+            try:
+                return await self._run_loader(version, model, source, reservation)
+            except OutOfMappings:
+                await self._release()
+                sparing = version.model
+                leaving = next_to_evict(self._registry, sparing=sparing) if self._evict else []
+                if not leaving:
+                    raise
+            self._log.info("model evicted", model=leaving[0].model, room_for=sparing)
+            await self.unload(leaving)
+
+    async def _run_loader(
+        self,
+        version: Version,
+        model: ModelSource,
+        source: VersionSource,
+        reservation: Reservation,
+    ) -> LoadedModel:
+        context = LoadContext(
+            model=version.model,
+            version=version.number,
+            config=model.config,
+            background_compile=self._background_compile,
+            mmap_parameters=self._mmap_parameters,
+            max_on_demand_shapes=self._max_on_demand_shapes,
+            roots=source.roots,
+            mappings=self._machinery.mappings,
+        )
+        return await self._runner.run(Loading(version, source, reservation, context))
+
+    def _note_failure(self, version: Version, error: BaseException) -> None:
+        reason = "internal error"
+        if isinstance(error, XlaserveError):
+            reason = str(error)
+        elif isinstance(error, asyncio.CancelledError):
+            reason = "the load was cancelled"
+        if version.state is State.RELOADING:
+            reason = f"answers from before, its reload failed: {reason}"
+        version.statistics.load_failures += 1
+        self._registry.change(version, Event.FAILED, reason)
+        self._log.warning(
+            "model not loaded", model=version.model, version=version.number, reason=reason
+        )
+
+    # --- out ---
+
+    async def _retire(self, instances: list[Instance]) -> None:
+        """Free the instances behind their last request, within the time that a drain may take."""
+        if not instances:
+            return
+        freeing = asyncio.ensure_future(self._free(instances))
+        self._stragglers.add(freeing)
+        freeing.add_done_callback(self._stragglers.discard)
+        await asyncio.wait([freeing], timeout=self._drain_seconds)
+        if freeing.done():
+            freeing.result()
+
+    async def _free(self, instances: Sequence[Instance]) -> None:
+        closed = []
+        for instance in instances:
+            if not isinstance(instance.runner, EnsemblePlan):
+                instance.runner.stop()
+            await self._finisher.left(instance)
+            await instance.drained()
+            if instance.stuck is not None and instance.is_stuck:
+                # Nothing of it is free before the thread that may use it has ended.
+                instance.stuck.whenever(partial(self._free_later, instance))
+                continue
+            if not isinstance(instance.runner, EnsemblePlan):
+                await self._workers.wait(instance.runner.close)
+            closed.append(instance)
+        await self._release()
+        for instance in closed:
+            instance.reservation.release()
+
+    def _free_later(self, instance: Instance) -> None:
+        freeing = asyncio.ensure_future(self._free([instance]))
+        self._stragglers.add(freeing)
+        freeing.add_done_callback(self._stragglers.discard)

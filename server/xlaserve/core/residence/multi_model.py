@@ -1,0 +1,170 @@
+"""The models of a multi-model container: loaded from urls, under names that mean nothing."""
+
+from dataclasses import dataclass
+from functools import partial
+from weakref import WeakKeyDictionary
+
+from xlaserve.core.residence.control import ModelControl
+from xlaserve.core.residence.lifecycle import State
+from xlaserve.core.residence.registry import Instance, Model, Registry
+from xlaserve.core.residence.repository import Location, Repository
+from xlaserve.errors import (
+    InvalidName,
+    InvalidRequest,
+    ModelAlreadyLoaded,
+    ModelNotFound,
+)
+
+MAX_PAGE = 100
+"""Models on one page of the list, at most and by default."""
+MAX_NAME_BYTES = 1024
+"""A longer name might not fit into the path of the request that unloads it."""
+
+_HELD = frozenset({State.READY, State.RELOADING, State.UNLOADING})
+"""The states of a version that has memory, or had it until now."""
+
+
+class NoDefaultModel(InvalidRequest):
+    """A request names no model, and it cannot be told which one is meant."""
+
+    def __init__(self, loaded: int) -> None:
+        super().__init__(
+            f"the request names no model, {loaded} models are loaded and default_model is not set"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HostedModel:
+    """One model that is loaded."""
+
+    name: str
+    url: str
+    """Where it was loaded from: as the request said it, or its directory in the repository."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Part of the list of the loaded models, by name."""
+
+    models: tuple[HostedModel, ...]
+    last: str
+    """The name behind which the next page begins; empty where there is none."""
+
+
+class MultiModelContainer:
+    """Loads and unloads models as a platform asks, which packs as many as memory allows.
+
+    Unlike the model repository it knows nothing of a model before it is loaded. What was loaded
+    otherwise is listed and unloaded here as well.
+    """
+
+    def __init__(
+        self,
+        control: ModelControl,
+        registry: Registry,
+        repository: Repository,
+        *,
+        default_model: str = "",
+    ) -> None:
+        self._control = control
+        self._registry = registry
+        self._repository = repository
+        self._default_model = default_model
+        self._loading: set[str] = set()
+        # By instance, so that a reload from elsewhere and an unload leave nothing to tidy up.
+        self._urls: WeakKeyDictionary[Instance, str] = WeakKeyDictionary()
+
+    @property
+    def healthy(self) -> bool:
+        """Tell whether the container answers; one without models may (SageMaker, /ping)."""
+        return self._control.server_ready
+
+    async def load(self, name: str, url: str) -> None:
+        """Load the model that is unpacked at the url and answer to the name from now on.
+
+        Raises ModelAlreadyLoaded, also while another request loads it, OutOfMemory, LoadFailed,
+        ModelControlForbidden or InvalidName (SageMaker, Load Model API).
+        """
+        self._control.require_explicit("load")
+        _check_key(name)
+        if name in self._loading or self._is_taken(name):
+            raise ModelAlreadyLoaded(name)
+        self._loading.add(name)
+        try:
+            find = partial(self._repository.find_archive, name, url)
+            await self._control.load_from(name, Location(url), find)
+        finally:
+            self._loading.discard(name)
+            # Nobody unloads what was never loaded: of a failure nothing is kept.
+            self._registry.forget(name)
+        for instance in _instances(self._registry.find(name)):
+            self._urls[instance] = url
+
+    async def unload(self, name: str) -> None:
+        """Unload a model and return once its memory is free.
+
+        One that is already on its way out is waited for. Raises ModelNotFound for one that is not
+        loaded, or ModelControlForbidden (SageMaker, Unload Model API).
+        """
+        self._control.require_explicit("unload")
+        model = self._registry.find(name)
+        if model is None or not any(v.state in _HELD for v in model.versions.values()):
+            raise ModelNotFound(name)
+        await self._control.evict(name)
+
+    def get(self, name: str) -> HostedModel:
+        """Return a model that is loaded; raises ModelNotFound (SageMaker, Get Model API)."""
+        model = self._registry.find(name)
+        if model is None or model.newest() is None:
+            raise ModelNotFound(name)
+        return self._hosted(model)
+
+    def page(self, limit: int = MAX_PAGE, after: str = "") -> Page:
+        """Return what is loaded, from behind the last name of the page before.
+
+        So nothing is left out or listed twice when models come and go between two pages. A limit
+        outside of 1 to MAX_PAGE is MAX_PAGE (SageMaker, List Model API).
+        """
+        size = limit if 1 <= limit <= MAX_PAGE else MAX_PAGE
+        names = [name for name in self._names() if name > after]
+        last = names[size - 1] if len(names) > size else ""
+        return Page(tuple(map(self.get, names[:size])), last)
+
+    def default(self) -> str:
+        """Return the model of a request that names none; raises NoDefaultModel."""
+        if self._default_model:
+            return self._default_model
+        names = self._names()
+        if len(names) != 1:
+            raise NoDefaultModel(len(names))
+        return names[0]
+
+    def _names(self) -> list[str]:
+        return [model.name for model in self._registry.models() if model.newest() is not None]
+
+    def _hosted(self, model: Model) -> HostedModel:
+        newest = model.newest()
+        instance = newest.instance if newest else None
+        url = self._urls.get(instance) if instance else None
+        return HostedModel(model.name, url or self._repository.url(model.name))
+
+    def _is_taken(self, name: str) -> bool:
+        """Tell whether the name has a model; one on its way out leaves the name behind."""
+        model = self._registry.find(name)
+        leaving = (State.UNAVAILABLE, State.UNLOADING)
+        return model is not None and any(v.state not in leaving for v in model.versions.values())
+
+
+def _instances(model: Model | None) -> list[Instance]:
+    versions = model.versions.values() if model else ()
+    return [version.instance for version in versions if version.instance is not None]
+
+
+def _check_key(name: str) -> None:
+    """Raise InvalidName for what could not be sent back and forth as a name."""
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise InvalidName("model name", name, "it is not UTF-8") from None
+    if not 1 <= size <= MAX_NAME_BYTES:
+        raise InvalidName("model name", name, f"expected 1 to {MAX_NAME_BYTES} bytes")

@@ -1,0 +1,35 @@
+"""What is ready, and a sign when that may have changed."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from xlaserve.core.residence.control import ModelControl
+from xlaserve.core.residence.registry import Registry
+
+
+class Readiness:
+    """Answers health checks of the server and of its models by name."""
+
+    def __init__(self, control: ModelControl, registry: Registry) -> None:
+        self._control = control
+        self._registry = registry
+
+    def server_ready(self) -> bool:
+        """Tell whether the server is ready."""
+        return self._control.server_ready
+
+    def model_ready(self, name: str) -> bool | None:
+        """Tell whether a model answers; None for one that was never loaded."""
+        return None if self._registry.find(name) is None else self._registry.ready(name)
+
+    def model_names(self) -> list[str]:
+        """Return the names of the models that were loaded, or tried."""
+        return [model.name for model in self._registry.models()]
+
+    @contextmanager
+    def subscribe(self) -> Iterator[asyncio.Event]:
+        """Give an event that is set at every change, for the length of a block."""
+        changed = asyncio.Event()
+        with self._registry.observe(changed.set):
+            yield changed

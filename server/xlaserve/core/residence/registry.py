@@ -1,0 +1,348 @@
+"""What is loaded, which version answers, and who is using it."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from xlaserve.core.residence.capacity import Reservation, Sizes
+from xlaserve.core.residence.lifecycle import Event, Lifecycle, State
+from xlaserve.core.residence.names import check_asked_version
+from xlaserve.core.serving.batching import Answering, Batcher
+from xlaserve.core.serving.checks import QuickCheck
+from xlaserve.core.serving.dispatch import Dispatcher
+from xlaserve.core.serving.ensemble import EnsemblePlan
+from xlaserve.core.serving.replicas import Replicas
+from xlaserve.core.serving.statistics import VersionStatistics
+from xlaserve.core.threads.host import HostJob
+from xlaserve.core.threads.limited import LimitedCall
+from xlaserve.errors import ModelNotFound, ModelNotReady, Overloaded, VersionNotFound
+from xlaserve.models.config import ModelConfig
+from xlaserve.models.loaded import LoadedModel, ModelInfo
+
+
+class Instance:
+    """One loaded copy of a model version, and the number of requests that use it.
+
+    A reload makes a new instance: requests keep the one they started with.
+    """
+
+    def __init__(
+        self,
+        runner: LoadedModel | EnsemblePlan,
+        fingerprint: object,
+        reservation: Reservation,
+        config: ModelConfig,
+        device: str = "cpu:0",
+    ) -> None:
+        self.runner = runner
+        self.fingerprint = fingerprint
+        self.config = config
+        self._device = device
+        """The first of the server."""
+        self.platform = device.partition(":")[0]
+        """The JAX platform of the server."""
+        self.reservation = reservation
+        self.quick = QuickCheck(runner.info)
+        self.batches: bool | None = None
+        """Whether its requests go through the batcher; None until the first of them asks."""
+        self.batcher: Batcher | None = None
+        """Gathers its requests; None until there was one, and for what is not batched."""
+        self.is_inline = not runner.info.loops_follow_inputs
+        """Whether the event loop may execute it, where it is quick; `Overruns` changes that."""
+        self.pause_seconds = 0.0
+        """How long it had to stay away from the event loop when it overran last."""
+        self.replicas = Replicas(1 if isinstance(runner, EnsemblePlan) else runner.replicas)
+        """Shares the requests that threads are given."""
+        self.dispatcher: Dispatcher | None = None
+        """Hands its executions to accelerators; None until there was one."""
+        self.answers: Answering | None = None
+        """Counts its requests out; None until there was one that was not answered at once."""
+        self.queued: set[HostJob] = set()
+        """What is done for it in threads, until the event loop hears that it is over."""
+        self.stuck: LimitedCall[Any] | None = None
+        """A compilation that was abandoned in a thread which may go on and use the model."""
+        self._users = 0
+        self._idle = asyncio.Event()
+
+    @property
+    def model(self) -> str:
+        """Return the name of the model."""
+        return self.reservation.model
+
+    @property
+    def info(self) -> ModelInfo:
+        """Describe the loaded model."""
+        return self.runner.info
+
+    @property
+    def held(self) -> Mapping[str, int]:
+        """Return what it holds, in bytes by device."""
+        return self.info.memory.on_devices(self._device)
+
+    @property
+    def parameters(self) -> Mapping[str, str]:
+        """Return the parameters of the configuration that it was loaded with."""
+        return self.config.parameters
+
+    @property
+    def pending(self) -> int:
+        """Return how many executions wait for a thread."""
+        waiting = self.batcher.waiting if self.batcher else 0
+        waiting += self.dispatcher.waiting if self.dispatcher else 0
+        return waiting + sum(job.waits for job in self.queued)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Tell whether a thread that was abandoned may still use the model."""
+        return self.stuck is not None and not self.stuck.future.done()
+
+    @property
+    def users(self) -> int:
+        """Return how many requests use the instance."""
+        return self._users
+
+    def acquire(self) -> None:
+        """Count one user more; `release` must follow."""
+        self._users += 1
+
+    def release(self, count: int = 1) -> None:
+        """Count users less."""
+        self._users -= count
+        if not self._users:
+            self._idle.set()
+
+    @contextmanager
+    def lease(self) -> Iterator[None]:
+        """Keep the instance alive for the length of a block."""
+        self.acquire()
+        try:
+            yield
+        finally:
+            self.release()
+
+    async def drained(self) -> None:
+        """Return once nobody uses the instance."""
+        while self._users:
+            self._idle.clear()
+            await self._idle.wait()
+
+
+class Version:
+    """One version of a model: its lifecycle, and the instance that answers for it."""
+
+    def __init__(self, model: str, number: str) -> None:
+        self.model = model
+        self.number = number
+        self.lifecycle = Lifecycle()
+        self.instance: Instance | None = None
+        self.statistics = VersionStatistics()
+
+    @property
+    def state(self) -> State:
+        """Return where the version stands."""
+        return self.lifecycle.state
+
+
+@dataclass(slots=True)
+class Model:
+    """What the registry knows of one model."""
+
+    name: str
+    versions: dict[str, Version] = field(default_factory=dict)
+    requests: int = 0
+    """Requests in progress, all versions together."""
+
+    def newest(self, *, answering: bool = True) -> Version | None:
+        """Return the highest version, of those that answer or of all."""
+        found = (v for v in self.versions.values() if v.state.answers or not answering)
+        return max(found, key=lambda version: int(version.number), default=None)
+
+
+class Registry:
+    """The models of the process. Used from the event loop only; never waits."""
+
+    def __init__(self, max_requests_per_model: int) -> None:
+        self._max_requests = max_requests_per_model
+        self._models: dict[str, Model] = {}
+        self._observers: set[Callable[[], None]] = set()
+        self._resolved: dict[tuple[str, str], tuple[Version, Instance]] = {}
+        """What `resolve` found since the last change; no more entries than versions, twice."""
+
+    # --- reading ---
+
+    def models(self) -> list[Model]:
+        """Return every model that was ever loaded, by name."""
+        return [self._models[name] for name in sorted(self._models)]
+
+    def find(self, name: str) -> Model | None:
+        """Return what is known of a model, None for one that was never loaded."""
+        return self._models.get(name)
+
+    def resolve(self, name: str, number: str = "") -> tuple[Version, Instance]:
+        """Return the version that answers, the newest one where none is asked for.
+
+        Raises ModelNotFound where nothing is loaded, ModelNotReady while it is on its way in or
+        out, or while a model that an ensemble needs is not ready.
+        """
+        found = self._resolved.get((name, number))
+        if found is None:
+            found = self._resolved[name, number] = self._resolve(name, number)
+        return found
+
+    def _resolve(self, name: str, number: str) -> tuple[Version, Instance]:
+        check_asked_version(name, number)
+        model = self._models.get(name)
+        if model is None:
+            raise ModelNotFound(name, number)
+        version = model.versions.get(number) if number else model.newest()
+        if number and model.newest() is not None:
+            if version is None:
+                raise VersionNotFound(name, number)
+            if version.state is State.UNAVAILABLE:
+                raise VersionNotFound(name, number, detail=_why_unavailable(version))
+        if version is None:
+            self._raise_unavailable(model, number)
+        assert version is not None
+        if version.instance is None or not version.state.answers:
+            self._raise_not_ready(version, number)
+        assert version.instance is not None
+        missing = self._missing_step(version.instance)
+        if missing is not None:
+            raise ModelNotReady(name, number, State.UNAVAILABLE, missing)
+        return version, version.instance
+
+    def _raise_unavailable(self, model: Model, number: str) -> None:
+        newest = None if number else model.newest(answering=False)
+        if newest is None:
+            raise ModelNotFound(model.name, number)
+        moving = [v for v in model.versions.values() if v.state is not State.UNAVAILABLE]
+        self._raise_not_ready(moving[-1] if moving else newest, number)
+
+    @staticmethod
+    def _raise_not_ready(version: Version, asked: str) -> None:
+        state, reason = version.state, version.lifecycle.reason
+        if state is State.UNAVAILABLE:
+            raise ModelNotFound(version.model, asked, detail=_why_unavailable(version))
+        raise ModelNotReady(version.model, asked, state.public, reason)
+
+    def _missing_step(self, instance: Instance) -> str | None:
+        if not isinstance(instance.runner, EnsemblePlan):
+            return None
+        for name, number in instance.runner.models():
+            model = self._models.get(name)
+            version = model and (model.versions.get(number) if number else model.newest())
+            if not version or not version.instance or not version.state.answers:
+                return f"its step '{name}' is not ready"
+            deeper = self._missing_step(version.instance)
+            if deeper is not None:
+                return deeper
+        return None
+
+    def ready(self, name: str, number: str = "") -> bool:
+        """Tell whether an inference would be served now."""
+        try:
+            self.resolve(name, number)
+        except (ModelNotFound, ModelNotReady):
+            return False
+        return True
+
+    def shown_state(self, version: Version) -> tuple[str, str]:
+        """Return the state and the reason of a version as the repository index shows them."""
+        if version.instance is not None and version.state.answers:
+            missing = self._missing_step(version.instance)
+            if missing is not None:
+                return State.UNAVAILABLE.public, missing
+        return version.state.public, version.lifecycle.reason
+
+    # --- changing ---
+
+    def version(self, name: str, number: str) -> Version:
+        """Return the version, made when it is seen for the first time."""
+        model = self._models.setdefault(name, Model(name))
+        return model.versions.setdefault(number, Version(name, number))
+
+    def change(self, version: Version, event: Event, reason: str = "") -> None:
+        """Move a version along its lifecycle and tell the observers."""
+        version.lifecycle.apply(event, reason)
+        self.notify()
+
+    def note(self, version: Version, reason: str) -> None:
+        """Say how far a change has come, in the reason that the index shows."""
+        version.lifecycle.reason = reason
+
+    def notify(self) -> None:
+        """Tell the observers that something may have changed."""
+        self._resolved.clear()
+        for observer in tuple(self._observers):
+            observer()
+
+    def size_bytes(self, name: str) -> int:
+        """Return the most that the loaded versions of a model hold on any one device.
+
+        Raises ModelNotFound where none is loaded.
+        """
+        return _fullest(instance.held for instance in self._loaded(name))
+
+    def needed_bytes(self, name: str) -> int:
+        """Return the most that they needed on any one device to be loaded; raises ModelNotFound."""
+        return _fullest(instance.reservation.needed for instance in self._loaded(name))
+
+    def _loaded(self, name: str) -> list[Instance]:
+        model = self._models.get(name)
+        loaded = [v.instance for v in model.versions.values() if v.instance] if model else []
+        if not loaded:
+            raise ModelNotFound(name)
+        return loaded
+
+    def forget(self, name: str) -> None:
+        """Drop what is known of a model that is neither loaded nor in the repository."""
+        model = self._models.get(name)
+        self._resolved.clear()
+        if model and all(v.state is State.UNAVAILABLE for v in model.versions.values()):
+            del self._models[name]
+
+    @contextmanager
+    def observe(self, observer: Callable[[], None]) -> Iterator[None]:
+        """Call `observer` after every change, for the length of a block."""
+        self._observers.add(observer)
+        try:
+            yield
+        finally:
+            self._observers.discard(observer)
+
+    @contextmanager
+    def admit(self, name: str) -> Iterator[None]:
+        """Count a request of the model for the length of a block, or raise Overloaded."""
+        model = self.admitting(name)
+        model.requests += 1
+        try:
+            yield
+        finally:
+            model.requests -= 1
+
+    def admitting(self, name: str) -> Model:
+        """Return a model that takes one request more, or raise Overloaded; nothing is counted."""
+        model = self._models[name]
+        if model.requests >= self._max_requests:
+            raise Overloaded(name, self._max_requests, "max_requests_per_model")
+        return model
+
+    @property
+    def requests(self) -> int:
+        """Return how many requests are in progress."""
+        return sum(model.requests for model in self._models.values())
+
+
+def _fullest(sizes: Iterable[Sizes]) -> int:
+    held: Counter[str] = Counter()
+    for of_devices in sizes:
+        held.update(of_devices)
+    return max(held.values(), default=0)
+
+
+def _why_unavailable(version: Version) -> str:
+    reason = version.lifecycle.reason
+    return "has no available versions" + (f" ({reason})" if reason else "")

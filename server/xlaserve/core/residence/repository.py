@@ -1,0 +1,375 @@
+"""What could be loaded: the models on disk, their versions and configurations.
+
+Everything here waits for the disk and is called from a thread, never from the event loop.
+"""
+
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+from xlaserve.core.residence.exhaustion import load_failure
+from xlaserve.core.residence.listing import Listing, is_model, list_root, subdirectories
+from xlaserve.core.residence.names import check_name, is_version
+from xlaserve.core.residence.overrides import Override
+from xlaserve.core.residence.wrong_root import hint
+from xlaserve.errors import InvalidModel, InvalidName, LoadFailed, ModelNotFound
+from xlaserve.models import files
+from xlaserve.models.config import ModelConfig
+from xlaserve.models.config_text import parse_json, read_config
+from xlaserve.models.roots import ANYWHERE, Roots
+from xlaserve.temporary import remove_leftovers
+
+MAX_FILES_PER_VERSION = 10_000
+"""Files of one version directory; more is not a model but a mistake."""
+
+_MAX_TIDIED = 10_000
+"""Models that are looked into for leftovers at the start."""
+
+_MAX_LABEL_BYTES = 64 << 20
+
+Fingerprint: TypeAlias = tuple[object, ...]
+"""Changes when a file of the version, or its configuration, changes."""
+
+ENSEMBLE_VERSION = 1
+"""The version of an ensemble without version directories: it needs no files."""
+
+
+UNVERSIONED = 1
+"""The version of what has no version directories."""
+
+_FORBIDDEN_ROOTS = tuple(map(Path, ("/dev", "/proc", "/sys")))
+"""Where nothing is a model, whatever the allowed roots are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A model outside the repository, as a mesh names it."""
+
+    path: str
+    """A version directory, a model directory, or a single file."""
+    schema: str = ""
+    """A file with `inputs` and `outputs` as ModelMetadata has them; empty for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSource:
+    """One version that can be loaded."""
+
+    number: int
+    directory: Path
+    """Or the file, where one file is the whole model."""
+    fingerprint: Fingerprint
+    roots: Roots = ANYWHERE
+    """Where its files may lie, wherever links lead."""
+    sent: bool = False
+    """Whether its files came with a request, and not from the operator's disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """One model that can be loaded: its configuration and the versions that its policy picks."""
+
+    name: str
+    config: ModelConfig
+    versions: tuple[VersionSource, ...]
+
+
+class Repository:
+    """The model repository: <root>/<model>/ with `config.json|config.pbtxt` and <version>/."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        extra_roots: Iterable[Path] = (),
+        max_models: int,
+        max_config_bytes: int,
+        bare_name: str = "",
+    ) -> None:
+        """With `bare_name`, a root that does not hold models is itself one, of that name."""
+        self.root = root
+        self._bare_name = bare_name
+        self._given_roots = (root.absolute(), *extra_roots)
+        self._roots = Roots.of(self._given_roots)
+        self._max_models = max_models
+        self._max_config_bytes = max_config_bytes
+
+    def listing(self) -> Listing:
+        """Return what the root holds; raises OSError unless the whole of it can be read."""
+        if self._is_bare():
+            return Listing((0, 0), (self._bare_name,))
+        return list_root(self.root, max_models=self._max_models)
+
+    def names(self) -> list[str]:
+        """Return the names of all model directories, sorted; hidden ones are left out.
+
+        A root that is not there yet, or cannot be read, holds none.
+        """
+        try:
+            return list(self.listing().models)
+        except OSError:
+            return []
+
+    def hint(self, listing: Listing) -> str:
+        """Say what is meant instead, where a root holds nothing that looks like a model."""
+        return "" if self._is_bare() else hint(self.root, listing)
+
+    def remove_leftovers(self) -> int:
+        """Remove what killed exports and imports left, and return how much that was."""
+        directories = [self.root, *(self.root / name for name in self.names()[:_MAX_TIDIED])]
+        return sum(map(remove_leftovers, directories))
+
+    def holds(self, name: str) -> bool:
+        """Tell whether there is a directory of this model."""
+        if self._is_bare():
+            return name == self._bare_name
+        return _is_name(name) and os.path.isdir(self.root / name)  # noqa: PTH112, never raises
+
+    def url(self, name: str) -> str:
+        """Return the directory that a model of this repository has, be it there or not."""
+        return str(self.root if name == self._bare_name and self._is_bare() else self.root / name)
+
+    def find(
+        self, name: str, *, config_text: str | None = None, override: Override | None = None
+    ) -> ModelSource:
+        """Read what a load of the model would load.
+
+        `config_text` replaces the configuration on disk, `override` the whole directory. Raises
+        ModelNotFound, or LoadFailed when what is there is not a model.
+        """
+        check_name("model name", name)
+        if override is None and name == self._bare_name and self._is_bare():
+            return self._find_bare(config_text)
+        directory = override.directory if override else self.root / name
+        if not directory.is_dir():
+            raise ModelNotFound(name, detail="is not in the model repository, failed to load it")
+        try:
+            confined = directory if override else self._roots.confine(directory)
+            config = self._config(name, confined, config_text)
+            versions = self._versions(confined, config, sent=override is not None)
+        except InvalidModel as error:
+            raise load_failure(name, str(error), error.__cause__) from error
+        except OSError as error:
+            reason = f"its files cannot be read: {error.strerror}"
+            raise load_failure(name, reason, error) from error
+        if not versions:
+            raise LoadFailed(name, "no version directory is there that its version_policy picks")
+        return ModelSource(name, config, versions)
+
+    def find_at(self, name: str, location: Location) -> ModelSource:
+        """Read what a load of a path would load, wherever it is inside the allowed roots.
+
+        The path is one version (a directory, or a single file), or a model directory with numbered
+        versions and perhaps a configuration, whose name does not count. A schema replaces the
+        inputs and outputs of the configuration. Raises LoadFailed that names the path
+        (ModelMesh SPI, loadModel).
+        """
+        try:
+            path = self._existing(location.path)
+            config = self._config_at(path, location.schema)
+            versions = self._versions_at(path, config)
+        except InvalidModel as error:
+            raise load_failure(name, str(error), error.__cause__) from error
+        except OSError as error:
+            reason = f"'{location.path}' cannot be read: {error.strerror}"
+            raise load_failure(name, reason, error) from error
+        return ModelSource(name, config, versions)
+
+    def reaches(self, path: str) -> bool:
+        """Tell by its text alone whether a path may lead to a model: no file is looked at."""
+        place = Path(os.path.normpath(path))
+        roots = (*self._given_roots, *self._roots.directories)
+        return "\0" not in path and any(map(place.is_relative_to, roots))
+
+    def find_archive(self, name: str, url: str) -> ModelSource:
+        """Read what a load of an unpacked model archive would load, under whatever name.
+
+        The url is a path as `find_at` takes it, or a directory that holds one model: so it is
+        with archives that were made in a model repository. Raises LoadFailed that names the url
+        (SageMaker, Load Model API).
+        """
+        try:
+            path = _unpacked(self._confine_url(url))
+        except InvalidModel as error:
+            raise load_failure(name, str(error), error.__cause__) from error
+        except OSError as error:
+            reason = f"'{url}' cannot be read: {error.strerror}"
+            raise load_failure(name, reason, error) from error
+        return self.find_at(name, Location(str(path)))
+
+    def _confine_url(self, url: str) -> Path:
+        """Return the path of a url, of which nothing is said but that it is not allowed."""
+        if not url.startswith("/") or "\0" in url:
+            raise InvalidModel(f"its url is not an absolute path: '{url}'")
+        resolved = Path(url).resolve()
+        for path in (Path(os.path.normpath(url)), resolved):
+            if any(path.is_relative_to(root) for root in _FORBIDDEN_ROOTS):
+                raise InvalidModel(f"its url leads into a file system of the kernel: '{url}'")
+        return self._roots.confine(resolved, url)
+
+    def _is_bare(self) -> bool:
+        return bool(self._bare_name) and (
+            is_model(self.root) or not any(map(is_model, subdirectories(self.root)))
+        )
+
+    def _find_bare(self, config_text: str | None) -> ModelSource:
+        found = self.find_at(self._bare_name, Location(str(self.root)))
+        if config_text is None:
+            return found
+        try:
+            config = parse_json(config_text, limit_bytes=self._max_config_bytes)
+            versions = self._versions_at(self._roots.confine(self.root), config)
+        except InvalidModel as error:
+            raise LoadFailed(self._bare_name, str(error)) from error
+        return ModelSource(self._bare_name, config, versions)
+
+    def _existing(self, text: str) -> Path:
+        if not text or "\0" in text:
+            raise InvalidModel("its path is empty" if not text else "its path holds a NUL")
+        # Of what lies outside nothing is said, not even whether it is there. What is below the
+        # root is the text itself where that is absolute.
+        path = self._roots.confine(self.root / text, text)
+        if not path.exists():
+            raise InvalidModel(f"there is nothing at '{text}'")
+        return path
+
+    def _config_at(self, path: Path, schema: str) -> ModelConfig:
+        config = ModelConfig()
+        if path.is_dir():
+            config = self._read_config(path)
+        if not schema:
+            return config
+        file, limit = self._existing(schema), self._max_config_bytes
+        data = files.read_checked(file.parent, file.name, limit_bytes=limit, roots=self._roots)
+        given = parse_json(bytes(data), limit_bytes=limit)
+        return replace(config, inputs=given.inputs, outputs=given.outputs)
+
+    def _versions_at(self, path: Path, config: ModelConfig) -> tuple[VersionSource, ...]:
+        if path.is_dir():
+            versions = self._versions(path, config, sent=False)
+            if versions:
+                return versions
+        return (self._version(UNVERSIONED, path, config, sent=False),)
+
+    def fingerprint(self, name: str) -> Fingerprint:
+        """Return what changes when anything of the model changes, without reading it."""
+        return _directory_fingerprint(Path(self.url(name)))
+
+    def _config(self, name: str, directory: Path, text: str | None) -> ModelConfig:
+        config = (
+            self._read_config(directory)
+            if text is None
+            else parse_json(text, limit_bytes=self._max_config_bytes)
+        )
+        config.check_name(name)
+        return config
+
+    def _read_config(self, directory: Path) -> ModelConfig:
+        return read_config(directory, limit_bytes=self._max_config_bytes, roots=self._roots)
+
+    def _check_labels(self, directory: Path, config: ModelConfig, roots: Roots) -> None:
+        """Raise InvalidModel unless the files are there that outputs have their labels in."""
+        for output in config.message.output if config.message else ():
+            if name := output.label_filename:
+                try:
+                    files.size_of(directory, name, limit_bytes=_MAX_LABEL_BYTES, roots=roots)
+                except InvalidModel as error:
+                    raise InvalidModel(
+                        f"label_filename of output '{output.name}': {error}"
+                    ) from None
+
+    def _versions(
+        self, directory: Path, config: ModelConfig, *, sent: bool
+    ) -> tuple[VersionSource, ...]:
+        self._check_labels(directory, config, self._roots_of(directory, sent=sent))
+        found = {
+            int(path.name): path
+            for path in directory.iterdir()
+            if is_version(path.name) and _is_directory(path)
+        }
+        if config.is_ensemble and not found:
+            found = {ENSEMBLE_VERSION: directory}
+        chosen = config.version_policy.select(found)
+        return tuple(self._version(number, found[number], config, sent=sent) for number in chosen)
+
+    def _roots_of(self, directory: Path, *, sent: bool) -> Roots:
+        return Roots.of((directory,)) if sent else self._roots
+
+    def _version(
+        self, number: int, path: Path, config: ModelConfig, *, sent: bool
+    ) -> VersionSource:
+        roots = self._roots_of(path, sent=sent)
+        directory = path if sent else roots.confine(path)
+        for file in _listed(directory):
+            roots.confine(file)
+        mark = (str(directory), config, _directory_fingerprint(directory))
+        return VersionSource(number, directory, mark, roots, sent=sent)
+
+
+def _is_name(name: str) -> bool:
+    try:
+        check_name("model name", name)
+    except InvalidName:
+        return False
+    return True
+
+
+def _is_directory(path: Path) -> bool:
+    if path.is_symlink() and not path.exists():
+        # Where it leads to may be back later; a version is gone when its name is.
+        raise InvalidModel(f"version '{path.name}' is a link to nothing")
+    return path.is_dir()
+
+
+def _unpacked(path: Path) -> Path:
+    """Return the model that a directory holds, or itself where it is one, or a version of one."""
+    if is_model(path):
+        return path
+    inner = subdirectories(path)
+    models = [directory for directory in inner if is_model(directory)]
+    if len(models) > 1:
+        names = ", ".join(sorted(f"'{model.name}'" for model in models))
+        raise InvalidModel(f"'{path}' holds several models, expected one: {names}")
+    if models:
+        return models[0]
+    visible = [child for child in path.iterdir() if child.name[:1] != "."] if inner else []
+    return inner[0] if visible == inner and len(inner) == 1 else path
+
+
+def _listed(directory: Path) -> list[Path]:
+    """List the files of a version, or the one that it is, without a look at them."""
+    found = [] if directory.is_dir() else [directory]
+    walked = os.walk(directory, onerror=_refuse_to_skip) if not found else ()
+    for root, _directories, names in walked:
+        found += [Path(root, name) for name in names]
+        if len(found) > MAX_FILES_PER_VERSION:
+            raise InvalidModel(f"more than {MAX_FILES_PER_VERSION} files in '{directory.name}'")
+    return found
+
+
+def _refuse_to_skip(error: OSError) -> None:
+    # A part that cannot be listed now is not a part that is gone.
+    raise InvalidModel(f"'{error.filename}' cannot be read: {error.strerror}") from error
+
+
+def _status(file: Path) -> os.stat_result:
+    try:
+        status = file.stat()
+    except OSError as error:
+        raise InvalidModel(f"'{file.name}' cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise InvalidModel(f"'{file.name}' is not a regular file")
+    return status
+
+
+def _directory_fingerprint(directory: Path) -> Fingerprint:
+    rows: Mapping[str, os.stat_result] = {
+        str(file.relative_to(directory)): _status(file) for file in _listed(directory)
+    }
+    return tuple(
+        (name, status.st_ino, status.st_size, status.st_mtime_ns)
+        for name, status in sorted(rows.items())
+    )

@@ -1,0 +1,240 @@
+"""The model runtime that a ModelMesh drives: ids, sizes, capacity, and the purge."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+from xlaserve.core.residence.capacity import Capacity, Sizes
+from xlaserve.core.residence.control import ModelControl
+from xlaserve.core.residence.predictions import FilesLook, FilesSeen, Predictions
+from xlaserve.core.residence.registry import Registry
+from xlaserve.core.residence.repository import Location, Repository
+from xlaserve.errors import InvalidSettings, LoadCancelled, ModelNotFound, OutOfMemory
+from xlaserve.models.config import ModelConfig
+from xlaserve.models.load_key import load_key
+from xlaserve.models.placement import ONE_CPU, Devices
+from xlaserve.models.roots import Roots
+from xlaserve.settings import Settings
+
+PredictSize: TypeAlias = Callable[[Path, ModelConfig, Devices, Roots], Sizes]
+"""Returns what the load of a version directory will need on each device; raises InvalidModel,
+blocks."""
+
+MAX_SIZE_BYTES = (2**31 - 1) * 8192
+"""What ModelMesh can count: it rounds up to units of 8 KiB and keeps them in 31 bits."""
+MAX_NUMBER = 2**31 - 1
+"""The largest of its 32-bit numbers: what is unsigned in a message is signed in the mesh."""
+
+_COMPILED_BYTES = 8 << 20
+"""What executables and buffers add to the file of a model of which only the file is known."""
+
+_LEAST_SLACK, _MOST_SLACK = 20, 4
+"""Parts of the memory of which one is kept from the mesh, at least and at most. A model that is
+larger than what the mesh is told of is never loaded."""
+
+_MAX_CONCURRENCY_PARAMETER = "max_concurrency"
+_POSITIVE = re.compile("[1-9][0-9]{0,9}")
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeLimits:
+    """What ModelMesh is told once, and holds to be constant (ModelMesh SPI, runtimeStatus)."""
+
+    capacity_bytes: int
+    loading_concurrency: int
+    loading_timeout_ms: int
+    default_size_bytes: int
+    limit_concurrency: bool
+
+    @classmethod
+    def of(cls, settings: Settings, memory_bytes: int, largest_bytes: int = 0) -> "RuntimeLimits":
+        """Check what a mesh container would die of, and refuse it here with a clear text.
+
+        The mesh is told of less than the memory there is. It admits loads by what is predicted, and
+        evicts when it hears what they took: until then each of them may exceed the capacity.
+        """
+        default = settings.default_model_size_bytes
+        needed = max(2 * default, min(512 << 20, 10 * default))
+        slack = max(0, settings.mesh_slack_bytes)
+        if memory_bytes < needed + slack:
+            besides = f" besides a mesh_slack_bytes of {slack}" if slack else ""
+            raise InvalidSettings(
+                "capacity_bytes",
+                f"at least {needed + slack} bytes of memory for models, which ModelMesh demands "
+                f"for a default_model_size_bytes of {default}{besides} (0 is the memory of the "
+                "device or of the container less memory_overhead_bytes)",
+                memory_bytes,
+            )
+        if settings.mesh_slack_bytes < 0:
+            largest = settings.load_threads * max(default, largest_bytes)
+            slack = min(max(memory_bytes // _LEAST_SLACK, largest), memory_bytes // _MOST_SLACK)
+        capacity_bytes = max(needed, memory_bytes - slack)
+        for name, value, most in (
+            ("capacity_bytes", capacity_bytes, MAX_SIZE_BYTES),
+            ("load_threads", settings.load_threads, MAX_NUMBER),
+            ("model_loading_timeout_ms", settings.model_loading_timeout_ms, MAX_NUMBER),
+            ("max_concurrency", settings.max_concurrency, MAX_NUMBER),
+        ):
+            if value > most:
+                raise InvalidSettings(name, f"at most {most}, all that ModelMesh can count", value)
+        return cls(
+            capacity_bytes,
+            settings.load_threads,
+            settings.model_loading_timeout_ms,
+            default,
+            settings.limit_model_concurrency,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeModel:
+    """What a load, or a question for the size, is about."""
+
+    id: str
+    location: Location
+    key: Hashable = ""
+    """The model key, as it came: part of what names a model besides its path."""
+    disk_size_bytes: int = 0
+    """What the mesh knows of the files; 0 for nothing."""
+
+    @property
+    def files(self) -> Hashable:
+        """Return what names its files, whatever it is called."""
+        return self.location, self.key
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSize:
+    """What a load tells the mesh."""
+
+    size_bytes: int
+    max_concurrency: int
+    """0 where the mesh does not limit concurrency."""
+
+
+class ModelRuntime:
+    """Loads and unloads models by id; nothing else than the mesh decides what is loaded."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        control: ModelControl,
+        registry: Registry,
+        repository: Repository,
+        capacity: Capacity,
+        *,
+        predict_size: PredictSize,
+        look: FilesLook,
+    ) -> None:
+        self._settings = settings
+        self._control = control
+        self._registry = registry
+        self._repository = repository
+        self._capacity = capacity
+        self._predict_size = predict_size
+        self._look = look
+        self._predictions = Predictions(settings.max_remembered_sizes)
+
+    async def status(self) -> RuntimeLimits | None:
+        """Return the limits once the runtime is ready, None before.
+
+        READY means that nothing is loaded: everything is purged first, whatever was said before. A
+        mesh asks only when it starts and knows nothing of what is loaded; and one that lives may
+        have loaded models into a runtime that was restarted, without ever asking this one.
+        """
+        if not self._control.server_ready or self._capacity.smallest_bytes is None:
+            return None
+        await self._control.purge()
+        largest = self._predictions.largest_bytes
+        return RuntimeLimits.of(self._settings, self._capacity.smallest_bytes, largest)
+
+    async def load(self, model: RuntimeModel) -> LoadedSize:
+        """Load a model and return when its first request will not compile.
+
+        An id that is held already, from the same files, is no error. Raises LoadFailed,
+        OutOfMemory or LoadCancelled (ModelMesh SPI, loadModel).
+        """
+        find = partial(self._repository.find_at, model.id, model.location)
+        # Before the load: behind it, an unload could come between it and its answer.
+        seen = await self._seen(model)
+        keys = (model.files,) if seen is None else (model.files, seen.key)
+        try:
+            await self._control.load_from(model.id, model.files, find)
+        except OutOfMemory as error:
+            if needed := error.needed_bytes:
+                self._predictions.remember(model.id, needed, *keys, refused=True)
+            raise
+        try:
+            needed = self._registry.needed_bytes(model.id)
+            size = self.size_bytes(model.id)
+            loaded = LoadedSize(size, self._max_concurrency(model.id))
+        except ModelNotFound:
+            raise LoadCancelled(model.id) from None  # unloaded before this could be said
+        self._predictions.remember(model.id, max(size, needed), *keys)
+        return loaded
+
+    async def unload(self, model_id: str) -> None:
+        """Return once the model is gone and its memory free; an unknown id is no error."""
+        await self._control.evict(model_id)
+
+    def size_bytes(self, model_id: str) -> int:
+        """Return what a loaded model holds on a device at most, at least 1; raises ModelNotFound.
+
+        A mesh knows one memory. Where it is that of the smallest device, and a model is what it
+        holds where it holds most, no device is ever asked for more than it has.
+        """
+        return min(max(1, self._registry.size_bytes(model_id)), MAX_SIZE_BYTES)
+
+    async def predict_size_bytes(self, model: RuntimeModel) -> int:
+        """Predict what a load will need, within a fraction of a second.
+
+        From the first of these that is known: what a load needed, be it refused, under this id,
+        from these files, or of the same computation; what the headers of its files tell, where they
+        can be reached; what the mesh knows of their size; what nine of ten models needed; the
+        default.
+        """
+        self._predictions.asked(model.id, model.files)
+        needed = self._predictions.of_id(model.id) or self._predictions.of_key(model.files)
+        if needed is not None and needed > (self._capacity.smallest_bytes or MAX_SIZE_BYTES):
+            # A mesh does not try to load it then. When it asks again, minutes later, the files may
+            # be others: then it is to try.
+            self._predictions.forget(model.id, model.files)
+        if needed is None:
+            seen = await self._seen(model)
+            if seen is not None:
+                needed = self._predictions.of_key(seen.key) or seen.needed_bytes
+        if needed is None and model.disk_size_bytes:
+            needed = model.disk_size_bytes + _COMPILED_BYTES
+        if needed is None:
+            typical = self._predictions.typical_bytes
+            needed = typical or self._settings.default_model_size_bytes
+        return min(needed, MAX_SIZE_BYTES)
+
+    async def _seen(self, model: RuntimeModel) -> FilesSeen | None:
+        """Look at the files of a model, if its path may lead to any."""
+        if not self._repository.reaches(model.location.path):
+            return None
+        return await self._look(partial(self._look_at, model))
+
+    def _look_at(self, model: RuntimeModel) -> FilesSeen:
+        source = self._repository.find_at(model.id, model.location)
+        devices = Devices.named(tuple(self._capacity.totals)) or ONE_CPU
+        needed: Counter[str] = Counter()
+        keys = []
+        for version in source.versions:
+            at, roots = version.directory, version.roots
+            needed.update(self._predict_size(at, source.config, devices, roots))
+            keys.append(load_key(at, source.config, roots))
+        key = model.files if None in keys else tuple(keys)
+        return FilesSeen(max(needed.values(), default=0), key)
+
+    def _max_concurrency(self, model_id: str) -> int:
+        if not self._settings.limit_model_concurrency:
+            return 0
+        _, instance = self._registry.resolve(model_id)
+        asked = _POSITIVE.fullmatch(instance.parameters.get(_MAX_CONCURRENCY_PARAMETER, ""))
+        return min(int(asked[0]), MAX_NUMBER) if asked else self._settings.max_concurrency

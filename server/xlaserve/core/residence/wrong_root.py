@@ -1,0 +1,41 @@
+"""What is meant instead of a root that holds nothing that looks like a model."""
+
+from pathlib import Path
+
+from xlaserve.core.residence.listing import Listing, is_model, subdirectories
+from xlaserve.core.residence.names import is_version
+from xlaserve.models.manifest import ARTIFACT, FILE_NAME
+
+_LAYOUT = "expected MODEL/VERSION/, as `xlaserve export` and `xlaserve import` write it"
+_ARTIFACT_SUFFIX = Path(ARTIFACT).suffix
+_MAX_LOOKED_INTO = 100
+"""Directories that are looked into for models one level below."""
+
+
+def hint(root: Path, listing: Listing) -> str:
+    """Say what to serve or to do instead; empty where an entry looks like a model."""
+    root = root.absolute()
+    directories = [root / name for name in listing.models]
+    try:
+        return "" if any(map(is_model, directories)) else _hint(root, listing, directories)
+    except OSError:  # what cannot be read may be a model
+        return ""
+
+
+def _hint(root: Path, listing: Listing, directories: list[Path]) -> str:
+    if (root / FILE_NAME).is_file():
+        model = root.parent if is_version(root.name) else None
+        instead = f"serve '{model.parent}'" if model else "move it to MODEL/VERSION/"
+        return f"it looks like a version of a model: {instead}"
+    if is_model(root):
+        return f"it looks like a model: serve its parent '{root.parent}'"
+    for directory in directories[:_MAX_LOOKED_INTO]:
+        if any(map(is_model, subdirectories(directory))):
+            return f"its directory '{directory.name}' holds models: serve '{directory}'"
+    for name in sorted(listing.skipped):
+        if name.endswith(".onnx"):
+            file, stem = root / name, name.removesuffix(".onnx")
+            return f"'{name}' is to be converted first: xlaserve import {file} {root / stem}"
+        if name.endswith(_ARTIFACT_SUFFIX):
+            return f"'{name}' is a model in one file: {_LAYOUT}; move it to MODEL/VERSION/"
+    return f"{'none of its directories has a version' if directories else 'it is empty'}: {_LAYOUT}"

@@ -1,0 +1,1 @@
+"""How requests are answered: admitted, checked, queued, executed and counted."""

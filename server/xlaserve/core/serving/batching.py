@@ -1,0 +1,395 @@
+"""The queue of one model: requests in, batches out, in order and within bounds.
+
+The queue knows no asyncio and no clock; the batcher around it has both handed in.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Protocol, TypeAlias
+
+import msgspec
+import numpy as np
+
+from xlaserve.core.serving.inference import Done
+from xlaserve.errors import Overloaded, QueueTimeout
+from xlaserve.tensors import Tensor, TensorSpec, aligned_bytes
+
+Tensors: TypeAlias = Mapping[str, Tensor]
+"""Arrays by name."""
+
+ShapeKey: TypeAlias = tuple[tuple[int, ...], ...]
+"""What the inputs of requests must have in common to be put together: all sizes but the rows."""
+
+NO_KEY: ShapeKey = ()
+"""That of a model whose inputs have one shape."""
+
+_IN_PLACE_BYTES = 1 << 14
+"""A smaller batch is copied in the time that it takes to align it."""
+
+APART_NS = 50_000
+"""Requests with so much time between them are not of one pass of the event loop."""
+
+ALONE_IN_A_ROW = 3
+"""After so many requests that came by themselves the next is expected to do so too."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPolicy:
+    """How requests are gathered (ModelDynamicBatching)."""
+
+    max_requests: int
+    """Most requests that may wait."""
+    setting: str = "max_requests_per_model"
+    """What sets `max_requests`, for the text of Overloaded."""
+    preferred_rows: tuple[int, ...] = ()
+    """Sizes that need not wait for the delay; ascending."""
+    delay_ns: int = 0
+    """How long a request may wait for others though nothing else holds it up."""
+    timeout_ns: int = 0
+    """How long a request may wait at all; 0 for as long as its client does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """What running a model once gave, and when by the clock."""
+
+    outputs: Tensors
+    begun_ns: int
+    ended_ns: int
+
+
+Ended: TypeAlias = Callable[[Executed | BaseException], None]
+"""Told on the event loop what an execution gave, or why it gave nothing."""
+
+
+class Place(Protocol):
+    """Where a request is until it is answered."""
+
+    def give_up(self, request: "Waiting") -> None:
+        """Forget a request that is not wanted any more."""
+        ...
+
+
+class Waiting(msgspec.Struct, eq=False):
+    """One request that was admitted, from then until it is answered."""
+
+    done: Done | None
+    """None once it was called, or is not wanted any more."""
+    rows: int
+    inputs: Tensors
+    started_ns: int
+    """When its model was found."""
+    submitted_ns: int
+    """When it was checked."""
+    id: str = ""
+    chosen: tuple[TensorSpec, ...] | None = None
+    """The outputs that it asks for; None for all of them."""
+    key: ShapeKey = ()
+    place: Place | None = None
+    """None until it is there."""
+    outcome: Executed | BaseException | None = None
+    """What became of it."""
+
+    def cancel(self) -> None:
+        """Forget the request: nobody is told any more. Does nothing once it is answered."""
+        if self.done is not None:
+            self.done = None
+            if self.outcome is None and self.place is not None:
+                self.place.give_up(self)
+
+
+class BatchQueue:
+    """Requests in the order in which they came."""
+
+    def __init__(self, model: str, policy: BatchPolicy, max_rows: Callable[[], int]) -> None:
+        self._model = model
+        self.policy = policy
+        self._max_rows = max_rows
+        self._waiting: deque[Waiting] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, request: Waiting) -> None:
+        """Let a request wait, or raise Overloaded at once."""
+        if len(self._waiting) >= self.policy.max_requests:
+            raise Overloaded(self._model, self.policy.max_requests, self.policy.setting)
+        self._waiting.append(request)
+
+    def remove(self, request: Waiting) -> None:
+        """Forget a request that is not wanted any more; one that has left is no error."""
+        try:
+            self._waiting.remove(request)
+        except ValueError:
+            return
+
+    def take(self, now_ns: int) -> list[Waiting]:
+        """Return the requests of the next batch, or none if it should wait for more.
+
+        They are the oldest request and those after it that fit beside it, in order; together they
+        have no more than `max_rows` says now, unless the oldest alone has.
+        """
+        if not self._waiting:
+            return []
+        chosen, full = self._fitting(self._max_rows())
+        if not full and self.policy.delay_ns and not self._overdue(now_ns):
+            rows = sum(request.rows for request in chosen)
+            sizes = [size for size in self.policy.preferred_rows if size <= rows]
+            if not sizes:
+                return []
+            chosen, _ = self._fitting(sizes[-1])
+        self._drop(chosen)
+        return chosen
+
+    def _overdue(self, now_ns: int) -> bool:
+        return now_ns - self._waiting[0].submitted_ns >= self.policy.delay_ns
+
+    def _fitting(self, max_rows: int) -> tuple[list[Waiting], bool]:
+        first = self._waiting[0]
+        chosen, rows, key = [first], first.rows, first.key
+        for request in islice(self._waiting, 1, None):
+            if request.key != key:
+                continue
+            rows += request.rows
+            if rows > max_rows:
+                return chosen, True
+            chosen.append(request)
+        return chosen, rows >= max_rows
+
+    def _drop(self, chosen: Sequence[Waiting]) -> None:
+        waiting = self._waiting
+        if len(chosen) == len(waiting):
+            waiting.clear()
+            return
+        for request in chosen:
+            if request is waiting[0]:
+                waiting.popleft()
+            else:  # others of another shape stand between them
+                waiting.remove(request)
+
+    def expire(self, now_ns: int) -> list[Waiting]:
+        """Remove and return the requests whose time in the queue is over."""
+        expired = []
+        while self.policy.timeout_ns and self._waiting and self._late(now_ns):
+            expired.append(self._waiting.popleft())
+        return expired
+
+    def _late(self, now_ns: int) -> bool:
+        return now_ns - self._waiting[0].submitted_ns >= self.policy.timeout_ns
+
+    def due_ns(self, *, could_leave: bool) -> int | None:
+        """Return when to look at the queue again though nothing else happened.
+
+        The delay counts only while the batch could leave: a lane is free.
+        """
+        delay = self.policy.delay_ns if could_leave else 0
+        waits = [wait for wait in (delay, self.policy.timeout_ns) if wait]
+        if not self._waiting or not waits:
+            return None
+        return self._waiting[0].submitted_ns + min(waits)
+
+
+# --- one array for a batch, and back -----------------------------------------------------------
+
+
+def pack(requests: Sequence[Waiting], rows: int) -> Tensors:
+    """Put the inputs of a batch together, with its last row again behind them up to `rows`.
+
+    Padding is a real row, because a loop that ends on each of those may never end on zeros.
+    """
+    if len(requests) == 1:
+        return requests[0].inputs
+    missing = rows - sum([request.rows for request in requests])
+    packed = {}
+    for name, first in requests[0].inputs.items():
+        parts = [request.inputs[name] for request in requests]
+        if missing:
+            parts.append(np.broadcast_to(parts[-1][-1:], (missing, *first.shape[1:])))
+        # Always fresh memory: XLA may read it in place until the outputs are there.
+        count = rows * (first.nbytes // len(first))
+        if count < _IN_PLACE_BYTES or first.dtype.hasobject:
+            packed[name] = np.concatenate(parts)
+        else:
+            whole = aligned_bytes(count).view(first.dtype).reshape(rows, *first.shape[1:])
+            packed[name] = np.concatenate(parts, out=whole)
+    return packed
+
+
+def split(output: Tensor, requests: Sequence[Waiting], rows: int) -> Sequence[Tensor]:
+    """Give each request its own rows of an output, as views; `rows` is how many they have."""
+    if len(requests) == 1:
+        return [output]
+    if rows == len(requests):
+        # One row for each: numpy makes the views in half the time.
+        return list(output[:rows, np.newaxis])
+    parts = []
+    start = 0
+    for request in requests:
+        end = start + request.rows
+        parts.append(output[start:end])
+        start = end
+    return parts
+
+
+# --- the batcher -------------------------------------------------------------------------------
+
+
+class Runner(Protocol):
+    """Runs batches somewhere."""
+
+    @property
+    def lanes(self) -> int:
+        """Return how many batches may be started at first."""
+        ...
+
+    @property
+    def is_inline(self) -> bool:
+        """Tell whether it executes where the event loop is, if that is quick enough."""
+        ...
+
+    def run(self, requests: Sequence[Waiting], freed: Callable[[], None], ended: Ended) -> None:
+        """Start a batch; `freed` is called when another may be, and `ended` once it is over.
+
+        Both on the event loop, perhaps before this returns; neither where this raises.
+        """
+        ...
+
+
+class Clock(Protocol):
+    """Time, and what happens later."""
+
+    def now_ns(self) -> int:
+        """Return a time that only goes on."""
+        ...
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Call after everything that is ready now has had its turn."""
+        ...
+
+    def at(self, time_ns: int, call: Callable[[], None]) -> Callable[[], None]:
+        """Call at a time; returns what calls it off."""
+        ...
+
+
+class Answering(Protocol):
+    """Tells requests what became of them."""
+
+    def deliver(self, requests: Sequence[Waiting], result: Executed | BaseException) -> None:
+        """Answer the requests that ran together, or refuse them."""
+        ...
+
+    def forget(self, request: Waiting) -> None:
+        """Count a request that is not wanted any more."""
+        ...
+
+
+class Batcher:
+    """Gathers the requests of one model, and keeps its lanes busy.
+
+    While a lane is free a request leaves with whatever came in the same pass of the event loop;
+    while none is, the queue fills. Where of late none came with another, `is_alone` says of the
+    next that it need not wait for the end of the pass.
+    """
+
+    def __init__(self, queue: BatchQueue, runner: Runner, clock: Clock, answers: Answering) -> None:
+        self._queue = queue
+        self._runner = runner
+        self._clock = clock
+        self._answers = answers
+        self._free = runner.lanes
+        """How many batches may be started."""
+        self._may_pass = runner.is_inline and not queue.policy.delay_ns
+        """Whether a request may be executed without having been here."""
+        self._in_a_row = 0
+        """How many requests came by themselves since some came together."""
+        self._ended_ns = 0
+        """When the last execution was over."""
+        self._looking = False
+        self._call_off: Callable[[], None] | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Return how many requests wait."""
+        return len(self._queue)
+
+    def is_alone(self, now_ns: int) -> bool:
+        """Tell whether a request that comes now is likely to be the only one of its pass."""
+        return (
+            self._in_a_row >= ALONE_IN_A_ROW
+            and self._may_pass
+            and now_ns - self._ended_ns > APART_NS
+            and not self._queue
+            and self._free == self._runner.lanes
+        )
+
+    def passed(self, now_ns: int) -> None:
+        """Know of a request that was alone, and did not wait."""
+        self._ended_ns = now_ns
+
+    def submit(self, request: Waiting) -> None:
+        """Take a request. Raises Overloaded."""
+        self._queue.add(request)
+        if self._looking:
+            return
+        if self._free:
+            self._look_soon()
+        elif self._queue.policy.timeout_ns and self._call_off is None:
+            self._wake_later()
+
+    def give_up(self, request: Waiting) -> None:
+        """Forget a request; it leaves the queue, unless it has left already."""
+        self._queue.remove(request)
+        self._answers.forget(request)
+
+    def _look_soon(self) -> None:
+        if not self._looking and self._free:
+            self._looking = True
+            self._clock.soon(self._look)
+
+    def _look(self) -> None:
+        self._looking = False
+        now = self._clock.now_ns()
+        late = self._queue.expire(now)
+        if late:
+            self._answers.deliver(late, QueueTimeout(self._queue.policy.timeout_ns // 1000))
+        if self._free:
+            requests = self._queue.take(now)
+            if requests:
+                apart = now - self._ended_ns > APART_NS
+                self._in_a_row = self._in_a_row + 1 if apart and len(requests) == 1 else 0
+                self._start(requests)
+                # One batch in a pass: other models have their turn before the next.
+                if len(self._queue):
+                    self._look_soon()
+        self._wake_later()
+
+    def _start(self, requests: Sequence[Waiting]) -> None:
+        self._free -= 1
+        ended = partial(self._answers.deliver, requests)
+        try:
+            self._runner.run(requests, self._freed, ended)
+        except Exception as error:
+            # Nobody may wait for ever, whatever kept the batch from starting.
+            self._freed()
+            ended(error)
+
+    def _freed(self) -> None:
+        self._free += 1
+        self._ended_ns = self._clock.now_ns()
+        if len(self._queue):
+            self._look_soon()
+
+    def _wake_later(self) -> None:
+        if self._call_off is not None:
+            self._call_off()
+            self._call_off = None
+        due = self._queue.due_ns(could_leave=bool(self._free))
+        if due is not None:
+            self._call_off = self._clock.at(due, self._wake)
+
+    def _wake(self) -> None:
+        self._call_off = None
+        self._look()

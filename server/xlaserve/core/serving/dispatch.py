@@ -1,0 +1,212 @@
+"""The executions of one model on accelerators: in flight side by side, a bounded number of them."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeAlias, cast
+
+from xlaserve.core.serving.batching import Ended, Executed, Tensors, Waiting, pack
+from xlaserve.core.threads.device import DeviceThreads
+from xlaserve.models.loaded import IN_FLIGHT, Dispatching, InFlight, LoadedModel
+
+Dispatch: TypeAlias = Callable[[int], InFlight]
+"""Starts an execution on a replica; called in the thread that dispatches to its device."""
+
+
+class User(Protocol):
+    """What executions use, and keep from being closed: an instance of a model."""
+
+    def acquire(self) -> None:
+        """Count one user more."""
+        ...
+
+    def release(self) -> None:
+        """Count one user less."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Replica:
+    """One replica, and what it has to do."""
+
+    index: int
+    threads: DeviceThreads
+    in_flight: int = 0
+    """Executions from when the device's thread is given them until they are over."""
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Return what its device has to do, for all models, and what it has itself."""
+        return self.threads.in_flight, self.in_flight
+
+
+class Job:
+    """One execution, from when it may begin until it is over."""
+
+    __slots__ = ("_dispatcher", "dispatch", "ended", "freed", "is_dispatched", "work")
+
+    def __init__(
+        self,
+        dispatcher: "Dispatcher",
+        dispatch: Dispatch,
+        ended: Ended,
+        freed: Callable[[], None] | None,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self.dispatch = dispatch
+        self.ended = ended
+        self.freed = freed
+        """Called when the next batch may come; None for what is not a batch."""
+        self.is_dispatched = False
+        self.work: Future[Callable[[], Executed]] | None = None
+        """The dispatch; None before there is room for it, and once the execution is over."""
+
+    def cancel(self) -> bool:
+        """Call it off, unless a thread has begun; `ended` hears of it. Not for a batch."""
+        return self._dispatcher.forget(self) if self.work is None else self.work.cancel()
+
+
+class Dispatcher:
+    """Hands the executions of one instance to its devices, in order. Of the event loop.
+
+    Each goes to the replica whose device has the least to do; where all replicas have as many as
+    may be in flight, it waits. A batch is better off in the queue of its model, where it still
+    grows: the next may come once the one before it is dispatched, and there is room.
+    """
+
+    def __init__(
+        self,
+        user: User,
+        devices: Sequence[DeviceThreads],
+        now_ns: Callable[[], int],
+        in_flight: int = IN_FLIGHT,
+    ) -> None:
+        self._user = user
+        self._replicas = [_Replica(index, threads) for index, threads in enumerate(devices)]
+        self._now_ns = now_ns
+        self._most = in_flight
+        self._waiting: deque[Job] = deque()
+        self._expected = len(devices)
+        """Batches that may come."""
+        self._held: deque[Callable[[], None]] = deque()
+        """Tells of more that may come, once there is room for them."""
+
+    @property
+    def lanes(self) -> int:
+        """Return how many batches may come at first."""
+        return len(self._replicas)
+
+    @property
+    def waiting(self) -> int:
+        """Return how many executions wait for room."""
+        return len(self._waiting)
+
+    def submit(
+        self, dispatch: Dispatch, ended: Ended, freed: Callable[[], None] | None = None
+    ) -> Job:
+        """Have something executed. A batch says what is `freed` when the next may come."""
+        job = Job(self, dispatch, ended, freed)
+        if freed is not None:
+            self._expected -= 1
+        self._waiting.append(job)
+        self._go_on()
+        return job
+
+    def forget(self, job: Job) -> bool:
+        """Call off a job, if it waits for room; tell whether it did."""
+        if job not in self._waiting:
+            return False
+        self._waiting.remove(job)
+        job.ended(asyncio.CancelledError())
+        return True
+
+    def _go_on(self) -> None:
+        """Use the room there is: for what waits, and then for batches that may come."""
+        while self._waiting:
+            free = [replica for replica in self._replicas if replica.in_flight < self._most]
+            if not free:
+                break
+            self._start(self._waiting.popleft(), min(free, key=lambda replica: replica.load))
+        while self._held and self._expected < self._room():
+            self._expected += 1
+            self._held.popleft()()
+
+    def _room(self) -> int:
+        """Return how many batches may come now."""
+        free = sum(replica.in_flight < self._most for replica in self._replicas)
+        # Where others wait in line, a batch has to stand there as well to have its turn.
+        return free or bool(self._waiting)
+
+    def _start(self, job: Job, replica: _Replica) -> None:
+        replica.in_flight += 1
+        replica.threads.in_flight += 1
+        self._user.acquire()
+        over = partial(self._over, job, replica)
+        try:
+            job.work = replica.threads.start(
+                partial(_dispatched, self._now_ns, job.dispatch, replica.index),
+                partial(self._dispatched, job),
+                over,
+            )
+        except RuntimeError as error:  # the threads have ended, as the server does
+            asyncio.get_running_loop().call_soon(over, error)
+
+    def _dispatched(self, job: Job) -> None:
+        job.is_dispatched = True
+        self._expect_another(job)
+        self._go_on()
+
+    def _over(self, job: Job, replica: _Replica, result: Executed | BaseException) -> None:
+        if not job.is_dispatched:
+            self._expect_another(job)
+        replica.in_flight -= 1
+        replica.threads.in_flight -= 1
+        # Else they hold one another, and what is on the device, until garbage is collected.
+        job.work = None
+        self._user.release()
+        # Before the answers: whoever gets one may ask again at once.
+        self._go_on()
+        job.ended(result)
+
+    def _expect_another(self, job: Job) -> None:
+        if job.freed is not None:
+            self._held.append(job.freed)
+
+
+def _dispatched(
+    now_ns: Callable[[], int], dispatch: Dispatch, replica: int
+) -> Callable[[], Executed]:
+    """Start an execution, and return what waits for its end."""
+    begun = now_ns()
+    in_flight = dispatch(replica)
+
+    def fetch() -> Executed:
+        # What is asked to stay on the device is for nobody who takes it for host arrays.
+        return Executed(cast(Tensors, in_flight.fetch()), begun, now_ns())
+
+    return fetch
+
+
+class DeviceRunner:
+    """Runs the batches of one instance on its devices (a Runner)."""
+
+    is_inline = False
+
+    def __init__(
+        self, dispatcher: Dispatcher, model: LoadedModel, dispatching: Dispatching
+    ) -> None:
+        self.lanes = dispatcher.lanes
+        self._dispatcher = dispatcher
+        self._model = model
+        self._dispatching = dispatching
+
+    def run(self, requests: Sequence[Waiting], freed: Callable[[], None], ended: Ended) -> None:
+        """Start a batch as soon as there is room."""
+        self._dispatcher.submit(partial(self._dispatch, requests), ended, freed)
+
+    def _dispatch(self, requests: Sequence[Waiting], replica: int) -> InFlight:
+        rows = self._model.padded_rows(sum([request.rows for request in requests]))
+        return self._dispatching.dispatch(pack(requests, rows), replica=replica)

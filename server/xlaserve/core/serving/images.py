@@ -1,0 +1,257 @@
+"""Encoded images as the tensors that a model takes (OVMS, binary inputs)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+from msgspec import structs
+
+from xlaserve.core.serving.image_files import ImageLimits, Picture, is_image, open_image
+from xlaserve.core.serving.inference import InferInput, InferRequest
+from xlaserve.errors import InvalidParameter, InvalidTensor, OutOfMemory
+from xlaserve.models.config import ModelConfig
+from xlaserve.models.loaded import ModelInfo
+from xlaserve.tensors import (
+    BYTES,
+    Buffer,
+    Datatype,
+    Shape,
+    Tensor,
+    TensorDataError,
+    TensorSpec,
+    element_count,
+    unpack_bytes,
+)
+
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+"""Mode of Pillow by the number of channels."""
+
+_ORDERS = ("RGB", "BGR")
+_BGR = [2, 1, 0, 3]
+_CHANNELS_FIRST = "FORMAT_NCHW"
+
+_RANKS = {3: 1, 4: 1, 5: 2}
+"""How many leading dimensions count images, by the rank of a model's input."""
+
+_LEVELS = 256
+_EXACT = 2**53
+
+
+def unpack_bytes_or_image(shape: Sequence[int], data: Buffer) -> Tensor:
+    """Split BYTES data as `unpack_bytes` does; one bare JPEG or PNG is also one element.
+
+    Clients of OVMS send a single image without its length.
+    Raises TensorDataError as `unpack_bytes` does.
+    """
+    try:
+        return unpack_bytes(shape, data)
+    except TensorDataError:
+        if element_count(shape) != 1 or not is_image(data):
+            raise
+    element = np.empty(1, dtype=np.object_)
+    element[0] = bytes(data)
+    return element.reshape(shape)
+
+
+def find_images(
+    request: InferRequest, info: ModelInfo, config: ModelConfig, limits: ImageLimits
+) -> "EncodedImages | None":
+    """Return the inputs of a request that hold images to decode, None where there are none.
+
+    Raises InvalidTensor where the model's input takes no images, InvalidParameter where a parameter
+    of its configuration for images makes no sense.
+    """
+    for tensor in request.inputs:
+        if tensor.datatype is BYTES:
+            found = dict(_find(request, info, config, limits))
+            return EncodedImages(request, found) if found else None
+    return None
+
+
+def _find(
+    request: InferRequest, info: ModelInfo, config: ModelConfig, limits: ImageLimits
+) -> "Iterator[tuple[str, _Images]]":
+    specs = {spec.name: spec for spec in info.inputs if _may_be_image(spec)}
+    for tensor in request.inputs:
+        spec = specs.get(tensor.name)
+        if spec is not None and tensor.datatype is BYTES:
+            elements = _fit(spec, tensor.data)
+            if elements is not None:
+                form = _form(request.model_name, info, spec, config)
+                yield tensor.name, _Images(request.model_name, form, elements, limits)
+
+
+def _may_be_image(spec: TensorSpec) -> bool:
+    return spec.datatype.name not in ("BYTES", "BOOL") and len(spec.shape) in _RANKS
+
+
+def _fit(spec: TensorSpec, elements: Tensor) -> "Tensor | None":
+    """Give the elements the leading dimensions of the model's input, None if they do not fit."""
+    leading = spec.shape[: _RANKS[len(spec.shape)]]
+    if elements.shape == (1,):
+        elements = elements.reshape((1,) * len(leading))
+    fits = elements.size and replace(spec, shape=leading).accepts(elements.shape)
+    return elements if fits else None
+
+
+class EncodedImages:
+    """The inputs of one request that are images, to be checked first and then decoded."""
+
+    def __init__(self, request: InferRequest, images: "Mapping[str, _Images]") -> None:
+        self._request = request
+        self._images = images
+
+    def promised(self) -> InferRequest:
+        """Return the request with tensors of what will be decoded, which take no memory.
+
+        With it everything else about a request is checked before an image is opened.
+        """
+        inputs = tuple(
+            self._images[tensor.name].promised(tensor)
+            if tensor.datatype is BYTES and tensor.name in self._images
+            else tensor
+            for tensor in self._request.inputs
+        )
+        return structs.replace(self._request, inputs=inputs)
+
+    def decode(self) -> dict[str, Tensor]:
+        """Decode every image. Blocks, for a thread; the request was checked as promised.
+
+        Raises InvalidTensor that names the input and the element, or OutOfMemory.
+        """
+        return {name: images.decode() for name, images in self._images.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What one input of a model wants of images."""
+
+    spec: TensorSpec
+    channels: int
+    height: int
+    """-1 for that of the image, as for the width."""
+    width: int
+    bounded: bool
+    """Whether the model says how large a tensor can become."""
+    order: Sequence[int] | None
+    """Which channel each one comes from; None where they stay as they are."""
+    levels: Tensor
+    """What the model gets for each of the values 0 to 255."""
+
+
+def _form(model: str, info: ModelInfo, spec: TensorSpec, config: ModelConfig) -> _Form:
+    height, width, *last = spec.shape[_RANKS[len(spec.shape)] :]
+    channels = last[0] if last else 1
+    channels_first = _channels_first(spec, config)
+    if channels not in _MODES or channels_first:
+        expected = "a model of [N,H,W,C] with 1, 3 or 4 channels where images are sent"
+        got = f"one of {spec}" + (f", {_CHANNELS_FIRST}" if channels_first else "")
+        raise InvalidTensor(model, "input", spec.name, expected, got)
+    order = config.parameters.get("image_channel_order", "RGB")
+    if order not in _ORDERS:
+        raise _bad_parameter(model, "image_channel_order", " or ".join(_ORDERS), order)
+    free = spec.shape[1:] if info.max_batch_size else spec.shape
+    return _Form(
+        spec,
+        channels,
+        height,
+        width,
+        bounded=-1 not in free,
+        order=_BGR[:channels] if order == "BGR" and channels > 1 else None,
+        levels=_levels(model, spec.datatype, config.parameters.get("image_scale", "1")),
+    )
+
+
+def _channels_first(spec: TensorSpec, config: ModelConfig) -> bool:
+    inputs = config.message.input if config.message else ()
+    return any(one.name == spec.name and one.format.name == _CHANNELS_FIRST for one in inputs)
+
+
+def _bad_parameter(model: str, name: str, expected: str, got: str) -> InvalidParameter:
+    return InvalidParameter(name, expected, f"{got!r} in the configuration of model '{model}'")
+
+
+def _levels(model: str, datatype: Datatype, scale: str) -> Tensor:
+    try:
+        factor = float(scale)
+    except ValueError:
+        raise _bad_parameter(model, "image_scale", "a number", scale) from None
+    with np.errstate(all="ignore"):
+        values = np.arange(_LEVELS) * factor
+        if datatype.dtype.kind in "iu":
+            limits = np.iinfo(datatype.dtype)
+            values = np.clip(np.rint(values), max(limits.min, -_EXACT), min(limits.max, _EXACT))
+        levels = values.astype(datatype.dtype)
+    if not (np.isfinite(factor) and np.isfinite(levels.astype(np.float64)).all()):
+        expected = f"a number by which pixels become finite {datatype}"
+        raise _bad_parameter(model, "image_scale", expected, scale)
+    return levels
+
+
+@dataclass(frozen=True, slots=True)
+class _Images:
+    """The images of one input."""
+
+    model: str
+    form: _Form
+    elements: Tensor
+    limits: ImageLimits
+
+    def promised(self, tensor: InferInput) -> InferInput:
+        """Return the input with a tensor of the shape to come; sizes not known yet are 1."""
+        spec = self.form.spec
+        shape = self._shape(max(1, self.form.height), max(1, self.form.width))
+        nothing = np.broadcast_to(np.zeros((), spec.datatype.dtype), shape)
+        return structs.replace(tensor, datatype=spec.datatype, data=nothing)
+
+    def decode(self) -> Tensor:
+        """Decode every image into one tensor; sizes that the model leaves open must agree."""
+        tensor: Tensor | None = None
+        for index, element in np.ndenumerate(self.elements):
+            with self._naming(index):
+                picture = open_image(element, self.limits)
+                height, width = self._target(picture)
+                if tensor is None:
+                    tensor = np.empty(self._shape(height, width), self.form.spec.datatype.dtype)
+                row: Tensor = tensor[index]
+                if row.shape[:2] != (height, width):
+                    expected = f"an image of {row.shape[1]}x{row.shape[0]} pixels like the first"
+                    raise TensorDataError(expected, f"{width}x{height} pixels")
+                self._fill(row, picture)
+        assert tensor is not None, "without elements a tensor is not one of images"
+        return tensor
+
+    def _target(self, picture: Picture) -> tuple[int, int]:
+        form = self.form
+        height = picture.height if form.height < 0 else form.height
+        width = picture.width if form.width < 0 else form.width
+        pixels = self.elements.size * height * width
+        if not form.bounded and pixels > self.limits.max_pixels:
+            expected = f"a tensor of at most {self.limits.max_pixels} pixels (max_image_pixels)"
+            raise TensorDataError(expected, f"{self.elements.size} of {width}x{height} pixels")
+        return height, width
+
+    def _fill(self, row: Tensor, picture: Picture) -> None:
+        form = self.form
+        image = picture.decode(_MODES[form.channels], row.shape[1], row.shape[0])
+        pixels = np.asarray(image).reshape(row.shape)
+        if form.order is not None:
+            pixels = pixels[..., form.order]
+        np.take(form.levels, pixels, out=row, mode="clip")
+
+    def _shape(self, height: int, width: int) -> Shape:
+        last = self.form.spec.shape[_RANKS[len(self.form.spec.shape)] + 2 :]
+        return (*self.elements.shape, height, width, *last)
+
+    @contextmanager
+    def _naming(self, index: Shape) -> Iterator[None]:
+        name = self.form.spec.name
+        try:
+            yield
+        except TensorDataError as error:
+            element = ",".join(map(str, index))
+            expected = f"{error.expected} as element {element}"
+            raise InvalidTensor(self.model, "input", name, expected, error.got) from error
+        except MemoryError as error:
+            raise OutOfMemory(self.model, f"decoding the images of input '{name}'") from error

@@ -1,0 +1,59 @@
+"""The models of the server for Python code that runs inside it, such as a service of one's own."""
+
+from collections.abc import Mapping, Sequence
+
+from xlaserve.core.residence.registry import Registry
+from xlaserve.core.serving.engine import Engine
+from xlaserve.core.serving.inference import InferInput, InferRequest, RequestedOutput
+from xlaserve.errors import InvalidTensor
+from xlaserve.models.loaded import ModelInfo
+from xlaserve.tensors import DATATYPES, Tensor, datatype_of
+
+
+class Models:
+    """Inference by name, with the checks, limits and errors that every client meets.
+
+    What it raises, the server answers with the status that belongs to it: let it pass.
+    """
+
+    def __init__(self, engine: Engine, registry: Registry) -> None:
+        self._engine = engine
+        self._registry = registry
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Tensor],
+        *,
+        version: str = "",
+        outputs: Sequence[str] = (),
+    ) -> dict[str, Tensor]:
+        """Run a model on arrays by the names of its inputs; return arrays by output name.
+
+        `outputs` restricts the answer. Raises ModelNotFound, ModelNotReady, an InvalidRequest
+        that names the tensor, Overloaded or OutOfMemory.
+        """
+        request = InferRequest(
+            model,
+            version,
+            inputs=tuple(_input(model, name, array) for name, array in inputs.items()),
+            outputs=tuple(map(RequestedOutput, outputs)),
+        )
+        response = await self._engine.infer(request)
+        return {output.name: output.data for output in response.outputs}
+
+    def describe(self, model: str, version: str = "") -> ModelInfo:
+        """Return inputs, outputs and sizes of a model; raises ModelNotFound or ModelNotReady."""
+        return self._engine.describe(model, version)[0]
+
+    def ready(self, model: str, version: str = "") -> bool:
+        """Tell whether an inference would be served now."""
+        return self._registry.ready(model, version)
+
+
+def _input(model: str, name: str, array: Tensor) -> InferInput:
+    datatype = datatype_of(array.dtype)
+    if datatype is None:
+        known = f"a dtype of {', '.join(DATATYPES)}"
+        raise InvalidTensor(model, "input", name, known, str(array.dtype))
+    return InferInput(name, datatype, array)

@@ -1,0 +1,115 @@
+"""Models that take longer on the event loop than their warm-up promised: they leave it at once."""
+
+import asyncio
+import weakref
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import numpy as np
+import structlog
+
+from xlaserve.core.residence.registry import Instance
+from xlaserve.core.serving.host_runner import in_thread
+from xlaserve.core.threads.host import HostThreads
+from xlaserve.models.loaded import Executable, Value
+
+_REPEATS = 5
+"""Most repetitions; the first within the limit shows that the machine was slow, not the model."""
+
+_FREEZE_SECONDS = 0.01
+"""An execution that takes so long by itself would be noticed by all clients: its model never comes
+back to the event loop."""
+
+_FIRST_PAUSE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 60.0
+"""How long a model that takes a little more than the limit stays away; twice as long each time."""
+
+
+class Overruns:
+    """Takes models off the event loop, and lets back those that were only disturbed.
+
+    Any execution may be held up by another process, or by a thread that has Python's lock. So one
+    that overran is repeated in a thread, on the same inputs: what takes as long again is the
+    model's own doing.
+    """
+
+    def __init__(self, threads: HostThreads, now_ns: Callable[[], int]) -> None:
+        self._threads = threads
+        self._now_ns = now_ns
+        self._log = structlog.get_logger("execution")
+
+    def overran(
+        self,
+        instance: Instance,
+        executable: Executable,
+        inputs: Mapping[str, Value],
+        seconds: float,
+        limit: float,
+    ) -> None:
+        """Take the model off the event loop, and find out in a thread whether it may come back."""
+        if not instance.is_inline:
+            return
+        instance.is_inline = False
+        # The memory of a request may be another's by the time that a thread looks at it.
+        kept = {n: v.copy() if isinstance(v, np.ndarray) else v for n, v in inputs.items()}
+        repeat = partial(self._quickest, executable, kept, limit)
+        judge = partial(self._judge, weakref.ref(instance), seconds, limit)
+        try:
+            in_thread(self._threads, instance, repeat, judge)
+        except RuntimeError as error:  # no thread can be started
+            judge(error)
+
+    def _quickest(
+        self, executable: Executable, inputs: Mapping[str, Value], limit: float, replica: int
+    ) -> float | BaseException:
+        """Return the seconds of the quickest of some executions, in a thread."""
+        quickest = float("inf")
+        for _ in range(_REPEATS):
+            begun = self._now_ns()
+            try:
+                executable.execute(inputs, replica=replica)
+            except Exception as error:
+                return error
+            seconds = (self._now_ns() - begun) / 1e9
+            quickest = min(quickest, seconds)
+            if quickest <= limit or seconds > _FREEZE_SECONDS * _REPEATS:
+                break
+        return quickest
+
+    def _judge(
+        self,
+        found: "weakref.ref[Instance]",
+        seconds: float,
+        limit: float,
+        repeated: float | BaseException,
+    ) -> None:
+        instance = found()
+        if instance is None:
+            return
+        again = seconds if isinstance(repeated, BaseException) else repeated
+        if again <= limit:
+            instance.is_inline = True
+            return
+        for_good = again > _FREEZE_SECONDS
+        pause = min(_LONGEST_PAUSE_SECONDS, instance.pause_seconds * 2 or _FIRST_PAUSE_SECONDS)
+        if for_good or not instance.pause_seconds:
+            self._log.warning(
+                "model executes in threads, it is too slow for the event loop",
+                model=instance.model,
+                seconds=round(seconds, 6),
+                repeated_seconds=round(again, 6),
+                inline_execution_seconds=limit,
+                returns="never" if for_good else f"in {pause:g} s, then twice as long each time",
+            )
+        instance.pause_seconds = pause
+        instance.batches = None  # whether that pays looks different now
+        if not for_good:
+            # It may be unloaded by then, and its memory has to be free.
+            asyncio.get_running_loop().call_later(pause, _come_back, found)
+
+
+def _come_back(found: "weakref.ref[Instance]") -> None:
+    instance = found()
+    if instance is not None:
+        instance.is_inline = True
+        instance.batches = None

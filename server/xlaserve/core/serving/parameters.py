@@ -1,0 +1,170 @@
+"""The table of the parameters of an inference request: obeyed, refused, or without effect.
+
+The protocol lets anybody add parameters. Those that it defines, and those that Triton does, have a
+row; a value that they cannot have is refused, whether they have an effect here or not.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeAlias
+
+import structlog
+
+from xlaserve.core.serving.inference import InferRequest, Parameter
+from xlaserve.errors import InvalidParameter, InvalidTensor, Unsupported
+from xlaserve.models.config_fields import Effect
+
+MAX_NAMED = 32
+"""How many parameters without effect the log names for each loaded version of a model."""
+
+_SHOWN_CHARACTERS = 80
+_RESERVED_PREFIX = "triton_"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a parameter may be."""
+
+    expected: str
+    fits: Callable[[Parameter], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What is done with one parameter."""
+
+    kind: Kind
+    effect: Effect = Effect.NONE
+    extension: str = ""
+    """Of one that is refused: what it belongs to."""
+
+
+_BOOLEAN = Kind("true or false", lambda value: type(value) is bool)
+_COUNT = Kind("an integer of 0 or more", lambda value: type(value) is int and value >= 0)
+_SEQUENCE_ID = Kind(
+    "a string, or an integer of 0 or more",
+    lambda value: isinstance(value, str) or _COUNT.fits(value),
+)
+_TEXT = Kind("a string", lambda value: isinstance(value, str))
+
+Table: TypeAlias = Mapping[str, Row]
+
+_OF_TENSORS: Table = {
+    "shared_memory_region": Row(_TEXT, Effect.REFUSED, "shared memory"),
+    "shared_memory_byte_size": Row(_COUNT),
+    "shared_memory_offset": Row(_COUNT),
+}
+
+REQUEST: Table = MappingProxyType(
+    {
+        # A model that has a sequence_batching does not load: none of its requests meet a state.
+        "sequence_id": Row(_SEQUENCE_ID),
+        "sequence_start": Row(_BOOLEAN),
+        "sequence_end": Row(_BOOLEAN),
+        # All requests of a model wait in one queue, first come, first served.
+        "priority": Row(_COUNT),
+        # Counts only with an allow_timeout_override, with which no model loads.
+        "timeout": Row(_COUNT),
+        # Every answer is the final one, and has its tensors.
+        "triton_enable_empty_final_response": Row(_BOOLEAN),
+        "binary_data_output": Row(_BOOLEAN, Effect.OBEYED),
+    }
+)
+INPUT: Table = MappingProxyType({**_OF_TENSORS, "binary_data_size": Row(_COUNT, Effect.OBEYED)})
+OUTPUT: Table = MappingProxyType(
+    {
+        **_OF_TENSORS,
+        "binary_data": Row(_BOOLEAN, Effect.OBEYED),
+        "classification": Row(_COUNT, Effect.REFUSED, "the classification extension"),
+    }
+)
+
+
+def check_request(parameters: Mapping[str, Parameter]) -> None:
+    """Raise an InvalidRequest for a parameter of a request that it cannot have, or is reserved."""
+    for name, value in parameters.items():
+        row = REQUEST.get(name)
+        if row is None and name.startswith(_RESERVED_PREFIX):
+            raise InvalidParameter(
+                name[:_SHOWN_CHARACTERS],
+                f"a name that does not start with '{_RESERVED_PREFIX}'",
+                _shown(value),
+            )
+        if row is not None and not row.kind.fits(value):
+            raise InvalidParameter(name, row.kind.expected, _shown(value))
+
+
+def check_tensor(
+    model: str, kind: str, tensor: str, table: Table, parameters: Mapping[str, Parameter]
+) -> None:
+    """Raise an InvalidRequest for a parameter that an input or an output cannot have here."""
+    for name, value in parameters.items():
+        row = table.get(name)
+        if row is None:
+            continue
+        if not row.kind.fits(value):
+            expected = f"parameter '{name}' to be {row.kind.expected}"
+            raise InvalidTensor(model, kind, tensor, expected, _shown(value))
+        # 0 classes are those of a request that asks for none.
+        if row.effect is Effect.REFUSED and value != 0:
+            raise Unsupported(row.extension)
+
+
+def _shown(value: Parameter) -> str:
+    return repr(value)[:_SHOWN_CHARACTERS]
+
+
+class NamedParameters:
+    """Names parameters without effect in the log, each once while a version is loaded."""
+
+    def __init__(self) -> None:
+        self._named: set[str] = set()
+        self._log = structlog.get_logger("parameters")
+
+    def are_ordinary(self, parameters: Mapping[str, Parameter]) -> bool:
+        """Tell whether nothing is wrong with those of a request, and none is to be named."""
+        for name, value in parameters.items():
+            row = REQUEST.get(name)
+            if row is None:
+                if name.startswith(_RESERVED_PREFIX) or self._is_new(name):
+                    return False
+            elif not row.kind.fits(value) or (row.effect is Effect.NONE and self._is_new(name)):
+                return False
+        return True
+
+    def note(self, request: InferRequest) -> None:
+        """Name what a request has that has no effect, and was not named yet."""
+        new: dict[str, None] = {}
+        for name in _without_effect(request):
+            if self._is_new(name):
+                # Not the whole: a client makes it as long as a message.
+                self._named.add(name[:_SHOWN_CHARACTERS])
+                new[name[:_SHOWN_CHARACTERS]] = None
+        if new:
+            self._log.warning(
+                "parameters of requests have no effect",
+                model=request.model_name,
+                parameters=list(new),
+                others_are_named=len(self._named) < MAX_NAMED,
+            )
+
+    def _is_new(self, name: str) -> bool:
+        return name[:_SHOWN_CHARACTERS] not in self._named and len(self._named) < MAX_NAMED
+
+
+def _without_effect(request: InferRequest) -> Iterator[str]:
+    yield from _of(REQUEST, request.parameters)
+    for tensor in request.inputs:
+        if tensor.parameters:
+            yield from _of(INPUT, tensor.parameters)
+    for output in request.outputs:
+        if output.parameters:
+            yield from _of(OUTPUT, output.parameters)
+
+
+def _of(table: Table, parameters: Mapping[str, Parameter]) -> Iterator[str]:
+    for name in parameters:
+        row = table.get(name)
+        if row is None or row.effect is Effect.NONE:
+            yield name

@@ -1,0 +1,1 @@
+"""The threads that compute and wait, so that the event loop does neither."""

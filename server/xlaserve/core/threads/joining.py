@@ -1,0 +1,25 @@
+"""The end of threads, waited for within a limit."""
+
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+
+def ended(pool: ThreadPoolExecutor, seconds: float | None = None) -> bool:
+    """End the threads of a pool; what waits for one is cancelled, what has begun is waited for.
+
+    Waits for so many seconds at most; return whether all have ended.
+    """
+    ending = threading.Thread(target=partial(pool.shutdown, cancel_futures=True), daemon=True)
+    ending.start()
+    return joined([ending], seconds)
+
+
+def joined(threads: Iterable[threading.Thread], seconds: float | None = None) -> bool:
+    """Wait for the end of threads, for so many seconds at most; tell whether all have ended."""
+    until = None if seconds is None else time.monotonic() + seconds
+    for thread in threads:
+        thread.join(None if until is None else max(0.0, until - time.monotonic()))
+    return not any(thread.is_alive() for thread in threads)

@@ -1,0 +1,591 @@
+"""Loading, reloading and unloading, with models that need no JAX."""
+
+import asyncio
+import errno
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.core import AddModel, Core, MakeCore, World
+
+from xlaserve.core.serving.inference import InferInput, InferRequest
+from xlaserve.errors import (
+    InvalidName,
+    InvalidParameter,
+    LoadFailed,
+    ModelControlForbidden,
+    ModelNotFound,
+    ModelNotReady,
+    OutOfSpace,
+    TooLarge,
+)
+from xlaserve.settings import ModelControlMode, Readiness
+from xlaserve.tensors import DATATYPES
+
+ONE = np.ones((1, 2), np.float32)
+
+
+async def answer(core: Core, model: str, version: str = "") -> tuple[str, float]:
+    """Return the version that answers and what it added to 1."""
+    request = InferRequest(model, version, inputs=(InferInput("x", DATATYPES["FP32"], ONE),))
+    response = await core.engine.infer(request)
+    return response.model_version, float(response.outputs[0].data[0, 0]) - 1
+
+
+async def index(core: Core) -> dict[str, str]:
+    rows = await core.control.index()
+    return {f"{row.name}/{row.version}": f"{row.state} {row.reason}".strip() for row in rows}
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+async def test_a_loaded_model_answers(core: Core, add_model: AddModel) -> None:
+    add_model("m", {1: 5})
+    await core.control.load("m")
+
+    assert ("1", 5.0) == await answer(core, "m")
+    assert {"m/1": "READY"} == await index(core)
+
+
+async def test_the_newest_version_answers_by_default(core: Core, add_model: AddModel) -> None:
+    """Versions compare as numbers: 10 is newer than 9."""
+    add_model("m", {9: 9, 10: 10}, {"version_policy": {"all": {}}})
+    await core.control.load("m")
+
+    assert ("10", 10.0) == await answer(core, "m")
+    assert ("9", 9.0) == await answer(core, "m", "9")
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ({}, ["3"]),
+        ({"version_policy": {"latest": {"num_versions": 2}}}, ["2", "3"]),
+        ({"version_policy": {"all": {}}}, ["1", "2", "3"]),
+        ({"version_policy": {"specific": {"versions": [1, 3]}}}, ["1", "3"]),
+    ],
+)
+async def test_the_version_policy_picks(
+    core: Core, add_model: AddModel, policy: dict[str, Any], expected: list[str]
+) -> None:
+    add_model("m", {1: 1, 2: 2, 3: 3}, policy)
+    await core.control.load("m")
+
+    assert expected == [row.version for row in await core.control.index(ready=True)]
+
+
+async def test_an_unknown_model_is_not_found(core: Core) -> None:
+    """NOT_FOUND, with the text that clients look for."""
+    with pytest.raises(ModelNotFound, match="^Request for unknown model: 'm' .*failed to load"):
+        await core.control.load("m")
+    with pytest.raises(ModelNotFound, match="^Request for unknown model: 'm' is not found"):
+        await core.control.unload("m")
+    with pytest.raises(ModelNotFound, match="^Request for unknown model: 'm' is not found"):
+        await answer(core, "m")
+
+
+async def test_an_unknown_version_is_not_found(core: Core, add_model: AddModel) -> None:
+    add_model("m", {1: 1})
+    await core.control.load("m")
+
+    with pytest.raises(ModelNotFound, match="'m' version 7"):
+        await answer(core, "m", "7")
+
+
+async def test_loads_that_come_together_are_one(
+    core: Core, add_model: AddModel, world: World
+) -> None:
+    add_model("m", {1: 1})
+    await asyncio.gather(*(core.control.load("m") for _ in range(20)))
+
+    assert ["m/1"] == world.loads
+
+
+async def test_an_unchanged_version_is_not_loaded_again(
+    core: Core, add_model: AddModel, world: World
+) -> None:
+    add_model("m", {1: 1})
+    await core.control.load("m")
+    await core.control.load("m")
+
+    assert ["m/1"] == world.loads
+
+
+async def test_a_reload_replaces_the_version_and_closes_the_old(
+    core: Core, add_model: AddModel, world: World
+) -> None:
+    add_model("m", {1: 1})
+    await core.control.load("m")
+    add_model("m", {1: 2})
+    await core.control.load("m")
+
+    assert ("1", 2.0) == await answer(core, "m")
+    assert [2.0] == [model.amount for model in world.open]
+
+
+async def test_the_old_version_answers_while_the_new_one_loads(
+    core: Core, add_model: AddModel, world: World
+) -> None:
+    add_model("m", {1: 1})
+    await core.control.load("m")
+    add_model("m", {1: 2})
+    world.may_load.clear()
+    reload = asyncio.create_task(core.control.load("m"))
+    await until(lambda: len(world.loads) == 2)
+
+    assert ("1", 1.0) == await answer(core, "m")
+    assert ["READY"] == [row.state for row in await core.control.index()]
+
+    world.may_load.set()
+    await reload
+
+    assert ("1", 2.0) == await answer(core, "m")
+
+
+async def test_a_failed_reload_keeps_the_old_version(
+    core: Core, add_model: AddModel, world: World
+) -> None:
+    add_model("m", {1: 1})
+    await core.control.load("m")
+    (core.root / "m/1/amount.json").write_text("broken")
+    with pytest.raises(LoadFailed, match="failed to load 'm', amount.json is not a number"):
+        await core.control.load("m")
+
+    assert ("1", 1.0) == await answer(core, "m")
+    assert "READY answers from before, its reload failed" in (await index(core))["m/1"]
+
+
+async def test_a_failed_new_version_keeps_the_old_one(core: Core, add_model: AddModel) -> None:
+    """With `latest`, version 1 leaves only once version 2 answers."""
+    add_model("m", {1: 1})
+    await core.control.load("m")
+    directory = add_model("m", {2: 2})
+    (directory / "2/amount.json").write_text("broken")
+    with pytest.raises(LoadFailed):
+        await core.control.load("m")
+
+    assert ("1", 1.0) == await answer(core, "m")
+
+    add_model("m", {2: 2})
+    await core.control.load("m")
+
+    assert ("2", 2.0) == await answer(core, "m")
+    assert "UNAVAILABLE unloaded" == (await index(core))["m/1"]
+
+
+async def test_an_unloaded_model_is_gone(core: Core, add_model: AddModel, world: World) -> None:
+    add_model("m", {1: 1})
+    await core.control.load("m")
+    await core.control.unload("m")
+
+    assert [] == world.open
+    assert {"m/1": "UNAVAILABLE unloaded"} == await index(core)
+    with pytest.raises(ModelNotFound, match="'m' has no available versions"):
+        await answer(core, "m")
+
+
+async def test_unloading_what_is_not_loaded_is_no_error(core: Core, add_model: AddModel) -> None:
+    add_model("m", {1: 1})
+    await core.control.unload("m")
+    await core.control.load("m")
+    await core.control.unload("m")
+    await core.control.unload("m")
+
+    assert not core.registry.ready("m")
+
+
+async def test_an_unload_waits_for_requests_in_progress(
+    core: Core, add_model: AddModel, world: World
+) -> None:
+    add_model("m", {1: 1})
+    await core.control.load("m")
+    world.may_execute.clear()
+    request = asyncio.create_task(answer(core, "m"))
+    await until(lambda: core.registry.requests == 1)
+    unload = asyncio.create_task(core.control.unload("m"))
+    await until(lambda: not core.registry.ready("m"))
+
+    assert "UNLOADING waiting for requests in progress" == (await index(core))["m/1"]
+    with pytest.raises(ModelNotReady, match="UNLOADING"):
+        await answer(core, "m")
+
+    world.may_execute.set()
+
+    assert ("1", 1.0) == await request
+    await unload
+    assert [] == world.open
+
+
+async def test_an_unload_ends_in_bounded_time(
+    make_core: MakeCore, add_model: AddModel, world: World
+) -> None:
+    """A request that outlives the drain keeps its memory until it ends, and no longer."""
+    core = make_core(drain_seconds=0.01)
+    add_model("m", {1: 1})
+    await core.control.load("m")
+    world.may_execute.clear()
+    request = asyncio.create_task(answer(core, "m"))
+    await until(lambda: core.registry.requests == 1)
+    await core.control.unload("m")
+
+    assert 1 == len(world.open)
+
+    world.may_execute.set()
+
+    assert ("1", 1.0) == await request
+    await until(lambda: not world.open)
+
+
+async def test_a_cancelled_request_keeps_the_model_until_its_thread_ends(
+    core: Core, add_model: AddModel, world: World
+) -> None:
+    """The fake model fails the test when it is closed while it executes."""
+    add_model("m", {1: 1})
+    await core.control.load("m")
+    world.may_execute.clear()
+    request = asyncio.create_task(answer(core, "m"))
+    await until(lambda: core.registry.requests == 1)
+    request.cancel()
+    unload = asyncio.create_task(core.control.unload("m"))
+    await until(lambda: not core.registry.ready("m"))
+
+    assert 1 == len(world.open)
+
+    world.may_execute.set()
+    await unload
+
+    assert [] == world.open
+
+
+async def test_a_cancelled_load_leaves_nothing(
+    core: Core, add_model: AddModel, world: World
+) -> None:
+    add_model("m", {1: 1})
+    world.may_load.clear()
+    load = asyncio.create_task(core.control.load("m"))
+    await until(world.loading.is_set)
+    load.cancel()
+    await asyncio.sleep(0)
+    world.may_load.set()
+    with pytest.raises(asyncio.CancelledError):
+        await load
+
+    assert [] == world.open
+    assert {"m/1": "UNAVAILABLE the load was cancelled"} == await index(core)
+
+    await core.control.load("m")
+
+    assert ("1", 1.0) == await answer(core, "m")
+
+
+async def test_the_index_shows_the_stage_of_a_load(
+    core: Core, add_model: AddModel, world: World
+) -> None:
+    add_model("m", {1: 1})
+    world.may_load.clear()
+    load = asyncio.create_task(core.control.load("m"))
+    await until(world.loading.is_set)
+    await asyncio.sleep(0)
+
+    assert {"m/1": "LOADING compiling 1 of 2"} == await index(core)
+    with pytest.raises(ModelNotReady, match="LOADING"):
+        await answer(core, "m")
+
+    world.may_load.set()
+    await load
+
+
+async def test_the_index_lists_what_was_never_loaded(core: Core, add_model: AddModel) -> None:
+    add_model("a", {1: 1})
+    add_model("b", {1: 1})
+    await core.control.load("b")
+
+    assert {"a/": "UNAVAILABLE not loaded", "b/1": "READY"} == await index(core)
+    assert ["b"] == [row.name for row in await core.control.index(ready=True)]
+
+
+@pytest.mark.parametrize("mode", [ModelControlMode.NONE, ModelControlMode.POLL])
+async def test_only_the_explicit_mode_lets_clients_control(
+    make_core: MakeCore, add_model: AddModel, mode: ModelControlMode
+) -> None:
+    core = make_core(model_control_mode=mode)
+    add_model("m", {1: 1})
+
+    with pytest.raises(ModelControlForbidden, match=f"mode is '{mode.value}'"):
+        await core.control.load("m")
+    with pytest.raises(ModelControlForbidden):
+        await core.control.unload("m")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"model_control_mode": ModelControlMode.NONE}, ["a", "b"]),
+        ({"model_control_mode": ModelControlMode.POLL}, ["a", "b"]),
+        ({}, []),
+        ({"load_model": ("b",)}, ["b"]),
+        ({"load_model": ("*",)}, ["a", "b"]),
+    ],
+)
+async def test_the_mode_decides_what_is_loaded_at_start(
+    make_core: MakeCore, add_model: AddModel, changes: dict[str, Any], expected: list[str]
+) -> None:
+    core = make_core(**changes)
+    add_model("a", {1: 1})
+    add_model("b", {1: 1})
+    await core.control.start()
+
+    assert expected == [row.name for row in await core.control.index(ready=True)]
+
+
+@pytest.mark.parametrize(("readiness", "expected"), [("startup", True), ("models", False)])
+async def test_readiness_is_a_setting(
+    make_core: MakeCore, add_model: AddModel, readiness: str, expected: bool
+) -> None:
+    """Startup: ready when every load was tried; models: when every one succeeded."""
+    core = make_core(model_control_mode=ModelControlMode.POLL, readiness=Readiness(readiness))
+    add_model("good", {1: 1})
+    directory = add_model("bad", {1: 1})
+    (directory / "1/amount.json").write_text("broken")
+
+    assert not core.control.server_ready
+
+    await core.control.start()
+
+    assert expected is core.control.server_ready
+
+    add_model("bad", {1: 1})
+    await core.control.poll()
+
+    assert core.control.server_ready
+
+
+async def test_polling_follows_the_repository(
+    make_core: MakeCore, add_model: AddModel, world: World
+) -> None:
+    core = make_core(model_control_mode=ModelControlMode.POLL)
+    add_model("kept", {1: 1})
+    add_model("changed", {1: 1})
+    add_model("gone", {1: 1})
+    await core.control.start()
+    add_model("changed", {1: 2})
+    add_model("new", {1: 3})
+    shutil.rmtree(core.root / "gone")
+    await core.control.poll()
+
+    assert ("1", 2.0) == await answer(core, "changed")
+    assert ("1", 3.0) == await answer(core, "new")
+    assert not core.registry.ready("gone")
+    assert 1 == world.loads.count("kept/1")
+
+
+# --- overrides ---
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (errno.ENOSPC, OutOfSpace),
+        (errno.EDQUOT, OutOfSpace),
+        (errno.EFBIG, OutOfSpace),
+        (errno.EMFILE, OutOfSpace),
+        (errno.ENFILE, OutOfSpace),
+        (errno.EROFS, LoadFailed),
+        (errno.EIO, LoadFailed),
+    ],
+)
+@pytest.mark.parametrize("where", ["mkdtemp", "write_bytes"])
+async def test_files_that_cannot_be_kept_leave_nothing_behind(
+    core: Core,
+    add_model: AddModel,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    expected: type[Exception],
+    where: str,
+) -> None:
+    def fail(*_arguments: object, **_options: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    add_model("m", {1: 1})
+    await core.control.load("m")
+    monkeypatch.setattr(tempfile if where == "mkdtemp" else Path, where, fail)
+    with pytest.raises(expected, match=os.strerror(number)):
+        await core.control.load("m", override(7))
+
+    assert [] == list(core.settings.scratch_directory.iterdir())
+    assert ("1", 1.0) == await answer(core, "m")
+
+
+def override(amount: Any, version: int = 1, **config: Any) -> dict[str, Any]:
+    return {
+        "config": json.dumps(config),
+        f"file:{version}/amount.json": json.dumps(amount).encode(),
+    }
+
+
+async def test_files_of_a_load_replace_the_models_own(core: Core, add_model: AddModel) -> None:
+    """Model repository extension, Load: the override directory, off the repository."""
+    add_model("m", {1: 1})
+    before = sorted(core.root.rglob("*"))
+    await core.control.load("m", override(7, version=4))
+
+    assert ("4", 7.0) == await answer(core, "m")
+    assert before == sorted(core.root.rglob("*"))
+    assert 1 == len(list(core.settings.scratch_directory.iterdir()))
+
+    await core.control.unload("m")
+
+    assert [] == list(core.settings.scratch_directory.iterdir())
+
+
+async def test_files_that_a_client_sent_are_tried_before_they_are_loaded(
+    core: Core, add_model: AddModel, world: World
+) -> None:
+    """In a process that may die of them; what lies in the repository is the operator's."""
+    add_model("m", {1: 1})
+    await core.control.load("m")
+
+    assert [] == world.tried
+
+    with pytest.raises(LoadFailed, match="ends the process that reads it"):
+        await core.control.load("m", override("deadly"))
+
+    assert (["m/1"], 1) == (world.loads, len(world.tried))
+    assert ("1", 1.0) == await answer(core, "m")
+
+
+async def test_a_load_without_files_returns_to_the_repository(
+    core: Core, add_model: AddModel
+) -> None:
+    add_model("m", {1: 1})
+    await core.control.load("m", override(7))
+    await core.control.load("m")
+
+    assert ("1", 1.0) == await answer(core, "m")
+    assert [] == list(core.settings.scratch_directory.iterdir())
+
+
+async def test_a_failed_override_keeps_what_answered(core: Core, add_model: AddModel) -> None:
+    add_model("m", {1: 1})
+    await core.control.load("m", override(7))
+    with pytest.raises(LoadFailed):
+        await core.control.load("m", override("no number") | {"file:1/amount.json": b"broken"})
+
+    assert ("1", 7.0) == await answer(core, "m")
+    assert 1 == len(list(core.settings.scratch_directory.iterdir()))
+
+
+async def test_a_model_can_come_from_a_load_alone(core: Core) -> None:
+    await core.control.load("fresh", override(3))
+
+    assert ("1", 3.0) == await answer(core, "fresh")
+
+    await core.control.unload("fresh")
+
+    assert {} == await index(core)
+
+
+async def test_a_config_of_a_load_replaces_the_models_own(core: Core, add_model: AddModel) -> None:
+    add_model("m", {1: 1, 2: 2})
+    await core.control.load("m", {"config": '{"versionPolicy": {"specific": {"versions": ["1"]}}}'})
+
+    assert ("1", 1.0) == await answer(core, "m")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "error"),
+    [
+        ({"config": b"{}"}, InvalidParameter),
+        ({"config": 1}, InvalidParameter),
+        ({"file:1/x": "text", "config": "{}"}, InvalidParameter),
+        ({"file:1/x": b""}, InvalidParameter),
+        ({"unknown": "x"}, InvalidParameter),
+        ({"file:1": b"", "config": "{}"}, InvalidParameter),
+        ({"file:one/x": b"", "config": "{}"}, InvalidName),
+        ({"file:../x": b"", "config": "{}"}, InvalidName),
+        ({"file:1/../../x": b"", "config": "{}"}, InvalidName),
+        ({"file:1//etc/x": b"", "config": "{}"}, InvalidName),
+        ({"file:1/..": b"", "config": "{}"}, InvalidName),
+        ({"file:1/a\0b": b"", "config": "{}"}, InvalidName),
+        ({"file:1/x": b"12345", "config": "{}"}, TooLarge),
+        ({"file:1/x": b"", "file:1/y": b"", "file:1/z": b"", "config": "{}"}, InvalidParameter),
+        ({"config": "not json"}, LoadFailed),
+        ({"config": '{"nonsense": 1}'}, LoadFailed),
+        ({"config": '{"name": "other"}'}, LoadFailed),
+    ],
+)
+async def test_bad_load_parameters_change_nothing(
+    make_core: MakeCore, add_model: AddModel, parameters: dict[str, Any], error: type[Exception]
+) -> None:
+    core = make_core(max_override_bytes=4, max_override_files=2)
+    add_model("m", {1: 1})
+    before = sorted(core.root.parent.rglob("*"))
+    with pytest.raises(error):
+        await core.control.load("m", parameters)
+
+    assert before == sorted(core.root.parent.rglob("*"))
+    assert not core.registry.ready("m")
+
+
+@pytest.mark.parametrize("parameters", [{"unload_dependents": "yes"}, {"other": True}])
+async def test_bad_unload_parameters_are_refused(
+    core: Core, add_model: AddModel, parameters: dict[str, Any]
+) -> None:
+    add_model("m", {1: 1})
+    await core.control.load("m")
+    with pytest.raises(InvalidParameter):
+        await core.control.unload("m", parameters)
+
+    assert core.registry.ready("m")
+
+
+# --- what is on disk ---
+
+
+async def test_a_link_out_of_the_repository_is_not_followed(
+    core: Core, add_model: AddModel, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "amount.json").write_text("1")
+    (core.root / "m").mkdir()
+    (core.root / "m/1").symlink_to(outside)
+    with pytest.raises(LoadFailed, match="link that leads out of them"):
+        await core.control.load("m")
+
+
+async def test_a_link_into_another_allowed_root_is_followed(
+    make_core: MakeCore, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "amount.json").write_text("1")
+    core = make_core(model_root=(outside,))
+    (core.root / "m").mkdir()
+    (core.root / "m/1").symlink_to(outside)
+    await core.control.load("m")
+
+    assert ("1", 1.0) == await answer(core, "m")
+
+
+async def test_a_pipe_is_not_a_model_file(core: Core, add_model: AddModel) -> None:
+    """Opening it would wait for ever."""
+    directory = add_model("m", {1: 1})
+    os.mkfifo(directory / "1/pipe")
+    with pytest.raises(LoadFailed, match="'pipe' is not a regular file"):
+        await core.control.load("m")
+
+
+async def test_a_model_without_versions_says_so(core: Core) -> None:
+    (core.root / "m").mkdir()
+    with pytest.raises(LoadFailed, match="no version directory"):
+        await core.control.load("m")

@@ -1,0 +1,117 @@
+"""What a status page is told, second by second."""
+
+import pytest
+from support.clock import HandClock
+from support.core import AddModel, Core, MakeCore
+
+from xlaserve.core.residence.status_board import MAX_ROWS, REPOSITORY_SECONDS, StatusBoard
+from xlaserve.settings import ModelControlMode
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+def core(make_core: MakeCore) -> Core:
+    return make_core(model_control_mode=ModelControlMode.EXPLICIT)
+
+
+@pytest.fixture
+def board(core: Core, clock: HandClock) -> StatusBoard:
+    mode = core.settings.model_control_mode
+    return StatusBoard(core.control, core.registry, core.capacity, mode, clock=clock)
+
+
+async def test_models_that_are_loaded_and_models_that_could_be_are_shown(
+    core: Core, board: StatusBoard, add_model: AddModel
+) -> None:
+    for name in ("a", "b"):
+        add_model(name, {1: 1, 2: 2}, {"version_policy": {"all": {}}})
+    await core.control.load("b")
+    reading = await board.read()
+
+    assert [("a", "", "UNAVAILABLE"), ("b", "1", "READY"), ("b", "2", "READY")] == [
+        (row.name, row.version, row.state) for row in reading.rows
+    ]
+    assert (1, 2, 3) == (reading.ready_models, reading.model_count, reading.matching)
+
+
+async def test_memory_and_time_are_told(core: Core, board: StatusBoard, clock: HandClock) -> None:
+    core.capacity.limit({"cpu:0": 600, "cpu:1": 400})
+    core.capacity.reserve("somebody", "m", {"cpu:0": 200, "cpu:1": 100})
+    clock.now += 4
+    reading = await board.read()
+
+    assert (300, 1000, 4) == (reading.used_bytes, reading.total_bytes, reading.uptime_seconds)
+
+
+async def test_the_disk_is_asked_once_in_a_while(
+    board: StatusBoard, add_model: AddModel, clock: HandClock
+) -> None:
+    """Many pages may be open, and each asks every second."""
+    await board.read()
+    add_model("late", {1: 1})
+    early = await board.read()
+    clock.now += REPOSITORY_SECONDS
+    later = await board.read()
+
+    assert [] == [row.name for row in early.rows]
+    assert ["late"] == [row.name for row in later.rows]
+
+
+async def test_a_model_that_was_just_loaded_is_shown_once(
+    core: Core, board: StatusBoard, add_model: AddModel
+) -> None:
+    add_model("m", {1: 1})
+    await board.read()
+    await core.control.load("m")
+
+    assert [("m", "1")] == [(row.name, row.version) for row in (await board.read()).rows]
+
+
+async def test_names_are_searched_in_any_case(board: StatusBoard, add_model: AddModel) -> None:
+    for name in ("Straße", "street"):
+        add_model(name, {1: 1})
+    reading = await board.read("STRASSE")
+
+    assert ["Straße"] == [row.name for row in reading.rows]
+    assert (2, 1) == (reading.model_count, reading.matching)
+
+
+async def test_there_are_never_more_rows_than_can_be_shown_and_loaded_models_come_first(
+    core: Core, board: StatusBoard, add_model: AddModel
+) -> None:
+    for number in range(MAX_ROWS):
+        (core.root / f"a{number}").mkdir()
+    add_model("z", {1: 1})
+    await core.control.load("z")
+    reading = await board.read()
+
+    assert MAX_ROWS == len(reading.rows)
+    assert MAX_ROWS + 1 == reading.matching
+    assert "z" == reading.rows[-1].name
+
+
+@pytest.mark.parametrize("mode", list(ModelControlMode))
+async def test_only_explicit_control_is_offered(
+    make_core: MakeCore, mode: ModelControlMode
+) -> None:
+    core = make_core(model_control_mode=mode)
+    board = StatusBoard(core.control, core.registry, core.capacity, mode)
+
+    assert (mode is ModelControlMode.EXPLICIT) == (await board.read()).controllable
+
+
+async def test_requests_of_all_versions_are_summed(
+    core: Core, board: StatusBoard, add_model: AddModel
+) -> None:
+    for name in ("a", "b"):
+        add_model(name, {1: 1})
+        await core.control.load(name)
+        statistics = core.registry.version(name, "1").statistics
+        statistics.failed(ValueError(), 5)
+    totals = (await board.read()).totals
+
+    assert (0, 2, 0) == (totals.success_count, totals.fail_count, sum(totals.request_buckets))

@@ -1,0 +1,135 @@
+"""Requests that fit their model, and those that do not: as strict as Triton."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from xlaserve.core.serving.checks import QuickCheck, check_inputs, check_outputs
+from xlaserve.core.serving.inference import InferInput, InferRequest, RequestedOutput
+from xlaserve.errors import InvalidRequest, Unsupported
+from xlaserve.models.loaded import ModelInfo
+from xlaserve.tensors import DATATYPES, TensorSpec
+
+FP32, INT32 = DATATYPES["FP32"], DATATYPES["INT32"]
+INFO = ModelInfo(
+    "fake",
+    (TensorSpec("a", FP32, (-1, 2)), TensorSpec("b", INT32, (-1, 3))),
+    (TensorSpec("y", FP32, (-1, 2)), TensorSpec("z", FP32, (-1, 2))),
+    max_batch_size=4,
+)
+UNBATCHED = ModelInfo("fake", (TensorSpec("a", FP32, (-1, 2)),), (), max_batch_size=0)
+
+
+def a(rows: int = 1, columns: int = 2, dtype: Any = np.float32, **parameters: Any) -> InferInput:
+    datatype = FP32 if dtype is np.float32 else DATATYPES["FP64"]
+    return InferInput("a", datatype, np.zeros((rows, columns), dtype), parameters)
+
+
+def b(rows: int = 1) -> InferInput:
+    return InferInput("b", INT32, np.zeros((rows, 3), np.int32))
+
+
+def request(*inputs: InferInput, **parameters: Any) -> InferRequest:
+    return InferRequest("m", inputs=inputs, parameters=parameters)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_inputs_in_any_order_fit(rows: int) -> None:
+    check_inputs("m", INFO, request(b(rows), a(rows)))
+
+
+def test_a_first_dimension_that_is_no_batch_takes_any_size() -> None:
+    check_inputs("m", UNBATCHED, request(a(1000)))
+
+
+@pytest.mark.parametrize(
+    ("bad", "text"),
+    [
+        (request(a()), "model 'm': expected 2 inputs but got 1, missing 'b'"),
+        (request(), "expected 2 inputs but got 0, missing 'a', 'b'"),
+        (request(a(), a(), b()), "input 'a' already exists in request"),
+        (request(a(), a()), "input 'a' already exists in request"),
+        (
+            request(a(), b(), InferInput("c", FP32, np.zeros(1, np.float32))),
+            "unexpected inference input 'c', it has 'a', 'b'",
+        ),
+        (
+            request(a(dtype=np.float64), b()),
+            r"input 'a': expected FP32\[-1,2\], got FP64\[1,2\]",
+        ),
+        (request(a(columns=3), b()), r"input 'a': expected FP32\[-1,2\], got FP32\[1,3\]"),
+        (
+            request(InferInput("a", FP32, np.zeros(2, np.float32)), b()),
+            r"input 'a': expected FP32\[-1,2\], got FP32\[2\]",
+        ),
+        (request(a(5), b(5)), r"input 'a': expected a batch of 1 to 4 rows, got FP32\[5,2\]"),
+        (request(a(0), b(0)), r"input 'a': expected a batch of 1 to 4 rows, got FP32\[0,2\]"),
+        (request(a(2), b(1)), r"input 'b': expected 2 rows as in input 'a', got INT32\[1,3\]"),
+        (request(a(), b(), triton_secret=1), "parameter 'triton_secret'"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(bad: InferRequest, text: str) -> None:
+    """The text names the model, the tensor, what was expected and what came."""
+    with pytest.raises(InvalidRequest, match=text):
+        check_inputs("m", INFO, bad)
+    assert QuickCheck(INFO).inputs(bad) is None
+
+
+@pytest.mark.parametrize(
+    "ordinary",
+    [
+        request(a(2), b(2)),
+        request(b(), a(), sequence_id=3, binary_data_output=True),
+        request(a(), b(), triton_enable_empty_final_response=True),
+    ],
+)
+def test_ordinary_inputs_are_known_at_a_glance(ordinary: InferRequest) -> None:
+    """Once the log has named what has no effect."""
+    check_inputs("m", INFO, ordinary)
+    quick = QuickCheck(INFO)
+    quick.parameters.note(ordinary)
+    found = quick.inputs(ordinary)
+
+    assert found is not None
+    assert ({"a", "b"}, len(ordinary.inputs[0].data)) == (set(found[0]), found[1])
+
+
+def test_a_request_without_parameters_pays_nothing_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    quick = QuickCheck(INFO)
+    monkeypatch.setattr(quick, "parameters", None)
+
+    assert quick.inputs(request(a(2), b(2))) is not None
+
+
+def test_shared_memory_is_said_to_be_missing() -> None:
+    with pytest.raises(Unsupported, match="shared memory is not implemented"):
+        check_inputs("m", INFO, request(a(shared_memory_region="r"), b()))
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"), [([], ["y", "z"]), (["z"], ["z"]), (["z", "y"], ["z", "y"])]
+)
+def test_outputs_come_in_the_order_asked_for(asked: list[str], expected: list[str]) -> None:
+    chosen = check_outputs("m", INFO, [RequestedOutput(name) for name in asked])
+
+    assert expected == [spec.name for spec in chosen]
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        (["q"], "unexpected inference output 'q', it has 'y', 'z'"),
+        (["y", "y"], "output 'y' already exists"),
+    ],
+)
+def test_outputs_that_the_model_lacks_are_refused(asked: list[str], text: str) -> None:
+    with pytest.raises(InvalidRequest, match=text):
+        check_outputs("m", INFO, [RequestedOutput(name) for name in asked])
+
+
+def test_classification_is_said_to_be_missing() -> None:
+    with pytest.raises(Unsupported, match="classification"):
+        check_outputs("m", INFO, [RequestedOutput("y", {"classification": 1})])

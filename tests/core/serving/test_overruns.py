@@ -1,0 +1,226 @@
+"""Models that are slower than their warm-up promised leave the event loop."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from structlog.testing import capture_logs
+from support.accelerators import until
+from support.core import FP32, AddModel, Core, FakeModel, MakeCore, World
+
+from xlaserve.core.residence.registry import Instance
+from xlaserve.core.serving import overruns
+from xlaserve.core.serving.engine import Engine
+from xlaserve.core.serving.inference import InferInput, InferRequest
+from xlaserve.models.loaded import Value
+
+LIMIT = 1e-3
+
+
+@dataclass
+class Timed:
+    """A clock that executions move on, by the milliseconds that their input says."""
+
+    now_ns: int = 1_000_000_000
+    inline: list[bool] = field(default_factory=list)
+    """Of each execution, whether it was on the event loop."""
+    disturbances: list[float] = field(default_factory=list)
+    """Milliseconds that the next executions take besides, whatever they compute."""
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+    def model(self, amount: float, world: World, devices: Any) -> FakeModel:
+        model = FakeModel(amount, world, devices)
+        execute = model.execute
+
+        def timed(
+            inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
+        ) -> Mapping[str, Value]:
+            tensor = inputs["x"]
+            assert isinstance(tensor, np.ndarray)
+            self.inline.append(threading.current_thread() is threading.main_thread())
+            disturbance = self.disturbances.pop(0) if self.disturbances else 0.0
+            self.now_ns += int((float(tensor.max()) + disturbance) * 1e6)
+            return execute(inputs, resident=resident, replica=replica)
+
+        model.execute = timed  # type: ignore[method-assign]
+        return model
+
+
+@dataclass(frozen=True)
+class Served:
+    """One model, and an engine with a clock of its own."""
+
+    core: Core
+    engine: Engine
+    timed: Timed
+
+    @property
+    def instance(self) -> Instance:
+        return self.core.registry.resolve("m")[1]
+
+    async def infer(self, milliseconds: float, rows: int = 1) -> Any:
+        data = np.full((rows, 2), milliseconds, np.float32)
+        request = InferRequest("m", inputs=(InferInput("x", FP32, data),))
+        return (await self.engine.infer(request)).outputs[0].data
+
+    async def judged(self) -> None:
+        """Return once the repetition of what overran has ended."""
+        await until(lambda: self.instance.users == 0)
+
+
+Serve = Callable[..., Awaitable[Served]]
+
+
+@pytest.fixture
+def serve(make_core: MakeCore, add_model: AddModel, world: World) -> Serve:
+    async def made(*, batch_limit: int = 0, loops_follow_inputs: bool = False) -> Served:
+        timed = Timed()
+        world.seconds, world.batch_limit = 1e-6, batch_limit
+
+        def model(amount: float, world: World, devices: Any) -> FakeModel:
+            made = timed.model(amount, world, devices)
+            made.info = replace(made.info, loops_follow_inputs=loops_follow_inputs)
+            return made
+
+        world.model_type = model
+        core = make_core()
+        add_model("m", {1: 1})
+        await core.control.load("m")
+        engine = Engine(core.registry, core.workers, inline_execution_seconds=LIMIT, clock=timed)
+        return Served(core, engine, timed)
+
+    return made
+
+
+async def test_a_slow_execution_moves_its_model_off_the_event_loop_for_good(serve: Serve) -> None:
+    """However many quick ones came before it, and come after it."""
+    served = await serve()
+    with capture_logs() as logs:
+        for milliseconds in (*[0.1] * 1000, 500, 0.1, 500, 0.1):
+            await served.infer(milliseconds)
+            await served.judged()
+
+    assert [True] * 1001 + [False] * 4 == served.timed.inline
+    (line,) = [log for log in logs if "too slow for the event loop" in log["event"]]
+    assert ("m", 0.5, 0.5, "never") == (
+        line["model"],
+        line["seconds"],
+        line["repeated_seconds"],
+        line["returns"],
+    )
+
+
+async def test_requests_do_not_wait_for_the_verdict(serve: Serve) -> None:
+    served = await serve()
+    await served.infer(500)
+    await served.infer(0.1)
+
+    assert True is served.timed.inline[0]
+    assert served.timed.inline.count(True) == 1
+
+
+async def test_a_model_that_was_only_disturbed_comes_back(serve: Serve) -> None:
+    """Another process, or a thread that compiles, may hold up what is quick by itself."""
+    served = await serve()
+    served.timed.disturbances = [500, 20]
+    await served.infer(0.1)
+    await served.judged()
+    await served.infer(0.1)
+
+    # The first, its repetition that was disturbed as well, another, and then the next request.
+    assert [True, False, False, True] == served.timed.inline
+
+
+async def test_a_model_that_takes_a_little_more_comes_back_after_a_pause(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served, pauses, loop = await serve(), list[float](), asyncio.get_running_loop()
+    call_later = loop.call_later
+
+    def later(delay: float, call: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
+        if delay < 1:  # that of the test itself
+            return call_later(delay, call, *args)
+        pauses.append(delay)
+        return call_later(0, call, *args)
+
+    monkeypatch.setattr(loop, "call_later", later)
+    with capture_logs() as logs:
+        for _ in range(8):
+            await until(lambda: served.instance.is_inline)
+            await served.infer(2)
+            await served.judged()
+
+    assert [1, 2, 4, 8, 16, 32, 60, 60] == pauses
+    assert 1 == sum("too slow" in log["event"] for log in logs)
+
+
+async def test_a_repetition_has_the_inputs_as_they_were(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory of a request is another's once it is answered."""
+    served, calls = await serve(), list[Callable[[int], object]]()
+    monkeypatch.setattr(overruns, "in_thread", lambda threads, one, call, over: calls.append(call))
+    data = np.full((1, 2), 500, np.float32)
+    await served.engine.infer(InferRequest("m", inputs=(InferInput("x", FP32, data),)))
+    data[:] = 0
+    (repeat,) = calls
+
+    assert 0.5 == repeat(0)
+
+
+async def test_a_batch_that_overran_moves_its_model_too(serve: Serve) -> None:
+    """It may take as long as four requests one by one."""
+    served = await serve(batch_limit=4)
+    served.instance.batches = True
+    await asyncio.gather(served.infer(3, 2), served.infer(3, 2))
+    stays = served.instance.is_inline
+    served.instance.batches = True
+    await asyncio.gather(served.infer(30, 2), served.infer(30, 2))
+    await served.judged()
+    await asyncio.gather(served.infer(0.1), served.infer(0.1))
+
+    assert stays is False  # two requests may take two milliseconds
+    assert not served.instance.is_inline
+    assert False is served.timed.inline[-1]
+
+
+async def test_a_batch_may_take_as_long_as_its_requests(serve: Serve) -> None:
+    served = await serve(batch_limit=4)
+    served.instance.batches = True
+    await asyncio.gather(served.infer(1.5, 2), served.infer(1.5, 2))
+
+    assert served.instance.is_inline
+    assert [True] == served.timed.inline
+
+
+async def test_a_model_whose_loops_follow_its_inputs_is_never_on_the_event_loop(
+    serve: Serve,
+) -> None:
+    """Not once: what it took before says nothing of the next request."""
+    served = await serve(loops_follow_inputs=True)
+    for _ in range(3):
+        await served.infer(0.1)
+    await asyncio.gather(served.infer(0.1), served.infer(0.1))
+
+    assert True not in served.timed.inline
+
+
+async def test_an_unloaded_model_does_not_come_back(serve: Serve) -> None:
+    """A timer that held it would hold its memory."""
+    served = await serve()
+    await served.infer(2)
+    await served.judged()
+    reference = served.instance
+    assert not reference.is_inline
+    await served.core.control.unload("m")
+    users = reference.users
+    overruns._come_back(lambda: None)  # type: ignore[arg-type]
+
+    assert 0 == users
+    assert not reference.is_inline
