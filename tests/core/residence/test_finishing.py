@@ -157,6 +157,23 @@ async def test_an_unload_gives_back_everything_in_the_middle_of_it(
     assert 0 == core.capacity.used_bytes
 
 
+async def test_an_unload_does_not_wait_for_what_is_compiled_for_others(
+    make_core: MakeCore, add_model: AddModel, rest: Rest
+) -> None:
+    """The thread that compiles may wait for the load that wants this memory: a deadlock."""
+    core = await loaded(make_core, add_model)
+    await until(rest.begun)
+    add_model("queued", {1: 1})
+    await core.control.load("queued")
+    both = core.capacity.used_bytes
+    await core.control.unload("queued")
+    left = core.capacity.used_bytes
+    rest.may_end.set()
+    await until(rest.ended)
+
+    assert (200, 100) == (both, left)
+
+
 async def test_the_end_of_the_server_ends_it(
     make_core: MakeCore, add_model: AddModel, rest: Rest
 ) -> None:

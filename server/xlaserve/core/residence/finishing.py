@@ -38,6 +38,7 @@ class Finisher:
         self._step_seconds = step_seconds
         """How long one bucket may take."""
         self._of: WeakKeyDictionary[Instance, asyncio.Task[None]] = WeakKeyDictionary()
+        self._compiling: WeakKeyDictionary[Instance, LimitedCall[None]] = WeakKeyDictionary()
         self._workers = workers
         self._capacity = capacity
         self._short: set[asyncio.Task[None]] = set()
@@ -65,10 +66,15 @@ class Finisher:
         task.add_done_callback(self._tasks.discard)
 
     async def left(self, instance: Instance) -> None:
-        """Return once no thread compiles for an instance that was unloaded, or it is stuck."""
+        """Return once no thread compiles for an instance that was unloaded, or it is stuck.
+
+        A compilation that waits for the one thread is cancelled: the thread may wait for a load,
+        and that load for the memory of this instance.
+        """
         task = self._of.pop(instance, None)
         if task is not None:
-            if task in self._short:
+            compiling = self._compiling.pop(instance, None)
+            if task in self._short or (compiling is not None and compiling.cancel()):
                 task.cancel()
             await asyncio.wait([task])
 
@@ -94,7 +100,7 @@ class Finisher:
             stage[0] = of_bucket
 
         compile_rest = partial(model.compile_rest, before_bucket, on_stage)
-        compiling = self._workers.finish(compile_rest, beat)
+        compiling = self._compiling[instance] = self._workers.finish(compile_rest, beat)
         try:
             await compiling.within(self._step_seconds)
         except Overdue:

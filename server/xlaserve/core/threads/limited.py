@@ -48,8 +48,12 @@ class LimitedCall(Generic[T]):
         self._threads = threads
 
     def cancel(self) -> bool:
-        """Cancel it, unless its thread has begun."""
-        return self.future.cancel()
+        """Cancel it and drop what was to be called, unless its thread has begun."""
+        cancelled = self.future.cancel()
+        if cancelled:
+            # It stays in the queue, and must keep no model alive there.
+            self.call = None
+        return cancelled
 
     def abandon(self) -> None:
         """Give its slot to another call, though its thread goes on."""
