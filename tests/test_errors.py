@@ -8,6 +8,7 @@ from xlaserve.errors import (
     BodyTimeout,
     CompilationTimedOut,
     CrossSiteRequest,
+    DeadlineExceeded,
     DeviceUnavailable,
     DuplicateTensor,
     InvalidName,
@@ -143,6 +144,7 @@ TEXTS = [
         "the request waited for 50 microseconds and was not begun "
         "(default_timeout_microseconds of the model's queue policy)",
     ),
+    (DeadlineExceeded(), "the deadline of the request has passed"),
     (ShuttingDown(), "the server is shutting down"),
     (InvalidSettings("port", "a port", 99999), "setting port: expected a port, got 99999"),
     (

@@ -29,6 +29,7 @@ from xlaserve.core.residence.runtime import ModelRuntime, RuntimeLimits
 from xlaserve.core.residence.status_board import StatusBoard
 from xlaserve.core.server import ServerDescription
 from xlaserve.core.serving.engine import Engine
+from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.image_files import ImageLimits
 from xlaserve.core.serving.models_api import Models
 from xlaserve.core.threads.workers import Workers
@@ -168,6 +169,8 @@ class Application:
         )
         self.registry = Registry(settings.max_requests_per_model)
         self.capacity = Capacity()
+        self.gates = Gates()
+        """What every call passes; whoever makes calls is given it."""
         self.engine = Engine(
             self.registry,
             self.workers,
@@ -471,6 +474,7 @@ class Application:
         _log.info("shutting down")
         self.control.begin_shutdown()
         health.close()
+        self.gates.drain()
         self.engine.stop()
         loop = asyncio.get_running_loop()
         until = loop.time() + self.settings.grace_seconds

@@ -286,6 +286,13 @@ class QueueTimeout(XlaserveError):
         )
 
 
+class DeadlineExceeded(XlaserveError):
+    """The time that the client gave a request is over, before it was answered."""
+
+    def __init__(self) -> None:
+        super().__init__("the deadline of the request has passed")
+
+
 class TooLarge(XlaserveError):
     """A message or a set of files exceeds a limit of the server."""
 

@@ -52,6 +52,7 @@ REASONS: Mapping[type[BaseException], FailureReason] = MappingProxyType(
         errors.TooLarge: FailureReason.INVALID,
         errors.BodyTimeout: FailureReason.INVALID,
         asyncio.CancelledError: FailureReason.CANCELLED,
+        errors.DeadlineExceeded: FailureReason.CANCELLED,
         GeneratorExit: FailureReason.CANCELLED,
         BaseException: FailureReason.BACKEND,
     }

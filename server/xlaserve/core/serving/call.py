@@ -1,0 +1,219 @@
+"""One request of any protocol: made when its headers are there, ended exactly once.
+
+A transport makes a `Call` and says how an answer is written (`write`, `refuse`); `Gates` let it
+pass; a handler or a station answers it. Whatever a call holds is released when it ends, however it
+ends, and before anybody is told.
+
+    NEW --admit--> BEGUN --answer, last--> ENDED
+                   BEGUN --answer--------> BEGUN
+    NEW or BEGUN --fail, cancel, expire--> ENDED
+
+Nothing leaves ENDED: an answer that comes later is nobody's, which is no error.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Protocol, TypeAlias
+
+from xlaserve.core.threads.completion import settle
+from xlaserve.errors import DeadlineExceeded
+
+
+class Operation(Enum):
+    """What a client wants to be done; what a permission is given for."""
+
+    INFER = "infer"
+    METADATA = "metadata"
+    """Reads what models are: metadata, configuration, index, statistics, reflection."""
+    MANAGE = "manage"
+    """Loads and unloads."""
+    RUNTIME = "runtime"
+    """The model runtime of a mesh."""
+    METRICS = "metrics"
+    PAGE = "page"
+    HEALTH = "health"
+    SERVICE = "service"
+    """A method of a service of one's own."""
+
+
+class Headers(Protocol):
+    """The headers of a request, looked up in whatever the transport has; names in lower case."""
+
+    def get(self, name: str, /) -> str | None:
+        """Return the value of a header, None where it is absent."""
+        ...
+
+
+NO_HEADERS: Headers = MappingProxyType[str, str]({})
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who is at the other end of a connection; one object for all its calls."""
+
+    listener: str = ""
+    """The setting of the endpoint that it came to: `grpc_endpoint`. Empty inside the process."""
+    address: str = ""
+    """Its address as text: `10.0.0.7:51824`, or `unix`."""
+    tls_identity: str | None = None
+    """The subject of its verified client certificate."""
+    unix_user: int | None = None
+    """The user id of the process at the other end of a unix socket."""
+
+
+NOBODY = Peer()
+"""The peer of calls that the server makes by itself."""
+
+Outcome: TypeAlias = object
+"""How calls ended: an exception, what was executed for inferences (`Executed`), or None."""
+
+
+class Observer(Protocol):
+    """Sees every call begin and end; on the event loop, and it must not wait."""
+
+    def began(self, call: "Call") -> None:
+        """See a call before it passes the gates."""
+        ...
+
+    def ended(self, calls: "Sequence[Call]", outcome: Outcome) -> None:
+        """See calls that ended together, in one batch, or one; nobody has been told yet."""
+        ...
+
+
+class Call:
+    """One request. Transports subclass it with how an answer is written.
+
+    Of the event loop. Attributes that most calls never set are defaults of the class, so that a
+    call is made quickly.
+    """
+
+    operation = Operation.INFER
+    model = ""
+    """The name of the model, once it is known; for some protocols that is in the message."""
+    version = ""
+    """The version that is asked for; empty for the newest."""
+    headers = NO_HEADERS
+    peer = NOBODY
+    principal: object | None = None
+    """Who the permission gate found the caller to be; None for anybody."""
+    deadline: float | None = None
+    """When the client stops waiting, by the clock of the event loop; None for never."""
+    parent: "Call | None" = None
+    """The call that this one is part of: of an ensemble, or of a service of one's own."""
+    has_begun = False
+    has_ended = False
+    is_cancelled = False
+    """Whether nobody wants an answer any more: nothing is written from then on."""
+    on_writable: Callable[[], None] | None = None
+    """Called once when the stream takes more again, or the call ends; set by who waits for it."""
+    _observers: Sequence[Observer] = ()
+    _holds: list[Callable[[], None]] | None = None
+    _timer: asyncio.TimerHandle | None = None
+
+    # --- how a transport answers: overridden there ---
+
+    def write(self, response: Any, *, last: bool) -> None:
+        """Send an answer to the client; raises nothing."""
+
+    def refuse(self, error: BaseException) -> None:
+        """Send the status that belongs to an error; raises nothing."""
+
+    @property
+    def is_writable(self) -> bool:
+        """Tell whether the stream takes another answer; where it does not, who answers pauses."""
+        return True
+
+    # --- for who answers ---
+
+    def answer(self, response: Any, *, last: bool = True) -> None:
+        """Write an answer; the last one ends the call. Does nothing once the call has ended."""
+        if self.has_ended:
+            return
+        if last:
+            self.end()
+        self.write(response, last=last)
+
+    def fail(self, error: BaseException) -> None:
+        """End the call with an error, which the client is told."""
+        if not self.has_ended:
+            self.end(error)
+            self.refuse(error)
+
+    async def writable(self) -> None:
+        """Return once the stream takes another answer, or the call has ended (backpressure)."""
+        while not (self.is_writable or self.has_ended):
+            resumed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.on_writable = partial(settle, resumed, None)
+            await resumed
+
+    def hold(self, release: Callable[[], None]) -> None:
+        """Have something released when the call ends; at once where it has ended."""
+        if self.has_ended:
+            release()
+        elif self._holds is None:
+            self._holds = [release]
+        else:
+            self._holds.append(release)
+
+    # --- for transports ---
+
+    def resume(self) -> None:
+        """Let whoever answers go on: the stream takes more again."""
+        resumed, self.on_writable = self.on_writable, None
+        if resumed is not None:
+            resumed()
+
+    def cancel(self, reason: str = "") -> None:
+        """End the call, because nobody wants it any more; nothing more is written."""
+        self.is_cancelled = True
+        if not self.has_ended:
+            self.end(asyncio.CancelledError(reason))
+
+    def expire(self) -> None:
+        """End the call, whose deadline has passed."""
+        self.fail(DeadlineExceeded())
+
+    def expire_in_time(self) -> None:
+        """Have the call expire at its deadline, if it has one and has not ended by then."""
+        if self.deadline is not None and not self.has_ended:
+            self._timer = asyncio.get_running_loop().call_at(self.deadline, self.expire)
+
+    # --- the end ---
+
+    def end(self, outcome: Outcome = None) -> None:
+        """End the call without writing anything; for who writes the answer by other means."""
+        if not self.has_ended:
+            end_together((self,), outcome)
+
+    def release(self) -> None:
+        """Give back what the call holds; `end_together` alone calls it, once."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        holds, self._holds = self._holds, None
+        for release in holds or ():
+            release()
+        if self.on_writable is not None:
+            self.resume()
+
+
+def end_together(calls: Sequence[Call], outcome: Outcome) -> None:
+    """End calls that have begun and not ended: release what they hold, and tell the observers.
+
+    Whoever is told of an answer may ask again at once, or cancel others: so all have ended before
+    anything is written.
+    """
+    for call in calls:
+        call.has_ended = True
+        call.release()
+    for observer in calls[0]._observers:
+        observer.ended(calls, outcome)
+
+
+current_call: ContextVar[Call | None] = ContextVar("current_call", default=None)
+"""The call that a coroutine answers; set by `Gates.passing` around its handler."""

@@ -1,0 +1,109 @@
+"""The gates that every call of every protocol passes, every time, and who sees it pass.
+
+Nothing that a gate decides may be remembered by a transport, a plan or a connection.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from xlaserve.core.serving.call import Call, Observer, Operation, current_call
+from xlaserve.errors import DeadlineExceeded, ShuttingDown
+
+Check: TypeAlias = Callable[[Call], None]
+"""Raises for a call that may not pass."""
+
+REFUSED_WHILE_DRAINING = frozenset({Operation.INFER})
+"""Of the other operations some go on to the end: health says that it is near; `ModelControl` itself
+refuses loads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """One row of the table."""
+
+    name: str
+    check: Check
+    of_model: bool = False
+    """Whether it is passed once the model of the call is found, instead of when the call begins."""
+
+
+def everybody(call: Call) -> None:
+    """Permit every call."""
+
+
+class Gates:
+    """The table of gates, in order, and the observers beside it."""
+
+    def __init__(
+        self,
+        *,
+        permission: Check = everybody,
+        limits: Check = everybody,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        """`limits` raises Overloaded for a model that has as many calls as it may have."""
+        self.table = (
+            Gate("draining", self._is_open),
+            Gate("permission", permission),
+            Gate("limits", limits, of_model=True),
+            Gate("deadline", _in_time),
+        )
+        self._at_begin = tuple(gate.check for gate in self.table if not gate.of_model)
+        self._of_model = tuple(gate.check for gate in self.table if gate.of_model)
+        self._observers = tuple(observers)
+        self._is_draining = False
+
+    def admit(self, call: Call) -> None:
+        """Begin a call, as soon as its headers are there.
+
+        Raises what a gate refuses it with; whoever called fails the call with that.
+        """
+        assert not call.has_begun, "a call begins once"
+        call.has_begun = True
+        call._observers = self._observers
+        for observer in self._observers:
+            observer.began(call)
+        for check in self._at_begin:
+            check(call)
+
+    def admit_to_model(self, call: Call) -> None:
+        """Let a call pass to its model, which has been found; raises as `admit`."""
+        for check in self._of_model:
+            check(call)
+
+    @contextmanager
+    def passing(self, call: Call) -> Iterator[None]:
+        """Admit a call, and end it with the block: for handlers that return or raise.
+
+        The call is `current_call` within the block. Raises what a gate refuses it with.
+        """
+        token = current_call.set(call)
+        try:
+            self.admit(call)
+            yield
+        except asyncio.CancelledError as error:
+            call.cancel(str(error))
+            raise
+        except BaseException as error:
+            call.end(error)
+            raise
+        else:
+            call.end()
+        finally:
+            current_call.reset(token)
+
+    def drain(self) -> None:
+        """Admit no more inferences but those that are part of a call that was admitted."""
+        self._is_draining = True
+
+    def _is_open(self, call: Call) -> None:
+        if self._is_draining and call.parent is None and call.operation in REFUSED_WHILE_DRAINING:
+            raise ShuttingDown
+
+
+def _in_time(call: Call) -> None:
+    if call.deadline is not None and call.deadline <= asyncio.get_running_loop().time():
+        raise DeadlineExceeded
