@@ -6,6 +6,7 @@ import pytest
 from xlaserve import errors
 from xlaserve.errors import (
     BodyTimeout,
+    BudgetExhausted,
     CompilationTimedOut,
     CrossSiteRequest,
     DeadlineExceeded,
@@ -116,6 +117,11 @@ TEXTS = [
     (
         Overloaded("m", 8, "max_requests"),
         "model 'm': 8 requests are in progress already (max_requests), try again",
+    ),
+    (
+        BudgetExhausted("the body", 60, 64),
+        "there is no memory for the body of 60 bytes: clients hold nearly all of the 64 bytes that "
+        "they may (max_held_bytes), or this connection all of its share, try again",
     ),
     (
         TooLarge("the message", 64, "max_message_bytes"),

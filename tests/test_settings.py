@@ -53,6 +53,10 @@ def test_texts_are_read_by_the_type_of_the_setting(name: str, text: str, expecte
     [
         ({"XLASERVE_MAX_CONNECTIONS": "many"}, "XLASERVE_MAX_CONNECTIONS: expected int"),
         ({"XLASERVE_DEVICE": "gpu"}, r"expected auto\|cpu\|cuda\|tpu, got 'gpu'"),
+        (
+            {"XLASERVE_MAX_PARKED_BYTES": "1"},
+            "XLASERVE_MAX_PARKED_BYTES: expected max_held_bytes, which took its place",
+        ),
         ({"XLASERVE_TYPO": "1"}, "XLASERVE_TYPO: expected the name of a setting"),
         ({"XLASERVE_MAX_MODELS": "0"}, "max_models: expected at least 1"),
         ({"XLASERVE_LOG_LEVEL": "loud"}, "log_level"),

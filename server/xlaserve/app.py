@@ -31,6 +31,7 @@ from xlaserve.core.server import ServerDescription
 from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.image_files import ImageLimits
+from xlaserve.core.serving.ledger import Ledger
 from xlaserve.core.serving.models_api import Models
 from xlaserve.core.threads.workers import Workers
 from xlaserve.errors import InvalidSettings
@@ -64,7 +65,8 @@ from xlaserve.transport.grpc.server import GrpcServer
 from xlaserve.transport.grpc.services import ServicesCodec, injection_paths, load_services
 from xlaserve.transport.grpc.splice import InjectionPath
 from xlaserve.transport.grpc.typed_answers import TypedAnswers
-from xlaserve.transport.http2.limits import Http2Limits
+from xlaserve.transport.http2.limits import Http2Limits, Shared
+from xlaserve.transport.http2.memory import MessageMemory
 from xlaserve.transport.rest.absent import absent_routes
 from xlaserve.transport.rest.bodies import BodyLimits
 from xlaserve.transport.rest.inference import InferenceRoutes
@@ -171,6 +173,9 @@ class Application:
         self.capacity = Capacity()
         self.gates = Gates()
         """What every call passes; whoever makes calls is given it."""
+        self.ledger = Ledger(settings.max_held_bytes)
+        self.spare = MessageMemory(min(settings.max_spare_bytes, self.ledger.spare))
+        self.ledger.on_pressure(self.spare.drop)
         self.engine = Engine(
             self.registry,
             self.workers,
@@ -361,9 +366,7 @@ class Application:
             codec=ServicesCodec(WireCodec(**limits)),
             limits=_http2_limits(settings),
             max_connections=settings.max_connections,
-            max_receiving_bytes=settings.max_receiving_bytes,
-            max_parked_bytes=settings.max_parked_bytes,
-            max_spare_bytes=settings.max_spare_bytes,
+            shared=Shared(self.ledger, self.spare),
             busy_poll_seconds=settings.busy_poll_seconds,
             engine=settings.http2_engine,
             lanes={

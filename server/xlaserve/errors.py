@@ -276,6 +276,17 @@ class Overloaded(XlaserveError):
         )
 
 
+class BudgetExhausted(XlaserveError):
+    """Clients hold as much as they may, or their connection its share; it may succeed later."""
+
+    def __init__(self, what: str, count: int, limit: int) -> None:
+        super().__init__(
+            f"there is no memory for {what} of {count} bytes: clients hold nearly all of the "
+            f"{limit} bytes that they may (max_held_bytes), or this connection all of its share, "
+            "try again"
+        )
+
+
 class QueueTimeout(XlaserveError):
     """A request waited in the queue of its model for longer than the model allows."""
 

@@ -247,6 +247,14 @@ class Settings:
 
     # --- Messages ---
 
+    max_held_bytes: int = 1 << 30
+    """Most bytes that clients make the server hold, of all protocols and connections together:
+    bodies and messages, also inflated, parsed and decoded, and answers that they have not read.
+    One connection may hold three quarters, and less the more the others hold. What finds no memory
+    waits, or is refused with RESOURCE_EXHAUSTED or 503."""
+    max_spare_bytes: int = 128 << 20
+    """Memory of long messages that is kept some seconds for the next ones, beside it: at most an
+    eighth of max_held_bytes; 0 keeps none."""
     max_message_bytes: int = 64 << 20
     """Largest gRPC message or HTTP body that is accepted; also after it was decompressed."""
     typed_answers: TypedAnswerForm = TypedAnswerForm.BOTH
@@ -268,15 +276,9 @@ class Settings:
     """gRPC connections that may be open."""
     max_header_bytes: int = 16 << 10
     """Largest header list of a gRPC request."""
-    max_receiving_bytes: int = 1 << 30
-    """Bytes of gRPC messages that are being received or answered, of all connections."""
-    max_spare_bytes: int = 128 << 20
-    """Memory of long gRPC messages that is kept some seconds for the next ones; 0 keeps none."""
     busy_poll_seconds: float = 0.0002
     """How long the event loop looks for the next gRPC request without going to sleep, while they
     come so quickly one after the other; 0 lets it sleep."""
-    max_parked_bytes: int = 256 << 20
-    """Bytes of gRPC answers that wait for slow clients, of all connections."""
     max_stream_resets: int = 200
     """gRPC requests that a connection may cancel in a while, beyond those that were answered;
     eight times as many with modelmesh."""
@@ -406,7 +408,9 @@ class Settings:
             if name not in hints and _OF_KUBERNETES.search(variable):
                 continue
             if name not in hints:
-                raise InvalidSettings(variable, "the name of a setting", text)
+                took_place = f"{_REPLACED.get(name)}, which took its place"
+                expected = took_place if name in _REPLACED else "the name of a setting"
+                raise InvalidSettings(variable, expected, text)
             values[name] = _from_text(variable, hints[name], text)
         values |= {
             name: _from_flag(name, hints[name], value)
@@ -425,6 +429,12 @@ class Settings:
             raise InvalidSettings("repository", "a directory", None)
         return cls(**values)
 
+
+_REPLACED: Mapping[str, str] = {
+    "max_receiving_bytes": "max_held_bytes",
+    "max_parked_bytes": "max_held_bytes",
+}
+"""Settings that there were, and what is obeyed now."""
 
 _SMALLEST: Mapping[str, float] = {
     "listen_backlog": 1,
@@ -458,10 +468,9 @@ _SMALLEST: Mapping[str, float] = {
     "max_streams_per_connection": 1,
     "max_connections": 1,
     "max_header_bytes": 1024,
-    "max_receiving_bytes": 1024,
+    "max_held_bytes": 1 << 20,
     "max_spare_bytes": 0,
     "busy_poll_seconds": 0,
-    "max_parked_bytes": 1024,
     "max_stream_resets": 1,
     "max_control_frames": 10,
     "control_window_seconds": 0.01,

@@ -13,9 +13,10 @@ from support.http2_reference import (
     answer_to,
     refusal,
 )
+from xlaserve.core.serving.ledger import Ledger
 from xlaserve.transport.http2.connection import ReceiveBuffer, ServerConnection
 from xlaserve.transport.http2.headers import HARD_FACTOR
-from xlaserve.transport.http2.limits import Http2Limits, Ledger, Ledgers
+from xlaserve.transport.http2.limits import Http2Limits, Shared
 from xlaserve.transport.http2.memory import MessageMemory
 from xlaserve.transport.http2.messages import Placement
 from xlaserve.transport.http2.stream import ServerStream
@@ -53,12 +54,10 @@ class Core:
     """The server's side of one connection."""
 
     def __init__(self) -> None:
-        ledgers = Ledgers(
-            receiving=Ledger(_PLENTY), parked=Ledger(_PLENTY), memory=MessageMemory(0)
-        )
+        shared = Shared(Ledger(_PLENTY), MessageMemory(0))
         route = _Answering()
         self._core = ServerConnection(
-            _LIMITS, lambda head: route, ledgers, buffer=_BUFFER, now=lambda: 0.0
+            _LIMITS, lambda head: route, shared, buffer=_BUFFER, now=lambda: 0.0
         )
         self._core.start()
         self._core.take_output()

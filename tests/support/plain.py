@@ -6,10 +6,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from support.frames import LARGEST_FRAME, literals
+from xlaserve.core.serving.ledger import Ledger
 from xlaserve.transport.grpc.codec import WireCodec
 from xlaserve.transport.grpc.server import GrpcServer
 from xlaserve.transport.http2.connection import ServerConnection
-from xlaserve.transport.http2.limits import Http2Limits
+from xlaserve.transport.http2.limits import Http2Limits, Shared
+from xlaserve.transport.http2.memory import MessageMemory
 from xlaserve.transport.http2.messages import Placement, StreamingReader
 from xlaserve.transport.http2.protocol import Http2Protocol
 from xlaserve.transport.http2.stream import ServerStream
@@ -42,7 +44,7 @@ class _PlainServer(GrpcServer):
         return ServerConnection(
             self._limits,
             lambda head: _Plain(),
-            self._ledgers,
+            self._shared,
             wake=protocol.wake,
             buffer=self._buffer,
         )
@@ -57,9 +59,7 @@ async def plain_server() -> AsyncIterator[int]:
         # One case of h2spec takes it for granted that no more than the least was announced.
         limits=Http2Limits(max_frame_bytes=LARGEST_FRAME),
         max_connections=100,
-        max_receiving_bytes=_MOST,
-        max_parked_bytes=_MOST,
-        max_spare_bytes=0,
+        shared=Shared(Ledger(_MOST), MessageMemory(0)),
     )
     listening = socket.create_server(("127.0.0.1", 0))
     await server.listen(listening, backlog=8)

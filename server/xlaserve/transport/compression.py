@@ -1,7 +1,8 @@
 """Inflates what clients send compressed, in steps: a bomb is known before it has gone off."""
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 
 from xlaserve.tensors import Buffer
@@ -9,6 +10,8 @@ from xlaserve.tensors import Buffer
 _GZIP_BITS, _ZLIB_BITS, _BARE_BITS = 31, 15, -15
 _STEP_BYTES = 1 << 20
 """How much is inflated at once."""
+_USUAL_TIMES = 4
+"""How much longer what is inflated is thought to become at first."""
 _PART_BYTES = 1 << 14
 """How much is given to zlib at once, which copies what it leaves."""
 _MOST_MEMBERS = 10_000
@@ -31,37 +34,92 @@ class InflatesTooFar(Exception):
 def inflate(coding: str, data: Buffer, limit_bytes: int) -> memoryview:
     """Return what was compressed; raises before much more than the limit is held.
 
-    All of the data counts: several members of gzip are one (RFC 1952, 2.2), and nothing else may
-    follow. Raises BadCompression and InflatesTooFar.
+    Raises BadCompression and InflatesTooFar.
     """
-    rest = memoryview(data)
-    bits = CODINGS[coding]
-    if bits == _ZLIB_BITS and rest and rest[0] & 0x0F != zlib.DEFLATED:
-        bits = _BARE_BITS  # what some clients call deflate has no header
-    out = bytearray()
-    for _ in range(_MOST_MEMBERS):
-        rest = _inflate_member(bits, rest, out, limit_bytes)
-        if not rest:
-            return memoryview(out)
-        if bits != _GZIP_BITS:
-            raise BadCompression(f"has {len(rest)} bytes behind its end")
-    raise BadCompression(f"has more than {_MOST_MEMBERS} members")
+    inflation = Inflation(coding, data, limit_bytes)
+    while not inflation.go_on(limit_bytes + 1):
+        pass
+    return inflation.result()
 
 
-def _inflate_member(bits: int, data: memoryview, out: bytearray, limit_bytes: int) -> memoryview:
-    """Inflate up to the end of a member and return what is behind it."""
-    stream = zlib.decompressobj(bits)
-    while not stream.eof:
-        part = data[:_PART_BYTES]
+class Inflation:
+    """Inflates what was compressed, as far as there is memory for it.
+
+    All of the data counts: several members of gzip are one (RFC 1952, 2.2), and nothing else may
+    follow.
+    """
+
+    def __init__(self, coding: str, data: Buffer, limit_bytes: int) -> None:
+        self._rest = memoryview(data)
+        self._bits = CODINGS[coding]
+        if self._bits == _ZLIB_BITS and self._rest and self._rest[0] & 0x0F != zlib.DEFLATED:
+            self._bits = _BARE_BITS  # what some clients call deflate has no header
+        self._limit = limit_bytes
+        self._out = bytearray()
+        self._stream = zlib.decompressobj(self._bits)
+        self._members = 1
+
+    def go_on(self, most: int) -> bool:
+        """Inflate until there are so many bytes in all, or a step more; true at the end.
+
+        Raises BadCompression, and InflatesTooFar before much more than the limit is held.
+        """
+        while len(self._out) < most:
+            self._step()
+            if self._stream.eof:
+                if not self._rest:
+                    return True
+                self._next_member()
+        return False
+
+    def result(self) -> memoryview:
+        """Return what was inflated."""
+        return memoryview(self._out)
+
+    def _step(self) -> None:
+        part = self._rest[:_PART_BYTES]
+        stream, out = self._stream, self._out
         try:
-            piece = stream.decompress(part, min(_STEP_BYTES, limit_bytes - len(out) + 1))
+            piece = stream.decompress(part, min(_STEP_BYTES, self._limit - len(out) + 1))
         except zlib.error as error:
             raise BadCompression(f"cannot be decompressed: {error}") from None
         out += piece
-        if len(out) > limit_bytes:
+        if len(out) > self._limit:
             raise InflatesTooFar
         left = len(stream.unused_data) + len(stream.unconsumed_tail)
-        data = data[len(part) - left :]
+        self._rest = self._rest[len(part) - left :]
         if not part and not piece and not stream.eof:
             raise BadCompression("ends too early")
-    return data
+
+    def _next_member(self) -> None:
+        if self._bits != _GZIP_BITS:
+            raise BadCompression(f"has {len(self._rest)} bytes behind its end")
+        if self._members >= _MOST_MEMBERS:
+            raise BadCompression(f"has more than {_MOST_MEMBERS} members")
+        self._members += 1
+        self._stream = zlib.decompressobj(self._bits)
+
+
+async def inflate_within(
+    coding: str,
+    data: Buffer,
+    limit_bytes: int,
+    reserve: Callable[[int], None],
+    run: Callable[[Callable[[], bool]], Awaitable[bool]],
+) -> memoryview:
+    """Inflate in threads, and reserve the memory for it before it is taken, step by step.
+
+    `reserve` counts so many bytes more, or fewer, and raises where there is no memory; `run` calls
+    in a thread. A bomb thus holds no more than twice what it has become. Raises as `inflate` does.
+    """
+    inflation = Inflation(coding, data, limit_bytes)
+    longest = limit_bytes + _STEP_BYTES
+    most = min(max(_USUAL_TIMES * len(data), _STEP_BYTES), longest)
+    reserve(most)
+    while not await run(partial(inflation.go_on, most - _STEP_BYTES + 1)):
+        more = min(most, longest - most)
+        reserve(more)
+        most += more
+    inflated = inflation.result()
+    reserve(len(inflated) - most)
+    return inflated

@@ -46,6 +46,9 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
         errors.BodyTimeout: WireStatus(Status.DEADLINE_EXCEEDED, HTTPStatus.REQUEST_TIMEOUT),
         errors.Unsupported: WireStatus(Status.UNIMPLEMENTED, HTTPStatus.NOT_IMPLEMENTED),
         errors.Overloaded: WireStatus(Status.RESOURCE_EXHAUSTED, HTTPStatus.SERVICE_UNAVAILABLE),
+        errors.BudgetExhausted: WireStatus(
+            Status.RESOURCE_EXHAUSTED, HTTPStatus.SERVICE_UNAVAILABLE
+        ),
         errors.QueueTimeout: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
         errors.DeadlineExceeded: WireStatus(Status.DEADLINE_EXCEEDED, HTTPStatus.GATEWAY_TIMEOUT),
         errors.TooLarge: WireStatus(Status.RESOURCE_EXHAUSTED, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),

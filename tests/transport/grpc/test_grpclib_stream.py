@@ -8,9 +8,10 @@ import pytest
 from grpclib import GRPCError
 from support.frames import PREFACE, data, headers, literals, rst_stream, settings
 
+from xlaserve.core.serving.ledger import Ledger
 from xlaserve.transport.grpc.grpclib_stream import GrpclibStream
 from xlaserve.transport.http2.connection import ServerConnection
-from xlaserve.transport.http2.limits import Http2Limits, Ledger, Ledgers
+from xlaserve.transport.http2.limits import Http2Limits, Shared
 from xlaserve.transport.http2.memory import MessageMemory
 from xlaserve.transport.http2.messages import PREFIX, PREFIX_BYTES, Placement
 from xlaserve.transport.http2.stream import ServerStream
@@ -33,8 +34,8 @@ class Client:
     def __init__(self, *, streaming: bool) -> None:
         self.message_first = not streaming
         self.ledger = Ledger(LIMIT)
-        ledgers = Ledgers(self.ledger, Ledger(LIMIT), MessageMemory(0))
-        self.core = ServerConnection(Http2Limits(), lambda head: self, ledgers)
+        shared = Shared(self.ledger, MessageMemory(0))
+        self.core = ServerConnection(Http2Limits(), lambda head: self, shared)
         self.core.start()
         self.core.receive(PREFACE + bytes(settings()) + bytes(headers(1, literals(REQUEST))))
 
@@ -91,7 +92,7 @@ async def test_nothing_is_held_for_a_request_that_is_over() -> None:
 async def test_nothing_is_inflated_where_there_is_no_room() -> None:
     client = Client(streaming=False)
     client.send(prefixed(bytes(1000), compressed=True), end=True)
-    client.ledger.held = LIMIT + 1
+    client.core.account.hold(LIMIT)
 
-    with pytest.raises(GRPCError, match="max_receiving_bytes"):
+    with pytest.raises(GRPCError, match="max_held_bytes"):
         await client.read()

@@ -20,12 +20,11 @@ GROWTH_BYTES = 64 << 20
 MAX_CONNECTIONS = 500
 PREFACE_SECONDS = 3
 MESSAGE_BYTES = 16 << 20
-PARKED_BYTES = 24 << 20
-RECEIVING_BYTES = 24 << 20
+HELD_BYTES = 48 << 20
 SILENT = 2000
 ROUNDS = 5
 ANSWERS = 100
-"""Of which the budget holds a tenth; the others are refused."""
+"""Of which the budget holds a sixth; the others are refused."""
 RETURN_SECONDS = 5
 
 
@@ -38,8 +37,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         "--max-connections": MAX_CONNECTIONS,
         "--preface-seconds": PREFACE_SECONDS,
         "--max-message-bytes": MESSAGE_BYTES,
-        "--max-parked-bytes": PARKED_BYTES,
-        "--max-receiving-bytes": RECEIVING_BYTES,
+        "--max-held-bytes": HELD_BYTES,
         "--max-requests-per-model": 100_000,
     }
     given = [text for flag, value in flags.items() for text in (flag, str(value))]

@@ -5,7 +5,7 @@ from support.clock import HandClock
 
 from xlaserve.transport.http2.errors import ConnectionFailure
 from xlaserve.transport.http2.frames import ErrorCode
-from xlaserve.transport.http2.limits import FRAMES_FOR_AN_ANSWER, Conduct, Http2Limits, Ledger
+from xlaserve.transport.http2.limits import FRAMES_FOR_AN_ANSWER, Conduct, Http2Limits
 
 LIMITS = Http2Limits(max_resets=3, max_control_frames=5, window_seconds=30)
 
@@ -72,12 +72,3 @@ def test_what_was_served_before_the_window_does_not_count(
         conduct.count_reset()
     with pytest.raises(ConnectionFailure):
         conduct.count_reset()
-
-
-def test_a_ledger_is_full_past_its_limit() -> None:
-    ledger = Ledger(10)
-    ledger.held = 10
-    assert not ledger.full
-
-    ledger.held += 1
-    assert ledger.full

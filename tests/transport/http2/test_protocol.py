@@ -6,9 +6,10 @@ from typing import Any, cast
 
 from support.frames import PREFACE, data, headers, literals, settings
 
+from xlaserve.core.serving.ledger import Ledger
 from xlaserve.transport.http2.busy_poll import BusyPoll
 from xlaserve.transport.http2.connection import ReceiveBuffer, ServerConnection
-from xlaserve.transport.http2.limits import Http2Limits, Ledger, Ledgers
+from xlaserve.transport.http2.limits import Http2Limits, Shared
 from xlaserve.transport.http2.memory import MessageMemory
 from xlaserve.transport.http2.messages import Placement
 from xlaserve.transport.http2.protocol import Http2Protocol
@@ -54,9 +55,9 @@ class Server:
         self._begin(stream)
 
     def connect(self, protocol: Http2Protocol, transport: asyncio.Transport) -> ServerConnection:
-        ledgers = Ledgers(Ledger(1 << 30), Ledger(1 << 30), MessageMemory(0))
+        shared = Shared(Ledger(1 << 30), MessageMemory(0))
         limits = Http2Limits()
-        return ServerConnection(limits, lambda head: self, ledgers, wake=protocol.wake)
+        return ServerConnection(limits, lambda head: self, shared, wake=protocol.wake)
 
     def admit(self, protocol: Http2Protocol) -> bool:
         return True

@@ -5,9 +5,10 @@ from random import Random
 import pytest
 from support.frames import PREFACE, Kind, data, headers, literals, parse, settings
 
+from xlaserve.core.serving.ledger import Ledger
 from xlaserve.transport.http2.connection import ServerConnection
 from xlaserve.transport.http2.frames import DEFAULT_WINDOW
-from xlaserve.transport.http2.limits import Http2Limits, Ledger, Ledgers
+from xlaserve.transport.http2.limits import Http2Limits, Shared
 from xlaserve.transport.http2.memory import MessageMemory
 from xlaserve.transport.http2.messages import PREFIX, PREFIX_BYTES, Placement
 from xlaserve.transport.http2.stream import ServerStream
@@ -28,9 +29,9 @@ class Client:
 
     def __init__(self, random: Random, streams: int) -> None:
         self._random = random
-        ledgers = Ledgers(Ledger(PLENTY), Ledger(PLENTY), MessageMemory(0))
-        self._receiving = ledgers.receiving
-        self.core = ServerConnection(LIMITS, lambda head: self, ledgers)
+        shared = Shared(Ledger(PLENTY), MessageMemory(0))
+        self._ledger = shared.ledger
+        self.core = ServerConnection(LIMITS, lambda head: self, shared)
         self.core.start()
         self.window = DEFAULT_WINDOW
         self.windows = {2 * number + 1: WINDOW for number in range(streams)}

@@ -20,8 +20,10 @@ from support.frames import (
     window_update,
 )
 
+from xlaserve.core.serving.ledger import Kind as Kept
+from xlaserve.core.serving.ledger import Ledger
 from xlaserve.transport.http2.connection import ServerConnection
-from xlaserve.transport.http2.limits import Http2Limits, Ledger, Ledgers
+from xlaserve.transport.http2.limits import Http2Limits, Shared
 from xlaserve.transport.http2.memory import MessageMemory
 from xlaserve.transport.http2.messages import Placement
 from xlaserve.transport.http2.stream import ServerStream
@@ -38,9 +40,10 @@ class Client:
     message_first = True
     place: Placement | None = None
 
-    def __init__(self, parked: int = 1 << 30) -> None:
-        self.ledgers = Ledgers(Ledger(1 << 30), Ledger(parked), MessageMemory(0))
-        self.core = ServerConnection(Http2Limits(), lambda head: self, self.ledgers)
+    def __init__(self, limit: int = 1 << 30) -> None:
+        self.ledger = Ledger(limit)
+        shared = Shared(self.ledger, MessageMemory(0))
+        self.core = ServerConnection(Http2Limits(), lambda head: self, shared)
         self.streams: dict[int, ServerStream] = {}
         self.core.start()
         self.core.receive(PREFACE)
@@ -173,10 +176,10 @@ def test_what_is_parked_is_counted_until_it_is_over(
 ) -> None:
     answer(client.request(1), b"0123456789")
     client.sent()
-    parked = client.ledgers.parked.held
+    parked = client.ledger.held_for(Kept.ANSWERS)
     end(client)
 
-    assert (6, 0) == (parked, client.ledgers.parked.held)
+    assert (6, 0) == (parked, client.ledger.held_for(Kept.ANSWERS))
     assert not client.core.streams
 
 
@@ -209,7 +212,7 @@ def test_a_row_that_waits_does_not_keep_the_batch_that_it_is_of(client: Client, 
     after = bytes_of(client.send(window_update(0, 1 << 20), window_update(1, 1 << 20)), 1)
 
     assert not kept
-    assert client.ledgers.parked.held == 0
+    assert client.ledger.held_for(Kept.ANSWERS) == 0
     assert b"abc" + rows[7] == before + after
 
 
@@ -228,7 +231,7 @@ def test_an_answer_that_waits_by_itself_is_not_copied(client: Client) -> None:
 
 
 def test_an_answer_that_there_is_no_room_for_is_not_begun() -> None:
-    client = Client(parked=15)
+    client = Client(limit=15)
     client.send(settings((INITIAL_WINDOW, 4)))
     first, second = client.request(1), client.request(3)
 
@@ -242,7 +245,7 @@ def test_an_answer_that_there_is_no_room_for_is_not_begun() -> None:
 
 
 def test_data_without_room_is_not_begun() -> None:
-    client = Client(parked=5)
+    client = Client(limit=5)
     client.send(settings((INITIAL_WINDOW, 4)))
     stream = client.request(1)
     stream.send_headers(HEAD)

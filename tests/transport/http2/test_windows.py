@@ -17,10 +17,11 @@ from support.frames import (
     settings,
 )
 
+from xlaserve.core.serving.ledger import Ledger
 from xlaserve.transport.http2.connection import ServerConnection
 from xlaserve.transport.http2.frames import DEFAULT_WINDOW
 from xlaserve.transport.http2.headers import HARD_FACTOR
-from xlaserve.transport.http2.limits import Http2Limits, Ledger, Ledgers
+from xlaserve.transport.http2.limits import Http2Limits, Shared
 from xlaserve.transport.http2.memory import MessageMemory
 from xlaserve.transport.http2.messages import PREFIX, PREFIX_BYTES, Placement, Problem
 from xlaserve.transport.http2.stream import ServerStream
@@ -41,8 +42,8 @@ class Client:
     place: Placement | None = None
 
     def __init__(self, **limits: int) -> None:
-        ledgers = Ledgers(Ledger(PLENTY), Ledger(PLENTY), MessageMemory(0))
-        self.core = ServerConnection(Http2Limits(**limits), lambda head: self, ledgers)
+        shared = Shared(Ledger(PLENTY), MessageMemory(0))
+        self.core = ServerConnection(Http2Limits(**limits), lambda head: self, shared)
         self.core.start()
         self.window = DEFAULT_WINDOW
         self.answered: list[Frame] = []

@@ -1,7 +1,8 @@
 """Compressed messages: gzip and deflate, bounded after inflation (gRPC Compression)."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from grpclib import GRPCError
 from grpclib.const import Status
@@ -19,9 +20,15 @@ _INLINE_BYTES = 1 << 10
 """A message that is longer is inflated in a thread: it may become a thousand times as long."""
 
 
-async def decompress(message: Buffer, headers: Iterable[tuple[str, str]], limit: int) -> Buffer:
+async def decompress(
+    message: Buffer,
+    headers: Iterable[tuple[str, str]],
+    limit: int,
+    reserve: Callable[[int], None] = lambda count: None,
+) -> Buffer:
     """Return a message as it was before `grpc-encoding`.
 
+    `reserve` counts the memory that it needs, see `inflate_within`.
     Raises GRPCError: UNIMPLEMENTED for an encoding that is not known, INTERNAL where there is none
     or the bytes are not of it, RESOURCE_EXHAUSTED past `limit` bytes.
     """
@@ -31,15 +38,20 @@ async def decompress(message: Buffer, headers: Iterable[tuple[str, str]], limit:
     if encoding not in _ENCODINGS:
         text = f"grpc-encoding '{encoding[:32]}', this server takes {ACCEPTED}"
         raise GRPCError(Status.UNIMPLEMENTED, text)
-    if len(message) <= _INLINE_BYTES:
-        return inflate(encoding, message, limit)
-    return await asyncio.to_thread(inflate, encoding, message, limit)
+    with _refusing(encoding, limit):
+        if len(message) > _INLINE_BYTES:
+            return await compression.inflate_within(
+                encoding, message, limit, reserve, asyncio.to_thread
+            )
+        inflated = compression.inflate(encoding, message, limit)
+        reserve(len(inflated))
+        return inflated
 
 
-def inflate(encoding: str, message: Buffer, limit: int) -> memoryview:
-    """Return what was compressed; errors as for `decompress`."""
+@contextmanager
+def _refusing(encoding: str, limit: int) -> Iterator[None]:
     try:
-        return compression.inflate(encoding, message, limit)
+        yield
     except BadCompression as error:
         raise GRPCError(Status.INTERNAL, f"the {encoding} message {error}") from None
     except InflatesTooFar:

@@ -128,13 +128,16 @@ class GrpclibStream:
         return PREFIX.pack(0, len(message))
 
     async def _inflated(self, message: Buffer) -> Buffer:
-        if not self._stream.has_room:
-            raise self._refusal(Problem.NO_ROOM)
         limit = self.connection.limits.max_message_bytes
-        inflated = await decompress(message, self._stream.head.fields, limit)
-        self._stream.hold(len(inflated))
-        self._held += len(inflated)
-        return inflated
+        return await decompress(message, self._stream.head.fields, limit, self._reserve)
+
+    def _reserve(self, count: int) -> None:
+        """Count what a message becomes; fewer, where less was needed. Raises NO_ROOM's refusal."""
+        if count < 0:
+            self._stream.hold(count)
+        elif not self._stream.reserve(count):
+            raise self._refusal(Problem.NO_ROOM)
+        self._held += count
 
     def _unary(self) -> tuple[bool, Buffer] | None:
         stream = self._stream
@@ -158,14 +161,15 @@ class GrpclibStream:
                 raise self._refusal(got, size)
             if got is not None:
                 self._held = PREFIX_BYTES + len(got[1])
-                stream.grant(reader.missing)
+                stream.expect(reader.missing)  # where there is no memory, the next call says so
                 return got
             if stream.ended_by_client:
                 problem = reader.end()
                 if problem is not None:
                     raise self._refusal(problem)
                 return None
-            stream.grant(reader.missing)
+            if not stream.expect(reader.missing):
+                raise self._refusal(Problem.NO_ROOM)
             await self._wait()
 
     async def _wait(self) -> None:
@@ -222,7 +226,7 @@ class GrpclibStream:
 
 _NOT_OVER = frozenset((State.OPEN, State.HALF_CLOSED_REMOTE, State.HALF_CLOSED_LOCAL))
 
-NO_ROOM_FOR_ANSWERS = "too many bytes of answers wait for clients to read (max_parked_bytes)"
+NO_ROOM_FOR_ANSWERS = "too many bytes wait for clients to read them (max_held_bytes), try again"
 
 
 class GrpclibRoute:

@@ -25,7 +25,7 @@ PROBLEMS: Mapping[Problem, tuple[Status, str]] = MappingProxyType(
         ),
         Problem.NO_ROOM: (
             Status.RESOURCE_EXHAUSTED,
-            "too many bytes of messages are in progress (max_receiving_bytes)",
+            "too many bytes of messages are in progress (max_held_bytes), try again",
         ),
     }
 )

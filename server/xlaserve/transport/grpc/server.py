@@ -20,8 +20,7 @@ from xlaserve.transport.grpc.own_engine import OwnEngine
 from xlaserve.transport.grpc.routes import LanesFactory, Router
 from xlaserve.transport.http2.busy_poll import BusyPoll
 from xlaserve.transport.http2.connection import ReceiveBuffer, ServerConnection
-from xlaserve.transport.http2.limits import Http2Limits, Ledger, Ledgers
-from xlaserve.transport.http2.memory import MessageMemory
+from xlaserve.transport.http2.limits import Http2Limits, Shared
 from xlaserve.transport.http2.protocol import Http2Protocol
 
 Engine: TypeAlias = H2Engine | OwnEngine
@@ -51,9 +50,7 @@ class GrpcServer(Server):
         codec: CodecBase,
         limits: Http2Limits,
         max_connections: int,
-        max_receiving_bytes: int,
-        max_parked_bytes: int,
-        max_spare_bytes: int,
+        shared: Shared,
         busy_poll_seconds: float = 0.0,
         engine: Http2Engine = Http2Engine.OWN,
         lanes: Mapping[str, LanesFactory] | None = None,
@@ -63,9 +60,7 @@ class GrpcServer(Server):
         self._max_connections = max_connections
         self._engine = engine
         self._lanes = lanes or {}
-        self._ledgers = Ledgers(
-            Ledger(max_receiving_bytes), Ledger(max_parked_bytes), MessageMemory(max_spare_bytes)
-        )
+        self._shared = shared
         self._buffer = ReceiveBuffer()
         self._poll = BusyPoll(busy_poll_seconds, self._loop.call_soon)
         self._connections: set[Engine] = set()
@@ -104,7 +99,7 @@ class GrpcServer(Server):
         connection = GrpclibConnection(transport, protocol.requests, self._limits)
         router = Router(connection, self._mapping, self._lanes)
         return ServerConnection(
-            self._limits, router, self._ledgers, wake=protocol.wake, buffer=self._buffer
+            self._limits, router, self._shared, wake=protocol.wake, buffer=self._buffer
         )
 
     def admit(self, protocol: "Http2Protocol | H2Engine") -> bool:
@@ -152,7 +147,7 @@ class GrpcServer(Server):
                     preface_ticks=round(self._limits.preface_seconds / every),
                     message_ticks=round(self._limits.message_seconds / every),
                 )
-        self._ledgers.memory.drop_unused(_SPARE_SECONDS)
+        self._shared.memory.drop_unused(_SPARE_SECONDS)
         self._sweep_later()
 
     # --- the end ---

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import cast
 
+from xlaserve.core.serving.ledger import Kind
 from xlaserve.transport.http2.errors import ConnectionFailure, StreamFailure
 from xlaserve.transport.http2.frames import (
     ACK,
@@ -43,11 +44,12 @@ from xlaserve.transport.http2.frames import (
     window_update,
 )
 from xlaserve.transport.http2.headers import HARD_FACTOR, Head, HeaderReader
-from xlaserve.transport.http2.limits import Conduct, Http2Limits, Ledgers
+from xlaserve.transport.http2.limits import Conduct, Http2Limits, Shared
 from xlaserve.transport.http2.messages import (
     PREFIX,
     PREFIX_BYTES,
     Problem,
+    StreamingReader,
     UnaryReader,
 )
 from xlaserve.transport.http2.sending import Sender
@@ -89,7 +91,7 @@ class ServerConnection:
         self,
         limits: Http2Limits,
         router: Callable[[_HEAD], Route],
-        ledgers: Ledgers,
+        shared: Shared,
         *,
         wake: Callable[[], None] = lambda: None,
         buffer: ReceiveBuffer | None = None,
@@ -100,10 +102,11 @@ class ServerConnection:
         self.tick = 0
         self.streams: dict[int, ServerStream] = {}
         self._router = router
-        self._receiving = ledgers.receiving
-        self._allocate = ledgers.memory.take
+        self.account = shared.ledger.open()
+        self._ledger = shared.ledger
+        self._allocate = shared.memory.take
         self._conduct = Conduct(limits, now)
-        self._sender = Sender(ledgers.parked, self._conduct, self._ended, wake)
+        self._sender = Sender(self.account, self._conduct, self._ended, wake)
         self._header_reader: HeaderReader[Route] = HeaderReader(limits.max_header_bytes)
         self.peer_window = DEFAULT_WINDOW
         self.stream_window = limits.stream_window_bytes
@@ -246,6 +249,7 @@ class ServerConnection:
         if self.failed is None:
             self.failed = ConnectionFailure(ErrorCode.NO_ERROR, "the connection is closed")
         self._drop_streams("the connection is closed")
+        self.account.close()
 
     def sweep(self, ticks_for_a_message: int) -> None:
         """Look for what takes too long; called at even intervals."""
@@ -374,6 +378,7 @@ class ServerConnection:
             not PREFIX_BYTES <= size < stream.recv_window
             or (expected is not None and expected != size)
             or size - PREFIX_BYTES > self.limits.max_message_bytes
+            or self._ledger.is_pressed
         ):
             return False
         flag, length = PREFIX.unpack_from(chunk)
@@ -387,9 +392,12 @@ class ServerConnection:
         stream.compressed = flag == 1
         if flags:
             self._begin_whole(stream)
+            if stream.call is not None:
+                self.hold(stream, size)  # it waits: what is answered at once is not counted
         else:
             stream.recv_window -= size
             stream.received = size
+            self.hold(stream, size)
         return True
 
     # Most clients put 16 KB into a frame: 64 MB have four thousand of them. The function is this
@@ -397,7 +405,7 @@ class ServerConnection:
     def _more_of_message(self, stream: ServerStream, start: int, stop: int, end: int) -> int:
         """Take frames that go on with a long message; return where the next one begins, or 0."""
         reader = stream.reader
-        if not isinstance(reader, UnaryReader) or stream.begun or self._receiving.full:
+        if not isinstance(reader, UnaryReader) or stream.begun:
             return 0
         whole, filled = reader.whole, reader.filled
         if whole is None:
@@ -426,8 +434,6 @@ class ServerConnection:
         reader.filled = filled
         stream.received += count
         stream.recv_window -= count
-        stream.charged += count
-        self._receiving.held += count
         self._recv_window -= count
         if self._recv_window < self._low_window:
             self._widen_connection()
@@ -576,9 +582,6 @@ class ServerConnection:
         assert reader is not None
         reader.filled += count
         self._data_left -= count
-        stream = self._data_stream
-        if stream is not None:
-            self._charge(stream, count)
         if not self._data_left or self._data_stream is None:
             self._direct = None
         if not self._data_left:
@@ -599,23 +602,32 @@ class ServerConnection:
             reader = stream.reader = UnaryReader(
                 self.limits.max_message_bytes, place, self._allocate
             )
-        problem = reader.feed(chunk)
+        problem = reader.feed(chunk) or self._charge(stream, reader, len(chunk))
         if problem is not None:
             self._begin(stream, problem)
             return
-        self._charge(stream, len(chunk))
         # The rest of its frame is within the window already. One byte more: without a window most
         # clients do not send the empty frame that ends a request either.
         wanted = reader.missing - self._data_left + 1
         if wanted > stream.recv_window:
             self.grant(stream, wanted)
 
-    def _charge(self, stream: ServerStream, count: int) -> None:
-        if self._receiving.full and not stream.begun:
-            self._begin(stream, Problem.NO_ROOM)
-            return
-        stream.charged += count
-        self._receiving.held += count
+    def _charge(
+        self, stream: ServerStream, reader: UnaryReader | StreamingReader, count: int
+    ) -> Problem | None:
+        """Count what came, and what its message is to have with it; NO_ROOM where that is none.
+
+        Of a unary request all is reserved as soon as its length is known: then it can always
+        come to its end, whatever others do. Of a streaming one what its method has asked for is.
+        """
+        if isinstance(reader, UnaryReader):
+            if stream.charged or reader.length <= 0 or self.reserve(stream, reader.length):
+                return None
+            return Problem.NO_ROOM
+        ahead = min(count, stream.reserved)
+        stream.reserved -= ahead
+        self.hold(stream, count - ahead)
+        return None
 
     def _client_ended(self, stream: ServerStream) -> None:
         reader = stream.reader
@@ -685,7 +697,7 @@ class ServerConnection:
             self._block = [block]
             self._block_stream = stream_id
             self._block_flags = flags
-            self._block_bytes = len(block)
+            self._hold_block(len(block))
             self.block_tick = self.tick
             return
         self._header_block(stream_id, block, flags)
@@ -696,7 +708,7 @@ class ServerConnection:
         if not self._block_stream:
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
         self._block.append(bytes(view[start:stop]))
-        self._block_bytes += stop - start
+        self._hold_block(self._block_bytes + stop - start)
         if self._block_bytes > self.limits.max_header_bytes * HARD_FACTOR:
             raise ConnectionFailure(
                 ErrorCode.ENHANCE_YOUR_CALM, "too many bytes of headers (max_header_bytes)"
@@ -706,7 +718,16 @@ class ServerConnection:
             return
         block, self._block = b"".join(self._block), []
         self._block_stream = 0
+        self._hold_block(0)
         self._header_block(stream_id, block, self._block_flags)
+
+    def _hold_block(self, size: int) -> None:
+        """Count the header block in progress, which has come so far."""
+        change, self._block_bytes = size - self._block_bytes, size
+        if change > 0:
+            self.account.hold(change, Kind.AHEAD)
+        else:
+            self.account.release(-change, Kind.AHEAD)
 
     def _header_block(self, stream_id: int, block: bytes, flags: int) -> None:
         stream = self.streams.get(stream_id)
@@ -925,7 +946,7 @@ class ServerConnection:
     def _forget(self, stream: ServerStream) -> None:
         self.streams.pop(stream.id, None)
         if stream.charged:
-            self._receiving.held -= stream.charged
+            self.account.release(stream.charged)
             stream.charged = 0
         if self._data_stream is stream:
             self._data_stream = None
@@ -934,16 +955,23 @@ class ServerConnection:
 
     # --- as streams call it ---
 
-    @property
-    def has_room(self) -> bool:
-        """Tell whether more of messages may be held."""
-        return not self._receiving.full
-
     def hold(self, stream: ServerStream, count: int) -> None:
         """Count so many bytes more that are held for a stream, or fewer, until it is over."""
         if self.streams.get(stream.id) is stream:
             stream.charged += count
-            self._receiving.held += count
+            if count >= 0:
+                self.account.hold(count)
+            else:
+                self.account.release(-count)
+
+    def reserve(self, stream: ServerStream, count: int) -> bool:
+        """Count so many bytes for a stream that are to come; false where there is no memory."""
+        if self.streams.get(stream.id) is not stream:
+            return True
+        if not self.account.reserve(count):
+            return False
+        stream.charged += count
+        return True
 
     def reset_stream(self, stream: ServerStream, code: ErrorCode) -> None:
         """End a stream at once."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from xlaserve.core.serving.ledger import Ledger
 from xlaserve.transport.http2.errors import ConnectionFailure
 from xlaserve.transport.http2.frames import ErrorCode
 from xlaserve.transport.http2.memory import MessageMemory
@@ -35,29 +36,12 @@ class Http2Limits:
     """Frames that are handled in one pass; a request counts as sixteen of them."""
 
 
-class Ledger:
-    """Bytes held for all connections together, up to a limit."""
-
-    __slots__ = ("held", "limit")
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.held = 0
-
-    @property
-    def full(self) -> bool:
-        """Tell whether no more may be taken."""
-        return self.held > self.limit
-
-
 @dataclass(frozen=True, slots=True)
-class Ledgers:
+class Shared:
     """What the connections of a server share."""
 
-    receiving: Ledger
-    """Messages that have not come whole, or are being answered."""
-    parked: Ledger
-    """Answers that wait for their client to read."""
+    ledger: Ledger
+    """What they hold: messages, answers that wait for their client, header blocks in progress."""
     memory: MessageMemory
     """Where long messages are received."""
 

@@ -73,6 +73,10 @@ class MessageMemory:
         if self.spare_bytes + block.nbytes <= self._limit:
             self._spare[id(block)] = self._now(), block
 
+    def drop(self) -> None:
+        """Give everything back to the system that nobody uses."""
+        self._drop(lambda since, block: True)
+
     def drop_unused(self, seconds: float) -> None:
         """Give back to the system what nobody has used for so long."""
         oldest = self._now() - seconds

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from xlaserve.core.serving.ledger import Account, Kind
 from xlaserve.transport.http2.frames import (
     CONTINUATION,
     DATA,
@@ -15,7 +16,7 @@ from xlaserve.transport.http2.frames import (
     SMALLEST_MAX_FRAME,
     frame_header,
 )
-from xlaserve.transport.http2.limits import Conduct, Ledger
+from xlaserve.transport.http2.limits import Conduct
 from xlaserve.transport.http2.states import NEXT, Input, State
 from xlaserve.transport.http2.stream import Buffer, ServerStream
 
@@ -35,7 +36,7 @@ class Sender:
 
     def __init__(
         self,
-        ledger: Ledger,
+        account: Account,
         conduct: Conduct,
         ended: Callable[[ServerStream], None],
         on_output: Callable[[], None],
@@ -44,7 +45,7 @@ class Sender:
         self._on_output = on_output
         self.receives = False
         """Whether frames are being handled: the output is written when that is over."""
-        self._ledger = ledger
+        self._account = account
         self._conduct = conduct
         self._ended = ended
         self._blocked: dict[int, ServerStream] = {}
@@ -106,7 +107,7 @@ class Sender:
     def _has_room(self, stream: ServerStream, size: int) -> bool:
         """Tell whether so many bytes leave at once, or may be parked."""
         blocked = size > self.window or size > stream.send_window or self.paused
-        return not blocked or self._ledger.held + size <= self._ledger.limit
+        return not blocked or self._account.allows(size)
 
     def wake(self) -> None:
         """Have the output written, if that does not happen anyway."""
@@ -161,13 +162,13 @@ class Sender:
             stream.keeps_more = True
         stream.unsent += size
         self._send(stream, size + 1)
-        self._account(stream)
+        self._keep(stream)
 
     def _holds(self, stream: ServerStream) -> bool:
         """Tell whether nothing of a stream leaves before its client does something."""
         return self.paused or stream.send_window <= 0 or self.window <= 0
 
-    def _account(self, stream: ServerStream) -> None:
+    def _keep(self, stream: ServerStream) -> None:
         if stream.unsent:
             self._blocked[stream.id] = stream
             if stream.keeps_more and self._holds(stream):
@@ -175,9 +176,15 @@ class Sender:
                 stream.keeps_more = False
         else:
             self._blocked.pop(stream.id, None)
-        if stream.unsent != stream.parked:
-            self._ledger.held += stream.unsent - stream.parked
-            stream.parked = stream.unsent
+        self._count(stream, stream.unsent)
+
+    def _count(self, stream: ServerStream, size: int) -> None:
+        """Count so many bytes for what waits on a stream."""
+        change, stream.parked = size - stream.parked, size
+        if change > 0:
+            self._account.hold(change, Kind.ANSWERS)
+        elif change:
+            self._account.release(-change, Kind.ANSWERS)
 
     def _send(self, stream: ServerStream, most: int) -> None:
         """Make frames of what waits on a stream, while windows and turn allow it."""
@@ -229,7 +236,7 @@ class Sender:
             for stream in tuple(self._blocked.values()):
                 if stream.send_window > 0 and stream.unsent:
                     self._send(stream, self.max_frame)
-                    self._account(stream)
+                    self._keep(stream)
                     moved = True
                     if self._full or self.window <= 0:
                         # The next turn begins behind this one.
@@ -260,8 +267,8 @@ class Sender:
         """Drop what waits on a stream that is over."""
         if stream.pending is not None:
             self._blocked.pop(stream.id, None)
-            self._ledger.held -= stream.parked
-            stream.parked = stream.unsent = 0
+            self._count(stream, 0)
+            stream.unsent = 0
             stream.pending = None
         stream.trailers = None
         if stream.on_sent is not None:

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
+from xlaserve.core.serving.ledger import Account
 from xlaserve.transport.http2.frames import ErrorCode
 from xlaserve.transport.http2.headers import Head
 from xlaserve.transport.http2.messages import Placement, Problem, StreamingReader, UnaryReader
@@ -60,12 +61,16 @@ class Owner(Protocol):
         ...
 
     @property
-    def has_room(self) -> bool:
-        """Tell whether more of messages may be held."""
+    def account(self) -> Account:
+        """Return the account of what the connection holds."""
         ...
 
     def hold(self, stream: "ServerStream", count: int) -> None:
         """Count so many bytes more that are held for a stream, or fewer, until it is over."""
+        ...
+
+    def reserve(self, stream: "ServerStream", count: int) -> bool:
+        """Count so many bytes for a stream that are to come; false where there is no memory."""
         ...
 
     def reset_stream(self, stream: "ServerStream", code: ErrorCode) -> None:
@@ -122,7 +127,9 @@ class ServerStream:
     received = 0
     """Bytes of DATA, without padding."""
     charged = 0
-    """Bytes of the ledger of messages."""
+    """Bytes of the ledger for its messages."""
+    reserved = 0
+    """Those of them that have not come; of a streaming request alone."""
 
     headers_sent = False
     pending: "deque[Buffer] | None" = None
@@ -131,7 +138,7 @@ class ServerStream:
     keeps_more = False
     """Whether what waits may be views of arrays that are much larger."""
     parked = 0
-    """Bytes of the ledger of answers."""
+    """Bytes of the ledger for its answer."""
     ending = False
     """Whether the last frame that is pending ends the stream."""
     trailers: bytes | None = None
@@ -191,10 +198,19 @@ class ServerStream:
         """Let the client send at least so many bytes more."""
         self.connection.grant(self, wanted)
 
-    @property
-    def has_room(self) -> bool:
-        """Tell whether more of messages may be held."""
-        return self.connection.has_room
+    def reserve(self, count: int) -> bool:
+        """Count so many bytes for its messages that are to come; false where there is no memory."""
+        return self.connection.reserve(self, count)
+
+    def expect(self, count: int) -> bool:
+        """Let the client send so many bytes more of a message; false where there is no memory."""
+        more = count - self.reserved
+        if more > 0:
+            if not self.reserve(more):
+                return False
+            self.reserved = count
+        self.grant(count)
+        return True
 
     def hold(self, count: int) -> None:
         """Count so many bytes of its messages more, or fewer; what came is counted already."""

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import structlog
 
-from xlaserve.errors import XlaserveError
+from xlaserve.errors import BudgetExhausted, XlaserveError
 from xlaserve.transport.compression import CODINGS
 from xlaserve.transport.rest.compression import UnsupportedEncoding
 from xlaserve.transport.rest.messages import HttpResponse, json_response
@@ -16,7 +16,12 @@ MAX_ERROR_CHARACTERS = 8192
 """Texts quote what clients sent."""
 
 _HEADERS: Mapping[type[XlaserveError], Mapping[str, str]] = MappingProxyType(
-    {UnsupportedEncoding: {"Accept-Encoding": ", ".join(c for c in CODINGS if c[:2] != "x-")}}
+    {
+        UnsupportedEncoding: {
+            "Accept-Encoding": ", ".join(c for c in CODINGS if c[:2] != "x-"),
+        },
+        BudgetExhausted: {"Retry-After": "1"},
+    }
 )
 """Headers that an error's answer must carry."""
 
