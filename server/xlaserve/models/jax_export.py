@@ -20,16 +20,14 @@ from jax.export import Exported
 from xlaserve.errors import InvalidModel, InvalidTensor, LoadCancelled, XlaserveError
 from xlaserve.models import (
     artifact,
-    buckets,
     manifest,
     neighbours,
-    placement,
     shapes,
     sites,
-    weights,
+    version_files,
 )
 from xlaserve.models.buckets import FIXED, BucketPlan
-from xlaserve.models.config import ModelConfig
+from xlaserve.models.compile_plan import CompilePlan
 from xlaserve.models.exhaustion import raise_if_exhausted
 from xlaserve.models.loaded import LoadContext, ModelInfo, Stage, Value
 from xlaserve.models.neighbours import Difference
@@ -48,17 +46,12 @@ from xlaserve.models.programs import (
     growth_of,
     memory_of,
 )
-from xlaserve.models.rows import loops_follow_inputs, prove
-from xlaserve.models.served_rows import ServedRows, served_rows
 from xlaserve.models.shapes import OpenDimensions, Sizes
-from xlaserve.models.signature import Signature, agreed
+from xlaserve.models.signature import Signature
 from xlaserve.models.sites import Layout
 from xlaserve.tensors import Tensor, TensorSpec
 
 PLATFORM = "jax_export"
-
-_LOOP = b"while_v"
-"""The operation in the bytes of a module, whatever its version is."""
 
 _LETTING_GO_SECONDS = 1.0
 _LOOK_SECONDS = 0.001
@@ -395,29 +388,21 @@ def load(directory: Path, context: LoadContext) -> JaxExportModel:
 
     Raises InvalidModel, OutOfMemory, or what `context.check_cancelled` raises.
     """
-    described = manifest.read(directory, context.roots)
-    context = replace(context, config=context.config.with_defaults(described.defaults))
-    signature = agreed(
-        Signature(described.inputs, described.outputs, described.max_batch_size), context.config
-    )
-    wanted = placement.read(context.config, context.device)
-    exported = artifact.read(directory, described, context.roots)
-    entries = weights.read_entries(directory, manifest.WEIGHTS, context.roots)
-    sized = shapes.is_sized(context.config)
-    artifact.check(exported, described, entries, wanted.platform, sized=sized)
-    layout = sites.layout(wanted)
-    for site in layout.sites:
-        site.check({entry.name: entry.shape for entry in entries})
+    version = version_files.read(directory, context.config, context.device, context.roots)
+    assert version.described is not None
+    layout = sites.layout(version.placement)
+    version.check_layout(layout)
     with invalid_model(context.model, manifest.ARTIFACT):
         parameters = DeviceParameters.read(
             directory,
-            described,
+            version.described,
             layout.sites,
             context.check_cancelled,
             mapped=context.mmap_parameters,
             roots=context.roots,
         )
-        return compiled(exported, parameters, signature, layout, context)
+        context = replace(context, config=version.config)
+        return compiled(version.exported, parameters, version.signature, layout, context)
 
 
 def compiled(
@@ -430,56 +415,35 @@ def compiled(
     """Compile and warm an artifact whose arguments are its parameters, then its inputs."""
     copies = copies_of(layout, parameters)
     admit = partial(context.mappings.admit, context.model)
-    inputs, config = signature.inputs, context.config
-    avals = exported.in_avals[len(exported.in_avals) - len(inputs) :]
-    sizes, tried = shapes.tried(config, inputs, avals)
-    rows, verdict = ServedRows(signature.max_batch_size), None
-    if signature.is_open:
-        outputs = [spec.name for spec in signature.outputs]
-        verdict = prove(
-            exported,
-            len(exported.in_avals) - len(inputs),
-            outputs,
-            sizes,
-            platforms=[copies[0].site.platform],
-        )
+
+    def find_difference(tried: OpenDimensions) -> Difference | None:
         trial = Compiler(exported, parameters.constants, signature, copies, tried, admit=admit)
-        find_difference = partial(_find_difference, trial, signature, tried)
-        rows = served_rows(signature, config, verdict, find_difference)
-    # Most models have no loop, and their module does not name the operation.
-    follows = _LOOP in exported.mlir_module_serialized and (
-        verdict.loops_follow_inputs if verdict else loops_follow_inputs(exported, sizes)
+        return _find_difference(trial, signature, tried)
+
+    plan = CompilePlan.of(
+        exported, signature, context.config, copies[0].site.platform, find_difference
     )
     info = ModelInfo(
         PLATFORM,
-        inputs,
+        signature.inputs,
         signature.outputs,
-        rows.max_batch_size,
-        loops_follow_inputs=follows,
-        verdict=verdict,
-        notice=rows.notice,
+        plan.rows.max_batch_size,
+        loops_follow_inputs=plan.loops_follow_inputs,
+        verdict=plan.verdict,
+        notice=plan.rows.notice,
     )
-    plan, numbers = _plan(rows, config)
-    dimensions = shapes.read(config, inputs, avals, numbers)
     compiler = Compiler(
         exported,
         parameters.constants,
         signature,
         copies,
-        dimensions,
-        is_measured=not follows,
+        plan.dimensions,
+        is_measured=not plan.loops_follow_inputs,
         admit=admit,
     )
     model = JaxExportModel(context.model, info, copies, layout.replicas, parameters)
-    model.start(compiler, plan, dimensions, context)
+    model.start(compiler, plan.buckets, plan.dimensions, context)
     return model
-
-
-def _plan(rows: ServedRows, config: ModelConfig) -> tuple[BucketPlan, tuple[int, ...]]:
-    """Return what is compiled, and the numbers of rows where each has a program of its own."""
-    if rows.is_exact:
-        return BucketPlan((FIXED,), independent=False), buckets.exact(rows.max_batch_size, config)
-    return buckets.plan(rows.max_batch_size, config), ()
 
 
 def _find_difference(

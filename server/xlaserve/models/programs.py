@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -20,6 +20,7 @@ from jax.export import Exported
 
 from xlaserve.models import manifest, weights
 from xlaserve.models.buckets import FIXED
+from xlaserve.models.footprint import Footprint
 from xlaserve.models.loaded import IN_FLIGHT, Bucket, ModelMemory, Stage
 from xlaserve.models.manifest import Manifest
 from xlaserve.models.neighbours import Run
@@ -88,7 +89,7 @@ class DeviceParameters:
         for name, tensor in read(directory, manifest.WEIGHTS, record, roots):
             check_cancelled()
             index = positions[name]
-            if tensor.nbytes <= CONSTANT_BYTES and not any(site.is_split(name) for site in sites):
+            if _is_constant(name, tensor.nbytes, sites):
                 # A copy, since JAX keeps constants, and a mapping would stay with them.
                 constants[index] = tensor.copy()
                 continue
@@ -99,10 +100,38 @@ class DeviceParameters:
         ordered = tuple([held[index] for index in sorted(held)] for held in leaves)
         return DeviceParameters(ordered, constants, tuple(host))
 
+    @staticmethod
+    def described(
+        directory: Path, described: Manifest, sites: Sequence[Site], roots: Roots = ANYWHERE
+    ) -> "DeviceParameters":
+        """Read the constants, and only the shapes of what would be put on the devices.
+
+        That is enough to compile, also for devices that are not there. Raises InvalidModel.
+        """
+        positions = {name: index for index, name in enumerate(described.parameters)}
+        leaves: list[dict[int, Any]] = [{} for _ in sites]
+        constants: dict[int, Tensor] = {}
+        record = described.files[manifest.WEIGHTS]
+        for name, tensor in weights.read_mapped(directory, manifest.WEIGHTS, record, roots):
+            index = positions[name]
+            if _is_constant(name, tensor.nbytes, sites):
+                constants[index] = tensor.copy()
+                continue
+            for site, held in zip(sites, leaves, strict=True):
+                held[index] = jax.ShapeDtypeStruct(
+                    tensor.shape, tensor.dtype, sharding=site.parameter(name)
+                )
+        ordered = tuple([held[index] for index in sorted(held)] for held in leaves)
+        return DeviceParameters(ordered, constants)
+
     @property
     def constants_bytes(self) -> int:
         """Return the size of those that each executable has a copy of."""
         return sum(constant.nbytes for constant in self.constants.values())
+
+
+def _is_constant(name: str, nbytes: int, sites: Sequence[Site]) -> bool:
+    return nbytes <= CONSTANT_BYTES and not any(site.is_split(name) for site in sites)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,14 +278,31 @@ class Compiler:
         on_stage: Callable[[Stage], None],
     ) -> None:
         """Compile buckets for every copy, warm them up, and only then let requests use them."""
-        work = [
+        for copy, program in self._made(self.work(buckets), check_cancelled, on_stage):
+            copy.add(program)
+
+    def work(self, buckets: Sequence[int]) -> list[tuple[Copy, int, Sizes]]:
+        """Return the programs that buckets take: for which copy, how many rows, which sizes."""
+        return [
             (copy, bucket, sizes)
             for bucket in buckets
             for sizes in self._dimensions.combinations
             for copy in self._copies
         ]
-        for copy, program in self._made(work, check_cancelled, on_stage):
-            copy.add(program)
+
+    def argument_bytes(self, copy: Copy) -> int:
+        """Return the size of the parameters that programs take, on each device of a copy.
+
+        What a module does not use is on the device all the same, and no argument.
+        """
+        count = len(self.exported.in_avals) - len(self._signature.inputs)
+        positions = [index for index in range(count) if index not in self._constants]
+        used = set(self.exported.module_kept_var_idx)
+        return sum(
+            _bytes_per_device(leaf)
+            for index, leaf in zip(positions, copy.leaves, strict=True)
+            if index in used
+        )
 
     def compile_one(self, bucket: int, sizes: Sizes) -> tuple[Program, ...]:
         """Return a program for each copy, which no request uses yet."""
@@ -286,7 +332,10 @@ class Compiler:
             quickest = inf
             if self._is_measured:
                 quickest = warmed(executable, copy.leaves, specs, bucket)
-            ready.append((copy, _measured(executable, one, seconds, quickest)))
+            footprint, given = Footprint.of(executable), self.argument_bytes(copy)
+            program = program_of(executable, one, footprint, given)
+            measured = replace(program, seconds=quickest, compile_seconds=seconds)
+            ready.append((copy, measured))
         for _ in range(_LOOKS_AGAIN if self._is_measured else 0):
             check_cancelled()
             ready = [(copy, self._looked_at_again(copy, program)) for copy, program in ready]
@@ -316,40 +365,37 @@ class Compiler:
 
     def _compiled(self, copy: Copy, bucket: int, sizes: Sizes) -> tuple[jax.stages.Compiled, float]:
         started = time.perf_counter()
+        executable = self.lowered(copy, bucket, sizes).compile()
+        return executable, time.perf_counter() - started
+
+    def lowered(self, copy: Copy, bucket: int, sizes: Sizes) -> jax.stages.Lowered:
+        """Return what XLA compiles for a copy. Its devices need not be there."""
         specs = self._dimensions.specs(self._signature.inputs, sizes)
         arguments = _abstract(specs, bucket, copy.site)
         # A jitted function keeps what it lowered, constants and all: one for each bucket.
         whole = copy.outputs if copy.site.rules else None
         function = jax.jit(_function(self.exported, self._constants), out_shardings=whole)
-        executable = function.lower(copy.leaves, arguments).compile()
-        return executable, time.perf_counter() - started
+        return function.lower(copy.leaves, arguments)
 
 
-def _measured(
-    executable: jax.stages.Compiled,
+def program_of(
+    executable: Call,
     place: tuple[Copy, int, Sizes],
-    compile_seconds: float,
-    seconds: float,
+    footprint: Footprint,
+    parameters_bytes: int,
 ) -> Program:
-    copy, bucket, sizes = place
-    scratch, code = 0, 0
-    analysis = executable.memory_analysis()
-    if analysis is not None:
-        scratch = (
-            analysis.temp_size_in_bytes
-            + analysis.output_size_in_bytes
-            + analysis.argument_size_in_bytes
-            - copy.leaves_bytes
-        )
-        code = analysis.generated_code_size_in_bytes
+    """Return what a copy keeps of an executable for so many rows, and these sizes.
+
+    `parameters_bytes` are those that are arguments of it, on each device.
+    """
+    _, bucket, sizes = place
     return Program(
         executable,
         bucket,
         sizes,
-        seconds,
-        compile_seconds,
-        max(0, scratch),
-        code or EXECUTABLE_BYTES,
+        inf,
+        scratch_bytes=footprint.scratch_bytes(parameters_bytes),
+        executable_bytes=footprint.code_bytes or EXECUTABLE_BYTES,
     )
 
 

@@ -19,12 +19,15 @@ from xlaserve.errors import InvalidModel
 from xlaserve.models import artifact, files, placement, shapes, sites
 from xlaserve.models.artifact import BATCH_DIMENSION
 from xlaserve.models.buckets import DEFAULT_MAX_BATCH_SIZE
+from xlaserve.models.config import ModelConfig
 from xlaserve.models.jax_export import JaxExportModel, compiled, invalid_model
 from xlaserve.models.loaded import LoadContext
 from xlaserve.models.manifest import MAX_NAME_LENGTH
 from xlaserve.models.programs import DeviceParameters
+from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.models.signature import Signature, agreed
 from xlaserve.models.sizes import LIMIT_ARTIFACT_BYTES
+from xlaserve.models.version_files import VersionFiles
 from xlaserve.tensors import TensorSpec
 
 
@@ -33,22 +36,22 @@ def load(path: Path, context: LoadContext) -> JaxExportModel:
 
     Raises InvalidModel, OutOfMemory, or what `context.check_cancelled` raises.
     """
-    exported = artifact.deserialize(
-        files.read_checked(
-            path.parent, path.name, limit_bytes=LIMIT_ARTIFACT_BYTES, roots=context.roots
-        ),
-        name=path.name,
-    )
-    wanted = placement.read(context.config, context.device)
-    artifact.check_runs(exported, wanted.platform, path.name)
+    version = read(path, context.config, context.device, context.roots)
+    layout = sites.layout(version.placement)
+    version.check_layout(layout)
     with invalid_model(context.model, path.name):
-        signature = agreed(
-            signature_of(exported, path.name, sized=shapes.is_sized(context.config)), context.config
-        )
-        layout = sites.layout(wanted)
-        for site in layout.sites:
-            site.check({})
-        return compiled(exported, DeviceParameters(), signature, layout, context)
+        return compiled(version.exported, DeviceParameters(), version.signature, layout, context)
+
+
+def read(path: Path, config: ModelConfig, platform: str, roots: Roots = ANYWHERE) -> VersionFiles:
+    """Read an artifact for a server of this platform; raises InvalidModel."""
+    data = files.read_checked(path.parent, path.name, limit_bytes=LIMIT_ARTIFACT_BYTES, roots=roots)
+    exported = artifact.deserialize(data, name=path.name)
+    wanted = placement.read(config, platform)
+    artifact.check_runs(exported, wanted.platform, path.name)
+    with invalid_model(path.stem, path.name):
+        found = signature_of(exported, path.name, sized=shapes.is_sized(config))
+        return VersionFiles(config, agreed(found, config), wanted, exported)
 
 
 def signature_of(exported: Exported, name: str, *, sized: bool = False) -> Signature:

@@ -152,9 +152,16 @@ class Layout:
     """By replica, the index of its site; several may share one."""
 
 
-def layout(placement: Placement) -> Layout:
-    """Find the devices of a placement; raises InvalidModel where they are not there."""
-    present = jax.local_devices(backend=placement.platform)
+def layout(
+    placement: Placement,
+    present: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]
+) -> Layout:
+    """Find the devices of a placement; raises InvalidModel where they are not there.
+
+    Among those of this process, or among `present`, which may be known to the compiler alone.
+    """
+    if present is None:
+        present = jax.local_devices(backend=placement.platform)
     if placement.sharding is not None:
         (group,) = placement.groups
         devices = [present[index] for index in group.indexes(placement.platform, len(present))]

@@ -1,0 +1,68 @@
+"""What a load compiles of an artifact: decided from its proof and its configuration."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from jax.export import Exported
+
+from xlaserve.models import buckets, shapes
+from xlaserve.models.buckets import FIXED, BucketPlan
+from xlaserve.models.config import ModelConfig
+from xlaserve.models.neighbours import Difference
+from xlaserve.models.rows import loops_follow_inputs, prove
+from xlaserve.models.rows.verdict import Verdict
+from xlaserve.models.served_rows import ServedRows, served_rows
+from xlaserve.models.shapes import OpenDimensions
+from xlaserve.models.signature import Signature
+
+_LOOP = b"while_v"
+"""The operation in the bytes of a module, whatever its version is."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompilePlan:
+    """How the rows of a model are served, and which programs that takes."""
+
+    rows: ServedRows
+    verdict: Verdict | None
+    """None where the first dimension is fixed."""
+    loops_follow_inputs: bool
+    """Whether nothing may be executed before a request comes: it may never end on zeros."""
+    buckets: BucketPlan
+    dimensions: OpenDimensions
+
+    @staticmethod
+    def of(
+        exported: Exported,
+        signature: Signature,
+        config: ModelConfig,
+        platform: str,
+        find_difference: Callable[[OpenDimensions], Difference | None],
+    ) -> "CompilePlan":
+        """Prove what can be proved of the rows and decide the rest; raises InvalidModel.
+
+        `find_difference` tries rows that are only declared independent, at the given sizes.
+        """
+        inputs = signature.inputs
+        avals = exported.in_avals[len(exported.in_avals) - len(inputs) :]
+        sizes, tried = shapes.tried(config, inputs, avals)
+        rows, verdict = ServedRows(signature.max_batch_size), None
+        if signature.is_open:
+            outputs = [spec.name for spec in signature.outputs]
+            count = len(exported.in_avals) - len(inputs)
+            verdict = prove(exported, count, outputs, sizes, platforms=[platform])
+            rows = served_rows(signature, config, verdict, lambda: find_difference(tried))
+        # Most models have no loop, and their module does not name the operation.
+        follows = _LOOP in exported.mlir_module_serialized and (
+            verdict.loops_follow_inputs if verdict else loops_follow_inputs(exported, sizes)
+        )
+        plan, numbers = _buckets(rows, config)
+        dimensions = shapes.read(config, inputs, avals, numbers)
+        return CompilePlan(rows, verdict, follows, plan, dimensions)
+
+
+def _buckets(rows: ServedRows, config: ModelConfig) -> tuple[BucketPlan, Sequence[int]]:
+    """Return what is compiled, and the numbers of rows where each has a program of its own."""
+    if rows.is_exact:
+        return BucketPlan((FIXED,), independent=False), buckets.exact(rows.max_batch_size, config)
+    return buckets.plan(rows.max_batch_size, config), ()

@@ -1,0 +1,129 @@
+"""The process that compiles: `python -P -m xlaserve.models.targets.child`.
+
+It reads jobs from stdin and writes what became of them to stdout, a line of JSON for each, until
+stdin ends. Its environment is that of `environment.of`, its JAX that of no server.
+"""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+import io
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from xlaserve.errors import InvalidModel, XlaserveError
+from xlaserve.models import jax_runtime
+from xlaserve.models.config import ModelConfig
+from xlaserve.models.config_text import read_config
+from xlaserve.models.footprint import Footprint
+from xlaserve.models.targets import diagnosis, environment, kinds, wheels
+from xlaserve.models.targets.ahead import Ahead
+from xlaserve.models.targets.jobs import Compiled, CompiledProgram, Job, Problem, Reserved
+from xlaserve.models.targets.kinds import Target
+from xlaserve.models.targets.results import Results, key_of
+from xlaserve.models.targets.topology import Device, open_devices
+
+
+class Child:
+    """Compiles jobs for the targets of one platform."""
+
+    def __init__(self) -> None:
+        jax_runtime.start("cpu")
+        self._devices: dict[tuple[str, int], Sequence[Device]] = {}
+
+    def compiled(self, job: Job) -> Compiled:
+        """Do a job, or say why it cannot be done."""
+        try:
+            target = kinds.named(job.target)
+            return self._compiled(job, target, dict(wheels.versions(target.platform)))
+        except XlaserveError as error:
+            return Compiled(job, problem=Problem(str(error)))
+        # What a compiler meets in a model has no class of its own.
+        except Exception as error:
+            return Compiled(job, problem=diagnosis.problem_of(error))
+
+    def _compiled(self, job: Job, target: Target, versions: dict[str, str]) -> Compiled:
+        present = self._opened(target, job.count)
+        model = Ahead.read(Path(job.path), _config(job), target.platform, present)
+        programs = tuple(_programs(job, target, versions, model))
+        memory, copy = model.memory, model.copies[0]
+        return Compiled(
+            job,
+            programs,
+            Reserved(
+                memory.parameters_bytes,
+                memory.constants_bytes,
+                memory.temporaries_bytes,
+                memory.executables_bytes,
+                dict(memory.per_device),
+            ),
+            model.plan.rows.max_batch_size,
+            copy.in_flight,
+            copy.leaves_bytes,
+            versions,
+            model.plan.rows.notice,
+        )
+
+    def _opened(self, target: Target, count: int) -> Sequence[Device]:
+        key = target.name, count
+        if key not in self._devices:
+            self._devices[key] = open_devices(target, count)
+        return self._devices[key]
+
+
+def _programs(
+    job: Job, target: Target, versions: Mapping[str, str], model: Ahead
+) -> Iterator[CompiledProgram]:
+    results = Results(Path(job.cache_directory) if job.cache_directory else None)
+    flags = environment.flags_of(target, job.count, job.flags)
+    devices = f"{target.topology(job.count)} {target.config}"
+    for place in model.work():
+        copy, rows, sizes = place
+        lowered = model.lowered(place)
+        key = key_of(_module_of(lowered), devices, versions, flags)
+        footprint, seconds = results.get(key), 0.0
+        if footprint is None:
+            started = time.perf_counter()
+            executable = lowered.compile()
+            seconds = time.perf_counter() - started
+            footprint = Footprint.of(executable)
+            results.put(key, footprint)
+        scratch = model.note(place, footprint).scratch_bytes
+        name = copy.site.device_names[0]
+        yield CompiledProgram(key, name, rows, sizes, footprint, scratch, seconds)
+
+
+def _module_of(lowered: Any) -> bytes:
+    written = io.BytesIO()
+    lowered.compiler_ir("stablehlo").operation.write_bytecode(written)
+    return written.getvalue()
+
+
+def _config(job: Job) -> ModelConfig:
+    config = read_config(Path(job.config_directory)) if job.config_directory else ModelConfig()
+    if config.is_ensemble:
+        raise InvalidModel("it is an ensemble, its steps are compiled by themselves")
+    return replace(config, parameters={**config.parameters, **job.parameters})
+
+
+def main(jobs: BinaryIO, answers: BinaryIO) -> None:
+    """Do jobs until there is none."""
+    child = Child()
+    for line in jobs:
+        done = child.compiled(msgspec.json.decode(line, type=Job))
+        answers.write(msgspec.json.encode(done) + b"\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    # What plugins print is not for the one who reads the answers.
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)
+        main(sys.stdin.buffer, answers)

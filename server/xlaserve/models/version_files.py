@@ -1,0 +1,52 @@
+"""The files of a version, read and checked against each other."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jax.export import Exported
+
+from xlaserve.models import artifact, manifest, placement, shapes, weights
+from xlaserve.models.config import ModelConfig
+from xlaserve.models.manifest import Manifest
+from xlaserve.models.placement import Placement
+from xlaserve.models.roots import ANYWHERE, Roots
+from xlaserve.models.signature import Signature, agreed
+from xlaserve.models.sites import Layout
+from xlaserve.models.weights import WeightEntry
+
+
+@dataclass(frozen=True, slots=True)
+class VersionFiles:
+    """What the files of a version say, but for the values of its parameters."""
+
+    config: ModelConfig
+    """The configuration, with what the manifest says where it is silent."""
+    signature: Signature
+    placement: Placement
+    exported: Exported
+    entries: Sequence[WeightEntry] = ()
+    described: Manifest | None = None
+    """None for a model that is one file, without parameters."""
+
+    def check_layout(self, layout: Layout) -> None:
+        """Raise InvalidModel unless every partition rule fits the parameters."""
+        for site in layout.sites:
+            site.check({entry.name: entry.shape for entry in self.entries})
+
+
+def read(
+    directory: Path, config: ModelConfig, platform: str, roots: Roots = ANYWHERE
+) -> VersionFiles:
+    """Read everything but the parameters, for a server of this platform; raises InvalidModel."""
+    described = manifest.read(directory, roots)
+    config = config.with_defaults(described.defaults)
+    signature = agreed(
+        Signature(described.inputs, described.outputs, described.max_batch_size), config
+    )
+    wanted = placement.read(config, platform)
+    exported = artifact.read(directory, described, roots)
+    entries = weights.read_entries(directory, manifest.WEIGHTS, roots)
+    sized = shapes.is_sized(config)
+    artifact.check(exported, described, entries, wanted.platform, sized=sized)
+    return VersionFiles(config, signature, wanted, exported, entries, described)
