@@ -14,8 +14,8 @@ from support.server import Serve
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from xlaserve import app
 from xlaserve.app import Application
+from xlaserve.core.residence import host
 from xlaserve.errors import InvalidSettings
 from xlaserve.settings import Settings
 
@@ -58,11 +58,11 @@ def test_models_get_what_there_is_less_the_overhead(
 
     What is set by hand is for models alone.
     """
-    monkeypatch.setattr(app, "memory_limit_bytes", lambda: 2000 * MIB)
+    monkeypatch.setattr(host, "memory_limit_bytes", lambda: 2000 * MIB)
     read = Settings.read({}, repository=tmp_path, memory_overhead_bytes=100 * MIB, **settings)
     device_bytes = None if device_mib is None else device_mib * MIB
 
-    assert expected_mib * MIB == app._capacity_bytes(read, device_bytes, sharing)
+    assert expected_mib * MIB == host.capacity_bytes(read, device_bytes, sharing)
 
 
 async def test_a_server_needs_a_grpc_endpoint(tmp_path: Path) -> None:

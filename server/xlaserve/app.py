@@ -18,7 +18,7 @@ from grpclib._typing import IServable
 
 from xlaserve.core.residence.capacity import Capacity
 from xlaserve.core.residence.control import IndexEntry, ModelControl
-from xlaserve.core.residence.host import memory_limit_bytes
+from xlaserve.core.residence.host import capacity_bytes
 from xlaserve.core.residence.loading import Machinery, VersionLoader
 from xlaserve.core.residence.multi_model import MultiModelContainer
 from xlaserve.core.residence.predictions import FilesLook
@@ -247,8 +247,8 @@ class Application:
         devices = await self.workers.wait(device.devices, platform)
         memory = await self.workers.wait(device.memory, platform)
         limits = [memory[name][1] if name in memory else None for name in devices.names]
-        of_each = [_capacity_bytes(self.settings, limit, devices.count) for limit in limits]
-        of_host = _capacity_bytes(self.settings, None, 1)
+        of_each = [capacity_bytes(self.settings, limit, devices.count) for limit in limits]
+        of_host = capacity_bytes(self.settings, None, 1)
         self.capacity.limit(dict(zip(devices.names, of_each, strict=True)), of_host)
         if self.settings.modelmesh:
             RuntimeLimits.of(self.settings, min(of_each))
@@ -519,19 +519,6 @@ def _http2_limits(settings: Settings) -> Http2Limits:
         preface_seconds=settings.preface_seconds,
         message_seconds=settings.message_timeout_seconds,
     )
-
-
-def _capacity_bytes(settings: Settings, device_limit: int | None, sharing: int) -> int:
-    """Return the memory for models of one device: as set, else its own less the overhead.
-
-    Devices of the CPU have none of their own, and share the host's.
-    """
-    if settings.capacity_bytes:
-        return settings.capacity_bytes
-    if device_limit:
-        return max(0, device_limit - settings.memory_overhead_bytes)
-    granted = settings.container_memory_bytes or memory_limit_bytes()
-    return max(0, granted - settings.memory_overhead_bytes) // sharing
 
 
 def _compilation_cache(settings: Settings) -> CompilationCache | None:

@@ -1,9 +1,14 @@
 """Which models may go when a load needs their memory."""
 
+from collections.abc import Iterable
+from typing import TypeVar
+
 from xlaserve.core.residence.capacity import Sizes
 from xlaserve.core.residence.lifecycle import State
 from xlaserve.core.residence.registry import Registry, Version
 from xlaserve.core.serving.ensemble import EnsemblePlan
+
+_Holder = TypeVar("_Holder")
 
 
 def to_evict(registry: Registry, missing: Sizes, *, sparing: str) -> list[Version]:
@@ -13,13 +18,19 @@ def to_evict(registry: Registry, missing: Sizes, *, sparing: str) -> list[Versio
     `sparing` is for which the room is made. A step of an ensemble that answers stays: without it
     the ensemble would not.
     """
-    chosen: list[Version] = []
+    idle = sorted(_idle(registry, sparing), key=_last_use)
+    return first_to_give([(version, _sizes(version)) for version in idle], missing)
+
+
+def first_to_give(holders: Iterable[tuple[_Holder, Sizes]], missing: Sizes) -> list[_Holder]:
+    """Return the first holders that together give back what is missing; none if all do not."""
+    chosen: list[_Holder] = []
     lacking = dict(missing)
-    for version in sorted(_idle(registry, sparing), key=_last_use):
-        given = {device: size for device, size in _sizes(version).items() if device in lacking}
+    for holder, sizes in holders:
+        given = {device: size for device, size in sizes.items() if device in lacking}
         if not any(given.values()):
             continue
-        chosen.append(version)
+        chosen.append(holder)
         lacking = {d: left for d, need in lacking.items() if (left := need - given.get(d, 0)) > 0}
         if not lacking:
             return chosen

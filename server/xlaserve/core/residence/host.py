@@ -1,8 +1,10 @@
-"""How much memory this process may take, as far as the host says."""
+"""How much memory models may take: of a device, or of the host as far as it says."""
 
 import os
 from contextlib import suppress
 from pathlib import Path
+
+from xlaserve.settings import Settings
 
 _CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
@@ -18,3 +20,16 @@ def memory_limit_bytes(cgroup_limits: tuple[Path, ...] = _CGROUP_LIMITS) -> int:
         with suppress(OSError, ValueError):
             return min(installed, int(path.read_text()))
     return installed
+
+
+def capacity_bytes(settings: Settings, device_limit: int | None, sharing: int) -> int:
+    """Return the memory for models of one device: as set, else its own less the overhead.
+
+    Devices of the CPU have none of their own, and share the host's.
+    """
+    if settings.capacity_bytes:
+        return settings.capacity_bytes
+    if device_limit:
+        return max(0, device_limit - settings.memory_overhead_bytes)
+    granted = settings.container_memory_bytes or memory_limit_bytes()
+    return max(0, granted - settings.memory_overhead_bytes) // sharing

@@ -1,0 +1,94 @@
+"""`xlaserve plan`: what a repository would do on a GPU or a TPU, without one."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from xlaserve.cli import plan_display
+from xlaserve.cli.printable import printable
+from xlaserve.cli.termination import unwinding_on_signals
+from xlaserve.core.residence.device_plan import DevicePlan, DevicePlanner
+from xlaserve.core.residence.repository import Repository
+from xlaserve.errors import InvalidSettings
+from xlaserve.models.targets import kinds
+from xlaserve.models.targets.compiling import MAX_CHILDREN, Compilers
+from xlaserve.models.targets.jobs import Compiled
+from xlaserve.settings import Settings
+
+_FAILED = 1
+
+
+def plan(  # noqa: PLR0917, typer reads the parameters of a command from its signature
+    repository: Annotated[Path, typer.Argument(help="Directory of the models.")],
+    target: Annotated[str, typer.Option(help=f"The kind of device: {', '.join(kinds.TARGETS)}.")],
+    count: Annotated[int, typer.Option(help="How many of them one host has: 1, 2, 4 or 8.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    cache: Annotated[
+        Path | None,
+        typer.Option(help="Directory where what the compiler said is kept for the next plan."),
+    ] = None,
+    capacity_bytes: Annotated[
+        int, typer.Option(help="Memory for models on each device; 0 takes the device's own.")
+    ] = 0,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Models that are compiled side by side.")
+    ] = MAX_CHILDREN,
+) -> None:
+    """Compile a repository for devices that are not there, and say what fits on them.
+
+    The exit status is 1 if a model is broken, does not compile, or does not fit by itself.
+    """
+    row = kinds.named(target)
+    if not repository.is_dir():
+        raise InvalidSettings("repository", "a directory", str(repository))
+    settings = Settings(repository=repository, capacity_bytes=capacity_bytes)
+    models = Repository(
+        repository,
+        extra_roots=settings.model_root,
+        max_models=settings.max_models,
+        max_config_bytes=settings.max_config_bytes,
+    )
+    directory = "" if cache is None else str(cache.absolute())
+    with unwinding_on_signals(), Compilers(most=jobs) as compilers, _progress() as on_done:
+        made = DevicePlanner(settings, models, compilers).plan(
+            row, count, cache_directory=directory, on_done=on_done
+        )
+    if as_json:
+        typer.echo(plan_display.as_json(made))
+    else:
+        plan_display.show(Console(), made)
+    if _is_wrong(made):
+        raise typer.Exit(_FAILED)
+
+
+def _is_wrong(made: DevicePlan) -> bool:
+    """Tell whether a server would be without one of the models."""
+    return bool(made.unreadable) or any(
+        [one.compiled.problem for one in made.versions] + [load.refused for load in made.loads]
+    )
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[Compiled], None]]:
+    """Show on stderr what was compiled last, while a block runs."""
+    console = Console(stderr=True)
+    with Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
+        bar = progress.add_task("compiling", total=None)
+
+        def on_done(done: Compiled) -> None:
+            progress.update(bar, advance=1, description=f"compiled {printable(done.job.model)}")
+
+        yield on_done
