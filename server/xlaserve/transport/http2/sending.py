@@ -1,4 +1,4 @@
-"""What leaves on a connection: within both windows, in fair turns, parked up to a limit."""
+"""Answers out: frames within both windows, round robin, the rest parked (RFC 9113 5.2, 6.9)."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,39 +17,36 @@ from xlaserve.transport.http2.frames import (
     frame_header,
 )
 from xlaserve.transport.http2.limits import Conduct
-from xlaserve.transport.http2.states import NEXT, Input, State
+from xlaserve.transport.http2.states import Input, State
 from xlaserve.transport.http2.stream import Buffer, ServerStream
 
 _LAST = END_HEADERS | END_STREAM
 FLUSH_BYTES = 1 << 18
-"""How much is made ready to be written at once; the rest follows when that has left."""
+"""DATA that is made ready to be written at once; the rest follows when that has left."""
 
 _JOINED_BYTES = 1 << 14
-"""An answer that is not larger is copied together, which is quicker than to write its parts."""
+"""An answer that is not larger is joined, which is quicker than to write its parts."""
 
 _MOST_KEPT = 2
-"""What waits is copied where it keeps an array alive of more than so many times its size."""
+"""What is parked is copied where it keeps an array alive of more than so many times its size."""
 
 
 class Sender:
-    """Turns answers into frames, as fast as the client takes them (RFC 9113, 5.2)."""
+    """Turns answers into frames, as fast as the client takes them.
 
-    def __init__(
-        self,
-        account: Account,
-        conduct: Conduct,
-        ended: Callable[[ServerStream], None],
-        on_output: Callable[[], None],
-    ) -> None:
+    Invariant: `parked` of each stream is its `unsent`, and both are in the ledger, whenever a
+    method returns; `_blocked` has the streams with unsent bytes, and no other.
+    """
+
+    def __init__(self, account: Account, conduct: Conduct, on_output: Callable[[], None]) -> None:
         """`on_output` is called when there is output though nothing was received."""
         self._on_output = on_output
         self.receives = False
         """Whether frames are being handled: the output is written when that is over."""
         self._account = account
         self._conduct = conduct
-        self._ended = ended
         self._blocked: dict[int, ServerStream] = {}
-        """The streams with bytes that wait, in the order of their next turn."""
+        """The streams with unsent bytes, in the order of their next turn."""
         self.output: list[Buffer] = []
         """Frames to be written."""
         self.output_bytes = 0
@@ -57,18 +54,18 @@ class Sender:
         self.window = DEFAULT_WINDOW
         self.max_frame = SMALLEST_MAX_FRAME
         self.paused = False
-        """Whether the transport asked to wait."""
+        """Whether the transport has asked for no more: backpressure of its client."""
 
     # --- answers ---
 
     def answer(
         self, stream: ServerStream, head: bytes, parts: Sequence[Buffer], size: int, trailers: bytes
     ) -> bool:
-        """Send a whole answer; false, and nothing is sent, when there is no room to park it."""
+        """Send a whole answer; false, and nothing is sent, when it may not be parked."""
         if size > _JOINED_BYTES or size > self.window or size > stream.send_window or self.paused:
             return self._long_answer(stream, head, parts, size, trailers)
         if not stream.open:
-            return True  # whom it was for is gone
+            return True  # nobody wants it any more
         self.window -= size
         number = stream.id
         self.output.append(
@@ -95,7 +92,7 @@ class Sender:
     ) -> bool:
         if not stream.open:
             return True
-        if not self._has_room(stream, size):
+        if not self._may_park(stream, size):
             return False
         self.headers(stream, head, end=False)
         stream.trailers = trailers
@@ -104,18 +101,18 @@ class Sender:
         self.wake()
         return True
 
-    def _has_room(self, stream: ServerStream, size: int) -> bool:
-        """Tell whether so many bytes leave at once, or may be parked."""
+    def _may_park(self, stream: ServerStream, size: int) -> bool:
+        """Tell whether so many bytes leave at once, or may be held."""
         blocked = size > self.window or size > stream.send_window or self.paused
         return not blocked or self._account.allows(size)
 
     def wake(self) -> None:
-        """Have the output written, if that does not happen anyway."""
+        """Have the output written, unless that happens anyway when all frames were handled."""
         if not self.receives:
             self._on_output()
 
     def headers(self, stream: ServerStream, block: bytes, *, end: bool) -> None:
-        """Send a header block; trailers wait for the data in front of them."""
+        """Send a header block; trailers wait for the DATA in front of them (8.1)."""
         if not stream.open:
             return
         if end and stream.pending:
@@ -129,6 +126,7 @@ class Sender:
         self.wake()
 
     def _header_frames(self, stream_id: int, block: bytes, flags: int) -> None:
+        """Write a block as HEADERS and as many CONTINUATION frames as it takes (6.10)."""
         first, rest = block[: self.max_frame], block[self.max_frame :]
         flags |= 0 if rest else END_HEADERS
         self.output += (frame_header(len(first), HEADERS, flags, stream_id), first)
@@ -138,25 +136,25 @@ class Sender:
             self.output += (frame_header(len(part), CONTINUATION, flags, stream_id), part)
 
     def data(self, stream: ServerStream, parts: Sequence[Buffer], size: int, *, end: bool) -> bool:
-        """Send data; false, and nothing is sent, when there is no room to park it."""
+        """Send DATA; false, and nothing is sent, when it may not be parked."""
         if not stream.open:
             return True
-        if not self._has_room(stream, size):
+        if not self._may_park(stream, size):
             return False
         stream.ending = end
         self._park(stream, parts, size)
         self.wake()
         return True
 
-    # --- what waits ---
+    # --- parking: `_count` alone changes the ledger ---
 
     def _park(self, stream: ServerStream, parts: Sequence[Buffer], size: int) -> None:
         if stream.pending is None:
             stream.pending = deque()
         # A slice of a view costs nothing, one of bytes copies them.
         views = (memoryview(part) for part in parts if len(part))
-        if self._holds(stream):
-            stream.pending.extend(map(_by_itself, views))
+        if self._is_blocked(stream):
+            stream.pending.extend(map(_detached, views))
         else:
             stream.pending.extend(views)
             stream.keeps_more = True
@@ -164,22 +162,22 @@ class Sender:
         self._send(stream, size + 1)
         self._keep(stream)
 
-    def _holds(self, stream: ServerStream) -> bool:
+    def _is_blocked(self, stream: ServerStream) -> bool:
         """Tell whether nothing of a stream leaves before its client does something."""
         return self.paused or stream.send_window <= 0 or self.window <= 0
 
     def _keep(self, stream: ServerStream) -> None:
         if stream.unsent:
             self._blocked[stream.id] = stream
-            if stream.keeps_more and self._holds(stream):
-                stream.pending = deque(map(_by_itself, stream.pending or ()))
+            if stream.keeps_more and self._is_blocked(stream):
+                stream.pending = deque(map(_detached, stream.pending or ()))
                 stream.keeps_more = False
         else:
             self._blocked.pop(stream.id, None)
         self._count(stream, stream.unsent)
 
     def _count(self, stream: ServerStream, size: int) -> None:
-        """Count so many bytes for what waits on a stream."""
+        """Count so many bytes for what is pending on a stream."""
         change, stream.parked = size - stream.parked, size
         if change > 0:
             self._account.hold(change, Kind.ANSWERS)
@@ -187,7 +185,7 @@ class Sender:
             self._account.release(-change, Kind.ANSWERS)
 
     def _send(self, stream: ServerStream, most: int) -> None:
-        """Make frames of what waits on a stream, while windows and turn allow it."""
+        """Make frames of what is pending on a stream, while windows and turn allow it."""
         pending = stream.pending
         assert pending is not None
         output = self.output
@@ -229,7 +227,7 @@ class Sender:
             stream.on_sent()
 
     def pump(self) -> None:
-        """Send what waits, each stream in its turn, as far as the windows allow."""
+        """Send what is pending, each stream in its turn, as far as the windows allow."""
         moved = True
         while moved and self._blocked and self.window > 0 and not self._full:
             moved = False
@@ -258,13 +256,12 @@ class Sender:
     # --- the end of a stream ---
 
     def _end(self, stream: ServerStream) -> None:
-        state = NEXT[stream.state][Input.SEND_END]
-        assert isinstance(state, State), (stream.state, stream.id)
-        stream.state = state
-        self._ended(stream)
+        reached = stream.advance(Input.SEND_END)
+        assert type(reached) is State, (stream.state, stream.id)
+        stream.owner.complete(stream)
 
-    def forget(self, stream: ServerStream) -> None:
-        """Drop what waits on a stream that is over."""
+    def discard(self, stream: ServerStream) -> None:
+        """Drop what is pending on a stream that is closed, and tell who waits for it to leave."""
         if stream.pending is not None:
             self._blocked.pop(stream.id, None)
             self._count(stream, 0)
@@ -277,17 +274,17 @@ class Sender:
     # --- windows ---
 
     def widen(self, increment: int) -> bool:
-        """Widen the window of the connection; false when it would be too wide."""
+        """Widen the window of the connection; false when it gets too wide (6.9.1)."""
         self.window += increment
         return self.window <= MAX_WINDOW
 
     def write(self, frame: bytes) -> None:
-        """Send a frame that needs no window."""
+        """Send a frame that no window holds back (6.9)."""
         self.output.append(frame)
 
 
-def _by_itself(part: Buffer) -> Buffer:
-    """Return what waits for its client, so that nothing much larger has to wait with it.
+def _detached(part: Buffer) -> Buffer:
+    """Return a part that keeps no array alive which is much larger than itself.
 
     A row of a batch is a view of an array that has the rows of all the others.
     """

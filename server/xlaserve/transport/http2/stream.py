@@ -8,13 +8,13 @@ from xlaserve.core.serving.ledger import Account
 from xlaserve.transport.http2.frames import ErrorCode
 from xlaserve.transport.http2.headers import Head
 from xlaserve.transport.http2.messages import Placement, Problem, StreamingReader, UnaryReader
-from xlaserve.transport.http2.states import State
+from xlaserve.transport.http2.states import NEXT, OPENED, Input, Reaction, State
 
 Buffer: TypeAlias = bytes | memoryview
 
 
 class Call(Protocol):
-    """Whatever answers a request; told when nobody wants the answer any more."""
+    """Whatever answers a request, and is cancelled when nobody wants the answer any more."""
 
     @property
     def waits(self) -> bool:
@@ -22,7 +22,7 @@ class Call(Protocol):
         ...
 
     def cancel(self, reason: str) -> None:
-        """Stop: the client has reset the stream, or is gone."""
+        """Stop: the client has reset the stream, or its connection has ended."""
         ...
 
 
@@ -45,15 +45,13 @@ class Route(Protocol):
 
 
 class Owner(Protocol):
-    """The connection, as its streams know it."""
+    """The streams of a connection together, as each of them knows them."""
 
     tick: int
-    """Counts the looks at what takes too long."""
+    """Counts the sweeps for what takes too long."""
 
-    @property
-    def peer_window(self) -> int:
-        """Return what the client takes of a new stream, in bytes."""
-        ...
+    peer_window: int
+    """What the client takes of a new stream, in bytes."""
 
     @property
     def stream_window(self) -> int:
@@ -66,7 +64,7 @@ class Owner(Protocol):
         ...
 
     def hold(self, stream: "ServerStream", count: int) -> None:
-        """Count so many bytes more that are held for a stream, or fewer, until it is over."""
+        """Count so many bytes more that are held for a stream, or fewer, until it is closed."""
         ...
 
     def reserve(self, stream: "ServerStream", count: int) -> bool:
@@ -74,7 +72,11 @@ class Owner(Protocol):
         ...
 
     def reset_stream(self, stream: "ServerStream", code: ErrorCode) -> None:
-        """End a stream at once."""
+        """Close a stream at once with a RST_STREAM."""
+        ...
+
+    def complete(self, stream: "ServerStream") -> None:
+        """Close a stream whose answer was sent to its end."""
         ...
 
     def grant(self, stream: "ServerStream", wanted: int) -> None:
@@ -110,7 +112,8 @@ class Output(Protocol):
 class ServerStream:
     """One stream. What most requests never need are defaults of the class, to be made quickly."""
 
-    state: State = State.OPEN
+    # --- the request ---
+
     fresh = True
     """Whether nothing has come behind its headers, and it waits for a message."""
     reader: UnaryReader | StreamingReader | None = None
@@ -119,11 +122,9 @@ class ServerStream:
     compressed = False
     problem: Problem | None = None
     begun = False
+    """Whether its route has been given the request."""
     call: Call | None = None
-    """What answers it, if that is not over yet."""
-    on_sent: Callable[[], None] | None = None
-    """Called when everything that was given to be sent has left."""
-
+    """What answers it, as long as it does."""
     received = 0
     """Bytes of DATA, without padding."""
     charged = 0
@@ -131,12 +132,16 @@ class ServerStream:
     reserved = 0
     """Those of them that have not come; of a streaming request alone."""
 
+    # --- the answer ---
+
+    on_sent: Callable[[], None] | None = None
+    """Called when everything that was given to be sent has left."""
     headers_sent = False
     pending: "deque[Buffer] | None" = None
-    """What waits for the client, and its bytes in `unsent`."""
+    """DATA that waits for the client; its bytes are in `unsent`."""
     unsent = 0
     keeps_more = False
-    """Whether what waits may be views of arrays that are much larger."""
+    """Whether what is pending may be views of arrays that are much larger."""
     parked = 0
     """Bytes of the ledger for its answer."""
     ending = False
@@ -144,27 +149,77 @@ class ServerStream:
     trailers: bytes | None = None
     """The block to be sent behind what is pending."""
 
-    def __init__(self, connection: Owner, output: Output, stream_id: int, head: Head[Any]) -> None:
-        self.connection = connection
+    def __init__(
+        self, owner: Owner, output: Output, stream_id: int, head: Head[Any], happening: Input
+    ) -> None:
+        """Open it by its HEADERS or HEADERS_END."""
+        self.state = OPENED[happening]
+        """Set from the table, here and by `advance`, and nowhere else."""
+        self.owner = owner
         self.output = output
         self.id = stream_id
         self.head = head
-        self.send_window = connection.peer_window
-        self.recv_window = connection.stream_window
-        self.tick = connection.tick
+        self.send_window = owner.peer_window
+        self.recv_window = owner.stream_window
+        self.tick = owner.tick
 
-    # --- what is sent ---
+    def advance(self, happening: Input) -> State | Reaction:
+        """Take the step that the table has for an input; or return its reaction, and take none.
+
+        Invariant: nothing else changes `state`, so that the table tells all that can happen.
+        """
+        following = NEXT[self.state][happening]
+        if type(following) is State:
+            self.state = following
+        return following
+
+    # --- the request ---
+
+    def begin(self, problem: Problem | None = None) -> None:
+        """Give the request to its route, once, with its message or with what is wrong with it."""
+        self.begun = True
+        self.fresh = False
+        if problem is not None:
+            self.problem = problem
+            self.message = None
+        route: Route | None = self.head.route
+        assert route is not None  # found before the stream was opened
+        route.begin(self)
+
+    def end_request(self) -> None:
+        """Begin the request that has come whole, if its route has not got it yet."""
+        reader = self.reader
+        if isinstance(reader, StreamingReader):
+            reader.on_data()
+        elif self.begun:
+            return
+        elif reader is None:
+            self.begin(Problem.NONE if self.message is None else None)
+        else:
+            problem = reader.end()
+            if problem is None:
+                self.message = reader.message()
+                self.compressed = reader.compressed
+            self.begin(problem)
+
+    def cancel(self, reason: str) -> None:
+        """Cancel the call that answers it, once, if there is one."""
+        call, self.call = self.call, None
+        if call is not None:
+            call.cancel(reason)
+
+    # --- the answer ---
 
     def answer(self, head: bytes, parts: Sequence[Buffer], size: int, trailers: bytes) -> bool:
-        """Send a whole answer; false when there is no room for it and the client is too slow.
+        """Send a whole answer; false when it had to wait and may not be parked.
 
-        `parts` has `size` bytes, the prefix of the message among them. The blocks are header
-        blocks. Nothing was sent before.
+        `parts` has `size` bytes, the prefix of the message among them. `head` and `trailers` are
+        header blocks. Nothing was sent before.
         """
         return self.output.answer(self, head, parts, size, trailers)
 
     def send_headers(self, block: bytes, *, end: bool = False) -> None:
-        """Send headers, or trailers behind all that waits."""
+        """Send headers, or trailers behind all that is pending."""
         self.output.headers(self, block, end=end)
 
     def send_data(self, parts: Sequence[Buffer], size: int, *, end: bool = False) -> bool:
@@ -172,8 +227,8 @@ class ServerStream:
         return self.output.data(self, parts, size, end=end)
 
     def reset(self, code: ErrorCode = ErrorCode.NO_ERROR) -> None:
-        """End the stream at once, whatever waits to be sent."""
-        self.connection.reset_stream(self, code)
+        """Close the stream at once, whatever is pending."""
+        self.owner.reset_stream(self, code)
 
     # --- what it is ---
 
@@ -195,12 +250,12 @@ class ServerStream:
         return self.call is not None and self.call.waits
 
     def grant(self, wanted: int) -> None:
-        """Let the client send at least so many bytes more."""
-        self.connection.grant(self, wanted)
+        """Let the client send at least so many bytes more (RFC 9113 6.9)."""
+        self.owner.grant(self, wanted)
 
     def reserve(self, count: int) -> bool:
         """Count so many bytes for its messages that are to come; false where there is no memory."""
-        return self.connection.reserve(self, count)
+        return self.owner.reserve(self, count)
 
     def expect(self, count: int) -> bool:
         """Let the client send so many bytes more of a message; false where there is no memory."""
@@ -214,4 +269,4 @@ class ServerStream:
 
     def hold(self, count: int) -> None:
         """Count so many bytes of its messages more, or fewer; what came is counted already."""
-        self.connection.hold(self, count)
+        self.owner.hold(self, count)
