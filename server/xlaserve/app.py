@@ -51,16 +51,17 @@ from xlaserve.transport.endpoints import (
 )
 from xlaserve.transport.grpc.codec import WireCodec
 from xlaserve.transport.grpc.descriptors import DescriptorIndex
-from xlaserve.transport.grpc.edge import translate_errors
 from xlaserve.transport.grpc.health import HealthService
 from xlaserve.transport.grpc.infer_codec import InferCodec
 from xlaserve.transport.grpc.infer_lane import METHOD as INFER_METHOD
 from xlaserve.transport.grpc.infer_lanes import InferLanes
 from xlaserve.transport.grpc.inference import InferenceService
-from xlaserve.transport.grpc.injection import inject_ids, splices
+from xlaserve.transport.grpc.injection import Injection, splices
+from xlaserve.transport.grpc.methods import methods_of
 from xlaserve.transport.grpc.model_runtime import INFERENCE_PATHS, ModelRuntimeService
 from xlaserve.transport.grpc.reflection import SERVICES as REFLECTION_SERVICES
 from xlaserve.transport.grpc.reflection import reflection_services
+from xlaserve.transport.grpc.runner import Runner
 from xlaserve.transport.grpc.server import GrpcServer
 from xlaserve.transport.grpc.services import ServicesCodec, injection_paths, load_services
 from xlaserve.transport.grpc.splice import InjectionPath
@@ -361,9 +362,15 @@ class Application:
             "max_depth": settings.max_message_depth,
         }
         splicing = splices(paths, **limits)
+        runner = Runner(
+            methods_of([*services, health, *reflection]),
+            ServicesCodec(WireCodec(**limits)),
+            self.gates,
+            Injection(splicing),
+            message_seconds=settings.message_timeout_seconds,
+        )
         self.grpc = GrpcServer(
-            [*services, health, *reflection],
-            codec=ServicesCodec(WireCodec(**limits)),
+            runner,
             limits=_http2_limits(settings),
             max_connections=settings.max_connections,
             shared=Shared(self.ledger, self.spare),
@@ -378,11 +385,11 @@ class Application:
                 )
             },
         )
-        inject_ids(self.grpc, splicing)
-        translate_errors(self.grpc, message_timeout_seconds=settings.message_timeout_seconds)
         tls = grpc_tls(settings)
         for listener in listeners:
-            await self.grpc.listen(listener.socket, tls, backlog=settings.listen_backlog)
+            await self.grpc.listen(
+                listener.socket, tls, backlog=settings.listen_backlog, name=listener.setting
+            )
         return health
 
     def _model_runtime(self, paths: Mapping[str, InjectionPath]) -> ModelRuntimeService:

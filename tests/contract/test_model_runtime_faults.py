@@ -304,7 +304,7 @@ async def test_streams_without_a_message_hold_nothing_up(
         ends = [await wire.trailers(stream) for stream in orphans]
         await wire.ping()
         later = await wire.trailers(wire.send(headers, request))
-        left = [len(handler._tasks) for handler in runtime.application.grpc._handlers]
+        left = [len(engine.requests._tasks) for engine in runtime.application.grpc._connections]
     print(f"{ORPHANS} streams without a message: {grown / ORPHANS:.0f} bytes each")
 
     assert 0 == in_use

@@ -6,8 +6,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from support.frames import LARGEST_FRAME, literals
+from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.ledger import Ledger
 from xlaserve.transport.grpc.codec import WireCodec
+from xlaserve.transport.grpc.injection import Injection
+from xlaserve.transport.grpc.runner import Runner
 from xlaserve.transport.grpc.server import GrpcServer
 from xlaserve.transport.http2.connection import ServerConnection
 from xlaserve.transport.http2.limits import Http2Limits, Shared
@@ -54,8 +57,7 @@ class _PlainServer(GrpcServer):
 async def plain_server() -> AsyncIterator[int]:
     """Serve for the length of a block; gives the port."""
     server = _PlainServer(
-        [],
-        codec=WireCodec(),
+        Runner({}, WireCodec(), Gates(), Injection({}), message_seconds=1),
         # One case of h2spec takes it for granted that no more than the least was announced.
         limits=Http2Limits(max_frame_bytes=LARGEST_FRAME),
         max_connections=100,

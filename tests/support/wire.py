@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
@@ -119,13 +120,17 @@ class Wire:
 
 
 @asynccontextmanager
-async def connect(url: str) -> AsyncIterator[Wire]:
-    """Connect to `host:port` or `unix:path`."""
+async def connect(url: str, tls: ssl.SSLContext | None = None) -> AsyncIterator[Wire]:
+    """Connect to `host:port` or `unix:path`; over TLS to a server that is called localhost."""
+    name = None if tls is None else "localhost"
     if url.startswith("unix:"):
-        reader, writer = await asyncio.open_unix_connection(url.removeprefix("unix:"))
+        path = url.removeprefix("unix:")
+        reader, writer = await asyncio.open_unix_connection(path, ssl=tls, server_hostname=name)
     else:
         host, _, port = url.rpartition(":")
-        reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        reader, writer = await asyncio.open_connection(
+            host.strip("[]"), int(port), ssl=tls, server_hostname=name
+        )
     try:
         yield Wire(reader, writer)
     finally:

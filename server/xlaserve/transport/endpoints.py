@@ -69,6 +69,8 @@ class Listener:
 
     socket: socket.socket
     address: str
+    setting: str = ""
+    """The setting of the endpoint."""
 
     def close(self) -> None:
         """Close the socket; a unix socket leaves the file system."""
@@ -91,7 +93,7 @@ def listen(
     try:
         if endpoint.path is not None:
             return _listen_unix(setting, endpoint.path, unix_socket_mode, backlog)
-        return _listen_tcp(host, endpoint.port or 0, backlog)
+        return _listen_tcp(setting, host, endpoint.port or 0, backlog)
     except OSError as error:
         where = f"unix:{endpoint.path}" if endpoint.path else f"{host}, port {endpoint.port}"
         raise InvalidSettings(
@@ -109,7 +111,7 @@ def check_backlog(backlog: int) -> None:
         _log.warning("the system shortens listen_backlog", to=longest, sysctl="net.core.somaxconn")
 
 
-def _listen_tcp(host: str, port: int, backlog: int) -> Listener:
+def _listen_tcp(setting: str, host: str, port: int, backlog: int) -> Listener:
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
@@ -123,7 +125,7 @@ def _listen_tcp(host: str, port: int, backlog: int) -> Listener:
         raise
     listening.setblocking(False)
     shown = f"[{host}]" if ":" in host else host
-    return Listener(listening, f"{shown}:{listening.getsockname()[1]}")
+    return Listener(listening, f"{shown}:{listening.getsockname()[1]}", setting)
 
 
 def _listen_unix(setting: str, path: Path, mode: int, backlog: int) -> Listener:
@@ -137,7 +139,7 @@ def _listen_unix(setting: str, path: Path, mode: int, backlog: int) -> Listener:
         listening.close()
         raise
     listening.setblocking(False)
-    return Listener(listening, f"unix:{path}")
+    return Listener(listening, f"unix:{path}", setting)
 
 
 def _remove_stale(setting: str, path: Path) -> None:

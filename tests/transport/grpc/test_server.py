@@ -114,7 +114,7 @@ async def test_a_connection_that_closes_leaves_nothing_behind(serve: Serve, tmp_
         while grpc_server.connections:
             await asyncio.sleep(0)
 
-        assert (0, 0) == (grpc_server.connections, len(grpc_server._handlers))
+        assert (0, 0) == (grpc_server.open_streams, len(grpc_server._refused))
 
 
 async def test_a_drain_announces_the_end(serve: Serve, tmp_path: Path) -> None:

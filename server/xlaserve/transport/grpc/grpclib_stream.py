@@ -5,16 +5,15 @@ from typing import cast
 
 from grpclib import GRPCError
 from grpclib.const import Status
-from grpclib.exceptions import StreamTerminatedError
 from grpclib.protocol import Peer
 from grpclib.protocol import Stream as GrpclibStreamType
-from grpclib.utils import Wrapper
 from h2.errors import ErrorCodes
 from h2.exceptions import StreamClosedError
 
 from xlaserve.transport.grpc.compression import ACCEPTED, decompress
-from xlaserve.transport.grpc.handler import Headers, RequestHandler
+from xlaserve.transport.grpc.handler import RequestHandler
 from xlaserve.transport.grpc.problems import refuse
+from xlaserve.transport.grpc.request_headers import Headers
 from xlaserve.transport.http2.frames import ErrorCode
 from xlaserve.transport.http2.headers import HeaderWriter
 from xlaserve.transport.http2.limits import Http2Limits
@@ -61,7 +60,6 @@ class GrpclibStream:
     def __init__(self, stream: ServerStream, connection: GrpclibConnection) -> None:
         self.id = stream.id
         self.connection = connection
-        self.wrapper: Wrapper | None = None
         self._transport = connection.transport
         self._stream = stream
         self._message: Buffer | None = None
@@ -94,8 +92,6 @@ class GrpclibStream:
 
     def cancel(self, reason: str) -> None:
         """Stop: the client has reset the stream, or is gone."""
-        if self.wrapper is not None:
-            self.wrapper.cancel(StreamTerminatedError(reason))
         self.connection.handler.cancel(cast(GrpclibStreamType, self))
 
     def _wake(self) -> None:

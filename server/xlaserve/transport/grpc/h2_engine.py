@@ -1,7 +1,7 @@
 """grpclib's own connections over h2, bounded: the reference for our engine."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
 from grpclib import GRPCError
@@ -14,14 +14,15 @@ from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
 from hyperframe.frame import GoAwayFrame
 
-from xlaserve.transport.grpc.handler import Headers, RequestHandler
+from xlaserve.transport.grpc.handler import RequestHandler
 from xlaserve.transport.grpc.request_headers import (
-    GRPC,
     NOT_FOUND,
+    Headers,
     malformed,
     refusal,
     refusal_headers,
 )
+from xlaserve.transport.grpc.routes import CONTENT_TYPES
 from xlaserve.transport.http2.limits import Http2Limits
 
 _LAST_POSSIBLE_STREAM = 2**31 - 1
@@ -42,29 +43,33 @@ class Owner(Protocol):
 class CheckingHandler(RequestHandler):
     """Looks at the headers of a request first, as the router does with our own engine."""
 
-    async def _handle(
-        self, stream: Stream, headers: Headers, release_stream: Callable[[], None]
-    ) -> None:
+    async def _handle(self, stream: Stream, headers: Headers) -> None:
         if malformed(headers):
             stream.reset_nowait(ErrorCodes.PROTOCOL_ERROR)
-            release_stream()
             return
-        refused = refusal(headers) or self._not_found(headers)
-        if refused is None:
-            await super()._handle(stream, headers, release_stream)
-            return
-        try:
-            await stream.send_headers([*refusal_headers(*refused)], end_stream=True)
-            if stream.closable:
-                stream.reset_nowait()
-        finally:
-            release_stream()
-
-    def _not_found(self, headers: Headers) -> tuple[Status, str] | None:
-        # grpclib answers it without a content-type, which grpc-go then takes for the error.
         found = dict(headers)
-        grpc = found[":method"] == "POST" and found.get("content-type", "").startswith(GRPC)
-        return None if not grpc or found[":path"] in self.mapping else NOT_FOUND
+        answer = _not_grpc(found) or self._refused(found[":path"], headers)
+        if answer is None:
+            await super()._handle(stream, headers)
+            return
+        await stream.send_headers([*answer], end_stream=True)
+        if stream.closable:
+            stream.reset_nowait()
+
+    def _refused(self, path: str, headers: Headers) -> Headers | None:
+        refused = refusal(headers)
+        if refused is None and path not in self._runner.methods:
+            refused = NOT_FOUND
+        return refused and refusal_headers(*refused)
+
+
+def _not_grpc(found: Mapping[str, str]) -> Headers | None:
+    """Return the answer to who is at the wrong port (gRPC over HTTP/2, Requests)."""
+    if found[":method"] != "POST":
+        return ((":status", "405"),)
+    if found.get("content-type") not in CONTENT_TYPES:
+        return ((":status", "415"),)
+    return None
 
 
 class H2Engine(H2Protocol):
@@ -75,12 +80,17 @@ class H2Engine(H2Protocol):
         owner: Owner,
         handler: RequestHandler,
         limits: Http2Limits,
-        config: Configuration,
-        h2_config: H2Configuration,
     ) -> None:
-        # Every byte is a character of it: in ASCII one odd header would end the whole connection.
-        h2_config.header_encoding = "latin-1"
-        super().__init__(handler, config, h2_config)
+        # Every byte is a character of Latin-1: in ASCII one odd header would end the connection.
+        h2_config = H2Configuration(
+            client_side=False,
+            header_encoding="latin-1",
+            validate_inbound_headers=False,
+            validate_outbound_headers=False,
+            normalize_inbound_headers=False,
+            normalize_outbound_headers=False,
+        )
+        super().__init__(handler, Configuration().__for_server__(), h2_config)
         self._owner = owner
         self._limits = limits
         self.requests = handler
@@ -103,6 +113,7 @@ class H2Engine(H2Protocol):
         self.connection.flush()
         self.connection.initialize()
         self.processor = EventsProcessor(self.handler, self.connection)
+        self.requests.connected(transport)
         self._admitted = self._owner.admit(self)
         if not self._admitted:
             self._end(ErrorCodes.ENHANCE_YOUR_CALM)

@@ -1,14 +1,15 @@
 """Carries out what runtimeStatus advertises: the id of a header replaces the one in the message."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 
 import structlog
 from grpclib.encoding.base import CodecBase
-from grpclib.events import RecvRequest, listen
-from grpclib.server import Server, Stream
+from grpclib.server import Stream
+from multidict import MultiMapping
 
 from xlaserve.errors import InvalidRequest, VersionNotFound
 from xlaserve.transport.grpc.codec import refusal_of
@@ -18,6 +19,8 @@ from xlaserve.transport.grpc.splice import InjectionPath, splice_string
 from xlaserve.transport.grpc.wire import Data, MalformedMessage
 
 T = TypeVar("T")
+
+Metadata: TypeAlias = MultiMapping[str | bytes]
 
 Splice: TypeAlias = Callable[[str, Data], Data]
 """Returns a message with an id in it. Raises MalformedMessage and TooManyFields."""
@@ -87,39 +90,31 @@ class _SplicingCodec(CodecBase):
         raise refusal
 
 
-def inject_ids(server: Server, by_method: Mapping[str, Splice]) -> None:
-    """Make the header of a mesh beat the message, for every method that it can be put into.
+class Injection:
+    """Makes the header of a mesh beat the message, for every method that it can be put into.
 
     Methods have their full names, `/package.Service/Method`. Because the bytes are rewritten,
     a service behind it needs to know nothing of meshes (ModelMesh SPI, idInjectionPath).
     """
 
-    async def on_request(event: RecvRequest) -> None:
-        splice = by_method.get(event.method_name)
-        if splice is not None and any(name.startswith(OF_A_MESH) for name in event.metadata):
-            event.method_func = _Injected(event, splice)
+    def __init__(self, by_method: Mapping[str, Splice]) -> None:
+        self._by_method = by_method
 
-    listen(server, RecvRequest, on_request)
+    @contextmanager
+    def into(self, stream: Stream[Any, Any], method: str, metadata: Metadata) -> Iterator[None]:
+        """Have the messages of a request rewritten, if it came through a mesh, within a block.
 
-
-class _Injected:
-    """The handler of one request that came through a mesh."""
-
-    def __init__(self, event: RecvRequest, splice: Splice) -> None:
-        self._inner = event.method_func
-        self._metadata = event.metadata
-        self._splice = splice
-
-    async def __call__(self, stream: Stream[Any, Any]) -> None:
-        value = model_id(self._metadata)
-        if value is None:
-            await self._inner(stream)
+        Raises InvalidRequest where its headers do not name one model.
+        """
+        splice = self._by_method.get(method)
+        came_through = splice and any(name.startswith(OF_A_MESH) for name in metadata)
+        value = model_id(metadata) if came_through else None
+        if splice is None or value is None:
+            yield
             return
-        stream._codec = _SplicingCodec(stream._codec, value, self._splice)
-        with structlog.contextvars.bound_contextvars(
-            model_id=value, vmodel_id=vmodel_id(self._metadata)
-        ):
+        stream._codec = _SplicingCodec(stream._codec, value, splice)
+        with structlog.contextvars.bound_contextvars(model_id=value, vmodel_id=vmodel_id(metadata)):
             try:
-                await self._inner(stream)
+                yield
             except VersionNotFound as error:
                 raise told_to_a_mesh(error) from error

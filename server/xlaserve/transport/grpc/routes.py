@@ -1,19 +1,21 @@
 """Which way a request goes: to the short lane, to grpclib, or back with a word."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from grpclib.const import Handler, Status
+from grpclib.const import Status
 
 from xlaserve.transport.grpc.compression import ACCEPTED
 from xlaserve.transport.grpc.grpclib_stream import GrpclibConnection, GrpclibRoute
+from xlaserve.transport.grpc.methods import Method
 from xlaserve.transport.grpc.request_headers import NOT_FOUND, refusal, refusal_headers
 from xlaserve.transport.http2.frames import ErrorCode
 from xlaserve.transport.http2.headers import Head, encode_fields
 from xlaserve.transport.http2.messages import Placement
 from xlaserve.transport.http2.stream import Route, ServerStream
 
-_CONTENT_TYPES = frozenset(("application/grpc", "application/grpc+proto"))
+CONTENT_TYPES = frozenset(("application/grpc", "application/grpc+proto"))
+"""The content types of requests of gRPC."""
 _HINT = b"This port speaks gRPC (HTTP/2, content-type application/grpc); REST is on another.\n"
 
 Lanes: TypeAlias = Callable[[Sequence[tuple[str, str]]], Route]
@@ -29,10 +31,10 @@ class Router:
     def __init__(
         self,
         connection: GrpclibConnection,
-        mapping: Mapping[str, Handler],
+        methods: Mapping[str, Method],
         lanes: Mapping[str, LanesFactory],
     ) -> None:
-        self._mapping = mapping
+        self._methods = methods
         self._streaming = GrpclibRoute(connection, streaming=True)
         self._unary = GrpclibRoute(connection, streaming=False)
         self._lanes = {path: make(self._unary) for path, make in lanes.items()}
@@ -43,11 +45,11 @@ class Router:
         for wrong, route in _REFUSALS:
             if wrong(head, fields):
                 return route
-        method: Any = self._mapping.get(head.path)
+        method = self._methods.get(head.path)
         refused = refusal(head.fields)
         if method is None or refused is not None:
             return Refused(*(refused or NOT_FOUND))
-        if method.cardinality.client_streaming:
+        if method.handler.cardinality.client_streaming:
             return self._streaming
         lanes = self._lanes.get(head.path)
         return self._unary if lanes is None else lanes(head.fields)
@@ -108,7 +110,7 @@ _REFUSALS: tuple[tuple[Callable[[Head[Route], Mapping[str, str]], bool], Route],
     ),
     (lambda head, _: head.method != "POST", Answer(405, "text/plain", _HINT)),
     (
-        lambda _, fields: fields.get("content-type") not in _CONTENT_TYPES,
+        lambda _, fields: fields.get("content-type") not in CONTENT_TYPES,
         Answer(415, "text/plain", _HINT),
     ),
     (lambda _, fields: "te" not in fields, Malformed()),

@@ -1,16 +1,12 @@
-"""grpclib's server on our connections, or on its own: bounded, and with a graceful end."""
+"""The gRPC server: its listening sockets, its connections, and their graceful end."""
 
 import asyncio
 import socket
 import ssl
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TypeAlias
-
-from grpclib._typing import IServable
-from grpclib.encoding.base import CodecBase
-from grpclib.protocol import H2Protocol
-from grpclib.server import Server
 
 from xlaserve.settings import Http2Engine
 from xlaserve.transport.grpc.grpclib_stream import GrpclibConnection
@@ -18,6 +14,7 @@ from xlaserve.transport.grpc.h2_engine import CheckingHandler, H2Engine
 from xlaserve.transport.grpc.handler import RequestHandler
 from xlaserve.transport.grpc.own_engine import OwnEngine
 from xlaserve.transport.grpc.routes import LanesFactory, Router
+from xlaserve.transport.grpc.runner import Runner
 from xlaserve.transport.http2.busy_poll import BusyPoll
 from xlaserve.transport.http2.connection import ReceiveBuffer, ServerConnection
 from xlaserve.transport.http2.limits import Http2Limits, Shared
@@ -36,18 +33,17 @@ _SWEEPS = 4
 """Looks at what takes too long within the shortest time that is watched."""
 
 
-class GrpcServer(Server):
-    """grpclib's server, with the limits that grpclib leaves out.
+class GrpcServer:
+    """Serves the methods of services on any number of listening sockets.
 
-    `engine` chooses what speaks HTTP/2. With our own, `lanes` are quicker ways past grpclib, by
+    `engine` chooses what speaks HTTP/2. With our own, `lanes` are quicker ways past the runner, by
     the full name of their method.
     """
 
     def __init__(
         self,
-        services: Collection[IServable],
+        runner: Runner,
         *,
-        codec: CodecBase,
         limits: Http2Limits,
         max_connections: int,
         shared: Shared,
@@ -55,7 +51,8 @@ class GrpcServer(Server):
         engine: Http2Engine = Http2Engine.OWN,
         lanes: Mapping[str, LanesFactory] | None = None,
     ) -> None:
-        super().__init__(services, codec=codec)
+        self._runner = runner
+        self._loop = asyncio.get_running_loop()
         self._limits = limits
         self._max_connections = max_connections
         self._engine = engine
@@ -66,38 +63,42 @@ class GrpcServer(Server):
         self._connections: set[Engine] = set()
         self._refused: set[Engine] = set()
         """Those that were not admitted, until they are gone."""
-        self._further: list[asyncio.AbstractServer] = []
+        self._listening: list[asyncio.AbstractServer] = []
         self._sweeping: asyncio.TimerHandle | None = None
         self._draining = False
 
     async def listen(
-        self, listening: socket.socket, tls: "ssl.SSLContext | None" = None, *, backlog: int
+        self,
+        listening: socket.socket,
+        tls: "ssl.SSLContext | None" = None,
+        *,
+        backlog: int,
+        name: str = "",
     ) -> None:
-        """Serve on a socket that is bound and listens; may be called for more than one."""
-        if self._server is None:
-            await self.start(sock=listening, ssl=tls, backlog=backlog)
-            self._sweep_later()
-            return
-        self._further.append(
-            await self._loop.create_server(
-                self._protocol_factory, sock=listening, ssl=tls, backlog=backlog
-            )
-        )
+        """Serve on a socket that is bound and listens; may be called for more than one.
 
-    def _protocol_factory(self) -> H2Protocol:
-        services = self._mapping, self._codec, self._status_details_codec, self.__dispatch__
+        `name` is the setting of the endpoint, as peers show it.
+        """
+        factory = partial(self._make_protocol, name)
+        self._listening.append(
+            await self._loop.create_server(factory, sock=listening, ssl=tls, backlog=backlog)
+        )
+        if self._sweeping is None:
+            self._sweep_later()
+
+    def _make_protocol(self, listener: str) -> asyncio.BaseProtocol:
         if self._engine is Http2Engine.OWN:
-            return OwnEngine(self, RequestHandler(*services), self._buffer, self._poll)  # type: ignore[return-value]
-        handler = CheckingHandler(*services)
-        return H2Engine(self, handler, self._limits, self._config, self._h2_config)
+            return OwnEngine(self, RequestHandler(self._runner, listener), self._buffer, self._poll)
+        return H2Engine(self, CheckingHandler(self._runner, listener), self._limits)
 
     # --- the life of a connection, told by its protocol ---
 
     def connect(self, protocol: Http2Protocol, transport: asyncio.Transport) -> ServerConnection:
         """Return the core of a new connection of our own engine."""
         assert isinstance(protocol, OwnEngine)
+        protocol.requests.connected(transport)
         connection = GrpclibConnection(transport, protocol.requests, self._limits)
-        router = Router(connection, self._mapping, self._lanes)
+        router = Router(connection, self._runner.methods, self._lanes)
         return ServerConnection(
             self._limits, router, self._shared, wake=protocol.wake, buffer=self._buffer
         )
@@ -109,7 +110,6 @@ class GrpcServer(Server):
             self._refused.add(protocol)
             return False
         self._connections.add(protocol)
-        self._handlers.add(protocol.requests)
         return True
 
     def disconnected(self, protocol: "Http2Protocol | H2Engine") -> None:
@@ -117,7 +117,6 @@ class GrpcServer(Server):
         assert isinstance(protocol, OwnEngine | H2Engine)
         self._connections.discard(protocol)
         self._refused.discard(protocol)
-        self._handlers.discard(protocol.requests)
 
     @property
     def connections(self) -> int:
@@ -160,11 +159,8 @@ class GrpcServer(Server):
         `grace_seconds` are cut off, and those that only wait for their client to send something
         when all others have ended.
         """
-        if self._server is None:
-            return  # nothing listens: there is HTTP alone
-        for listening in (self._server, *self._further):
-            if listening is not None:
-                listening.close()
+        for listening in self._listening:
+            listening.close()
         # Some are on their way through a TLS handshake.
         self._draining = True
         for protocol in self._connections:
@@ -174,18 +170,20 @@ class GrpcServer(Server):
                 await self._idle()
         for protocol in tuple(self._connections):
             protocol.end()
-        self.close()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        requests = [protocol.requests for protocol in self._connections]
+        for handler in requests:
+            handler.close()
         await self._gone()
         with suppress(TimeoutError):
             async with asyncio.timeout(_FAREWELL_SECONDS):
-                # From Python 3.12 on for connections as well: those in a handshake may never end.
-                await self.wait_closed()
-
-    def close(self) -> None:
-        """Stop at once; see grpclib."""
-        if self._sweeping is not None:
-            self._sweeping.cancel()
-        super().close()
+                for handler in requests:
+                    await handler.idle(but_waiting=False)
+                for listening in self._listening:
+                    # From Python 3.12 on for connections as well: those in a handshake may never
+                    # end.
+                    await listening.wait_closed()
 
     async def _gone(self) -> None:
         """Return when every connection is closed: those whose clients keep them are cut off."""

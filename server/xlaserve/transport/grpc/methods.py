@@ -1,0 +1,88 @@
+"""The table of the methods that are served, each with what a permission for it is given for."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
+
+from grpclib._typing import IServable
+from grpclib.const import Handler
+
+from xlaserve.core.serving.call import Operation
+
+
+class Row(NamedTuple):
+    """What a method does, and which fields of its request name a model."""
+
+    operation: Operation
+    model: str = ""
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One method of a service."""
+
+    path: str
+    """Its full name, `/package.Service/Method`."""
+    row: Row
+    handler: Handler
+    """How grpclib calls it."""
+
+
+_INFERENCE = "/inference.GRPCInferenceService/"
+_RUNTIME = "/mmesh.ModelRuntime/"
+_HEALTH = "/grpc.health.v1.Health/"
+_LIVE = Row(Operation.HEALTH)
+_OF_MODEL = Row(Operation.METADATA, "name", "version")
+_INFER = Row(Operation.INFER, "model_name", "model_version")
+_LOAD = Row(Operation.MANAGE, "model_name")
+_METADATA = Row(Operation.METADATA)
+_MANAGE = Row(Operation.MANAGE)
+
+ROWS: Mapping[str, Row] = MappingProxyType(
+    {
+        _INFERENCE + "ServerLive": _LIVE,
+        _INFERENCE + "ServerReady": _LIVE,
+        _INFERENCE + "ModelReady": Row(Operation.HEALTH, "name", "version"),
+        _INFERENCE + "ServerMetadata": _METADATA,
+        _INFERENCE + "ModelMetadata": _OF_MODEL,
+        _INFERENCE + "ModelInfer": _INFER,
+        _INFERENCE + "ModelStreamInfer": Row(Operation.INFER),
+        _INFERENCE + "ModelConfig": _OF_MODEL,
+        _INFERENCE + "ModelStatistics": _OF_MODEL,
+        _INFERENCE + "RepositoryIndex": _METADATA,
+        _INFERENCE + "RepositoryModelLoad": _LOAD,
+        _INFERENCE + "RepositoryModelUnload": _LOAD,
+        _INFERENCE + "SystemSharedMemoryStatus": _METADATA,
+        _INFERENCE + "SystemSharedMemoryRegister": _MANAGE,
+        _INFERENCE + "SystemSharedMemoryUnregister": _MANAGE,
+        _INFERENCE + "CudaSharedMemoryStatus": _METADATA,
+        _INFERENCE + "CudaSharedMemoryRegister": _MANAGE,
+        _INFERENCE + "CudaSharedMemoryUnregister": _MANAGE,
+        _INFERENCE + "TraceSetting": _MANAGE,
+        _INFERENCE + "LogSettings": _MANAGE,
+        _RUNTIME + "loadModel": Row(Operation.RUNTIME, "model_id"),
+        _RUNTIME + "unloadModel": Row(Operation.RUNTIME, "model_id"),
+        _RUNTIME + "predictModelSize": Row(Operation.RUNTIME, "model_id"),
+        _RUNTIME + "modelSize": Row(Operation.RUNTIME, "model_id"),
+        _RUNTIME + "runtimeStatus": Row(Operation.RUNTIME),
+        _HEALTH + "Check": _LIVE,
+        _HEALTH + "List": _LIVE,
+        _HEALTH + "Watch": _LIVE,
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": _METADATA,
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _METADATA,
+    }
+)
+"""Of the services of the server; a method that is not here belongs to a service of one's own."""
+
+_OF_ONES_OWN = Row(Operation.SERVICE)
+
+
+def methods_of(services: Iterable[IServable]) -> dict[str, Method]:
+    """Return the methods of services by their full names."""
+    return {
+        path: Method(path, ROWS.get(path, _OF_ONES_OWN), handler)
+        for service in services
+        for path, handler in service.__mapping__().items()
+    }

@@ -1,0 +1,134 @@
+"""The general path of a request: from its headers to its status, on both HTTP/2 engines alike."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any
+
+from grpclib import GRPCError
+from grpclib.const import Status
+from grpclib.encoding.base import CodecBase
+from grpclib.events import _DispatchServerEvents
+from grpclib.metadata import Deadline, decode_metadata
+from grpclib.protocol import Stream as AcceptedStream
+from grpclib.server import Stream
+from h2.exceptions import StreamClosedError
+
+from xlaserve.core.serving.call import Call, Peer
+from xlaserve.core.serving.gates import Gates
+from xlaserve.errors import DeadlineExceeded
+from xlaserve.transport.grpc.calls import FieldsView, RpcCall
+from xlaserve.transport.grpc.edge import translate
+from xlaserve.transport.grpc.identifiers import split_binary_lists
+from xlaserve.transport.grpc.injection import Injection
+from xlaserve.transport.grpc.methods import Method, Row
+from xlaserve.transport.grpc.request_headers import Headers, timeout_seconds
+
+
+class Runner:
+    """Runs the requests of every service, each as a call and in the task of its caller."""
+
+    def __init__(
+        self,
+        methods: Mapping[str, Method],
+        codec: CodecBase,
+        gates: Gates,
+        injection: Injection,
+        *,
+        message_seconds: float,
+    ) -> None:
+        """`message_seconds` is how long a request may take to send its one message."""
+        self.methods = methods
+        self._codec = codec
+        self._gates = gates
+        self._injection = injection
+        self._message_seconds = message_seconds
+        self._dispatch = _DispatchServerEvents()
+
+    async def run(self, accepted: AcceptedStream, headers: Headers, peer: Peer) -> None:
+        """Answer a request whose headers are right and whose method is there.
+
+        A request that nobody wants any more is cancelled: it ends without a status.
+        """
+        fields = dict(headers)
+        method = self.methods[fields[":path"]]
+        seconds = timeout_seconds(headers)
+        deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
+        call = RpcCall(method.row.operation, FieldsView(headers), peer, deadline)
+        stream: Stream[Any, Any] = Stream(
+            accepted,
+            method.path,
+            method.handler.cardinality,
+            method.handler.request_type,
+            method.handler.reply_type,
+            codec=self._codec,
+            status_details_codec=None,
+            dispatch=self._dispatch,
+            deadline=None if seconds is None else Deadline.from_timeout(seconds),
+            user_agent=fields.get("user-agent"),
+        )
+        stream.metadata = decode_metadata(split_binary_lists(headers))
+        refused = await self._outcome(call, method, stream)
+        # It was not raised here: a frame that holds an error which holds the frame is a reference
+        # cycle, and request and answer would stay until the next full collection.
+        await stream.__aexit__(None if refused is None else GRPCError, refused, None)
+
+    async def _outcome(
+        self, call: Call, method: Method, stream: Stream[Any, Any]
+    ) -> GRPCError | None:
+        """Run the method and return why it gave no answer, or None."""
+        try:
+            with self._gates.passing(call):
+                await _in_time(call, self._answer(call, method, stream))
+        except Exception as error:
+            return translate(method.path, error)
+        return None
+
+    async def _answer(self, call: Call, method: Method, stream: Stream[Any, Any]) -> None:
+        if not method.handler.cardinality.client_streaming:
+            receive = partial(_one_message, method.path, self._message_seconds, stream.recv_message)
+            stream.recv_message = partial(_noted, call, method.row, receive)  # type: ignore[method-assign]
+        assert stream.metadata is not None
+        with self._injection.into(stream, method.path, stream.metadata):
+            await method.handler.func(stream)
+
+
+async def _in_time(call: Call, work: Awaitable[None]) -> None:
+    """Wait for the work; raises DeadlineExceeded once the deadline of the call has passed."""
+    timeout = asyncio.timeout_at(call.deadline)
+    try:
+        async with timeout:
+            await work
+    except TimeoutError:
+        if timeout.expired():
+            raise DeadlineExceeded from None
+        raise
+    except StreamClosedError as error:
+        # The client has reset the stream; that this task is cancelled for it comes later.
+        raise asyncio.CancelledError(str(error)) from None
+
+
+async def _one_message(path: str, seconds: float, receive: Callable[[], Awaitable[Any]]) -> Any:
+    timeout = asyncio.timeout(seconds)
+    try:
+        async with timeout:
+            message = await receive()
+    except TimeoutError:
+        if not timeout.expired():
+            raise
+        text = f"no message came in {seconds:g} seconds (message_timeout_seconds)"
+        raise GRPCError(Status.CANCELLED, text) from None
+    if message is None:
+        text = f"{path.lstrip('/')} needs one message, none came"
+        raise GRPCError(Status.UNIMPLEMENTED, text)
+    return message
+
+
+async def _noted(call: Call, row: Row, receive: Callable[[], Awaitable[Any]]) -> Any:
+    """Return the message, once the call knows which model it is about."""
+    message = await receive()
+    if row.model:
+        call.model = getattr(message, row.model)
+    if row.version:
+        call.version = getattr(message, row.version)
+    return message

@@ -1,0 +1,297 @@
+"""Every request of every door passes the gates, every time, whatever was decided before."""
+
+import ssl
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import h2.events
+import pytest
+import pytest_asyncio
+import trustme
+from support import echo_service, identity_models
+from support.server import RunningServer, serving
+from support.tls import trusting, write_certificate
+from support.wire import Wire, connect, request_headers
+from tritonclient.grpc import service_pb2 as pb
+
+from xlaserve import app
+from xlaserve.core.serving.call import Call, Operation, Outcome
+from xlaserve.core.serving.gates import Gates
+from xlaserve.errors import CrossSiteRequest
+from xlaserve.settings import Http2Engine
+
+# pyright: reportAttributeAccessIssue=false
+# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+TIMES = 5
+CONNECTIONS = 3
+RULE = "x-rule"
+"""A request whose header of this name says so is refused."""
+REFUSED = "7"
+"""PERMISSION_DENIED."""
+FIRST_ANSWER = "an answer"
+"""How a request ends here that goes on until its client has enough."""
+
+
+# --- what the server is watched with -----------------------------------------------------------
+
+
+class NotPermitted(CrossSiteRequest):
+    """The permission gate of these tests refuses a call."""
+
+
+@dataclass
+class Watch:
+    """Counts calls at the gate, and as observers see them begin and end."""
+
+    gate: list[Call] = field(default_factory=list)
+    begun: list[Call] = field(default_factory=list)
+    ended_calls: list[Call] = field(default_factory=list)
+
+    def permit(self, call: Call) -> None:
+        self.gate.append(call)
+        if call.headers.get(RULE) == "refuse":
+            raise NotPermitted
+
+    def began(self, call: Call) -> None:
+        self.begun.append(call)
+
+    def ended(self, calls: Sequence[Call], outcome: Outcome) -> None:
+        self.ended_calls += calls
+
+    def clear(self) -> None:
+        self.gate.clear()
+        self.begun.clear()
+        self.ended_calls.clear()
+
+
+# --- the doors ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Door:
+    """One way into the server."""
+
+    name: str
+    operation: Operation
+    message: bytes = b""
+    answer: str = "0"
+    """The status of a request that passes."""
+    of_a_mesh: bool = False
+    ends: bool = True
+    """Whether a request ends by itself."""
+
+
+async def ask_grpc(door: Door, wire: Wire, headers: Sequence[tuple[str, str]]) -> str:
+    """Make one call and return its status."""
+    stream = wire.send(request_headers(door.name, *headers), door.message)
+    if door.ends:
+        return (await wire.trailers(stream))["grpc-status"]
+    block: Any = await wire.until(h2.events.ResponseReceived, stream)
+    status: str | None = dict(block.headers).get("grpc-status")
+    if status is not None:
+        await wire.until(h2.events.StreamEnded, stream)
+        return status
+    await wire.until(h2.events.DataReceived, stream)
+    wire.h2.reset_stream(stream, 8)
+    await wire.ping()
+    return FIRST_ANSWER
+
+
+def inference(method: str, operation: Operation, message: Any = b"", answer: str = "0") -> Door:
+    data = message if isinstance(message, bytes) else message.SerializeToString()
+    return Door(f"/inference.GRPCInferenceService/{method}", operation, data, answer)
+
+
+NOT_BUILT, FORBIDDEN = "12", "14"
+NAME = b"\x0a\x04fp32"
+"""Field 1 with the name of the model."""
+REFLECTION = b"\x3a\x00"
+"""Asks for the list of services."""
+
+GRPC_DOORS = (
+    inference("ServerLive", Operation.HEALTH),
+    inference("ServerReady", Operation.HEALTH),
+    inference("ModelReady", Operation.HEALTH, NAME),
+    inference("ServerMetadata", Operation.METADATA),
+    inference("ModelMetadata", Operation.METADATA, NAME),
+    inference("ModelConfig", Operation.METADATA, NAME),
+    inference("ModelStatistics", Operation.METADATA, NAME),
+    inference("RepositoryIndex", Operation.METADATA),
+    inference(
+        "RepositoryModelLoad",
+        Operation.MANAGE,
+        pb.RepositoryModelLoadRequest(model_name="other"),
+    ),
+    inference(
+        "RepositoryModelUnload",
+        Operation.MANAGE,
+        pb.RepositoryModelUnloadRequest(model_name="other"),
+    ),
+    inference("SystemSharedMemoryStatus", Operation.METADATA, answer=NOT_BUILT),
+    inference("SystemSharedMemoryRegister", Operation.MANAGE, answer=NOT_BUILT),
+    inference("SystemSharedMemoryUnregister", Operation.MANAGE),
+    inference("CudaSharedMemoryStatus", Operation.METADATA, answer=NOT_BUILT),
+    inference("CudaSharedMemoryRegister", Operation.MANAGE, answer=NOT_BUILT),
+    inference("CudaSharedMemoryUnregister", Operation.MANAGE),
+    inference("TraceSetting", Operation.MANAGE, answer=NOT_BUILT),
+    inference("LogSettings", Operation.MANAGE, answer=NOT_BUILT),
+    Door("/grpc.health.v1.Health/Check", Operation.HEALTH),
+    Door("/grpc.health.v1.Health/List", Operation.HEALTH),
+    Door("/grpc.health.v1.Health/Watch", Operation.HEALTH, answer=FIRST_ANSWER, ends=False),
+    Door(
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", Operation.METADATA, REFLECTION
+    ),
+    Door(
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+        Operation.METADATA,
+        REFLECTION,
+    ),
+    *(
+        Door(f"/test.Echo/{method}", Operation.SERVICE)
+        for method in ("Unary", "Last", "Many", "Chat")
+    ),
+    *(
+        Door(f"/mmesh.ModelRuntime/{method}", Operation.RUNTIME, message, answer, of_a_mesh=True)
+        for method, message, answer in (
+            ("runtimeStatus", b"", "0"),
+            ("loadModel", b"\x0a\x01m", "9"),
+            ("unloadModel", b"\x0a\x01m", "0"),
+            ("predictModelSize", b"\x0a\x01m", "0"),
+            ("modelSize", b"\x0a\x01m", "5"),
+        )
+    ),
+)
+
+
+# --- the servers -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    """A server that is watched, and how it is reached."""
+
+    server: RunningServer
+    watch: Watch
+    tls: ssl.SSLContext | None
+
+    async def wires(self, stack: AsyncExitStack, count: int) -> list[Wire]:
+        """Connect so many times, for the length of a block."""
+        return [
+            await stack.enter_async_context(connect(self.server.url, self.tls))
+            for _ in range(count)
+        ]
+
+
+Reach = Callable[[bool], Awaitable[Place]]
+"""Returns the server, behind a mesh or not; started when it is asked for first."""
+
+
+@pytest_asyncio.fixture(
+    scope="module",
+    loop_scope="module",
+    params=[(engine, tls) for engine in Http2Engine for tls in (False, True)],
+    ids=lambda param: f"{param[0]}-{'tls' if param[1] else 'plain'}",
+)
+async def reach(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Reach]:
+    engine, over_tls = request.param
+    authority = trustme.CA()
+    started: dict[bool, Place] = {}
+    async with AsyncExitStack() as stack:
+
+        async def start(of_a_mesh: bool) -> Place:
+            if of_a_mesh not in started:
+                folder = tmp_path_factory.mktemp("gates")
+                settings = write_certificate(authority, folder) if over_tls else {}
+                watch = Watch()
+                with pytest.MonkeyPatch.context() as patch:
+                    gates = partial(Gates, permission=watch.permit, observers=[watch])
+                    patch.setattr(app, "Gates", gates)
+                    running = serving(
+                        folder,
+                        _repository(folder),
+                        http2_engine=engine,
+                        service=(echo_service.REFERENCE,),
+                        load_model=() if of_a_mesh else ("fp32",),
+                        modelmesh=of_a_mesh,
+                        **settings,
+                    )
+                    server = await stack.enter_async_context(running)
+                context = trusting(authority) if over_tls else None
+                started[of_a_mesh] = Place(server, watch, context)
+            started[of_a_mesh].watch.clear()
+            return started[of_a_mesh]
+
+        yield start
+
+
+def _repository(folder: Path) -> Path:
+    for name in ("fp32", "other"):
+        identity_models.write(folder / "models", name, "FP32")
+    return folder / "models"
+
+
+# --- the probe ---------------------------------------------------------------------------------
+
+on_every_door = pytest.mark.parametrize(
+    "door", GRPC_DOORS, ids=[door.name.rpartition(".")[2] for door in GRPC_DOORS]
+)
+
+
+def varying(number: int) -> list[tuple[str, str]]:
+    """Return headers that are others with each request, as real clients send them."""
+    trace = f"00-{number:032x}-{number:016x}-01"
+    return [("traceparent", trace), ("grpc-timeout", f"{9_000_000 + number}u")]
+
+
+@on_every_door
+async def test_equal_requests_are_counted_every_time(reach: Reach, door: Door) -> None:
+    """Each begins and ends once, and says what is asked, by whom, and from where."""
+    place = await reach(door.of_a_mesh)
+    async with AsyncExitStack() as stack:
+        first, *others = await place.wires(stack, CONNECTIONS)
+        wires = [*[first] * TIMES, *others]
+        answers = [await ask_grpc(door, wire, ()) for wire in wires]
+    calls = place.watch.gate
+
+    assert [door.answer] * len(wires) == answers
+    assert len(wires) == len(calls) == len(set(calls))
+    assert {door.operation} == {call.operation for call in calls}
+    assert Counter(calls) == Counter(place.watch.begun) == Counter(place.watch.ended_calls)
+    assert {"grpc_endpoint"} == {call.peer.listener for call in calls}
+    assert [TIMES, *[1] * len(others)] == list(Counter(id(call.peer) for call in calls).values())
+
+
+RULES = ("refuse", "pass", "refuse", "refuse", "pass", "pass")
+
+
+@on_every_door
+@pytest.mark.parametrize(
+    ("connections", "others"),
+    [(1, lambda number: []), (CONNECTIONS, varying)],
+    ids=["equal", "varying"],
+)
+async def test_a_header_refuses_every_time(
+    reach: Reach, door: Door, connections: int, others: Callable[[int], list[tuple[str, str]]]
+) -> None:
+    """Whether requests pass in between or not, on one connection or on several."""
+    place = await reach(door.of_a_mesh)
+    async with AsyncExitStack() as stack:
+        wires = await place.wires(stack, connections)
+        answers = [
+            await ask_grpc(door, wires[i % connections], [(RULE, rule), *others(i)])
+            for i, rule in enumerate(RULES)
+        ]
+
+    assert [REFUSED if rule == "refuse" else door.answer for rule in RULES] == answers
+    assert len(RULES) == len(place.watch.gate)
+    assert Counter(place.watch.begun) == Counter(place.watch.ended_calls)
