@@ -10,9 +10,11 @@ from support.http import Connection as Client
 from support.http import chunked, connect, message
 
 from xlaserve.core.serving.inference import Pending
+from xlaserve.core.serving.ledger import Ledger
 from xlaserve.errors import ModelNotFound
 from xlaserve.transport.rest.bodies import BodyLimits
 from xlaserve.transport.rest.connection import Connection
+from xlaserve.transport.rest.held import Held
 from xlaserve.transport.rest.lane import Lane
 from xlaserve.transport.rest.messages import (
     BINARY_TYPE,
@@ -458,6 +460,7 @@ class Owner:
             head = do(what)[: -len(b"abc")]
             begin = desk.prepare(HttpRequest({"what": what}))
             plans.keep(head, Plan("POST", f"/do/{what}", 3, begin))
+        self.held = Held(Ledger(1 << 30).open(), self.wire)
         self.lane = Lane(plans, self, self.wire, 30.0)
 
     def otherwise(self, data: bytes) -> None:

@@ -10,9 +10,15 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from xlaserve.errors import BodyTimeout, InvalidBody, TooLarge
 from xlaserve.transport.rest import compression
+from xlaserve.transport.rest.held import Held
 from xlaserve.transport.rest.threads import OffLoop
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_FIRST_BYTES = 64 << 10
+"""What is reserved for a body whose length is not known."""
+_AROUND_A_BODY = 64 << 10
+_AROUND_A_CHUNK = 32
+"""What may come besides the bytes of a body in chunks: sizes, line ends, extensions, trailers."""
 _FAULTS = (web.RequestPayloadError, ClientPayloadError, HttpProcessingError)
 
 
@@ -33,11 +39,14 @@ class BodyReader:
         self._limits = limits
         self._threads = threads
 
-    async def read(self, request: web.BaseRequest, waited_seconds: float = 0.0) -> memoryview:
+    async def read(
+        self, request: web.BaseRequest, held: Held, waited_seconds: float = 0.0
+    ) -> memoryview:
         """Return the whole body, decompressed; some of its time may have passed already.
 
-        Raises TooLarge before a byte of a body is read that announces more than the limit,
-        BodyTimeout, InvalidBody or UnsupportedEncoding.
+        What is held is counted, and is for the caller to end. Raises TooLarge before a byte of a
+        body is read that announces more than the limit, BudgetExhausted where there is no memory
+        in time, BodyTimeout, InvalidBody or UnsupportedEncoding.
         """
         if not request.body_exists:
             return memoryview(b"")
@@ -49,20 +58,26 @@ class BodyReader:
         timeout = asyncio.timeout(self._limits.timeout_seconds - waited_seconds)
         try:
             async with timeout:
-                body = await self._receive(request.content, length)
+                body = await self._receive(request.content, length, held, timeout)
         except TimeoutError:
             if not timeout.expired():
                 raise
+            if held.is_waiting:
+                raise held.refusal("the body", length or 0) from None
             raise BodyTimeout(self._limits.timeout_seconds) from None
         except _FAULTS as error:
             raise InvalidBody(f"the body is broken: {error}") from error
         if coding == compression.IDENTITY:
             return body
-        return await self._inflate(coding, body)
+        return await self._inflate(coding, body, held)
 
-    async def _receive(self, content: StreamReader, length: int | None) -> memoryview:
+    async def _receive(
+        self, content: StreamReader, length: int | None, held: Held, timeout: asyncio.Timeout
+    ) -> memoryview:
         if length is None:
-            return await self._receive_chunks(content)
+            return await self._receive_bounded(content, held, timeout)
+        # All of it, so that it can always come to its end, whatever others do.
+        await held.reserve(length)
         first = await content.readany()
         if len(first) == length:
             return memoryview(first)
@@ -75,12 +90,44 @@ class BodyReader:
             piece = await content.readany()
         return whole[:filled]
 
-    async def _receive_chunks(self, content: StreamReader) -> memoryview:
-        whole, chunks = bytearray(), 0
+    async def _receive_bounded(
+        self, content: StreamReader, held: Held, timeout: asyncio.Timeout
+    ) -> memoryview:
+        """Receive a body in chunks, with no more around them than they need."""
+        overran = False
+
+        def overrun() -> None:
+            nonlocal overran
+            overran = True
+            timeout.reschedule(asyncio.get_running_loop().time())
+
+        around = _AROUND_A_BODY + self._limits.max_chunks * _AROUND_A_CHUNK
+        held.bound_wire(self._limits.max_bytes + around, overrun)
+        try:
+            return await self._receive_chunks(content, held)
+        except asyncio.CancelledError:
+            if not overran:
+                raise
+            raise InvalidBody(
+                f"expected at most {around} bytes of sizes, extensions and trailers around "
+                f"{self._limits.max_bytes} bytes in chunks (max_http_chunks), got more"
+            ) from None
+        finally:
+            held.unbound_wire()
+
+    async def _receive_chunks(self, content: StreamReader, held: Held) -> memoryview:
+        whole, chunks, reserved = bytearray(), 0, _FIRST_BYTES
+        await held.reserve(reserved)
         while True:
             piece, ends_chunk = await content.readchunk()
             if not piece and not ends_chunk:
+                held.grow(len(whole) - reserved)
                 return memoryview(whole)
+            if len(whole) + len(piece) > reserved:
+                # Half as much again: the bytes are copied seldom, and little is reserved in vain.
+                more = max(len(whole) + len(piece), reserved * 3 // 2) - reserved
+                held.grow(more)
+                reserved += more
             whole += piece
             chunks += ends_chunk
             if len(whole) > self._limits.max_bytes:
@@ -94,10 +141,13 @@ class BodyReader:
     def _raise_too_large(self) -> None:
         raise TooLarge("the body", self._limits.max_bytes, "max_message_bytes")
 
-    async def _inflate(self, coding: str, body: memoryview) -> memoryview:
-        call = partial(compression.inflate, coding, body, self._limits.max_bytes)
-        # A few bytes can unpack to as many as are allowed.
-        return await self._threads.run(self._limits.max_bytes, call)
+    async def _inflate(self, coding: str, body: memoryview, held: Held) -> memoryview:
+        run = partial(self._threads.run, self._limits.max_bytes)  # however short the body is
+        inflated = await compression.inflate_within(
+            coding, body, self._limits.max_bytes, held.grow, run
+        )
+        held.grow(-len(body))
+        return inflated
 
 
 async def _let_it_come(request: web.BaseRequest) -> None:

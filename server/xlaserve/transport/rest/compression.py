@@ -1,7 +1,8 @@
 """The content codings of HTTP bodies: gzip and deflate, both ways, within a limit."""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from xlaserve.errors import InvalidBody, TooLarge, Unsupported
 from xlaserve.tensors import Buffer
@@ -23,12 +24,30 @@ class UnsupportedEncoding(Unsupported):
 
 def inflate(coding: str, body: Buffer, limit_bytes: int) -> memoryview:
     """Decompress a body; raises InvalidBody, or TooLarge before more than the limit is held."""
-    try:
+    with _refusing(coding, limit_bytes):
         return compression.inflate(coding, body, limit_bytes)
+
+
+@contextmanager
+def _refusing(coding: str, limit_bytes: int) -> Iterator[None]:
+    try:
+        yield
     except BadCompression as error:
         raise InvalidBody(f"the {coding} body {error}") from None
     except InflatesTooFar:
         raise TooLarge("the decompressed body", limit_bytes, "max_message_bytes") from None
+
+
+async def inflate_within(
+    coding: str,
+    body: Buffer,
+    limit_bytes: int,
+    reserve: Callable[[int], None],
+    run: Callable[[Callable[[], bool]], Awaitable[bool]],
+) -> memoryview:
+    """Decompress a body in threads as there is memory; raises as `inflate` and `reserve` do."""
+    with _refusing(coding, limit_bytes):
+        return await compression.inflate_within(coding, body, limit_bytes, reserve, run)
 
 
 def deflate(coding: str, parts: Sequence[Buffer]) -> bytes:

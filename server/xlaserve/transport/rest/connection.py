@@ -9,8 +9,10 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from xlaserve.core.server import NAME
+from xlaserve.core.serving.ledger import Ledger
 from xlaserve.transport.rest.edge import error_response
 from xlaserve.transport.rest.heads import Heads, size_of
+from xlaserve.transport.rest.held import Held
 from xlaserve.transport.rest.lane import Lane, head_of
 
 _FULL = b'{"error":"too many HTTP connections are open (max_http_connections), try again"}'
@@ -36,12 +38,14 @@ class Server(web.Server):
         max_connections: int,
         heads: Heads,
         body_seconds: float,
+        ledger: Ledger,
         **options: object,
     ) -> None:
         super().__init__(*arguments, **options)  # type: ignore[arg-type]
         self.max_connections = max_connections
         self.heads = heads
         self.body_seconds = body_seconds
+        self.ledger = ledger
 
     def __call__(self) -> RequestHandler:
         return Connection(self, loop=self._loop, **self._kwargs)
@@ -55,6 +59,8 @@ class Connection(RequestHandler):
     `_next_keepalive_close_time`, when that is.
     """
 
+    held: Held
+    """What the connection holds; absent from one that is over the limit."""
     _lane: Lane | None = None
     _received = 0
     """Bytes that aiohttp was given, counted from where a request began."""
@@ -68,6 +74,7 @@ class Connection(RequestHandler):
         assert isinstance(server, Server)
         transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
         if len(server.connections) < server.max_connections:
+            self.held = Held(server.ledger.open(), transport)
             super().connection_made(transport)
             self._lane = Lane(server.heads.plans, self, transport, server.body_seconds)
             return
@@ -86,6 +93,7 @@ class Connection(RequestHandler):
         elif lane is not None and lane.busy:
             lane.receive(data)
         elif self._received != self._size:
+            self.held.arrived(len(data))
             self._received += len(data)
             super().data_received(data)
         elif lane is not None and waiter is not None and not waiter.done():
@@ -121,11 +129,13 @@ class Connection(RequestHandler):
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._lane is not None:
+            self.held.pause()
             self._lane.pause()
 
     def resume_writing(self) -> None:
         super().resume_writing()
         if self._lane is not None:
+            self.held.resume()
             self._lane.resume()
 
     # --- the end ---
@@ -145,6 +155,7 @@ class Connection(RequestHandler):
         if self._lane is not None:
             self._lane.cancel()
             self._lane = None
+            self.held.close()
         super().connection_lost(exc)
 
     def handle_error(

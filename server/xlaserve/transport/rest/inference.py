@@ -25,6 +25,7 @@ from xlaserve.transport.rest.messages import (
     HttpResponse,
     json_response,
 )
+from xlaserve.transport.rest.parsing import parsed_bytes
 from xlaserve.transport.rest.routing import BINARY_OR_JSON, Body, Header, Route
 from xlaserve.transport.rest.statistics import Statistics, config_json, statistics_json
 from xlaserve.transport.rest.threads import OffLoop
@@ -299,6 +300,8 @@ class InferenceRoutes:
             length = read_header_length(request.headers.get(HEADER_LENGTH))
             body = await request.read()
             depth = self._max_json_depth
+            text = body if length is None else body[:length]
+            request.grow(await parsed_bytes(self._threads, info, text), "the parsed body")
             read = partial(read_infer_request, info, name, version, body, length, max_depth=depth)
             inference = await self._threads.run(len(body) if length is None else length, read)
         response = await self._engine.infer(inference)

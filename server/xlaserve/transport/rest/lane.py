@@ -14,6 +14,7 @@ from typing import Protocol
 from xlaserve.core.server import NAME
 from xlaserve.core.serving.inference import Pending
 from xlaserve.transport.rest.edge import translate
+from xlaserve.transport.rest.held import Held
 from xlaserve.transport.rest.messages import JOINED_BYTES, HttpResponse
 from xlaserve.transport.rest.plans import Plan, Plans
 
@@ -24,6 +25,9 @@ _HELD_BYTES = 64 << 10
 
 class Owner(Protocol):
     """The connection that a lane is part of."""
+
+    held: Held
+    """What the connection holds."""
 
     def otherwise(self, data: bytes) -> None:
         """Take bytes that begin where a request does."""
@@ -112,7 +116,7 @@ class Lane:
             return
         head = head_of(data)
         plan = self._plans.get(head) or self._plans.find(head)
-        if plan is None:
+        if plan is None or not self._owner.held.admits_short(plan.length):
             self._owner.otherwise(data)
             return
         end = len(head)
@@ -131,6 +135,7 @@ class Lane:
             self._hold(data)
             return
         self._gathered += data
+        self._count_ahead()
         plan = self._plan
         assert plan is not None
         if len(self._gathered) >= len(head_of(self._gathered)) + plan.length:
@@ -139,6 +144,7 @@ class Lane:
     def _gather(self, plan: Plan, data: bytes) -> None:
         self._plan = plan
         self._gathered += data
+        self._count_ahead()
         self._timer = self._loop.call_later(self._body_seconds, self.hand_over)
         self._settle()
 
@@ -149,6 +155,7 @@ class Lane:
         self._settle()
         data = bytes(self._gathered)
         self._gathered.clear()
+        self._count_ahead()
         return data
 
     def hand_over(self) -> None:
@@ -162,10 +169,14 @@ class Lane:
 
     def _hold(self, data: bytes | memoryview) -> None:
         self._held += data
+        self._count_ahead()
         self.busy = True
         if len(self._held) > _HELD_BYTES and self._reading:
             self._reading = False
             self._transport.pause_reading()
+
+    def _count_ahead(self) -> None:
+        self._owner.held.set_ahead(len(self._held) + len(self._gathered))
 
     def _go_on(self) -> None:
         if self._held and self._call is None and self._turn is None and self._writing:
@@ -190,6 +201,7 @@ class Lane:
         self._settle()
         self.receive(data)
         self._held = held
+        self._count_ahead()
         self._go_on()
 
     def pause(self) -> None:
@@ -220,12 +232,14 @@ class Lane:
         self._plan = plan
         self._call = call
         self.busy = True
+        self._owner.held.begin_short(plan.length)
 
     def _done(self, result: HttpResponse | BaseException) -> None:
         """Take the answer to the request that waits."""
         plan = self._plan
         assert plan is not None
         self._call = None
+        self._owner.held.end_request()
         if self._transport.is_closing():
             self._end()
             return
@@ -249,7 +263,7 @@ class Lane:
     def _answer(self, plan: Plan, answer: HttpResponse) -> None:
         finishing = plan.finish(answer) if plan.finish is not None else None
         if finishing is None:
-            self._write(answer)
+            self._write(plan, answer)
         else:
             self._wait(plan, finishing)
             finishing.add_done_callback(self._finished)
@@ -259,19 +273,23 @@ class Lane:
             return
         assert self._plan is not None
         self._call = None
+        self._owner.held.end_request()
         if self._transport.is_closing():
             self._end()
             return
         try:
-            self._write(finishing.result())
+            self._write(self._plan, finishing.result())
         except (Exception, asyncio.CancelledError) as error:
             self._fail(self._plan, error)
         self._go_on()
 
     # --- answers ---
 
-    def _write(self, answer: HttpResponse) -> None:
+    def _write(self, plan: Plan, answer: HttpResponse) -> None:
         size = answer.size
+        if size > JOINED_BYTES:
+            answer = self._owner.held.begin_answer(answer, size, plan.method, plan.path)
+            size = answer.size
         headers = tuple(answer.headers.items()) if answer.headers else ()
         head = _head(answer.status, answer.content_type, headers, size, int(time.time()))
         if size <= JOINED_BYTES:
@@ -280,6 +298,7 @@ class Lane:
             self._transport.write(head)
             for part in answer.parts:
                 self._transport.write(part)
+            self._owner.held.end_answer()
         self._owner.answered()
         if self.closing:
             self._transport.close()

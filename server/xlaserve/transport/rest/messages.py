@@ -36,6 +36,9 @@ class HttpRequest:
     headers: CIMultiDictProxy[str] = field(default_factory=lambda: _NO_HEADERS)
     read: Callable[[], Awaitable[memoryview]] = _no_body
     """Return the whole body, decompressed and within the limits; raises TooLarge and others."""
+    grow: Callable[[int, str], None] = lambda count, what: None
+    """Count so many bytes more that the request takes, until it is answered, and for what; raises
+    BudgetExhausted."""
 
     @property
     def content_type(self) -> str:

@@ -33,6 +33,7 @@ from xlaserve.transport.rest.messages import (
     json_response,
     read_json,
 )
+from xlaserve.transport.rest.parsing import parsed_bytes
 from xlaserve.transport.rest.plain_tensors import (
     FORMS,
     JSONLINES_TYPE,
@@ -51,6 +52,7 @@ SAGEMAKER_BINARY_TYPE = "application/vnd.sagemaker-triton.binary+json"
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
 _BINARY_TYPES = (SAGEMAKER_BINARY_TYPE, BINARY_TYPE)
+_TEXT_TYPES = ("", JSON_TYPE, "text/csv", JSONLINES_TYPE)
 _JSON_HEADER_SIZE = re.compile(r";\s*json-header-size\s*=\s*([^;]*)", re.IGNORECASE)
 _DIGITS = re.compile(r"[0-9]{1,18}", re.ASCII)
 
@@ -288,6 +290,8 @@ class SageMakerRoutes:
             parameters = _parameters(model, request)
             body = await request.read()
             info = self._engine.info(model)
+            text = _text_of(request, body)
+            request.grow(await parsed_bytes(self._threads, info, text), "the parsed body")
             read = partial(self._read, info, model, request, body)
             asked = await self._threads.run(len(body), read)
         if asked.form in _BINARY_TYPES:
@@ -364,6 +368,13 @@ def _v2_answer(body: InferBody) -> HttpResponse:
         headers={HEADER_LENGTH: str(body.header_length)},
         compressible=False,
     )
+
+
+def _text_of(request: HttpRequest, body: memoryview) -> memoryview:
+    """Return the part of a body that is text, to be parsed."""
+    if request.content_type in _BINARY_TYPES or HEADER_LENGTH in request.headers:
+        return body[: _json_length(request)]
+    return body if request.content_type in _TEXT_TYPES else body[:0]
 
 
 def _json_length(request: HttpRequest) -> int | None:

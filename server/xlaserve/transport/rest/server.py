@@ -11,6 +11,7 @@ from http import HTTPStatus
 from aiohttp import web
 
 from xlaserve.core.server import NAME
+from xlaserve.core.serving.ledger import Ledger
 from xlaserve.core.threads.host import HostThreads
 from xlaserve.errors import CrossSiteRequest, XlaserveError
 from xlaserve.transport.rest import compression
@@ -47,7 +48,10 @@ class HttpLimits:
 class HttpServer:
     """Serves a table of routes."""
 
-    def __init__(self, routes: RouteTable, limits: HttpLimits, threads: HostThreads) -> None:
+    def __init__(
+        self, routes: RouteTable, limits: HttpLimits, threads: HostThreads, ledger: Ledger
+    ) -> None:
+        self._ledger = ledger
         self._routes = routes
         self._limits = limits
         self._threads = OffLoop(threads)
@@ -63,6 +67,7 @@ class HttpServer:
             max_connections=limits.max_connections,
             heads=self._heads,
             body_seconds=limits.body.timeout_seconds,
+            ledger=self._ledger,
             handler_cancellation=True,
             access_log=None,
             auto_decompress=False,
@@ -92,14 +97,21 @@ class HttpServer:
 
     async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
         method, path = request.method, request.raw_path
-        answer = await translate_errors(
-            self._answer(method, path, request), method=method, path=path
-        )
-        return await self._send(request, answer)
+        held = connection_of(request).held
+        try:
+            answer = await translate_errors(
+                self._answer(method, path, request), method=method, path=path
+            )
+            answer = held.begin_answer(answer, answer.size, method, path)
+        finally:
+            held.end_request()
+        try:
+            return await self._send(request, answer)
+        finally:
+            held.end_answer()
 
     async def _answer(self, method: str, path: str, request: web.BaseRequest) -> HttpResponse:
-        connection = request.protocol
-        assert isinstance(connection, Connection)
+        connection = connection_of(request)
         head, waited_seconds = connection.begin(request)
         match = self._routes.find(method, path)
         if match.route is None:
@@ -108,9 +120,9 @@ class HttpServer:
             raise CrossSiteRequest
 
         async def read() -> memoryview:
-            return await self._bodies.read(request, waited_seconds)
+            return await self._bodies.read(request, connection.held, waited_seconds)
 
-        asked = HttpRequest(match.names, request.query, request.headers, read)
+        asked = HttpRequest(match.names, request.query, request.headers, read, connection.held.grow)
         if head and match.route.prepare is not None:
             with suppress(XlaserveError):  # the handler raises it in its turn
                 begin = match.route.prepare(asked)
@@ -150,6 +162,13 @@ class HttpServer:
         body = await self._threads.run(answer.size, pack)
         headers = {**answer.headers, "Content-Encoding": coding, "Vary": "Accept-Encoding"}
         return HttpResponse(answer.status, answer.content_type, [body], headers)
+
+
+def connection_of(request: web.BaseRequest) -> Connection:
+    """Return the connection that a request came on."""
+    connection = request.protocol
+    assert isinstance(connection, Connection)
+    return connection
 
 
 def _to_compress(coding: str, answer: HttpResponse) -> bool:

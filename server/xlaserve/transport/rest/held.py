@@ -1,0 +1,154 @@
+"""What one HTTP connection holds on the ledger: a request, its answer, and what came ahead."""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from xlaserve.core.serving.ledger import Account, Kind
+from xlaserve.core.threads.completion import settle
+from xlaserve.errors import BudgetExhausted
+from xlaserve.transport.rest.edge import translate
+from xlaserve.transport.rest.messages import JOINED_BYTES, HttpResponse
+
+_PARSED_TIMES = 12
+"""How many times its bytes a short body may take once it is parsed: strings of two letters."""
+
+
+class Held:
+    """The account of a connection, which has one request after the other."""
+
+    __slots__ = (
+        "_account",
+        "_answers",
+        "_is_paused",
+        "_transport",
+        "_wire_left",
+        "is_waiting",
+        "on_overrun",
+    )
+
+    def __init__(self, account: Account, transport: asyncio.Transport) -> None:
+        self._account = account
+        self._transport = transport
+        self._answers = False
+        """Whether an answer is being written: all of it counts until that is over."""
+        self._is_paused = False
+        """Whether the client does not read."""
+        self.is_waiting = False
+        """Whether the request waits for memory."""
+        self._wire_left = 0
+        self.on_overrun: Callable[[], None] | None = None
+        """Called when more came for a body than it may have with all that is around it."""
+
+    def close(self) -> None:
+        """Release everything: the connection is gone."""
+        self._account.close()
+
+    # --- the request ---
+
+    async def reserve(self, count: int) -> None:
+        """Return once there is memory for a body of which nothing is kept yet.
+
+        Raises BudgetExhausted where that is not worth waiting for.
+        """
+        account = self._account
+        if account.admits(count) and not account.ledger.is_behind(count):
+            account.hold(count)
+            return
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        wait = account.wait(count, partial(settle, granted, None))
+        if wait is None:
+            raise self.refusal("the body", count)
+        self.is_waiting = True
+        try:
+            await granted
+            self.is_waiting = False
+        finally:
+            wait.cancel()
+
+    def grow(self, count: int, what: str = "the body") -> None:
+        """Count so many bytes more for the request, or fewer; raises BudgetExhausted."""
+        if count < 0:
+            self._account.release(-count)
+        elif not self._account.reserve(count):
+            raise self.refusal(what, count)
+
+    def refusal(self, what: str, count: int) -> BudgetExhausted:
+        """Return the error of a request that there is no memory for."""
+        return BudgetExhausted(what, count, self._account.ledger.limit)
+
+    def admits_short(self, size: int) -> bool:
+        """Tell whether a short body may be executed, which then may have to wait."""
+        ledger = self._account.ledger
+        return not ledger.is_pressed or self._account.admits(_PARSED_TIMES * size)
+
+    def begin_short(self, size: int) -> None:
+        """Count a short body, and what was parsed of it, that waits for its execution."""
+        self.end_request()
+        self._account.hold(_PARSED_TIMES * size)
+
+    def end_request(self) -> None:
+        """Count the request no more: its answer is there."""
+        self.is_waiting = False
+        self._account.release_all(Kind.REQUESTS)
+
+    # --- what is around a body ---
+
+    def bound_wire(self, count: int, on_overrun: Callable[[], None]) -> None:
+        """Have `on_overrun` called when more than so many bytes come from now on."""
+        self._wire_left = count
+        self.on_overrun = on_overrun
+
+    def unbound_wire(self) -> None:
+        """Count no longer what comes."""
+        self.on_overrun = None
+
+    def arrived(self, count: int) -> None:
+        """Take note of bytes that came."""
+        if self.on_overrun is not None:
+            self._wire_left -= count
+            if self._wire_left < 0:
+                self.on_overrun()
+
+    # --- what comes ahead ---
+
+    def set_ahead(self, size: int) -> None:
+        """Count so many bytes that are kept until it is their turn."""
+        change = size - self._account.held_for(Kind.AHEAD)
+        if change > 0:
+            self._account.hold(change, Kind.AHEAD)
+        elif change:
+            self._account.release(-change, Kind.AHEAD)
+
+    # --- the answer ---
+
+    def begin_answer(self, answer: HttpResponse, size: int, method: str, path: str) -> HttpResponse:
+        """Return an answer that is to be written, or what is said where there is no memory.
+
+        One that is short is counted only where it has to wait.
+        """
+        if size > JOINED_BYTES:
+            if not self._account.reserve(size, Kind.ANSWERS):
+                return translate(self.refusal("the answer", size), method=method, path=path)
+            self._answers = True
+        return answer
+
+    def end_answer(self) -> None:
+        """Take note that all of an answer was given to the transport, where it may wait."""
+        self._answers = False
+        if not self._is_paused:
+            self._account.release_all(Kind.ANSWERS)
+
+    def pause(self) -> None:
+        """Count what waits in the transport: the client does not read."""
+        self._is_paused = True
+        size = self._transport.get_write_buffer_size()
+        more = size - self._account.held_for(Kind.ANSWERS)
+        if more > 0:
+            self._account.hold(more, Kind.ANSWERS)
+
+    def resume(self) -> None:
+        """Count it no more: the client has read nearly all."""
+        self._is_paused = False
+        if not self._answers:
+            self._account.release_all(Kind.ANSWERS)

@@ -1,0 +1,34 @@
+"""How much memory a text takes while it is parsed, known before it is."""
+
+from functools import partial
+
+from xlaserve.models.loaded import ModelInfo
+from xlaserve.tensors import BYTES
+from xlaserve.transport.rest.json_text import count_octets
+from xlaserve.transport.rest.threads import INLINE_BYTES, OffLoop
+
+_COPIES = 3
+"""How often a text is copied at most: out of its body, without strings, without brackets."""
+_COPIES_OF_STRINGS = 5
+"""And with strings in it: as strings, and as the octets that they stand for."""
+_NUMBER_BYTES = 8
+_STRING_BYTES = 128
+"""What Python adds to those two for each string, and a reference to each."""
+
+
+async def parsed_bytes(threads: OffLoop, info: ModelInfo, text: memoryview) -> int:
+    """Return how many bytes JSON or CSV takes at most while it is parsed for a model.
+
+    There are as many elements as commas, and one. 0 for a short text, parsed in a moment.
+    """
+    if len(text) <= INLINE_BYTES:
+        return 0
+    has_strings = any(spec.datatype is BYTES for spec in info.inputs)
+    return await threads.run(len(text), partial(_most_bytes, text, has_strings=has_strings))
+
+
+def _most_bytes(text: memoryview, *, has_strings: bool) -> int:
+    elements = count_octets(text, b",") + 1
+    if has_strings:
+        return _COPIES_OF_STRINGS * len(text) + elements * _STRING_BYTES
+    return _COPIES * len(text) + elements * _NUMBER_BYTES
