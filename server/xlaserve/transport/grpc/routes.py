@@ -56,9 +56,13 @@ class Router:
 
 
 class Answer:
-    """Answers with words of HTTP, for who is at the wrong port."""
+    """Answers with words of HTTP, for who is at the wrong port, once the request has come.
 
-    message_first = False
+    Or as much of it as shows that it is none of gRPC: what is wrong with its frames is told
+    as of any other request (RFC 9113 5.1, 8.1.1), and no body is waited for without an end.
+    """
+
+    message_first = True
     place: Placement | None = None
 
     def __init__(self, status: int, content_type: str, body: bytes) -> None:
