@@ -218,11 +218,10 @@ class FrameReader:
                 position = stop
                 try:
                     if kind == HEADERS:
-                        work -= _WORK_OF_A_REQUEST
-                        if flags != END_HEADERS or not headers.open_seen(
+                        work -= _WORK_OF_A_REQUEST + length // _BYTES_OF_WORK
+                        if flags != END_HEADERS or not headers.open_next(
                             stream_id, view[start:stop]
                         ):
-                            work -= length // _BYTES_OF_WORK
                             headers.headers(flags, stream_id, view[start:stop])
                     else:
                         work -= length // _BYTES_OF_WORK
