@@ -15,8 +15,14 @@ MB = 1_000_000
 
 def _version(name: str, megabytes: int) -> PlannedVersion:
     job = Job(name, "/models/1", "h100")
-    footprint = Footprint(megabytes * MB, 2 * MB, 0, 3 * MB, MB)
-    program = CompiledProgram("k", "cuda:0", 8, (), footprint, 5 * MB, 1.5)
+    footprint = Footprint(
+        parameters_bytes=megabytes * MB,
+        arguments_bytes=megabytes * MB,
+        outputs_bytes=2 * MB,
+        temporaries_bytes=3 * MB,
+        code_bytes=MB,
+    )
+    program = CompiledProgram("k", "cuda:0", 8, (), footprint, 1.5)
     held = {"cuda:0": (megabytes + 11) * MB}
     reserved = Reserved(megabytes * MB, 0, 10 * MB, MB, held)
     compiled = Compiled(job, (program,), reserved, 8, 2, megabytes * MB, {"jax": "0.12.0"})

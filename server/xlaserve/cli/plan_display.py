@@ -49,7 +49,10 @@ def _version(one: PlannedVersion) -> dict[str, object]:
         "version": one.version,
         "max_batch_size": compiled.max_batch_size,
         "executions_in_flight": compiled.in_flight,
-        "programs": [asdict(program) for program in compiled.programs],
+        "programs": [
+            {**asdict(program), "scratch_bytes": program.footprint.scratch_bytes}
+            for program in compiled.programs
+        ],
         "reserved": asdict(compiled.reserved) if compiled.reserved else None,
         "reserved_bytes": one.reserved_bytes,
         "predicted_bytes": one.predicted_bytes,
@@ -75,9 +78,9 @@ def _programs(plan: DevicePlan) -> Table:
         table.add_column(column, justify="right")
     for one in plan.versions:
         for program in one.compiled.programs:
-            scratch = one.compiled.in_flight * program.scratch_bytes
-            code = program.footprint.code_bytes
-            parameters = one.compiled.parameters_bytes
+            scratch = one.compiled.in_flight * program.footprint.scratch_bytes
+            code = program.footprint.code_bytes + program.footprint.constants_bytes
+            parameters = one.compiled.parameters_bytes + program.footprint.padding_bytes
             table.add_row(
                 Text(printable(one.name)),
                 one.version,

@@ -1,50 +1,98 @@
 """What XLA's compiler says that one program takes on each of its devices. Needs no JAX."""
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from math import prod
+from typing import Any, Protocol
 
 
-class _Statistics(Protocol):
-    argument_size_in_bytes: int
-    output_size_in_bytes: int
-    alias_size_in_bytes: int
-    temp_size_in_bytes: int
-    generated_code_size_in_bytes: int
-
-
-class _Compiled(Protocol):
-    def memory_analysis(self) -> _Statistics | None: ...
+class _Layout(Protocol):
+    major_to_minor: tuple[int, ...]
+    tiling: tuple[tuple[int, ...], ...] | None
+    sub_byte_element_size_in_bits: int
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
     """Bytes on each device, as the memory analysis of a compiled program has them."""
 
+    parameters_bytes: int = 0
+    """Of the arguments, the parameters."""
+    padding_bytes: int = 0
+    """How much more that is than the parameters are as arrays: a TPU lays them out in tiles."""
     arguments_bytes: int = 0
     """Parameters and inputs, in the layout of the device."""
     outputs_bytes: int = 0
     aliased_bytes: int = 0
     """Of the outputs, what lies in the memory of arguments."""
     temporaries_bytes: int = 0
+    constants_bytes: int = 0
+    """What it has besides for as long as it is there."""
     code_bytes: int = 0
-    """With the constants; 0 where the compiler does not say, as on the CPU."""
+    """0 where nobody says, as on the CPU."""
 
     @staticmethod
-    def of(executable: _Compiled) -> "Footprint":
-        """Return what the compiler says; zeros where it says nothing."""
+    def of(executable: Any, *, accelerated: bool = False) -> "Footprint":
+        """Return what the compiler says of a `jax.stages.Compiled`; zeros where it says nothing.
+
+        It is one that takes parameters, and then inputs. `accelerated`: not for the host.
+        """
         found = executable.memory_analysis()
         if found is None:
             return Footprint()
+        arguments, outputs = found.argument_size_in_bytes, found.output_size_in_bytes
+        aliased, temporaries = found.alias_size_in_bytes, found.temp_size_in_bytes
+        parameters, as_arrays = _parameters(executable)
+        whole = getattr(found, "total_allocation_bytes", 0)
         return Footprint(
-            found.argument_size_in_bytes,
-            found.output_size_in_bytes,
-            found.alias_size_in_bytes,
-            found.temp_size_in_bytes,
-            # -1 where it is not known.
-            max(0, found.generated_code_size_in_bytes),
+            parameters,
+            parameters - as_arrays,
+            arguments,
+            outputs,
+            aliased,
+            temporaries,
+            max(0, whole - (arguments + outputs - aliased + temporaries)),
+            _code(executable, found.generated_code_size_in_bytes) if accelerated else 0,
         )
 
-    def scratch_bytes(self, parameters_bytes: int) -> int:
-        """Return what each execution takes besides parameters of this size."""
-        scratch = self.temporaries_bytes + self.outputs_bytes + self.arguments_bytes
-        return max(0, scratch - self.aliased_bytes - parameters_bytes)
+    @property
+    def scratch_bytes(self) -> int:
+        """Return what each execution takes: inputs, outputs and temporaries."""
+        inputs = self.arguments_bytes - self.parameters_bytes
+        return max(0, inputs + self.outputs_bytes - self.aliased_bytes + self.temporaries_bytes)
+
+
+def _code(executable: Any, said: int) -> int:
+    """Return the size of the code; that of the whole executable where only that is known."""
+    if said > 0:
+        return said
+    # A GPU's compiler does not say it of what was never loaded.
+    with suppress(RuntimeError, AttributeError, ValueError):
+        return len(executable.runtime_executable().serialize())
+    return 0
+
+
+def _parameters(executable: Any) -> tuple[int, int]:
+    """Return the size of the parameters on a device, and that of them as arrays."""
+    laid_out, as_arrays = 0, 0
+    formats, described = executable.input_formats[0][0], executable.args_info[0][0]
+    for found, argument in zip(formats, described, strict=True):
+        if found.layout is None:  # the module does not use it
+            continue
+        shape = found.sharding.shard_shape(argument.shape)
+        bits = found.layout.sub_byte_element_size_in_bits or 8 * argument.dtype.itemsize
+        laid_out += bits * prod(padded(found.layout, shape)) // 8
+        as_arrays += prod(shape) * argument.dtype.itemsize
+    return laid_out, as_arrays
+
+
+def padded(layout: _Layout, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return a shape as it lies in memory, its sizes rounded up to whole tiles."""
+    sizes = [shape[dimension] for dimension in layout.major_to_minor]
+    # Further tilings order what is in the tiles of the first.
+    tile = next(iter(layout.tiling or ()), ())
+    sizes = [1] * (len(tile) - len(sizes)) + sizes
+    first = len(sizes) - len(tile)
+    whole = (-(-size // of) * of for size, of in zip(sizes[first:], tile, strict=True))
+    return (*sizes[:first], *whole)

@@ -29,6 +29,7 @@ from xlaserve.models import (
 from xlaserve.models.buckets import FIXED, BucketPlan
 from xlaserve.models.compile_plan import CompilePlan
 from xlaserve.models.exhaustion import raise_if_exhausted
+from xlaserve.models.held_memory import growth_of, memory_of
 from xlaserve.models.loaded import LoadContext, ModelInfo, Stage, Value
 from xlaserve.models.neighbours import Difference
 from xlaserve.models.on_demand import OnDemandShapes
@@ -43,8 +44,6 @@ from xlaserve.models.programs import (
     bucket_shape,
     buckets_of,
     copies_of,
-    growth_of,
-    memory_of,
 )
 from xlaserve.models.shapes import OpenDimensions, Sizes
 from xlaserve.models.signature import Signature

@@ -6,7 +6,6 @@
 import time
 import weakref
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -21,14 +20,13 @@ from jax.export import Exported
 from xlaserve.models import manifest, weights
 from xlaserve.models.buckets import FIXED
 from xlaserve.models.footprint import Footprint
-from xlaserve.models.loaded import IN_FLIGHT, Bucket, ModelMemory, Stage
+from xlaserve.models.loaded import IN_FLIGHT, Bucket, Stage
 from xlaserve.models.manifest import Manifest
 from xlaserve.models.neighbours import Run
 from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.models.shapes import OpenDimensions, Sizes
 from xlaserve.models.signature import Signature
 from xlaserve.models.sites import Layout, Site
-from xlaserve.models.sizes import EXECUTABLE_BYTES
 from xlaserve.tensors import Tensor, TensorSpec
 
 CONSTANT_BYTES = 1024
@@ -134,6 +132,9 @@ def _is_constant(name: str, nbytes: int, sites: Sequence[Site]) -> bool:
     return nbytes <= CONSTANT_BYTES and not any(site.is_split(name) for site in sites)
 
 
+_NOTHING = Footprint()
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """The executable of one bucket at one site, and what it costs."""
@@ -145,9 +146,7 @@ class Program:
     """The quickest run: loads side by side disturb one another while they measure. Infinity where
     none was made."""
     compile_seconds: float = 0.0
-    scratch_bytes: int = 0
-    """Temporaries, inputs and outputs on each device."""
-    executable_bytes: int = 0
+    footprint: Footprint = _NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,20 +289,6 @@ class Compiler:
             for copy in self._copies
         ]
 
-    def argument_bytes(self, copy: Copy) -> int:
-        """Return the size of the parameters that programs take, on each device of a copy.
-
-        What a module does not use is on the device all the same, and no argument.
-        """
-        count = len(self.exported.in_avals) - len(self._signature.inputs)
-        positions = [index for index in range(count) if index not in self._constants]
-        used = set(self.exported.module_kept_var_idx)
-        return sum(
-            _bytes_per_device(leaf)
-            for index, leaf in zip(positions, copy.leaves, strict=True)
-            if index in used
-        )
-
     def compile_one(self, bucket: int, sizes: Sizes) -> tuple[Program, ...]:
         """Return a program for each copy, which no request uses yet."""
         work = [(copy, bucket, sizes) for copy in self._copies]
@@ -332,10 +317,9 @@ class Compiler:
             quickest = inf
             if self._is_measured:
                 quickest = warmed(executable, copy.leaves, specs, bucket)
-            footprint, given = Footprint.of(executable), self.argument_bytes(copy)
-            program = program_of(executable, one, footprint, given)
-            measured = replace(program, seconds=quickest, compile_seconds=seconds)
-            ready.append((copy, measured))
+            footprint = Footprint.of(executable, accelerated=copy.site.is_accelerator)
+            program = Program(executable, bucket, sizes, quickest, seconds, footprint)
+            ready.append((copy, program))
         for _ in range(_LOOKS_AGAIN if self._is_measured else 0):
             check_cancelled()
             ready = [(copy, self._looked_at_again(copy, program)) for copy, program in ready]
@@ -376,27 +360,6 @@ class Compiler:
         whole = copy.outputs if copy.site.rules else None
         function = jax.jit(_function(self.exported, self._constants), out_shardings=whole)
         return function.lower(copy.leaves, arguments)
-
-
-def program_of(
-    executable: Call,
-    place: tuple[Copy, int, Sizes],
-    footprint: Footprint,
-    parameters_bytes: int,
-) -> Program:
-    """Return what a copy keeps of an executable for so many rows, and these sizes.
-
-    `parameters_bytes` are those that are arguments of it, on each device.
-    """
-    _, bucket, sizes = place
-    return Program(
-        executable,
-        bucket,
-        sizes,
-        inf,
-        scratch_bytes=footprint.scratch_bytes(parameters_bytes),
-        executable_bytes=footprint.code_bytes or EXECUTABLE_BYTES,
-    )
 
 
 def _function(
@@ -478,42 +441,3 @@ def buckets_of(copies: Sequence[Copy], *, is_exact: bool = False) -> tuple[Bucke
         )
         for alike in zip(*(copy.programs for copy in copies), strict=True)
     )
-
-
-def memory_of(copies: Sequence[Copy], constants_bytes: int, module_bytes: int) -> ModelMemory:
-    """Add up what the copies hold by now. What holds the artifact's module is counted once.
-
-    What makes a module large is its constants, which XLA keeps once for all executables.
-    """
-    parameters, constants, scratch, code = 0, 0, 0, module_bytes
-    per_device = Counter[str]({copies[0].site.device_names[0]: module_bytes})
-    for copy in copies:
-        programs, devices = copy.programs, copy.site.device_names
-        own = (
-            copy.leaves_bytes,
-            constants_bytes * len(programs),
-            copy.in_flight * max((program.scratch_bytes for program in programs), default=0),
-            sum(program.executable_bytes for program in programs),
-        )
-        per_device.update(dict.fromkeys(devices, sum(own)))
-        parameters += own[0] * len(devices)
-        constants += own[1] * len(devices)
-        scratch += own[2] * len(devices)
-        code += own[3] * len(devices)
-    return ModelMemory(parameters, constants, scratch, code, MappingProxyType(dict(per_device)))
-
-
-def growth_of(
-    copies: Sequence[Copy], constants_bytes: int, module_bytes: int, programs: int
-) -> Mapping[str, int]:
-    """Return what so many programs more for each copy may add to each device.
-
-    As much code as the largest that is there, and the module, which is lowered anew. Scratch memory
-    does not grow: the program with the most rows is compiled first.
-    """
-    per_device = Counter[str]({copies[0].site.device_names[0]: module_bytes})
-    for copy in copies:
-        code = max((program.executable_bytes for program in copy.programs), default=0)
-        added = programs * ((code or EXECUTABLE_BYTES) + constants_bytes)
-        per_device.update(dict.fromkeys(copy.site.device_names, added))
-    return dict(per_device)

@@ -33,7 +33,7 @@ class _Compilers:
         if isinstance(size, str):
             return Compiled(job, problem=Problem(size))
         devices = {f"cuda:{index}": size * MIB for index in range(job.count)}
-        program = CompiledProgram("k", "cuda:0", 1, (), Footprint(), 0, 0.0)
+        program = CompiledProgram("k", "cuda:0", 1, (), Footprint(), 0.0)
         return Compiled(job, (program,), Reserved(size * MIB, 0, 0, 0, devices))
 
 

@@ -7,7 +7,7 @@ from xlaserve.models.footprint import Footprint
 from xlaserve.models.targets import results
 from xlaserve.models.targets.results import Results, key_of
 
-FOOTPRINT = Footprint(1, 2, 3, 4, 5)
+FOOTPRINT = Footprint(1, 2, 3, 4, 5, 6, 7, 8)
 
 
 def test_a_result_is_there_for_the_next_process(tmp_path: Path) -> None:

@@ -9,15 +9,15 @@ T = TypeVar("T")
 
 
 class Cancellable(Protocol):
-    """Work that can be cancelled."""
+    """Work that can be called off."""
 
     def cancel(self) -> object:
-        """Cancel it, if that is still possible."""
+        """Call it off, if that is still possible."""
         ...
 
 
 class _Handed(Generic[T]):
-    """A call for a thread; its result is taken once, and kept by nobody else."""
+    """A call for a thread, whose result is for one who takes it away."""
 
     __slots__ = ("_calls", "_results")
 
@@ -26,39 +26,37 @@ class _Handed(Generic[T]):
         self._results: list[T | BaseException] = []
 
     def __call__(self) -> None:
-        """Call, in the thread, and drop what was called; raises nothing."""
+        """Call, in the thread, and let go of what was called; raises nothing."""
         try:
             self._results.append(self._calls.pop()())
         except BaseException as error:
             self._results.append(error)
 
     def take(self) -> T | BaseException:
-        """Return, once, what the call returned or raised, or CancelledError."""
+        """Return once what the call returned or raised, or that it was called off."""
         return self._results.pop() if self._results else asyncio.CancelledError()
 
 
 def hand_over(
     pool: Executor,
     call: Callable[[], T],
-    completion: Callable[[T | BaseException], None],
+    over: Callable[[T | BaseException], None],
     loop: asyncio.AbstractEventLoop,
 ) -> "Future[None]":
-    """Call in a thread of a pool; `completion` gets the result on the event loop, and nobody else.
+    """Call in a thread of a pool, and let go of the result, which is for `over` on the event loop.
 
-    A thread of a pool keeps the call, and the future its result, until the next call. But the
-    program of a model and its outputs are memory that has to be free when its unload is answered.
-    Raises RuntimeError where no thread can be started.
+    The thread would keep the call, and the result of a future, for a while after others were told
+    of it; and the program of a model, and what it computed, are memory that has to be free when its
+    unload is answered. Raises RuntimeError where no thread can be started.
     """
     handed = _Handed(call)
     running = pool.submit(handed)
-    running.add_done_callback(
-        lambda _: loop.call_soon_threadsafe(lambda: completion(handed.take()))
-    )
+    running.add_done_callback(lambda _: loop.call_soon_threadsafe(lambda: over(handed.take())))
     return running
 
 
 def settle(answer: "asyncio.Future[T]", found: T | BaseException) -> None:
-    """Complete a future with a result or an exception; one that is done stays as it is."""
+    """Give a future what it waits for, unless nobody does any more."""
     if answer.done():
         return
     if isinstance(found, BaseException):
@@ -68,7 +66,7 @@ def settle(answer: "asyncio.Future[T]", found: T | BaseException) -> None:
 
 
 async def settled(answer: "asyncio.Future[T]", work: Cancellable) -> T:
-    """Return or raise what a future is given; cancel the work when the caller is cancelled."""
+    """Return or raise what a future is given; who stops waiting for it calls the work off."""
     try:
         return await answer
     finally:

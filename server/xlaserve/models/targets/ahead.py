@@ -5,6 +5,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import NoReturn
 
@@ -14,6 +15,7 @@ from xlaserve.models import single_file, sites, version_files
 from xlaserve.models.compile_plan import CompilePlan
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.footprint import Footprint
+from xlaserve.models.held_memory import memory_of
 from xlaserve.models.loaded import ModelMemory
 from xlaserve.models.programs import (
     Compiler,
@@ -21,8 +23,6 @@ from xlaserve.models.programs import (
     DeviceParameters,
     Program,
     copies_of,
-    memory_of,
-    program_of,
 )
 from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.models.shapes import Sizes
@@ -86,12 +86,10 @@ class Ahead:
         """Return one of them as XLA compiles it."""
         return self.compiler.lowered(*place)
 
-    def note(self, place: Place, footprint: Footprint) -> Program:
-        """Take into account what a compiled one takes, and return what a load would keep of it."""
-        given = self.compiler.argument_bytes(place[0])
-        program = program_of(_never_called, place, footprint, given)
-        place[0].add(program)
-        return program
+    def note(self, place: Place, footprint: Footprint) -> None:
+        """Take into account what a compiled one takes."""
+        copy, rows, sizes = place
+        copy.add(Program(_never_called, rows, sizes, inf, footprint=footprint))
 
     @property
     def memory(self) -> ModelMemory:

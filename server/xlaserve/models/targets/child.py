@@ -93,11 +93,11 @@ def _programs(
             started = time.perf_counter()
             executable = lowered.compile()
             seconds = time.perf_counter() - started
-            footprint = Footprint.of(executable)
+            footprint = Footprint.of(executable, accelerated=copy.site.is_accelerator)
             results.put(key, footprint)
-        scratch = model.note(place, footprint).scratch_bytes
+        model.note(place, footprint)
         name = copy.site.device_names[0]
-        yield CompiledProgram(key, name, rows, sizes, footprint, scratch, seconds)
+        yield CompiledProgram(key, name, rows, sizes, footprint, seconds)
 
 
 def _module_of(lowered: Any) -> bytes:

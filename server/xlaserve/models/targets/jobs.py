@@ -37,8 +37,6 @@ class CompiledProgram:
     sizes: tuple[int, ...]
     """Of open dimensions besides the batch."""
     footprint: Footprint
-    scratch_bytes: int
-    """What each execution takes on a device besides the parameters."""
     compile_seconds: float
     """0 where the result was found in the cache."""
 
