@@ -1,39 +1,88 @@
-"""Draw the lifecycle of a model version from its table into docs/lifecycle.md (or `--check`)."""
+"""Draw each state machine from its table into a page of docs/ (or `--check`)."""
 
 import argparse
 import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-from xlaserve.core.residence.lifecycle import TRANSITIONS, State
+from xlaserve.core.residence import lifecycle
+from xlaserve.transport.rest import states as http
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "lifecycle.md"
-_INTRODUCTION = """# The lifecycle of a model version
-
-Made by `tools/draw_lifecycle.py` from the table in
-`server/xlaserve/core/residence/lifecycle.py`. What is not drawn is forbidden. Requests are
-answered in READY and RELOADING; the repository index shows RELOADING as READY.
-
-```mermaid
-stateDiagram-v2
-"""
+DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
-def page() -> str:
-    """Return the whole page."""
-    rows = [f"    [*] --> {State.UNAVAILABLE}"]
-    rows += [f"    {before} --> {after}: {event}" for (before, event), after in TRANSITIONS.items()]
-    return _INTRODUCTION + "\n".join(rows) + "\n```\n"
+@dataclass(frozen=True)
+class Drawing:
+    """One page."""
+
+    page: str
+    source: str
+    """The file that has the table."""
+    introduction: str
+    start: str
+    rows: Iterable[tuple[str, str, str]]
+    """Before, after, and the names of what leads from one to the other."""
+
+    def text(self) -> str:
+        """Return the whole page."""
+        title, _, rest = self.introduction.partition("\n")
+        arrows = [f"    [*] --> {self.start}"]
+        arrows += [f"    {before} --> {after}: {label}" for before, after, label in self.rows]
+        return (
+            f"# {title}\n\nMade by `tools/draw_lifecycle.py` from the table in\n`{self.source}`. "
+            f"What is not drawn is forbidden. {rest}\n\n"
+            "```mermaid\nstateDiagram-v2\n" + "\n".join(arrows) + "\n```\n"
+        )
+
+
+def _http_rows() -> Iterable[tuple[str, str, str]]:
+    """One arrow for each pair of states; the two ends, which all states have, are left out."""
+    for before, row in http.TRANSITIONS.items():
+        arrows: dict[http.State, list[str]] = {}
+        for happening, after in row.items():
+            if happening not in (http.Input.LOST, http.Input.CLOSE):
+                arrows.setdefault(after, []).append(happening.name)
+        for after, names in arrows.items():
+            yield before.name, after.name, ", ".join(names)
+    yield http.State.CLOSING.name, http.State.CLOSED.name, http.Input.LOST.name
+
+
+DRAWINGS = (
+    Drawing(
+        "lifecycle.md",
+        "server/xlaserve/core/residence/lifecycle.py",
+        "The lifecycle of a model version\nRequests are\n"
+        "answered in READY and RELOADING; the repository index shows RELOADING as READY.",
+        lifecycle.State.UNAVAILABLE,
+        [(before, after, event) for (before, event), after in lifecycle.TRANSITIONS.items()],
+    ),
+    Drawing(
+        "http-connection.md",
+        "server/xlaserve/transport/rest/states.py",
+        "The states of an HTTP/1.1 connection\nFrom every\n"
+        "state CLOSE leads to CLOSING, and LOST to CLOSED. Its docstring explains them all.",
+        http.State.IDLE.name,
+        list(_http_rows()),
+    ),
+)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; fail if not fresh")
-    if not parser.parse_args().check:
-        PAGE.write_text(page())
-        return 0
-    fresh = PAGE.read_text() == page()
-    print(f"docs/lifecycle.md is {'fresh' if fresh else 'stale: run tools/draw_lifecycle.py'}")
-    return 0 if fresh else 1
+    is_check, status = parser.parse_args().check, 0
+    for drawing in DRAWINGS:
+        path = DOCS / drawing.page
+        if not is_check:
+            path.write_text(drawing.text())
+            continue
+        fresh = path.exists() and path.read_text() == drawing.text()
+        status |= not fresh
+        print(
+            f"docs/{drawing.page} is {'fresh' if fresh else 'stale: run tools/draw_lifecycle.py'}"
+        )
+    return status
 
 
 if __name__ == "__main__":

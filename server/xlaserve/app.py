@@ -92,7 +92,7 @@ _SWITCH_SECONDS = 0.0005
 _LEAST_CLOSING_SECONDS, _MOST_CLOSING_SECONDS = 1.0, 5.0
 """How long models that nobody uses, and threads that compute for nobody, may take to end."""
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 _log = structlog.get_logger("app")
 
@@ -554,7 +554,7 @@ def _service_names(services: Iterable[object]) -> list[str]:
 
 
 async def run(settings: Settings, display: Display | None = None) -> bool:
-    """Serve until SIGTERM or SIGINT; a second one ends the process at once.
+    """Serve until SIGTERM, SIGINT or SIGHUP; a second one ends the process at once.
 
     Return whether threads are left that do not end: then the interpreter cannot end in order.
     """
@@ -571,11 +571,14 @@ async def run(settings: Settings, display: Display | None = None) -> bool:
 def _cancelling_on_signals(task: "asyncio.Task[None]") -> Iterator[None]:
     loop = asyncio.get_running_loop()
 
+    # Who starts a process with a signal ignored (nohup: SIGHUP) wants it to stay so.
+    numbers = [n for n in _STOP_SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
+
     def stop() -> None:
         task.cancel()
-        for number in _STOP_SIGNALS:
+        for number in numbers:
             loop.remove_signal_handler(number)
 
-    for number in _STOP_SIGNALS:
+    for number in numbers:
         loop.add_signal_handler(number, stop)
     yield

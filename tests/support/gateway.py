@@ -12,15 +12,15 @@ from xlaserve.transport.rest.server import HttpLimits, HttpServer
 
 @asynccontextmanager
 async def serving_routes(
-    routes: RouteTable, limits: HttpLimits, ledger: Ledger | None = None
+    routes: RouteTable, limits: HttpLimits, ledger: Ledger | None = None, *, backlog: int = 8
 ) -> AsyncIterator[tuple[str, HttpServer]]:
     """Serve on a free port for the length of a block; its address, and the server."""
     listener = listen(
-        "http_endpoint", Endpoint(port=0), host="127.0.0.1", unix_socket_mode=0o600, backlog=8
+        "http_endpoint", Endpoint(port=0), host="127.0.0.1", unix_socket_mode=0o600, backlog=backlog
     )
     threads = HostThreads(1)
     server = HttpServer(routes, limits, threads, ledger or Ledger(1 << 30))
-    await server.listen(listener.socket, backlog=8)
+    await server.listen(listener.socket, backlog=backlog)
     try:
         yield listener.address, server
     finally:

@@ -2,20 +2,25 @@
 
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from grpclib.const import Cardinality
 from structlog.contextvars import get_contextvars
 
 from xlaserve.core.serving.inference import InferRequest
 from xlaserve.errors import VersionNotFound
 from xlaserve.transport.grpc.infer_codec import InferCodec
 from xlaserve.transport.grpc.infer_lanes import InferLanes
+from xlaserve.transport.grpc.routes import Refused, Router
 from xlaserve.transport.grpc.splice import InjectionPath, splice_string
+from xlaserve.transport.http2.headers import Head, HeaderReader, RequestKind, encode_fields
 from xlaserve.transport.http2.messages import Placement
-from xlaserve.transport.http2.stream import ServerStream
+from xlaserve.transport.http2.stream import Route, ServerStream
 
 LIMITS: dict[str, Any] = {"max_fields": 1000, "max_depth": 10}
+PSEUDO = ((":method", "POST"), (":scheme", "http"), (":path", "/a"))
 MESSAGE = b"\x0a\x06client"
 
 
@@ -59,8 +64,9 @@ class Stream:
     call: Any = None
     refused = b""
 
-    def __init__(self) -> None:
+    def __init__(self, head: Head[Any]) -> None:
         self.message: bytes | None = MESSAGE
+        self.head = head
 
     def send_headers(self, block: bytes, *, end: bool) -> None:
         self.refused = block
@@ -70,8 +76,11 @@ def asked(engine: Engine, *headers: tuple[str, str], mesh: bool = True) -> tuple
     """Send a request with these headers; tells whether it went the long way."""
     otherwise = Otherwise()
     lanes = InferLanes(cast(Any, engine), InferCodec(**LIMITS), splice if mesh else None, otherwise)
-    stream = Stream()
-    lanes(headers).begin(cast(ServerStream, stream))
+    reader: HeaderReader[Route] = HeaderReader(1 << 14, lanes)
+    head = reader.read(encode_fields((*PSEUDO, *headers)))
+    stream = Stream(head)
+    assert head.route is not None
+    head.route.begin(cast(ServerStream, stream))
     return stream, otherwise.begun
 
 
@@ -105,6 +114,58 @@ async def test_headers_that_name_no_model_go_the_way_that_says_so() -> None:
 
     assert asked(engine, ("mm-model-id", ""))[1]
     assert [] == engine.asked
+
+
+async def test_models_that_vary_are_decoded_in_lanes_of_one_route() -> None:
+    """Each request gets the model of its own headers, and no kind holds one."""
+    engine, kinds = Engine(object), []
+    lanes = InferLanes(cast(Any, engine), InferCodec(**LIMITS), splice, Otherwise())
+
+    def route(kind: RequestKind[Route]) -> Route:
+        kinds.append(kind)
+        return lanes(kind)
+
+    reader: HeaderReader[Route] = HeaderReader(1 << 14, route)
+    names = [f"m{number % 400}" for number in range(1000)]
+    for name in names:
+        head = reader.read(encode_fields((*PSEUDO, ("mm-model-id", name))))
+        assert head.route is not None
+        head.route.begin(cast(ServerStream, Stream(head)))
+
+    assert [(name, {"model_id": name, "vmodel_id": None}) for name in names] == engine.asked
+    assert 1 == len(kinds)
+
+
+async def test_one_id_in_two_headers_is_not_one_with_a_comma() -> None:
+    engine = Engine(object)
+    ids = ("mm-model-id", "a, b"), ("mm-model-id", "a"), ("mm-model-id", "b")
+
+    assert not asked(engine, ids[0])[1]
+    assert asked(engine, *ids[1:])[1]
+    assert ["a, b"] == [model for model, _ in engine.asked]
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [("3S", "x"), ("3S", "0n"), ("3S", "123456789S"), ("x", "3S")],
+)
+def test_a_timeout_is_checked_for_each_request(first: str, then: str) -> None:
+    """gRPC over HTTP/2, Timeout: a kind says only that there is one."""
+    router = Router(cast(Any, None), {"/a": cast(Any, Method())}, {})
+    reader: HeaderReader[Route] = HeaderReader(1 << 14, router)
+    head = (*PSEUDO, ("content-type", "application/grpc"), ("te", "trailers"))
+    routes = [
+        reader.read(encode_fields((*head, ("grpc-timeout", value)))).route
+        for value in (first, then, first)
+    ]
+
+    assert [value != "3S" for value in (first, then, first)] == [
+        isinstance(route, Refused) for route in routes
+    ]
+
+
+class Method:
+    handler = SimpleNamespace(cardinality=Cardinality.UNARY_UNARY)
 
 
 def _raise(error: Exception) -> None:

@@ -11,7 +11,7 @@ from support.server import Serve
 from support.wire import connect, request_headers
 
 from xlaserve.transport.grpc.edge import shorten
-from xlaserve.transport.grpc.request_headers import header_problem
+from xlaserve.transport.grpc.request_headers import refusal
 
 LIVE = "/inference.GRPCInferenceService/ServerLive"
 
@@ -151,4 +151,4 @@ def test_a_message_fits_into_headers_once_it_is_encoded(character: str) -> None:
 
 
 def test_headers_that_are_right_are_let_through() -> None:
-    assert header_problem(headers(("grpc-timeout", "10S"), ("x-bin", "YWJj,YWI"))) is None
+    assert refusal(headers(("grpc-timeout", "10S"), ("x-bin", "YWJj,YWI"))) is None

@@ -1,13 +1,21 @@
 """Header blocks: what is known again, what is malformed, and what we write."""
 
 import pytest
-from hpack import Decoder, Encoder
+from hpack import Decoder, Encoder, HeaderTuple, NeverIndexedHeaderTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
+from xlaserve.transport.http2 import hpack
 from xlaserve.transport.http2.errors import ConnectionFailure
 from xlaserve.transport.http2.frames import ErrorCode
-from xlaserve.transport.http2.headers import HeaderReader, HeaderWriter, encode_fields
+from xlaserve.transport.http2.headers import (
+    Head,
+    HeaderReader,
+    HeaderWriter,
+    RequestKind,
+    encode_fields,
+    read_timeout,
+)
 
 PSEUDO = [(":method", "POST"), (":scheme", "http"), (":path", "/a"), (":authority", "b")]
 LIMIT = 4096
@@ -20,47 +28,330 @@ def literal(*fields: tuple[str, str]) -> bytes:
     return encode_fields(fields)
 
 
-def test_a_block_that_leaves_the_table_alone_is_known_again() -> None:
-    reader: HeaderReader[None] = HeaderReader(LIMIT)
-    block = literal(*PSEUDO)
-    head = reader.read(block)
+class Counter:
+    """Counts what a reader decodes, and the kinds that it asks the route of."""
 
-    assert head is reader.seen(block)
+    def __init__(self) -> None:
+        self.decoded = 0
+        self.kinds: list[RequestKind[str]] = []
+
+    def route(self, kind: RequestKind[str]) -> str:
+        self.kinds.append(kind)
+        return f"route {len(self.kinds)}"
+
+    def reader(self, limit: int = LIMIT) -> HeaderReader[str]:
+        return HeaderReader(limit, self.route)
 
 
-def test_a_block_is_forgotten_when_the_table_changes() -> None:
-    """Its indexed fields would mean something else then (RFC 7541, 2.3.2)."""
+@pytest.fixture
+def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
+    counter = Counter()
+    decode = hpack.Decoder.decode
+
+    def count(self: hpack.Decoder, block: bytes) -> list[hpack.Field]:
+        counter.decoded += 1
+        return decode(self, block)
+
+    monkeypatch.setattr(hpack.Decoder, "decode", count)
+    return counter
+
+
+# --- blocks that are equal -----------------------------------------------------------------------
+
+
+def test_a_block_that_came_twice_is_not_decoded_again(counter: Counter) -> None:
+    reader, block = counter.reader(), literal(*PSEUDO)
+    heads = [reader.read(block) for _ in range(5)]
+
+    assert 2 == counter.decoded
+    assert heads[1] is heads[2] is heads[4]
+
+
+def test_a_block_is_decoded_again_when_the_table_has_changed() -> None:
+    """Its indexed fields mean something else then (RFC 7541, 2.3.2)."""
     encoder = Encoder()
-    reader: HeaderReader[None] = HeaderReader(LIMIT)
+    reader: HeaderReader[str] = HeaderReader(LIMIT)
     fields = [*PSEUDO, ("a", "1")]
     reader.read(encoder.encode(fields))
     indexed = encoder.encode(fields)
-    reader.read(indexed)
-    assert reader.seen(indexed)
+    for _ in range(3):
+        assert "1" == reader.read(indexed).get("a")
 
     reader.read(encoder.encode([*PSEUDO, ("a", "2")]))
 
-    assert reader.seen(indexed) is None
-    assert dict(reader.read(indexed).fields)["a"] != "1"
+    assert "1" != reader.read(indexed).get("a")
 
 
-def test_a_block_that_writes_the_table_is_read_each_time() -> None:
-    encoder = Encoder()
-    reader: HeaderReader[None] = HeaderReader(LIMIT)
-    block = encoder.encode([*PSEUDO, ("a", "1")])
-    reader.read(block)
+def test_a_change_of_the_table_drops_only_what_refers_to_it(counter: Counter) -> None:
+    encoder, reader = Encoder(), counter.reader()
+    free, fields = literal(*PSEUDO), [*PSEUDO, ("a", "1")]
+    reader.read(encoder.encode(fields))
+    bound = encoder.encode(fields)
+    for block in (free, free, bound, bound):
+        reader.read(block)
+    reader.read(encoder.encode([("b", "c"), *PSEUDO]))
+    decoded = counter.decoded
+    reader.read(free)
 
-    assert reader.seen(block) is None
+    assert decoded == counter.decoded
+    reader.read(bound)
+
+    assert decoded + 1 == counter.decoded
+
+
+def test_a_block_that_writes_the_table_is_decoded_each_time(counter: Counter) -> None:
+    reader: HeaderReader[str] = counter.reader()
+    block = b"\x83\x86\x84\x40\x01a\x01b"
+    for _ in range(5):
+        assert "b" == reader.read(block).get("a")
+
+    assert 5 == counter.decoded
+
+
+def test_a_change_of_the_tables_size_is_obeyed_each_time() -> None:
+    """A block with one is not taken for known, though it changes nothing the second time."""
+    reader: HeaderReader[str] = HeaderReader(LIMIT)
+    smaller, entry = b"\x20\x83\x86\x84", b"\x3f\xe1\x1f\x83\x86\x84\x40\x01a\x01b"
+    for _ in range(3):
+        reader.read(smaller)
+        reader.read(entry)
+        assert "b" == reader.read(b"\x83\x86\x84\xbe").get("a")
+
+    reader.read(smaller)
+    with pytest.raises(ConnectionFailure):
+        reader.read(b"\x83\x86\x84\xbe")
 
 
 def test_trailers_may_change_the_table_too() -> None:
     encoder = Encoder()
-    reader: HeaderReader[None] = HeaderReader(LIMIT)
-    block = literal(*PSEUDO)
-    reader.read(block)
-    assert reader.read_trailers(encoder.encode([("a", "1")])) is None
+    reader: HeaderReader[str] = HeaderReader(LIMIT)
+    fields = [*PSEUDO, ("a", "1")]
+    reader.read(encoder.encode(fields))
+    block = encoder.encode(fields)
+    for _ in range(3):
+        reader.read(block)
+    assert reader.read_trailers(encoder.encode([("a", "2")])) is None
 
-    assert reader.seen(block) is None
+    assert "1" != reader.read(block).get("a")
+
+
+def test_no_more_blocks_are_kept_than_the_limit() -> None:
+    reader: HeaderReader[str] = HeaderReader(LIMIT)
+    for number in range(1000):
+        block = literal(*PSEUDO, ("a", str(number)))
+        for _ in range(2):
+            reader.read(block)
+
+    assert 64 >= len(reader._seen)
+    assert 64 >= len(reader._once)
+    assert 1 == len(reader._kinds)
+
+
+# --- blocks of one kind --------------------------------------------------------------------------
+
+NEVER, WITHOUT, INCREMENTAL = "never indexed", "without indexing", "with incremental indexing"
+
+
+def encoded(encoder: Encoder, number: int, way: str, coded: bool) -> bytes:
+    """Write the headers of a request as real clients do; the values of four of them vary."""
+    constant = [
+        *PSEUDO,
+        ("content-type", "application/grpc"),
+        ("user-agent", "grpc-go/1.70"),
+        ("te", "trailers"),
+    ]
+    varying = [
+        ("grpc-timeout", f"{5000000 - number}u"),
+        ("authorization", f"Bearer {number * 7919:032x}"),
+        ("traceparent", f"00-{number:032x}-{number:016x}-01"),
+        ("x-request-id", f"{number:036x}"),
+    ]
+    if way == WITHOUT:
+        # The library has no way to ask for it.
+        strings = (hpack_string(text, coded) for field in varying for text in field)
+        block = b"".join(b"\0" + name + value for name, value in zip(strings, strings, strict=True))
+        return encoder.encode(constant, huffman=coded) + block
+    kind = NeverIndexedHeaderTuple if way == NEVER else HeaderTuple
+    return encoder.encode([*constant, *(kind(*field) for field in varying)], huffman=coded)
+
+
+def hpack_string(text: str, coded: bool) -> bytes:
+    octets = Encoder().huffman_coder.encode(text.encode()) if coded else text.encode()
+    return bytes((len(octets) | coded << 7,)) + octets
+
+
+@pytest.mark.parametrize("coded", [True, False])
+@pytest.mark.parametrize("way", [NEVER, WITHOUT, INCREMENTAL])
+def test_headers_that_vary_are_of_one_kind(counter: Counter, way: str, coded: bool) -> None:
+    """Counted, not timed: the route is asked for once, and each value is read each time."""
+    encoder, reader = Encoder(), counter.reader()
+    heads = [(n, reader.read(encoded(encoder, n, way, coded))) for n in range(500)]
+
+    assert 1 == len(counter.kinds)
+    assert {"route 1"} == {head.route for _, head in heads}
+    for number, head in heads:
+        assert f"00-{number:032x}-{number:016x}-01" == head.get("traceparent")
+        assert f"Bearer {number * 7919:032x}" == head.get("authorization")
+        assert (5000000 - number) * 1e-6 == head.timeout
+
+
+def test_what_was_sent_as_a_literal_is_of_the_kind_of_what_is_indexed(counter: Counter) -> None:
+    reader = counter.reader()
+    encoder = Encoder()
+    fields = [*PSEUDO, ("authorization", "a"), ("content-type", "application/grpc")]
+    for block in (literal(*fields), encoder.encode(fields), encoder.encode(fields)):
+        assert fields == reader.read(block).fields
+
+    assert 1 == len(counter.kinds)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [*PSEUDO[:2], (":path", "/b"), PSEUDO[3]],
+        [(":method", "GET"), *PSEUDO[1:]],
+        [*PSEUDO, ("content-type", "b")],
+        [*PSEUDO, ("content-length", "2")],
+        [*PSEUDO, ("te", "trailers")],
+        [*PSEUDO, ("a", "b")],
+        [*PSEUDO, ("content-type", "a"), ("a", "b"), ("a", "b")],
+        PSEUDO[:3],
+        [PSEUDO[1], PSEUDO[0], *PSEUDO[2:]],
+    ],
+)
+def test_what_decides_makes_another_kind(counter: Counter, other: list[tuple[str, str]]) -> None:
+    reader = counter.reader()
+    fields = [*PSEUDO, ("content-type", "a"), ("content-length", "1"), ("a", "b")]
+
+    assert "route 1" == reader.read(literal(*fields)).route
+    assert "route 2" == reader.read(literal(*other)).route
+    assert "route 1" == reader.read(literal(*fields)).route
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        ("a", "b\n"),
+        ("a", "\r"),
+        ("a", "\0b"),
+        ("\na", "b"),
+        ("content-length", "x"),
+        ("content-length", "2"),
+        (":path", "/b"),
+        ("te", "gzip"),
+        ("connection", "a"),
+    ],
+)
+@pytest.mark.parametrize("first", [0x00, 0x40])
+def test_no_malformed_request_is_of_a_known_kind(
+    counter: Counter, bad: tuple[str, str], first: int
+) -> None:
+    """Neither as a literal, nor by the index of what is in the table then."""
+    reader = counter.reader()
+    good = [*PSEUDO, ("content-length", "1"), ("a", "b")]
+    for fields in (good, [*PSEUDO, ("a", "b"), ("a", "b")]):
+        assert reader.read(literal(*fields)).problem is None
+    block = literal(*good[:-1]) + bytes((first,)) + literal(bad)[1:]
+
+    assert reader.read(block).problem
+    if first:
+        assert reader.read(literal(*good[:-1]) + b"\xbe").problem
+    assert 2 == len(counter.kinds)
+
+
+def test_a_check_sees_every_request() -> None:
+    """What is wrong with a value is found whatever was known of its kind."""
+    asked: list[str | None] = []
+
+    def check(head: Head[str]) -> str | None:
+        asked.append(head.get("a"))
+        return "refused" if head.get("a") == "bad" else None
+
+    def route(kind: RequestKind[str]) -> str:
+        kind.check = check
+        return "route"
+
+    reader: HeaderReader[str] = HeaderReader(LIMIT, route)
+    found = [reader.read(literal(*PSEUDO, ("a", value))).route for value in ("1", "bad", "2")]
+
+    assert ["route", "refused", "route"] == found
+    assert ["1", "bad", "2"] == asked
+
+
+def test_a_kind_keeps_no_value_that_varies() -> None:
+    """So nobody can keep with it what follows from one."""
+    kinds: list[RequestKind[str]] = []
+    reader: HeaderReader[str] = HeaderReader(LIMIT, kinds.append)
+    reader.read(literal(*PSEUDO, ("authorization", "secret"), ("te", "trailers")))
+    (kind,) = kinds
+
+    assert ("POST", "/a", "trailers") == (kind.method, kind.path, kind.get("te"))
+    assert kind.get("authorization") is None
+    assert "secret" not in str([getattr(kind, name) for name in RequestKind.__slots__])
+
+
+def test_headers_over_the_limit_are_of_no_known_kind(counter: Counter) -> None:
+    reader = counter.reader()
+    sizes = [10, LIMIT, 10]
+    heads = [reader.read(literal(*PSEUDO, ("a", "b" * size))) for size in sizes]
+
+    assert [False, True, False] == [head.too_large for head in heads]
+    assert heads[0].kind is heads[2].kind
+
+
+# --- what a head says ----------------------------------------------------------------------------
+
+
+def head_of(*fields: tuple[str, str]) -> Head[str]:
+    return HeaderReader[str](LIMIT).read(literal(*PSEUDO, *fields))
+
+
+def test_a_head_has_its_values() -> None:
+    head = head_of(("a", "1"), ("b", "\xe9"), ("a", "2"))
+
+    assert [*PSEUDO, ("a", "1"), ("b", "\xe9"), ("a", "2")] == head.fields
+    assert ("\xe9", None) == (head.get("b"), head.get("c"))
+    assert ("1, 2", ["1", "2"], []) == (head.get("a"), head.getall("a"), head.getall("c"))
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("1H", 3600),
+        ("2M", 120),
+        ("3S", 3),
+        ("250m", 0.25),
+        ("12345678u", 12.345678),
+        ("1n", 1e-9),
+        ("0S", 0),
+        ("123456789u", None),
+        ("S", None),
+        ("", None),
+        ("1", None),
+        ("1s", None),
+        ("-1S", None),
+        ("+1S", None),
+        ("1_0S", None),
+        (" 1S", None),
+        ("1S ", None),
+        ("\xb2S", None),
+    ],
+)
+def test_a_timeout_is_digits_and_a_unit(value: str, seconds: float | None) -> None:
+    """gRPC over HTTP/2, Timeout."""
+    assert seconds == read_timeout(value.encode("latin-1"))
+    assert seconds == head_of(("grpc-timeout", value)).timeout
+
+
+def test_the_shortest_of_several_timeouts_counts() -> None:
+    times = [("grpc-timeout", value) for value in ("9S", "x", "3S", "4S")]
+
+    assert 3 == head_of(*times).timeout
+    assert head_of(*times[1:2]).timeout is None
+    assert head_of().timeout is None
+
+
+# --- what is malformed ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -86,10 +377,8 @@ def test_trailers_may_change_the_table_too() -> None:
 )
 def test_a_malformed_request_says_why(fields: list[tuple[str, str]], problem: str) -> None:
     reader: HeaderReader[None] = HeaderReader(LIMIT)
-    block = literal(*fields)
-
-    assert problem in (reader.read(block).problem or "")
-    assert reader.seen(block) is None
+    for _ in range(3):
+        assert problem in (reader.read(literal(*fields)).problem or "")
 
 
 def test_a_list_over_the_limit_is_read_so_that_it_can_be_refused() -> None:

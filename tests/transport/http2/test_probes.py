@@ -78,6 +78,10 @@ def opened(*more: Frame | bytes) -> Parts:
     return behind(call(LIVE), *more)
 
 
+def _with_json(lines: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [*lines[:-1], ("content-type", "application/json")]
+
+
 TRAILERS = frames.headers(1, literals([("x-end", "1")]), end_stream=True)
 BAD_UTF8 = framed(b"\x0a\x02\xff\xfe")
 TRUNCATED = framed(b"\x0a\x7f")
@@ -138,6 +142,9 @@ PROBES = {
     ),
     "a content type of JSON": Probe(
         altered(lambda lines: [*lines[:-1], ("content-type", "application/grpc+json")]), "HTTP 415"
+    ),
+    "a body of JSON that does not end": Probe(
+        [altered(_with_json)[0], frames.data(1, b'{"inputs": [')], "HTTP 415"
     ),
     "a method that there is not": Probe(call(f"{SERVICE}Nope", EMPTY), UNIMPLEMENTED),
     "GET": Probe(altered(lambda lines: [(":method", "GET"), *lines[1:]]), "HTTP 405"),

@@ -9,15 +9,15 @@ T = TypeVar("T")
 
 
 class Cancellable(Protocol):
-    """Work that can be called off."""
+    """Work that can be cancelled."""
 
     def cancel(self) -> object:
-        """Call it off, if that is still possible."""
+        """Cancel it, if that is still possible."""
         ...
 
 
 class _Handed(Generic[T]):
-    """A call for a thread, whose result is for one who takes it away."""
+    """A call for a thread; its result is taken once, and kept by nobody else."""
 
     __slots__ = ("_calls", "_results")
 
@@ -26,37 +26,39 @@ class _Handed(Generic[T]):
         self._results: list[T | BaseException] = []
 
     def __call__(self) -> None:
-        """Call, in the thread, and let go of what was called; raises nothing."""
+        """Call, in the thread, and drop what was called; raises nothing."""
         try:
             self._results.append(self._calls.pop()())
         except BaseException as error:
             self._results.append(error)
 
     def take(self) -> T | BaseException:
-        """Return once what the call returned or raised, or that it was called off."""
+        """Return, once, what the call returned or raised, or CancelledError."""
         return self._results.pop() if self._results else asyncio.CancelledError()
 
 
 def hand_over(
     pool: Executor,
     call: Callable[[], T],
-    over: Callable[[T | BaseException], None],
+    completion: Callable[[T | BaseException], None],
     loop: asyncio.AbstractEventLoop,
 ) -> "Future[None]":
-    """Call in a thread of a pool, and let go of the result, which is for `over` on the event loop.
+    """Call in a thread of a pool; `completion` gets the result on the event loop, and nobody else.
 
-    The thread would keep the call, and the result of a future, for a while after others were told
-    of it; and the program of a model, and what it computed, are memory that has to be free when its
-    unload is answered. Raises RuntimeError where no thread can be started.
+    A thread of a pool keeps the call, and the future its result, until the next call. But the
+    program of a model and its outputs are memory that has to be free when its unload is answered.
+    Raises RuntimeError where no thread can be started.
     """
     handed = _Handed(call)
     running = pool.submit(handed)
-    running.add_done_callback(lambda _: loop.call_soon_threadsafe(lambda: over(handed.take())))
+    running.add_done_callback(
+        lambda _: loop.call_soon_threadsafe(lambda: completion(handed.take()))
+    )
     return running
 
 
 def settle(answer: "asyncio.Future[T]", found: T | BaseException) -> None:
-    """Give a future what it waits for, unless nobody does any more."""
+    """Complete a future with a result or an exception; one that is done stays as it is."""
     if answer.done():
         return
     if isinstance(found, BaseException):
@@ -66,7 +68,7 @@ def settle(answer: "asyncio.Future[T]", found: T | BaseException) -> None:
 
 
 async def settled(answer: "asyncio.Future[T]", work: Cancellable) -> T:
-    """Return or raise what a future is given; who stops waiting for it calls the work off."""
+    """Return or raise what a future is given; cancel the work when the caller is cancelled."""
     try:
         return await answer
     finally:

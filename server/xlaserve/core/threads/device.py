@@ -14,13 +14,13 @@ T = TypeVar("T")
 class DeviceThreads:
     """The two threads of a device: one gives it work, the other waits for what it computes.
 
-    Both take one after the other, as the device does: its work has one order, and no outputs wait
-    behind those of work that comes later. Of the event loop.
+    Both take one call after the other, as the device does: its work has one order, and no output
+    suffers head-of-line blocking by work that came later. Used from the event loop only.
     """
 
     def __init__(self, device: str) -> None:
         self.in_flight = 0
-        """What it was given to do and is not over, of all models; counted by who gives it."""
+        """Executions of all models in flight; the dispatcher that starts one counts it."""
         self._dispatch = ThreadPoolExecutor(1, f"dispatch {device}")
         self._fetch = ThreadPoolExecutor(1, f"fetch {device}")
 
@@ -28,33 +28,33 @@ class DeviceThreads:
         self,
         dispatch: Callable[[], Callable[[], T]],
         dispatched: Callable[[], None],
-        over: Callable[[T | BaseException], None],
+        completion: Callable[[T | BaseException], None],
     ) -> "Future[Callable[[], T]]":
         """Give the device some work: `dispatch` does, and returns what waits for the end of it.
 
-        Then `dispatched` is called on the event loop, and in the end `over`; that alone where
-        nothing was dispatched, because it failed or was called off.
+        Then `dispatched` is called on the event loop, and in the end `completion`; that alone where
+        nothing was dispatched, because it failed or was cancelled.
         """
         loop = asyncio.get_running_loop()
 
         def ended(dispatching: "Future[Callable[[], T]]") -> None:
             failure = _failure(dispatching)
             if failure is not None:
-                loop.call_soon_threadsafe(over, failure)
+                loop.call_soon_threadsafe(completion, failure)
                 return
             loop.call_soon_threadsafe(dispatched)
             # From here, not from the loop: that may be busy, and this keeps the order.
             try:
-                hand_over(self._fetch, dispatching.result(), over, loop)
+                hand_over(self._fetch, dispatching.result(), completion, loop)
             except RuntimeError as error:  # no thread can be started
-                loop.call_soon_threadsafe(over, error)
+                loop.call_soon_threadsafe(completion, error)
 
         dispatching = self._dispatch.submit(dispatch)
         dispatching.add_done_callback(ended)
         return dispatching
 
     def close(self, seconds: float | None = None) -> bool:
-        """End the threads once the device has; work that it was not given is called off.
+        """End the threads behind the work in flight; work that was not dispatched is cancelled.
 
         Waits for so many seconds at most, for each; return whether both have ended.
         """

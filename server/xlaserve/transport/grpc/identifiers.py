@@ -15,6 +15,8 @@ MAX_LOGGED_BYTES = 256
 _ENCODINGS = MappingProxyType({"mm-model-id-bin": "UTF-8", "mm-model-id": "ASCII"})
 """The headers that hold the id of a model."""
 _VIRTUAL = ("mm-vmodel-id-bin", "mm-vmodel-id")
+ID_HEADERS = (*_ENCODINGS, *_VIRTUAL)
+"""All headers that are read here."""
 _SHOWN_CHARACTERS = 64
 
 

@@ -156,19 +156,18 @@ class _Call:
 
 
 class TimedLane:
-    """The lane of requests with a deadline."""
+    """The lane of requests with a deadline, which each of them says itself."""
 
     message_first = True
 
-    def __init__(self, lane: Route, seconds: float) -> None:
+    def __init__(self, lane: Route) -> None:
         self._lane = lane
-        self._seconds = seconds
         self.place = lane.place
 
     def begin(self, stream: ServerStream) -> None:
         """Answer as the lane does, if there is time."""
         self._lane.begin(stream)
-        call = stream.call
-        if isinstance(call, _Call):
+        call, seconds = stream.call, stream.head.timeout
+        if seconds is not None and isinstance(call, _Call):
             loop = asyncio.get_running_loop()
-            call.timer = loop.call_later(self._seconds, call.expire)
+            call.timer = loop.call_later(seconds, call.expire)

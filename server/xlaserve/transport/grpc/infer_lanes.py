@@ -1,6 +1,5 @@
 """Which lane a ModelInfer takes, by what its headers say of its time and of its model."""
 
-from collections.abc import Sequence
 from contextvars import Context, copy_context
 
 from grpclib import GRPCError
@@ -9,14 +8,24 @@ from structlog.contextvars import bind_contextvars
 
 from xlaserve.core.serving.engine import Engine
 from xlaserve.errors import InvalidRequest
+from xlaserve.transport.bounded_cache import BoundedCache
 from xlaserve.transport.grpc.decoder import TooManyFields
-from xlaserve.transport.grpc.identifiers import model_id, split_binary_lists, vmodel_id
+from xlaserve.transport.grpc.identifiers import (
+    ID_HEADERS,
+    model_id,
+    split_binary_lists,
+    vmodel_id,
+)
 from xlaserve.transport.grpc.infer_codec import DecodedInfer, InferCodec
 from xlaserve.transport.grpc.infer_lane import InferLane, TimedLane, refusal_for
 from xlaserve.transport.grpc.injection import OF_A_MESH, Splice, decode_with, told_to_a_mesh
-from xlaserve.transport.grpc.request_headers import timeout_seconds
 from xlaserve.transport.grpc.wire import MalformedMessage
+from xlaserve.transport.http2.headers import TIMEOUT, RequestKind
 from xlaserve.transport.http2.stream import Buffer, Route, ServerStream
+
+_MAX_LANES = 256
+"""Models, as the headers of a mesh name them, whose lanes a connection keeps."""
+_MAX_KEY_CHARACTERS = 512
 
 
 class InferLanes:
@@ -26,21 +35,52 @@ class InferLanes:
         self, engine: Engine, codec: InferCodec, splice: Splice | None, otherwise: Route
     ) -> None:
         """Without `splice` there is no mesh, and its headers mean nothing."""
+        self._otherwise = otherwise
+        self._lane = InferLane(engine, codec, otherwise)
+        self._mesh = (
+            None if splice is None else _MeshLane(engine, codec, splice, self._lane, otherwise)
+        )
+
+    def __call__(self, kind: RequestKind[Route]) -> Route:
+        """Return the route of the requests with headers of these names."""
+        route: Route = self._lane
+        if self._mesh is not None and any(name.startswith(OF_A_MESH) for name in kind.places):
+            if any(len(kind.places.get(name, ())) > 1 for name in ID_HEADERS):
+                return self._otherwise  # says what is wrong with it
+            route = self._mesh
+        return TimedLane(route) if TIMEOUT in kind.places else route
+
+
+class _MeshLane:
+    """Answers requests for the models that headers name, each in the lane of its model.
+
+    A lane is what headers of certain values are decoded to; no request has two of one name.
+    """
+
+    message_first = True
+
+    def __init__(
+        self, engine: Engine, codec: InferCodec, splice: Splice, lane: InferLane, otherwise: Route
+    ) -> None:
         self._engine = engine
         self._codec = codec
         self._splice = splice
+        self._lane = lane
         self._otherwise = otherwise
-        self._lane = InferLane(engine, codec, otherwise)
+        self._lanes = BoundedCache[tuple[str | None, ...], Route](_MAX_LANES)
+        self.place = lane.place
 
-    def __call__(self, headers: Sequence[tuple[str, str]]) -> Route:
-        """Return the route of the requests with these headers."""
-        route = self._named(headers, self._splice) if self._splice else self._lane
-        seconds = timeout_seconds(headers)
-        return route if seconds is None else TimedLane(route, seconds)
+    def begin(self, stream: ServerStream) -> None:
+        """Begin as the lane of the model does."""
+        key = tuple(map(stream.head.get, ID_HEADERS))
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._find(stream.head.fields)
+            if sum(len(value or "") for value in key) <= _MAX_KEY_CHARACTERS:
+                self._lanes.keep(key, lane)
+        lane.begin(stream)
 
-    def _named(self, headers: Sequence[tuple[str, str]], splice: Splice) -> Route:
-        if not any(name.startswith(OF_A_MESH) for name, _ in headers):
-            return self._lane
+    def _find(self, headers: list[tuple[str, str]]) -> Route:
         metadata = decode_metadata(split_binary_lists(headers))
         try:
             name = model_id(metadata)
@@ -50,7 +90,7 @@ class InferLanes:
             return self._lane
         context = copy_context()
         context.run(bind_contextvars, model_id=name, vmodel_id=vmodel_id(metadata))
-        decode = _NamedDecoder(self._codec, name, splice)
+        decode = _NamedDecoder(self._codec, name, self._splice)
 
         def refusal(error: BaseException) -> GRPCError:
             # Of a copy: a request that is refused at once has begun in the context itself.

@@ -1,35 +1,49 @@
 """What the headers of a request say, checked before grpclib falls silent over them."""
 
-import re
 from base64 import b64decode
 from binascii import Error as Base64Error
 from collections.abc import Sequence
-from types import MappingProxyType
 from typing import TypeAlias
 
 from grpclib.const import Status
 
+from xlaserve.transport.http2.headers import TIMEOUT, read_timeout
+
 Headers: TypeAlias = Sequence[tuple[str, str]]
 
-_TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
-_SECONDS = MappingProxyType({"H": 3600, "M": 60, "S": 1, "m": 1e-3, "u": 1e-6, "n": 1e-9})
+_BINARY = "-bin"
 GRPC = "application/grpc"
 """What the content type of a request begins with."""
 NOT_FOUND = (Status.UNIMPLEMENTED, "Method not found")
 """What is answered to a request for a method that is not there."""
 _NO_SECONDS = 1e-3
-"""A time that is over before anything can be done."""
+
+
+def is_checked(name: str) -> bool:
+    """Tell whether `refusal` looks at the headers of a name."""
+    return name == TIMEOUT or name.endswith(_BINARY)
 
 
 def refusal(headers: Headers) -> tuple[Status, str] | None:
-    """Return the status and the text with which a request is refused, or None."""
-    problem = header_problem(headers)
-    if problem is not None:
-        return problem
-    seconds = timeout_seconds(headers)
-    if seconds is not None and seconds < _NO_SECONDS:
+    """Return the status and the text for headers on which grpclib would fall silent, or None."""
+    least: float | None = None
+    for name, value in headers:
+        if name == TIMEOUT:
+            seconds = _seconds(value)
+            if seconds is None:
+                text = "the grpc-timeout header is not 1 to 8 digits and a unit"
+                return Status.INVALID_ARGUMENT, text
+            least = seconds if least is None else min(least, seconds)
+        elif name.endswith(_BINARY) and not all(map(_is_base64, value.split(","))):
+            return Status.INTERNAL, "a header that ends in -bin is not base64"
+    if least is not None and is_over(least):
         return Status.DEADLINE_EXCEEDED, "the time for the request was over at once"
     return None
+
+
+def is_over(seconds: float) -> bool:
+    """Tell whether a time is over before anything can be done."""
+    return seconds < _NO_SECONDS
 
 
 def refusal_headers(status: Status, text: str) -> Headers:
@@ -51,21 +65,14 @@ def malformed(headers: Headers) -> bool:
     return grpc and found.get("te") != "trailers"
 
 
-def header_problem(headers: Headers) -> tuple[Status, str] | None:
-    """Say what is wrong with request headers on which grpclib would fall silent."""
-    for name, value in headers:
-        if name == "grpc-timeout" and not _TIMEOUT.fullmatch(value):
-            text = "the grpc-timeout header is not 1 to 8 digits and a unit"
-            return Status.INVALID_ARGUMENT, text
-        if name.endswith("-bin") and not all(map(_is_base64, value.split(","))):
-            return Status.INTERNAL, "a header that ends in -bin is not base64"
-    return None
-
-
 def timeout_seconds(headers: Headers) -> float | None:
     """Return how long a request may take, the shortest where it says so more than once."""
-    times = (_TIMEOUT.fullmatch(value) for name, value in headers if name == "grpc-timeout")
-    return min((int(m[1]) * _SECONDS[m[2]] for m in times if m), default=None)
+    times = (_seconds(value) for name, value in headers if name == TIMEOUT)
+    return min((one for one in times if one is not None), default=None)
+
+
+def _seconds(value: str) -> float | None:
+    return read_timeout(value.encode("latin-1", "replace"))
 
 
 def _is_base64(value: str) -> bool:

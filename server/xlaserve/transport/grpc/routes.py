@@ -1,6 +1,6 @@
 """Which way a request goes: to the short lane, to grpclib, or back with a word."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from grpclib.const import Status
@@ -8,9 +8,15 @@ from grpclib.const import Status
 from xlaserve.transport.grpc.compression import ACCEPTED
 from xlaserve.transport.grpc.grpclib_stream import GrpclibConnection, GrpclibRoute
 from xlaserve.transport.grpc.methods import Method
-from xlaserve.transport.grpc.request_headers import NOT_FOUND, refusal, refusal_headers
+from xlaserve.transport.grpc.request_headers import (
+    NOT_FOUND,
+    is_checked,
+    is_over,
+    refusal,
+    refusal_headers,
+)
 from xlaserve.transport.http2.frames import ErrorCode
-from xlaserve.transport.http2.headers import Head, encode_fields
+from xlaserve.transport.http2.headers import TIMEOUT, Head, RequestKind, encode_fields
 from xlaserve.transport.http2.messages import Placement
 from xlaserve.transport.http2.stream import Route, ServerStream
 
@@ -18,15 +24,18 @@ CONTENT_TYPES = frozenset(("application/grpc", "application/grpc+proto"))
 """The content types of requests of gRPC."""
 _HINT = b"This port speaks gRPC (HTTP/2, content-type application/grpc); REST is on another.\n"
 
-Lanes: TypeAlias = Callable[[Sequence[tuple[str, str]]], Route]
-"""Finds a quicker way for the requests of one method, by their headers."""
+Lanes: TypeAlias = Callable[[RequestKind[Route]], Route]
+"""Finds a quicker way for the requests of one method, by the names of their headers."""
 
 LanesFactory: TypeAlias = Callable[[Route], Lanes]
 """Makes the lanes of a connection, over the route that its requests take otherwise."""
 
 
 class Router:
-    """Finds the route of each head of a connection; the same heads are asked for once."""
+    """Finds the route of each kind of request of a connection.
+
+    A kind knows no header that varies. What such headers say is checked for each request.
+    """
 
     def __init__(
         self,
@@ -39,26 +48,46 @@ class Router:
         self._unary = GrpclibRoute(connection, streaming=False)
         self._lanes = {path: make(self._unary) for path, make in lanes.items()}
 
-    def __call__(self, head: Head[Route]) -> Route:
-        """Return the route of the requests that have a head."""
-        fields = dict(head.fields)
+    def __call__(self, kind: RequestKind[Route]) -> Route:
+        """Return the route of the requests of a kind, and have them checked where need be."""
         for wrong, route in _REFUSALS:
-            if wrong(head, fields):
+            if wrong(kind):
                 return route
-        method = self._methods.get(head.path)
-        refused = refusal(head.fields)
-        if method is None or refused is not None:
-            return Refused(*(refused or NOT_FOUND))
+        checked = [name for name in kind.places if is_checked(name)]
+        if checked:
+            is_usual = checked == [TIMEOUT] and len(kind.places[TIMEOUT]) == 1
+            kind.check = _refused_for_time if is_usual else _refused
+        method = self._methods.get(kind.path)
+        if method is None:
+            return Refused(*NOT_FOUND)
         if method.handler.cardinality.client_streaming:
             return self._streaming
-        lanes = self._lanes.get(head.path)
-        return self._unary if lanes is None else lanes(head.fields)
+        lanes = self._lanes.get(kind.path)
+        return self._unary if lanes is None else lanes(kind)
+
+
+def _refused(head: Head[Route]) -> Route | None:
+    """Return where a request goes for what is wrong with its headers; None if nothing is."""
+    names = head.kind.places
+    headers = ((name, value) for name in names if is_checked(name) for value in head.getall(name))
+    refused = refusal(tuple(headers))
+    return None if refused is None else Refused(*refused)
+
+
+def _refused_for_time(head: Head[Route]) -> Route | None:
+    """Return what `_refused` does where nothing but one timeout is checked."""
+    seconds = head.timeout
+    return _refused(head) if seconds is None or is_over(seconds) else None
 
 
 class Answer:
-    """Answers with words of HTTP, for who is at the wrong port."""
+    """Answers with words of HTTP, for who is at the wrong port, once the request has come.
 
-    message_first = False
+    Or as much of it as shows that it is none of gRPC: what is wrong with its frames is told
+    as of any other request (RFC 9113 5.1, 8.1.1), and no body is waited for without an end.
+    """
+
+    message_first = True
     place: Placement | None = None
 
     def __init__(self, status: int, content_type: str, body: bytes) -> None:
@@ -103,16 +132,16 @@ class Malformed:
         stream.reset(ErrorCode.PROTOCOL_ERROR)
 
 
-_REFUSALS: tuple[tuple[Callable[[Head[Route], Mapping[str, str]], bool], Route], ...] = (
+_REFUSALS: tuple[tuple[Callable[[RequestKind[Route]], bool], Route], ...] = (
     (
-        lambda head, _: head.too_large,
+        lambda kind: kind.too_large,
         Answer(431, "text/plain", b"The headers are too large (max_header_bytes).\n"),
     ),
-    (lambda head, _: head.method != "POST", Answer(405, "text/plain", _HINT)),
+    (lambda kind: kind.method != "POST", Answer(405, "text/plain", _HINT)),
     (
-        lambda _, fields: fields.get("content-type") not in CONTENT_TYPES,
+        lambda kind: kind.get("content-type") not in CONTENT_TYPES,
         Answer(415, "text/plain", _HINT),
     ),
-    (lambda _, fields: "te" not in fields, Malformed()),
+    (lambda kind: "te" not in kind.places, Malformed()),
 )
 """What is no request of gRPC, and where it goes; the first that fits counts."""

@@ -9,11 +9,11 @@ from xlaserve.transport.http2.errors import ConnectionFailure
 from xlaserve.transport.http2.flow_control import ReceiveWindows
 from xlaserve.transport.http2.frame_reader import RECEIVE_BYTES, FrameReader, ReceiveBuffer
 from xlaserve.transport.http2.frames import MAX_STREAM_ID, ErrorCode, Setting, goaway, settings
-from xlaserve.transport.http2.header_frames import HeaderFrames, RequestHead
+from xlaserve.transport.http2.header_frames import HeaderFrames, RequestRouter
 from xlaserve.transport.http2.limits import Conduct, Http2Limits, Shared
 from xlaserve.transport.http2.messages import Problem
 from xlaserve.transport.http2.sending import Sender
-from xlaserve.transport.http2.stream import Buffer, Route
+from xlaserve.transport.http2.stream import Buffer
 from xlaserve.transport.http2.streams import Streams
 
 __all__ = ["RECEIVE_BYTES", "ReceiveBuffer", "ServerConnection"]
@@ -28,7 +28,7 @@ class ServerConnection:
     def __init__(
         self,
         limits: Http2Limits,
-        router: Callable[[RequestHead], Route],
+        router: RequestRouter,
         shared: Shared,
         *,
         wake: Callable[[], None] = lambda: None,

@@ -39,6 +39,8 @@ _WORK_BETWEEN_LOOKS = 64
 _WORK_OF_A_REQUEST = 16
 _BYTES_OF_WORK = 16
 """Bytes of a frame which count as much as a frame, where they have to be decoded one by one."""
+_MAX_CONTROL_BYTES = SMALLEST_MAX_FRAME
+"""How long a control frame may be. Longer ones are allowed (4.2), and of no use."""
 _DIRECT_BYTES = 1 << 14
 """From how much on the rest of a DATA frame is received where its message will stay."""
 _LEFT_BYTES = 1 << 14
@@ -205,21 +207,21 @@ class FrameReader:
                     position = following or self._data_frame(
                         flags, stream_id, view, (start, stop, end)
                     )
-            elif stop > end:
-                if not self._too_long(kind, length):
-                    break
-                self._skip = length
-                position = start
-                continue
             else:
+                if stop > end or length > SMALLEST_MAX_FRAME:
+                    if self._skips(kind, length):
+                        self._skip = length
+                        position = start
+                        continue
+                    if stop > end:
+                        break
                 position = stop
                 try:
                     if kind == HEADERS:
-                        work -= _WORK_OF_A_REQUEST
-                        if flags != END_HEADERS or not headers.open_seen(
+                        work -= _WORK_OF_A_REQUEST + length // _BYTES_OF_WORK
+                        if flags != END_HEADERS or not headers.open_next(
                             stream_id, view[start:stop]
                         ):
-                            work -= length // _BYTES_OF_WORK
                             headers.headers(flags, stream_id, view[start:stop])
                     else:
                         work -= length // _BYTES_OF_WORK
@@ -246,13 +248,17 @@ class FrameReader:
         self._greeted = True
         return length
 
-    def _too_long(self, kind: int, length: int) -> bool:
-        """Tell whether a frame is to be skipped; raises for one that could never be right."""
+    def _skips(self, kind: int, length: int) -> bool:
+        """Tell whether a long frame is dropped as it comes; raises where it cannot be taken.
+
+        It would have to wait until it has come whole. The same for one that has, so that what a
+        client may send does not depend on how it is read.
+        """
         if kind > CONTINUATION:
             self._control.unknown(0, 0, self._buffer.view[:0])
             return True
-        longest = self._max_block if kind in {HEADERS, CONTINUATION} else SMALLEST_MAX_FRAME
-        if length > min(longest, RECEIVE_BYTES // 2):  # 10.5.1
+        longest = self._max_block if kind in {HEADERS, CONTINUATION} else _MAX_CONTROL_BYTES
+        if length > min(longest, RECEIVE_BYTES // 2):  # 10.5, 10.5.1
             raise ConnectionFailure(
                 ErrorCode.ENHANCE_YOUR_CALM, f"{length} bytes in a frame of type {kind}"
             )

@@ -13,7 +13,7 @@ from xlaserve.transport.http2.frames import (
     PADDED,
     ErrorCode,
 )
-from xlaserve.transport.http2.headers import HARD_FACTOR, Head, HeaderReader
+from xlaserve.transport.http2.headers import HARD_FACTOR, Head, HeaderReader, RequestKind
 from xlaserve.transport.http2.limits import Conduct, Http2Limits
 from xlaserve.transport.http2.messages import Problem
 from xlaserve.transport.http2.states import Input
@@ -21,6 +21,8 @@ from xlaserve.transport.http2.stream import Route, ServerStream
 from xlaserve.transport.http2.streams import Streams
 
 RequestHead = Head[Route]
+RequestRouter = Callable[[RequestKind[Route]], Route]
+"""Finds the route of the requests of a kind."""
 
 _ON_ITSELF = 0x100
 """Among the flags of HEADERS: the stream depends on itself (RFC 7540 5.3.1)."""
@@ -37,15 +39,14 @@ class HeaderFrames:
     def __init__(
         self,
         limits: Http2Limits,
-        router: Callable[[RequestHead], Route],
+        router: RequestRouter,
         streams: Streams,
         conduct: Conduct,
     ) -> None:
         self._max_block_bytes = limits.max_header_bytes * HARD_FACTOR
-        self._router = router
         self._streams = streams
         self._conduct = conduct
-        self._reader: HeaderReader[Route] = HeaderReader(limits.max_header_bytes)
+        self._reader: HeaderReader[Route] = HeaderReader(limits.max_header_bytes, router)
         self._block: list[bytes] = []
         self._block_flags = 0
         self._block_bytes = 0
@@ -54,22 +55,23 @@ class HeaderFrames:
         self.open_since = 0
         """The tick at which that block began."""
 
-    # Nearly every request is HEADERS with a block that was seen before. The fast path takes it past
-    # the rules that cannot apply; it only accepts, and all else goes through `headers`.
+    # Nearly every request is HEADERS on the next stream, for a route that takes one message. The
+    # fast path takes it past the rules that cannot apply; all else goes through `headers`.
 
-    def open_seen(self, stream_id: int, block: memoryview) -> bool:
-        """Open a stream for a block that was seen before; false when it is not as simple."""
-        head = self._reader.seen(bytes(block))
+    def open_next(self, stream_id: int, block: memoryview) -> bool:
+        """Open a stream for a request; false, with nothing decoded, when it is not as simple."""
         streams = self._streams
         if (
-            head is None
-            or stream_id != streams.highest + 2
+            stream_id != streams.highest + 2
+            or not stream_id & 1  # of a client (5.1.1)
             or len(streams.open) >= streams.max_streams
         ):
             return False
+        head = self._reader.read(bytes(block))
         route = head.route
         if route is None or not route.message_first:
-            return False
+            self._request(stream_id, head, END_HEADERS, Input.HEADERS)
+            return True
         streams.highest = stream_id
         streams.add(stream_id, head, Input.HEADERS)
         return True
@@ -127,7 +129,7 @@ class HeaderFrames:
         if stream is not None:
             self._trailers(stream, block, flags, happening)
             return
-        head = self._reader.seen(block) or self._reader.read(block)
+        head = self._reader.read(block)
         if stream_id <= self._streams.highest:
             self._streams.advance(stream_id, happening)
         else:
@@ -146,8 +148,7 @@ class HeaderFrames:
         if flags & END_STREAM and head.content_length:  # 8.1.1
             raise StreamFailure(stream_id, ErrorCode.PROTOCOL_ERROR, "not the content-length")
         route = head.route
-        if route is None:
-            route = head.route = self._router(head)
+        assert route is not None  # it is not malformed
         stream = streams.add(stream_id, head, happening)
         if not route.message_first:
             stream.begin()

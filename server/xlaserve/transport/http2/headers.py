@@ -1,141 +1,288 @@
-"""Header blocks: read with the hpack library and checked, or written as constant bytes."""
+"""The headers of requests: recognised by what repeats, and read where they vary; and of answers."""
 
-import re
-from collections.abc import Iterable
-from typing import Any, Generic, TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Generic, TypeAlias, TypeVar
 
-from hpack import Decoder
-from hpack.exceptions import HPACKError, OversizedHeaderListError
-
+from xlaserve.transport.bounded_cache import BoundedCache
 from xlaserve.transport.http2.errors import ConnectionFailure
 from xlaserve.transport.http2.frames import ErrorCode
+from xlaserve.transport.http2.hpack import (
+    PSEUDO,
+    BlockTooLarge,
+    Decoder,
+    Field,
+    MalformedBlock,
+    is_bad_value,
+    list_size,
+    name_problem,
+    token_of,
+    value_of,
+)
 
 Fields: TypeAlias = list[tuple[str, str]]
 """Names and values; every character stands for one byte (ISO 8859-1)."""
 
 R = TypeVar("R")
-"""What an application makes of a head, once for all requests that have the same."""
+"""What an application makes of a kind of requests, once for all of them."""
 
 HARD_FACTOR = 4
 """Past the limit a request is refused; at so many times it, the connection ends."""
 
-_MAX_CACHED_BLOCKS = 64
-_MAX_CACHED_BYTES = 1024
+_MAX_KINDS = 64
+_MAX_KIND_BYTES = 2048
+_MAX_BLOCKS = 64
+_MAX_BLOCK_BYTES = 1024
+_MAX_BLOCK_LIST_BYTES = 4096
 _MAX_WRITTEN = 256
+"""The most of everything that is remembered of a connection."""
 
-_NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
-_BAD_VALUE = re.compile(rb"[\x00\r\n]")
-"""Spaces at the ends, which RFC 9113 forbids, are let through: gRPC clients send ids with them."""
-_PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
-_OF_A_CONNECTION = frozenset(
-    (b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade")
-)
+TIMEOUT = "grpc-timeout"
+_SECONDS = MappingProxyType({b"H": 3600, b"M": 60, b"S": 1, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9})
+_MAX_TIMEOUT_DIGITS = 8
+
+
+class RequestKind(Generic[R]):
+    """What requests have in common that differ only in values which decide nothing.
+
+    It knows the names of all headers, and the values of those that decide (`hpack.DECIDING`). No
+    other value is kept with it, and nothing that follows from one.
+    """
+
+    __slots__ = (
+        "_deciding",
+        "check",
+        "content_length",
+        "method",
+        "path",
+        "places",
+        "problem",
+        "route",
+        "too_large",
+    )
+
+    def __init__(self, found: Sequence[Field], *, too_large: bool = False) -> None:
+        places: dict[str, tuple[int, ...]] = {}
+        for place, (_, _, _, name) in enumerate(found):
+            places[name.text] = (*places.get(name.text, ()), place)
+        self.places: Mapping[str, tuple[int, ...]] = places
+        """Where the headers of each name are."""
+        self._deciding = {
+            name.text: value.decode("latin-1") for _, value, _, name in found if name.decides
+        }
+        self.method = self._deciding.get(":method", "")
+        self.path = self._deciding.get(":path", "")
+        self.too_large = too_large
+        """Whether there is more than the limit of it."""
+        self.content_length: int | None = None
+        self.problem = _problem(found) or self._read_length(found)
+        """Why its requests are malformed (RFC 9113, 8.1.1), if they are."""
+        self.route: R | None = None
+        """Where its requests go; None for malformed ones."""
+        self.check: Callable[[Head[R]], R | None] | None = None
+        """Called for each request: returns where it goes instead for what its headers say."""
+
+    def get(self, name: str) -> str | None:
+        """Return the value of a header that decides; None where it is not there, or varies."""
+        return self._deciding.get(name)
+
+    def _read_length(self, found: Sequence[Field]) -> str | None:
+        lengths = {found[place][1] for place in self.places.get("content-length", ())}
+        if not lengths:
+            return None
+        length = lengths.pop()
+        if lengths or not length.isdigit() or len(length) >= 20:
+            return "a content-length that is no number, or more than one"
+        self.content_length = int(length)
+        return None
 
 
 class Head(Generic[R]):
-    """The header section of a request."""
+    """The headers of a request: its kind, and the values of its own, decoded when asked for."""
 
-    __slots__ = ("content_length", "fields", "method", "path", "problem", "route", "too_large")
+    __slots__ = ("content_length", "found", "kind", "route", "timeout")
 
-    def __init__(self, fields: Fields) -> None:
-        self.fields = fields
-        self.method = ""
-        self.path = ""
-        self.content_length: int | None = None
-        self.problem: str | None = None
-        """Why it is malformed (RFC 9113, 8.1.1), if it is."""
-        self.too_large = False
-        self.route: R | None = None
+    def __init__(self, kind: RequestKind[R], found: Sequence[Field]) -> None:
+        self.kind = kind
+        self.found = found
+        self.content_length = kind.content_length
+        self.route = kind.route
+        """Where the request goes; None for a malformed one."""
+        self.timeout = self._least_timeout() if TIMEOUT in kind.places else None
+        """How many seconds it may take, the least where it says so more than once; None where it
+        does not (gRPC over HTTP/2, Timeout)."""
+
+    @property
+    def method(self) -> str:
+        """Return the method."""
+        return self.kind.method
+
+    @property
+    def path(self) -> str:
+        """Return the path."""
+        return self.kind.path
+
+    @property
+    def problem(self) -> str | None:
+        """Say why the request is malformed (RFC 9113, 8.1.1); None if it is not."""
+        return self.kind.problem
+
+    @property
+    def too_large(self) -> bool:
+        """Tell whether there is more of it than the limit."""
+        return self.kind.too_large
+
+    @property
+    def fields(self) -> Fields:
+        """Return all names and values in their order, pseudo-headers among them."""
+        return [(name.text, value.decode("latin-1")) for _, value, _, name in self.found]
+
+    def get(self, name: str) -> str | None:
+        """Return the value of a header, its name in lower case; None where it is not there.
+
+        Several values are joined with commas (RFC 9110, 5.3).
+        """
+        places = self.kind.places.get(name)
+        if places is None:
+            return None
+        if len(places) == 1:
+            return self.found[places[0]][1].decode("latin-1")
+        return ", ".join(self.getall(name))
+
+    def getall(self, name: str) -> list[str]:
+        """Return the value of each header of a name."""
+        found = self.found
+        return [found[place][1].decode("latin-1") for place in self.kind.places.get(name, ())]
+
+    def _least_timeout(self) -> float | None:
+        values = map(value_of, map(self.found.__getitem__, self.kind.places[TIMEOUT]))
+        return min((one for one in map(read_timeout, values) if one is not None), default=None)
+
+
+def read_timeout(value: bytes) -> float | None:
+    """Return the seconds of a `grpc-timeout`, up to eight digits and a unit; None for others."""
+    digits, unit = value[:-1], _SECONDS.get(value[-1:])
+    if unit is None or not digits.isdigit() or len(digits) > _MAX_TIMEOUT_DIGITS:
+        return None
+    return int(digits) * unit
 
 
 class HeaderReader(Generic[R]):
     """Reads the header blocks of one connection, in their order.
 
-    A block that was seen before is not decoded again, as long as the dynamic table is the one
-    that it was decoded with.
+    Equal blocks are not decoded again as long as the table means the same. Of others whose kind
+    is known, the values alone are read.
     """
 
-    def __init__(self, max_bytes: int) -> None:
-        self._decoder = Decoder(max_header_list_size=max_bytes * HARD_FACTOR)
+    def __init__(
+        self, max_bytes: int, router: Callable[[RequestKind[R]], R | None] = lambda kind: None
+    ) -> None:
+        """`router` finds the route of a kind, and may give it a check; it is asked once."""
+        self._decoder = Decoder(max_bytes * HARD_FACTOR)
         self._max_bytes = max_bytes
+        self._router = router
+        self._kinds = BoundedCache[tuple[str, ...], RequestKind[R]](_MAX_KINDS)
         self._seen: dict[bytes, Head[R]] = {}
-
-    def seen(self, block: bytes) -> Head[R] | None:
-        """Return what `read` returned for the same bytes, if that still holds."""
-        return self._seen.get(block)
+        self._dependent: list[bytes] = []
+        """Those of the blocks seen that refer to the dynamic table."""
+        self._once: set[bytes] = set()
+        """Blocks that have come once. One that never comes again would only take the place."""
 
     def read(self, block: bytes) -> Head[R]:
         """Return the head of a request; a malformed one says so in `problem`.
 
         Raises ConnectionFailure where the block cannot be decoded: the table is lost with it.
         """
-        before = self._table()
-        raw = self._decode(block)
-        changed = self._table() != before
-        head = _head(raw)
-        head.too_large = sum(len(name) + len(value) + 32 for name, value in raw) > self._max_bytes
-        if changed or len(self._seen) >= _MAX_CACHED_BLOCKS:
-            self._seen.clear()
-        if not changed and head.problem is None and len(block) <= _MAX_CACHED_BYTES:
-            self._seen[block] = head
+        head = self._seen.get(block)
+        if head is not None:
+            return head
+        decoder = self._decoder
+        changes = decoder.changes
+        found = self._decode(block)
+        size = list_size(found)
+        kind = self._kinds.get(tuple(map(token_of, found)))
+        if kind is None or size > self._max_bytes:
+            kind = self._make_kind(found, size)
+        head = Head(kind, found)
+        if kind.check is not None:
+            head.route = kind.check(head) or head.route
+        if decoder.changes != changes:
+            self._drop_dependent()
+        elif len(block) <= _MAX_BLOCK_BYTES:
+            if block in self._once:
+                self._keep(block, head, size)
+            else:
+                if len(self._once) >= _MAX_BLOCKS:
+                    self._once.clear()
+                self._once.add(block)
         return head
-
-    def _table(self) -> tuple[int, int, int]:
-        """Return what differs when a block has changed the table: each entry is a new object."""
-        entries = self._decoder.header_table.dynamic_entries
-        newest = id(entries[0]) if entries else 0
-        return len(entries), newest, self._decoder.header_table.maxsize
 
     def read_trailers(self, block: bytes) -> str | None:
         """Decode the trailers of a request, and say what is wrong with them."""
-        self._seen.clear()  # they may have changed the table
-        for name, value in self._decode(block):
-            if name in _PSEUDO or name[:1] == b":":
+        changes = self._decoder.changes
+        found = self._decode(block)
+        if self._decoder.changes != changes:
+            self._drop_dependent()
+        for _, value, _, name in found:
+            if name.octets[:1] == b":":
                 return "a pseudo-header in the trailers"
-            problem = _field_problem(name, value)
+            problem = _field_problem(name.octets, value)
             if problem:
                 return problem
         return None
 
-    def _decode(self, block: bytes) -> list[tuple[bytes, bytes]]:
+    def _decode(self, block: bytes) -> list[Field]:
         try:
-            return list(self._decoder.decode(block, raw=True))
-        except OversizedHeaderListError as error:
+            return self._decoder.decode(block)
+        except BlockTooLarge as error:
             limit = f"header lists of {self._max_bytes * HARD_FACTOR} bytes (max_header_bytes)"
             raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, f"too much for {limit}") from error
-        except (HPACKError, IndexError, ValueError) as error:
+        except MalformedBlock as error:
             raise ConnectionFailure(
-                ErrorCode.COMPRESSION_ERROR, "a header block that is not HPACK"
+                ErrorCode.COMPRESSION_ERROR, f"a header block that is not HPACK: {error}"
             ) from error
 
+    def _make_kind(self, found: Sequence[Field], size: int) -> RequestKind[R]:
+        kind: RequestKind[R] = RequestKind(found, too_large=size > self._max_bytes)
+        if kind.problem is None:
+            kind.route = self._router(kind)
+            tokens = tuple(map(token_of, found))
+            if not kind.too_large and sum(map(len, tokens)) <= _MAX_KIND_BYTES:
+                self._kinds.keep(tokens, kind)
+        return kind
 
-def _head(raw: list[tuple[bytes, bytes]]) -> Head[Any]:
-    head: Head[Any] = Head([(n.decode("latin-1"), v.decode("latin-1")) for n, v in raw])
-    head.problem = _problem(raw)
-    if head.problem is None:
-        found = dict(head.fields)
-        head.method, head.path = found[":method"], found[":path"]
-        lengths = {value for name, value in head.fields if name == "content-length"}
-        if lengths:
-            length = lengths.pop()
-            if not lengths and length.isascii() and length.isdigit() and len(length) < 20:
-                head.content_length = int(length)
-            else:
-                head.problem = "a content-length that is no number, or more than one"
-    return head
+    def _keep(self, block: bytes, head: Head[R], size: int) -> None:
+        """Know a block again."""
+        if head.problem is not None or size > _MAX_BLOCK_LIST_BYTES:
+            return
+        if len(self._seen) >= _MAX_BLOCKS:
+            self._seen.clear()
+            self._dependent.clear()
+        self._seen[block] = head
+        if self._decoder.refers(head.found):
+            self._dependent.append(block)
+
+    def _drop_dependent(self) -> None:
+        """Forget the blocks that may mean something else (RFC 7541, 2.3.2), and no others."""
+        if self._dependent:
+            for block in self._dependent:
+                del self._seen[block]
+            self._dependent.clear()
+        self._once.clear()
 
 
-def _problem(raw: list[tuple[bytes, bytes]]) -> str | None:
+def _problem(found: Iterable[Field]) -> str | None:
     """Say why a request is malformed (RFC 9113, 8.2 and 8.3), or None."""
     pseudo: dict[bytes, bytes] = {}
     regular = False
-    for name, value in raw:
+    for _, value, _, field_name in found:
+        name = field_name.octets
         if name[:1] == b":":
             if regular:
                 return "a pseudo-header behind a header"
-            if name in pseudo or name not in _PSEUDO:
+            if name in pseudo or name not in PSEUDO:
                 return "a pseudo-header that is unknown, or there twice"
-            if _BAD_VALUE.search(value):
+            if is_bad_value(value):
                 return "a pseudo-header with a character that is not allowed"
             pseudo[name] = value
         else:
@@ -149,13 +296,12 @@ def _problem(raw: list[tuple[bytes, bytes]]) -> str | None:
 
 
 def _field_problem(name: bytes, value: bytes) -> str | None:
-    if not _NAME.fullmatch(name):
-        return "a header name that is not in lower case, or has a character that is not allowed"
-    if _BAD_VALUE.search(value):
-        return "a header value with a character that is not allowed"
-    if name in _OF_A_CONNECTION or (name == b"te" and value != b"trailers"):
-        return "a header that is about the connection"
-    return None
+    problem = name_problem(name)
+    if problem is None and is_bad_value(value):
+        problem = "a header value with a character that is not allowed"
+    if problem is None and name == b"te" and value != b"trailers":
+        problem = "a header that is about the connection"
+    return problem
 
 
 # --- what we send ------------------------------------------------------------------------------
@@ -173,7 +319,7 @@ class HeaderWriter:
         block = self._written.get(key)
         if block is None:
             block = encode_fields(key)
-            if len(self._written) < _MAX_WRITTEN and len(block) <= _MAX_CACHED_BYTES:
+            if len(self._written) < _MAX_WRITTEN and len(block) <= _MAX_BLOCK_BYTES:
                 self._written[key] = block
         return block
 

@@ -33,7 +33,8 @@ class Http2Limits:
     preface_seconds: float = 5.0
     message_seconds: float = 30.0
     max_work: int = 1024
-    """Frames that are handled in one pass; a request counts as sixteen of them."""
+    """Frames that are handled in one pass; a request counts as sixteen of them, and its header
+    block, where it has to be decoded, as one more for each sixteen bytes."""
 
 
 @dataclass(frozen=True, slots=True)

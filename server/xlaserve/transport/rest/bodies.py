@@ -8,7 +8,7 @@ import numpy as np
 from aiohttp import ClientPayloadError, StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from xlaserve.errors import BodyTimeout, InvalidBody, TooLarge
+from xlaserve.errors import BodyTimeout, InvalidBody, ShuttingDown, TooLarge
 from xlaserve.transport.rest import compression
 from xlaserve.transport.rest.held import Held
 from xlaserve.transport.rest.threads import OffLoop
@@ -19,6 +19,8 @@ _FIRST_BYTES = 64 << 10
 _AROUND_A_BODY = 64 << 10
 _AROUND_A_CHUNK = 32
 """What may come besides the bytes of a body in chunks: sizes, line ends, extensions, trailers."""
+_STALL_SECONDS = 1.0
+"""How long a server that drains waits for the next bytes of a body."""
 _FAULTS = (web.RequestPayloadError, ClientPayloadError, HttpProcessingError)
 
 
@@ -38,6 +40,20 @@ class BodyReader:
     def __init__(self, limits: BodyLimits, threads: OffLoop) -> None:
         self._limits = limits
         self._threads = threads
+        self._is_draining = False
+        self._timeouts: set[asyncio.Timeout] = set()
+        """Those of the bodies that are being read."""
+
+    def drain(self) -> None:
+        """Refuse each body from now on as soon as nothing of it comes for a second."""
+        self._is_draining = True
+        for timeout in self._timeouts:
+            self._expect_more(timeout)
+
+    def _expect_more(self, timeout: asyncio.Timeout) -> None:
+        if self._is_draining:
+            stalled = asyncio.get_running_loop().time() + _STALL_SECONDS
+            timeout.reschedule(stalled)
 
     async def read(
         self, request: web.BaseRequest, held: Held, waited_seconds: float = 0.0
@@ -46,7 +62,8 @@ class BodyReader:
 
         What is held is counted, and is for the caller to end. Raises TooLarge before a byte of a
         body is read that announces more than the limit, BudgetExhausted where there is no memory
-        in time, BodyTimeout, InvalidBody or UnsupportedEncoding.
+        in time, BodyTimeout, InvalidBody, UnsupportedEncoding, or ShuttingDown where the server
+        drains and the body does not come.
         """
         if not request.body_exists:
             return memoryview(b"")
@@ -56,20 +73,31 @@ class BodyReader:
             self._raise_too_large()
         await _let_it_come(request)
         timeout = asyncio.timeout(self._limits.timeout_seconds - waited_seconds)
+        body = await self._receive_in_time(request.content, length, held, timeout)
+        if coding == compression.IDENTITY:
+            return body
+        return await self._inflate(coding, body, held)
+
+    async def _receive_in_time(
+        self, content: StreamReader, length: int | None, held: Held, timeout: asyncio.Timeout
+    ) -> memoryview:
         try:
             async with timeout:
-                body = await self._receive(request.content, length, held, timeout)
+                self._timeouts.add(timeout)
+                self._expect_more(timeout)
+                return await self._receive(content, length, held, timeout)
         except TimeoutError:
             if not timeout.expired():
                 raise
             if held.is_waiting:
                 raise held.refusal("the body", length or 0) from None
+            if self._is_draining:
+                raise ShuttingDown from None
             raise BodyTimeout(self._limits.timeout_seconds) from None
         except _FAULTS as error:
             raise InvalidBody(f"the body is broken: {error}") from error
-        if coding == compression.IDENTITY:
-            return body
-        return await self._inflate(coding, body, held)
+        finally:
+            self._timeouts.discard(timeout)
 
     async def _receive(
         self, content: StreamReader, length: int | None, held: Held, timeout: asyncio.Timeout
@@ -87,6 +115,7 @@ class BodyReader:
         while piece:
             whole[filled : filled + len(piece)] = piece
             filled += len(piece)
+            self._expect_more(timeout)
             piece = await content.readany()
         return whole[:filled]
 
@@ -104,7 +133,7 @@ class BodyReader:
         around = _AROUND_A_BODY + self._limits.max_chunks * _AROUND_A_CHUNK
         held.bound_wire(self._limits.max_bytes + around, overrun)
         try:
-            return await self._receive_chunks(content, held)
+            return await self._receive_chunks(content, held, timeout)
         except asyncio.CancelledError:
             if not overran:
                 raise
@@ -115,7 +144,9 @@ class BodyReader:
         finally:
             held.unbound_wire()
 
-    async def _receive_chunks(self, content: StreamReader, held: Held) -> memoryview:
+    async def _receive_chunks(
+        self, content: StreamReader, held: Held, timeout: asyncio.Timeout
+    ) -> memoryview:
         whole, chunks, reserved = bytearray(), 0, _FIRST_BYTES
         await held.reserve(reserved)
         while True:
@@ -128,6 +159,8 @@ class BodyReader:
                 more = max(len(whole) + len(piece), reserved * 3 // 2) - reserved
                 held.grow(more)
                 reserved += more
+            if piece:
+                self._expect_more(timeout)
             whole += piece
             chunks += ends_chunk
             if len(whole) > self._limits.max_bytes:

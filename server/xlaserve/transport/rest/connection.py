@@ -1,4 +1,7 @@
-"""An HTTP connection: aiohttp's, with a short lane for requests whose heads are known."""
+"""An HTTP connection: aiohttp's, with a fast path for requests whose header block is known.
+
+`states.py` says which of the two has the bytes that come, and how they change hands.
+"""
 
 import asyncio
 from http import HTTPStatus
@@ -10,10 +13,12 @@ from aiohttp.web_protocol import RequestHandler
 
 from xlaserve.core.server import NAME
 from xlaserve.core.serving.ledger import Ledger
+from xlaserve.transport.rest.aiohttp_connection import AiohttpConnection
 from xlaserve.transport.rest.edge import error_response
+from xlaserve.transport.rest.fast_path import FastPath, head_of
 from xlaserve.transport.rest.heads import Heads, size_of
 from xlaserve.transport.rest.held import Held
-from xlaserve.transport.rest.lane import Lane, head_of
+from xlaserve.transport.rest.states import Input, State
 
 _FULL = b'{"error":"too many HTTP connections are open (max_http_connections), try again"}'
 
@@ -21,10 +26,10 @@ _log = structlog.get_logger("http")
 
 
 class Beginning(NamedTuple):
-    """How a request began."""
+    """How a request of the general path began."""
 
     head: bytes
-    """Empty where it is not known."""
+    """Its header block; empty where it is not known."""
     waited_seconds: float
     """How long its body was waited for before aiohttp had the first of it."""
 
@@ -39,44 +44,47 @@ class Server(web.Server):
         heads: Heads,
         body_seconds: float,
         ledger: Ledger,
+        handler_cancellation: bool,
         **options: object,
     ) -> None:
-        super().__init__(*arguments, **options)  # type: ignore[arg-type]
+        super().__init__(*arguments, handler_cancellation=handler_cancellation)  # type: ignore[arg-type]
+        self._options = options
         self.max_connections = max_connections
         self.heads = heads
         self.body_seconds = body_seconds
         self.ledger = ledger
+        self.is_draining = False
+        """Whether every answer is the last one of its connection."""
 
     def __call__(self) -> RequestHandler:
-        return Connection(self, loop=self._loop, **self._kwargs)
+        return Connection(self, self._options)
 
 
-class Connection(RequestHandler):
-    """A connection whose faults are answered as `{"error": text}` too.
-
-    Of what is aiohttp's own it uses `_waiter`, the future for which the connection waits while it
-    has no request; `_process_keepalive`, which closes it then after a while; and
-    `_next_keepalive_close_time`, when that is.
-    """
+class Connection(AiohttpConnection):
+    """A connection whose faults are answered as `{"error": text}` too."""
 
     held: Held
-    """What the connection holds; absent from one that is over the limit."""
-    _lane: Lane | None = None
-    _received = 0
-    """Bytes that aiohttp was given, counted from where a request began."""
-    _size: int | None = 0
-    """How many bytes that request has; None where that is not known, or not yet."""
-    _head = b""
-    """Its head, until aiohttp has read it."""
+    """What the connection holds; absent from one that is refused."""
+
+    def __init__(self, server: Server, options: dict[str, object]) -> None:
+        super().__init__(server, loop=asyncio.get_running_loop(), **options)  # type: ignore[arg-type]
+        self._server = server
+        self._fast: FastPath | None = None
+        """None where the connection is refused or lost."""
+        self._received = 0
+        """Bytes that aiohttp was given, counted from where its request began."""
+        self._size: int | None = None
+        """How many bytes that request has; None where that is not known, or not yet."""
+        self._head = b""
+        """Its header block, until aiohttp has read it."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        server = self._manager
-        assert isinstance(server, Server)
+        server = self._server
         transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
         if len(server.connections) < server.max_connections:
             self.held = Held(server.ledger.open(), transport)
             super().connection_made(transport)
-            self._lane = Lane(server.heads.plans, self, transport, server.body_seconds)
+            self._fast = FastPath(server.heads.plans, self, transport, server.body_seconds)
             return
         head = (
             "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
@@ -85,76 +93,107 @@ class Connection(RequestHandler):
         transport.write(head.encode() + _FULL)
         transport.close()
 
-    def data_received(self, data: bytes) -> None:
-        lane, waiter = self._lane, self._waiter
-        if not data:
-            # aiohttp itself calls so, to go on with the bytes that it has.
-            super().data_received(data)
-        elif lane is not None and lane.busy:
-            lane.receive(data)
-        elif self._received != self._size:
-            self.held.arrived(len(data))
-            self._received += len(data)
-            super().data_received(data)
-        elif lane is not None and waiter is not None and not waiter.done():
-            lane.receive(data)
-        else:
-            self.otherwise(data)
+    # --- bytes ---
 
-    def otherwise(self, data: bytes) -> None:
-        """Let aiohttp have bytes that begin where a request does."""
+    def data_received(self, data: bytes) -> None:
+        fast = self._fast
+        if fast is None or not data:
+            # Without bytes it is aiohttp that calls, to go on with those that it has.
+            super().data_received(data)
+            return
+        state = fast.state
+        if state is State.ANSWERING:
+            fast.change(Input.GENERAL_DONE if self.awaits_request else Input.UNFRAMED)
+            state = fast.state
+        if state < State.GENERAL:
+            fast.receive(data)
+        elif state in _READING:
+            self.held.arrived(len(data))
+            if state is State.GENERAL:
+                self._received += len(data)
+                self._count(fast)
+            super().data_received(data)
+
+    def take_over(self, data: bytes) -> None:
+        """Give aiohttp bytes that begin where a request does."""
         self._received, self._size, self._head = len(data), None, head_of(data)
         super().data_received(data)
 
     def begin(self, request: web.BaseRequest) -> Beginning:
         """Return what is known of a request that aiohttp has begun."""
+        fast = self._fast
+        if fast is None or fast.state is not State.GENERAL:
+            return Beginning(b"", 0.0)
         head, self._head = self._head, b""
         self._size = size_of(head, request)
-        waited = 0.0
-        if self._lane is not None:
-            waited, self._lane.waited_seconds = self._lane.waited_seconds, 0.0
-        return Beginning(head if self._size is not None else b"", waited)
+        if self._size is None:
+            fast.change(Input.UNFRAMED)
+            head = b""
+        else:
+            self._count(fast)
+        return Beginning(head, fast.take_waited_seconds())
 
-    # --- the time it has ---
+    def _count(self, fast: FastPath) -> None:
+        """Find out whether aiohttp has all bytes of its request, or more."""
+        if self._size is None or self._received < self._size:
+            return
+        whole = self._received == self._size
+        fast.change(Input.GENERAL_WHOLE if whole else Input.UNFRAMED)
+
+    # --- the time it has, and the pace of its client ---
+
+    @property
+    def is_draining(self) -> bool:
+        """Tell whether the next answer is the last one."""
+        return self._server.is_draining
+
+    @property
+    def is_in_use(self) -> bool:
+        """Tell whether the fast path has a request, or an answer that is not sent."""
+        return self._fast is not None and self._fast.state in _IN_USE
 
     def answered(self) -> None:
-        """Let the time begin anew in which the next request must come."""
-        self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
-
-    def _process_keepalive(self) -> None:
-        if self._lane is not None and not self._lane.is_idle:
-            self.answered()
-        super()._process_keepalive()
+        """Have the time begin anew in which the next request must come."""
+        self.restart_idle_time()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._lane is not None:
+        if self._fast is not None:
             self.held.pause()
-            self._lane.pause()
+            self._fast.change(Input.PAUSE)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._lane is not None:
+        if self._fast is not None:
             self.held.resume()
-            self._lane.resume()
+            self._fast.resume()
 
     # --- the end ---
 
-    def close(self) -> None:
-        if self._lane is not None:
-            self._lane.hand_over()
-            self._lane.closing = True
-        super().close()
+    def drain(self) -> None:
+        """Have a body that has not come be waited for no longer than a drain waits."""
+        if self._fast is not None:
+            self._fast.hand_over()
 
-    async def shutdown(self, timeout: float | None = 15.0) -> None:
-        if self._lane is not None:
-            await self._lane.end(timeout)
-        await super().shutdown(timeout)
+    def close_idle(self) -> None:
+        """Close the connection if no request is in flight on it."""
+        fast = self._fast
+        if fast is None:
+            return
+        idle = fast.state in _IDLE or (fast.state in _GENERAL and self.awaits_request)
+        if idle:
+            fast.end(Input.CLOSE)
+            self.force_close()
+
+    def abort(self) -> None:
+        """Cut the connection off; what is in flight on it is cancelled."""
+        if self._fast is not None:
+            self._fast.abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        if self._lane is not None:
-            self._lane.cancel()
-            self._lane = None
+        if self._fast is not None:
+            self._fast.end(Input.LOST)
+            self._fast = None
             self.held.close()
         super().connection_lost(exc)
 
@@ -176,3 +215,10 @@ class Connection(RequestHandler):
         )
         response.force_close()
         return response
+
+
+_IDLE = frozenset({State.IDLE, State.BLOCKED})
+_READING = frozenset({State.GENERAL, State.ADOPTED})
+_GENERAL = frozenset({State.GENERAL, State.ANSWERING, State.ADOPTED})
+_IN_USE = frozenset({State.RECEIVING, State.EXECUTING, State.QUEUED, State.BLOCKED})
+"""States in which aiohttp knows nothing of what the connection is kept for."""

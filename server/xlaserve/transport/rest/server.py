@@ -17,6 +17,7 @@ from xlaserve.errors import CrossSiteRequest, XlaserveError
 from xlaserve.transport.rest import compression
 from xlaserve.transport.rest.bodies import BodyLimits, BodyReader
 from xlaserve.transport.rest.connection import Connection, Server
+from xlaserve.transport.rest.drain import Drain
 from xlaserve.transport.rest.edge import error_response, translate_errors
 from xlaserve.transport.rest.heads import Heads
 from xlaserve.transport.rest.messages import JOINED_BYTES, HttpRequest, HttpResponse
@@ -57,12 +58,13 @@ class HttpServer:
         self._threads = OffLoop(threads)
         self._bodies = BodyReader(limits.body, self._threads)
         self._heads = Heads(limits.max_heads, limits.body.max_bytes)
-        self._runner: web.ServerRunner | None = None
+        self._server: Server | None = None
+        self._drain: Drain | None = None
 
     async def listen(self, listening: socket.socket, *, backlog: int) -> None:
         """Serve the connections of a socket that is bound and listens."""
         limits = self._limits
-        server = Server(
+        self._server = Server(
             self._respond,
             max_connections=limits.max_connections,
             heads=self._heads,
@@ -77,23 +79,18 @@ class HttpServer:
             max_field_size=limits.max_header_bytes,
             read_bufsize=_READ_BYTES,
         )
-        self._runner = web.ServerRunner(server, handle_signals=False)
-        await self._runner.setup()
-        await web.SockSite(self._runner, listening, backlog=backlog).start()
+        self._drain = await Drain.prepare(self._server, self._bodies, listening, backlog)
 
     async def drain(self, seconds: float) -> None:
-        """Take no new connections, let requests in progress end within the time, and stop."""
-        if self._runner is None:
-            return
-        self._runner._shutdown_timeout = seconds
-        await self._runner.cleanup()
-        self._runner = None
+        """Take no new connections, let requests in flight end within the time, and stop."""
+        drain, self._drain = self._drain, None
+        if drain is not None:
+            await drain.run(seconds)
 
     @property
     def connections(self) -> int:
         """Return how many connections are open."""
-        server = self._runner.server if self._runner else None
-        return len(server.connections) if server else 0
+        return len(self._server.connections) if self._server else 0
 
     async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
         method, path = request.method, request.raw_path
@@ -148,14 +145,22 @@ class HttpServer:
         size, parts = answer.size, answer.parts
         headers = {"Content-Type": answer.content_type, "Server": NAME, **answer.headers}
         if request.method == "HEAD" or size > JOINED_BYTES:
-            response = web.StreamResponse(status=answer.status, headers=headers)
-            response.content_length = size
-            await response.prepare(request)
+            stream = web.StreamResponse(status=answer.status, headers=headers)
+            stream.content_length = size
+            self._close_after(stream)
+            await stream.prepare(request)
             if request.method != "HEAD":
                 for part in parts:
-                    await response.write(part)
-            return response
-        return web.Response(status=answer.status, headers=headers, body=b"".join(parts))
+                    await stream.write(part)
+            return stream
+        response = web.Response(status=answer.status, headers=headers, body=b"".join(parts))
+        self._close_after(response)
+        return response
+
+    def _close_after(self, response: web.StreamResponse) -> None:
+        """Say `Connection: close` in the last answers of a server that drains (RFC 9112, 9.6)."""
+        if self._server is not None and self._server.is_draining:
+            response.force_close()
 
     async def _compress(self, coding: str, answer: HttpResponse) -> HttpResponse:
         pack = partial(compression.deflate, coding, answer.parts)

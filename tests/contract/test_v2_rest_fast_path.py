@@ -1,4 +1,4 @@
-"""The KServe compatible RESTful API in the short lane: the same bytes as the ordinary way answers.
+"""The KServe compatible RESTful API in the fast path: the same bytes as the general path answers.
 
 Every request is sent twice; the server knows the head of the second, and reads no header of it.
 """
@@ -58,16 +58,16 @@ def address(server: RunningServer) -> str:
 
 
 @pytest.fixture
-def ordinary(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """What went the ordinary way."""
+def general(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What went the general path."""
     noted: list[bytes] = []
-    otherwise = Connection.otherwise
+    take_over = Connection.take_over
 
     def note(self: Connection, data: bytes) -> None:
         noted.append(data)
-        otherwise(self, data)
+        take_over(self, data)
 
-    monkeypatch.setattr(Connection, "otherwise", note)
+    monkeypatch.setattr(Connection, "take_over", note)
     return noted
 
 
@@ -165,8 +165,8 @@ async def answer(client: Client, request: bytes) -> tuple[list[str], bytes]:
 
 
 @pytest.mark.parametrize("accepted", ["", "gzip, deflate"])
-async def test_every_request_is_answered_byte_for_byte_as_the_ordinary_way_does(
-    address: str, ordinary: list[bytes], accepted: str
+async def test_every_request_is_answered_byte_for_byte_as_the_general_path_does(
+    address: str, general: list[bytes], accepted: str
 ) -> None:
     async with connect(address) as client:
         for case in CASES:
@@ -174,16 +174,16 @@ async def test_every_request_is_answered_byte_for_byte_as_the_ordinary_way_does(
             request = Case(case.name, case.body, case.path, headers).request
             # Nobody else has sent a head like it.
             request = request.replace(b"Host: test", f"Host: {case.name}".encode())
-            ordinary.clear()
+            general.clear()
             first = await answer(client, request)
-            assert 1 == len(ordinary), case
+            assert 1 == len(general), case
             second = await answer(client, request)
-            assert 1 == len(ordinary), case
+            assert 1 == len(general), case
             assert first == second, case
 
 
-async def test_what_is_wrong_with_the_length_of_the_json_never_has_the_lane(
-    address: str, ordinary: list[bytes]
+async def test_what_is_wrong_with_the_length_of_the_json_never_has_the_fast_path(
+    address: str, general: list[bytes]
 ) -> None:
     """Whether there is such a model matters more."""
     known = Case("", b"{}", headers=[(LENGTH, "many")]).request
@@ -192,10 +192,10 @@ async def test_what_is_wrong_with_the_length_of_the_json_never_has_the_lane(
         statuses = [(await client.ask(request)).status for request in (known, unknown) * 2]
 
     assert [400, 404, 400, 404] == statuses
-    assert 4 == len(ordinary)
+    assert 4 == len(general)
 
 
-async def test_both_ways_are_counted_alike(address: str, ordinary: list[bytes]) -> None:
+async def test_both_ways_are_counted_alike(address: str, general: list[bytes]) -> None:
     """Statistics extension: successes and failures of a model, whichever way they came."""
     good, bad, worse = (
         case("", tensor()).request,
@@ -212,10 +212,10 @@ async def test_both_ways_are_counted_alike(address: str, ordinary: list[bytes]) 
         for request in (good, bad, worse):
             await client.ask(request)
         once = await counts()
-        ordinary.clear()
+        general.clear()
         for request in (good, bad, worse):
             await client.ask(request)
-        assert not ordinary
+        assert not general
         twice = await counts()
 
     assert {"success": 1, "fail": 2} == once
@@ -238,17 +238,17 @@ async def test_many_connections_are_answered_each_with_its_own(address: str) -> 
 
 
 async def test_a_model_that_is_loaded_anew_and_unloaded_is_asked_as_it_is(
-    address: str, ordinary: list[bytes]
+    address: str, general: list[bytes]
 ) -> None:
     """What is known is the head, not the model."""
     request = case("", tensor()).request
     async with connect(address) as client:
         before = [(await client.ask(request)).status for _ in range(2)]
         await client.ask(message("POST", "/v2/repository/models/floats/unload", length=0))
-        ordinary.clear()
+        general.clear()
         without = (await client.ask(request)).status
         await client.ask(message("POST", "/v2/repository/models/floats/load", length=0))
         after = (await client.ask(request)).status
 
     assert ([200, 200], 404, 200) == (before, without, after)
-    assert all(b"/infer" not in data for data in ordinary)
+    assert all(b"/infer" not in data for data in general)

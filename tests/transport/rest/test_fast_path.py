@@ -1,4 +1,4 @@
-"""The short lane of HTTP: it answers as the ordinary way does, and gives way to it."""
+"""The fast path of HTTP: it answers as the general path does, and gives way to it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -14,8 +14,8 @@ from xlaserve.core.serving.ledger import Ledger
 from xlaserve.errors import ModelNotFound
 from xlaserve.transport.rest.bodies import BodyLimits
 from xlaserve.transport.rest.connection import Connection
+from xlaserve.transport.rest.fast_path import FastPath
 from xlaserve.transport.rest.held import Held
-from xlaserve.transport.rest.lane import Lane
 from xlaserve.transport.rest.messages import (
     BINARY_TYPE,
     Answered,
@@ -27,6 +27,7 @@ from xlaserve.transport.rest.messages import (
 from xlaserve.transport.rest.plans import Plan, Plans
 from xlaserve.transport.rest.routing import Route, RouteTable
 from xlaserve.transport.rest.server import HttpLimits, HttpServer
+from xlaserve.transport.rest.states import Input, State
 from xlaserve.transport.rest.threads import INLINE_BYTES
 
 MAX_BYTES = 1 << 20
@@ -42,7 +43,7 @@ class Desk:
         self.cancelled = asyncio.Event()
         self.waiting: list[tuple[bytes, Answered]] = []
         self.handled = 0
-        """Requests that came the ordinary way."""
+        """Requests that came the general path."""
 
     def cancel(self) -> None:
         self.cancelled.set()
@@ -120,22 +121,22 @@ async def address(desk: Desk) -> AsyncIterator[str]:
 
 @contextmanager
 def noting(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
-    """Note what goes the ordinary way."""
+    """Note what goes the general path."""
     noted: list[bytes] = []
-    otherwise = Connection.otherwise
+    take_over = Connection.take_over
 
     def note(self: Connection, data: bytes) -> None:
         noted.append(data)
-        otherwise(self, data)
+        take_over(self, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Connection, "otherwise", note)
+        patch.setattr(Connection, "take_over", note)
         yield noted
 
 
 @pytest.fixture
-def ordinary(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
-    """What went the ordinary way, by the first bytes that came of it."""
+def general(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
+    """What went the general path, by the first bytes that came of it."""
     with noting(monkeypatch) as noted:
         yield noted
 
@@ -178,20 +179,20 @@ async def teach(client: Client, request: bytes) -> None:
     ],
 )
 async def test_both_ways_answer_byte_for_byte_alike(
-    address: str, ordinary: list[bytes], what: str, body: bytes, coding: str
+    address: str, general: list[bytes], what: str, body: bytes, coding: str
 ) -> None:
     request = do(what, body, *([("Accept-Encoding", coding)] if coding else []))
     async with connect(address) as client:
         first = await raw(client, request)
-        went = len(ordinary)
+        went = len(general)
         second = await raw(client, request)
         third = await raw(client, request)
 
-    assert [1, 1] == [went, len(ordinary)]
+    assert [1, 1] == [went, len(general)]
     assert first == second == third
 
 
-async def test_a_head_is_known_on_every_connection(address: str, ordinary: list[bytes]) -> None:
+async def test_a_head_is_known_on_every_connection(address: str, general: list[bytes]) -> None:
     for number in range(5):
         async with connect(address) as client:
             # The first bytes of a connection may come before aiohttp waits for them.
@@ -199,7 +200,7 @@ async def test_a_head_is_known_on_every_connection(address: str, ordinary: list[
             answer = await client.ask(do("echo", b"%d" % number))
             assert b"%d" % number == answer.body
 
-    assert 1 == sum(data.startswith(b"POST") for data in ordinary)
+    assert 1 == sum(data.startswith(b"POST") for data in general)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +215,7 @@ async def test_a_head_is_known_on_every_connection(address: str, ordinary: list[
         message("POST", "/do/echo", ("Transfer-Encoding", "chunked"), length=None) + chunked(b"a"),
     ],
 )
-async def test_what_is_not_plain_goes_the_ordinary_way(
+async def test_what_is_not_plain_goes_the_general_path(
     address: str, desk: Desk, request_: bytes
 ) -> None:
     async with connect(address) as client:
@@ -241,7 +242,7 @@ async def test_http_1_0_is_closed_as_it_asks(address: str) -> None:
             assert (b"abc", b"") == (answer.body, await client.ended())
 
 
-async def test_other_requests_come_between(address: str, ordinary: list[bytes]) -> None:
+async def test_other_requests_come_between(address: str, general: list[bytes]) -> None:
     async with connect(address) as client:
         for number in range(3):
             echo = await client.ask(do("echo", b"%d" % number))
@@ -251,17 +252,17 @@ async def test_other_requests_come_between(address: str, ordinary: list[bytes]) 
             assert [b"%d" % number, b'"hello"'] == [echo.body, hello.body]
             assert (200, 200_000) == (head.status, len(big.body))
 
-    assert 1 == sum(b"Content-Length: 1\r\n" in data for data in ordinary)
+    assert 1 == sum(b"Content-Length: 1\r\n" in data for data in general)
 
 
-async def test_lengths_and_traces_may_differ(address: str, ordinary: list[bytes]) -> None:
+async def test_lengths_and_traces_may_differ(address: str, general: list[bytes]) -> None:
     async with connect(address) as client:
         for number in range(1, 200):
             traced = [("Traceparent", f"00-{number}"), ("X-Request-ID", str(number))]
             body = b"x" * number
             assert body == (await client.ask(do("echo", body, *traced[: number % 3]))).body
 
-    assert 1 == len(ordinary)
+    assert 1 == len(general)
 
 
 async def test_few_heads_may_be_known(desk: Desk) -> None:
@@ -309,7 +310,7 @@ async def test_what_comes_while_a_request_waits_is_answered_after_it(
     assert [b"%d" % (n % 10) for n in range(2000)] == bodies[3:]
 
 
-async def test_a_body_may_come_after_its_head(address: str, ordinary: list[bytes]) -> None:
+async def test_a_body_may_come_after_its_head(address: str, general: list[bytes]) -> None:
     async with connect(address) as client:
         await teach(client, do("echo"))
         for _ in range(3):
@@ -320,7 +321,7 @@ async def test_a_body_may_come_after_its_head(address: str, ordinary: list[bytes
                 await other.ask(message("GET", "/hello"))
             assert body == (await client.ask(body)).body
 
-    assert 1 == sum(data.startswith(b"POST") for data in ordinary)
+    assert 1 == sum(data.startswith(b"POST") for data in general)
 
 
 async def test_a_body_that_does_not_come_is_refused_and_may_come_late(desk: Desk) -> None:
@@ -340,7 +341,7 @@ async def test_a_body_that_does_not_come_is_refused_and_may_come_late(desk: Desk
 
 
 async def waiting(client: Client, desk: Desk) -> None:
-    """Have a request wait in the lane."""
+    """Have a request wait on the fast path."""
     await client.send(do("wait"))
     await desk.entered.wait()
     desk.answer()
@@ -352,11 +353,11 @@ async def waiting(client: Client, desk: Desk) -> None:
 
 
 async def test_a_client_that_leaves_cancels_its_request(
-    address: str, desk: Desk, ordinary: list[bytes]
+    address: str, desk: Desk, general: list[bytes]
 ) -> None:
     async with connect(address) as client:
         await waiting(client, desk)
-        assert 1 == len(ordinary)
+        assert 1 == len(general)
     async with asyncio.timeout(10):
         await desk.cancelled.wait()
 
@@ -420,7 +421,7 @@ async def test_a_reader_that_is_slow_gets_everything(address: str) -> None:
     assert [len(LARGE) + 8] * count == answers
 
 
-# --- the lane by itself ------------------------------------------------------------------------
+# --- the fast path by itself ---------------------------------------------------------------------
 
 
 class Wire(asyncio.Transport):
@@ -449,22 +450,27 @@ class Wire(asyncio.Transport):
 
 
 class Owner:
-    """A connection of which there is nothing but the lane."""
+    """A connection of which there is nothing but the fast path."""
 
     def __init__(self, desk: Desk, *, known: tuple[str, ...] = ("echo", "wait")) -> None:
         self.wire = Wire()
         self.others: list[bytes] = []
         self.answers = 0
+        self.draining = False
         plans = Plans(100, INLINE_BYTES)
         for what in known:
             head = do(what)[: -len(b"abc")]
             begin = desk.prepare(HttpRequest({"what": what}))
             plans.keep(head, Plan("POST", f"/do/{what}", 3, begin))
         self.held = Held(Ledger(1 << 30).open(), self.wire)
-        self.lane = Lane(plans, self, self.wire, 30.0)
+        self.fast = FastPath(plans, self, self.wire, 30.0)
 
-    def otherwise(self, data: bytes) -> None:
+    def take_over(self, data: bytes) -> None:
         self.others.append(data)
+
+    @property
+    def is_draining(self) -> bool:
+        return self.draining
 
     def answered(self) -> None:
         self.answers += 1
@@ -480,38 +486,38 @@ class Owner:
 @pytest.mark.parametrize("step", [1, 2, 3, 1000])
 async def test_a_body_may_come_in_any_pieces_and_more_behind_it(desk: Desk, step: int) -> None:
     owner = Owner(desk)
-    owner.lane.receive(do("echo")[:-3])
+    owner.fast.receive(do("echo")[:-3])
     rest = b"xyz" + do("echo", b"uvw")
     pieces = [rest[start : start + step] for start in range(0, 3, step)]
     pieces[-1] += rest[sum(map(len, pieces)) :]
     for piece in pieces:
-        owner.lane.receive(piece)
-    while owner.lane.busy:
+        owner.fast.receive(piece)
+    while owner.fast.state is not State.IDLE:
         await asyncio.sleep(0)
 
     assert ([b"xyz", b"uvw"], []) == (owner.bodies, owner.others)
 
 
-async def test_a_head_that_is_not_complete_goes_the_ordinary_way(desk: Desk) -> None:
+async def test_a_head_that_is_not_complete_goes_the_general_path(desk: Desk) -> None:
     owner = Owner(desk)
-    owner.lane.receive(do("echo")[:20])
+    owner.fast.receive(do("echo")[:20])
 
     assert [do("echo")[:20]] == owner.others
-    assert not owner.lane.busy
+    assert owner.fast.state is State.GENERAL
 
 
 async def test_a_client_that_sends_ahead_is_stopped(desk: Desk) -> None:
     owner = Owner(desk)
-    owner.lane.receive(do("wait"))
+    owner.fast.receive(do("wait"))
     ahead = do("echo") * 3000
     for start in range(0, len(ahead), 1000):
-        owner.lane.receive(ahead[start : start + 1000])
+        owner.fast.receive(ahead[start : start + 1000])
         if not owner.wire.reading:
             break
     else:
         pytest.fail("it was never stopped")
     desk.answer()
-    while owner.lane.busy and not owner.others:
+    while owner.fast.state in (State.EXECUTING, State.QUEUED):
         await asyncio.sleep(0)
 
     assert owner.wire.reading
@@ -522,81 +528,61 @@ async def test_whoever_takes_what_was_sent_ahead_may_stop_the_client_in_its_turn
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner = Owner(desk)
-    monkeypatch.setattr(owner, "otherwise", lambda data: owner.wire.pause_reading())
-    owner.lane.receive(do("wait"))
+    monkeypatch.setattr(owner, "take_over", lambda data: owner.wire.pause_reading())
+    owner.fast.receive(do("wait"))
     while owner.wire.reading:
-        owner.lane.receive(b"GET /hello HTTP/1.1\r\nHost: a\r\n\r\n" * 30)
+        owner.fast.receive(b"GET /hello HTTP/1.1\r\nHost: a\r\n\r\n" * 30)
     desk.answer()
-    while owner.lane.busy:
+    while owner.fast.state is not State.GENERAL:
         await asyncio.sleep(0)
 
     assert not owner.wire.reading
 
 
-@pytest.mark.parametrize("closing", [False, True])
-async def test_the_end_waits_until_the_answer_has_left(desk: Desk, *, closing: bool) -> None:
-    owner = Owner(desk)
-    owner.lane.closing = closing
-    owner.lane.pause()
-    owner.lane.receive(do("wait"))
-    owner.lane.resume()
-    while not desk.waiting:
-        await asyncio.sleep(0)
-    owner.lane.pause()
-    ending = asyncio.ensure_future(owner.lane.end(30))
-    await asyncio.sleep(0)
-    desk.answer()
-    for _ in range(3):
-        await asyncio.sleep(0)
-    before = ending.done(), owner.lane.is_idle
-    owner.lane.resume()
-    await ending
-
-    assert (False, False) == before
-    assert owner.lane.is_idle
-
-
 async def test_nothing_is_begun_while_answers_do_not_leave(desk: Desk) -> None:
     owner = Owner(desk)
-    owner.lane.pause()
-    owner.lane.receive(do("echo"))
-    owner.lane.receive(do("echo"))
+    owner.fast.change(Input.PAUSE)
+    owner.fast.receive(do("echo"))
+    owner.fast.receive(do("echo"))
     await asyncio.sleep(0)
     before = owner.answers
-    owner.lane.resume()
-    while owner.lane.busy:
+    owner.fast.resume()
+    while owner.fast.state is not State.IDLE:
         await asyncio.sleep(0)
 
     assert (0, 2) == (before, owner.answers)
 
 
 async def test_nothing_is_begun_on_a_connection_that_closes(desk: Desk) -> None:
+    """RFC 9112, 9.6: the last answer says so, and what is behind its request is not looked at."""
     owner = Owner(desk)
-    owner.lane.receive(do("wait") + do("echo"))
-    owner.lane.closing = True
+    owner.fast.receive(do("wait") + do("echo"))
+    owner.draining = True
     desk.answer()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
 
     assert (1, True) == (owner.answers, owner.wire.closed)
+    assert b"\r\nConnection: close\r\n" in owner.wire.written
 
 
 async def test_what_is_left_when_a_connection_ends_is_forgotten(desk: Desk) -> None:
-    owner = Owner(desk)
-    owner.lane.receive(do("echo")[:-1])
-    owner.lane.cancel()
-    owner.lane.receive(do("wait") + do("echo"))
-    owner.lane.cancel()
+    half, whole = Owner(desk), Owner(desk)
+    half.fast.receive(do("echo")[:-1])
+    half.fast.end(Input.LOST)
+    whole.fast.receive(do("wait") + do("echo"))
+    whole.fast.end(Input.LOST)
     await asyncio.sleep(0)
 
     assert desk.cancelled.is_set()
-    assert (0, b"") == (owner.answers, owner.wire.written)
+    assert (0, b"") == (whole.answers, whole.wire.written)
+    assert (0, b"") == (half.answers, half.wire.written)
 
 
 async def test_a_request_whose_model_fails_later_is_refused(desk: Desk) -> None:
     owner = Owner(desk)
     for error in (ModelNotFound("m"), ZeroDivisionError("secret")):
-        owner.lane.receive(do("wait"))
+        owner.fast.receive(do("wait"))
         _, done = desk.waiting.pop()
         done(error)
 
@@ -607,7 +593,7 @@ async def test_a_request_whose_model_fails_later_is_refused(desk: Desk) -> None:
 
 async def test_a_request_that_is_cancelled_ends_its_connection(desk: Desk) -> None:
     owner = Owner(desk)
-    owner.lane.receive(do("wait"))
+    owner.fast.receive(do("wait"))
     _, done = desk.waiting.pop()
     done(asyncio.CancelledError())
 

@@ -1,0 +1,40 @@
+"""What a client sent ahead of its turn, within a bound."""
+
+import asyncio
+
+_AHEAD_BYTES = 64 << 10
+"""What is kept of a connection before it reads no more; one read goes beyond it."""
+
+
+class Ahead:
+    """Bytes that a connection cannot look at yet; it reads no more above the bound."""
+
+    __slots__ = ("_is_paused", "_transport", "data")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.data = bytearray()
+        self._is_paused = False
+
+    def __bool__(self) -> bool:
+        return bool(self.data)
+
+    def add(self, data: bytes | memoryview) -> None:
+        """Keep bytes behind those that are kept."""
+        self.data += data
+        if len(self.data) > _AHEAD_BYTES and not self._is_paused:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def take(self, size: int | None) -> bytes:
+        """Return the first bytes, or all of them, and keep them no longer."""
+        taken = bytes(self.data if size is None else self.data[:size])
+        del self.data[: len(taken)]
+        if self._is_paused and len(self.data) <= _AHEAD_BYTES:
+            self._is_paused = False
+            self._transport.resume_reading()
+        return taken
+
+    def clear(self) -> None:
+        """Forget all of it; nothing is read of a connection that ends."""
+        self.data.clear()

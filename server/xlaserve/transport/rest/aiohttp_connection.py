@@ -1,0 +1,53 @@
+"""aiohttp's connection, with all that the gateway takes of it and aiohttp does not promise.
+
+No other module touches a private of aiohttp. `PRIVATES` names them, a test looks for each by its
+name, and `pyproject.toml` bounds aiohttp to the versions with which the tests were run.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from aiohttp.web_protocol import RequestHandler
+
+PRIVATES: Mapping[str, str] = MappingProxyType(
+    {
+        "_waiter": "the future for which a connection waits while it has no request",
+        "_process_keepalive": "the callback that closes a connection that is idle for too long",
+        "_next_keepalive_close_time": "the loop time before which that callback closes nothing",
+    }
+)
+"""Each private of `aiohttp.web_protocol.RequestHandler` that is used here, with what it is."""
+
+
+def missing_privates() -> list[str]:
+    """Return those of `PRIVATES` that the installed aiohttp does not have."""
+    return [name for name in PRIVATES if not hasattr(RequestHandler, name)]
+
+
+class AiohttpConnection(RequestHandler):
+    """A connection that can be asked whether it waits for a request, and kept from closing."""
+
+    @property
+    def awaits_request(self) -> bool:
+        """Tell whether aiohttp has answered all requests that it has read.
+
+        It may have the first bytes of a header block then.
+        """
+        waiter = self._waiter
+        return waiter is not None and not waiter.done()
+
+    @property
+    def is_in_use(self) -> bool:
+        """Tell whether the connection has a request of which aiohttp does not know."""
+        return False
+
+    def restart_idle_time(self) -> None:
+        """Have the time begin anew in which the next request must come."""
+        now = asyncio.get_running_loop().time()
+        self._next_keepalive_close_time = now + self.keepalive_timeout
+
+    def _process_keepalive(self) -> None:
+        if self.is_in_use:
+            self.restart_idle_time()
+        super()._process_keepalive()

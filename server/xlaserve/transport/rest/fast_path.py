@@ -1,0 +1,305 @@
+"""The fast path of HTTP: a request whose header block is known needs neither a parser nor a task.
+
+It knows no aiohttp: what a header block means it was told when aiohttp had read the same bytes. It
+only accepts. What it does not recognise goes to the general path, which has the last word.
+"""
+
+import asyncio
+from typing import Protocol
+
+from xlaserve.core.serving.inference import Pending
+from xlaserve.transport.rest.ahead import Ahead
+from xlaserve.transport.rest.edge import translate
+from xlaserve.transport.rest.held import Held
+from xlaserve.transport.rest.messages import JOINED_BYTES, HttpResponse
+from xlaserve.transport.rest.plans import Plan, Plans
+from xlaserve.transport.rest.response_head import response_head
+from xlaserve.transport.rest.states import Input, Lifecycle, State
+
+_END = b"\r\n\r\n"
+
+
+class Owner(Protocol):
+    """The connection whose bytes a fast path takes."""
+
+    held: Held
+    """What the connection holds on the ledger."""
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the next answer is the last one."""
+        ...
+
+    def take_over(self, data: bytes) -> None:
+        """Give the general path bytes that begin where a request does."""
+        ...
+
+    def answered(self) -> None:
+        """Take note that a request was answered."""
+        ...
+
+    def force_close(self) -> None:
+        """Close the connection."""
+        ...
+
+
+class FastPath(Lifecycle):
+    """Answers the requests of one connection whose header blocks are known."""
+
+    __slots__ = (
+        "_ahead",
+        "_body_seconds",
+        "_call",
+        "_loop",
+        "_owner",
+        "_part",
+        "_plan",
+        "_plans",
+        "_timer",
+        "_transport",
+        "_turn",
+        "_waited_seconds",
+    )
+
+    def __init__(
+        self, plans: Plans, owner: Owner, transport: asyncio.Transport, body_seconds: float
+    ) -> None:
+        super().__init__()
+        self._plans = plans
+        self._owner = owner
+        self._transport = transport
+        self._body_seconds = body_seconds
+        self._loop = asyncio.get_running_loop()
+        self._ahead = Ahead(transport)
+        self._plan: Plan | None = None
+        """Of the request that is received or executed."""
+        self._call: Pending | asyncio.Task[HttpResponse] | None = None
+        """The request that is executed, or its answer that is made ready."""
+        self._part = bytearray()
+        """While RECEIVING: the request, as much of it as has come."""
+        self._timer: asyncio.TimerHandle | None = None
+        """While RECEIVING: when the request is handed over."""
+        self._turn: asyncio.Handle | None = None
+        """While QUEUED: the turn."""
+        self._waited_seconds = 0.0
+
+    # --- bytes ---
+
+    def receive(self, data: bytes) -> None:
+        """Take bytes; in IDLE they begin where a request does."""
+        if self.state is State.IDLE:
+            self._read(data)
+        elif self.state is State.RECEIVING:
+            self._receive_body(data)
+        else:
+            self._keep(data)
+
+    def _read(self, data: bytes) -> None:
+        head = head_of(data)
+        plan = self._plans.get(head) or self._plans.find(head)
+        if plan is None or not self._owner.held.admits_short(plan.length):
+            self.change(Input.GENERAL_BEGUN)
+            self._owner.take_over(data)
+            return
+        end = len(head)
+        size = end + plan.length
+        if len(data) == size:
+            self._begin(plan, memoryview(data)[end:])
+        elif len(data) < size:
+            self._await_body(plan, data)
+        else:
+            self._begin(plan, memoryview(data)[end:size])
+            self._keep(memoryview(data)[size:])
+
+    def _await_body(self, plan: Plan, data: bytes) -> None:
+        self.change(Input.PART)
+        self._plan = plan
+        self._part += data
+        self._count_ahead()
+        self._timer = self._loop.call_later(self._body_seconds, self.hand_over)
+
+    def _receive_body(self, data: bytes) -> None:
+        self._part += data
+        self._count_ahead()
+        plan = self._plan
+        assert plan is not None
+        if len(self._part) >= len(head_of(self._part)) + plan.length:
+            whole = self._take_part()
+            self.change(Input.WHOLE)
+            self._read(whole)
+
+    def _take_part(self) -> bytes:
+        assert self._timer is not None
+        self._timer.cancel()
+        self._timer = None
+        data = bytes(self._part)
+        self._part.clear()
+        self._count_ahead()
+        return data
+
+    def hand_over(self) -> None:
+        """Give the general path a request whose body has not come, if there is one."""
+        if self.state is State.RECEIVING:
+            assert self._timer is not None
+            left = self._timer.when() - self._loop.time()
+            self._waited_seconds = self._body_seconds - max(0.0, left)
+            data = self._take_part()
+            self.change(Input.GENERAL_BEGUN)
+            self._owner.take_over(data)
+
+    def take_waited_seconds(self) -> float:
+        """Return how long a request waited for its body before it was handed over, once."""
+        waited, self._waited_seconds = self._waited_seconds, 0.0
+        return waited
+
+    # --- what was sent ahead ---
+
+    def _count_ahead(self) -> None:
+        self._owner.held.set_ahead(len(self._ahead.data) + len(self._part))
+
+    def _keep(self, data: bytes | memoryview) -> None:
+        if self.state is State.CLOSING:
+            return
+        self._ahead.add(data)
+        self._count_ahead()
+        if self.state is State.IDLE:
+            self._queue()
+        else:
+            self.change(Input.AHEAD)
+
+    def _queue(self) -> None:
+        """Wait for a turn if requests came ahead, so that other connections have theirs."""
+        if self._ahead and self.state is State.IDLE:
+            self.change(Input.AHEAD)
+            self._turn = self._loop.call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._turn = None
+        if self._transport.is_closing():
+            return
+        self.change(Input.TURN)
+        # The first request alone: what is behind it is not copied for each one.
+        head = head_of(self._ahead.data)
+        plan = self._plans.get(head) or self._plans.find(head)
+        size = None if plan is None else len(head) + plan.length
+        # Reading goes on before the bytes are handed on: whoever takes them may pause it again.
+        data = self._ahead.take(size)
+        self._count_ahead()
+        self._read(data)
+        self._queue()
+
+    def resume(self) -> None:
+        """Go on, since the client reads its answers again."""
+        self.change(Input.RESUME)
+        self._queue()
+
+    # --- requests ---
+
+    def _begin(self, plan: Plan, body: memoryview) -> None:
+        try:
+            begun = plan.begin(body, self._done)
+        except Exception as error:
+            self._fail(plan, error)
+            return
+        if type(begun) is HttpResponse:
+            self._answer(plan, begun)
+        else:
+            self._wait(plan, begun)  # type: ignore[arg-type]
+
+    def _wait(self, plan: Plan, call: "Pending | asyncio.Task[HttpResponse]") -> None:
+        if self.state is State.IDLE:
+            self.change(Input.BEGUN)
+        self._plan = plan
+        self._call = call
+        self._owner.held.begin_short(plan.length)
+
+    def _done(self, result: HttpResponse | BaseException) -> None:
+        """Take the answer to the request that is executed."""
+        plan = self._plan
+        assert plan is not None
+        self._call = None
+        self._owner.held.end_request()
+        if type(result) is HttpResponse:
+            self._answer(plan, result)
+        else:
+            self._fail(plan, result)  # type: ignore[arg-type]
+        self._queue()
+
+    def _fail(self, plan: Plan, error: BaseException) -> None:
+        if isinstance(error, Exception):
+            self._answer(plan, translate(error, method=plan.method, path=plan.path))
+        else:
+            # It was cancelled: aiohttp as well closes a connection whose handler is.
+            self.end(Input.CLOSE)
+            self._owner.force_close()
+
+    def _answer(self, plan: Plan, answer: HttpResponse) -> None:
+        finishing = plan.finish(answer) if plan.finish is not None else None
+        if finishing is None:
+            self._write(plan, answer)
+        else:
+            self._wait(plan, finishing)
+            finishing.add_done_callback(self._finished)
+
+    def _finished(self, finishing: "asyncio.Task[HttpResponse]") -> None:
+        if self._call is not finishing:
+            return
+        assert self._plan is not None
+        self._call = None
+        self._owner.held.end_request()
+        try:
+            self._write(self._plan, finishing.result())
+        except (Exception, asyncio.CancelledError) as error:
+            self._fail(self._plan, error)
+        self._queue()
+
+    # --- answers ---
+
+    def _write(self, plan: Plan, answer: HttpResponse) -> None:
+        transport, is_last = self._transport, self._owner.is_draining
+        if transport.is_closing():
+            self.end(Input.CLOSE)
+            return
+        # First, since a write can make the connection BLOCKED.
+        self.change(Input.LAST_ANSWER if is_last else Input.ANSWER)
+        size = answer.size
+        if size > JOINED_BYTES:
+            answer = self._owner.held.begin_answer(answer, size, plan.method, plan.path)
+            size = answer.size
+        head = response_head(answer, size, is_last=is_last)
+        if size <= JOINED_BYTES:
+            transport.write(b"".join((head, *answer.parts)))
+        else:
+            transport.write(head)
+            for part in answer.parts:
+                transport.write(part)
+            self._owner.held.end_answer()
+        self._owner.answered()
+        if is_last:
+            self._ahead.clear()
+            transport.close()
+
+    # --- the end ---
+
+    def end(self, happening: Input) -> None:
+        """Cancel all that is not answered, since nobody can have it: CLOSE or LOST."""
+        self.change(happening)
+        call, self._call = self._call, None
+        if call is not None:
+            call.cancel()
+        for later in (self._timer, self._turn):
+            if later is not None:
+                later.cancel()
+        self._timer = self._turn = None
+        self._part.clear()
+        self._ahead.clear()
+
+    def abort(self) -> None:
+        """Cut the connection off, with what it has still to send."""
+        self._transport.abort()
+
+
+def head_of(data: bytes | bytearray) -> bytes:
+    """Return request line and headers with the empty line behind them; empty if it is not there."""
+    end = data.find(_END)
+    return bytes(data[: end + len(_END)]) if end >= 0 else b""

@@ -1,0 +1,191 @@
+"""The states of an HTTP/1.1 connection as a table, and its theory of operation.
+
+A connection carries one request after the other, and answers them in their order (RFC 9112, 9.3).
+Two engines share it. The fast path answers requests whose header block is known, see `plans.py`;
+the general path is aiohttp, which reads everything else and has the last word. Bytes belong to one
+of the two at any time, and the state says to which. They change hands only where a request begins:
+the fast path never sees the middle of a request that aiohttp has begun, and aiohttp is given a
+request of the fast path only from its first byte, while nothing of it has been executed.
+
+The ordinary life is short. In IDLE the first bytes of a request come. If its header block is known
+and the body is there, it is executed: what is answered at once never leaves IDLE, what takes longer
+is EXECUTING until ANSWER. If the body is not there, the connection is RECEIVING until it is, or
+until `message_timeout_seconds`, when aiohttp takes the request over and refuses it as it refuses
+any other. If the header block is not known, the connection is GENERAL until all bytes of the
+request have come, and ANSWERING until aiohttp waits for the next request. aiohttp does not say when
+that is, so the connection asks when the next bytes come: GENERAL_DONE. Where the next request
+begins cannot be told behind a chunked body, or when requests came while aiohttp was answering:
+such a connection is ADOPTED by aiohttp for good.
+
+Clients may send ahead. Such bytes are kept, up to a bound at which the connection reads no more,
+and in QUEUED the connection waits for its turn of the event loop, so that one client that sends
+ahead cannot starve the others. A client that does not read its answers makes the connection
+BLOCKED: nothing more is begun for it, so that what waits for it is bounded by one answer.
+
+An answer that is the last one, since the server drains, ends in CLOSING: the transport sends what
+it has and closes. CLOSED is the end, and whatever was in flight has been cancelled then.
+
+Two things are not states. Whether the server drains is the same for all connections, and decides
+only between ANSWER and LAST_ANSWER. And the amount of bytes that came ahead decides only whether
+the connection asks for a turn when it is IDLE again.
+"""
+
+from collections.abc import Mapping
+from enum import IntEnum
+from types import MappingProxyType
+from typing import TypeAlias
+
+
+class State(IntEnum):
+    """Where a connection is."""
+
+    IDLE = 0
+    """No request is in flight; the next bytes begin one."""
+    RECEIVING = 1
+    """The fast path has a known header block, and not all of its body."""
+    EXECUTING = 2
+    """The fast path has begun a request and has no answer yet."""
+    QUEUED = 3
+    """No request is in flight; those that came ahead wait for a turn of the event loop."""
+    BLOCKED = 4
+    """No request is in flight; the client does not read its answers, so none is begun."""
+    GENERAL = 5
+    """aiohttp reads a request, of which not all bytes have come."""
+    ANSWERING = 6
+    """aiohttp has all bytes of a request; whether it has answered is asked when it matters."""
+    ADOPTED = 7
+    """aiohttp has the connection for good: where its requests begin is not known."""
+    CLOSING = 8
+    """The transport sends what it has and closes; nothing is read any more."""
+    CLOSED = 9
+    """The connection is gone."""
+
+
+class Input(IntEnum):
+    """What happens to a connection."""
+
+    PART = 0
+    """A known header block came, and not all of its body."""
+    WHOLE = 1
+    """The rest of that body came."""
+    BEGUN = 2
+    """The fast path began a request that is answered later."""
+    ANSWER = 3
+    """The fast path has an answer to send, and the connection stays."""
+    LAST_ANSWER = 4
+    """The fast path has an answer to send, after which the connection closes."""
+    AHEAD = 5
+    """Bytes came that cannot be looked at yet."""
+    TURN = 6
+    """The event loop gives the connection its turn."""
+    PAUSE = 7
+    """The write buffer is above its high-water mark."""
+    RESUME = 8
+    """The write buffer is below its low-water mark again."""
+    GENERAL_BEGUN = 9
+    """aiohttp is given bytes that begin a request."""
+    GENERAL_WHOLE = 10
+    """aiohttp has been given all bytes of the request, and none behind them."""
+    GENERAL_DONE = 11
+    """aiohttp was found to wait for the next request."""
+    UNFRAMED = 12
+    """Where the request of aiohttp ends, or the next one begins, cannot be told."""
+    CLOSE = 13
+    """The server closes the connection."""
+    LOST = 14
+    """The transport is gone."""
+
+
+Row: TypeAlias = Mapping[Input, State]
+
+_ENDS: Row = {Input.CLOSE: State.CLOSING, Input.LOST: State.CLOSED}
+
+TRANSITIONS: Mapping[State, Row] = MappingProxyType(
+    {
+        State.IDLE: {
+            Input.PART: State.RECEIVING,
+            Input.BEGUN: State.EXECUTING,
+            Input.ANSWER: State.IDLE,
+            Input.LAST_ANSWER: State.CLOSING,
+            Input.AHEAD: State.QUEUED,
+            Input.PAUSE: State.BLOCKED,
+            Input.GENERAL_BEGUN: State.GENERAL,
+            **_ENDS,
+        },
+        State.RECEIVING: {
+            Input.WHOLE: State.IDLE,
+            Input.GENERAL_BEGUN: State.GENERAL,
+            **_ENDS,
+        },
+        State.EXECUTING: {
+            Input.ANSWER: State.IDLE,
+            Input.LAST_ANSWER: State.CLOSING,
+            Input.AHEAD: State.EXECUTING,
+            **_ENDS,
+        },
+        State.QUEUED: {
+            Input.AHEAD: State.QUEUED,
+            Input.TURN: State.IDLE,
+            **_ENDS,
+        },
+        State.BLOCKED: {
+            Input.AHEAD: State.BLOCKED,
+            Input.RESUME: State.IDLE,
+            **_ENDS,
+        },
+        State.GENERAL: {
+            Input.PAUSE: State.GENERAL,
+            Input.RESUME: State.GENERAL,
+            Input.GENERAL_WHOLE: State.ANSWERING,
+            Input.UNFRAMED: State.ADOPTED,
+            **_ENDS,
+        },
+        State.ANSWERING: {
+            Input.PAUSE: State.ANSWERING,
+            Input.RESUME: State.ANSWERING,
+            Input.GENERAL_DONE: State.IDLE,
+            Input.UNFRAMED: State.ADOPTED,
+            **_ENDS,
+        },
+        State.ADOPTED: {
+            Input.PAUSE: State.ADOPTED,
+            Input.RESUME: State.ADOPTED,
+            **_ENDS,
+        },
+        State.CLOSING: {
+            Input.PAUSE: State.CLOSING,
+            Input.RESUME: State.CLOSING,
+            **_ENDS,
+        },
+        State.CLOSED: {},
+    }
+)
+"""What is not in the table is a mistake of our own, and raises IllegalInput."""
+
+NEXT: tuple[tuple[State | None, ...], ...] = tuple(
+    tuple(TRANSITIONS[state].get(happening) for happening in Input) for state in State
+)
+"""The table as `NEXT[state][input]`, which takes a third of the time of two dictionaries."""
+
+
+class IllegalInput(RuntimeError):
+    """An input that the table forbids in the state of the connection: a mistake of our own."""
+
+    def __init__(self, state: State, happening: Input) -> None:
+        super().__init__(f"{happening.name} happened to an HTTP connection that is {state.name}")
+
+
+class Lifecycle:
+    """Holds the state of one connection; `change` alone sets it."""
+
+    __slots__ = ("state",)
+
+    def __init__(self) -> None:
+        self.state = State.IDLE
+
+    def change(self, happening: Input) -> None:
+        """Enter the state that the table names; raises IllegalInput where it names none."""
+        after = NEXT[self.state][happening]
+        if after is None:
+            raise IllegalInput(self.state, happening)
+        self.state = after

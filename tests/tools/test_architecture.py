@@ -1,0 +1,63 @@
+"""The page of the architecture cannot outlive the code that it tells of."""
+
+from pathlib import Path
+
+import pytest
+
+import draw_architecture
+from architecture import lives, told, workers
+from architecture.lives import Life, Step
+from architecture.rooms import arrows, rooms
+from architecture.workers import Worker
+from draw_architecture import SERVER
+
+
+def test_everything_on_the_page_is_in_the_code() -> None:
+    assert [] == draw_architecture.problems()
+
+
+def test_the_page_is_fresh() -> None:
+    assert draw_architecture.PAGE.read_text() == draw_architecture.page()
+
+
+@pytest.mark.parametrize(
+    "name", ["core/no_such.py", "core/serving/gates.py: Gates.no_such", "core/serving/gates.py: X"]
+)
+def test_a_step_that_is_not_there_is_named(name: str) -> None:
+    life = Life("a request", (Step("core/serving/gates.py: Gates.admit", ""), Step(name, "")))
+
+    assert [f"'a request' names {name}, which is not there"] == lives.missing((life,), SERVER)
+
+
+def test_a_thread_without_a_row_and_a_row_without_a_thread_are_named(tmp_path: Path) -> None:
+    package = tmp_path / "xlaserve"
+    package.mkdir()
+    package.joinpath("new.py").write_text(
+        "import threading\n\n\nclass A:\n    def b(self):\n        threading.Thread()\n"
+    )
+    row = Worker("gone.py: start", "", "", "", "")
+
+    assert [
+        "new.py: A.b starts something and has no row",
+        "nothing is started at gone.py: start any more",
+    ] == workers.unmatched(set(workers.places(tmp_path)), (row,))
+
+
+def test_an_arrow_that_follows_from_others_is_left_out(tmp_path: Path) -> None:
+    for name, text in (
+        ("app", "from xlaserve.core.serving import a\nfrom xlaserve.core.threads import b\n"),
+        ("core/serving/a", "import xlaserve.core.threads.b\n"),
+        ("core/threads/b", ""),
+    ):
+        file = tmp_path / "xlaserve" / f"{name}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    assert [
+        ("xlaserve.app", "xlaserve.core.serving"),
+        ("xlaserve.core.serving", "xlaserve.core.threads"),
+    ] == list(arrows(rooms(tmp_path)))
+
+
+def test_every_row_says_all_that_it_should() -> None:
+    assert all(row.name and row.does and row.touches and row.hands_over for row in told.WORKERS)

@@ -1,0 +1,129 @@
+"""Huffman strings: decoded as the hpack library decodes them, and refused as it refuses them."""
+
+import os
+
+import pytest
+from hpack.exceptions import HPACKDecodingError
+from hpack.huffman import HuffmanEncoder
+from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
+from hpack.huffman_table import decode_huffman
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xlaserve.transport.http2 import huffman
+
+_EXAMPLES = int(os.environ.get("HPACK_BLOCKS", "150"))
+"""How many strings and blocks each comparison with the reference draws."""
+
+encode = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH).encode
+
+TEXT = st.text(st.sampled_from("0123456789abcdef-/:=.,_ {}<>`~^$@\0"), max_size=90)
+OCTETS = TEXT.map(str.encode) | st.binary(max_size=40)
+
+
+def expected(data: bytes) -> bytes | None:
+    """Return what the reference makes of a string; None where it refuses it."""
+    try:
+        return decode_huffman(data)
+    except HPACKDecodingError:
+        return None
+
+
+def found(data: bytes) -> bytes | None:
+    try:
+        return huffman.decode(data)
+    except huffman.MalformedHuffman:
+        return None
+
+
+def test_the_code_follows_from_its_lengths() -> None:
+    """It is canonical, which is why zlib can read it."""
+    codes = huffman.canonical_codes(REQUEST_CODES_LENGTH)
+
+    assert dict(enumerate(REQUEST_CODES)) == codes
+
+
+@settings(max_examples=_EXAMPLES, deadline=None)
+@given(OCTETS)
+def test_what_was_encoded_is_decoded(octets: bytes) -> None:
+    assert octets == huffman.decode(encode(octets))
+
+
+@settings(max_examples=_EXAMPLES, deadline=None)
+@given(OCTETS, st.integers(0, 1 << 16), st.integers(0, 7), st.binary(max_size=3))
+def test_a_string_that_was_changed_ends_as_with_the_reference(
+    octets: bytes, place: int, bit: int, more: bytes
+) -> None:
+    data = bytearray(encode(octets))
+    if data:
+        data[place % len(data)] ^= 1 << bit
+    changed = bytes(data) + more
+
+    assert expected(changed) == found(changed)
+
+
+@settings(max_examples=_EXAMPLES, deadline=None)
+@given(OCTETS, st.integers(0, 40))
+def test_a_string_that_is_cut_off_ends_as_with_the_reference(octets: bytes, cut: int) -> None:
+    data = encode(octets)[:-cut]
+
+    assert expected(data) == found(data)
+
+
+@settings(max_examples=_EXAMPLES, deadline=None)
+@given(st.binary(max_size=60))
+def test_any_octets_end_as_with_the_reference(data: bytes) -> None:
+    assert expected(data) == found(data)
+
+
+# As long as zlib decodes, and as short as the table does.
+@pytest.mark.parametrize("text", [b"0" * 8, b"0" * 80])
+@pytest.mark.parametrize(
+    "end",
+    [
+        b"",
+        encode(b"&"),  # eight bits
+        encode(b"a"),
+        encode(b"<"),  # 15 bits, the longest code of text
+        encode(b"\\"),  # 19 bits
+        encode(b"\xff"),
+        encode(b"\n"),  # 30 bits, as EOS
+        b"\xff",  # eight bits of padding
+        b"\xf8\xff",  # `&`, and eight bits of padding
+        b"\x00",  # `0`, and three zeros
+        b"\x1e",  # `a`, and a padding of 110
+        b"\xff\xfb",  # `<` short of its last bit, which is a one that padding could be
+        b"\xff\xff\xff\xff",  # EOS, and two bits
+        b"\xff\xff\xff\xfc" + encode(b"a"),  # EOS within
+        b"\xff\xfe",  # 15 ones and a zero
+        b"\xff\xff\xea\xff",  # a symbol of 22 bits and more than padding
+    ],
+)
+def test_the_ends_of_a_string_end_as_with_the_reference(text: bytes, end: bytes) -> None:
+    """RFC 7541, 5.2: padding is up to seven ones, and EOS is none."""
+    data = encode(text) + end
+
+    assert expected(data) == found(data)
+
+
+def test_each_symbol_is_decoded_at_each_bit_of_an_octet() -> None:
+    """By the table, and by zlib where it is one of text. `0` has five bits."""
+    for zeros in (*range(8), *range(20, 28)):
+        for symbol in range(256):
+            octets = b"0" * zeros + bytes((symbol,))
+
+            assert octets == huffman.decode(encode(octets))
+
+
+def test_text_is_left_to_zlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted, not timed: the table decodes no string of text that is longer than its limit."""
+
+    def refuse(data: bytes) -> bytes:
+        raise AssertionError(data)
+
+    monkeypatch.setattr(huffman, "_decode_by_table", refuse)
+    for text in (
+        "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+        "Bearer " + "aZ09-_" * 70,
+    ):
+        assert text.encode() == huffman.decode(encode(text.encode()))

@@ -1,0 +1,259 @@
+"""The graceful end of the HTTP server: what has begun is answered, and nobody is reset."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import uvloop
+from support.gateway import serving_routes
+from support.http import SECONDS, Answer, Connection, chunked, connect, message
+
+from xlaserve.core.serving.ledger import Ledger
+from xlaserve.core.threads.host import HostThreads
+from xlaserve.transport.rest import bodies, drain
+from xlaserve.transport.rest.bodies import BodyLimits, BodyReader
+from xlaserve.transport.rest.held import Held
+from xlaserve.transport.rest.messages import (
+    BINARY_TYPE,
+    Answered,
+    Begin,
+    HttpRequest,
+    HttpResponse,
+    json_response,
+)
+from xlaserve.transport.rest.routing import Route, RouteTable
+from xlaserve.transport.rest.server import HttpLimits, HttpServer
+from xlaserve.transport.rest.threads import OffLoop
+
+WAITING = 35
+HELLO = message("GET", "/hello")
+ECHO = message("POST", "/echo", body=b"abc")
+HALF = ECHO[:-1]
+
+
+async def hello(request: HttpRequest) -> HttpResponse:
+    return json_response("hello")
+
+
+async def echo(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(content_type=BINARY_TYPE, parts=[await request.read()])
+
+
+def prepare(request: HttpRequest) -> Begin:
+    def begin(body: memoryview, done: Answered) -> HttpResponse:
+        return HttpResponse(content_type=BINARY_TYPE, parts=[bytes(body)])
+
+    return begin
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[tuple[str, HttpServer]]:
+    routes = RouteTable(
+        [
+            Route("GET", "/hello", hello, "hello", "test"),
+            Route("POST", "/echo", echo, "echo", "test", prepare=prepare),
+        ]
+    )
+    limits = HttpLimits(100, 1 << 14, 30.0, BodyLimits(1 << 20, 100, 30.0), 100)
+    async with serving_routes(routes, limits, backlog=WAITING) as served:
+        yield served
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[tuple[str, HttpServer]]:
+    async with serving() as served:
+        yield served
+
+
+async def last(client: Connection, answer: Answer) -> bool:
+    """Tell whether an answer says that it is the last one, and is."""
+    return "close" == answer.headers.get("connection") and b"" == await client.ended()
+
+
+# --- the accept queue --------------------------------------------------------------------------
+
+
+async def connections_in_the_accept_queue_are_served() -> None:
+    async with serving() as (address, server):
+        host, _, port = address.rpartition(":")
+        waiting = []
+        # The system accepts them; the event loop has no turn to do so before the drain.
+        for _ in range(WAITING):
+            client = socket.create_connection((host, int(port)), timeout=SECONDS)
+            client.sendall(HELLO)
+            waiting.append(client)
+        await server.drain(30)
+        for client in waiting:
+            with client:
+                answer = client.recv(1 << 16)
+                assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+                assert b"\r\nConnection: close\r\n" in answer
+                assert b"" == client.recv(1 << 16)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((host, int(port)), timeout=SECONDS)
+
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_connections_in_the_accept_queue_are_served(run: Run) -> None:
+    run(connections_in_the_accept_queue_are_served())
+
+
+# --- connections without a request -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("request_", [HELLO, ECHO], ids=["general", "fast"])
+async def test_a_request_that_is_on_its_way_to_an_idle_connection_is_answered(
+    served: tuple[str, HttpServer], request_: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RFC 9112, 9.6: with `Connection: close`, so that the client sends no more."""
+    monkeypatch.setattr(drain, "_IDLE_SECONDS", 30.0)
+    address, server = served
+    async with connect(address) as client:
+        await client.ask(request_)
+        draining = asyncio.ensure_future(server.drain(30))
+        await asyncio.sleep(0)
+        answer = await client.ask(request_)
+        assert 200 == answer.status
+        assert await last(client, answer)
+        await draining
+
+
+@pytest.mark.parametrize("sent", [b"", HELLO[:20], HELLO], ids=["nothing", "part", "a request"])
+async def test_connections_without_a_request_are_closed_soon(
+    served: tuple[str, HttpServer], sent: bytes
+) -> None:
+    address, server = served
+    async with connect(address) as client:
+        await client.send(sent)
+        if sent == HELLO:
+            await client.answer()
+        else:
+            async with connect(address) as other:
+                await other.ask(HELLO)
+        async with asyncio.timeout(SECONDS):
+            await server.drain(3600)
+        assert b"" == await client.ended()
+
+
+async def test_requests_that_were_sent_ahead_are_not_begun(
+    served: tuple[str, HttpServer],
+) -> None:
+    address, server = served
+    async with connect(address) as client:
+        await client.ask(ECHO)
+        draining = asyncio.ensure_future(server.drain(30))
+        await asyncio.sleep(0)
+        await client.send(ECHO * 3)
+        answer = await client.answer()
+        with suppress(ConnectionError):
+            assert await last(client, answer)
+        await draining
+
+
+# --- half a body -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_known", [False, True], ids=["general", "fast"])
+async def test_half_a_body_does_not_hold_the_end(
+    served: tuple[str, HttpServer], monkeypatch: pytest.MonkeyPatch, *, is_known: bool
+) -> None:
+    monkeypatch.setattr(bodies, "_STALL_SECONDS", 0.1)
+    address, server = served
+    async with connect(address) as client:
+        if is_known:
+            await client.ask(ECHO)
+        await client.send(HALF)
+        async with connect(address) as other:
+            await other.ask(HELLO)
+        draining = asyncio.ensure_future(server.drain(3600))
+        answer = await client.answer()
+        assert (503, "the server is shutting down") == (answer.status, answer.error)
+        client.writer.close()
+        async with asyncio.timeout(SECONDS):
+            await draining
+
+
+async def test_the_rest_of_a_body_that_comes_in_time_is_served(
+    served: tuple[str, HttpServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "_STALL_SECONDS", 30.0)
+    address, server = served
+    async with connect(address) as client:
+        await client.send(HALF)
+        async with connect(address) as other:
+            await other.ask(HELLO)
+        draining = asyncio.ensure_future(server.drain(30))
+        await asyncio.sleep(0)
+        answer = await client.ask(ECHO[-1:])
+        assert (200, b"abc") == (answer.status, answer.body)
+        assert await last(client, answer)
+        await draining
+
+
+class Arriving:
+    """A body of which a piece comes whenever the reader asks; it notes how long it waits."""
+
+    def __init__(self, reader: BodyReader, length: int | None, pieces: int) -> None:
+        self.body_exists = True
+        self.headers: dict[str, str] = {}
+        self.reader = reader
+        self.content_length = length
+        self.content = self
+        self.left = pieces
+        self.waits: list[float] = []
+
+    async def readany(self) -> bytes:
+        (timeout,) = self.reader._timeouts
+        when = timeout.when()
+        assert when is not None
+        loop = asyncio.get_running_loop()
+        self.waits.append(when - loop.time())
+        if self.left == 3:
+            self.reader.drain()
+        # Time passes.
+        timeout.reschedule(when - 0.25)
+        self.left -= 1
+        return b"x" if self.left >= 0 else b""
+
+    async def readchunk(self) -> tuple[bytes, bool]:
+        return await self.readany(), False
+
+
+@pytest.mark.parametrize("length", [5, None], ids=["length", "chunks"])
+async def test_each_piece_of_a_body_gives_the_next_one_its_time(length: int | None) -> None:
+    """Only what stalls is refused: an upload that goes on has the whole grace."""
+    threads = HostThreads(1)
+    reader = BodyReader(BodyLimits(1 << 20, 100, 30.0), OffLoop(threads))
+    body, held = Arriving(reader, length, 5), Held(Ledger(1 << 30).open(), Mock())
+    assert b"xxxxx" == await reader.read(body, held)  # type: ignore[arg-type]
+    threads.close()
+
+    assert all(wait > 20 for wait in body.waits[:3])
+    assert len(body.waits) >= 5
+    assert all(0.5 < wait <= bodies._STALL_SECONDS for wait in body.waits[3:])
+    assert not reader._timeouts
+
+
+async def test_a_body_in_chunks_that_stalls_is_refused(
+    served: tuple[str, HttpServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "_STALL_SECONDS", 0.1)
+    address, server = served
+    head = message("POST", "/echo", ("Transfer-Encoding", "chunked"), length=None)
+    async with connect(address) as client:
+        await client.send(head + chunked(b"abc")[:8])
+        async with connect(address) as other:
+            await other.ask(HELLO)
+        draining = asyncio.ensure_future(server.drain(3600))
+        answer = await client.answer()
+        assert 503 == answer.status
+        client.writer.close()
+        async with asyncio.timeout(SECONDS):
+            await draining

@@ -1,0 +1,393 @@
+"""The table of the states of an HTTP connection, over all pairs, and by what really happens."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import product
+
+import pytest
+from aiohttp import web
+from support.http import chunked, message
+
+from xlaserve.core.serving.ledger import Ledger
+from xlaserve.transport.rest.connection import Connection, Server
+from xlaserve.transport.rest.fast_path import FastPath
+from xlaserve.transport.rest.heads import Heads
+from xlaserve.transport.rest.messages import Answered, HttpResponse
+from xlaserve.transport.rest.plans import Plan
+from xlaserve.transport.rest.states import NEXT, TRANSITIONS, IllegalInput, Input, Lifecycle, State
+
+PAIRS = list(product(State, Input))
+ROWS = {
+    (before, happening, after)
+    for before, row in TRANSITIONS.items()
+    for happening, after in row.items()
+}
+
+
+@pytest.mark.parametrize(("state", "happening"), PAIRS, ids=lambda value: value.name)
+def test_every_pair_is_a_row_of_the_table_or_forbidden(state: State, happening: Input) -> None:
+    lifecycle = Lifecycle()
+    lifecycle.state = state
+    after = TRANSITIONS[state].get(happening)
+    assert after is NEXT[state][happening]
+    if after is not None:
+        lifecycle.change(happening)
+        assert after is lifecycle.state
+        return
+    with pytest.raises(IllegalInput, match=rf"{happening.name} happened to .* {state.name}$"):
+        lifecycle.change(happening)
+    assert state is lifecycle.state
+
+
+def test_nothing_leaves_the_end_and_everything_can_reach_it() -> None:
+    assert {} == TRANSITIONS[State.CLOSED]
+    for state in set(State) - {State.CLOSED}:
+        assert State.CLOSED is TRANSITIONS[state][Input.LOST]
+        assert State.CLOSING is TRANSITIONS[state][Input.CLOSE]
+
+
+def test_a_connection_that_closes_takes_nothing_up_again() -> None:
+    """RFC 9112, 9.6: the answer that says `close` is the last one."""
+    assert {State.CLOSING, State.CLOSED} == set(TRANSITIONS[State.CLOSING].values())
+
+
+def test_bytes_change_hands_only_where_a_request_begins() -> None:
+    """To aiohttp from states without a request, or with one that has not been executed."""
+    to_aiohttp = {before for before, happening, _ in ROWS if happening is Input.GENERAL_BEGUN}
+    from_aiohttp = {
+        (before, happening)
+        for before, happening, after in ROWS
+        if before in AIOHTTP and after not in {*AIOHTTP, State.CLOSING, State.CLOSED}
+    }
+
+    assert {State.IDLE, State.RECEIVING} == to_aiohttp
+    assert {(State.ANSWERING, Input.GENERAL_DONE)} == from_aiohttp
+
+
+AIOHTTP = {State.GENERAL, State.ANSWERING, State.ADOPTED}
+
+
+# --- what really happens -----------------------------------------------------------------------
+
+
+class Wire(asyncio.Transport):
+    """A transport that keeps what is written, and can be full."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.closed = False
+        self.protocol: Connection | None = None
+        self.fills = False
+        """Whether the next write makes the buffer full."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += data
+        if self.fills and self.protocol is not None:
+            self.fills = False
+            self.protocol.pause_writing()
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.closed = True
+
+
+def post(what: str) -> bytes:
+    return message("POST", f"/{what}", body=b"abc")
+
+
+class Bench:
+    """A connection without a socket, whose fast path knows /now and /later."""
+
+    def __init__(self) -> None:
+        heads = Heads(100, 1 << 20)
+        for what, begin in (("now", self.at_once), ("later", self.begin)):
+            heads.plans.keep(post(what)[:-3], Plan("POST", f"/{what}", 3, begin))
+        self.server = Server(
+            self.respond,
+            max_connections=10,
+            heads=heads,
+            body_seconds=30.0,
+            ledger=Ledger(1 << 30),
+            handler_cancellation=True,
+            access_log=None,
+        )
+        self.wire = Wire()
+        self.done: Answered | None = None
+        self.gate = asyncio.Event()
+        self.connection = Connection(self.server, {"access_log": None})
+        self.connection.connection_made(self.wire)
+        self.wire.protocol = self.connection
+        fast = self.connection._fast
+        assert fast is not None
+        self.fast: FastPath = fast
+
+    def at_once(self, body: memoryview, done: Answered) -> HttpResponse:
+        return HttpResponse(parts=[bytes(body)])
+
+    def begin(self, body: memoryview, done: Answered) -> "Bench":
+        self.done = done
+        return self
+
+    def cancel(self) -> None:
+        self.done = None
+
+    async def respond(self, request: web.BaseRequest) -> web.StreamResponse:
+        assert isinstance(request.protocol, Connection)
+        request.protocol.begin(request)
+        await self.gate.wait()
+        return web.Response(text="general")
+
+    # --- steps ---
+
+    def send(self, data: bytes) -> None:
+        self.connection.data_received(data)
+
+    async def settle(self) -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    def answer(self) -> None:
+        assert self.done is not None
+        self.done(HttpResponse(parts=[b"{}"]))
+
+    def fail(self) -> None:
+        assert self.done is not None
+        self.done(asyncio.CancelledError())
+
+    def fill(self) -> None:
+        self.wire.fills = True
+        self.send(post("now"))
+
+    def empty(self) -> None:
+        self.connection.resume_writing()
+
+    def full(self) -> None:
+        self.connection.pause_writing()
+
+    def drain(self) -> None:
+        self.server.is_draining = True
+
+    def lose(self) -> None:
+        self.connection.connection_lost(None)
+
+
+Step = Callable[[Bench], Awaitable[None] | None]
+
+
+def sends(data: bytes) -> Step:
+    return lambda bench: bench.send(data)
+
+
+async def settled(bench: Bench) -> None:
+    await bench.settle()
+
+
+async def opened(bench: Bench) -> None:
+    """Have aiohttp's handler answer."""
+    bench.gate.set()
+    await bench.settle()
+
+
+KNOWN, LATER, UNKNOWN = post("now"), post("later"), post("unknown")
+CHUNKED = message("POST", "/u", ("Transfer-Encoding", "chunked"), length=None) + chunked(b"abc")
+
+CONVERSATIONS: dict[str, Sequence[tuple[Step, State]]] = {
+    "answered at once": [(sends(KNOWN), State.IDLE)],
+    "answered at once, and the last": [(Bench.drain, State.IDLE), (sends(KNOWN), State.CLOSING)],
+    "answered later": [(sends(LATER), State.EXECUTING), (Bench.answer, State.IDLE)],
+    "answered later, and the last": [
+        (sends(LATER), State.EXECUTING),
+        (Bench.drain, State.EXECUTING),
+        (Bench.answer, State.CLOSING),
+        (sends(KNOWN), State.CLOSING),
+    ],
+    "a body in two parts": [(sends(KNOWN[:-1]), State.RECEIVING), (sends(b"c"), State.IDLE)],
+    "a body of which more is missing": [
+        (sends(LATER[:-2]), State.RECEIVING),
+        (sends(b"b"), State.RECEIVING),
+        (sends(b"c"), State.EXECUTING),
+    ],
+    "a body that does not come": [
+        (sends(KNOWN[:-1]), State.RECEIVING),
+        (lambda bench: bench.connection.drain(), State.GENERAL),
+        (settled, State.GENERAL),
+        (sends(b"c"), State.ANSWERING),
+    ],
+    "sent ahead": [
+        (sends(LATER), State.EXECUTING),
+        (sends(KNOWN), State.EXECUTING),
+        (Bench.answer, State.QUEUED),
+        (sends(KNOWN), State.QUEUED),
+        (settled, State.IDLE),
+    ],
+    "sent ahead at once": [(sends(KNOWN * 3), State.QUEUED), (settled, State.IDLE)],
+    "sent ahead, in part": [(sends(KNOWN + KNOWN[:-1]), State.QUEUED), (settled, State.RECEIVING)],
+    "sent ahead, and unknown": [(sends(KNOWN + UNKNOWN), State.QUEUED), (settled, State.ANSWERING)],
+    "a client that does not read": [
+        (Bench.fill, State.BLOCKED),
+        (sends(KNOWN), State.BLOCKED),
+        (Bench.empty, State.QUEUED),
+        (settled, State.IDLE),
+    ],
+    "a client that reads again": [(Bench.fill, State.BLOCKED), (Bench.empty, State.IDLE)],
+    "the last answer is not read": [
+        (Bench.drain, State.IDLE),
+        (Bench.fill, State.CLOSING),
+        (Bench.empty, State.CLOSING),
+    ],
+    "read by aiohttp": [
+        (sends(UNKNOWN[:-1]), State.GENERAL),
+        (settled, State.GENERAL),
+        (sends(b"c"), State.ANSWERING),
+        (opened, State.ANSWERING),
+        (sends(KNOWN), State.IDLE),
+    ],
+    "a head in two parts": [
+        (sends(UNKNOWN[:10]), State.GENERAL),
+        (sends(UNKNOWN[10:]), State.GENERAL),
+        # Of a head that came in parts nothing is known.
+        (settled, State.ADOPTED),
+    ],
+    "where it ends is not known": [
+        (sends(CHUNKED), State.GENERAL),
+        (settled, State.ADOPTED),
+        (opened, State.ADOPTED),
+        (sends(KNOWN), State.ADOPTED),
+    ],
+    "sent ahead while aiohttp answers": [
+        (sends(UNKNOWN), State.GENERAL),
+        (settled, State.ANSWERING),
+        (sends(KNOWN), State.ADOPTED),
+    ],
+    "two at once for aiohttp": [(sends(UNKNOWN * 2), State.GENERAL), (settled, State.ADOPTED)],
+    "more than the body": [
+        (sends(UNKNOWN[:-1]), State.GENERAL),
+        (settled, State.GENERAL),
+        (sends(b"c" + KNOWN), State.ADOPTED),
+    ],
+    "an answer of aiohttp that is not read": [
+        (sends(UNKNOWN[:-1]), State.GENERAL),
+        (settled, State.GENERAL),
+        (Bench.full, State.GENERAL),
+        (Bench.empty, State.GENERAL),
+        (sends(b"c"), State.ANSWERING),
+        (Bench.full, State.ANSWERING),
+        (Bench.empty, State.ANSWERING),
+        (sends(KNOWN), State.ADOPTED),
+        (Bench.full, State.ADOPTED),
+        (Bench.empty, State.ADOPTED),
+    ],
+    "cancelled": [(sends(LATER), State.EXECUTING), (Bench.fail, State.CLOSING)],
+}
+
+TO: dict[State, Sequence[tuple[Step, State]]] = {
+    State.IDLE: [],
+    State.RECEIVING: [(sends(KNOWN[:-1]), State.RECEIVING)],
+    State.EXECUTING: [(sends(LATER), State.EXECUTING)],
+    State.QUEUED: [(sends(KNOWN * 2), State.QUEUED)],
+    State.BLOCKED: [(Bench.fill, State.BLOCKED)],
+    State.GENERAL: [(sends(UNKNOWN[:10]), State.GENERAL)],
+    State.ANSWERING: [(sends(UNKNOWN), State.GENERAL), (settled, State.ANSWERING)],
+    State.ADOPTED: [(sends(CHUNKED), State.GENERAL), (settled, State.ADOPTED)],
+    State.CLOSING: [(Bench.drain, State.IDLE), (sends(KNOWN), State.CLOSING)],
+}
+"""How to come into each state but the last one."""
+
+
+async def follow(bench: Bench, steps: Sequence[tuple[Step, State]]) -> None:
+    for step, state in steps:
+        done = step(bench)
+        if done is not None:
+            await done
+        assert state is bench.fast.state
+
+
+async def end(bench: Bench) -> None:
+    if bench.fast.state is not State.CLOSED:
+        bench.lose()
+    await bench.settle()
+
+
+@pytest.mark.parametrize("name", CONVERSATIONS)
+async def test_a_conversation_goes_through_the_states(name: str) -> None:
+    bench = Bench()
+    await follow(bench, CONVERSATIONS[name])
+    await end(bench)
+
+    assert State.CLOSED is bench.fast.state
+
+
+@pytest.mark.parametrize("state", TO, ids=lambda state: state.name)
+async def test_a_connection_may_be_lost_or_closed_in_every_state(state: State) -> None:
+    """And nothing comes up again: no turn, no timer, no answer."""
+    lost, closed = Bench(), Bench()
+    for bench in (lost, closed):
+        await follow(bench, TO[state])
+    lost.lose()
+    closed.fast.end(Input.CLOSE)
+    written = lost.wire.written, closed.wire.written
+    for bench in (lost, closed):
+        bench.gate.set()
+        await bench.settle()
+
+    assert (State.CLOSED, State.CLOSING) == (lost.fast.state, closed.fast.state)
+    assert written[0] == lost.wire.written
+    assert state in AIOHTTP or written[1] == closed.wire.written
+    await end(closed)
+
+
+IN_FLIGHT = {State.RECEIVING, State.EXECUTING, State.QUEUED, State.ANSWERING, State.ADOPTED}
+
+
+@pytest.mark.parametrize("state", TO, ids=lambda state: state.name)
+async def test_only_a_connection_without_a_request_is_closed_as_idle(state: State) -> None:
+    """A header block of which only a part has come is no request yet."""
+    bench = Bench()
+    await follow(bench, TO[state])
+    bench.connection.close_idle()
+    expected = state if state in IN_FLIGHT else State.CLOSING
+    found = bench.fast.state
+    await end(bench)
+
+    assert expected is found
+
+
+async def test_every_row_of_the_table_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that no conversation needs is none."""
+    seen = set()
+    change = Lifecycle.change
+
+    def note(self: Lifecycle, happening: Input) -> None:
+        before = self.state
+        change(self, happening)
+        seen.add((before, happening, self.state))
+
+    monkeypatch.setattr(Lifecycle, "change", note)
+    for steps in CONVERSATIONS.values():
+        bench = Bench()
+        await follow(bench, steps)
+        await end(bench)
+    for steps in TO.values():
+        for last in (Input.LOST, Input.CLOSE):
+            bench = Bench()
+            await follow(bench, steps)
+            bench.fast.end(last)
+            bench.connection._fast = None
+            await bench.settle()
+
+    assert set() == ROWS - seen

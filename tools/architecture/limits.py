@@ -1,0 +1,67 @@
+"""Every limit of the server: its setting, and what the composition root gives it to."""
+
+import ast
+import dataclasses
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from xlaserve.settings import Settings
+
+_BEGINNINGS = ("max_", "min_")
+_ENDINGS = ("_bytes", "_seconds", "_threads", "_backlog", "_per_pass", "_per_model")
+
+
+def limits() -> list[str]:
+    """Return the names of the settings that bound something, in their order."""
+    names = [one.name for one in dataclasses.fields(Settings)]
+    return [n for n in names if n.startswith(_BEGINNINGS) or n.endswith(_ENDINGS)]
+
+
+def receivers(files: list[Path], modules: list[ModuleType]) -> dict[str, set[str]]:
+    """Return, by setting, the parameters that it is passed to as `Class(parameter)`."""
+    found: dict[str, set[str]] = {}
+    for file, module in zip(files, modules, strict=True):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call):
+                for setting, parameter in _given(node, module):
+                    found.setdefault(setting, set()).add(parameter)
+    return found
+
+
+def _given(call: ast.Call, module: ModuleType) -> Iterator[tuple[str, str]]:
+    name = ast.unparse(call.func)
+    callee = _resolve(name, module)
+    shown = name.rsplit(".", 1)[-1]
+    parameters = _parameters(callee)
+    for position, argument in enumerate(call.args):
+        for setting in _settings_in(argument):
+            place = parameters[position] if position < len(parameters) else ""
+            yield setting, f"{shown}({place})" if place else shown
+    for keyword in call.keywords:
+        for setting in _settings_in(keyword.value):
+            yield setting, f"{shown}({keyword.arg})" if keyword.arg else shown
+
+
+def _settings_in(node: ast.expr) -> Iterator[str]:
+    if isinstance(node, ast.Call):
+        return  # the inner call is looked at by itself
+    for child in ast.walk(node):
+        if isinstance(child, ast.Attribute) and ast.unparse(child.value).endswith("settings"):
+            yield child.attr
+
+
+def _resolve(name: str, module: ModuleType) -> Any:
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _parameters(callee: Any) -> list[str]:
+    try:
+        return list(inspect.signature(callee).parameters)
+    except (TypeError, ValueError):
+        return []

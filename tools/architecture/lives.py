@@ -1,0 +1,60 @@
+"""The lives of a request, a stream, a batch and a load, step by step, each step a name in the code.
+
+A step whose name is not there any more is an error: the page cannot outlive the code.
+"""
+
+import ast
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a life."""
+
+    name: str
+    """Where: `core/serving/gates.py: Gates.admit`."""
+    does: str
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What happens to one thing, in order."""
+
+    title: str
+    steps: tuple[Step, ...]
+
+
+def missing(lives: tuple[Life, ...], server: Path) -> list[str]:
+    """Say which steps name nothing."""
+    return [
+        f"'{life.title}' names {step.name}, which is not there"
+        for life in lives
+        for step in life.steps
+        if not _is_there(step.name, server / "xlaserve")
+    ]
+
+
+def _is_there(name: str, package: Path) -> bool:
+    file, _, qualified = name.partition(": ")
+    path = package / file
+    return path.is_file() and (not qualified or qualified in _names(path))
+
+
+@cache
+def _names(path: Path) -> frozenset[str]:
+    found: set[str] = set()
+
+    def look(node: ast.AST, within: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                name = f"{within}.{child.name}" if within else child.name
+                found.add(name)
+                look(child, name)
+            elif isinstance(child, ast.Assign | ast.AnnAssign):
+                targets = child.targets if isinstance(child, ast.Assign) else [child.target]
+                found.update(t.id for t in targets if isinstance(t, ast.Name) and not within)
+
+    look(ast.parse(path.read_text()), "")
+    return frozenset(found)

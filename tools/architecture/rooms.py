@@ -1,0 +1,93 @@
+"""The packages of the server, what each is for, and which imports which."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PACKAGE = "xlaserve"
+_DRAWN = (
+    "xlaserve.cli",
+    "xlaserve.app",
+    "xlaserve.transport.grpc",
+    "xlaserve.transport.http2",
+    "xlaserve.transport.rest",
+    "xlaserve.transport",
+    "xlaserve.core.residence",
+    "xlaserve.core.serving",
+    "xlaserve.core.threads",
+    "xlaserve.core",
+    "xlaserve.models.onnx",
+    "xlaserve.models.rows",
+    "xlaserve.models",
+)
+"""The rooms that are drawn; a module belongs to the first that its name begins with."""
+
+
+@dataclass(slots=True)
+class Room:
+    """One package, without the rooms inside it."""
+
+    name: str
+    caption: str = ""
+    lines: int = 0
+    imports: set[str] = field(default_factory=set)
+
+
+def module_name(file: Path, server: Path) -> str:
+    """Return the dotted name of a file below `server`."""
+    parts = file.relative_to(server).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def rooms(server: Path) -> list[Room]:
+    """Read every module below `server/xlaserve` once, in the order of `_DRAWN`."""
+    found: dict[str, Room] = {}
+    for file in sorted((server / PACKAGE).rglob("*.py")):
+        name = module_name(file, server)
+        room_name = room_of(name)
+        if room_name is None:
+            continue
+        room = found.setdefault(room_name, Room(room_name))
+        source = file.read_text()
+        tree = ast.parse(source)
+        room.lines += source.count("\n")
+        if name == room_name:
+            room.caption = (ast.get_docstring(tree) or "").partition("\n")[0]
+        for imported in _imports(tree):
+            target = room_of(imported)
+            if target not in (None, room_name):
+                room.imports.add(str(target))
+    return [found[name] for name in _DRAWN if name in found]
+
+
+def room_of(module: str) -> str | None:
+    """Return the room that a module belongs to; None for what is not drawn."""
+    return next((name for name in _DRAWN if module == name or module.startswith(f"{name}.")), None)
+
+
+def arrows(found: list[Room]) -> Iterator[tuple[str, str]]:
+    """List who imports whom, without the arrows that follow from others."""
+    direct = {room.name: room.imports for room in found}
+    reached: dict[str, set[str]] = defaultdict(set)
+
+    def reach(name: str, seen: frozenset[str]) -> set[str]:
+        if name not in reached:
+            for target in direct.get(name, set()) - seen:
+                reached[name] |= {target} | reach(target, seen | {name})
+        return reached[name]
+
+    for room in found:
+        for target in sorted(room.imports):
+            others = room.imports - {target}
+            if not any(target in reach(other, frozenset({room.name})) for other in others):
+                yield room.name, target
+
+
+def _imports(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)

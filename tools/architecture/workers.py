@@ -1,0 +1,69 @@
+"""Every thread, pool, process and event loop that the server starts, with what it may touch.
+
+The places are found in the code: one without a row, and a row without a place, is an error.
+"""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+STARTERS = frozenset(
+    (
+        "threading.Thread",
+        "ThreadPoolExecutor",
+        "ProcessPoolExecutor",
+        "LimitedThreads",
+        "HostThreads",
+        "DeviceThreads",
+        "subprocess.run",
+        "subprocess.Popen",
+        "asyncio.create_subprocess_exec",
+        "asyncio.to_thread",
+        "uvloop.run",
+        "asyncio.run",
+    )
+)
+"""Calls that start something which runs beside the event loop, or the loop itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A row of the table."""
+
+    place: str
+    """Module and function that start it."""
+    name: str
+    does: str
+    touches: str
+    hands_over: str
+
+
+def places(server: Path) -> Iterator[str]:
+    """List the functions of the server that start something, as `package/module.py: name`."""
+    for file in sorted((server / "xlaserve").rglob("*.py")):
+        shown = file.relative_to(server / "xlaserve").as_posix()
+        for function, call in _calls(ast.parse(file.read_text()), ""):
+            if call in STARTERS:
+                yield f"{shown}: {function}"
+
+
+def _calls(node: ast.AST, within: str) -> Iterator[tuple[str, str]]:
+    for child in ast.iter_child_nodes(node):
+        name = within
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            name = f"{within}.{child.name}" if within else child.name
+        elif isinstance(child, ast.Call):
+            yield within, ast.unparse(child.func)
+            for argument in (*child.args, *(keyword.value for keyword in child.keywords)):
+                if isinstance(argument, ast.Attribute | ast.Name):
+                    yield within, ast.unparse(argument)
+        yield from _calls(child, name)
+
+
+def unmatched(found: set[str], rows: tuple[Worker, ...]) -> list[str]:
+    """Say which places have no row, and which rows no place."""
+    known = {row.place for row in rows}
+    return [f"{place} starts something and has no row" for place in sorted(found - known)] + [
+        f"nothing is started at {place} any more" for place in sorted(known - found)
+    ]
