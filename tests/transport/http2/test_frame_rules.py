@@ -1,0 +1,721 @@
+"""Every rule on frames, by its section of RFC 9113, however the frames are cut into reads."""
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import pytest
+from support.frames import (
+    PREFACE,
+    SETTINGS_ACK,
+    Flag,
+    Frame,
+    Kind,
+    Setting,
+    continuation,
+    data,
+    goaway,
+    head,
+    headers,
+    literals,
+    padded,
+    ping,
+    priority,
+    rst_stream,
+    settings,
+    window_update,
+)
+from support.memory_client import (
+    MESSAGE,
+    REQUEST,
+    MemoryClient,
+    Streaming,
+    Unary,
+    answer,
+    request,
+    told,
+)
+
+LARGEST = 20_000
+"""What a frame may have here."""
+STREAMS = 2
+
+WRONG = "GOAWAY PROTOCOL_ERROR"
+SIZE = "GOAWAY FRAME_SIZE_ERROR"
+FLOW = "GOAWAY FLOW_CONTROL_ERROR"
+CALM = "GOAWAY ENHANCE_YOUR_CALM"
+COMPRESSION = "GOAWAY COMPRESSION_ERROR"
+FINE = ""
+
+Parts: TypeAlias = "tuple[Frame | bytes, ...]"
+
+
+class Rule(NamedTuple):
+    """What is sent, and what the server ends for it."""
+
+    section: str
+    name: str
+    parts: Parts
+    outcome: str
+    """RST_STREAM or GOAWAY with the code; FINE where all goes on."""
+
+
+OPEN = headers(1, REQUEST)
+ENDED = headers(1, REQUEST, end_stream=True)
+HALF = headers(1, REQUEST[:10], end_headers=False)
+TRAILERS = literals([("x-end", "1")])
+MAX = 2**31 - 1
+
+
+def sized(frame: Frame, size: int) -> Frame:
+    """Give a frame so much payload, its own or zeros."""
+    return frame._replace(payload=frame.payload[:size].ljust(size, b"\0"))
+
+
+def on(stream: int, frame: Frame) -> Frame:
+    return frame._replace(stream=stream)
+
+
+def flagged(frame: Frame, flags: int) -> Frame:
+    return frame._replace(flags=frame.flags | flags)
+
+
+def with_priority(depends_on: int) -> Frame:
+    return headers(1, priority(1, depends_on).payload + REQUEST)._replace(
+        flags=Flag.PRIORITY | Flag.END_HEADERS
+    )
+
+
+LONG = literals([("x", "y" * 1000)])
+PUSH = Frame(Kind.PUSH_PROMISE, Flag.END_HEADERS, 1, b"\0\0\0\2")
+UNKNOWN = Frame(0x2A, 0xFF, 1, b"grease")
+MALFORMED = "RST_STREAM 1 PROTOCOL_ERROR"
+CLOSED = "RST_STREAM 1 STREAM_CLOSED"
+
+RULES = [
+    # --- 3.4 Connection Preface ---
+    Rule("3.4", "settings come first", (PREFACE, ping()), WRONG),
+    Rule("3.4", "an acknowledgement is not what comes first", (PREFACE, SETTINGS_ACK), WRONG),
+    Rule("3.4", "not even a type that is not known comes first", (PREFACE, UNKNOWN), WRONG),
+    Rule("3.4", "settings may be empty", (PREFACE, settings(), ping()), FINE),
+    Rule("3.4", "HTTP/1.1 is none", (b"GET / HTTP/1.1\r\n",), WRONG),
+    # --- 4.1 Frame Format ---
+    Rule("4.1", "a reserved bit is ignored", (on(2**31, ping()), on(2**31 + 1, OPEN)), FINE),
+    Rule("4.1", "flags that are not defined are ignored", (flagged(ping(), 0xF0),), FINE),
+    Rule("4.1", "and on HEADERS", (flagged(OPEN, 0xD0 & ~Flag.END_STREAM),), FINE),
+    # --- 4.2 Frame Size ---
+    Rule("4.2", "DATA of the longest size", (OPEN, data(1, bytes(LARGEST))), FINE),
+    Rule("4.2", "DATA of a byte more", (OPEN, head(LARGEST + 1, Kind.DATA, 0, 1)), SIZE),
+    Rule("4.2", "HEADERS of a byte more", (head(LARGEST + 1, Kind.HEADERS, 4, 1),), SIZE),
+    Rule("4.2", "SETTINGS of a byte more", (head(LARGEST + 1, Kind.SETTINGS, 0, 0),), SIZE),
+    Rule("4.2", "what is not known, of a byte more", (head(LARGEST + 1, 0x2A, 0, 0),), SIZE),
+    # --- 4.3 Field Section Compression and Decompression ---
+    Rule("4.3", "a block that is not HPACK", (headers(1, b"\xff\xff\xff\xff\xff"),), COMPRESSION),
+    Rule("4.3", "an index that there is not", (headers(1, b"\xbe"),), COMPRESSION),
+    Rule("4.3", "of trailers too", (OPEN, headers(1, b"\x80", end_stream=True)), COMPRESSION),
+    Rule("4.3", "of a closed stream too", (OPEN, rst_stream(1), headers(1, b"\x80")), COMPRESSION),
+    Rule("4.3", "no other frame within a block", (HALF, ping()), WRONG),
+    Rule("4.3", "none that is not known within a block", (HALF, UNKNOWN), WRONG),
+    Rule("4.3", "no HEADERS within a block", (HALF, headers(3, REQUEST)), WRONG),
+    Rule("4.3", "no DATA within a block", (HALF, data(1, MESSAGE)), WRONG),
+    # --- 5.1 Stream States ---
+    Rule("5.1", "idle: DATA", (data(1, b"a"),), WRONG),
+    Rule("5.1", "idle: DATA that ends it", (data(1, b"a", end_stream=True),), WRONG),
+    Rule("5.1", "idle: RST_STREAM", (rst_stream(1),), WRONG),
+    Rule("5.1", "idle: WINDOW_UPDATE", (window_update(1, 1),), WRONG),
+    Rule("5.1", "idle: PRIORITY", (priority(1), OPEN), FINE),
+    Rule("5.1", "half-closed (remote): DATA", (ENDED, data(1, b"a")), CLOSED),
+    Rule("5.1", "half-closed (remote): an empty DATA", (ENDED, data(1, end_stream=True)), CLOSED),
+    Rule("5.1", "half-closed (remote): HEADERS", (ENDED, headers(1, TRAILERS)), CLOSED),
+    Rule("5.1", "half-closed (remote): WINDOW_UPDATE", (ENDED, window_update(1, 1)), FINE),
+    Rule("5.1", "half-closed (remote): PRIORITY", (ENDED, priority(1)), FINE),
+    Rule("5.1", "closed: DATA", (OPEN, rst_stream(1), data(1, b"a")), CLOSED),
+    Rule(
+        "5.1", "closed: HEADERS", (OPEN, rst_stream(1), headers(1, REQUEST)), "GOAWAY STREAM_CLOSED"
+    ),
+    Rule("5.1", "closed: WINDOW_UPDATE", (OPEN, rst_stream(1), window_update(1, 1)), FINE),
+    Rule("5.1", "closed: RST_STREAM", (OPEN, rst_stream(1), rst_stream(1)), FINE),
+    Rule("5.1", "closed: PRIORITY", (OPEN, rst_stream(1), priority(1)), FINE),
+    # --- 5.1.1 Stream Identifiers ---
+    Rule("5.1.1", "an even id", (headers(2, REQUEST),), WRONG),
+    Rule(
+        "5.1.1", "an id below one that was used", (headers(5, REQUEST), headers(3, REQUEST)), WRONG
+    ),
+    Rule(
+        "5.1.1",
+        "an id that was skipped is closed (6.1)",
+        (headers(5, REQUEST), data(3, b"a")),
+        "RST_STREAM 3 STREAM_CLOSED",
+    ),
+    Rule("5.1.1", "RST_STREAM on one is late", (headers(5, REQUEST), rst_stream(3)), FINE),
+    Rule("5.1.1", "ids may be skipped", (headers(5, REQUEST), headers(99, REQUEST)), FINE),
+    Rule("5.1.1", "the largest id", (headers(MAX, REQUEST),), FINE),
+    Rule("5.1.1", "none is above the largest", (headers(MAX, REQUEST), OPEN), WRONG),
+    # --- 5.1.2 Stream Concurrency ---
+    Rule(
+        "5.1.2",
+        "a stream too many",
+        (OPEN, headers(3, REQUEST), headers(5, REQUEST)),
+        "RST_STREAM 5 REFUSED_STREAM",
+    ),
+    Rule(
+        "5.1.2",
+        "one that ended is not counted",
+        (OPEN, headers(3, REQUEST), rst_stream(1), headers(5, REQUEST)),
+        FINE,
+    ),
+    # --- 5.3.2, RFC 7540 5.3.1 ---
+    Rule("5.3.2", "PRIORITY is ignored", (OPEN, priority(1, 3), priority(7, 1)), FINE),
+    Rule("5.3.2", "priority in HEADERS is ignored", (with_priority(7),), FINE),
+    Rule("5.3.2", "a stream that depends on itself", (OPEN, priority(1, 1)), MALFORMED),
+    Rule("5.3.2", "from its HEADERS on", (with_priority(1),), MALFORMED),
+    # --- 5.5 Extending HTTP/2 ---
+    Rule("5.5", "a type that is not known", (OPEN, UNKNOWN, on(0, UNKNOWN)), FINE),
+    Rule("5.5", "a long one", (OPEN, sized(UNKNOWN, LARGEST), ping()), FINE),
+    # --- 6.1 DATA ---
+    Rule("6.1", "DATA on stream 0", (data(0, b"a"),), WRONG),
+    Rule("6.1", "as much padding as frame", (OPEN, Frame(0, Flag.PADDED, 1, b"\3abc")), FINE),
+    Rule("6.1", "more padding than frame", (OPEN, Frame(0, Flag.PADDED, 1, b"\4abc")), WRONG),
+    Rule("6.1", "padding without its length", (OPEN, Frame(0, Flag.PADDED, 1)), SIZE),
+    Rule("6.1", "padding of 0", (OPEN, padded(data(1, MESSAGE), 0)), FINE),
+    Rule("6.1", "a message in padding", (OPEN, padded(data(1, MESSAGE, end_stream=True), 9)), FINE),
+    # --- 6.2 HEADERS ---
+    Rule("6.2", "HEADERS on stream 0", (headers(0, REQUEST),), WRONG),
+    Rule("6.2", "padding", (padded(OPEN, 200),), FINE),
+    Rule("6.2", "as much padding as frame", (padded(headers(1, b""), 9),), MALFORMED),
+    Rule(
+        "6.2",
+        "more padding than frame",
+        (Frame(Kind.HEADERS, Flag.PADDED | 4, 1, b"\4abc"),),
+        WRONG,
+    ),
+    Rule("6.2", "padding without its length", (Frame(Kind.HEADERS, Flag.PADDED | 4, 1),), SIZE),
+    Rule(
+        "6.2",
+        "priority that ends early",
+        (Frame(Kind.HEADERS, Flag.PRIORITY | 4, 1, b"\0\0\0\0"),),
+        SIZE,
+    ),
+    Rule("6.2", "padding and priority", (padded(with_priority(0), 100),), FINE),
+    # --- 6.3 PRIORITY ---
+    Rule("6.3", "PRIORITY on stream 0", (priority(0),), WRONG),
+    Rule("6.3", "of 4 bytes", (OPEN, sized(priority(1), 4)), "RST_STREAM 1 FRAME_SIZE_ERROR"),
+    Rule("6.3", "of 6 bytes", (OPEN, sized(priority(1), 6)), "RST_STREAM 1 FRAME_SIZE_ERROR"),
+    # --- 6.4 RST_STREAM ---
+    Rule("6.4", "RST_STREAM on stream 0", (rst_stream(0),), WRONG),
+    Rule("6.4", "of 3 bytes", (OPEN, sized(rst_stream(1), 3)), SIZE),
+    Rule("6.4", "of 5 bytes", (OPEN, sized(rst_stream(1), 5)), SIZE),
+    Rule("6.4", "with a code that is not known (7)", (OPEN, rst_stream(1, 0xFFFF_FFFF)), FINE),
+    # --- 6.5 SETTINGS ---
+    Rule("6.5", "SETTINGS on a stream", (on(1, settings()),), WRONG),
+    Rule("6.5", "an acknowledgement on a stream", (on(1, SETTINGS_ACK),), WRONG),
+    Rule("6.5", "an acknowledgement with values", (flagged(settings((1, 1)), Flag.ACK),), SIZE),
+    Rule("6.5", "half a value", (sized(settings(), 3),), SIZE),
+    Rule("6.5", "one and a half", (sized(settings((1, 1)), 9),), SIZE),
+    Rule("6.5.2", "ENABLE_PUSH of 2", (settings((Setting.ENABLE_PUSH, 2)),), WRONG),
+    Rule("6.5.2", "ENABLE_PUSH of 1", (settings((Setting.ENABLE_PUSH, 1)),), FINE),
+    Rule("6.5.2", "the widest window", (settings((Setting.INITIAL_WINDOW_SIZE, MAX)),), FINE),
+    Rule("6.5.2", "a wider one", (settings((Setting.INITIAL_WINDOW_SIZE, MAX + 1)),), FLOW),
+    Rule("6.5.2", "the smallest frame", (settings((Setting.MAX_FRAME_SIZE, 16_384)),), FINE),
+    Rule("6.5.2", "a smaller one", (settings((Setting.MAX_FRAME_SIZE, 16_383)),), WRONG),
+    Rule("6.5.2", "the largest frame", (settings((Setting.MAX_FRAME_SIZE, 2**24 - 1)),), FINE),
+    Rule("6.5.2", "a larger one", (settings((Setting.MAX_FRAME_SIZE, 2**24)),), WRONG),
+    Rule("6.5.2", "a value that is not known", (settings((0x4A4A, 2**32 - 1)),), FINE),
+    # --- 6.6 PUSH_PROMISE, 8.4 Server Push ---
+    Rule("8.4", "PUSH_PROMISE of a client", (OPEN, PUSH), WRONG),
+    # --- 6.7 PING ---
+    Rule("6.7", "PING on a stream", (OPEN, on(1, ping())), WRONG),
+    Rule("6.7", "of 7 bytes", (sized(ping(), 7),), SIZE),
+    Rule("6.7", "of 9 bytes", (sized(ping(), 9),), SIZE),
+    Rule("6.7", "an acknowledgement of 7 bytes", (sized(ping(ack=True), 7),), SIZE),
+    # --- 6.8 GOAWAY ---
+    Rule("6.8", "GOAWAY on a stream", (OPEN, on(1, goaway())), WRONG),
+    Rule("6.8", "of 7 bytes", (sized(goaway(), 7),), SIZE),
+    Rule("6.8", "with words", (sized(goaway(), 100), ping()), FINE),
+    Rule("6.8", "with a code that is not known (7)", (goaway(0, 0xBAD),), FINE),
+    # --- 6.9 WINDOW_UPDATE ---
+    Rule("6.9", "an increment of 0 on a stream", (OPEN, window_update(1, 0)), MALFORMED),
+    Rule("6.9", "an increment of 0 on the connection", (window_update(0, 0),), WRONG),
+    Rule("6.9", "a reserved bit is ignored", (OPEN, window_update(1, 2**31 + 1)), FINE),
+    Rule("6.9", "and is no increment", (OPEN, window_update(1, 2**31)), MALFORMED),
+    Rule("6.9", "of 3 bytes", (sized(window_update(0, 1), 3),), SIZE),
+    Rule("6.9", "of 5 bytes", (OPEN, sized(window_update(1, 1), 5)), SIZE),
+    Rule("6.9.1", "the widest window", (window_update(0, MAX - 65_535),), FINE),
+    Rule("6.9.1", "wider by 1", (window_update(0, MAX - 65_534),), FLOW),
+    Rule("6.9.1", "the widest of a stream", (OPEN, window_update(1, MAX - 65_535)), FINE),
+    Rule(
+        "6.9.1",
+        "wider by 1 of a stream",
+        (OPEN, window_update(1, MAX - 65_534)),
+        "RST_STREAM 1 FLOW_CONTROL_ERROR",
+    ),
+    Rule(
+        "6.9.2",
+        "wider by 1 through SETTINGS",
+        (OPEN, window_update(1, MAX - 65_535), settings((Setting.INITIAL_WINDOW_SIZE, 65_536))),
+        FLOW,
+    ),
+    Rule(
+        "6.9.2",
+        "wider on the way to what is not",
+        (
+            OPEN,
+            window_update(1, MAX - 65_535),
+            settings((Setting.INITIAL_WINDOW_SIZE, 65_536), (Setting.INITIAL_WINDOW_SIZE, 1)),
+        ),
+        FLOW,
+    ),
+    Rule(
+        "6.9.2",
+        "narrower through SETTINGS",
+        (OPEN, window_update(1, MAX - 65_535), settings((Setting.INITIAL_WINDOW_SIZE, 0))),
+        FINE,
+    ),
+    # --- 6.10 CONTINUATION ---
+    Rule("6.10", "CONTINUATION of nothing", (OPEN, continuation(1, b"")), WRONG),
+    Rule("6.10", "on stream 0", (HALF, continuation(0, REQUEST[10:])), WRONG),
+    Rule("6.10", "of another stream", (HALF, continuation(3, REQUEST[10:])), WRONG),
+    Rule(
+        "6.10",
+        "behind the end of a block",
+        (HALF, continuation(1, REQUEST[10:]), continuation(1, b"")),
+        WRONG,
+    ),
+    Rule("6.10", "a block in two", (HALF, continuation(1, REQUEST[10:])), FINE),
+    Rule(
+        "6.10",
+        "a block in three, one of them empty",
+        (HALF, continuation(1, b"", end_headers=False), continuation(1, REQUEST[10:])),
+        FINE,
+    ),
+    # --- 8.1 HTTP Message Framing ---
+    Rule("8.1", "trailers", (OPEN, data(1, MESSAGE), headers(1, TRAILERS, end_stream=True)), FINE),
+    Rule("8.1", "trailers that do not end", (OPEN, headers(1, TRAILERS)), MALFORMED),
+    Rule(
+        "8.1",
+        "a pseudo-header in trailers",
+        (OPEN, headers(1, REQUEST, end_stream=True)),
+        MALFORMED,
+    ),
+    Rule(
+        "8.1.1",
+        "less than the content-length",
+        (headers(1, request(("content-length", "9"))), data(1, MESSAGE, end_stream=True)),
+        MALFORMED,
+    ),
+    Rule(
+        "8.1.1",
+        "more than the content-length",
+        (headers(1, request(("content-length", "7"))), data(1, MESSAGE)),
+        MALFORMED,
+    ),
+    Rule(
+        "8.1.1",
+        "more, in many frames",
+        (headers(1, request(("content-length", "7"))), *(data(1, bytes(2)) for _ in range(4))),
+        MALFORMED,
+    ),
+    Rule(
+        "8.1.1",
+        "just the content-length",
+        (headers(1, request(("content-length", "8"))), data(1, MESSAGE, end_stream=True)),
+        FINE,
+    ),
+    Rule(
+        "8.1.1",
+        "a content-length without a body",
+        (headers(1, request(("content-length", "1")), end_stream=True),),
+        MALFORMED,
+    ),
+    Rule(
+        "8.1.1",
+        "a content-length of 0 without a body",
+        (headers(1, request(("content-length", "0")), end_stream=True),),
+        FINE,
+    ),
+    Rule(
+        "8.1.1",
+        "less than the content-length, and trailers",
+        (
+            headers(1, request(("content-length", "9"))),
+            data(1, MESSAGE),
+            headers(1, TRAILERS, end_stream=True),
+        ),
+        MALFORMED,
+    ),
+    Rule("8.3.1", "no :path", (headers(1, literals([(":method", "GET")])),), MALFORMED),
+    # --- 10.5 Denial-of-Service Considerations ---
+    Rule("10.5", "a long control frame", (sized(settings(), 16_386),), CALM),
+    Rule("10.5", "of any kind", (sized(goaway(), 16_385),), CALM),
+    Rule("10.5", "one that is just not too long", (sized(settings(), 16_380),), FINE),
+    Rule("10.5.1", "a long HEADERS frame", (headers(1, bytes(4097)),), CALM),
+    Rule("10.5.1", "a long CONTINUATION", (HALF, continuation(1, bytes(4097))), CALM),
+    Rule(
+        "10.5.1",
+        "a long block in many frames",
+        (HALF, *(continuation(1, bytes(1024), end_headers=False) for _ in range(5))),
+        CALM,
+    ),
+    Rule(
+        "10.5.1", "a list that is large when it is decoded", (headers(1, REQUEST + 4 * LONG),), CALM
+    ),
+]
+"""In the order of the sections."""
+
+ROUTES: dict[str, Callable[[], Streaming | Unary]] = {"streaming": Streaming, "unary": Unary}
+READS: dict[str, int] = {"one read": 1 << 20, "reads of 7 bytes": 7, "reads of 1 byte": 1}
+
+
+def made(route: str, *, greets: bool) -> MemoryClient:
+    return MemoryClient(
+        ROUTES[route](),
+        greets=greets,
+        max_frame_bytes=LARGEST,
+        max_streams=STREAMS,
+        max_header_bytes=1024,
+    )
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.section} {rule.name}")
+def test_rule(rule: Rule) -> None:
+    """The same is ended, with the same code, for every kind of route and however it is read."""
+    octets = b"".join(map(bytes, rule.parts))
+    greets = rule.section != "3.4"
+    for route in ROUTES:
+        for reads, size in READS.items():
+            if size < len(octets) // 5000:
+                continue
+            client = made(route, greets=greets)
+            client.send_in_pieces(octets, size)
+            ended = [text for text in client.ended if not _is_answer_of_the_end(text)]
+
+            assert ([rule.outcome] if rule.outcome else []) == ended[:1], (route, reads)
+            assert client.alive is not rule.outcome.startswith("GOAWAY")
+            if client.alive:
+                assert [ping(ack=True)] == client.send(ping())
+
+
+def _is_answer_of_the_end(text: str) -> bool:
+    return text.endswith(" NO_ERROR")
+
+
+BESIDE_OTHERS = [
+    rule
+    for rule in RULES
+    if rule.section != "3.4" and HALF not in rule.parts and rule.parts[0] != headers(MAX, REQUEST)
+]
+"""Those that leave room for another stream beside theirs."""
+
+
+@pytest.mark.parametrize("rule", BESIDE_OTHERS, ids=lambda rule: f"{rule.section} {rule.name}")
+def test_an_error_costs_what_it_may_and_no_more(rule: Rule) -> None:
+    """5.4.1, 5.4.2: of a stream only that one, and of a connection all that is open on it."""
+    client = MemoryClient(Streaming(), max_frame_bytes=LARGEST, max_header_bytes=1024)
+    client.send(*(part for part in rule.parts))
+    highest = max((s for s in client.route.streams), default=0)
+    other = max(highest, 99) + 2
+    frames = client.send(headers(other, REQUEST), ping())
+    if client.alive:
+        assert other in client.core.streams
+        assert frames[-1] == ping(ack=True)
+    else:
+        assert {} == client.core.streams
+        assert [] == frames
+        last = next(f for f in client.all if f.kind == Kind.GOAWAY)
+        assert highest <= int.from_bytes(last.payload[:4], "big")
+
+
+# --- what a table of one outcome cannot say ---------------------------------------------------
+
+
+@pytest.mark.parametrize("at", range(len(PREFACE)))
+def test_a_preface_with_one_wrong_byte_is_none(at: int) -> None:
+    """3.4."""
+    wrong = bytearray(PREFACE)
+    wrong[at] ^= 0x20
+    client = MemoryClient(greets=False)
+    client.send_in_pieces(bytes(wrong) + bytes(settings()))
+
+    assert [WRONG] == client.ended
+    assert not client.core.greeted
+
+
+@pytest.mark.parametrize("size", range(1, len(PREFACE)))
+def test_a_preface_may_come_in_pieces(size: int) -> None:
+    """3.4; the server's own settings have not waited for it."""
+    client = MemoryClient(greets=False)
+    first = client.taken()
+    assert [Kind.SETTINGS, Kind.WINDOW_UPDATE] == [frame.kind for frame in first]
+    assert [] == client.send(PREFACE[:size])
+    assert not client.core.greeted
+    rest = client.send(PREFACE[size:], settings())
+
+    assert [SETTINGS_ACK] == rest
+    assert client.core.greeted
+
+
+def test_our_settings_are_our_limits() -> None:
+    """6.5.2."""
+    client = MemoryClient(
+        greets=False, max_streams=7, max_header_bytes=2000, stream_window_bytes=70_000
+    )
+    values = client.taken()[0].payload
+    told_ = {
+        int.from_bytes(values[at : at + 2], "big"): int.from_bytes(values[at + 2 : at + 6], "big")
+        for at in range(0, len(values), 6)
+    }
+
+    assert {
+        Setting.MAX_CONCURRENT_STREAMS: 7,
+        Setting.INITIAL_WINDOW_SIZE: 70_000,
+        Setting.MAX_FRAME_SIZE: 1 << 20,
+        Setting.MAX_HEADER_LIST_SIZE: 2000,
+    } == told_
+
+
+def test_the_least_window_is_announced_without_an_increment_of_0() -> None:
+    """6.9: a client would have to end the connection for it."""
+    client = MemoryClient(greets=False, connection_window_bytes=65_535)
+
+    assert [Kind.SETTINGS] == [frame.kind for frame in client.taken()]
+
+
+def test_settings_are_acknowledged_each_time_and_in_order() -> None:
+    """6.5.3."""
+    client = MemoryClient()
+    frames = client.send(settings((1, 0)), ping(b"between."), settings(), SETTINGS_ACK)
+
+    assert [SETTINGS_ACK, ping(b"between.", ack=True), SETTINGS_ACK] == frames
+
+
+def test_the_last_of_two_values_counts() -> None:
+    """6.5.3: they are taken in their order."""
+    client = MemoryClient()
+    client.send(
+        settings(
+            (Setting.INITIAL_WINDOW_SIZE, 4),
+            (Setting.MAX_FRAME_SIZE, 20_000),
+            (Setting.INITIAL_WINDOW_SIZE, 9),
+        )
+    )
+    client.send(OPEN, data(1, MESSAGE, end_stream=True))
+    answer(client.route.streams[1], b"0123456789")
+
+    assert [9] == [len(frame.payload) for frame in client.taken() if frame.kind == Kind.DATA]
+
+
+def test_a_ping_is_answered_with_its_bytes_and_its_acknowledgement_is_not() -> None:
+    """6.7."""
+    client = MemoryClient()
+
+    assert [ping(b"8 bytes.", ack=True)] == client.send(ping(b"8 bytes."))
+    assert [] == client.send(ping(b"8 bytes.", ack=True))
+
+
+def test_a_connection_error_names_the_last_stream() -> None:
+    """6.8: those above it may be sent again."""
+    client = MemoryClient()
+    client.send(OPEN, headers(7, REQUEST), sized(ping(), 7))
+    last = client.all[-1]
+
+    assert (Kind.GOAWAY, 7) == (last.kind, int.from_bytes(last.payload[:4], "big"))
+    assert b"PING" in last.payload[8:]
+
+
+def test_behind_a_connection_error_nothing_is_looked_at() -> None:
+    """5.4.1."""
+    client = MemoryClient()
+    client.send(sized(ping(), 7), ping(), headers(1, REQUEST))
+
+    assert [] == client.send(ping(), headers(3, REQUEST))
+    assert {} == client.route.streams
+    assert [SIZE] == client.ended
+
+
+def test_a_client_that_says_goaway_still_gets_its_answers() -> None:
+    """6.8."""
+    client = MemoryClient()
+    client.send(OPEN, data(1, MESSAGE, end_stream=True), goaway())
+    assert client.core.client_leaves
+    answer(client.route.streams[1], b"abc")
+
+    assert [Kind.HEADERS, Kind.DATA, Kind.HEADERS] == [frame.kind for frame in client.taken()]
+    assert client.alive
+
+
+def test_our_goaway_leaves_streams_on_their_way_alone() -> None:
+    """6.8: the first names no stream."""
+    client = MemoryClient()
+    client.core.go_away()
+    (said,) = client.taken()
+    client.send(OPEN, data(1, MESSAGE, end_stream=True))
+
+    assert (Kind.GOAWAY, MAX) == (said.kind, int.from_bytes(said.payload[:4], "big"))
+    assert {1: b"abc"} == client.route.messages  # type: ignore[union-attr]
+
+
+# --- 4.3: the table of a connection ------------------------------------------------------------
+
+INSERT = b"\x40\x01a\x01"
+"""An entry of the dynamic table: the header a, of one byte."""
+NEWEST = b"\xbe"
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    {
+        "a stream that we have reset": (
+            headers(1, literals([(":path", "/")])),  # malformed
+            headers(1, REQUEST + INSERT + b"1"),
+        ),
+        "a stream that is refused": (
+            OPEN,
+            headers(3, REQUEST),
+            headers(5, REQUEST + INSERT + b"1"),
+            rst_stream(1),
+        ),
+        "trailers": (OPEN, headers(1, INSERT + b"1", end_stream=True)),
+        "trailers that do not end": (OPEN, headers(1, INSERT + b"1")),
+        "a stream that has ended": (ENDED, headers(1, INSERT + b"1")),
+        "a request that is malformed": (headers(1, INSERT + b"1"),),
+        "a request that depends on itself": (
+            headers(1, priority(1, 1).payload + REQUEST + INSERT + b"1")._replace(
+                flags=Flag.PRIORITY | Flag.END_HEADERS
+            ),
+        ),
+        "a block in two frames": (HALF, continuation(1, REQUEST[10:] + INSERT + b"1")),
+    }.items(),
+)
+def test_every_block_is_decoded_whatever_becomes_of_it(name: str, parts: Parts) -> None:
+    """Else the tables of both sides would differ from then on."""
+    client = MemoryClient(max_streams=STREAMS)
+    client.send(*parts)
+    client.send(headers(99, REQUEST + NEWEST))
+
+    assert client.alive, name
+    assert ("a", "1") in client.core.streams[99].head.fields
+
+
+def test_a_block_that_was_seen_is_read_anew_when_the_table_has_changed() -> None:
+    """RFC 7541 2.3.2: the index means something else then."""
+    client = MemoryClient()
+    client.send(headers(1, REQUEST + INSERT + b"1"), headers(3, REQUEST + NEWEST))
+    client.send(headers(5, REQUEST + NEWEST), headers(7, REQUEST + INSERT + b"2"))
+    client.send(headers(9, REQUEST + NEWEST))
+    values = {n: dict(stream.head.fields)["a"] for n, stream in client.core.streams.items()}
+
+    assert {1: "1", 3: "1", 5: "1", 7: "2", 9: "2"} == values
+
+
+# --- 5.4.2, 8.1: what a reset leaves ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        data(1, b"more"),
+        data(1, b"end", end_stream=True),
+        padded(data(1, b"more"), 50),
+        headers(1, TRAILERS, end_stream=True),
+        window_update(1, 100),
+        window_update(1, 0),
+        rst_stream(1),
+        priority(1),
+    ],
+    ids=lambda frame: f"{Kind(frame.kind).name} {frame.flags}",
+)
+def test_what_was_on_its_way_to_a_stream_that_we_have_reset_is_ignored(late: Frame) -> None:
+    """5.1, closed: the client has not seen the RST_STREAM yet."""
+    client = MemoryClient()
+    client.send(OPEN, window_update(1, 0))
+    assert [MALFORMED] == client.ended
+    for _ in range(3):
+        assert [] == told(client.send(late))
+    assert client.alive
+
+
+def test_a_request_that_is_answered_early_need_not_be_sent_to_its_end() -> None:
+    """8.1: RST_STREAM with NO_ERROR behind the answer."""
+    client = MemoryClient(Streaming())
+    client.send(OPEN, data(1, MESSAGE))
+    answer(client.route.streams[1], b"abc")
+    frames = client.taken()
+
+    assert ["RST_STREAM 1 NO_ERROR"] == told(frames)
+    assert frames[-2].ends_stream
+    assert [] == client.send(data(1, MESSAGE, end_stream=True))
+
+
+# --- 10.5: what is counted -------------------------------------------------------------------
+
+MOST = 20
+FLOODS: dict[str, tuple[Parts, Frame | bytes]] = {
+    "PING": ((), ping()),
+    "acknowledged PING": ((), ping(ack=True)),
+    "SETTINGS": ((), settings()),
+    "acknowledged SETTINGS": ((), SETTINGS_ACK),
+    "PRIORITY": ((), priority(1)),
+    "types that are not known": ((), UNKNOWN),
+    "long ones of them": ((), sized(UNKNOWN, 17_000)),
+    "GOAWAY": ((), goaway()),
+    "WINDOW_UPDATE of the connection": ((), window_update(0, 1)),
+    "WINDOW_UPDATE of a stream": ((OPEN,), window_update(1, 1)),
+    "WINDOW_UPDATE of a closed stream": ((OPEN, rst_stream(1)), window_update(1, 1)),
+    "RST_STREAM of a closed stream": ((OPEN, rst_stream(1)), rst_stream(1)),
+    "empty DATA": ((OPEN,), data(1)),
+    "DATA of nothing but padding": ((OPEN,), padded(data(1), 9)),
+    "DATA of a stream that we have reset": ((OPEN, window_update(1, 0)), data(1, b"a")),
+    "CONTINUATION without end": ((HALF,), continuation(1, b"", end_headers=False)),
+}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_every_frame_that_carries_nothing_is_counted_once(name: str) -> None:
+    """However a client makes work for nothing, it comes to the same end."""
+    before, flood = FLOODS[name]
+    client = MemoryClient(Streaming(), max_control_frames=MOST, max_frame_bytes=LARGEST)
+    client.send(*before)
+    for _ in range(MOST):
+        client.send(flood)
+    lives = client.alive
+    client.send(flood)
+
+    assert lives
+    assert [CALM] == [text for text in client.ended if text.startswith("GOAWAY")]
+
+
+RESETS: dict[str, Callable[[int], Parts]] = {
+    "by the client": lambda n: (headers(n, REQUEST), rst_stream(n)),
+    "for what it sent": lambda n: (headers(n, REQUEST), window_update(n, 0)),
+    "for how it asked": lambda n: (headers(n, literals([(":path", "/")])),),
+    "for DATA behind its end": lambda n: (headers(n, REQUEST, end_stream=True), data(n, b"a")),
+    "for being past its window": lambda n: (
+        headers(n, REQUEST),
+        *(padded(data(n), 255) for _ in range(5)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RESETS)
+def test_every_stream_that_is_reset_is_counted(name: str) -> None:
+    """CVE-2023-44487, and what came after it: by whom is no matter."""
+    client = MemoryClient(Streaming(), max_resets=MOST, stream_window_bytes=1024)
+    for number in range(MOST):
+        client.send(*RESETS[name](2 * number + 1))
+    lives = client.alive
+    client.send(*RESETS[name](2 * MOST + 1))
+
+    assert lives
+    assert CALM == client.ended[-1]
+    assert {} == client.core.streams
+
+
+def test_a_stream_too_many_is_counted_as_a_control_frame() -> None:
+    client = MemoryClient(Streaming(), max_control_frames=MOST, max_streams=1)
+    client.send(OPEN)
+    for number in range(1, MOST + 1):
+        client.send(headers(2 * number + 1, REQUEST))
+    lives = client.alive
+    client.send(headers(2 * MOST + 3, REQUEST))
+
+    assert lives
+    assert [*["RST_STREAM"] * MOST, "GOAWAY"] == [text.split()[0] for text in client.ended]
