@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xlaserve.core.residence import lifecycle
+from xlaserve.transport.http2 import states as http2
 from xlaserve.transport.rest import states as http
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -23,6 +24,8 @@ class Drawing:
     start: str
     rows: Iterable[tuple[str, str, str]]
     """Before, after, and the names of what leads from one to the other."""
+    below: str = ""
+    """What stands below the drawing."""
 
     def text(self) -> str:
         """Return the whole page."""
@@ -32,7 +35,7 @@ class Drawing:
         return (
             f"# {title}\n\nMade by `tools/draw_lifecycle.py` from the table in\n`{self.source}`. "
             f"What is not drawn is forbidden. {rest}\n\n"
-            "```mermaid\nstateDiagram-v2\n" + "\n".join(arrows) + "\n```\n"
+            "```mermaid\nstateDiagram-v2\n" + "\n".join(arrows) + "\n```\n" + self.below
         )
 
 
@@ -46,6 +49,34 @@ def _http_rows() -> Iterable[tuple[str, str, str]]:
         for after, names in arrows.items():
             yield before.name, after.name, ", ".join(names)
     yield http.State.CLOSING.name, http.State.CLOSED.name, http.Input.LOST.name
+
+
+def _stream_rows() -> Iterable[tuple[str, str, str]]:
+    """One arrow for each pair of states."""
+    for before, row in http2.TRANSITIONS.items():
+        arrows: dict[http2.State, list[str]] = {}
+        for happening, after in row.items():
+            if isinstance(after, http2.State):
+                arrows.setdefault(after, []).append(happening.name)
+        for after, names in arrows.items():
+            yield before.name, after.name, ", ".join(names)
+
+
+def _stream_reactions() -> str:
+    """Return the table of what is no step to a state."""
+    columns = [happening for happening in http2.Input if happening is not http2.Input.SEND_END]
+    lines = [
+        "| in state | " + " | ".join(happening.name for happening in columns) + " |",
+        "|---" * (len(columns) + 1) + "|",
+    ]
+    for state, row in http2.TRANSITIONS.items():
+        found = [row.get(happening) for happening in columns]
+        names = [
+            reaction.name if isinstance(reaction, http2.Reaction) else "" for reaction in found
+        ]
+        if any(names):
+            lines.append(f"| {state.name} | " + " | ".join(names) + " |")
+    return "\nWhat is no step:\n\n" + "\n".join(lines) + "\n"
 
 
 DRAWINGS = (
@@ -64,6 +95,18 @@ DRAWINGS = (
         "state CLOSE leads to CLOSING, and LOST to CLOSED. Its docstring explains them all.",
         http.State.IDLE.name,
         list(_http_rows()),
+    ),
+    Drawing(
+        "http2-streams.md",
+        "server/xlaserve/transport/http2/states.py",
+        "The states of an HTTP/2 stream\nIts rules are\n"
+        "those of RFC 9113 5.1. Frames that come have the names of their types, with `_END` where\n"
+        "they end the request; what the server does begins with `SEND_`. HALF_CLOSED_LOCAL lasts\n"
+        "for no frame: a request that is answered before its end is reset at once (8.1). A stream\n"
+        "in RESET is closed, too, but by the server: what is still on its way is ignored.",
+        http2.State.IDLE.name,
+        list(_stream_rows()),
+        _stream_reactions(),
     ),
 )
 
