@@ -1,0 +1,99 @@
+"""The device that is checked, and how models come to it and are let go."""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import jax
+import numpy as np
+
+from xlaserve.models import jax_runtime, loaders, sites
+from xlaserve.models.compilation import Compilation
+from xlaserve.models.config import ModelConfig
+from xlaserve.models.loaded import LoadContext, LoadedModel
+from xlaserve.models.sites import Site
+from xlaserve.tensors import Tensor, TensorSpec
+
+_LEAST_CALLS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is checked, and for how long."""
+
+    directories: tuple[Path, ...]
+    """Version directories of models."""
+    seconds: float
+    """How long each speed is measured."""
+    wide_columns: int
+    """Columns of FP32 that take about as long to copy as the device needs to go over them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The first device of a platform."""
+
+    platform: str
+    """A JAX platform: cpu, cuda or tpu."""
+    kind: str
+    count: int
+    limit_bytes: int
+    """0 where it has no memory of its own."""
+
+    @staticmethod
+    def started(platform: str) -> "Device":
+        """Start JAX on a platform; the CPU plays an accelerator. Raises DeviceUnavailable."""
+        jax_runtime.start(platform)
+        devices = jax.local_devices(backend=platform)
+        if platform == "cpu":
+            # So that what is executed is what is executed there, in threads of the device.
+            Site.is_accelerator = True  # type: ignore[method-assign, assignment]
+        limit = next((limit for _, limit in sites.memory(platform).values()), 0)
+        return Device(platform, str(devices[0].device_kind), len(devices), limit)
+
+    def bytes_in_use(self) -> int:
+        """Return what its allocator has given out; 0 where it does not say."""
+        statistics = jax.local_devices(backend=self.platform)[0].memory_stats() or {}
+        return int(statistics.get("bytes_in_use", 0))
+
+    def load(
+        self, path: Path, name: str, *, on: str = "", compilation: Compilation | None = None
+    ) -> LoadedModel:
+        """Load a model on it, or `on` another platform."""
+        context = LoadContext(
+            name, "1", ModelConfig(), on or self.platform, compilation=compilation or Compilation()
+        )
+        return loaders.load(path, context)
+
+
+def let_go(model: LoadedModel) -> None:
+    """Close a model, and return once its memory is free."""
+    model.close()
+    jax_runtime.release_memory()
+
+
+def inputs_of(model: LoadedModel, rows: int) -> dict[str, Tensor]:
+    """Return the same random inputs for the same number of rows."""
+    random = np.random.default_rng(rows)
+
+    def tensor(spec: TensorSpec) -> Tensor:
+        shape = tuple(rows if size == -1 else size for size in spec.shape)
+        return (random.random(shape) * 10).astype(spec.datatype.dtype)
+
+    return {spec.name: tensor(spec) for spec in model.info.inputs}
+
+
+def calls_per_second(call: Callable[[], object], seconds: float) -> float:
+    """Return how often something is called in a second, by the median of what calls take."""
+    times: list[float] = []
+    until = time.perf_counter() + seconds
+    while len(times) < _LEAST_CALLS or time.perf_counter() < until:
+        started = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - started)
+    return 1 / median(times)

@@ -1,0 +1,50 @@
+"""What a check found, in words and in numbers, and what is to be thought of it."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TypeAlias
+
+from gpu_check.device import Device, Options
+
+
+class Verdict(StrEnum):
+    """What is to be thought of it."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    MEASURED = "measured"
+    """A figure for who reads it: nothing says how large it has to be."""
+    UNKNOWN = "unknown"
+    """This device cannot say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One row of the table."""
+
+    check: str
+    subject: str
+    """A model, mostly."""
+    verdict: Verdict
+    said: str
+    values: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+
+
+Check: TypeAlias = Callable[[Device, Options], Iterator[Finding]]
+
+
+def judged(check: str, subject: str, passed: bool, said: str, **values: object) -> Finding:
+    """Return a finding that passed or failed."""
+    return Finding(check, subject, Verdict.PASSED if passed else Verdict.FAILED, said, values)
+
+
+def measured(check: str, subject: str, said: str, **values: object) -> Finding:
+    """Return a figure."""
+    return Finding(check, subject, Verdict.MEASURED, said, values)
+
+
+def unknown(check: str, subject: str, said: str) -> Finding:
+    """Return what this device cannot say."""
+    return Finding(check, subject, Verdict.UNKNOWN, said)

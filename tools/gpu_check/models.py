@@ -1,0 +1,126 @@
+"""Every model of a repository: answers, memory, speed beside a bare loop, and what batches gain."""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+import time
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from gpu_check.device import Device, Options, calls_per_second, inputs_of, let_go
+from gpu_check.findings import Finding, judged, measured, unknown
+from xlaserve.models import artifact, manifest, sites
+from xlaserve.models.loaded import LoadedModel, ModelMemory
+from xlaserve.models.placement import Placement
+from xlaserve.models.programs import DeviceParameters
+from xlaserve.tensors import Tensor
+
+_MOST_DIFFERENCE = 1e-2
+_LEAST_OF_BARE = 0.5
+"""The server does more than a bare loop: it checks, pads and names outputs."""
+
+
+def check_models(device: Device, options: Options) -> Iterator[Finding]:
+    """Load each model on the device and on the CPU, compare and measure it, unload it."""
+    for directory in options.directories:
+        yield from _check(device, options, directory, directory.parent.name)
+
+
+def _check(device: Device, options: Options, directory: Path, name: str) -> Iterator[Finding]:
+    used = device.bytes_in_use()
+    started = time.perf_counter()
+    model = device.load(directory, name)
+    seconds = time.perf_counter() - started
+    grown = device.bytes_in_use() - used
+    reference = device.load(directory, name, on="cpu")
+    sizes = [bucket.rows for bucket in model.info.buckets]
+    worst = max(_difference(model, reference, rows) for rows in sizes)
+    let_go(reference)
+    info = model.info
+    yield judged(
+        "answers", name, worst < _MOST_DIFFERENCE, f"differ from the CPU's by {worst:.2g} at most",
+        worst_difference=worst, load_seconds=seconds, compile_seconds=info.compile_seconds,
+    )  # fmt: skip
+    speeds = {
+        rows: calls_per_second(partial(model.execute, inputs_of(model, rows)), options.seconds)
+        for rows in sizes
+    }
+    yield from _speed(model, name, speeds)
+    bare = _bare_calls_per_second(directory, device, inputs_of(model, sizes[0]), options.seconds)
+    part = speeds[sizes[0]] / bare
+    said = f"{speeds[sizes[0]]:.0f} calls/s, {part:.2f} of a jitted function's"
+    values = {"calls_per_second": speeds[sizes[0]], "bare_calls_per_second": bare}
+    if device.limit_bytes:
+        yield judged("beside a bare loop", name, part > _LEAST_OF_BARE, said, **values)
+    else:
+        # What shares the cores of a machine with others is not judged by its speed.
+        yield measured("beside a bare loop", name, said, **values)
+    let_go(model)
+    left = device.bytes_in_use() - used
+    yield _reserved(device, name, info.memory, grown, left)
+
+
+def _reserved(device: Device, name: str, memory: ModelMemory, grown: int, left: int) -> Finding:
+    parameters, booked = memory.parameters_bytes, memory.total_bytes
+    said = (
+        f"{booked} bytes reserved, {parameters} of them parameters; the device grew by {grown}, "
+        f"{left} left after the unload"
+    )
+    if not device.limit_bytes:
+        return unknown("reserved memory", name, said)
+    return judged(
+        "reserved memory", name, parameters <= grown <= booked and left == 0, said,
+        parameters_bytes=parameters, reserved_bytes=booked, grown_bytes=grown, left_bytes=left,
+    )  # fmt: skip
+
+
+def _speed(model: LoadedModel, name: str, speeds: Mapping[int, float]) -> Iterator[Finding]:
+    rows_per_second = {rows: speed * max(1, rows) for rows, speed in speeds.items()}
+    alone, best = next(iter(rows_per_second.values())), max(rows_per_second.values())
+    yield measured(
+        "batching", name, f"{best:.0f} rows/s at best, {best / alone:.1f} times as many as alone; "
+        f"batches up to {model.batch_limit}",
+        rows_per_second=rows_per_second, batch_limit=model.batch_limit,
+    )  # fmt: skip
+
+
+def _difference(model: LoadedModel, reference: LoadedModel, rows: int) -> float:
+    inputs = inputs_of(model, rows)
+    found, expected = model.execute(inputs), reference.execute(inputs)
+    return max(
+        float(np.abs(np.asarray(found[name], float) - np.asarray(expected[name], float)).max())
+        for name in found
+    )
+
+
+def _bare_calls_per_second(
+    directory: Path, device: Device, inputs: Mapping[str, Tensor], seconds: float
+) -> float:
+    """Return how often a function that JAX compiles is called in a second, in a loop."""
+    described = manifest.read(directory)
+    exported = artifact.read(directory, described)
+    (site,) = sites.layout(Placement(device.platform)).sites
+    parameters = DeviceParameters.read(directory, described, [site], lambda: None)
+    rest = iter(parameters.leaves[0])
+    leaves = [
+        parameters.constants[index] if index in parameters.constants else next(rest)
+        for index in range(len(exported.in_avals) - len(inputs))
+    ]
+    leaves = jax.device_put(leaves, site.outputs)
+    values = [inputs[spec.name] for spec in described.inputs]
+
+    @jax.jit
+    def bare(*arrays: jax.Array) -> list[jax.Array]:
+        args, kwargs = jax.tree.unflatten(exported.in_tree, arrays)
+        return jax.tree.leaves(exported.call(*args, **kwargs))
+
+    def call() -> None:
+        for output in bare(*leaves, *values):
+            np.asarray(output)
+
+    call()
+    return calls_per_second(call, seconds)
