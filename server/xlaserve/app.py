@@ -35,8 +35,7 @@ from xlaserve.core.serving.ledger import Ledger
 from xlaserve.core.serving.models_api import Models
 from xlaserve.core.threads.workers import Workers
 from xlaserve.errors import InvalidSettings
-from xlaserve.models import device, loaders, trial
-from xlaserve.models.compilation_cache import CompilationCache
+from xlaserve.models import compilation, device, loaders, trial
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import Stage
 from xlaserve.models.mappings import Mappings
@@ -79,9 +78,6 @@ from xlaserve.transport.rest.sagemaker import sagemaker_routes
 from xlaserve.transport.rest.server import HttpLimits, HttpServer
 from xlaserve.transport.rest.threads import OffLoop
 from xlaserve.transport.tls import grpc_tls
-
-AUTO, NO_CACHE = "auto", "none"
-"""What may stand for a directory in `compilation_cache_directory`."""
 
 _CLIENTS_OF_A_MESH = 8
 """A mesh sends all its requests over one connection, and may leave some of them open unsent."""
@@ -155,7 +151,7 @@ class Application:
         self.settings = settings
         self.display = display or NoDisplay()
         self.http: HttpServer | None = None
-        self._cache = _compilation_cache(settings)
+        self._compilation = compilation.of_settings(settings)
         self.mappings = Mappings(settings.max_memory_mappings)
         self._closing_until: float | None = None
         """When the end of threads is waited for no longer, by the clock of the event loop."""
@@ -199,6 +195,7 @@ class Application:
             try_loading=partial(_try_loading, settings.trial_seconds),
             release_memory=self._release_memory,
             mappings=self.mappings,
+            compilation=self._compilation,
             devices=lambda: device.devices(self._start_device()),
             on_stage=self.display.stage,
         )
@@ -262,6 +259,8 @@ class Application:
             devices=devices.count,
             capacity_bytes=self.capacity.total_bytes,
         )
+        if unused := compilation.without_effect(self.settings, platform):
+            _log.warning("settings have no effect", platform=platform, settings=list(unused))
         await self.control.start()
         rows = await self.rows()
         ready = sum(row.size_bytes is not None for row in rows)
@@ -273,14 +272,15 @@ class Application:
         self.mappings.count()
 
     def _start_device(self) -> str:
+        asked, fraction = self.settings.device.value, self.settings.gpu_memory_fraction
         try:
-            return device.start(self.settings.device.value, self._cache)
+            return device.start(asked, self._compilation.cache, memory_fraction=fraction)
         except InvalidSettings as error:
-            if self.settings.compilation_cache_directory != AUTO:
+            if self.settings.compilation_cache_directory != compilation.AUTO:
                 raise
+            # It holds nothing as long as it is not prepared.
             _log.warning("compiled programs are not kept", reason=str(error))
-            self._cache = None
-            return device.start(self.settings.device.value)
+            return device.start(asked, memory_fraction=fraction)
 
     async def rows(self) -> list[ModelRow]:
         """List the models with what they cost."""
@@ -526,14 +526,6 @@ def _http2_limits(settings: Settings) -> Http2Limits:
         preface_seconds=settings.preface_seconds,
         message_seconds=settings.message_timeout_seconds,
     )
-
-
-def _compilation_cache(settings: Settings) -> CompilationCache | None:
-    text = settings.compilation_cache_directory
-    if text in ("", NO_CACHE):
-        return None
-    directory = Path.home() / ".cache" / "xlaserve" if text == AUTO else Path(text)
-    return CompilationCache(directory, settings.compilation_cache_max_bytes)
 
 
 def _try_loading(seconds: float, directory: Path, config: ModelConfig) -> None:

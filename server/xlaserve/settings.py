@@ -218,10 +218,30 @@ class Settings:
     """Where compiled programs outlive the process: a directory of this user alone; none; or auto,
     which is .cache/xlaserve in its home."""
     compilation_cache_max_bytes: int = 1 << 30
-    """What that directory may grow to; what was not used for longest goes at the next start."""
+    """What that directory may grow to; what was not used for longest goes."""
     mmap_parameters: bool = False
     """On the CPU, map parameters from their files instead of reading them. The files must never
     be rewritten in place; not for network mounts."""
+
+    # --- GPU ---
+
+    gpu_memory_fraction: float = 0.9
+    """With CUDA: the part of each GPU's memory that XLA may take, and that models may fill. A
+    server has the GPU to itself, so it is more than XLA's own 0.75; what is left is for the driver,
+    cuBLAS, cuDNN, NCCL, and the code of programs and command buffers, which XLA's memory does not
+    hold. XLA_CLIENT_MEM_FRACTION counts before it."""
+    gpu_command_buffers: bool = True
+    """With CUDA: let XLA launch many kernels as one command buffer (a CUDA graph). That is most of
+    the time of a small batch, and warm-ups record them before the first request; they take memory
+    beyond gpu_memory_fraction, so turn them off where a GPU is to hold hundreds of programs."""
+    gpu_latency_hiding_scheduler: bool = True
+    """With CUDA: let programs of sharded models compute while their parts are exchanged. It may
+    take more scratch memory, which is reserved as the compiler says. A model on one device has
+    nothing to hide, and is compiled without it."""
+    gpu_autotune_cache: bool = True
+    """With CUDA: keep which kernels were quickest in compilation_cache_directory. To time them is
+    most of a compilation; and servers that share the directory choose the same ones, so that they
+    answer alike to the last bit."""
 
     # --- Execution ---
 
@@ -448,6 +468,7 @@ _SMALLEST: Mapping[str, float] = {
     "execute_threads": 0,
     "spare_execute_threads": 0,
     "compilation_cache_max_bytes": 0,
+    "gpu_memory_fraction": 0.01,
     "inline_execution_seconds": 0,
     "max_requests_per_model": 1,
     "drain_seconds": 0,
@@ -500,6 +521,7 @@ _DEEPEST = 100
 """protobuf's own limit, and Triton's for JSON; far beyond it Python's recursion would end first."""
 
 _LARGEST: Mapping[str, float] = {
+    "gpu_memory_fraction": 1,
     # Beyond that it does not save anything.
     "busy_poll_seconds": 0.01,
     # The kernel counts in 32 bits.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -57,8 +57,8 @@ def load() -> Iterator[Load]:
     """Load a directory as model `m`, version 1."""
     loaded: list[LoadedModel] = []
 
-    def load_model(directory: Path, config: ModelConfig | None = None) -> LoadedModel:
-        context = LoadContext("m", "1", config or ModelConfig())
+    def load_model(directory: Path, config: ModelConfig | None = None, **more: Any) -> LoadedModel:
+        context = LoadContext("m", "1", config or ModelConfig(), **more)
         loaded.append(loaders.load(directory, context))
         return loaded[-1]
 

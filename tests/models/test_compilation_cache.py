@@ -1,72 +1,110 @@
-"""Compiled programs that outlive the process."""
+"""The directory in which compiled programs outlive the process."""
 
-# Much of jax is typed, but not all that is called here.
-# mypy: disallow-untyped-calls=False
-
+import dataclasses
+import json
 import os
 import stat
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import jax
-import jax.monitoring
 import pytest
-from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from xlaserve.errors import InvalidSettings
-from xlaserve.models import compilation_cache, jax_runtime
-from xlaserve.models.compilation_cache import CompilationCache
-from xlaserve.models.loaded import LoadedModel
+from xlaserve.models import compilation_cache
+from xlaserve.models.compilation_cache import CompilationCache, Entry, Unusable, processor
 
-Load = Callable[..., LoadedModel]
+TARGET = "cpu-here"
+ENTRY = Entry({"computation": "abc"}, {"jax": "1.2"}, b"machine code")
 
-BUCKETS = 5
-HIT = "/jax/compilation_cache/cache_hits"
+
+@pytest.fixture
+def cache(tmp_path: Path) -> CompilationCache:
+    """Return one that is prepared."""
+    made = CompilationCache(tmp_path / "a" / "cache", 10_000)
+    made.prepare(TARGET)
+    return made
+
+
+def files(cache: CompilationCache) -> dict[str, Path]:
+    """Return its files by suffix."""
+    return {path.suffix: path for path in (cache.directory / TARGET).iterdir()}
+
+
+def reason(found: object) -> str:
+    assert isinstance(found, Unusable)
+    return found.reason
+
+
+# --- the directory -----------------------------------------------------------------------------
 
 
 def test_directory_is_made_for_this_user_alone(tmp_path: Path) -> None:
-    path = CompilationCache(tmp_path / "a" / "b", 100).prepare()
+    path = CompilationCache(tmp_path / "a" / "b", 100).prepare(TARGET)
 
     assert tmp_path / "a" / "b" == path.parent
     assert 0o700 == stat.S_IMODE(path.stat().st_mode)
-    assert path == CompilationCache(tmp_path / "a" / "b", 100).prepare()
+    assert path == CompilationCache(tmp_path / "a" / "b", 100).prepare(TARGET)
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o701, 0o777])
 def test_directory_that_others_can_use_is_refused(tmp_path: Path, mode: int) -> None:
     """What lies in it is executed."""
     cache = CompilationCache(tmp_path, 100)
-    cache.prepare().chmod(mode)
+    cache.prepare(TARGET).chmod(mode)
 
     with pytest.raises(InvalidSettings, match=r"of this user alone \(mode 0700\)"):
-        cache.prepare()
+        cache.prepare(TARGET)
+
+
+def test_directory_of_a_volume_that_hands_its_group_down_is_used(tmp_path: Path) -> None:
+    """So are those that Kubernetes mounts with an fsGroup."""
+    tmp_path.chmod(0o2770)
+
+    path = CompilationCache(tmp_path, 100).prepare(TARGET)
+
+    assert path.stat().st_mode & stat.S_ISGID
+    assert path == CompilationCache(tmp_path, 100).prepare(TARGET)
+
+
+def test_directory_of_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    CompilationCache(tmp_path, 100).prepare(TARGET)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+
+    with pytest.raises(InvalidSettings, match="it belongs to the user"):
+        CompilationCache(tmp_path, 100).prepare(TARGET)
 
 
 def test_link_is_refused(tmp_path: Path) -> None:
     cache = CompilationCache(tmp_path, 100)
-    path = cache.prepare()
+    path = cache.prepare(TARGET)
     path.rmdir()
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     path.symlink_to(tmp_path / "elsewhere")
 
-    with pytest.raises(InvalidSettings, match="of this user alone"):
-        cache.prepare()
+    with pytest.raises(InvalidSettings, match="expected a directory"):
+        cache.prepare(TARGET)
 
 
 def test_directory_that_cannot_be_made_is_a_setting_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
+    cache = CompilationCache(tmp_path / "file", 100)
 
     with pytest.raises(InvalidSettings, match="^setting compilation_cache_directory: expected a"):
-        CompilationCache(tmp_path / "file", 100).prepare()
+        cache.prepare(TARGET)
+
+    cache.write(TARGET, "name", ENTRY)
+
+    assert cache.read(TARGET, "name") is None
 
 
 def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
-    path = CompilationCache(tmp_path, 100).prepare()
+    path = CompilationCache(tmp_path, 100).prepare(TARGET)
     for age, name in enumerate(("newest", "newer", "older", "oldest")):
         (path / name).write_bytes(bytes(40))
         os.utime(path / name, (1000 - age, 1000 - age))
 
-    CompilationCache(tmp_path, 100).prepare()
+    CompilationCache(tmp_path, 100).prepare(TARGET)
 
     assert {"newest", "newer"} == {file.name for file in path.iterdir()}
 
@@ -76,47 +114,175 @@ def test_programs_of_other_processors_are_kept_apart(
 ) -> None:
     """One home directory serves many machines, and not all have the same instructions."""
     (tmp_path / "cpuinfo").write_text("processor: 0\nflags\t: fpu sse avx1024\n")
-    cache = CompilationCache(tmp_path / "cache", 100)
-    ours = cache.prepare()
+    ours = processor()
     monkeypatch.setattr(compilation_cache, "_CPU_INFO", tmp_path / "cpuinfo")
 
-    assert ours != cache.prepare()
+    assert ours != processor()
 
 
-@pytest.fixture
-def cache(tmp_path: Path) -> Iterator[CompilationCache]:
-    """The cache of this process, for the length of a test."""
-    found = CompilationCache(tmp_path / "cache", 1 << 30)
-    jax_runtime.start("cpu", found)
-    reset_cache()
-    yield found
-    jax.config.update("jax_compilation_cache_dir", None)
-    reset_cache()
+# --- entries -----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def hits() -> Iterator[list[str]]:
-    """Collect what was found in the cache."""
-    found: list[str] = []
+def test_entry_is_found_as_it_was_written(cache: CompilationCache) -> None:
+    cache.write(TARGET, "name", ENTRY)
 
-    def listen(event: str, **_: object) -> None:
-        if event == HIT:
-            found.append(event)
-
-    jax.monitoring.register_event_listener(listen)
-    yield found
-    jax.monitoring.unregister_event_listener(listen)
+    assert ENTRY == cache.read(TARGET, "name")
+    assert cache.read(TARGET, "other") is None
+    assert cache.read("cpu-elsewhere", "name") is None
 
 
-def test_what_one_load_compiled_the_next_one_finds(
-    affine_directory: Path, load: Load, cache: CompilationCache, hits: list[str]
+def test_its_key_is_a_file_that_people_can_read(cache: CompilationCache) -> None:
+    cache.write(TARGET, "name", dataclasses.replace(ENTRY, is_ahead=True))
+
+    found = json.loads((cache.directory / TARGET / "name.json").read_text())
+
+    assert {"computation": "abc"} == found["program"]
+    assert {"jax": "1.2"} == found["environment"]
+    assert (True, len(ENTRY.executable)) == (found["ahead"], found["bytes"])
+    assert f"{found['sha256']}.xla" == files(cache)[".xla"].name
+
+
+def test_files_are_for_this_user_alone_and_nothing_else_is_left(cache: CompilationCache) -> None:
+    cache.write(TARGET, "name", ENTRY)
+    cache.write(TARGET, "name", ENTRY)
+
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in files(cache).values()}
+
+    assert {0o600} == modes
+    assert {".json", ".xla"} == set(files(cache))
+    assert 2 == len(list((cache.directory / TARGET).iterdir()))
+
+
+@pytest.mark.parametrize(
+    ("suffix", "data", "expected"),
+    [
+        (".xla", b"machine code!", "its program is not the one that was written"),
+        (".xla", b"machine c0de", "its program is not the one that was written"),
+        (".xla", b"", "its program is not the one that was written"),
+        (".json", b"", "it cannot be read"),
+        (".json", b"{}", "it cannot be read"),
+        (".json", b"[" * 100_000, "it cannot be read"),
+        (".json", b"\xff\xfe", "it cannot be read"),
+    ],
+)
+def test_damaged_entry_is_not_used(
+    cache: CompilationCache, suffix: str, data: bytes, expected: str
 ) -> None:
-    """Small as it is; and it counts as much memory."""
-    first = load(affine_directory).info.memory
-    before = len(hits)
-    kept = sorted(cache.prepare().iterdir())
+    cache.write(TARGET, "name", ENTRY)
+    files(cache)[suffix].write_bytes(data)
 
-    assert BUCKETS <= len(kept)
-    assert first == load(affine_directory).info.memory
-    assert BUCKETS <= len(hits) - before
-    assert kept == sorted(cache.prepare().iterdir())
+    assert expected in reason(cache.read(TARGET, "name"))
+
+
+def test_every_cut_and_every_flipped_byte_is_noticed(cache: CompilationCache) -> None:
+    """Or it changes nothing: a key has spaces."""
+    cache.write(TARGET, "name", ENTRY)
+    whole = {path: path.read_bytes() for path in files(cache).values()}
+    for path, data in whole.items():
+        for at in range(len(data)):
+            flipped = bytes([*data[:at], data[at] ^ 1, *data[at + 1 :]])
+            for changed in (data[:at], flipped):
+                path.write_bytes(changed)
+                found = cache.read(TARGET, "name")
+                same = isinstance(found, Entry) and found.executable == ENTRY.executable
+                assert found is None or isinstance(found, Unusable) or same
+        path.write_bytes(data)
+
+    assert ENTRY == cache.read(TARGET, "name")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"format": 2}, "it is of format 2"),
+        ({"sha256": "../" * 20 + "etc/passwd"}, "it is of format"),
+        ({"more": 1}, "it cannot be read"),
+        ({"sha256": "0" * 64}, None),
+    ],
+)
+def test_key_of_another_make_is_not_used(
+    cache: CompilationCache, changes: dict[str, object], expected: str | None
+) -> None:
+    """Nor does it lead anywhere else."""
+    cache.write(TARGET, "name", ENTRY)
+    path = files(cache)[".json"]
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    found = cache.read(TARGET, "name")
+
+    assert found is None if expected is None else expected in reason(found)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".xla"])
+def test_file_that_others_can_write_is_not_used(cache: CompilationCache, suffix: str) -> None:
+    """Whoever wrote it would decide what this server executes."""
+    cache.write(TARGET, "name", ENTRY)
+    files(cache)[suffix].chmod(0o620)
+
+    assert "others may use it (mode 0620)" in reason(cache.read(TARGET, "name"))
+
+
+@pytest.mark.parametrize("suffix", [".json", ".xla"])
+def test_link_and_fifo_are_not_read(cache: CompilationCache, suffix: str, tmp_path: Path) -> None:
+    cache.write(TARGET, "name", ENTRY)
+    path = files(cache)[suffix]
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    linked = cache.read(TARGET, "name")
+    path.unlink()
+    os.mkfifo(path, 0o600)
+    fifo = cache.read(TARGET, "name")
+
+    assert "it cannot be read" in reason(linked)
+    assert "not a regular file" in reason(fifo)
+
+
+def test_directory_that_others_were_let_into_is_not_read(cache: CompilationCache) -> None:
+    cache.write(TARGET, "name", ENTRY)
+    (cache.directory / TARGET).chmod(0o770)
+
+    assert "others may use it (mode 0770)" in reason(cache.read(TARGET, "name"))
+
+
+def test_what_was_read_last_stays_where_there_is_no_room(tmp_path: Path) -> None:
+    """The bound holds after every write, not with the next start."""
+    cache = CompilationCache(tmp_path, 6_000)
+    cache.prepare(TARGET)
+    for name in ("first", "second"):
+        cache.write(TARGET, name, dataclasses.replace(ENTRY, executable=name.encode() * 400))
+    for path in (tmp_path / TARGET).iterdir():
+        os.utime(path, (1000, 1000))
+    cache.read(TARGET, "first")
+    cache.write(TARGET, "third", dataclasses.replace(ENTRY, executable=b"third" * 400))
+
+    assert isinstance(cache.read(TARGET, "first"), Entry)
+    assert cache.read(TARGET, "second") is None
+    assert isinstance(cache.read(TARGET, "third"), Entry)
+    assert sum(path.stat().st_size for path in (tmp_path / TARGET).iterdir()) <= 6_000
+
+
+def test_what_is_larger_than_all_of_it_is_not_kept(tmp_path: Path) -> None:
+    cache = CompilationCache(tmp_path, 1_000)
+    cache.prepare(TARGET)
+    cache.write(TARGET, "small", ENTRY)
+    cache.write(TARGET, "large", dataclasses.replace(ENTRY, executable=bytes(1_000)))
+
+    assert cache.read(TARGET, "large") is None
+    assert ENTRY == cache.read(TARGET, "small")
+
+
+def test_full_disk_is_logged_once_and_is_no_failure(
+    cache: CompilationCache, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    cache.write(TARGET, "one", ENTRY)
+    cache.write(TARGET, "two", ENTRY)
+
+    printed = "".join(capfd.readouterr())
+
+    assert cache.read(TARGET, "one") is None
+    assert [] == list((cache.directory / TARGET).iterdir())
+    assert 1 == printed.count("compiled programs are not kept")

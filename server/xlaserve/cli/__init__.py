@@ -1,4 +1,4 @@
-"""The command line: `xlaserve serve | infer | bench | export | import | plan | health | repo`."""
+"""The command line, `xlaserve COMMAND`: serve, infer, bench, export, import, plan, warm, ..."""
 
 import errno
 import sys
@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from xlaserve.best_effort import best_effort, flushed, open_standard_descriptors
-from xlaserve.cli import bench, export, health, import_onnx, infer, plan, repo, serve
+from xlaserve.cli import bench, export, health, import_onnx, infer, plan, repo, serve, warm
 from xlaserve.cli.serve_help import ServeCommand
 from xlaserve.errors import XlaserveError
 
@@ -35,6 +35,7 @@ def application() -> typer.Typer:
     made.command("export")(export.export)
     made.command("import")(import_onnx.import_onnx)
     made.command("plan")(plan.plan)
+    made.command("warm")(warm.warm)
     made.command("health")(health.health)
     made.add_typer(repo.repo(), name="repo")
     return made

@@ -1,82 +1,193 @@
 """A directory of our own where compiled programs outlive the process, bounded in size.
 
-What lies in it is machine code that is executed: nobody else may write there, and no model names
-it. JAX's own bound is not used: it looks at every file for every program that is added.
+What lies in it is machine code that is executed, so it is read only where nobody but this user can
+have written it, and no model names it. An entry is two files: a key in JSON, which people can read,
+and what it names by its sha256. Both are renamed into place whole.
 """
 
 import hashlib
 import os
 import platform
+import re
 import stat
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
+import structlog
 
 from xlaserve.errors import InvalidSettings
 
 SETTING = "compilation_cache_directory"
+AUTOTUNE = "autotune"
+"""The directory beside those of targets where XLA keeps which kernels were quickest."""
+
+FORMAT = 1
+"""Of the key files. One of another format is no entry of ours."""
+
 _PRIVATE = 0o700
+_OF_OTHERS = 0o077
+_WRITABLE_BY_OTHERS = 0o022
+_MAX_KEY_BYTES = 1 << 20
+_KEPT_PART = 0.9
+"""Of what the directory may hold, where something has to go: the next program has room then."""
+
+_SHA256 = re.compile("[0-9a-f]{64}")
 _CPU_INFO = Path("/proc/cpuinfo")
 _FEATURES = ("flags", "Features")
+_AS_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Not blocking: to open a FIFO would otherwise wait for its other end for ever.
+_AS_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_AS_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+_log = structlog.get_logger("compilation_cache")
 
 
 @dataclass(frozen=True, slots=True)
+class Entry:
+    """One compiled program, and all that it depends on."""
+
+    program: Mapping[str, str]
+    """What it computes, of which shapes, on which devices."""
+    environment: Mapping[str, str]
+    """What compiled it, and for what: versions, flags, kind of device."""
+    executable: bytes
+    is_ahead: bool = False
+    """Whether it was compiled where there was no such device, and never ran."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """An entry that is there and cannot be used."""
+
+    reason: str
+
+
+class _KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: int
+    program: dict[str, str]
+    environment: dict[str, str]
+    ahead: bool
+    sha256: str
+    bytes: int
+
+
 class CompilationCache:
-    """Where compiled programs are kept, and how many bytes of them."""
+    """Where compiled programs are kept, by target and name, and how many bytes. Thread-safe."""
 
-    directory: Path
-    max_bytes: int
+    def __init__(self, directory: Path, max_bytes: int) -> None:
+        self.directory = directory
+        self.max_bytes = max_bytes
+        self._lock = threading.Lock()
+        """Held for what follows."""
+        self._bytes = 0
+        """What the files take: as counted last, and what this process has written since."""
+        self._is_prepared = False
+        """Whether it can be used; until then nothing is kept or found."""
+        self._is_refusing = False
+        """Whether a write has failed, and was logged."""
 
-    def prepare(self) -> Path:
-        """Return the directory for programs of this machine, there and within bounds.
+    def prepare(self, target: str) -> Path:
+        """Return the directory for programs of one target, there and within bounds.
 
         What was not used for the longest time is removed until it is. Raises InvalidSettings where
-        the directory cannot be made, or others can write to it.
+        the directory cannot be made, or others can use it.
         """
-        path = self.directory / f"{platform.machine()}-{_processor()}"
+        path = self.directory / target
         try:
             path.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
-            found = path.lstat()
+            with _opened(path):
+                pass
+        except PermissionError as error:
+            expected = f"a directory of this user alone (mode 0700), {error.args[-1]}"
+            raise InvalidSettings(SETTING, expected, path) from error
         except OSError as error:
             raise InvalidSettings(SETTING, f"a directory ({error.strerror})", path) from error
-        if not (
-            stat.S_ISDIR(found.st_mode)
-            and found.st_uid == os.geteuid()
-            and stat.S_IMODE(found.st_mode) == _PRIVATE
-        ):
-            raise InvalidSettings(SETTING, "a directory of this user alone (mode 0700)", path)
-        self._prune()
+        with self._lock:
+            self._prune(self.max_bytes)
+            self._is_prepared = True
         return path
 
-    def _prune(self) -> None:
-        entries = sorted(_files(self.directory), key=lambda entry: entry.used)
-        excess = sum(entry.size for entry in entries) - self.max_bytes
-        for entry in entries:
-            if excess <= 0:
-                return
-            # Another server may use the same directory, and have removed it.
-            entry.path.unlink(missing_ok=True)
-            excess -= entry.size
+    def prepare_autotuning(self) -> None:
+        """Make the directory that XLA writes to by itself; raises InvalidSettings."""
+        self.prepare(AUTOTUNE)
 
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    path: Path
-    size: int
-    used: float
-
-
-def _files(directory: Path) -> Iterator[_Entry]:
-    for path in directory.glob("*/*"):
+    def read(self, target: str, name: str) -> Entry | Unusable | None:
+        """Return an entry, why it cannot be used, or None where there is none. Blocks."""
+        if not self._is_prepared:
+            return None
         try:
-            found = path.lstat()
+            with _opened(self.directory / target) as directory:
+                return self._read(directory, name)
         except FileNotFoundError:
-            continue
-        if stat.S_ISREG(found.st_mode):
-            yield _Entry(path, found.st_size, max(found.st_atime, found.st_mtime))
+            return None
+        except (OSError, ValueError) as error:
+            return Unusable(f"it cannot be read: {error}")
+
+    def _read(self, directory: int, name: str) -> Entry | Unusable:
+        key = msgspec.json.decode(
+            _trusted(directory, _key_name(name), _MAX_KEY_BYTES), type=_KeyFile
+        )
+        if key.format != FORMAT or not _SHA256.fullmatch(key.sha256):
+            return Unusable(f"it is of format {key.format}, expected {FORMAT}")
+        executable = _trusted(directory, _executable_name(key.sha256), self.max_bytes)
+        if hashlib.sha256(executable).hexdigest() != key.sha256:
+            return Unusable("its program is not the one that was written")
+        return Entry(key.program, key.environment, executable, key.ahead)
+
+    def write(self, target: str, name: str, entry: Entry) -> None:
+        """Keep an entry, in place of one of this name; best effort. Blocks.
+
+        A failure is logged, once. What was not used for longest goes where there is no room.
+        """
+        sha256 = hashlib.sha256(entry.executable).hexdigest()
+        key = _KeyFile(
+            FORMAT,
+            dict(entry.program),
+            dict(entry.environment),
+            entry.is_ahead,
+            sha256,
+            len(entry.executable),
+        )
+        text = msgspec.json.format(msgspec.json.encode(key), indent=1) + b"\n"
+        size = len(text) + len(entry.executable)
+        if size > self.max_bytes or len(text) > _MAX_KEY_BYTES:
+            return
+        with self._lock:
+            if not self._is_prepared:
+                return
+            try:
+                self._make_room(size)
+                (self.directory / target).mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+                with _opened(self.directory / target) as directory:
+                    _replace(directory, _executable_name(sha256), entry.executable)
+                    _replace(directory, _key_name(name), text)
+                self._bytes += size
+            except OSError as error:
+                if not self._is_refusing:
+                    _log.warning("compiled programs are not kept", reason=str(error))
+                self._is_refusing = True
+
+    def _make_room(self, size: int) -> None:
+        if self._bytes + size > self.max_bytes:
+            self._prune(min(self.max_bytes - size, int(self.max_bytes * _KEPT_PART)))
+
+    def _prune(self, most: int) -> None:
+        files = sorted(_files(self.directory), key=lambda file: file.used)
+        self._bytes = sum(file.size for file in files)
+        for file in files:
+            if self._bytes <= most:
+                return
+            # Another server may use the same directory, and have removed it; or nobody may.
+            with suppress(OSError):
+                file.path.unlink(missing_ok=True)
+            self._bytes -= file.size
 
 
-def _processor() -> str:
+def processor() -> str:
     """Return what tells processors apart that cannot run each other's programs."""
     # A home directory is shared by machines, and XLA uses every instruction that it finds.
     try:
@@ -84,4 +195,79 @@ def _processor() -> str:
     except OSError:
         lines = []
     features = next((line for line in lines if line.startswith(_FEATURES)), platform.processor())
-    return hashlib.sha256(features.encode()).hexdigest()[:12]
+    return f"{platform.machine()}-{hashlib.sha256(features.encode()).hexdigest()[:12]}"
+
+
+# --- files -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    path: Path
+    size: int
+    used: float
+
+
+def _files(directory: Path) -> Iterator[_File]:
+    for path in directory.glob("*/*"):
+        try:
+            found = path.lstat()
+        except FileNotFoundError:
+            continue
+        if stat.S_ISREG(found.st_mode):
+            yield _File(path, found.st_size, max(found.st_atime, found.st_mtime))
+
+
+def _key_name(name: str) -> str:
+    return f"{name}.json"
+
+
+def _executable_name(sha256: str) -> str:
+    return f"{sha256}.xla"
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """Open a directory of this user alone for the length of a block; raises OSError."""
+    # What is checked is what is used, whatever the name leads to a moment later.
+    descriptor = os.open(path, _AS_DIRECTORY)
+    try:
+        _check_owned(os.fstat(descriptor), _OF_OTHERS)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _check_owned(found: os.stat_result, others: int) -> None:
+    if found.st_uid != os.geteuid():
+        raise PermissionError(f"it belongs to the user {found.st_uid}")
+    if found.st_mode & others:
+        raise PermissionError(f"others may use it (mode {stat.S_IMODE(found.st_mode):04o})")
+
+
+def _trusted(directory: int, name: str, limit: int) -> bytes:
+    """Read a file that only this user can have written; raises OSError or ValueError."""
+    with os.fdopen(os.open(name, _AS_FILE, dir_fd=directory), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("it is not a regular file")
+        _check_owned(found, _WRITABLE_BY_OTHERS)
+        if found.st_size > limit:
+            raise ValueError(f"it has {found.st_size} bytes, expected {limit} at most")
+        # Not every file system notes when a file was read.
+        with suppress(OSError):
+            os.utime(file.fileno())
+        return file.read(limit)
+
+
+def _replace(directory: int, name: str, data: bytes) -> None:
+    """Write a file whole, or not at all."""
+    temporary = f".{name}.{os.getpid()}.{os.urandom(4).hex()}"
+    try:
+        with os.fdopen(os.open(temporary, _AS_NEW, 0o600, dir_fd=directory), "wb") as file:
+            file.write(data)
+        os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary, dir_fd=directory)
+        raise

@@ -6,14 +6,16 @@ from xlaserve.models.compilation_cache import CompilationCache
 from xlaserve.models.placement import Devices
 
 
-def start(device: str, cache: CompilationCache | None = None) -> str:
+def start(
+    device: str, cache: CompilationCache | None = None, *, memory_fraction: float | None = None
+) -> str:
     """Start JAX on `auto`, `cpu`, `cuda` or `tpu` and return the platform; see `jax_runtime`.
 
     Blocks for the import of jax. Raises DeviceUnavailable, or InvalidSettings for the cache.
     """
     from xlaserve.models import jax_runtime
 
-    return jax_runtime.start(device, cache)
+    return jax_runtime.start(device, cache, memory_fraction=memory_fraction)
 
 
 def devices(platform: str) -> Devices:

@@ -11,10 +11,15 @@ _EXHAUSTED = re.compile(r"([^\n]*: )?RESOURCE_EXHAUSTED: ")
 words elsewhere may be names of the model's."""
 
 
+def is_exhausted(error: Exception) -> bool:
+    """Tell whether an error of JAX or Python means that there is no memory left."""
+    exhausted = isinstance(error, JaxRuntimeError) and _EXHAUSTED.match(str(error))
+    return isinstance(error, MemoryError) or bool(exhausted)
+
+
 def raise_if_exhausted(model: str, error: Exception) -> None:
     """Raise OutOfMemory if that is what an error of JAX or Python means."""
     if isinstance(error, MemoryError):
         raise OutOfMemory(model, "the host has no memory left") from error
-    text = str(error)
-    if isinstance(error, JaxRuntimeError) and _EXHAUSTED.match(text):
-        raise OutOfMemory(model, text.splitlines()[0][:300]) from error
+    if is_exhausted(error):
+        raise OutOfMemory(model, str(error).splitlines()[0][:300]) from error

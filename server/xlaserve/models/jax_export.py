@@ -28,6 +28,7 @@ from xlaserve.models import (
 )
 from xlaserve.models.buckets import FIXED, BucketPlan
 from xlaserve.models.compile_plan import CompilePlan
+from xlaserve.models.executables import Executables
 from xlaserve.models.exhaustion import raise_if_exhausted
 from xlaserve.models.held_memory import growth_of, memory_of
 from xlaserve.models.loaded import LoadContext, ModelInfo, Stage, Value
@@ -199,12 +200,16 @@ class JaxExportModel:
             self.batch_limit = self._copies[0].table.batch_limit()
 
     def _take_stock(self, compile_seconds: float, on_demand_compilations: int = 0) -> None:
+        assert self._compiler is not None
+        compiled_programs, cached_programs = self._compiler.made
         self.info = replace(
             self.info,
             memory=memory_of(self._copies, self._constants_bytes, self._module_bytes),
             compile_seconds=compile_seconds,
             buckets=buckets_of(self._copies, is_exact=self._is_exact),
             on_demand_compilations=on_demand_compilations,
+            compiled_programs=compiled_programs,
+            cached_programs=cached_programs,
         )
 
     def compile_one(self, bucket: int, sizes: Sizes) -> tuple[Program, ...]:
@@ -414,9 +419,20 @@ def compiled(
     """Compile and warm an artifact whose arguments are its parameters, then its inputs."""
     copies = copies_of(layout, parameters)
     admit = partial(context.mappings.admit, context.model)
+    executables = Executables(
+        exported, parameters.constants, context.compilation, context.model, context.version
+    )
 
     def find_difference(tried: OpenDimensions) -> Difference | None:
-        trial = Compiler(exported, parameters.constants, signature, copies, tried, admit=admit)
+        trial = Compiler(
+            exported,
+            parameters.constants,
+            signature,
+            copies,
+            tried,
+            admit=admit,
+            executables=executables,
+        )
         return _find_difference(trial, signature, tried)
 
     plan = CompilePlan.of(
@@ -439,6 +455,7 @@ def compiled(
         plan.dimensions,
         is_measured=not plan.loops_follow_inputs,
         admit=admit,
+        executables=executables,
     )
     model = JaxExportModel(context.model, info, copies, layout.replicas, parameters)
     model.start(compiler, plan.buckets, plan.dimensions, context)

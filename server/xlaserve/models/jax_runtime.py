@@ -15,6 +15,7 @@ import jax
 import jax.export
 
 from xlaserve.errors import DeviceUnavailable
+from xlaserve.models import cache_key
 from xlaserve.models.compilation_cache import CompilationCache
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -28,23 +29,22 @@ _BEFORE_THE_BACKEND_STARTS = (
     ("jax_cpu_enable_async_dispatch", False),
 )
 
-_CACHING = (
-    # JAX keeps what took a second or more, and our models take less.
-    ("jax_persistent_cache_min_compile_time_secs", 0.0),
-    ("jax_persistent_cache_min_entry_size_bytes", -1),
-)
-
-
 _RELEASES_PER_CLEARING = 8
 
 
-def start(device: str, cache: CompilationCache | None = None) -> str:
+_MEMORY_FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+"""XLA's own variables for it. It refuses to start where both are set."""
+
+
+def start(
+    device: str, cache: CompilationCache | None = None, *, memory_fraction: float | None = None
+) -> str:
     """Start JAX on `auto`, `cpu`, `cuda` or `tpu` and return the platform that it runs on.
 
-    Programs that are compiled from then on are kept in the cache, for the next process; each
-    further call brings it within bounds, and changes nothing else. Raises DeviceUnavailable where
-    the platform is not the one asked for: JAX itself would go on with the CPU. Raises
-    InvalidSettings for a cache that cannot be used.
+    The cache may be used from then on; each further call brings it within bounds, and changes
+    nothing else. A GPU gives XLA the `memory_fraction` of its memory at most, unless a variable of
+    XLA's says how much. Raises DeviceUnavailable where the platform is not the one asked for: JAX
+    itself would go on with the CPU. Raises InvalidSettings for a cache that cannot be used.
     """
     if device not in ("auto", *PLATFORMS):
         raise DeviceUnavailable(device, f"expected auto, {', '.join(PLATFORMS)}")
@@ -53,13 +53,16 @@ def start(device: str, cache: CompilationCache | None = None) -> str:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     for name, value in _BEFORE_THE_BACKEND_STARTS:
         jax.config.update(name, value)
-    if cache is not None:
-        jax.config.update("jax_compilation_cache_dir", str(cache.prepare()))
-        for name, threshold in _CACHING:
-            jax.config.update(name, threshold)
+    if memory_fraction and not any(os.environ.get(name) for name in _MEMORY_FRACTIONS):
+        os.environ[_MEMORY_FRACTIONS[0]] = str(memory_fraction)
     platform = _start_backend(device)
     if device not in ("auto", platform):
         raise DeviceUnavailable(device, f"JAX runs on {platform}")
+    if cache is not None:
+        kind = str(jax.local_devices(backend=platform)[0].device_kind)
+        cache.prepare(cache_key.target_of(platform, kind))
+        if platform == "cuda":
+            cache.prepare_autotuning()
     _spare_the_collector()
     return platform
 

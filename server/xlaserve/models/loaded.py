@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol, TypeAlias
 
+from xlaserve.models.compilation import Compilation
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.mappings import UNLIMITED, Mappings
 from xlaserve.models.roots import ANYWHERE, Roots
@@ -105,6 +106,10 @@ class ModelInfo:
     """Since the load began; of what was dropped again too."""
     buckets: tuple[Bucket, ...] = ()
     """What is compiled by now: with the load, ascending, and then on demand."""
+    compiled_programs: int = 0
+    """How many programs were compiled for it since its load began; of trials too."""
+    cached_programs: int = 0
+    """How many were not, since the compilation cache had them."""
     on_demand_compilations: int = 0
     """How often a request was the first to ask for its shape."""
     loops_follow_inputs: bool = False
@@ -305,3 +310,5 @@ class LoadContext:
     """Where its files may lie, wherever links lead."""
     mappings: Mappings = UNLIMITED
     """Admits programs before they are compiled."""
+    compilation: Compilation = field(default_factory=Compilation)
+    """Where programs are kept, and what XLA is told."""

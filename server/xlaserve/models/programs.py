@@ -19,6 +19,8 @@ from jax.export import Exported
 
 from xlaserve.models import manifest, weights
 from xlaserve.models.buckets import FIXED
+from xlaserve.models.executables import Executables, Made, Wanted
+from xlaserve.models.exhaustion import is_exhausted
 from xlaserve.models.footprint import Footprint
 from xlaserve.models.loaded import IN_FLIGHT, Bucket, Stage
 from xlaserve.models.manifest import Manifest
@@ -27,7 +29,7 @@ from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.models.shapes import OpenDimensions, Sizes
 from xlaserve.models.signature import Signature
 from xlaserve.models.sites import Layout, Site
-from xlaserve.tensors import Tensor, TensorSpec
+from xlaserve.tensors import Tensor, TensorSpec, describe
 
 CONSTANT_BYTES = 1024
 """Parameters up to this size become part of the executables: each argument of a call costs about
@@ -256,19 +258,25 @@ class Compiler:
         *,
         is_measured: bool = True,
         admit: Callable[[int], None] = lambda programs: None,
+        executables: Executables | None = None,
     ) -> None:
         self._admit = admit
         """Raises OutOfMappings unless so many programs may be compiled."""
         self.exported = exported
+        self._executables = executables or Executables(exported, constants)
         self.seconds = 0.0
         """What compilation took by now."""
         self._dimensions = dimensions
-        self._constants = constants
         self._signature = signature
         self._copies = copies
         self._is_measured = is_measured
         """Whether programs are executed before requests are. A loop that follows its inputs may
         never end on those of a warm-up, and how long it takes there says nothing."""
+
+    @property
+    def made(self) -> tuple[int, int]:
+        """Return how many programs of the load were compiled, and how many the cache had."""
+        return self._executables.compiled, self._executables.cached
 
     def compile(
         self,
@@ -301,7 +309,7 @@ class Compiler:
         on_stage: Callable[[Stage], None] = lambda stage: None,
     ) -> list[tuple[Copy, Program]]:
         """Compile, execute and measure, in this order for all."""
-        made: list[tuple[jax.stages.Compiled, float]] = []
+        made: list[Made] = []
         for step, one in enumerate(work, start=1):
             check_cancelled()
             on_stage(Stage("compiling", step, len(work)))
@@ -309,33 +317,82 @@ class Compiler:
             self._admit(len(work) - step + 1)
             made.append(self._compiled(*one))
         ready: list[tuple[Copy, Program]] = []
-        for step, (one, (executable, seconds)) in enumerate(zip(work, made, strict=True), start=1):
+        for step, (one, program) in enumerate(zip(work, made, strict=True), start=1):
             check_cancelled()
             on_stage(Stage("warming", step, len(work)))
+            found, quickest = self._warmed(one, program)
             copy, bucket, sizes = one
-            specs = self._dimensions.specs(self._signature.inputs, sizes)
-            quickest = inf
-            if self._is_measured:
-                quickest = warmed(executable, copy.leaves, specs, bucket)
-            footprint = Footprint.of(executable, accelerated=copy.site.is_accelerator)
-            program = Program(executable, bucket, sizes, quickest, seconds, footprint)
-            ready.append((copy, program))
+            footprint = Footprint.of(found.executable, accelerated=copy.site.is_accelerator)
+            ready.append(
+                (copy, Program(found.executable, bucket, sizes, quickest, found.seconds, footprint))
+            )
         for _ in range(_LOOKS_AGAIN if self._is_measured else 0):
             check_cancelled()
             ready = [(copy, self._looked_at_again(copy, program)) for copy, program in ready]
+        self._executables.log_dropped()
         self.seconds += sum(program.compile_seconds for _, program in ready)
         return ready
+
+    def _warmed(self, place: tuple[Copy, int, Sizes], made: Made) -> tuple[Made, float]:
+        """Execute a program; return it, or what was compiled in its place, and its seconds."""
+        if not self._is_measured:
+            return made, inf
+        copy, bucket, sizes = place
+        specs = self._dimensions.specs(self._signature.inputs, sizes)
+        if made.is_cached:
+            tried = self._tried(made.executable, copy, specs, bucket)
+            if not isinstance(tried, str):
+                return made, tried
+            made = self._executables.make_again(self._wanted(*place), tried)
+        return made, warmed(made.executable, copy.leaves, specs, bucket)
+
+    def _tried(
+        self, executable: jax.stages.Compiled, copy: Copy, specs: Sequence[TensorSpec], bucket: int
+    ) -> float | str:
+        """Return the seconds of a cached program's quickest run, or what is wrong with it."""
+        try:
+            seconds = warmed(executable, copy.leaves, specs, bucket)
+            return self._wrong_output(executable, copy, specs, bucket) or seconds
+        # A program of another make fails as it likes.
+        except Exception as error:
+            if is_exhausted(error):
+                raise
+            return f"its warm-up failed: {error}"
+
+    def _wrong_output(
+        self,
+        executable: jax.stages.Compiled,
+        copy: Copy,
+        specs: Sequence[TensorSpec],
+        bucket: int,
+    ) -> str:
+        """Say which output of a cached program is not what the model says; empty for none."""
+        outputs = executable(copy.leaves, _zeros(specs, bucket))
+        for spec, output in zip(self._signature.outputs, outputs, strict=True):
+            expected = bucket_shape(spec, bucket)
+            if output.dtype != spec.datatype.dtype or not _fits(output.shape, expected):
+                found = describe(output.dtype.name, output.shape)
+                return f"output '{spec.name}': expected {spec}, got {found}"
+        return ""
 
     def run_on(self, sizes: Sizes) -> Run:
         """Return what executes any number of rows, each of them compiled when it first comes."""
         copy = self._copies[0]
-        executables: dict[int, jax.stages.Compiled] = {}
+        executables: dict[int, Made] = {}
 
         def run(tensors: Sequence[Tensor]) -> list[Tensor]:
             rows = len(tensors[0])
             if rows not in executables:
-                executables[rows], _ = self._compiled(copy, rows, sizes)
-            return [np.asarray(output) for output in executables[rows](copy.leaves, list(tensors))]
+                executables[rows] = self._compiled(copy, rows, sizes)
+            try:
+                outputs = executables[rows].executable(copy.leaves, list(tensors))
+                return [np.asarray(output) for output in outputs]
+            except Exception as error:
+                if is_exhausted(error) or not executables[rows].is_cached:
+                    raise
+                wanted = self._wanted(copy, rows, sizes)
+                executables[rows] = self._executables.make_again(wanted, f"it failed: {error}")
+            return run(tensors)
 
         return run
 
@@ -347,38 +404,18 @@ class Compiler:
         looks = [_seconds(program.call, copy.leaves, arguments) for _ in range(runs)]
         return replace(program, seconds=min([program.seconds, *looks]))
 
-    def _compiled(self, copy: Copy, bucket: int, sizes: Sizes) -> tuple[jax.stages.Compiled, float]:
-        started = time.perf_counter()
-        executable = self.lowered(copy, bucket, sizes).compile()
-        return executable, time.perf_counter() - started
-
     def lowered(self, copy: Copy, bucket: int, sizes: Sizes) -> jax.stages.Lowered:
         """Return what XLA compiles for a copy. Its devices need not be there."""
+        return self._executables.lowered(self._wanted(copy, bucket, sizes))
+
+    def _compiled(self, copy: Copy, bucket: int, sizes: Sizes) -> Made:
+        return self._executables.make(self._wanted(copy, bucket, sizes), is_run=self._is_measured)
+
+    def _wanted(self, copy: Copy, bucket: int, sizes: Sizes) -> Wanted:
         specs = self._dimensions.specs(self._signature.inputs, sizes)
         arguments = _abstract(specs, bucket, copy.site)
-        # A jitted function keeps what it lowered, constants and all: one for each bucket.
         whole = copy.outputs if copy.site.rules else None
-        function = jax.jit(_function(self.exported, self._constants), out_shardings=whole)
-        return function.lower(copy.leaves, arguments)
-
-
-def _function(
-    exported: Exported, constants: Mapping[int, Tensor]
-) -> Callable[[Sequence[jax.Array], Sequence[jax.Array]], list[jax.Array]]:
-    """Return the artifact as a function of the parameters that are no constants, and inputs."""
-    count = len(exported.in_avals)
-
-    def model(leaves: Sequence[jax.Array], inputs: Sequence[jax.Array]) -> list[jax.Array]:
-        rest = iter(leaves)
-        parameters: list[jax.Array | Tensor] = [
-            constants[index] if index in constants else next(rest)
-            for index in range(count - len(inputs))
-        ]
-        args, kwargs = jax.tree.unflatten(exported.in_tree, [*parameters, *inputs])
-        # Only ever called inside jit: outside, each call leaks some megabytes.
-        return jax.tree.leaves(exported.call(*args, **kwargs))
-
-    return model
+        return Wanted(copy.site, copy.leaves, arguments, whole)
 
 
 def _abstract(specs: Sequence[TensorSpec], bucket: int, site: Site) -> list[jax.ShapeDtypeStruct]:
@@ -393,6 +430,12 @@ def _abstract(specs: Sequence[TensorSpec], bucket: int, site: Site) -> list[jax.
 def bucket_shape(spec: TensorSpec, bucket: int) -> tuple[int, ...]:
     """Return the shape that the executable of a bucket takes."""
     return (bucket, *spec.shape[1:]) if bucket != FIXED else spec.shape
+
+
+def _fits(shape: Sequence[int], expected: Sequence[int]) -> bool:
+    return len(shape) == len(expected) and all(
+        size in (-1, found) for size, found in zip(expected, shape, strict=True)
+    )
 
 
 def warmed(

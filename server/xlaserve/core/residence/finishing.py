@@ -125,6 +125,7 @@ class Finisher:
             model=version.model,
             version=version.number,
             compile_seconds=round(model.info.compile_seconds, 3),
+            cached_programs=model.info.cached_programs,
             size_bytes=model.info.memory.total_bytes,
             buckets={b.rows: round(b.compile_seconds, 3) for b in model.info.buckets},
         )

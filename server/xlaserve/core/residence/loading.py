@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from xlaserve.errors import (
     OutOfMemory,
     XlaserveError,
 )
+from xlaserve.models.compilation import Compilation
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import MAX_ON_DEMAND_SHAPES, LoadContext, LoadedModel
 from xlaserve.models.mappings import UNLIMITED, Mappings
@@ -54,6 +55,7 @@ class Machinery:
     """Return the devices to load for, once JAX is up; called from a thread, may block."""
     mappings: Mappings = UNLIMITED
     """Those of the process."""
+    compilation: Compilation = field(default_factory=Compilation)
     on_stage: StageObserver = lambda model, version, stage: None
 
 
@@ -137,6 +139,7 @@ class VersionLoader:
             version=version.number,
             seconds=round(seconds, 3),
             compile_seconds=round(runner.info.compile_seconds, 3),
+            cached_programs=runner.info.cached_programs,
             size_bytes=runner.info.memory.total_bytes,
             buckets={b.rows: round(b.compile_seconds, 3) for b in runner.info.buckets},
         )
@@ -318,6 +321,7 @@ class VersionLoader:
             max_on_demand_shapes=self._max_on_demand_shapes,
             roots=source.roots,
             mappings=self._machinery.mappings,
+            compilation=self._machinery.compilation,
         )
         return await self._runner.run(Loading(version, source, reservation, context))
 

@@ -1,0 +1,182 @@
+"""Everything that a compiled program depends on, as text: people read it, and it is compared."""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from typing import Any, cast
+
+import jax
+from jax.export import Exported
+
+from xlaserve.models.compilation_cache import processor
+from xlaserve.models.sites import Site
+from xlaserve.tensors import Tensor
+
+_FLAG_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+_WITHOUT_EFFECT = (
+    "--xla_dump",
+    "--xla_force_host_platform_device_count",
+    "--xla_gpu_cuda_data_dir",
+    "--xla_gpu_per_fusion_autotune_cache_dir",
+)
+"""How flags begin that change no program."""
+
+_PLUGINS: Mapping[str, Sequence[str]] = {
+    "cpu": (),
+    "cuda": ("jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt"),
+    "tpu": ("libtpu",),
+}
+
+_CONFIGURATION = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_use_shardy_partitioner",
+    "jax_disable_most_optimizations",
+    "jax_exec_time_optimization_effort",
+    "jax_memory_fitting_effort",
+    "jax_optimization_level",
+)
+"""What JAX is told that changes what it lowers or compiles."""
+
+_SEVERAL = re.compile(r"[^A-Za-z0-9.]+")
+_MAX_TARGET_CHARACTERS = 100
+_NAME_CHARACTERS = 32
+
+
+def target_of(platform: str, device_kind: str) -> str:
+    """Return what is the same for all machines that may share programs, as a file name."""
+    if platform == "cpu":
+        return f"cpu-{processor()}"
+    return _SEVERAL.sub("-", f"{platform}-{device_kind}")[:_MAX_TARGET_CHARACTERS]
+
+
+def flags(*, without: Iterable[str] = ()) -> str:
+    """Return the flags of XLA that may change a program, sorted; those `without` are left out."""
+    left_out = frozenset(without)
+    words = [word for name in _FLAG_VARIABLES for word in os.environ.get(name, "").split()]
+    kept = {word for word in words if not word.startswith(_WITHOUT_EFFECT)}
+    return " ".join(sorted(kept - left_out))
+
+
+def environment(site: Site, options: Mapping[str, object], given_flags: str) -> dict[str, str]:
+    """Return what compiles programs for a site: versions, flags, kind of device, topology."""
+    device = site.devices[0]
+    described = {
+        "jax": jax.__version__,
+        "jaxlib": metadata.version("jaxlib"),
+        "plugin": ", ".join(_versions(_PLUGINS.get(site.platform, ()))),
+        "platform": site.platform,
+        "platform_version": str(device.client.platform_version),
+        "device_kind": str(device.device_kind),
+        "topology": _topology(site),
+        "flags": given_flags,
+        "options": " ".join(f"{name}={value}" for name, value in sorted(options.items())),
+        "configuration": " ".join(_configuration()),
+    }
+    if site.platform == "cpu":
+        # XLA splits work on the CPU into as many parts as there are threads.
+        described |= {"processor": processor(), "threads": _threads()}
+    return described
+
+
+def program(
+    site: Site,
+    computation: str,
+    arguments: Sequence[Any],
+    outputs: "jax.sharding.Sharding | None",
+) -> dict[str, str]:
+    """Return what is compiled: which computation, of which arguments, where they lie."""
+    return {
+        "computation": computation,
+        "arguments": "; ".join(map(_argument, arguments)),
+        "outputs": "" if outputs is None else _sharding(outputs),
+        "devices": ",".join(str(device.id) for device in site.devices),
+    }
+
+
+def name_of(described: Mapping[str, str]) -> str:
+    """Return the name of the entry of a program."""
+    text = "\n".join(f"{name}={value}" for name, value in sorted(described.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:_NAME_CHARACTERS]
+
+
+def computation(exported: Exported, constants: Mapping[int, Tensor]) -> str:
+    """Return a hash of an artifact, and of the parameters that are part of its programs."""
+    digest = hashlib.sha256(exported.mlir_module_serialized)
+    outline = (
+        exported.calling_convention_version,
+        exported.platforms,
+        exported.module_kept_var_idx,
+        str(exported.in_tree),
+        str(exported.out_tree),
+        list(map(str, exported.in_avals)),
+        list(map(str, exported.out_avals)),
+    )
+    digest.update(repr(outline).encode())
+    for index, constant in sorted(constants.items()):
+        digest.update(f"\n{index} {constant.dtype.name}{constant.shape}\n".encode())
+        digest.update(constant.tobytes())
+    return digest.hexdigest()
+
+
+def first_difference(expected: Mapping[str, str], found: Mapping[str, str]) -> str:
+    """Say which of two keys' fields differs first; empty where none does."""
+    for name in dict.fromkeys((*expected, *found)):
+        ours, theirs = expected.get(name, ""), found.get(name, "")
+        if ours != theirs:
+            return f"{name}: expected '{_shown(ours)}', got '{_shown(theirs)}'"
+    return ""
+
+
+_SHOWN_CHARACTERS = 200
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+
+
+def _versions(names: Iterable[str]) -> Iterable[str]:
+    for name in names:
+        try:
+            yield f"{name} {metadata.version(name)}"
+        except metadata.PackageNotFoundError:
+            continue
+
+
+def _topology(site: Site) -> str:
+    """Return how the devices lie to one another, where a program can tell."""
+    client = site.devices[0].client
+    if len(site.devices) == 1 and site.platform != "tpu":
+        return "1"
+    places = [getattr(device, "coords", None) or device.id for device in site.devices]
+    return f"{len(site.devices)} of {client.device_count()}: {places}"
+
+
+def _configuration() -> Iterable[str]:
+    for name in _CONFIGURATION:
+        value = getattr(cast("Any", jax.config), name, None)
+        if value is not None:
+            yield f"{name}={value}"
+
+
+def _threads() -> str:
+    # NPROC is XLA's own variable for the size of its pool.
+    return os.environ.get("NPROC") or str(len(os.sched_getaffinity(0)))
+
+
+def _argument(array: Any) -> str:
+    return f"{array.dtype.name}{list(array.shape)} {_sharding(array.sharding)}"
+
+
+def _sharding(sharding: Any) -> str:
+    mesh = getattr(sharding, "mesh", None)
+    if mesh is None:
+        return "whole"
+    return f"{tuple(sharding.spec)} over {dict(mesh.shape)}"

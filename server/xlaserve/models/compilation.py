@@ -1,0 +1,84 @@
+"""How programs are compiled: where they are kept, and what XLA is told for a GPU. Needs no JAX."""
+
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+
+from xlaserve.models.compilation_cache import AUTOTUNE, CompilationCache
+from xlaserve.settings import Settings
+
+AUTO, NO_CACHE = "auto", "none"
+"""What may stand for a directory in `compilation_cache_directory`."""
+
+AUTOTUNE_OPTION = "xla_gpu_per_fusion_autotune_cache_dir"
+"""The one option that changes no program that is compiled already."""
+
+_GPU_PREFIX = "gpu_"
+_NEVER = 2**31 - 1
+"""Fewest operations of a command buffer, where there is to be none."""
+
+
+@dataclass(frozen=True, slots=True)
+class XlaOptions:
+    """What an operator decides of the programs for GPUs; other platforms ignore all of it."""
+
+    command_buffers: bool = True
+    latency_hiding: bool = True
+    autotune_directory: str = ""
+    """Where XLA keeps which kernels were quickest; empty for nowhere."""
+
+    def for_site(self, platform: str, devices: int) -> dict[str, bool | int | str]:
+        """Return the options of a program over so many devices, by XLA's names for them."""
+        options: dict[str, bool | int | str] = {}
+        if platform != "cuda":
+            return options
+        if not self.command_buffers:
+            options["xla_gpu_graph_min_graph_size"] = _NEVER
+        if self.latency_hiding and devices > 1:
+            options["xla_gpu_enable_latency_hiding_scheduler"] = True
+        if self.autotune_directory:
+            options[AUTOTUNE_OPTION] = self.autotune_directory
+        return options
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """What every load of a server compiles with."""
+
+    cache: CompilationCache | None = None
+    """None where no program outlives the process."""
+    options: XlaOptions = field(default_factory=XlaOptions)
+    is_ahead: bool = False
+    """Whether it is for devices that are not there."""
+    ahead_flags: tuple[str, ...] = ()
+    """What XLA has to be told for that; the programs are used where it is not told so."""
+
+
+def of_settings(settings: Settings) -> Compilation:
+    """Return what an operator decided."""
+    cache = None
+    text = settings.compilation_cache_directory
+    if text not in ("", NO_CACHE):
+        directory = Path.home() / ".cache" / "xlaserve" if text == AUTO else Path(text)
+        cache = CompilationCache(directory, settings.compilation_cache_max_bytes)
+    autotune = ""
+    if cache is not None and settings.gpu_autotune_cache:
+        autotune = str(cache.directory / AUTOTUNE)
+    options = XlaOptions(
+        command_buffers=settings.gpu_command_buffers,
+        latency_hiding=settings.gpu_latency_hiding_scheduler,
+        autotune_directory=autotune,
+    )
+    return Compilation(cache, options)
+
+
+def without_effect(settings: Settings, platform: str) -> tuple[str, ...]:
+    """Return the settings that were changed and do nothing on a platform."""
+    if platform == "cuda":
+        return ()
+    return tuple(
+        row.name
+        for row in fields(settings)
+        if row.name.startswith(_GPU_PREFIX)
+        and row.default is not MISSING
+        and getattr(settings, row.name) != row.default
+    )

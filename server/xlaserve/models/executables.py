@@ -1,0 +1,223 @@
+"""Makes the executables of one load: out of the compilation cache, or by compiling.
+
+One out of the cache is used once it has run: JAX itself looks at nothing but its bytes.
+"""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import structlog
+from jax.experimental import serialize_executable
+from jax.export import Exported
+
+from xlaserve.models import cache_key
+from xlaserve.models.compilation import AUTOTUNE_OPTION, Compilation
+from xlaserve.models.compilation_cache import Entry, Unusable
+from xlaserve.models.sites import Site
+from xlaserve.tensors import Tensor
+
+_log = structlog.get_logger("compilation_cache")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One program: where it runs, and on what."""
+
+    site: Site
+    leaves: Sequence[Any]
+    """Parameters, or what describes them."""
+    inputs: Sequence[jax.ShapeDtypeStruct]
+    outputs: "jax.sharding.Sharding | None"
+    """Where outputs lie; None for wherever they are computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """An executable, and how it came about."""
+
+    executable: jax.stages.Compiled
+    seconds: float
+    is_cached: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a program is in the cache, and what has to be the same."""
+
+    target: str
+    name: str
+    program: Mapping[str, str]
+    environment: Mapping[str, str]
+
+
+class Executables:
+    """Makes executables of one artifact, whose small parameters are part of them."""
+
+    def __init__(
+        self,
+        exported: Exported,
+        constants: Mapping[int, Tensor],
+        compilation: Compilation | None = None,
+        model: str = "",
+        version: str = "",
+    ) -> None:
+        self.exported = exported
+        self.cached = 0
+        """Executables that came out of the cache."""
+        self.compiled = 0
+        self._constants = constants
+        self._compilation = compilation or Compilation()
+        self._of = {"model": model, "version": version}
+        self._dropped: list[str] = []
+        """Why entries were not used, since that was logged last."""
+
+    def make(self, wanted: Wanted, *, is_run: bool = True) -> Made:
+        """Return the executable. `is_run`: whether it is executed before requests come.
+
+        Raises what JAX raises for what it cannot compile.
+        """
+        started = time.perf_counter()
+        place = self._place(wanted)
+        if place is not None and not self._compilation.is_ahead:
+            found = self._found(place, wanted, is_run=is_run)
+            if isinstance(found, Unusable):
+                self._dropped.append(found.reason)
+            elif found is not None:
+                self.cached += 1
+                return Made(found, time.perf_counter() - started, is_cached=True)
+        executable = self._compiled(wanted)
+        seconds = time.perf_counter() - started
+        self._keep(place, executable)
+        return Made(executable, seconds)
+
+    def make_again(self, wanted: Wanted, reason: str) -> Made:
+        """Return an executable in place of one that came out of the cache and cannot be used."""
+        self.cached -= 1
+        self._dropped.append(reason)
+        started = time.perf_counter()
+        executable = self._compiled(wanted)
+        seconds = time.perf_counter() - started
+        self._keep(self._place(wanted), executable)
+        return Made(executable, seconds)
+
+    def log_dropped(self) -> None:
+        """Log once why entries of the cache were not used, if there were any."""
+        if self._dropped:
+            _log.warning(
+                "cached programs are not used, they are compiled anew",
+                **self._of,
+                programs=len(self._dropped),
+                reason=self._dropped[0],
+            )
+            self._dropped.clear()
+
+    def lowered(self, wanted: Wanted) -> jax.stages.Lowered:
+        """Return what XLA compiles. The devices need not be there."""
+        # A jitted function keeps what it lowered, constants and all: one for each program.
+        model = _function(self.exported, self._constants)
+        return jax.jit(model, out_shardings=wanted.outputs).lower(wanted.leaves, wanted.inputs)
+
+    def _compiled(self, wanted: Wanted) -> jax.stages.Compiled:
+        self.compiled += 1
+        return self.lowered(wanted).compile(compiler_options=self._options(wanted.site) or None)
+
+    def _options(self, site: Site) -> dict[str, bool | int | str]:
+        return self._compilation.options.for_site(site.platform, len(site.devices))
+
+    # --- the cache ---
+
+    @cached_property
+    def _computation(self) -> str:
+        return cache_key.computation(self.exported, self._constants)
+
+    def _place(self, wanted: Wanted) -> _Place | None:
+        if self._compilation.cache is None:
+            return None
+        site = wanted.site
+        arguments = [*wanted.leaves, *wanted.inputs]
+        program = cache_key.program(site, self._computation, arguments, wanted.outputs)
+        # Where XLA keeps what it tuned changes no program.
+        options = self._options(site)
+        options.pop(AUTOTUNE_OPTION, None)
+        flags = cache_key.flags(without=self._compilation.ahead_flags)
+        return _Place(
+            cache_key.target_of(site.platform, str(site.devices[0].device_kind)),
+            cache_key.name_of(program),
+            program,
+            cache_key.environment(site, options, flags),
+        )
+
+    def _found(
+        self, place: _Place, wanted: Wanted, *, is_run: bool
+    ) -> "jax.stages.Compiled | Unusable | None":
+        assert self._compilation.cache is not None
+        entry = self._compilation.cache.read(place.target, place.name)
+        if not isinstance(entry, Entry):
+            return entry
+        difference = cache_key.first_difference(
+            {**place.program, **place.environment}, {**entry.program, **entry.environment}
+        )
+        if difference:
+            return Unusable(difference)
+        if entry.is_ahead and not is_run:
+            return Unusable("it never ran, and cannot be tried: a loop of it follows its inputs")
+        try:
+            return self._loaded(entry.executable, wanted)
+        # Whatever bytes of another make meet in JAX and XLA has no class of its own.
+        except Exception as error:
+            return Unusable(f"it cannot be loaded: {_first_line(error)}")
+
+    def _loaded(self, data: bytes, wanted: Wanted) -> jax.stages.Compiled:
+        leaves = ([0] * len(wanted.leaves), [0] * len(wanted.inputs))
+        takes = jax.tree.structure((leaves, {}))
+        returns = jax.tree.structure([0] * len(self.exported.out_avals))
+        devices = wanted.site.devices
+        loaded: jax.stages.Compiled = serialize_executable.deserialize_and_load(
+            data, takes, returns, devices[0].client, devices
+        )
+        return loaded
+
+    def _keep(self, place: _Place | None, executable: jax.stages.Compiled) -> None:
+        if place is None:
+            return
+        try:
+            data, _, _ = serialize_executable.serialize(executable)
+        # Not every program can be written, and each kind says so in a way of its own.
+        except Exception as error:
+            _log.info("a program is not kept", **self._of, reason=_first_line(error))
+            return
+        assert self._compilation.cache is not None
+        ahead = self._compilation.is_ahead
+        entry = Entry(place.program, place.environment, data, ahead)
+        self._compilation.cache.write(place.target, place.name, entry)
+
+
+def _function(
+    exported: Exported, constants: Mapping[int, Tensor]
+) -> Callable[[Sequence[jax.Array], Sequence[jax.Array]], list[jax.Array]]:
+    """Return the artifact as a function of the parameters that are no constants, and inputs."""
+    count = len(exported.in_avals)
+
+    def model(leaves: Sequence[jax.Array], inputs: Sequence[jax.Array]) -> list[jax.Array]:
+        rest = iter(leaves)
+        parameters: list[jax.Array | Tensor] = [
+            constants[index] if index in constants else next(rest)
+            for index in range(count - len(inputs))
+        ]
+        args, kwargs = jax.tree.unflatten(exported.in_tree, [*parameters, *inputs])
+        # Only ever called inside jit: outside, each call leaks some megabytes.
+        return jax.tree.leaves(exported.call(*args, **kwargs))
+
+    return model
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:300]

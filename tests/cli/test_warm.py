@@ -1,0 +1,100 @@
+"""`xlaserve warm`, on the CPU of this machine."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import xlaserve
+from xlaserve import cli
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One model, one that is broken, and an ensemble."""
+    root = tmp_path_factory.mktemp("models")
+
+    def double(params: None, x: jax.Array) -> dict[str, jax.Array]:
+        return {"y": x * np.float32(2)}
+
+    inputs = {"x": ("FP32", [-1, 4])}
+    for name in ("good", "broken"):
+        xlaserve.export_model(double, None, inputs, root / name / "1", max_batch_size=2)
+    (root / "broken" / "1" / "model.stablehlo").write_bytes(b"no module")
+    (root / "chain").mkdir()
+    (root / "chain" / "config.json").write_text(
+        json.dumps(
+            {
+                "platform": "ensemble",
+                "input": [{"name": "x", "dataType": "TYPE_FP32", "dims": [-1, 4]}],
+                "output": [{"name": "y", "dataType": "TYPE_FP32", "dims": [-1, 4]}],
+                "ensembleScheduling": {
+                    "step": [
+                        {
+                            "modelName": "good",
+                            "modelVersion": "-1",
+                            "inputMap": {"x": "x"},
+                            "outputMap": {"y": "y"},
+                        }
+                    ]
+                },
+            }
+        )
+    )
+    return root
+
+
+def run(*arguments: str | Path) -> tuple[int, str]:
+    """Run the command; return its exit status and its output."""
+    result = CliRunner().invoke(cli.application(), ["warm", *map(str, arguments)])
+    return result.exit_code, result.output + str(result.exception or "")
+
+
+def test_every_model_is_named_and_a_broken_one_is_a_failure(
+    repository: Path, tmp_path: Path
+) -> None:
+    status, output = run(repository, "--cache", tmp_path / "cache", "--json")
+    rows = {row["model"]: row for row in map(json.loads, output.splitlines()[:2])}
+
+    assert 1 == status
+    assert {"good", "broken"} == set(rows)
+    assert (2, 0, "") == tuple(rows["good"][name] for name in ("compiled", "cached", "problem"))
+    assert "model.stablehlo" in rows["broken"]["problem"]
+
+
+def test_table_says_what_was_compiled_and_what_was_there(repository: Path, tmp_path: Path) -> None:
+    run(repository, "--cache", tmp_path / "cache")
+    _, output = run(repository, "--cache", tmp_path / "cache")
+    (row,) = (line for line in output.splitlines() if "good" in line)
+
+    assert ["good", "1", "0", "2"] == row.replace("│", " ").split()[:4]
+
+
+def test_repository_without_models_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+
+    status, output = run(tmp_path / "empty", "--cache", tmp_path / "cache")
+
+    assert 1 == status
+    assert "expected a directory of models" in output
+
+
+def test_cache_that_others_can_use_is_refused(repository: Path, tmp_path: Path) -> None:
+    run(repository, "--cache", tmp_path / "cache")
+    for directory in (tmp_path / "cache").iterdir():
+        directory.chmod(0o777)
+
+    status, output = run(repository, "--cache", tmp_path / "cache")
+
+    assert 1 == status
+    assert "expected a directory of this user alone (mode 0700)" in output
+
+
+def test_unknown_target_is_refused(repository: Path, tmp_path: Path) -> None:
+    status, output = run(repository, "--cache", tmp_path / "cache", "--target", "h1000")
+
+    assert 1 == status
+    assert "device 'h1000' is not available" in output

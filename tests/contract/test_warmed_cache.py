@@ -1,0 +1,83 @@
+"""A cache that one process filled, and a server in another that compiles nothing."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xlaserve
+
+START = Path(__file__).with_name("warmed_start.py")
+MODELS = 20
+
+
+def run(*command: str | Path) -> str:
+    """Run Python to its end; return stdout."""
+    ran = subprocess.run(
+        [sys.executable, *map(str, command)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr[-2000:]
+    return ran.stdout
+
+
+def start(repository: Path, cache: Path | str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run(START, repository, cache).splitlines()[-1])
+    return found
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twenty models, each with a computation of its own."""
+    root = tmp_path_factory.mktemp("models")
+    random = np.random.default_rng(0)
+    for number in range(MODELS):
+        columns = 300 + number
+        xlaserve.export_model(
+            lambda p, x: {"y": np.float32(2) * (x @ p["w"]).sum(axis=1, keepdims=True)},
+            {"w": random.standard_normal((4, columns)).astype(np.float32)},
+            {"x": ("FP32", [-1, 4])},
+            root / f"m{number:02}" / "1",
+            max_batch_size=1,
+        )
+    return root
+
+
+def test_server_on_a_warmed_cache_compiles_nothing_and_answers_alike(
+    repository: Path, tmp_path: Path
+) -> None:
+    """Counted by JAX, with a server without a cache as the control."""
+    cache = tmp_path / "cache"
+    command: list[str | Path] = [
+        "-m",
+        "xlaserve",
+        "warm",
+        repository,
+        "--target",
+        "cpu",
+        "--cache",
+        cache,
+    ]
+    warmed = [json.loads(line) for line in run(*command, "--json").splitlines()]
+    control = start(repository, "none")
+    found = start(repository, cache)
+    again = [json.loads(line) for line in run(*command, "--json").splitlines()]
+
+    assert [f"m{number:02}" for number in range(MODELS)] == [row["model"] for row in warmed]
+    assert {(1, 0, "")} == {(row["compiled"], row["cached"], row["problem"]) for row in warmed}
+    assert (0, 0, MODELS) == tuple(
+        found[name] for name in ("compilations", "compiled_programs", "cached_programs")
+    )
+    assert MODELS <= control["compilations"]
+    assert (MODELS, 0) == (control["compiled_programs"], control["cached_programs"])
+    assert control["answers"] == found["answers"]
+    assert MODELS == len(found["answers"])
+    assert {(0, 1)} == {(row["compiled"], row["cached"]) for row in again}
