@@ -423,7 +423,7 @@ class Application:
             ),
             settings.max_http_heads,
         )
-        server = HttpServer(self.http_routes(), limits, self.workers.host, self.ledger)
+        server = HttpServer(self.http_routes(), limits, self.workers.host, self.ledger, self.gates)
         await server.listen(listener.socket, backlog=settings.listen_backlog)
         return server
 

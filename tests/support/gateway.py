@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.ledger import Ledger
 from xlaserve.core.threads.host import HostThreads
 from xlaserve.transport.endpoints import Endpoint, listen
@@ -12,14 +13,19 @@ from xlaserve.transport.rest.server import HttpLimits, HttpServer
 
 @asynccontextmanager
 async def serving_routes(
-    routes: RouteTable, limits: HttpLimits, ledger: Ledger | None = None, *, backlog: int = 8
+    routes: RouteTable,
+    limits: HttpLimits,
+    ledger: Ledger | None = None,
+    *,
+    backlog: int = 8,
+    gates: Gates | None = None,
 ) -> AsyncIterator[tuple[str, HttpServer]]:
     """Serve on a free port for the length of a block; its address, and the server."""
     listener = listen(
         "http_endpoint", Endpoint(port=0), host="127.0.0.1", unix_socket_mode=0o600, backlog=backlog
     )
     threads = HostThreads(1)
-    server = HttpServer(routes, limits, threads, ledger or Ledger(1 << 30))
+    server = HttpServer(routes, limits, threads, ledger or Ledger(1 << 30), gates or Gates())
     await server.listen(listener.socket, backlog=backlog)
     try:
         yield listener.address, server

@@ -12,6 +12,7 @@ import uvloop
 from support.gateway import serving_routes
 from support.http import SECONDS, Answer, Connection, chunked, connect, message
 
+from xlaserve.core.serving.call import Headers, Operation, Peer
 from xlaserve.core.serving.ledger import Ledger
 from xlaserve.core.threads.host import HostThreads
 from xlaserve.transport.rest import bodies, drain
@@ -44,7 +45,7 @@ async def echo(request: HttpRequest) -> HttpResponse:
 
 
 def prepare(request: HttpRequest) -> Begin:
-    def begin(body: memoryview, done: Answered) -> HttpResponse:
+    def begin(body: memoryview, done: Answered, headers: Headers, peer: Peer) -> HttpResponse:
         return HttpResponse(content_type=BINARY_TYPE, parts=[bytes(body)])
 
     return begin
@@ -54,8 +55,8 @@ def prepare(request: HttpRequest) -> Begin:
 async def serving() -> AsyncIterator[tuple[str, HttpServer]]:
     routes = RouteTable(
         [
-            Route("GET", "/hello", hello, "hello", "test"),
-            Route("POST", "/echo", echo, "echo", "test", prepare=prepare),
+            Route("GET", "/hello", Operation.PAGE, hello, "hello", "test"),
+            Route("POST", "/echo", Operation.PAGE, echo, "echo", "test", prepare=prepare),
         ]
     )
     limits = HttpLimits(100, 1 << 14, 30.0, BodyLimits(1 << 20, 100, 30.0), 100)

@@ -9,6 +9,7 @@ from support.gateway import serving_routes
 from support.http import Connection as Client
 from support.http import chunked, connect, message
 
+from xlaserve.core.serving.call import NOBODY, Operation
 from xlaserve.core.serving.inference import Pending
 from xlaserve.core.serving.ledger import Ledger
 from xlaserve.errors import ModelNotFound
@@ -71,7 +72,7 @@ class Desk:
 
     def prepare(self, request: HttpRequest) -> Begin:
         what = request.names["what"]
-        return lambda body, done: self.begin(what, body, done)
+        return lambda body, done, headers, peer: self.begin(what, body, done)
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
         self.handled += 1
@@ -99,8 +100,16 @@ async def serving(
 
     routes = RouteTable(
         [
-            Route("POST", "/do/{what}", desk.handle, "do", "test", prepare=desk.prepare),
-            Route("GET", "/hello", hello, "hello", "test"),
+            Route(
+                "POST",
+                "/do/{what}",
+                Operation.PAGE,
+                desk.handle,
+                "do",
+                "test",
+                prepare=desk.prepare,
+            ),
+            Route("GET", "/hello", Operation.PAGE, hello, "hello", "test"),
         ]
     )
     limits = HttpLimits(20, 1 << 14, idle, BodyLimits(MAX_BYTES, 100, timeout), max_heads)
@@ -463,6 +472,7 @@ class Owner:
             begin = desk.prepare(HttpRequest({"what": what}))
             plans.keep(head, Plan("POST", f"/do/{what}", 3, begin))
         self.held = Held(Ledger(1 << 30).open(), self.wire)
+        self.peer = NOBODY
         self.fast = FastPath(plans, self, self.wire, 30.0)
 
     def take_over(self, data: bytes) -> None:

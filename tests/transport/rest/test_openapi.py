@@ -11,6 +11,7 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from xlaserve.app import Application
+from xlaserve.core.serving.call import Operation
 from xlaserve.settings import Settings
 from xlaserve.transport.rest.messages import HttpRequest, HttpResponse, json_response
 from xlaserve.transport.rest.openapi import TAGS, describe, operation_id, statuses
@@ -132,7 +133,17 @@ def test_every_operation_can_fail_as_an_error(operations: Operations) -> None:
 
 def test_a_status_may_carry_an_answer_and_an_error() -> None:
     """A model that is not ready is a 400 with an answer, a bad name one with an error."""
-    row = Route("GET", "/x", handler, "X", "server", Body(int), errors=(400,), other={400: "No."})
+    row = Route(
+        "GET",
+        "/x",
+        Operation.PAGE,
+        handler,
+        "X",
+        "server",
+        Body(int),
+        errors=(400,),
+        other={400: "No."},
+    )
     schema = described(row)["/x"]["get"]["responses"]["400"]["content"]["application/json"]
 
     assert [{"type": "integer"}, {"$ref": "#/components/schemas/Error"}] == schema["schema"][
@@ -142,7 +153,9 @@ def test_a_status_may_carry_an_answer_and_an_error() -> None:
 
 def test_headers_stand_with_the_request_and_the_answer() -> None:
     body = Body(int, headers=(Header("X-Length", int, "How long."),))
-    operation = described(Route("POST", "/x", handler, "X", "server", body, takes=body))
+    operation = described(
+        Route("POST", "/x", Operation.PAGE, handler, "X", "server", body, takes=body)
+    )
     operation = operation["/x"]["post"]
 
     assert ["X-Length"] == [p["name"] for p in operation["parameters"] if p["in"] == "header"]
@@ -150,7 +163,15 @@ def test_headers_stand_with_the_request_and_the_answer() -> None:
 
 
 def test_what_is_not_json_has_no_schema() -> None:
-    row = Route("GET", "/x", handler, "X", "server", Body(int, ("application/octet-stream",)))
+    row = Route(
+        "GET",
+        "/x",
+        Operation.PAGE,
+        handler,
+        "X",
+        "server",
+        Body(int, ("application/octet-stream",)),
+    )
 
     assert {"application/octet-stream": {}} == (
         described(row)["/x"]["get"]["responses"][str(int(HTTPStatus.OK))]["content"]
@@ -158,7 +179,15 @@ def test_what_is_not_json_has_no_schema() -> None:
 
 
 def test_a_body_may_be_left_out_where_the_row_says_so() -> None:
-    row = Route("POST", "/x", handler, "X", "server", takes=Body(int, required=False, example=3))
+    row = Route(
+        "POST",
+        "/x",
+        Operation.PAGE,
+        handler,
+        "X",
+        "server",
+        takes=Body(int, required=False, example=3),
+    )
     body = described(row)["/x"]["post"]["requestBody"]
 
     assert not body["required"]

@@ -11,6 +11,7 @@ import pytest
 from xlaserve.core.residence.monitor import StatusRow
 from xlaserve.core.residence.status_board import Reading, RequestTotals
 from xlaserve.core.server import ServerDescription
+from xlaserve.core.serving.call import Operation
 from xlaserve.core.serving.statistics import REQUEST_BOUNDS_NS
 from xlaserve.transport.rest.docs_page import render
 from xlaserve.transport.rest.messages import HttpRequest, HttpResponse, json_response
@@ -69,7 +70,7 @@ def routes(*rows: StatusRow, asked: list[str] | None = None) -> dict[str, Route]
         return reading(*rows)
 
     board: Any = SimpleNamespace(read=read)
-    other = Route("POST", "/other", handler, "Another route", "server")
+    other = Route("POST", "/other", Operation.PAGE, handler, "Another route", "server")
     made = page_routes([other], board, ServerDescription(version="1.2.3"))
     return {row.path: row for row in made}
 
@@ -190,7 +191,7 @@ async def test_every_link_within_the_documentation_leads_somewhere() -> None:
 
 
 def test_the_documentation_escapes_what_it_is_told() -> None:
-    hostile = Route("GET", "/x", handler, HOSTILE, "server")
+    hostile = Route("GET", "/x", Operation.PAGE, handler, HOSTILE, "server")
     page = render(describe([hostile], version=HOSTILE))
 
     assert HOSTILE not in page
@@ -198,6 +199,8 @@ def test_the_documentation_escapes_what_it_is_told() -> None:
 
 
 def test_an_example_is_a_command_that_a_shell_takes() -> None:
-    made = describe([Route("GET", "/v2/models/{model}", handler, "M", "server")], version="1")
+    made = describe(
+        [Route("GET", "/v2/models/{model}", Operation.PAGE, handler, "M", "server")], version="1"
+    )
 
     assert "/v2/models/identity&#x27;" in render(made) or "/v2/models/identity'" in render(made)

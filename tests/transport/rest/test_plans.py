@@ -2,6 +2,7 @@
 
 import pytest
 
+from xlaserve.core.serving.call import Headers, Peer
 from xlaserve.core.serving.inference import Pending
 from xlaserve.transport.rest.messages import Answered, HttpResponse
 from xlaserve.transport.rest.plans import Plan, Plans
@@ -9,7 +10,9 @@ from xlaserve.transport.rest.plans import Plan, Plans
 MAX_LENGTH = 1000
 
 
-def begin(body: memoryview, done: Answered) -> HttpResponse | Pending:
+def begin(
+    body: memoryview, done: Answered, headers: Headers, peer: Peer
+) -> HttpResponse | Pending:
     raise NotImplementedError
 
 

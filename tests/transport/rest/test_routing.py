@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from xlaserve.core.serving.call import Operation
 from xlaserve.transport.rest.messages import HttpRequest, HttpResponse, json_response
 from xlaserve.transport.rest.routing import Route, RouteTable
 
@@ -13,7 +14,7 @@ async def handler(request: HttpRequest) -> HttpResponse:
 
 
 TABLE = RouteTable(
-    Route(method, path, handler, path, "test")
+    Route(method, path, Operation.PAGE, handler, path, "test")
     for method, path in (
         ("GET", "/"),
         ("GET", "/v2"),

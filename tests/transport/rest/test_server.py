@@ -14,6 +14,7 @@ import pytest
 from support.gateway import serving_routes
 from support.http import Answer, ask, chunked, connect, message
 
+from xlaserve.core.serving.call import Operation
 from xlaserve.errors import ModelNotFound
 from xlaserve.transport.rest.bodies import BodyLimits
 from xlaserve.transport.rest.messages import BINARY_TYPE, HttpRequest, HttpResponse, json_response
@@ -77,7 +78,7 @@ def gated(world: World) -> Callable[[HttpRequest], Awaitable[HttpResponse]]:
 @asynccontextmanager
 async def serving(world: World, **limits: Any) -> AsyncIterator[tuple[str, HttpServer]]:
     routes = RouteTable(
-        Route(method, path, handle, path, "test")
+        Route(method, path, Operation.PAGE, handle, path, "test")
         for method, path, handle in (
             ("POST", "/echo", echo),
             ("POST", "/length", length),

@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 from support.http import chunked, message
 
+from xlaserve.core.serving.call import Headers, Peer
 from xlaserve.core.serving.ledger import Ledger
 from xlaserve.transport.rest.connection import Connection, Server
 from xlaserve.transport.rest.fast_path import FastPath
@@ -136,10 +137,12 @@ class Bench:
         assert fast is not None
         self.fast: FastPath = fast
 
-    def at_once(self, body: memoryview, done: Answered) -> HttpResponse:
+    def at_once(
+        self, body: memoryview, done: Answered, headers: Headers, peer: Peer
+    ) -> HttpResponse:
         return HttpResponse(parts=[bytes(body)])
 
-    def begin(self, body: memoryview, done: Answered) -> "Bench":
+    def begin(self, body: memoryview, done: Answered, headers: Headers, peer: Peer) -> "Bench":
         self.done = done
         return self
 

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from xlaserve.core.serving.call import Operation
 from xlaserve.errors import Unsupported
 from xlaserve.transport.rest.messages import HttpRequest, HttpResponse, Nothing, json_response
 from xlaserve.transport.rest.routing import Body, Route
@@ -19,6 +20,13 @@ class _Absent:
     what: str
     methods: Sequence[str]
     paths: Sequence[str]
+    infers: bool = False
+
+    def operation(self, method: str) -> Operation:
+        """Return what a permission for it would be given for."""
+        if self.infers:
+            return Operation.INFER
+        return Operation.METADATA if method == "GET" else Operation.MANAGE
 
 
 _ROWS: Sequence[_Absent] = (
@@ -44,6 +52,7 @@ _ROWS: Sequence[_Absent] = (
         "the generate extension",
         ["POST"],
         [f"{model}/{verb}" for model in _MODELS for verb in ("generate", "generate_stream")],
+        infers=True,
     ),
 )
 
@@ -51,14 +60,30 @@ _ROWS: Sequence[_Absent] = (
 def absent_routes() -> list[Route]:
     """Return the rows of what is absent, and those that have nothing to do without it."""
     rows = [
-        Route(method, path, _refuse(row.what), f"Not implemented: {row.what}", _TAG, errors=(501,))
+        Route(
+            method,
+            path,
+            row.operation(method),
+            _refuse(row.what),
+            f"Not implemented: {row.what}",
+            _TAG,
+            errors=(501,),
+        )
         for row in _ROWS
         for path in row.paths
         for method in row.methods
     ]
     for segment, memory in _SHARED_MEMORIES.items():
         rows += [
-            Route("POST", path, unregister, f"Unregister {memory}", _TAG, Body(Nothing))
+            Route(
+                "POST",
+                path,
+                Operation.MANAGE,
+                unregister,
+                f"Unregister {memory}",
+                _TAG,
+                Body(Nothing),
+            )
             for path in (f"/v2/{segment}/unregister", f"/v2/{segment}/region/{{region}}/unregister")
         ]
     return rows

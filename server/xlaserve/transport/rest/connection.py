@@ -12,7 +12,9 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from xlaserve.core.server import NAME
+from xlaserve.core.serving.call import Peer
 from xlaserve.core.serving.ledger import Ledger
+from xlaserve.transport.peers import peer_of
 from xlaserve.transport.rest.aiohttp_connection import AiohttpConnection
 from xlaserve.transport.rest.edge import error_response
 from xlaserve.transport.rest.fast_path import FastPath, head_of
@@ -20,6 +22,8 @@ from xlaserve.transport.rest.heads import Heads, size_of
 from xlaserve.transport.rest.held import Held
 from xlaserve.transport.rest.states import Input, State
 
+_LISTENER = "http_endpoint"
+"""The setting of the one endpoint that HTTP is served on."""
 _FULL = b'{"error":"too many HTTP connections are open (max_http_connections), try again"}'
 
 _log = structlog.get_logger("http")
@@ -64,7 +68,9 @@ class Connection(AiohttpConnection):
     """A connection whose faults are answered as `{"error": text}` too."""
 
     held: Held
-    """What the connection holds; absent from one that is refused."""
+    """What the connection holds; absent from one that is refused, as is the following."""
+    peer: Peer
+    """Who is at the other end; one object for all calls of the connection."""
 
     def __init__(self, server: Server, options: dict[str, object]) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), **options)  # type: ignore[arg-type]
@@ -83,6 +89,7 @@ class Connection(AiohttpConnection):
         transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
         if len(server.connections) < server.max_connections:
             self.held = Held(server.ledger.open(), transport)
+            self.peer = peer_of(transport, _LISTENER)
             super().connection_made(transport)
             self._fast = FastPath(server.heads.plans, self, transport, server.body_seconds)
             return

@@ -7,9 +7,11 @@ only accepts. What it does not recognise goes to the general path, which has the
 import asyncio
 from typing import Protocol
 
+from xlaserve.core.serving.call import Peer
 from xlaserve.core.serving.inference import Pending
 from xlaserve.transport.rest.ahead import Ahead
 from xlaserve.transport.rest.edge import translate
+from xlaserve.transport.rest.headers import BlockHeaders
 from xlaserve.transport.rest.held import Held
 from xlaserve.transport.rest.messages import JOINED_BYTES, HttpResponse
 from xlaserve.transport.rest.plans import Plan, Plans
@@ -24,6 +26,8 @@ class Owner(Protocol):
 
     held: Held
     """What the connection holds on the ledger."""
+    peer: Peer
+    """Who is at its other end."""
 
     @property
     def is_draining(self) -> bool:
@@ -104,11 +108,11 @@ class FastPath(Lifecycle):
         end = len(head)
         size = end + plan.length
         if len(data) == size:
-            self._begin(plan, memoryview(data)[end:])
+            self._begin(plan, head, memoryview(data)[end:])
         elif len(data) < size:
             self._await_body(plan, data)
         else:
-            self._begin(plan, memoryview(data)[end:size])
+            self._begin(plan, head, memoryview(data)[end:size])
             self._keep(memoryview(data)[size:])
 
     def _await_body(self, plan: Plan, data: bytes) -> None:
@@ -195,9 +199,10 @@ class FastPath(Lifecycle):
 
     # --- requests ---
 
-    def _begin(self, plan: Plan, body: memoryview) -> None:
+    def _begin(self, plan: Plan, head: bytes, body: memoryview) -> None:
         try:
-            begun = plan.begin(body, self._done)
+            # The headers of this request, and not of the one that the plan was made of.
+            begun = plan.begin(body, self._done, BlockHeaders(head), self._owner.peer)
         except Exception as error:
             self._fail(plan, error)
             return

@@ -3,6 +3,7 @@
 import asyncio
 from functools import partial
 
+from xlaserve.core.serving.call import NO_HEADERS, NOBODY, Headers, Peer
 from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.inference import InferRequest, InferResponse, Pending
 from xlaserve.transport.rest.infer_request import read_infer_request
@@ -22,8 +23,15 @@ class InferLane:
         self._max_json_depth = max_json_depth
         self._strict_json = strict_json
 
-    def begin(
-        self, name: str, version: str, length: int | None, body: memoryview, done: Answered
+    def begin(  # noqa: PLR0917
+        self,
+        name: str,
+        version: str,
+        length: int | None,
+        body: memoryview,
+        done: Answered,
+        headers: Headers = NO_HEADERS,
+        peer: Peer = NOBODY,
     ) -> HttpResponse | Pending:
         """Answer a body at once, or call back; raises what the handler would raise."""
         engine = self._engine

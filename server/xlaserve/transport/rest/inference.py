@@ -10,6 +10,7 @@ import msgspec
 
 from xlaserve.core.residence.control import ModelControl
 from xlaserve.core.server import ServerDescription
+from xlaserve.core.serving.call import Operation
 from xlaserve.core.serving.engine import Engine
 from xlaserve.tensors import TensorSpec
 from xlaserve.transport.rest.infer_lane import InferLane
@@ -159,21 +160,47 @@ class InferenceRoutes:
     def table(self) -> list[Route]:
         """Return the rows of these handlers."""
         rows = [
-            Route("GET", "/v2", self.metadata, "Server metadata", "server", Body(ServerMetadata)),
-            Route("GET", "/v2/health/live", self.live, "Server live", "server", Body(Live)),
+            Route(
+                "GET",
+                "/v2",
+                Operation.METADATA,
+                self.metadata,
+                "Server metadata",
+                "server",
+                Body(ServerMetadata),
+            ),
+            Route(
+                "GET",
+                "/v2/health/live",
+                Operation.HEALTH,
+                self.live,
+                "Server live",
+                "server",
+                Body(Live),
+            ),
             Route(
                 "GET",
                 "/v2/health/ready",
+                Operation.HEALTH,
                 self.ready,
                 "Server ready",
                 "server",
                 Body(Ready),
                 other={400: "Not ready."},
             ),
-            Route("GET", "/v2/models", self.models, "Models that answer", _TAG, Body(ModelNames)),
+            Route(
+                "GET",
+                "/v2/models",
+                Operation.METADATA,
+                self.models,
+                "Models that answer",
+                _TAG,
+                Body(ModelNames),
+            ),
             Route(
                 "GET",
                 "/v2/models/stats",
+                Operation.METADATA,
                 self.statistics,
                 "Statistics of all models",
                 _TAG,
@@ -191,6 +218,7 @@ class InferenceRoutes:
             Route(
                 "GET",
                 model,
+                Operation.METADATA,
                 self.model_metadata,
                 "Model metadata",
                 _TAG,
@@ -200,6 +228,7 @@ class InferenceRoutes:
             Route(
                 "GET",
                 f"{model}/ready",
+                Operation.HEALTH,
                 self.model_ready,
                 "Model ready",
                 _TAG,
@@ -210,6 +239,7 @@ class InferenceRoutes:
             Route(
                 "GET",
                 f"{model}/config",
+                Operation.METADATA,
                 self.config,
                 "Model configuration",
                 _TAG,
@@ -219,6 +249,7 @@ class InferenceRoutes:
             Route(
                 "GET",
                 f"{model}/stats",
+                Operation.METADATA,
                 self.statistics,
                 "Statistics of a model",
                 _TAG,
@@ -228,6 +259,7 @@ class InferenceRoutes:
             Route(
                 "POST",
                 f"{model}/infer",
+                Operation.INFER,
                 self.infer,
                 "Inference",
                 _TAG,
@@ -309,7 +341,7 @@ class InferenceRoutes:
         return await self._threads.run(output_bytes(response), write)
 
     def prepare(self, request: HttpRequest) -> Begin:
-        """Return the short lane of a model; raises InvalidBody for a length that is none."""
+        """Return the fast path of a model; raises InvalidBody for a length that is none."""
         length = read_header_length(request.headers.get(HEADER_LENGTH))
         lane = InferLane(
             self._engine,

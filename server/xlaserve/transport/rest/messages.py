@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import msgspec
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from xlaserve.core.serving.call import Headers, Peer
 from xlaserve.core.serving.inference import Pending
 from xlaserve.errors import InvalidBody
 from xlaserve.tensors import Buffer
@@ -78,9 +79,10 @@ Handler: TypeAlias = Callable[[HttpRequest], Awaitable[HttpResponse]]
 Answered: TypeAlias = Callable[[HttpResponse | BaseException], None]
 """Called once, on the event loop, with the answer to a request or why there is none."""
 
-Begin: TypeAlias = Callable[[memoryview, Answered], HttpResponse | Pending]
+Begin: TypeAlias = Callable[[memoryview, Answered, Headers, Peer], HttpResponse | Pending]
 """Answers a body at once, or calls back later with what a handler would return or raise.
 
+Each time it makes a call, with the headers and the peer of this request, that passes the gates.
 Raises what a handler would raise, if it is known at once.
 """
 

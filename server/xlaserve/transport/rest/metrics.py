@@ -11,6 +11,7 @@ from xlaserve.core.residence.lifecycle import State
 from xlaserve.core.residence.monitor import every_version
 from xlaserve.core.residence.registry import Registry, Version
 from xlaserve.core.residence.watching import RepositoryWatch
+from xlaserve.core.serving.call import Operation
 from xlaserve.core.threads.abandoned import AbandonedWork
 from xlaserve.models.mappings import UNLIMITED, Mappings
 from xlaserve.transport.rest.messages import HttpRequest, HttpResponse
@@ -52,7 +53,17 @@ class Metrics:
     def table(self) -> list[Route]:
         """Return the row of `GET /metrics`."""
         answer = Body(media_types=(METRICS_TYPE,))
-        return [Route("GET", "/metrics", self.show, "Metrics for Prometheus", "people", answer)]
+        return [
+            Route(
+                "GET",
+                "/metrics",
+                Operation.METRICS,
+                self.show,
+                "Metrics for Prometheus",
+                "people",
+                answer,
+            )
+        ]
 
     async def show(self, request: HttpRequest) -> HttpResponse:
         """Answer with all metrics."""

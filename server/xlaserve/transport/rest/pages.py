@@ -12,6 +12,7 @@ import msgspec
 from xlaserve.core.residence.monitor import StatusRow
 from xlaserve.core.residence.status_board import Reading, StatusBoard
 from xlaserve.core.server import ServerDescription
+from xlaserve.core.serving.call import Operation
 from xlaserve.core.serving.statistics import REQUEST_BOUNDS_NS
 from xlaserve.transport.rest import docs_page, openapi
 from xlaserve.transport.rest.messages import JSON_TYPE, HttpRequest, HttpResponse
@@ -179,6 +180,7 @@ def page_routes(
         Route(
             "GET",
             "/status.json",
+            Operation.PAGE,
             status.status,
             "What the status page shows",
             _TAG,
@@ -211,7 +213,7 @@ def _document(path: str, summary: str, content_type: str, data: bytes) -> Route:
     media_type = content_type.partition(";")[0]
     document = Document(content_type, data)
     answer = Body(media_types=(media_type,))
-    return Route("GET", path, document.serve, summary, _TAG, answer)
+    return Route("GET", path, Operation.PAGE, document.serve, summary, _TAG, answer)
 
 
 def _file(name: str) -> bytes:

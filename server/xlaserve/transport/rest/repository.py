@@ -8,6 +8,7 @@ import msgspec
 
 from xlaserve.core.residence.control import ModelControl
 from xlaserve.core.residence.overrides import CONFIG, FILE_PREFIX, LoadParameter
+from xlaserve.core.serving.call import Operation
 from xlaserve.errors import InvalidParameter, Unsupported
 from xlaserve.transport.rest.messages import (
     HttpRequest,
@@ -59,6 +60,7 @@ class RepositoryRoutes:
                 Route(
                     "POST",
                     f"{repository}/index",
+                    Operation.METADATA,
                     self.index,
                     "Repository index",
                     _TAG,
@@ -71,6 +73,7 @@ class RepositoryRoutes:
                 Route(
                     "POST",
                     f"{repository}/models/{{model}}/{verb.__name__}",
+                    Operation.MANAGE,
                     verb,
                     summary,
                     _TAG,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from urllib.parse import unquote
 
+from xlaserve.core.serving.call import Operation
 from xlaserve.transport.rest.messages import BINARY_TYPE, JSON_TYPE, Handler, Prepare
 
 
@@ -54,6 +55,8 @@ class Route:
     method: str
     path: str
     """Segments between slashes; one in braces stands for any text, percent-decoded."""
+    operation: Operation
+    """What a permission for it is given for."""
     handle: Handler
     summary: str
     tag: str
@@ -65,7 +68,7 @@ class Route:
     other: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
     """Further statuses that carry `answer` as well, with what they mean."""
     prepare: Prepare | None = None
-    """Makes what answers as `handle` does, in the short lane."""
+    """Makes what answers as `handle` does, on the fast path."""
 
 
 @dataclass(frozen=True, slots=True)

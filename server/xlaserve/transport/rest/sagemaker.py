@@ -12,6 +12,7 @@ import msgspec
 import structlog
 
 from xlaserve.core.residence.multi_model import MAX_PAGE, HostedModel, MultiModelContainer
+from xlaserve.core.serving.call import Operation
 from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.inference import InferRequest, Parameter
 from xlaserve.errors import InvalidBody, InvalidParameter
@@ -169,6 +170,7 @@ class SageMakerRoutes:
             Route(
                 "POST",
                 "/models",
+                Operation.MANAGE,
                 self.load,
                 "Load a model from a url",
                 _TAG,
@@ -179,6 +181,7 @@ class SageMakerRoutes:
             Route(
                 "GET",
                 "/models",
+                Operation.METADATA,
                 self.list,
                 "List the loaded models",
                 _TAG,
@@ -192,6 +195,7 @@ class SageMakerRoutes:
             Route(
                 "GET",
                 "/models/{model}",
+                Operation.METADATA,
                 self.get,
                 "Show a loaded model",
                 _TAG,
@@ -201,6 +205,7 @@ class SageMakerRoutes:
             Route(
                 "DELETE",
                 "/models/{model}",
+                Operation.MANAGE,
                 self.unload,
                 "Unload a model",
                 _TAG,
@@ -221,6 +226,7 @@ class SageMakerRoutes:
             Route(
                 "GET",
                 "/ping",
+                Operation.HEALTH,
                 self.ping,
                 "Health",
                 _TAG,
@@ -231,6 +237,7 @@ class SageMakerRoutes:
                 Route(
                     "POST",
                     path,
+                    Operation.INFER,
                     handle,
                     summary,
                     _TAG,

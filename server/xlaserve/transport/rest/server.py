@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -11,18 +11,22 @@ from http import HTTPStatus
 from aiohttp import web
 
 from xlaserve.core.server import NAME
+from xlaserve.core.serving.call import Operation
+from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.ledger import Ledger
 from xlaserve.core.threads.host import HostThreads
 from xlaserve.errors import CrossSiteRequest, XlaserveError
 from xlaserve.transport.rest import compression
 from xlaserve.transport.rest.bodies import BodyLimits, BodyReader
-from xlaserve.transport.rest.connection import Connection, Server
+from xlaserve.transport.rest.calls import HttpCall
+from xlaserve.transport.rest.connection import Beginning, Connection, Server
 from xlaserve.transport.rest.drain import Drain
 from xlaserve.transport.rest.edge import error_response, translate_errors
+from xlaserve.transport.rest.headers import ReadHeaders
 from xlaserve.transport.rest.heads import Heads
 from xlaserve.transport.rest.messages import JOINED_BYTES, HttpRequest, HttpResponse
 from xlaserve.transport.rest.plans import Finish
-from xlaserve.transport.rest.routing import RouteTable
+from xlaserve.transport.rest.routing import Route, RouteTable
 from xlaserve.transport.rest.threads import OffLoop
 
 _COMPRESSED_BYTES = 1 << 10
@@ -50,8 +54,14 @@ class HttpServer:
     """Serves a table of routes."""
 
     def __init__(
-        self, routes: RouteTable, limits: HttpLimits, threads: HostThreads, ledger: Ledger
+        self,
+        routes: RouteTable,
+        limits: HttpLimits,
+        threads: HostThreads,
+        ledger: Ledger,
+        gates: Gates,
     ) -> None:
+        self._gates = gates
         self._ledger = ledger
         self._routes = routes
         self._limits = limits
@@ -109,22 +119,34 @@ class HttpServer:
 
     async def _answer(self, method: str, path: str, request: web.BaseRequest) -> HttpResponse:
         connection = connection_of(request)
-        head, waited_seconds = connection.begin(request)
+        beginning = connection.begin(request)
         match = self._routes.find(method, path)
-        if match.route is None:
-            return _no_route(method, path, match.allowed)
-        if method not in _SAFE_METHODS and request.headers.get("Sec-Fetch-Site") == "cross-site":
-            raise CrossSiteRequest
+        # What is nowhere is asked for as a page is.
+        operation = match.route.operation if match.route else Operation.PAGE
+        headers = ReadHeaders(request.headers)
+        call = HttpCall(operation, match.names, headers, connection.peer)
+        with self._gates.passing(call):
+            if match.route is None:
+                return _no_route(method, path, match.allowed)
+            if method not in _SAFE_METHODS and headers.get("sec-fetch-site") == "cross-site":
+                raise CrossSiteRequest
+            return await self._handle(match.route, match.names, request, beginning)
+
+    async def _handle(
+        self, route: Route, names: Mapping[str, str], request: web.BaseRequest, beginning: Beginning
+    ) -> HttpResponse:
+        connection = connection_of(request)
 
         async def read() -> memoryview:
-            return await self._bodies.read(request, connection.held, waited_seconds)
+            waited = beginning.waited_seconds
+            return await self._bodies.read(request, connection.held, waited)
 
-        asked = HttpRequest(match.names, request.query, request.headers, read, connection.held.grow)
-        if head and match.route.prepare is not None:
+        asked = HttpRequest(names, request.query, request.headers, read, connection.held.grow)
+        if beginning.head and route.prepare is not None:
             with suppress(XlaserveError):  # the handler raises it in its turn
-                begin = match.route.prepare(asked)
-                self._heads.learn(head, request, begin, self._finish(request))
-        return await match.route.handle(asked)
+                begin = route.prepare(asked)
+                self._heads.learn(beginning.head, request, begin, self._finish(request))
+        return await route.handle(asked)
 
     def _finish(self, request: web.BaseRequest) -> Finish | None:
         accepted = request.headers.get("Accept-Encoding", "")

@@ -1,0 +1,45 @@
+"""Headers as calls read them: looked up where the transport has them, and not copied before.
+
+Several of one name are one list (RFC 9110, 5.3), on both paths alike: a gate that compares the
+value of a header which may be there once refuses two of them, whatever their order.
+"""
+
+from multidict import CIMultiDictProxy
+
+
+class ReadHeaders:
+    """The headers of a request that aiohttp has read."""
+
+    __slots__ = ("_headers",)
+
+    def __init__(self, headers: CIMultiDictProxy[str]) -> None:
+        self._headers = headers
+
+    def get(self, name: str, /) -> str | None:
+        """Return the value of a header, None where it is absent."""
+        values = self._headers.getall(name, ())
+        return ", ".join(values) if values else None
+
+
+class BlockHeaders:
+    """The headers in a header block of the fast path, which is read when one is asked for.
+
+    Each line of it is one header: `size_of` saw to that when aiohttp had read the block, or a block
+    that differs from it by whole lines.
+    """
+
+    __slots__ = ("_block", "_fields")
+
+    def __init__(self, block: bytes) -> None:
+        self._block = block
+        self._fields: dict[bytes, list[bytes]] | None = None
+
+    def get(self, name: str, /) -> str | None:
+        """Return the value of a header, None where it is absent."""
+        if self._fields is None:
+            self._fields = {}
+            for line in self._block.split(b"\r\n")[1:-2]:
+                field, _, value = line.partition(b":")
+                self._fields.setdefault(field.lower(), []).append(value.strip(b" \t"))
+        values = self._fields.get(name.lower().encode())
+        return b", ".join(values).decode(errors="surrogateescape") if values else None
