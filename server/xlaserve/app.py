@@ -434,6 +434,7 @@ class Application:
         inference = InferenceRoutes(
             self._description,
             self.engine,
+            self.gates,
             self.control,
             threads,
             max_json_depth=depth,

@@ -3,9 +3,11 @@
 import asyncio
 from functools import partial
 
-from xlaserve.core.serving.call import NO_HEADERS, NOBODY, Headers, Peer
+from xlaserve.core.serving.call import NO_HEADERS, NOBODY, Headers, Operation, Peer
 from xlaserve.core.serving.engine import Engine
+from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.inference import InferRequest, InferResponse, Pending
+from xlaserve.transport.rest.calls import HttpCall
 from xlaserve.transport.rest.infer_request import read_infer_request
 from xlaserve.transport.rest.infer_response import output_bytes, write_infer_answer
 from xlaserve.transport.rest.messages import Answered, HttpResponse
@@ -16,9 +18,16 @@ class InferLane:
     """Answers the bodies of inference requests that are small enough to be read at once."""
 
     def __init__(
-        self, engine: Engine, threads: OffLoop, *, max_json_depth: int, strict_json: bool
+        self,
+        engine: Engine,
+        gates: Gates,
+        threads: OffLoop,
+        *,
+        max_json_depth: int,
+        strict_json: bool,
     ) -> None:
         self._engine = engine
+        self._gates = gates
         self._threads = threads
         self._max_json_depth = max_json_depth
         self._strict_json = strict_json
@@ -34,6 +43,23 @@ class InferLane:
         peer: Peer = NOBODY,
     ) -> HttpResponse | Pending:
         """Answer a body at once, or call back; raises what the handler would raise."""
+        gated = HttpCall(Operation.INFER, {"model": name, "version": version}, headers, peer)
+        try:
+            self._gates.admit(gated)
+            return self._begin(name, version, length, body, gated, done)
+        except Exception as error:
+            gated.end(error)
+            raise
+
+    def _begin(  # noqa: PLR0917
+        self,
+        name: str,
+        version: str,
+        length: int | None,
+        body: memoryview,
+        gated: HttpCall,
+        done: Answered,
+    ) -> HttpResponse | Pending:
         engine = self._engine
         info = engine.info(name, version)
         try:
@@ -44,11 +70,12 @@ class InferLane:
             # It is counted as a failure of the model.
             with engine.require(name, version):
                 raise
-        call = _Call(self, inference, done)
+        call = _Call(self, inference, gated, done)
         begun = engine.begin(inference, call)
         if type(begun) is InferResponse:
             answer = self.answer(inference, begun)
             if answer is not None:
+                gated.end()
                 return answer
             call.write(begun)
         else:
@@ -72,12 +99,15 @@ class InferLane:
 class _Call:
     """A request that waits for its answer."""
 
-    __slots__ = ("_done", "_lane", "_request", "pending")
+    __slots__ = ("_done", "_gated", "_lane", "_request", "pending")
 
-    def __init__(self, lane: InferLane, request: InferRequest, done: Answered) -> None:
+    def __init__(
+        self, lane: InferLane, request: InferRequest, gated: HttpCall, done: Answered
+    ) -> None:
+        self._gated = gated
         self._lane = lane
         self._request = request
-        self._done = done
+        self._done = self._ended(done)
         self.pending: Pending | asyncio.Task[HttpResponse] | None = None
 
     def __call__(self, result: InferResponse | BaseException) -> None:
@@ -95,6 +125,13 @@ class _Call:
             self.write(result)
         else:
             self._done(answer)
+
+    def _ended(self, done: Answered) -> Answered:
+        def ended(result: HttpResponse | BaseException) -> None:
+            self._gated.end(result if isinstance(result, BaseException) else None)
+            done(result)
+
+        return ended
 
     def write(self, response: InferResponse) -> None:
         """Write a large response while others are served."""
@@ -115,6 +152,7 @@ class _Call:
 
     def cancel(self) -> None:
         """Forget it: nobody wants the answer."""
+        self._gated.cancel()
         pending, self.pending = self.pending, None
         if pending is not None:
             pending.cancel()

@@ -12,6 +12,7 @@ from xlaserve.core.residence.control import ModelControl
 from xlaserve.core.server import ServerDescription
 from xlaserve.core.serving.call import Operation
 from xlaserve.core.serving.engine import Engine
+from xlaserve.core.serving.gates import Gates
 from xlaserve.tensors import TensorSpec
 from xlaserve.transport.rest.infer_lane import InferLane
 from xlaserve.transport.rest.infer_request import read_header_length, read_infer_request
@@ -144,6 +145,7 @@ class InferenceRoutes:
         self,
         description: ServerDescription,
         engine: Engine,
+        gates: Gates,
         control: ModelControl,
         threads: OffLoop,
         *,
@@ -153,6 +155,7 @@ class InferenceRoutes:
         self._threads = threads
         self._description = description
         self._engine = engine
+        self._gates = gates
         self._control = control
         self._max_json_depth = max_json_depth
         self._strict_json = strict_json
@@ -345,6 +348,7 @@ class InferenceRoutes:
         length = read_header_length(request.headers.get(HEADER_LENGTH))
         lane = InferLane(
             self._engine,
+            self._gates,
             self._threads,
             max_json_depth=self._max_json_depth,
             strict_json=self._strict_json,

@@ -1,0 +1,55 @@
+"""A permission gate and an observer that note every call of a server."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from xlaserve import app
+from xlaserve.core.serving.call import Call, Outcome
+from xlaserve.core.serving.gates import Gates
+from xlaserve.errors import CrossSiteRequest
+
+RULE = "x-rule"
+"""A request whose header of this name says so is refused."""
+
+
+class NotPermitted(CrossSiteRequest):
+    """The permission gate of these tests refuses a call."""
+
+
+@dataclass
+class Watch:
+    """Counts calls at the gate, and as observers see them begin and end."""
+
+    gate: list[Call] = field(default_factory=list)
+    begun: list[Call] = field(default_factory=list)
+    ended_calls: list[Call] = field(default_factory=list)
+
+    def permit(self, call: Call) -> None:
+        self.gate.append(call)
+        if call.headers.get(RULE) == "refuse":
+            raise NotPermitted
+
+    def began(self, call: Call) -> None:
+        self.begun.append(call)
+
+    def ended(self, calls: Sequence[Call], outcome: Outcome) -> None:
+        self.ended_calls += calls
+
+    def clear(self) -> None:
+        self.gate.clear()
+        self.begun.clear()
+        self.ended_calls.clear()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Have the gates of servers that are made in a block watched."""
+
+        def gates(observers: Sequence[object] = ()) -> Gates:
+            return Gates(permission=self.permit, observers=[*observers, self])  # type: ignore[list-item]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(app, "Gates", gates)
+            yield
