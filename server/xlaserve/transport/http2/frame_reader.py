@@ -30,9 +30,9 @@ from xlaserve.transport.http2.streams import Streams
 
 RECEIVE_BYTES = 1 << 18
 """Bytes that are read from a socket at once."""
-PASS_SECONDS = 0.003
-"""How long a pass over frames may take before others have their turn, within what a look at the
-clock is late by: a turn of 5 ms is kept."""
+TURN_SECONDS = 0.003
+"""How long a connection may handle frames before others have their turn. A look at the clock may be
+late, by the work between two of them or by one long header block: no turn takes more than 5 ms."""
 
 _WORK_BETWEEN_LOOKS = 64
 """Work that is done between two looks at the clock: four requests, each executed at once."""
@@ -100,7 +100,11 @@ class FrameReader:
         self._left = b""
         """What was received of a frame that has not come whole."""
         self._have = 0
-        """Bytes of that in front of the buffer that was lent last."""
+        """Bytes of that in front of the space that was lent last."""
+        self._lent = 0
+        """The size of that space."""
+        self._until = 0.0
+        """When the turn ends; 0 between turns."""
         self._greeted = False
         """Whether the preface has come."""
         self._payload_left = 0
@@ -124,8 +128,10 @@ class FrameReader:
             stream = self._streams.partial
             space = stream.reader.space() if stream is not None else None  # type: ignore[union-attr]
             if space is not None:
+                self._lent = self._payload_left
                 return space[: self._payload_left]
             self._direct = False
+        self._lent = RECEIVE_BYTES
         left = self._left
         if left:
             # Kept: until `received` is called others may receive into the same buffer.
@@ -136,11 +142,22 @@ class FrameReader:
         return self._buffer.view[:RECEIVE_BYTES]
 
     def received(self, count: int) -> bool:
-        """Handle so many bytes in the space; false when some are left for another pass."""
+        """Handle so many bytes in the space; false when others are to have their turn first.
+
+        Then some may be left. When the space was filled a loop (libuv's) reads up to 32 times
+        before it looks at others: these reads are of one turn.
+        """
+        if not self._until:
+            self._until = self._now() + TURN_SECONDS
+        done = True
         if self._direct:
             self._received_directly(count)
+        else:
+            done = self._parse(self._have + count)
+        if done and count == self._lent and self._now() < self._until:
             return True
-        return self._parse(self._have + count)
+        self._until = 0.0
+        return done and count < self._lent
 
     # --- the loop ---
 
@@ -154,7 +171,7 @@ class FrameReader:
         data, headers, control = self._data, self._headers, self._control
         handlers = self._handlers
         max_frame = self._max_frame
-        until = self._now() + PASS_SECONDS
+        until = self._until
         work_left = self._max_work
         work = min(work_left, _WORK_BETWEEN_LOOKS)
         while True:

@@ -9,6 +9,8 @@ from xlaserve.transport.http2.frames import ErrorCode
 
 _WRITE_BUFFER_BYTES = 1 << 18
 """Bytes that the transport may hold for a client that does not read."""
+_WRITES_OF_A_TURN = 8
+"""How many times a turn makes output ready and writes it: a client may read as quickly as that."""
 _LINGER_SECONDS = 1.0
 """How long a connection that was ended is still read, so that its client comes to see why."""
 
@@ -103,7 +105,12 @@ class Http2Protocol(asyncio.BufferedProtocol):
         """Write what is due, as much as the transport takes."""
         self._flush_due = False
         core = self.core
+        writes = 0
         while core.output and not self._closing and not self.transport.is_closing():
+            if writes == _WRITES_OF_A_TURN:
+                self.wake()  # others have their turn before the rest
+                return
+            writes += 1
             self.transport.writelines(core.take_output())
             core.pump()
             if not core.streams:
