@@ -16,9 +16,9 @@ from typing import Protocol
 import structlog
 from grpclib._typing import IServable
 
+from xlaserve.core.host import capacity_bytes
 from xlaserve.core.residence.capacity import Capacity
 from xlaserve.core.residence.control import IndexEntry, ModelControl
-from xlaserve.core.residence.host import capacity_bytes
 from xlaserve.core.residence.loading import Machinery, VersionLoader
 from xlaserve.core.residence.multi_model import MultiModelContainer
 from xlaserve.core.residence.predictions import FilesLook

@@ -257,7 +257,7 @@ OPENERS = {
     "models/mappings.py",
     "models/onnx/importing.py",
     "core/residence/overrides.py",
-    "core/residence/host.py",
+    "core/host.py",
 }
 """The modules that may open a file by themselves. A newcomer goes through `roots.py`."""
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.core import AddModel, Core, MakeCore, World
 
+from xlaserve.core.host import memory_limit_bytes
 from xlaserve.core.residence.capacity import Capacity, Reservation
-from xlaserve.core.residence.host import memory_limit_bytes
 from xlaserve.core.residence.repository import Location
 from xlaserve.errors import OutOfMemory
 from xlaserve.models.placement import Devices

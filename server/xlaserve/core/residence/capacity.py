@@ -11,7 +11,7 @@ Sizes: TypeAlias = Mapping[str, int]
 
 
 class Capacity:
-    """What is reserved of the memory for models, in bytes of each device. Of the event loop.
+    """The reserved memory of each device, in bytes. Used from the event loop only.
 
     Every load holds a reservation from before it starts until its memory is free again: first
     of the predicted sizes, then of the measured ones. No reservation makes the sum of a device
@@ -23,7 +23,7 @@ class Capacity:
         self._elsewhere_bytes = elsewhere_bytes
         self._held: dict[object, Sizes] = {}
         self._waiting: set[asyncio.Future[None]] = set()
-        """Of the tasks in `changed`: a load bounds its wait, a Finisher has one for a model."""
+        """One for each task in `changed`: a load bounds its wait, a Finisher has one a model."""
 
     def limit(self, totals: Sizes, elsewhere_bytes: int | None = None) -> None:
         """Set what each device of the server has; until then nothing is refused.
@@ -144,7 +144,7 @@ def greatest(*found: Sizes) -> Sizes:
 
 
 class Reservation:
-    """What one load, and then its instance, holds of the budget."""
+    """The share of the budget that one load holds, and then its instance."""
 
     def __init__(self, capacity: Capacity, model: str) -> None:
         self._capacity = capacity

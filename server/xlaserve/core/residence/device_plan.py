@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from xlaserve.core.host import capacity_bytes
 from xlaserve.core.residence.capacity import Capacity, Reservation, Sizes, greatest
 from xlaserve.core.residence.eviction import first_to_give
-from xlaserve.core.residence.host import capacity_bytes
 from xlaserve.core.residence.repository import ModelSource, Repository, VersionSource
 from xlaserve.core.residence.runtime import RuntimeLimits
 from xlaserve.errors import InvalidModel, InvalidSettings, OutOfMemory, XlaserveError

@@ -5,7 +5,7 @@ import errno
 from xlaserve.errors import LoadFailed, OutOfSpace
 
 OUT_OF_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
-"""What a disk, a quota, a limit of the process and too many open files say."""
+"""The error numbers of a full disk, a quota, a limit of the process, and too many open files."""
 
 
 def load_failure(model: str, reason: str, cause: BaseException | None) -> LoadFailed | OutOfSpace:

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 
 class State(StrEnum):
-    """Where a model version stands."""
+    """A state of a model version."""
 
     UNAVAILABLE = "UNAVAILABLE"
     """Not loaded: never was, was unloaded, or could not be loaded."""
@@ -28,7 +28,7 @@ class State(StrEnum):
 
 
 class Event(StrEnum):
-    """What happens to a model version."""
+    """An event in the life of a model version."""
 
     LOAD = "load"
     LOADED = "loaded"

@@ -1,4 +1,4 @@
-"""What lies in the root of a repository: models, and what is none, with the reason."""
+"""The entries in the root of a repository: models, and what is none, with the reason."""
 
 import os
 import stat
@@ -15,7 +15,7 @@ RootIdentity: TypeAlias = tuple[int, int]
 """Device and inode of a directory: another file system, or another directory, has another."""
 
 _OF_FILE_SYSTEMS = frozenset({"lost+found"})
-"""What file systems put into the root of a volume."""
+"""Names that file systems put into the root of a volume."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ class LoadRunner:
             raise
 
     async def _discard(self, run: "_Run") -> None:
-        """Return once a cancelled load has let go of what it had, or was abandoned."""
+        """Return once a cancelled load has released what it had, or was abandoned."""
         assert run.call is not None
         run.call.beat()
         try:

@@ -39,7 +39,7 @@ class HostedModel:
 
     name: str
     url: str
-    """Where it was loaded from: as the request said it, or its directory in the repository."""
+    """The url that it was loaded from, as in the request, or its directory in the repository."""
 
 
 @dataclass(frozen=True, slots=True)

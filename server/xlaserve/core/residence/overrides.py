@@ -1,4 +1,4 @@
-"""What the parameters of a load replace: the configuration, and the files of a model."""
+"""Overrides: the configuration and the files that the parameters of a load put in place."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What loads will need, from what others needed: remembered by whatever may name them again."""
+"""Predictions of the memory that loads need, learnt from earlier loads of the same files or id."""
 
 import asyncio
 import hashlib
@@ -107,12 +107,12 @@ class Predictions:
 
 @dataclass(frozen=True, slots=True)
 class FilesSeen:
-    """What the files of a model tell."""
+    """The facts that the files of a model tell."""
 
     needed_bytes: int
-    """What a load of it will need, by their headers."""
+    """The memory that a load needs, by their headers, in bytes by device."""
     key: Hashable
-    """What it shares with models that need the same."""
+    """The key that it shares with models that need the same."""
 
 
 class FilesLook:

@@ -1,4 +1,4 @@
-"""What is ready, and a sign when that may have changed."""
+"""Readiness of the server and of models, with a callback when it may have changed."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What could be loaded: the models on disk, their versions and configurations.
+"""The models on disk that could be loaded, with their versions and configurations.
 
 Everything here waits for the disk and is called from a thread, never from the event loop.
 """
@@ -41,7 +41,7 @@ UNVERSIONED = 1
 """The version of what has no version directories."""
 
 _FORBIDDEN_ROOTS = tuple(map(Path, ("/dev", "/proc", "/sys")))
-"""Where nothing is a model, whatever the allowed roots are."""
+"""Directories in which nothing is a model, whatever the allowed roots are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class VersionSource:
     """Or the file, where one file is the whole model."""
     fingerprint: Fingerprint
     roots: Roots = ANYWHERE
-    """Where its files may lie, wherever links lead."""
+    """The directories that its files may lie in, wherever links lead."""
     sent: bool = False
     """Whether its files came with a request, and not from the operator's disk."""
 

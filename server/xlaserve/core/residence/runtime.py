@@ -25,12 +25,12 @@ PredictSize: TypeAlias = Callable[[Path, ModelConfig, Devices, Roots], Sizes]
 blocks."""
 
 MAX_SIZE_BYTES = (2**31 - 1) * 8192
-"""What ModelMesh can count: it rounds up to units of 8 KiB and keeps them in 31 bits."""
+"""The largest size that ModelMesh can count: units of 8 KiB, kept in 31 bits."""
 MAX_NUMBER = 2**31 - 1
 """The largest of its 32-bit numbers: what is unsigned in a message is signed in the mesh."""
 
 _COMPILED_BYTES = 8 << 20
-"""What executables and buffers add to the file of a model of which only the file is known."""
+"""Added for executables and buffers where only the size of a model's file is known."""
 
 _LEAST_SLACK, _MOST_SLACK = 20, 4
 """Parts of the memory of which one is kept from the mesh, at least and at most. A model that is
@@ -42,7 +42,7 @@ _POSITIVE = re.compile("[1-9][0-9]{0,9}")
 
 @dataclass(frozen=True, slots=True)
 class RuntimeLimits:
-    """What ModelMesh is told once, and holds to be constant (ModelMesh SPI, runtimeStatus)."""
+    """Limits that ModelMesh reads once and takes for constant (ModelMesh SPI runtimeStatus)."""
 
     capacity_bytes: int
     loading_concurrency: int
@@ -92,14 +92,14 @@ class RuntimeLimits:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeModel:
-    """What a load, or a question for the size, is about."""
+    """The model that a load, or a question for its size, is about."""
 
     id: str
     location: Location
     key: Hashable = ""
     """The model key, as it came: part of what names a model besides its path."""
     disk_size_bytes: int = 0
-    """What the mesh knows of the files; 0 for nothing."""
+    """The size of the files as the mesh knows it, in bytes; 0 where it does not."""
 
     @property
     def files(self) -> Hashable:
@@ -109,7 +109,7 @@ class RuntimeModel:
 
 @dataclass(frozen=True, slots=True)
 class LoadedSize:
-    """What a load tells the mesh."""
+    """The answer of a load to the mesh."""
 
     size_bytes: int
     max_concurrency: int

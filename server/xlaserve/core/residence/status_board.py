@@ -1,4 +1,4 @@
-"""What a status page shows: the server, its memory, and every model that is or could be loaded."""
+"""The content of a status page: the server, its memory, and every model, loaded or not."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ REPOSITORY_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class RequestTotals:
-    """What happened to the requests of all versions together."""
+    """The requests of all versions together, by how they ended."""
 
     success_count: int
     fail_count: int
@@ -48,7 +48,7 @@ class Reading:
     matching: int
     """Rows that match; `rows` may be fewer."""
     rows: Sequence[StatusRow]
-    """By name and version; where there are too many, models that were never loaded are left out."""
+    """One entry for each name and version; models never loaded are left out of a long list."""
 
 
 class StatusBoard:

@@ -1,4 +1,4 @@
-"""What changed in a repository since it was looked at last, and what only seems to be gone.
+"""Changes in a repository since the last look, told apart from a volume that is not there.
 
 A model is gone when its name is: when the root can be read to its end and no longer has an entry of
 that name. Nothing is gone because something cannot be told:
@@ -25,7 +25,7 @@ _LOGGED = 20
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a look found."""
+    """The changes that one look found."""
 
     changed: tuple[str, ...] = ()
     """Models that are new, or whose files are."""

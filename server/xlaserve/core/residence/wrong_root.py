@@ -1,4 +1,4 @@
-"""What is meant instead of a root that holds nothing that looks like a model."""
+"""A hint for a root that holds no model: which directory was probably meant."""
 
 from pathlib import Path
 

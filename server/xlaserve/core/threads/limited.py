@@ -41,7 +41,7 @@ class LimitedCall(Generic[T]):
 
     def __init__(self, threads: "LimitedThreads", call: Callable[[], T], beat: Beat) -> None:
         self.future: Future[T] = Future()
-        """What it returns or raises, however late."""
+        """The result of the call, however late."""
         self.call: Callable[[], T] | None = call
         """None once its thread has begun."""
         self.beat = beat

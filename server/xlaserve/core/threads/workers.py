@@ -41,7 +41,7 @@ class Workers:
         self.closed = False
         """Whether the threads are to end."""
         self.abandoned = AbandonedWork(max_abandoned)
-        """What its threads do not end."""
+        """The calls that were abandoned in their threads."""
         self._load = LimitedThreads("load", load_threads)
         self.host = HostThreads(executing, spare_execute_threads)
         """Executes on the host."""

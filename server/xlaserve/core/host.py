@@ -10,7 +10,7 @@ _CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-"""Of cgroup version 2 and 1; without a limit they say `max`, or a number beyond all memory."""
+"""Files of cgroup versions 2 and 1; without a limit they say `max`, or more than all memory."""
 
 
 def memory_limit_bytes(cgroup_limits: tuple[Path, ...] = _CGROUP_LIMITS) -> int:
