@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 from xlaserve import app
 from xlaserve.app import Application
-from xlaserve.core.residence import host
+from xlaserve.core import host
 from xlaserve.errors import InvalidSettings
 from xlaserve.settings import Settings
 

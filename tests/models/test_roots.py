@@ -256,6 +256,8 @@ OPENERS = {
     "models/compilation_cache.py",
     "models/mappings.py",
     "models/onnx/importing.py",
+    "models/targets/child.py",
+    "models/targets/results.py",
     "core/residence/overrides.py",
     "core/host.py",
 }
