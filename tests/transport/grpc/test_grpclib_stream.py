@@ -1,5 +1,6 @@
 """What a request holds of the budget of messages, as grpclib reads them."""
 
+import asyncio
 import gzip
 from types import SimpleNamespace
 from typing import Any, cast
@@ -64,6 +65,22 @@ async def test_a_stream_holds_its_messages_until_the_next_one_is_read() -> None:
         assert 2 * PREFIX_BYTES + 150 == client.ledger.held
         assert bytes(50) == await client.read()
         assert PREFIX_BYTES + 50 == client.ledger.held
+
+
+@pytest.mark.parametrize("cut", [3, 9, 10, 14, 15, 20_000, -1])
+async def test_the_last_message_may_come_in_two_reads(cut: int) -> None:
+    """Its frame says from its beginning on that it ends the request; its bytes come later."""
+    client = Client(streaming=True)
+    frame = bytes(data(1, prefixed(bytes(40_000)), end_stream=True))
+    client.core.receive(frame[:cut])
+    reading = asyncio.create_task(client.read())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not reading.done()
+    client.core.receive(frame[cut:])
+
+    assert bytes(40_000) == await reading
+    assert b"" == await client.accepted.recv_data(PREFIX_BYTES)
 
 
 async def test_what_was_inflated_counts_too() -> None:

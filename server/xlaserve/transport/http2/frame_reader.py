@@ -26,6 +26,7 @@ from xlaserve.transport.http2.header_frames import HeaderFrames
 from xlaserve.transport.http2.headers import HARD_FACTOR
 from xlaserve.transport.http2.limits import Http2Limits
 from xlaserve.transport.http2.messages import UnaryReader
+from xlaserve.transport.http2.states import Input
 from xlaserve.transport.http2.streams import Streams
 
 RECEIVE_BYTES = 1 << 18
@@ -290,9 +291,10 @@ class FrameReader:
         start, stop, end = frame
         length = stop - start
         padding = padding_of(length, view, start) if flags & PADDED else 0
-        stream = self._data.accept(flags, stream_id, length, padding)
-        payload = length - padding
         ends = bool(flags & END_STREAM)
+        happening = Input.DATA_END if ends and stop <= end else Input.DATA
+        stream = self._data.accept(happening, flags, stream_id, length, padding)
+        payload = length - padding
         start += bool(padding)
         if stop <= end:
             if stream is not None:
@@ -326,6 +328,7 @@ class FrameReader:
     def _payload_ended(self) -> None:
         stream, self._streams.partial = self._streams.partial, None
         if stream is not None and self._ends:
+            stream.advance(Input.DATA_END)
             stream.end_request()
 
     def _may_receive_directly(self) -> bool:
