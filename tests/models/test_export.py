@@ -4,6 +4,7 @@
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import structlog
 from flax import nnx
 
 from xlaserve.errors import InvalidModel, InvalidTensor
-from xlaserve.models import jax_export, lowering, manifest
+from xlaserve.models import compile_plan, lowering, manifest
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.export import Exportable, export_model, load_exportable
 from xlaserve.models.loaded import LoadedModel
@@ -111,7 +112,7 @@ def test_manifest_says_what_was_exported(tmp_path: Path) -> None:
 
     assert (TensorSpec("x", DATATYPES["FP32"], (-1, 4)),) == found.inputs
     assert (TensorSpec("y", DATATYPES["FP32"], (-1, 4)),) == found.outputs
-    assert (3, ("cpu", "cuda")) == (found.max_batch_size, found.platforms)
+    assert (3, ("cpu", "cuda", "tpu")) == (found.max_batch_size, found.platforms)
     assert (jax.__version__, "2026-01-31T12:00:00Z") == (found.jax_version, found.exported_at)
 
 
@@ -654,7 +655,7 @@ def test_unbatched_export_is_logged_where_nobody_listens(
     with structlog.testing.capture_logs() as logged:
         _export(tmp_path, _mixing)
 
-    assert ["rows are not batched"] == [entry["event"] for entry in logged]
+    assert ["exported, with a restriction"] == [entry["event"] for entry in logged]
 
 
 def test_paths_of_the_author_are_not_in_the_artifact(tmp_path: Path) -> None:
@@ -680,7 +681,7 @@ def test_author_may_ask_for_no_batch(tmp_path: Path, load: Load) -> None:
 def _nothing_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have an analysis that has no rule for anything."""
     unknown = Verdict(Independence.UNKNOWN, operation="stablehlo.add", reason="has no rule")
-    for module in (lowering, jax_export):
+    for module in (lowering, compile_plan):
         monkeypatch.setattr(module, "prove", lambda *_, **__: unknown)
 
 
@@ -740,3 +741,25 @@ def test_numbers_of_rows_and_other_open_dimensions(tmp_path: Path, load: Load) -
     assert model.on_demand.shape_of(shapes[1]) is not None
     with pytest.raises(InvalidTensor, match="dimension 1 of size 4, 5"):
         model.on_demand.shape_of(shapes[2])
+
+
+# --- platforms ---------------------------------------------------------------------------------
+
+
+def _schur(params: None, x: jax.Array) -> jax.Array:
+    return jax.lax.linalg.schur(x)[0]
+
+
+def test_platforms_without_a_kernel_are_left_out_and_named(tmp_path: Path) -> None:
+    """Unless the author asked for them."""
+    notices: list[str] = []
+    made = Exportable(_schur, None, {"x": ("FP32", [2, 4, 4])}, outputs=["y"])
+    path = made.write(tmp_path / "m" / "1", on_notice=notices.append)
+
+    assert ("cpu",) == manifest.read(path).platforms
+    assert [
+        f"it will not run on {platform}, which has no kernel for 'schur'"
+        for platform in ("cuda", "tpu")
+    ] == sorted(notices)
+    with pytest.raises(InvalidModel, match="not found for platform"):
+        replace(made, platforms=("cpu", "tpu")).write(tmp_path / "asked" / "1")

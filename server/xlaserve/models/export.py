@@ -54,8 +54,9 @@ class Exportable:
     """The most rows of one request, which may be put together with others where that is proved to
     change no answer. None for 64 where every input starts with -1; 0 for any number, and never put
     together, and for shapes that are all fixed."""
-    platforms: Sequence[str] = ("cpu", "cuda")
-    """Where the artifact will run. It must include the platform that exports it."""
+    platforms: Sequence[str] | None = None
+    """Where the artifact will run. It must include the platform that exports it. None for the CPU,
+    CUDA and TPUs, but for those that have no kernel for a part of it."""
     x64: bool | None = None
     """Whether 64-bit types exist while `fn` is traced. None for yes where an input or a parameter
     has one, or JAX is configured so; otherwise `fn` computes what it does under plain JAX."""
@@ -82,8 +83,8 @@ class Exportable:
 
         The artifact was run on random inputs by then, and gave what `fn` gives. The directory is
         there with all its files or not at all. `on_notice` is told why requests will not be put
-        together, where that is so; else the log is. Raises InvalidModel, or FileExistsError unless
-        `overwrite`.
+        together, and what it will not run on, where that is so; else the log is. Raises
+        InvalidModel, or FileExistsError unless `overwrite`.
         """
         target = Path(path)
         _check_target(target, overwrite=overwrite)
@@ -132,8 +133,8 @@ class Exportable:
             )
             made.chmod(0o755)
             temporary.replace(made, target)
-        if notice:
-            (on_notice or partial(_log_notice, target))(notice)
+        for told in filter(None, (notice, *_not_for(lowered))):
+            (on_notice or partial(_log_notice, target))(told)
         return target
 
 
@@ -145,7 +146,7 @@ def export_model(
     *,
     outputs: Sequence[str] | None = None,
     max_batch_size: int | None = None,
-    platforms: Sequence[str] = ("cpu", "cuda"),
+    platforms: Sequence[str] | None = None,
     x64: bool | None = None,
     batch_independent: bool | None = None,
     compiled_shapes: Mapping[str, Sequence[int]] | None = None,
@@ -229,8 +230,17 @@ def _notice(batch: int, verdict: Verdict | None, declared: bool | None) -> str:
     )
 
 
+def _not_for(lowered: Lowered) -> list[str]:
+    return [
+        f"it will not run on {platform}, which has no kernel for '{primitive}'"
+        for platform, primitive in lowered.not_for.items()
+    ]
+
+
 def _log_notice(target: Path, notice: str) -> None:
-    structlog.get_logger("export").warning("rows are not batched", path=str(target), reason=notice)
+    structlog.get_logger("export").warning(
+        "exported, with a restriction", path=str(target), reason=notice
+    )
 
 
 def _write_files(directory: Path, lowered: Lowered) -> Manifest:

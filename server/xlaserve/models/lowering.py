@@ -3,6 +3,7 @@
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -26,7 +27,14 @@ from xlaserve.models.rows import prove
 from xlaserve.models.rows.verdict import Independence, Verdict
 from xlaserve.tensors import Tensor, TensorSpec, describe
 
-_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+PLATFORMS = ("cpu", "cuda", "tpu")
+"""Where an artifact runs unless its author says otherwise, and as far as there are kernels."""
+
+_KNOWN_PLATFORMS = (*PLATFORMS, "rocm")
+_WITHOUT_KERNEL = re.compile(
+    r"for primitive '(?P<primitive>[^']+)' not found for platforms? (?P<platforms>[\w\[\]', ]+)"
+)
+
 _CHECKED_ROWS = 3
 _LOCATED_FRAMES = 10
 """Of the author's, above the line where JAX was called. Those of libraries are among them."""
@@ -54,6 +62,8 @@ class Lowered:
     """What is proved of the rows; None where the first dimension is fixed."""
     find_difference: Callable[[], Difference | None]
     """Makes a trial of them."""
+    not_for: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Platforms that it was to be for, with the primitive of which they have no kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,19 +111,25 @@ def lower(
     *,
     outputs: Sequence[str] | None,
     shapes: OpenShapes,
-    platforms: Sequence[str],
+    platforms: Sequence[str] | None,
     x64: bool | None,
 ) -> Lowered:
     """Export `fn(params, *inputs)` with the arrays of `params` as arguments, and run it back.
 
+    `platforms` of None are PLATFORMS, but for those that have no kernel for a part of it.
+
     Raises InvalidModel when it cannot be traced, is not what the inputs and outputs say, or gives
     something else than `fn` on random inputs.
     """
-    _check_platforms(platforms)
+    _check_platforms(PLATFORMS if platforms is None else platforms)
     wide = _is_wide(params, inputs, x64)
     with jax.enable_x64(wide), _source_locations(0):
         function = _Flat(fn, flatten(params, x64=wide), outputs)
-        exported = _export(function, inputs, platforms, shapes)
+        not_for: dict[str, str] = {}
+        if platforms is None:
+            exported = _export_where_possible(function, inputs, shapes, not_for)
+        else:
+            exported = _export(function, inputs, platforms, shapes)
         batch = BATCH_DIMENSION if shapes.batched else None
         sized = bool(shapes.checked)
         specs = artifact.specs_of(
@@ -128,16 +144,18 @@ def lower(
         verdict = None
         if shapes.batched:
             names, count = function.output_names, len(parameters)
-            again = partial(_export, function, inputs, platforms, shapes)
+            again = partial(_export, function, inputs, exported.platforms, shapes)
             verdict = _verdict(lambda e: prove(e, count, names, shapes.checked), read_back, again)
     trial = partial(_find_difference, read_back, list(parameters.values()), inputs, specs, shapes)
-    return Lowered(data, computation, parameters, specs, verdict, partial(trial, wide=wide))
+    trial = partial(trial, wide=wide)
+    return Lowered(data, computation, parameters, specs, verdict, trial, MappingProxyType(not_for))
 
 
 def _check_platforms(platforms: Sequence[str]) -> None:
     for platform in platforms:
-        if platform not in _PLATFORMS:
-            raise InvalidModel(f"platform {platform}: expected one of {', '.join(_PLATFORMS)}")
+        if platform not in _KNOWN_PLATFORMS:
+            known = ", ".join(_KNOWN_PLATFORMS)
+            raise InvalidModel(f"platform {platform}: expected one of {known}")
     here = jax.export.default_export_platform()
     if here not in platforms:
         raise InvalidModel(
@@ -244,6 +262,23 @@ def _export(
     except Exception as error:
         hint = _HINTS[bool(shapes.checked)] if shapes.batched or shapes.checked else ""
         raise InvalidModel(f"the function cannot be exported{hint}: {error}") from error
+
+
+def _export_where_possible(
+    function: _Flat, inputs: Sequence[TensorSpec], shapes: OpenShapes, not_for: dict[str, str]
+) -> Exported:
+    """Export for PLATFORMS without those that lack a kernel, which are noted in `not_for`."""
+    here = jax.export.default_export_platform()
+    while True:
+        try:
+            platforms = [name for name in PLATFORMS if name not in not_for]
+            return _export(function, inputs, platforms, shapes)
+        except InvalidModel as error:
+            missing = _WITHOUT_KERNEL.search(str(error))
+            found = re.findall(r"\w+", missing["platforms"]) if missing else []
+            if missing is None or here in found or not set(found) - set(not_for):
+                raise
+            not_for |= dict.fromkeys(found, missing["primitive"])
 
 
 # --- what is known of its rows -----------------------------------------------------------------

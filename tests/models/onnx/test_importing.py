@@ -35,7 +35,7 @@ def test_import_writes_a_version_with_its_weights_as_arguments(tmp_path: Path) -
         described.parameters,
         described.parameters_bytes,
     )
-    assert ("cpu", "cuda") == described.platforms
+    assert ("cpu", "cuda", "tpu") == described.platforms
 
 
 def test_import_is_compared_for_two_batch_sizes(tmp_path: Path) -> None:

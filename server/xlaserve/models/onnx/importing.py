@@ -38,7 +38,8 @@ class Options:
     """Shapes of inputs that replace those of the model; -1 is the batch."""
     outputs: Sequence[str] = ()
     """Those that are kept, all if there is none."""
-    platforms: Sequence[str] = ("cpu", "cuda")
+    platforms: Sequence[str] | None = None
+    """None for those that have every kernel, of the CPU, CUDA and TPUs."""
     check: bool = True
     """Whether to compare with onnxruntime, where that is installed."""
     tolerance: float = DEFAULT_TOLERANCE
@@ -62,7 +63,7 @@ class Imported:
     checked: Checked | None
     """None where nothing was compared."""
     notice: str = ""
-    """Why requests will not be put together; empty where they will, or nobody expects it."""
+    """Why requests will not be put together, and what it will not run on; empty for neither."""
 
 
 def import_model(
@@ -119,14 +120,14 @@ def import_model(
         model.opset,
         len(plan.nodes),
         checked,
-        notice=next(iter(notices), ""),
+        notice="; ".join(notices),
     )
 
 
 def exportable(
     plan: Plan,
     inputs: Inputs,
-    platforms: Sequence[str] = ("cpu", "cuda"),
+    platforms: Sequence[str] | None = None,
     *,
     batch_independent: bool | None = None,
 ) -> Exportable:
