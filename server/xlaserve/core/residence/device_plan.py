@@ -16,9 +16,6 @@ from xlaserve.models.targets.jobs import Compiled, Job
 from xlaserve.models.targets.kinds import Target
 from xlaserve.settings import Settings
 
-_GPU_PART = 0.75
-"""Of the memory of a GPU, what XLA takes unless it is told otherwise."""
-
 
 @dataclass(frozen=True, slots=True)
 class PlannedVersion:
@@ -149,7 +146,7 @@ class DevicePlanner:
         devices: Devices,
         versions: tuple[PlannedVersion, ...],
     ) -> DevicePlan:
-        limit = usable_bytes(target)
+        limit = usable_bytes(target, self._settings)
         of_each = capacity_bytes(self._settings, limit, devices.count)
         of_host = capacity_bytes(self._settings, None, 1)
         capacity = Capacity()
@@ -173,10 +170,10 @@ class DevicePlanner:
         )
 
 
-def usable_bytes(target: Target) -> int | None:
+def usable_bytes(target: Target, settings: Settings) -> int | None:
     """Return what XLA takes of the memory of one device; None where that is the host's."""
     if target.platform == "cuda":
-        return int(_GPU_PART * target.memory_bytes)
+        return int(settings.gpu_memory_fraction * target.memory_bytes)
     return target.memory_bytes or None
 
 

@@ -20,6 +20,7 @@ import msgspec
 
 from xlaserve.errors import InvalidModel, XlaserveError
 from xlaserve.models import jax_runtime
+from xlaserve.models.compilation import XlaOptions
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_text import read_config
 from xlaserve.models.footprint import Footprint
@@ -83,15 +84,18 @@ def _programs(
 ) -> Iterator[CompiledProgram]:
     results = Results(Path(job.cache_directory) if job.cache_directory else None)
     flags = environment.flags_of(target, job.count, job.flags)
-    devices = f"{target.topology(job.count)} {target.config}"
+    devices = f"{target.topology(job.count)} {dict(target.options)} {target.config}"
     for place in model.work():
         copy, rows, sizes = place
         lowered = model.lowered(place)
-        key = key_of(_module_of(lowered), devices, versions, flags)
+        # Those of a server whose operator says nothing else.
+        options = XlaOptions().for_site(copy.site.platform, len(copy.site.devices))
+        said = (*flags, *(f"{name}={value}" for name, value in options.items()))
+        key = key_of(_module_of(lowered), devices, versions, said)
         footprint, seconds = results.get(key), 0.0
         if footprint is None:
             started = time.perf_counter()
-            executable = lowered.compile()
+            executable = lowered.compile(compiler_options=options or None)
             seconds = time.perf_counter() - started
             footprint = Footprint.of(executable, accelerated=copy.site.is_accelerator)
             results.put(key, footprint)

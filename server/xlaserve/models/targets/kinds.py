@@ -30,6 +30,8 @@ class Target:
     gpu: Gpu | None = None
     topologies: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
     """The name of the smallest topology with so many devices, where it has a name."""
+    options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """What its plugin has to know besides to open one."""
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -53,20 +55,21 @@ def _gpu(name: str, memory_bytes: int, gpu: Gpu, verified: str) -> Target:
     return Target(name, "cuda", memory_bytes, verified, gpu.description, gpu)
 
 
-def _tpu(name: str, kind: str, gib: int, *topologies: str) -> Target:
+def _tpu(name: str, kind: str, gib: float, *topologies: str, **options: str) -> Target:
     return Target(
         name,
         "tpu",
-        gib * _GIB,
+        int(gib * _GIB),
         _BY_LIBTPU,
         kind,
         topologies=MappingProxyType(dict(zip(COUNTS, topologies, strict=False))),
+        options=MappingProxyType(options),
     )
 
 
 _BY_XLA = "numbers as XLA's own target configurations have them"
 _BY_DATASHEET = "numbers of the data sheet; memory rounded down, none was read from a device"
-_BY_LIBTPU = "known to libtpu by its name"
+_BY_LIBTPU = "known to libtpu by its name; memory as it says that a program may have"
 
 TARGETS: Mapping[str, Target] = MappingProxyType(
     {
@@ -135,10 +138,13 @@ TARGETS: Mapping[str, Target] = MappingProxyType(
                 ),
                 _BY_XLA,
             ),
-            _tpu("v4", "TPU v4", 32, "v4:1x1x1", "v4:1x1x2", "v4:2x2x1"),
-            _tpu("v5e", "TPU v5 lite", 16, "v5e:1x1", "v5e:1x2", "v5e:2x2", "v5e:2x4"),
-            _tpu("v5p", "TPU v5", 95, "v5p:1x1x1", "v5p:1x1x2", "v5p:2x2x1"),
-            _tpu("v6e", "TPU v6 lite", 32, "v6e:1x1", "v6e:1x2", "v6e:2x2", "v6e:2x4"),
+            _tpu(
+                "v4", "TPU v4", 30.75, "v4:1x1x1", "v4:1x1x2", "v4:2x2x1",
+                chip_config_name="megacore",  # its two cores are one device
+            ),
+            _tpu("v5e", "TPU v5 lite", 15.75, "v5e:1x1", "v5e:1x2", "v5e:2x2", "v5e:2x4"),
+            _tpu("v5p", "TPU v5", 95.73, "v5p:1x1x1", "v5p:1x1x2", "v5p:2x2x1"),
+            _tpu("v6e", "TPU v6 lite", 31.24, "v6e:1x1", "v6e:1x2", "v6e:2x2", "v6e:2x4"),
             Target("cpu", "cpu", 0, "the processor of this machine, and its memory"),
         )
     }

@@ -32,7 +32,7 @@ def open_devices(target: Target, count: int = 1) -> Sequence[Device]:
             ).devices
         else:
             found = topologies.get_topology_desc(
-                platform=target.platform, topology_name=name
+                platform=target.platform, topology_name=name, **target.options
             ).devices
     # The plugins raise what they like, JaxRuntimeError and NotImplementedError among it.
     except (RuntimeError, ValueError, NotImplementedError, AssertionError) as error:
