@@ -27,6 +27,7 @@ import uvloop
 import xlaserve
 from xlaserve.app import Application
 from xlaserve.core.serving.engine import Engine
+from xlaserve.core.serving.infer_call import AwaitedInfer, InferCall
 from xlaserve.core.serving.inference import InferInput, InferRequest, InferResponse
 from xlaserve.errors import XlaserveError
 from xlaserve.settings import ModelControlMode, Settings
@@ -96,6 +97,14 @@ async def running(root: Path, *models: str, **settings: Any) -> AsyncIterator[Ap
         yield application
 
 
+class Written(InferCall):
+    """An inference whose answer is written as bytes."""
+
+    def write(self, response: InferResponse, *, last: bool) -> None:
+        """Write the first output."""
+        to_bytes(FP32, response.outputs[0].data)
+
+
 def request(model: str, data: Tensor) -> InferRequest:
     """Ask a model of one input."""
     return InferRequest(model, inputs=(InferInput("x", FP32, data),))
@@ -109,7 +118,7 @@ def best(seconds: list[float]) -> float:
 def by_hand(application: Application, model: str) -> Callable[..., Mapping[str, Any]]:
     """Return what executes a model with nothing around it."""
     _, instance = application.registry.resolve(model)
-    execute: Callable[..., Mapping[str, Any]] = instance.runner.execute  # type: ignore[union-attr]
+    execute: Callable[..., Mapping[str, Any]] = instance.runner.execute  # type: ignore[attr-defined]
     return execute
 
 
@@ -120,7 +129,7 @@ async def measure_overhead(root: Path) -> None:
     async with running(root, "tiny", inline_execution_seconds=0.1) as application:
         engine, wire = application.engine, np.ones((1, 4), np.float32).tobytes()
         _, instance = application.registry.resolve("tiny")
-        copy: Any = instance.runner._copies[0]  # type: ignore[union-attr]
+        copy: Any = instance.runner._copies[0]  # type: ignore[attr-defined]
         program, leaves = copy.table.program_for(1), copy.leaves
 
         def directly() -> None:
@@ -132,9 +141,9 @@ async def measure_overhead(root: Path) -> None:
         async def through_engine() -> None:
             for _ in range(count):
                 x = from_bytes(FP32, (1, 4), wire)
-                response = engine.begin(request("tiny", x), never)
-                assert isinstance(response, InferResponse)
-                to_bytes(FP32, response.outputs[0].data)
+                call = Written()
+                engine.begin(call, request("tiny", x))
+                assert call.has_ended
 
         hand, engined = [], []
         # Short ones, so that some of them are not disturbed.
@@ -162,7 +171,7 @@ async def measure_batching(root: Path) -> None:
             rates["hand"] = max(rates.get("hand", 0), ROWS / best(hand))
             rates["on" if batching else "off"] = ROWS / best(engined)
             ((_, totals),) = [
-                (r.name, r.totals) for r in application.engine.statistics() if r.name == "mlp"
+                (r.name, r.totals) for r in application.control.statistics() if r.name == "mlp"
             ]
             print(f"  batches of {'on' if batching else 'off'}: ", end="")
             print({b.batch_size: b.compute_infer.count for b in totals.batches})
@@ -274,28 +283,12 @@ def _resident_bytes() -> int:
 async def _at_once(engine: Engine, rows: Tensor) -> float:
     """Ask for every row by itself, all in one pass of the event loop."""
     requests = [request("mlp", rows[index : index + 1]) for index in range(len(rows))]
-    answers: list[InferResponse | BaseException] = []
-    complete = asyncio.Event()
-
-    def done(answer: InferResponse | BaseException) -> None:
-        answers.append(answer)
-        if len(answers) == len(requests):
-            complete.set()
-
+    calls = [AwaitedInfer() for _ in requests]
     started = time.perf_counter()
-    for one in requests:
-        answer = engine.begin(one, done)
-        if isinstance(answer, InferResponse):
-            done(answer)
-    await complete.wait()
-    seconds = time.perf_counter() - started
-    assert all(isinstance(answer, InferResponse) for answer in answers)
-    return seconds
-
-
-def never(answer: InferResponse | BaseException) -> None:
-    """Be told what should have been answered at once."""
-    raise AssertionError(answer)
+    for call, one in zip(calls, requests, strict=True):
+        engine.begin(call, one)
+    await asyncio.gather(*(call.answered() for call in calls))
+    return time.perf_counter() - started
 
 
 def _timed(call: Callable[[], object]) -> float:

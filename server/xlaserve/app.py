@@ -28,11 +28,13 @@ from xlaserve.core.residence.repository import Repository
 from xlaserve.core.residence.runtime import ModelRuntime, RuntimeLimits
 from xlaserve.core.residence.status_board import StatusBoard
 from xlaserve.core.server import ServerDescription
+from xlaserve.core.serving.answers import Counting
 from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.image_files import ImageLimits
 from xlaserve.core.serving.ledger import Ledger
 from xlaserve.core.serving.models_api import Models
+from xlaserve.core.serving.stations.table import ExecutionPolicy, Stations
 from xlaserve.core.threads.workers import Workers
 from xlaserve.errors import InvalidSettings
 from xlaserve.models import compilation, device, loaders, trial
@@ -168,19 +170,26 @@ class Application:
         )
         self.registry = Registry(settings.max_requests_per_model)
         self.capacity = Capacity()
-        self.gates = Gates()
+        self.gates = Gates(observers=[Counting()])
         """What every call passes; whoever makes calls is given it."""
         self.ledger = Ledger(settings.max_held_bytes)
         self.spare = MessageMemory(min(settings.max_spare_bytes, self.ledger.spare))
         self.ledger.on_pressure(self.spare.drop)
         self.engine = Engine(
             self.registry,
-            self.workers,
-            inline_execution_seconds=settings.inline_execution_seconds,
-            batching=settings.dynamic_batching,
-            max_queued=settings.max_requests_per_model,
-            compile_seconds=settings.load_seconds,
+            self.gates,
+            self.workers.host,
             image_limits=ImageLimits(settings.max_image_bytes, settings.max_image_pixels),
+        )
+        self.stations = Stations(
+            self.workers,
+            ExecutionPolicy(
+                settings.inline_execution_seconds,
+                settings.max_requests_per_model,
+                batching=settings.dynamic_batching,
+                compile_seconds=settings.load_seconds,
+            ),
+            self.engine,
         )
         self.repository = Repository(
             settings.repository,
@@ -204,6 +213,7 @@ class Application:
             self.workers,
             machinery,
             self.capacity,
+            make_station=self.stations.build,
             drain_seconds=settings.drain_seconds,
             load_seconds=settings.load_seconds,
             memory_wait_seconds=settings.memory_wait_seconds,
@@ -337,7 +347,7 @@ class Application:
 
     async def _start_grpc(self, listeners: Sequence[Listener]) -> HealthService:
         settings = self.settings
-        added = load_services(settings.service, Models(self.engine, self.registry))
+        added = load_services(settings.service, Models(self.engine))
         typed = TypedAnswers(settings.typed_answers, settings.max_typed_answer_bytes)
         services: list[IServable] = [
             InferenceService(self._description, self.engine, self.control, typed),
@@ -380,6 +390,7 @@ class Application:
                 INFER_METHOD: partial(
                     InferLanes,
                     self.engine,
+                    self.gates,
                     InferCodec(**limits, typed=typed),
                     splicing.get(INFER_METHOD),
                 )
@@ -486,7 +497,6 @@ class Application:
         self.control.begin_shutdown()
         health.close()
         self.gates.drain()
-        self.engine.stop()
         loop = asyncio.get_running_loop()
         until = loop.time() + self.settings.grace_seconds
         servers = (self.grpc, self.http) if self.http else (self.grpc,)

@@ -259,7 +259,7 @@ async def test_a_device_without_memory_is_507(
 
 @pytest.mark.parametrize("route", INFERRING, ids=lambda route: str(route.path))
 async def test_a_server_that_ends_is_503(server: RunningServer, route: Route) -> None:
-    server.application.engine.stop()
+    server.application.gates.drain()
     answer = await answer_to(server, message(route.method, path_of(route), body=INFERENCE))
 
     assert 503 == answer.status

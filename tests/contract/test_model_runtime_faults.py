@@ -184,7 +184,7 @@ async def test_a_server_that_is_about_to_exit_is_unavailable(
         using = asyncio.ensure_future(mesh.code(runtime.mesh.infer("m", spinning(0.3))))
         await runtime.until_in_use()
         runtime.application.control.begin_shutdown()
-        runtime.application.engine.stop()
+        runtime.application.gates.drain()
         answers = [
             await mesh.outcome(runtime.mesh.infer("m", spinning(0))),
             await mesh.outcome(runtime.mesh.load("other", models.path("plus-1"))),

@@ -26,7 +26,7 @@ async def main(repository: str, cache: str) -> dict[str, object]:
         device="cpu",
     )
     application = Application(settings)
-    models = Models(application.engine, application.registry)
+    models = Models(application.engine)
     answers: dict[str, list[float]] = {}
     compiled_programs = cached_programs = 0
     with noted_compilations() as compiled:

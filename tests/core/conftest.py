@@ -14,7 +14,10 @@ from xlaserve.core.residence.control import ModelControl
 from xlaserve.core.residence.loading import Machinery, VersionLoader
 from xlaserve.core.residence.registry import Registry
 from xlaserve.core.residence.repository import Repository
+from xlaserve.core.serving.answers import Counting
 from xlaserve.core.serving.engine import Engine
+from xlaserve.core.serving.gates import Gates
+from xlaserve.core.serving.stations.table import ExecutionPolicy, Stations
 from xlaserve.core.threads.workers import Workers
 from xlaserve.settings import ModelControlMode, Settings
 
@@ -63,11 +66,21 @@ async def make_core(tmp_path: Path, world: World) -> AsyncIterator[MakeCore]:
         capacity = Capacity()
         if settings.capacity_bytes:
             capacity.limit(dict.fromkeys(world.devices.names, settings.capacity_bytes))
+        gates = Gates(observers=[Counting()])
+        engine = Engine(registry, gates, workers.host)
+        # Beyond what a busy machine makes of an execution that takes no time.
+        policy = ExecutionPolicy(
+            0.5,
+            settings.max_requests_per_model,
+            batching=settings.dynamic_batching,
+            compile_seconds=settings.load_seconds,
+        )
         loader = VersionLoader(
             registry,
             workers,
             machinery,
             capacity,
+            make_station=Stations(workers, policy, engine).build,
             drain_seconds=settings.drain_seconds,
             load_seconds=settings.load_seconds,
             memory_wait_seconds=settings.memory_wait_seconds,
@@ -76,15 +89,7 @@ async def make_core(tmp_path: Path, world: World) -> AsyncIterator[MakeCore]:
             background_compile=settings.background_compile,
         )
         control = ModelControl(settings, registry, repository, loader, workers)
-        # Beyond what a busy machine makes of an execution that takes no time.
-        engine = Engine(
-            registry,
-            workers,
-            inline_execution_seconds=0.5,
-            batching=settings.dynamic_batching,
-            compile_seconds=settings.load_seconds,
-        )
-        core = Core(root, settings, registry, repository, control, engine, workers, capacity)
+        core = Core(root, settings, registry, repository, control, gates, engine, workers, capacity)
         made.append(core)
         return core
 

@@ -1,10 +1,13 @@
 """Calls that write to a list, and observers that note what they see."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from xlaserve.core.serving.call import Call, Outcome
+from xlaserve.core.serving.engine import Engine
+from xlaserve.core.serving.infer_call import InferCall
+from xlaserve.core.serving.inference import InferRequest, InferResponse
 
 
 class NotedCall(Call):
@@ -54,3 +57,26 @@ class CountedHeaders:
     def get(self, name: str, /) -> str | None:
         self.looks += 1
         return self._values.get(name)
+
+
+Told: TypeAlias = Callable[[InferResponse | BaseException], object]
+
+
+class ToldInfer(InferCall):
+    """An inference that tells a function what it is answered, or why it is not."""
+
+    def __init__(self, told: Told) -> None:
+        self.told = told
+
+    def write(self, response: InferResponse, *, last: bool) -> None:
+        self.told(response)
+
+    def refuse(self, error: BaseException) -> None:
+        self.told(error)
+
+
+def begin(engine: Engine, request: InferRequest, told: Told) -> ToldInfer:
+    """Have a request answered, and `told` called with the answer, perhaps before this returns."""
+    call = ToldInfer(told)
+    engine.begin(call, request)
+    return call

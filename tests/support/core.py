@@ -13,6 +13,8 @@ from xlaserve.core.residence.control import ModelControl
 from xlaserve.core.residence.registry import Registry
 from xlaserve.core.residence.repository import Repository
 from xlaserve.core.serving.engine import Engine
+from xlaserve.core.serving.gates import Gates
+from xlaserve.core.serving.stations.table import Stations
 from xlaserve.core.threads.workers import Workers
 from xlaserve.errors import InvalidModel
 from xlaserve.models.config import ModelConfig
@@ -151,9 +153,20 @@ class Core:
     registry: Registry
     repository: Repository
     control: ModelControl
+    gates: Gates
     engine: Engine
     workers: Workers
     capacity: Capacity
+
+    def renew(self, stations: Stations | None = None) -> None:
+        """Give every model the station that fits what the world says now."""
+        for model in self.registry.models():
+            for version in model.versions.values():
+                instance = version.instance
+                if instance is not None:
+                    if stations is not None:
+                        instance._make_station = stations.build
+                    instance.station = instance._make_station(instance, None)
 
 
 MakeCore = Callable[..., Core]

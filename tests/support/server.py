@@ -8,6 +8,7 @@ from typing import Any
 
 from support.engines import ENGINE
 from xlaserve.app import Application
+from xlaserve.core.serving.stations.table import KINDS, Candidate
 from xlaserve.settings import ModelControlMode, Settings
 
 
@@ -25,7 +26,8 @@ class RunningServer:
         _, instance = self.application.registry.resolve(model)
         runner: Any = instance.runner
         runner.batch_limit = rows
-        instance.batches = True
+        (kind,) = (kind for kind in KINDS if kind.name == "batched on the host")
+        instance.station = kind.make(Candidate(self.application.stations, instance, None))
 
 
 Serve = Callable[..., AbstractAsyncContextManager[RunningServer]]

@@ -16,8 +16,8 @@ import jax
 import xlaserve
 from gpu_check.device import Device, Options, inputs_of
 from gpu_check.findings import Finding, judged, measured, unknown
-from xlaserve.core.serving.batching import Executed
-from xlaserve.core.serving.dispatch import Dispatcher
+from xlaserve.core.serving.infer_call import Executed
+from xlaserve.core.serving.stations.dispatch import Dispatcher
 from xlaserve.core.threads.device import DeviceThreads
 from xlaserve.models.loaded import IN_FLIGHT, Dispatching, InFlight, LoadedModel
 from xlaserve.tensors import Tensor

@@ -1,9 +1,9 @@
 """What every kind of loaded model offers to the core, whatever it is made of."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from xlaserve.models.compilation import Compilation
 from xlaserve.models.config import ModelConfig
@@ -175,6 +175,15 @@ class Executable(Protocol):
         With `resident` the outputs may stay on the device; otherwise all are host arrays.
         Raises OutOfMemory when the device has no room.
         """
+        ...
+
+
+@runtime_checkable
+class Generating(Protocol):
+    """A model that gives any number of answers to one request."""
+
+    def generate(self, inputs: Mapping[str, Value]) -> Iterator[Mapping[str, Tensor]]:
+        """Return the answers one after the other; each is computed when it is asked for. Blocks."""
         ...
 
 

@@ -206,7 +206,7 @@ async def test_an_archive_is_a_version_a_model_or_holds_one(
 ) -> None:
     url = unpack("a/model", inner=inner)
     await container.load("m", url)
-    _, answering = served.engine.describe("m")
+    _, answering = served.control.describe("m")
 
     assert (versions, url) == (answering, container.get("m").url)
 

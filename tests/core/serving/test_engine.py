@@ -79,7 +79,7 @@ async def test_requests_over_the_limit_are_refused_at_once(
 
 async def test_a_stopping_engine_takes_no_requests(core: Core, add_model: AddModel) -> None:
     await loaded(core, add_model)
-    core.engine.stop()
+    core.gates.drain()
 
     with pytest.raises(ShuttingDown):
         await core.engine.infer(request())
@@ -127,7 +127,7 @@ async def test_an_ensemble_runs_its_steps_in_the_order_of_their_tensors(
 
     assert [[11, 12]] == response.outputs[0].data.tolist()
     assert {"a": "READY", "b": "READY", "e": "READY"} == await states(core)
-    assert "ensemble" == core.engine.describe("e")[0].platform
+    assert "ensemble" == core.control.describe("e")[0].platform
 
 
 async def test_an_ensemble_without_its_step_is_not_ready(core: Core, add_model: AddModel) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from support.calls import CountedHeaders, NotedCall, NotingObserver
 
-from xlaserve.core.serving.call import NOBODY, Call, Operation, current_call
+from xlaserve.core.serving.call import NOBODY, Admission, Call, Operation, current_call
 from xlaserve.core.serving.gates import REFUSED_WHILE_DRAINING, Gates
 from xlaserve.errors import DeadlineExceeded, Overloaded, ShuttingDown, Unsupported
 
@@ -81,13 +81,14 @@ async def test_the_gates_refuse_in_order() -> None:
 
 
 def test_limits_are_asked_for_once_the_model_is_found() -> None:
-    def full(call: Call) -> None:
-        raise Overloaded(call.model, 1, "max_requests_per_model")
-
-    gates, call = Gates(limits=full), NotedCall(model="m")
+    gates, call = Gates(), NotedCall()
     gates.admit(call)
+    gates.admit_to_model(call)
+    call.admission = Admission("m", 1)
+    gates.admit_to_model(call)
+    call.admission.in_progress = 1
 
-    with pytest.raises(Overloaded, match="model 'm'"):
+    with pytest.raises(Overloaded, match="model 'm': 1 requests .*max_requests_per_model"):
         gates.admit_to_model(call)
 
 

@@ -372,8 +372,8 @@ async def test_limits_reach_the_engine(core: Core, add_model: AddModel, world: W
     await loaded(core, add_model, world)
     engine = Engine(
         core.registry,
-        core.workers,
-        inline_execution_seconds=0,
+        core.gates,
+        core.workers.host,
         image_limits=ImageLimits(max_pixels=3),
     )
     with pytest.raises(InvalidTensor, match="at most 3 pixels"):

@@ -12,7 +12,7 @@ from xlaserve.errors import InvalidTensor, ModelNotFound, UnknownTensor
 async def models(core: Core, add_model: AddModel) -> Models:
     add_model("m", {1: 5})
     await core.control.load("m")
-    return Models(core.engine, core.registry)
+    return Models(core.engine)
 
 
 async def test_arrays_go_in_and_come_out_by_name(models: Models) -> None:

@@ -3,22 +3,24 @@
 import asyncio
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.core import FP32, AddModel, Core, MakeCore, World
+from support.executions import Ran, succeed
 
 from xlaserve import errors
+from xlaserve.core.serving.answers import Counting
 from xlaserve.core.serving.engine import Engine
+from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.inference import InferInput, InferRequest
+from xlaserve.core.serving.stations.table import ExecutionPolicy, Stations
 from xlaserve.core.serving.statistics import (
     EXACT_ROWS,
     REQUEST_BOUNDS_NS,
     Duration,
-    Execution,
     FailureReason,
     Totals,
     VersionStatistics,
@@ -43,8 +45,9 @@ def test_every_sum_is_that_of_the_requests(requests: list[tuple[int, int, int, i
     """The histogram and the batches hold each request once, and no time is lost between parts."""
     statistics = VersionStatistics()
     for rows, before, queue, infer, after in requests:
-        ended = before + queue + infer + after
-        statistics.succeeded(Execution(rows, before, queue, infer), 0, ended, 0)
+        begun = before + queue
+        ended = begun + infer
+        succeed(statistics, rows, (0, before, begun, ended, ended + after))
     totals = statistics.totals()
     count = len(requests)
     parts = (totals.compute_input, totals.queue, totals.compute_infer, totals.compute_output)
@@ -61,7 +64,7 @@ def test_every_sum_is_that_of_the_requests(requests: list[tuple[int, int, int, i
 @given(st.integers(0, 2 * REQUEST_BOUNDS_NS[-1]))
 def test_a_request_is_in_the_first_bucket_that_holds_it(total_ns: int) -> None:
     statistics = VersionStatistics()
-    statistics.succeeded(Execution(1, 0, 0, 0), 0, total_ns, 0)
+    succeed(statistics, times=(0, 0, 0, 0, total_ns))
     expected = [bound for bound in REQUEST_BOUNDS_NS if bound < total_ns]
 
     assert len(expected) == statistics.totals().request_buckets.index(1)
@@ -71,22 +74,13 @@ def test_a_request_is_in_the_first_bucket_that_holds_it(total_ns: int) -> None:
 def test_batch_sizes_are_exact_while_they_are_small(sizes: set[int]) -> None:
     statistics = VersionStatistics()
     for rows in sizes:
-        statistics.succeeded(Execution(rows, 0, 0, 0), 0, 0, 0)
+        succeed(statistics, rows)
     shown = [batch.batch_size for batch in statistics.totals().batches]
 
     assert sorted(rows for rows in sizes if rows <= EXACT_ROWS) == [
         size for size in shown if size <= EXACT_ROWS
     ]
     assert all(rows <= max(shown) < 2 * rows or rows < max(sizes) for rows in sizes)
-
-
-@dataclass(frozen=True)
-class Waited:
-    """A request that was answered with others at once."""
-
-    rows: int
-    started_ns: int = 0
-    submitted_ns: int = 0
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -96,9 +90,9 @@ def test_batch_sizes_are_never_many(together: bool) -> None:
     most = 1 << 14
     for rows in range(1, most + 1):
         if together:
-            statistics.succeeded_together([Waited(rows)], rows, (0, 0), 0, 0)
+            statistics.succeeded_together([Ran(rows)], rows, Ran(), 0, 0)
         else:
-            statistics.succeeded(Execution(rows, 0, 0, 0), 0, 0, 0)
+            succeed(statistics, rows)
     powers = [1 << bits for bits in range(7, 15)]
 
     assert [*range(1, EXACT_ROWS + 1), *powers] == [
@@ -153,13 +147,12 @@ def request(model: str = "m", rows: int = 1, version: str = "") -> InferRequest:
 def ticking(core: Core, *, inline_seconds: float) -> Engine:
     """An engine whose clock goes on by 10 ns whenever it is looked at."""
     ticks: Iterator[int] = itertools.count(1000, 10)
-    return Engine(
-        core.registry,
-        core.workers,
-        inline_execution_seconds=inline_seconds,
-        clock=lambda: next(ticks),
-        now=lambda: 1_700_000_000_123_456_789,
-    )
+    clock = ticks.__next__
+    gates = Gates(observers=[Counting(clock, lambda: 1_700_000_000_123_456_789)])
+    engine = Engine(core.registry, gates, core.workers.host, clock=clock)
+    stations = Stations(core.workers, ExecutionPolicy(inline_seconds), engine, clock)
+    core.renew(stations)
+    return engine
 
 
 def totals(core: Core, model: str = "m", version: str = "1") -> Totals:
@@ -265,7 +258,7 @@ async def test_a_cancelled_request_is_counted_and_what_waits_is_pending(
     instance = core.registry.resolve("m")[1]
     world.may_execute.clear()
     running = [asyncio.create_task(core.engine.infer(request())) for _ in range(3)]
-    while len(instance.queued) < 3 or sum(job.waits for job in instance.queued) > 1:
+    while instance.users < 6 or instance.pending > 1:
         await asyncio.sleep(0)
     pending = instance.pending
     running[2].cancel()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from support.accelerators import until
 
-from xlaserve.core.serving.batching import Executed
+from xlaserve.core.serving.infer_call import Executed
 from xlaserve.core.threads.device import DeviceThreads
 from xlaserve.core.threads.host import HostJob, HostThreads
 

@@ -1,7 +1,6 @@
 """Which way a ModelInfer goes, and what is known of it on its way."""
 
 from collections.abc import Callable
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,6 +8,8 @@ import pytest
 from grpclib.const import Cardinality
 from structlog.contextvars import get_contextvars
 
+from xlaserve.core.serving.gates import Gates
+from xlaserve.core.serving.infer_call import InferCall
 from xlaserve.core.serving.inference import InferRequest
 from xlaserve.errors import VersionNotFound
 from xlaserve.transport.grpc.infer_codec import InferCodec
@@ -43,18 +44,22 @@ class Seen(Exception):
     """The engine was asked."""
 
 
+def never(call: InferCall) -> None:
+    """Do not answer."""
+
+
 class Engine:
     """Notes what it is asked and in which context, and answers never, or later."""
 
-    def __init__(self, answer: Callable[[], Any]) -> None:
+    def __init__(self, answer: Callable[[InferCall], object]) -> None:
         self._answer = answer
         self.asked: list[tuple[str, dict[str, Any]]] = []
-        self.done: Callable[[BaseException], None] | None = None
+        self.call: InferCall | None = None
 
-    def begin(self, request: InferRequest, done: Callable[[BaseException], None]) -> Any:
+    def begin(self, call: InferCall, request: InferRequest) -> None:
         self.asked.append((request.model_name, get_contextvars()))
-        self.done = done
-        return self._answer()
+        self.call = call
+        self._answer(call)
 
 
 class Stream:
@@ -72,10 +77,15 @@ class Stream:
         self.refused = block
 
 
+def lanes_of(engine: Engine, otherwise: Route, *, mesh: bool = True) -> InferLanes:
+    codec, splicing = InferCodec(**LIMITS), splice if mesh else None
+    return InferLanes(cast(Any, engine), Gates(), codec, splicing, otherwise)
+
+
 def asked(engine: Engine, *headers: tuple[str, str], mesh: bool = True) -> tuple[Stream, bool]:
     """Send a request with these headers; tells whether it went the long way."""
     otherwise = Otherwise()
-    lanes = InferLanes(cast(Any, engine), InferCodec(**LIMITS), splice if mesh else None, otherwise)
+    lanes = lanes_of(engine, otherwise, mesh=mesh)
     reader: HeaderReader[Route] = HeaderReader(1 << 14, lanes)
     head = reader.read(encode_fields((*PSEUDO, *headers)))
     stream = Stream(head)
@@ -102,7 +112,7 @@ CONTEXT = {"model_id": "m", "vmodel_id": "v"}
 async def test_the_engine_is_asked_for_the_model_that_the_headers_name(
     headers: Any, mesh: bool, model: str, context: dict[str, Any]
 ) -> None:
-    engine = Engine(object)
+    engine = Engine(never)
 
     assert not asked(engine, *headers, mesh=mesh)[1]
     assert [(model, context)] == engine.asked
@@ -110,7 +120,7 @@ async def test_the_engine_is_asked_for_the_model_that_the_headers_name(
 
 
 async def test_headers_that_name_no_model_go_the_way_that_says_so() -> None:
-    engine = Engine(object)
+    engine = Engine(never)
 
     assert asked(engine, ("mm-model-id", ""))[1]
     assert [] == engine.asked
@@ -118,8 +128,8 @@ async def test_headers_that_name_no_model_go_the_way_that_says_so() -> None:
 
 async def test_models_that_vary_are_decoded_in_lanes_of_one_route() -> None:
     """Each request gets the model of its own headers, and no kind holds one."""
-    engine, kinds = Engine(object), []
-    lanes = InferLanes(cast(Any, engine), InferCodec(**LIMITS), splice, Otherwise())
+    engine, kinds = Engine(never), []
+    lanes = lanes_of(engine, Otherwise())
 
     def route(kind: RequestKind[Route]) -> Route:
         kinds.append(kind)
@@ -137,7 +147,7 @@ async def test_models_that_vary_are_decoded_in_lanes_of_one_route() -> None:
 
 
 async def test_one_id_in_two_headers_is_not_one_with_a_comma() -> None:
-    engine = Engine(object)
+    engine = Engine(never)
     ids = ("mm-model-id", "a, b"), ("mm-model-id", "a"), ("mm-model-id", "b")
 
     assert not asked(engine, ids[0])[1]
@@ -168,10 +178,6 @@ class Method:
     handler = SimpleNamespace(cardinality=Cardinality.UNARY_UNARY)
 
 
-def _raise(error: Exception) -> None:
-    raise error
-
-
 MISSING = VersionNotFound("m", "7")
 
 
@@ -181,11 +187,11 @@ async def test_a_mesh_is_not_told_that_a_model_is_gone(
     headers: Any, status: bytes, later: bool
 ) -> None:
     """NOT_FOUND is for who asks for a version without a mesh."""
-    engine = Engine(object if later else partial(_raise, MISSING))
+    engine = Engine(never if later else lambda call: call.fail(MISSING))
     stream, _ = asked(engine, *headers)
     if later:
-        assert engine.done is not None
-        engine.done(MISSING)
+        assert engine.call is not None
+        engine.call.fail(MISSING)
 
     assert b"\x0bgrpc-status\x01" + status in stream.refused
 
@@ -201,10 +207,10 @@ async def test_what_nobody_expected_is_logged_with_the_model_of_the_headers(
             logged.append(get_contextvars())
 
     monkeypatch.setattr("xlaserve.transport.grpc.edge._log", Log())
-    engine = Engine(object if later else partial(_raise, Seen()))
+    engine = Engine(never if later else lambda call: call.fail(Seen()))
     asked(engine, *NAMED)
     if later:
-        assert engine.done is not None
-        engine.done(Seen())
+        assert engine.call is not None
+        engine.call.fail(Seen())
 
     assert [CONTEXT] == logged

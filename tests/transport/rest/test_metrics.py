@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
+from support.executions import succeed
 
 from xlaserve.core.residence.capacity import Capacity, Reservation
 from xlaserve.core.residence.lifecycle import Event
 from xlaserve.core.residence.registry import Instance, Registry, Version
-from xlaserve.core.serving.statistics import Execution
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import ModelInfo, ModelMemory
 from xlaserve.transport.rest.metric_families import OF_MODELS, OF_SERVER, OF_VERSIONS, Family
@@ -31,7 +31,10 @@ def loaded(registry: Registry, capacity: Capacity, name: str = "m", number: str 
     runner: Any = SimpleNamespace(info=info, replicas=1)
     version = registry.version(name, number)
     registry.change(version, Event.LOAD)
-    version.instance = Instance(runner, 1, reservation, ModelConfig())
+    station: Any = SimpleNamespace(pending=0)
+    version.instance = Instance(
+        runner, 1, reservation, ModelConfig(), make_station=lambda instance, before: station
+    )
     version.statistics.loaded(2.5)
     registry.change(version, Event.LOADED)
     return version
@@ -68,7 +71,7 @@ async def test_requests_are_counted_by_tritons_names(
 ) -> None:
     """The parser calls every counter `_total`, as OpenMetrics does."""
     statistics = loaded(registry, capacity).statistics
-    statistics.succeeded(Execution(3, 4_000, 5_000, 6_000), 1_000, 22_000, 10**18)
+    succeed(statistics, 3, (1_000, 4_000, 9_000, 15_000, 22_000), 10**18)
     statistics.failed(ValueError(), 1)
     samples = await scrape(Metrics(registry, capacity))
     counters = {
@@ -141,7 +144,7 @@ async def test_histograms_end_with_the_count_and_never_fall(
     registry, capacity = Registry(10), Capacity({"cpu:0": 100})
     statistics = loaded(registry, capacity).statistics
     for rows, ended in requests:
-        statistics.succeeded(Execution(rows, 0, 0, 0), 0, ended, 0)
+        succeed(statistics, rows, (0, 0, 0, 0, ended))
     samples = await scrape(Metrics(registry, capacity))
     sums = {
         "xlaserve_request_seconds": (sum(ended for _, ended in requests) / 1e9, 1e9),

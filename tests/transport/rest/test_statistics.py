@@ -5,9 +5,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.executions import succeed
 
 from xlaserve.core.residence.monitor import MemoryUse, VersionReport
-from xlaserve.core.serving.statistics import Execution, VersionStatistics
+from xlaserve.core.serving.statistics import VersionStatistics
 from xlaserve.models.config_served import ServedConfig
 from xlaserve.models.config_text import parse_json
 from xlaserve.models.loaded import Bucket, ModelInfo
@@ -81,7 +82,7 @@ def test_the_json_of_a_config_reads_back_as_the_same() -> None:
 
 def test_statistics_have_the_members_of_tritons_answer() -> None:
     statistics = VersionStatistics()
-    statistics.succeeded(Execution(3, 110, 20, 30), 100, 200, 1_700_000_000_123_000_000)
+    succeed(statistics, 3, (100, 110, 130, 160, 200), 1_700_000_000_123_000_000)
     statistics.failed(ValueError(), 5)
     report = VersionReport(
         "m", "2", statistics.totals(), (MemoryUse("GPU", 0, 99),), (Bucket(4, 0.5, 2e-6, (7,)),)

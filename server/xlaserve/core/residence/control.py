@@ -12,6 +12,7 @@ import structlog
 from xlaserve.core.residence.dependents import Dependents
 from xlaserve.core.residence.lifecycle import State
 from xlaserve.core.residence.loading import VersionLoader
+from xlaserve.core.residence.monitor import VersionReport, report
 from xlaserve.core.residence.names import check_asked_version
 from xlaserve.core.residence.overrides import (
     LoadParameter,
@@ -34,6 +35,8 @@ from xlaserve.errors import (
     VersionNotFound,
     XlaserveError,
 )
+from xlaserve.models.config_served import ServedConfig
+from xlaserve.models.loaded import ModelInfo
 from xlaserve.settings import ModelControlMode, Readiness, Settings
 from xlaserve.temporary import remove_leftovers
 
@@ -143,6 +146,23 @@ class ModelControl:
         if version and model is not None and version not in model.versions:
             raise VersionNotFound(name, version)
         return self._registry.ready(name, version)
+
+    def describe(self, name: str, version: str = "") -> tuple[ModelInfo, list[str]]:
+        """Return what a model is and the versions that answer; raises as an inference would."""
+        info = self._registry.resolve(name, version)[1].info
+        model = self._registry.find(name)
+        assert model is not None
+        answering = (v for v in model.versions.values() if v.state.answers)
+        return info, sorted((v.number for v in answering), key=int)
+
+    def config(self, name: str, version: str = "") -> ServedConfig:
+        """Return the configuration of a loaded model; raises as an inference would."""
+        _, instance = self._registry.resolve(name, version)
+        return ServedConfig(name, instance.config, instance.info)
+
+    def statistics(self, name: str = "", version: str = "") -> list[VersionReport]:
+        """Report on the versions that answer; see `report`."""
+        return report(self._registry, name, version)
 
     @property
     def server_ready(self) -> bool:

@@ -1,7 +1,6 @@
 """Which ensembles stand on which models, and what leaves together with a model."""
 
 from xlaserve.core.residence.registry import Registry
-from xlaserve.core.serving.ensemble import EnsemblePlan
 
 
 class Dependents:
@@ -52,8 +51,7 @@ class Dependents:
             for model in self._registry.models()
             if any(
                 version.instance is not None
-                and isinstance(version.instance.runner, EnsemblePlan)
-                and name in (step for step, _ in version.instance.runner.models())
+                and name in (step for step, _ in version.instance.steps)
                 for version in model.versions.values()
             )
         ]

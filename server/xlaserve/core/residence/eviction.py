@@ -6,7 +6,6 @@ from typing import TypeVar
 from xlaserve.core.residence.capacity import Sizes
 from xlaserve.core.residence.lifecycle import State
 from xlaserve.core.residence.registry import Registry, Version
-from xlaserve.core.serving.ensemble import EnsemblePlan
 
 _Holder = TypeVar("_Holder")
 
@@ -59,13 +58,13 @@ def _idle(registry: Registry, sparing: str) -> list[Version]:
 
 
 def _steps(registry: Registry) -> set[str]:
-    plans = (
-        version.instance.runner
+    return {
+        name
         for model in registry.models()
         for version in model.versions.values()
         if version.instance is not None
-    )
-    return {name for plan in plans if isinstance(plan, EnsemblePlan) for name, _ in plan.models()}
+        for name, _ in version.instance.steps
+    }
 
 
 def _sizes(version: Version) -> Sizes:

@@ -11,8 +11,6 @@ import structlog
 
 from xlaserve.core.residence.capacity import Capacity, Sizes
 from xlaserve.core.residence.registry import Instance, Version
-from xlaserve.core.serving.ensemble import EnsemblePlan
-from xlaserve.core.threads.abandoned import Abandoned
 from xlaserve.core.threads.limited import Beat, LimitedCall, Overdue
 from xlaserve.core.threads.workers import Workers
 from xlaserve.errors import LoadCancelled, OutOfMemory, XlaserveError
@@ -56,11 +54,9 @@ class Finisher:
         """Go on, if it was the last."""
         self._loads -= 1
 
-    def finish(self, version: Version, instance: Instance) -> None:
+    def finish(self, version: Version, instance: Instance, model: LoadedModel) -> None:
         """Begin to compile the rest of an instance, and book what it takes behind that."""
-        if isinstance(instance.runner, EnsemblePlan):
-            return
-        task = asyncio.ensure_future(self._finish(version, instance, instance.runner))
+        task = asyncio.ensure_future(self._finish(version, instance, model))
         self._tasks.add(task)
         self._of[instance] = task
         task.add_done_callback(self._tasks.discard)
@@ -109,7 +105,7 @@ class Finisher:
         except NoMemoryNow:
             await self._until_there_is_memory(version, instance, model)
             if version.instance is instance:
-                self.finish(version, instance)
+                self.finish(version, instance, model)
             return
         except LoadCancelled:
             return
@@ -118,8 +114,8 @@ class Finisher:
             self._log.warning("not all was compiled", model=version.model, reason=str(error))
         if version.instance is not instance:
             return
-        instance.reservation.correct(instance.held)
-        instance.batches = None  # whether that pays may look different now
+        instance.correct()
+        instance.renew()  # what pays may look different now
         self._log.info(
             "model complete",
             model=version.model,
@@ -134,7 +130,7 @@ class Finisher:
         """Hold what is there, and what the next bucket may add to it; raises NoMemoryNow."""
         if version.instance is not instance:
             raise LoadCancelled(version.model)
-        instance.reservation.correct(instance.held)
+        instance.correct()
         try:
             instance.reservation.set(_sum(instance.held, added))
         except OutOfMemory as error:
@@ -167,10 +163,7 @@ class Finisher:
 
     def _abandoned(self, instance: Instance, compiling: LimitedCall[None], stage: str) -> None:
         """Go on with what is compiled; the thread is of no use any more."""
-        instance.stuck = compiling
-        doing = f"{stage} in the background"
-        held = sum(instance.reservation.sizes.values())
-        work = Abandoned(instance.model, instance.fingerprint, doing, held)
+        work = instance.abandon(compiling, f"{stage} in the background")
         self._workers.abandoned.add(compiling, work, lambda: None)
 
 

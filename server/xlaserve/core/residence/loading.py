@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import structlog
 
@@ -18,6 +19,7 @@ from xlaserve.core.residence.load_runner import Load, Loading, LoadLimits, LoadR
 from xlaserve.core.residence.registry import Instance, Registry, Version
 from xlaserve.core.residence.repository import ModelSource, VersionSource
 from xlaserve.core.serving.ensemble import EnsemblePlan, plan_ensemble
+from xlaserve.core.serving.stations.station import MakeStation
 from xlaserve.core.sharing import Coalesced
 from xlaserve.core.threads.workers import Workers
 from xlaserve.errors import (
@@ -69,6 +71,7 @@ class VersionLoader:
         machinery: Machinery,
         capacity: Capacity,
         *,
+        make_station: MakeStation,
         drain_seconds: float,
         load_seconds: float = DEFAULT_LOAD_SECONDS,
         memory_wait_seconds: float = 0.0,
@@ -78,6 +81,7 @@ class VersionLoader:
         mmap_parameters: bool = False,
         max_on_demand_shapes: int = MAX_ON_DEMAND_SHAPES,
     ) -> None:
+        self._make_station = make_station
         self._max_on_demand_shapes = max_on_demand_shapes
         self._mmap_parameters = mmap_parameters
         self._background_compile = background_compile
@@ -128,7 +132,14 @@ class VersionLoader:
         finally:
             self._finisher.load_ends()
         devices = self._devices or ONE_CPU
-        loaded = Instance(runner, source.fingerprint, reservation, model.config, devices.names[0])
+        loaded = Instance(
+            runner,
+            source.fingerprint,
+            reservation,
+            model.config,
+            devices.names[0],
+            make_station=self._make_station,
+        )
         replaced, version.instance = version.instance, loaded
         seconds = loop.time() - started
         version.statistics.loaded(seconds, time.time_ns())
@@ -158,8 +169,8 @@ class VersionLoader:
                 version=version.number,
                 reason=runner.info.notice,
             )
-        if self._background_compile:
-            self._finisher.finish(version, loaded)
+        if self._background_compile and not loaded.steps:
+            self._finisher.finish(version, loaded, cast(LoadedModel, runner))
         if replaced is not None:
             await self._retire([replaced])
 
@@ -355,16 +366,14 @@ class VersionLoader:
     async def _free(self, instances: Sequence[Instance]) -> None:
         closed = []
         for instance in instances:
-            if not isinstance(instance.runner, EnsemblePlan):
-                instance.runner.stop()
+            instance.runner.stop()
             await self._finisher.left(instance)
             await instance.drained()
             if instance.stuck is not None and instance.is_stuck:
                 # Nothing of it is free before the thread that may use it has ended.
                 instance.stuck.whenever(partial(self._free_later, instance))
                 continue
-            if not isinstance(instance.runner, EnsemblePlan):
-                await self._workers.wait(instance.runner.close)
+            await self._workers.wait(instance.runner.close)
             closed.append(instance)
         await self._release()
         for instance in closed:

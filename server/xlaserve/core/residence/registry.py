@@ -2,25 +2,40 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from xlaserve.core.residence.capacity import Reservation, Sizes
 from xlaserve.core.residence.lifecycle import Event, Lifecycle, State
 from xlaserve.core.residence.names import check_asked_version
-from xlaserve.core.serving.batching import Answering, Batcher
+from xlaserve.core.serving.call import Admission
 from xlaserve.core.serving.checks import QuickCheck
-from xlaserve.core.serving.dispatch import Dispatcher
-from xlaserve.core.serving.ensemble import EnsemblePlan
-from xlaserve.core.serving.replicas import Replicas
+from xlaserve.core.serving.stations.station import MakeStation, Station
 from xlaserve.core.serving.statistics import VersionStatistics
-from xlaserve.core.threads.host import HostJob
+from xlaserve.core.threads.abandoned import Abandoned
 from xlaserve.core.threads.limited import LimitedCall
-from xlaserve.errors import ModelNotFound, ModelNotReady, Overloaded, VersionNotFound
+from xlaserve.errors import ModelNotFound, ModelNotReady, VersionNotFound
 from xlaserve.models.config import ModelConfig
-from xlaserve.models.loaded import LoadedModel, ModelInfo
+from xlaserve.models.loaded import ModelInfo
+
+
+class Loaded(Protocol):
+    """Anything that was loaded, as residence knows it."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """Describe it."""
+        ...
+
+    def stop(self) -> None:
+        """Compile nothing more. Does not block."""
+        ...
+
+    def close(self) -> None:
+        """Drop every buffer and executable."""
+        ...
 
 
 class Instance:
@@ -31,11 +46,13 @@ class Instance:
 
     def __init__(
         self,
-        runner: LoadedModel | EnsemblePlan,
+        runner: Loaded,
         fingerprint: object,
         reservation: Reservation,
         config: ModelConfig,
         device: str = "cpu:0",
+        *,
+        make_station: MakeStation,
     ) -> None:
         self.runner = runner
         self.fingerprint = fingerprint
@@ -46,26 +63,13 @@ class Instance:
         """The JAX platform of the server."""
         self.reservation = reservation
         self.quick = QuickCheck(runner.info)
-        self.batches: bool | None = None
-        """Whether its requests go through the batcher; None until the first of them asks."""
-        self.batcher: Batcher | None = None
-        """Gathers its requests; None until there was one, and for what is not batched."""
-        self.is_inline = not runner.info.loops_follow_inputs
-        """Whether the event loop may execute it, where it is quick; `Overruns` changes that."""
-        self.pause_seconds = 0.0
-        """How long it had to stay away from the event loop when it overran last."""
-        self.replicas = Replicas(1 if isinstance(runner, EnsemblePlan) else runner.replicas)
-        """Shares the requests that threads are given."""
-        self.dispatcher: Dispatcher | None = None
-        """Hands its executions to accelerators; None until there was one."""
-        self.answers: Answering | None = None
-        """Counts its requests out; None until there was one that was not answered at once."""
-        self.queued: set[HostJob] = set()
-        """What is done for it in threads, until the event loop hears that it is over."""
         self.stuck: LimitedCall[Any] | None = None
         """A compilation that was abandoned in a thread which may go on and use the model."""
         self._users = 0
         self._idle = asyncio.Event()
+        self._make_station = make_station
+        self.station: Station = make_station(self, None)
+        """How it works; `renew` replaces it."""
 
     @property
     def model(self) -> str:
@@ -88,16 +92,42 @@ class Instance:
         return self.config.parameters
 
     @property
+    def steps(self) -> Sequence[tuple[str, str]]:
+        """Return name and version (empty for the newest) of the models that it is made of."""
+        return [(step.model_name, step.model_version) for step in self.config.steps]
+
+    @property
     def pending(self) -> int:
-        """Return how many executions wait for a thread."""
-        waiting = self.batcher.waiting if self.batcher else 0
-        waiting += self.dispatcher.waiting if self.dispatcher else 0
-        return waiting + sum(job.waits for job in self.queued)
+        """Return how many executions wait to begin."""
+        return self.station.pending
+
+    def renew(self) -> None:
+        """Replace the station by one that fits what is known now; calls that wait go there."""
+        before = self.station
+        self.station = self._make_station(self, before)
+        if self.station is before:
+            return
+        for call in before.retire():
+            call.place = None
+            try:
+                self.station.begin(call)
+            except Exception as error:
+                call.fail(error)
 
     @property
     def is_stuck(self) -> bool:
         """Tell whether a thread that was abandoned may still use the model."""
         return self.stuck is not None and not self.stuck.future.done()
+
+    def abandon(self, work: LimitedCall[Any], doing: str) -> Abandoned:
+        """Take note of a thread that may use the model and does not end; say what it holds."""
+        self.stuck = work
+        held = sum(self.reservation.sizes.values())
+        return Abandoned(self.model, self.fingerprint, doing, held)
+
+    def correct(self) -> None:
+        """Account for the memory that the model holds now."""
+        self.reservation.correct(self.held)
 
     @property
     def users(self) -> int:
@@ -133,9 +163,10 @@ class Instance:
 class Version:
     """One version of a model: its lifecycle, and the instance that answers for it."""
 
-    def __init__(self, model: str, number: str) -> None:
+    def __init__(self, model: str, number: str, admission: Admission) -> None:
         self.model = model
         self.number = number
+        self.admission = admission
         self.lifecycle = Lifecycle()
         self.instance: Instance | None = None
         self.statistics = VersionStatistics()
@@ -151,9 +182,13 @@ class Model:
     """What the registry knows of one model."""
 
     name: str
+    admission: Admission
     versions: dict[str, Version] = field(default_factory=dict)
-    requests: int = 0
-    """Requests in progress, all versions together."""
+
+    @property
+    def requests(self) -> int:
+        """Return how many requests are in progress, all versions together."""
+        return self.admission.in_progress
 
     def newest(self, *, answering: bool = True) -> Version | None:
         """Return the highest version, of those that answer or of all."""
@@ -229,9 +264,7 @@ class Registry:
         raise ModelNotReady(version.model, asked, state.public, reason)
 
     def _missing_step(self, instance: Instance) -> str | None:
-        if not isinstance(instance.runner, EnsemblePlan):
-            return None
-        for name, number in instance.runner.models():
+        for name, number in instance.steps:
             model = self._models.get(name)
             version = model and (model.versions.get(number) if number else model.newest())
             if not version or not version.instance or not version.state.answers:
@@ -261,8 +294,10 @@ class Registry:
 
     def version(self, name: str, number: str) -> Version:
         """Return the version, made when it is seen for the first time."""
-        model = self._models.setdefault(name, Model(name))
-        return model.versions.setdefault(number, Version(name, number))
+        model = self._models.get(name)
+        if model is None:
+            model = self._models[name] = Model(name, Admission(name, self._max_requests))
+        return model.versions.setdefault(number, Version(name, number, model.admission))
 
     def change(self, version: Version, event: Event, reason: str = "") -> None:
         """Move a version along its lifecycle and tell the observers."""
@@ -312,23 +347,6 @@ class Registry:
             yield
         finally:
             self._observers.discard(observer)
-
-    @contextmanager
-    def admit(self, name: str) -> Iterator[None]:
-        """Count a request of the model for the length of a block, or raise Overloaded."""
-        model = self.admitting(name)
-        model.requests += 1
-        try:
-            yield
-        finally:
-            model.requests -= 1
-
-    def admitting(self, name: str) -> Model:
-        """Return a model that takes one request more, or raise Overloaded; nothing is counted."""
-        model = self._models[name]
-        if model.requests >= self._max_requests:
-            raise Overloaded(name, self._max_requests, "max_requests_per_model")
-        return model
 
     @property
     def requests(self) -> int:

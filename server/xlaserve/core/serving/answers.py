@@ -1,109 +1,103 @@
-"""How the requests of one loaded model are answered and counted out, those of a batch in one go."""
+"""How calls are answered from what was executed for them, those of a batch in one go."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import repeat
+from typing import Any, cast
 
-from xlaserve.core.residence.registry import Instance, Model, Version
-from xlaserve.core.serving.batching import Executed, Tensors, Waiting, split
+from xlaserve.core.serving.call import Call, Outcome, end_together
+from xlaserve.core.serving.infer_call import Executed, InferCall, Tensors
 from xlaserve.core.serving.inference import InferOutput, InferResponse
+from xlaserve.core.serving.stations.batching import split
 from xlaserve.tensors import TensorSpec
 
 
-class Answers:
-    """Tells the requests of one instance what became of them.
+def answer_now(call: InferCall, executed: Executed) -> None:
+    """Answer a call in the pass of the event loop in which it came; most calls come here.
 
-    Each was admitted and uses the instance; both end before anyone is told.
+    Raises what hinders its answer from being made.
     """
+    response = respond(call, executed.outputs)
+    call.executed = executed
+    end_together((call,), executed)
+    try:
+        call.write(response, last=True)
+    except Exception as error:
+        _report(error)
 
-    def __init__(
-        self,
-        model: Model,
-        version: Version,
-        instance: Instance,
-        clock: Callable[[], int],
-        now: Callable[[], int],
-    ) -> None:
-        self._model = model
-        self._version = version
-        self._instance = instance
-        self._clock = clock
-        self._now = now
 
-    def deliver(self, requests: Sequence[Waiting], result: Executed | BaseException) -> None:
-        """Answer the requests that ran together, or refuse them; not those that were cancelled."""
-        if isinstance(result, BaseException):
-            self._refuse(requests, result)
-            return
-        rows = sum([request.rows for request in requests])
-        try:
-            responses = list(self._responses(requests, result.outputs, rows))
-        except Exception as error:
-            # Outputs that are not what the model promised: nobody may wait for ever.
-            self._refuse(requests, error)
-            return
-        wanted = [request for request in requests if request.done is not None]
-        if not wanted:
-            return
-        for request in wanted:
-            request.outcome = result
-        self._version.statistics.succeeded_together(
-            wanted, rows, (result.begun_ns, result.ended_ns), self._clock(), self._now()
-        )
-        self._leave(len(wanted))
+def respond(call: InferCall, outputs: Tensors) -> InferResponse:
+    """Return the response with the outputs that a call asks for, in its order."""
+    specs, version = call.chosen or call.instance.info.outputs, call.found
+    # A list is made in half the time of a generator.
+    shown = tuple([InferOutput(s.name, s.datatype, outputs[s.name]) for s in specs])
+    return InferResponse(version.model, version.number, call.id, shown)
+
+
+def answer_last(call: InferCall, executed: Executed) -> None:
+    """End a call that was given all of its answers: the last one is empty."""
+    if not call.has_ended:
+        _end([call], executed)
+        _write(call, InferResponse(call.found.model, call.found.number, call.id, ()))
+
+
+def deliver(calls: Sequence[InferCall], result: Executed | BaseException) -> None:
+    """Answer the calls that were executed together, or refuse them; not those that have ended.
+
+    Raises nothing. All of them end before anybody is told.
+    """
+    if isinstance(result, BaseException):
+        _refuse(calls, result)
+        return
+    rows = result.rows = sum([call.rows for call in calls])
+    try:
+        responses = list(_responses(calls, result.outputs, rows))
+    except Exception as error:
+        # Outputs that are not what the model promised: nobody may wait for ever.
+        _refuse(calls, error)
+        return
+    wanted = [pair for pair in zip(calls, responses, strict=True) if not pair[0].has_ended]
+    _end([call for call, _ in wanted], result)
+    for call, response in wanted:
         # Whoever is told may cancel others that are told after it.
-        for request, response in zip(requests, responses, strict=True):
-            done = request.done
-            if done is not None:
-                request.done = None
-                try:
-                    done(response)
-                except Exception as error:
-                    _report(error)
+        if not call.is_cancelled:
+            _write(call, response)
 
-    def forget(self, request: Waiting) -> None:
-        """Count a request that is not wanted any more."""
-        self._fail(request, asyncio.CancelledError())
-        self._leave(1)
 
-    def _refuse(self, requests: Sequence[Waiting], error: BaseException) -> None:
-        wanted = [request for request in requests if request.done is not None]
-        for request in wanted:
-            request.outcome = error
-            self._fail(request, error)
-        self._leave(len(wanted))
-        for request in wanted:
-            if request.done is not None:
-                done, request.done = request.done, None
-                try:
-                    done(error)
-                except Exception as raised:
-                    _report(raised)
+def _refuse(calls: Sequence[InferCall], error: BaseException) -> None:
+    wanted = [call for call in calls if not call.has_ended]
+    _end(wanted, error)
+    for call in wanted:
+        if not call.is_cancelled:
+            _tell(partial(call.refuse, error))
 
-    def _fail(self, request: Waiting, error: BaseException) -> None:
-        self._version.statistics.failed(error, self._clock() - request.started_ns)
 
-    def _leave(self, count: int) -> None:
-        self._instance.release(count)
-        self._model.requests -= count
+def _end(calls: Sequence[InferCall], result: Executed | BaseException) -> None:
+    for call in calls:
+        call.place = None  # it has left already
+        if isinstance(result, Executed):
+            call.executed = result
+    if calls:
+        end_together(calls, result)
 
-    def _responses(
-        self, requests: Sequence[Waiting], outputs: Tensors, rows: int
-    ) -> Iterator[InferResponse]:
-        # By output and then by request: for each request that is a fourth of the other way round.
-        columns = [
-            map(
-                InferOutput,
-                repeat(spec.name),
-                repeat(spec.datatype),
-                split(outputs[spec.name], requests, rows),
-            )
-            for spec in self._instance.info.outputs
-        ]
-        name, number = self._model.name, self._version.number
-        for request, found in zip(requests, zip(*columns, strict=True), strict=True):
-            chosen = found if request.chosen is None else _chosen(found, request.chosen)
-            yield InferResponse(name, number, request.id, chosen)
+
+def _responses(calls: Sequence[InferCall], outputs: Tensors, rows: int) -> Iterator[InferResponse]:
+    version = calls[0].found
+    # By output and then by call: for each call that is a fourth of the other way round.
+    columns = [
+        map(
+            InferOutput,
+            repeat(spec.name),
+            repeat(spec.datatype),
+            split(outputs[spec.name], calls, rows),
+        )
+        for spec in calls[0].instance.info.outputs
+    ]
+    for call, found in zip(calls, zip(*columns, strict=True), strict=True):
+        chosen = found if call.chosen is None else _chosen(found, call.chosen)
+        yield InferResponse(version.model, version.number, call.id, chosen)
 
 
 def _chosen(found: Sequence[InferOutput], specs: Sequence[TensorSpec]) -> tuple[InferOutput, ...]:
@@ -111,8 +105,54 @@ def _chosen(found: Sequence[InferOutput], specs: Sequence[TensorSpec]) -> tuple[
     return tuple(by_name[spec.name] for spec in specs)
 
 
+def _write(call: InferCall, response: InferResponse) -> None:
+    try:
+        call.write(response, last=True)
+    except Exception as error:
+        _report(error)
+
+
+def _tell(tell: Callable[[], None]) -> None:
+    try:
+        tell()
+    except Exception as error:
+        _report(error)
+
+
 def _report(error: Exception) -> None:
     # The others of its batch are told all the same.
     asyncio.get_running_loop().call_exception_handler(
         {"message": "An answer could not be delivered", "exception": error}
     )
+
+
+class Counting:
+    """Counts inferences in the statistics of their version (an Observer)."""
+
+    def __init__(
+        self,
+        clock: Callable[[], int] = time.perf_counter_ns,
+        now: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """`clock` is that of the engine, `now` the time since the epoch."""
+        self._clock = clock
+        self._now = now
+
+    began = None
+    """Nothing is counted yet: it is not known which model a call is for."""
+
+    def ended(self, calls: Sequence[Call], outcome: Outcome) -> None:
+        """Count calls whose model was found."""
+        first: Any = calls[0]
+        if not first.is_found:
+            return
+        statistics, ended = first.found.statistics, self._clock()
+        if type(outcome) is not Executed:
+            error = outcome if isinstance(outcome, BaseException) else asyncio.CancelledError()
+            for call in cast(Sequence[InferCall], calls):
+                statistics.failed(error, ended - call.started_ns if call.started_ns else 0)
+        elif len(calls) == 1 and outcome.rows <= first.rows:
+            statistics.succeeded(first, outcome, ended, self._now())
+        else:
+            together = cast(Sequence[InferCall], calls)
+            statistics.succeeded_together(together, outcome.rows, outcome, ended, self._now())

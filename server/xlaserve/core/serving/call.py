@@ -69,6 +69,19 @@ class Peer:
 NOBODY = Peer()
 """The peer of calls that the server makes by itself."""
 
+
+class Admission:
+    """How many calls of one model are in progress, and how many may be."""
+
+    __slots__ = ("in_progress", "limit", "model")
+
+    def __init__(self, model: str, limit: int) -> None:
+        self.model = model
+        self.limit = limit
+        self.in_progress = 0
+        """Those that were not answered at once, of all versions together."""
+
+
 Outcome: TypeAlias = object
 """How calls ended: an exception, what was executed for inferences (`Executed`), or None."""
 
@@ -76,8 +89,9 @@ Outcome: TypeAlias = object
 class Observer(Protocol):
     """Sees every call begin and end; on the event loop, and it must not wait."""
 
-    def began(self, call: "Call") -> None:
-        """See a call before it passes the gates."""
+    @property
+    def began(self) -> "Callable[[Call], None] | None":
+        """Return what is called with each call before it passes the gates; None for nothing."""
         ...
 
     def ended(self, calls: "Sequence[Call]", outcome: Outcome) -> None:
@@ -97,18 +111,24 @@ class Call:
     """The name of the model, once it is known; for some protocols that is in the message."""
     version = ""
     """The version that is asked for; empty for the newest."""
-    headers = NO_HEADERS
-    peer = NOBODY
+    headers: Headers = NO_HEADERS
+    peer: Peer = NOBODY
     principal: object | None = None
     """Who the permission gate found the caller to be; None for anybody."""
     deadline: float | None = None
     """When the client stops waiting, by the clock of the event loop; None for never."""
+    admission: Admission | None = None
+    """Counts the calls of its model; None until that is found."""
     parent: "Call | None" = None
     """The call that this one is part of: of an ensemble, or of a service of one's own."""
+    is_found = False
+    """Whether a model was found that answers it: an inference."""
     has_begun = False
     has_ended = False
     is_cancelled = False
     """Whether nobody wants an answer any more: nothing is written from then on."""
+    holds_anything = False
+    """Whether `release` has something to do: most calls are answered before they hold anything."""
     on_writable: Callable[[], None] | None = None
     """Called once when the stream takes more again, or the call ends; set by who waits for it."""
     _observers: Sequence[Observer] = ()
@@ -149,16 +169,18 @@ class Call:
         while not (self.is_writable or self.has_ended):
             resumed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self.on_writable = partial(settle, resumed, None)
+            self.holds_anything = True
             await resumed
 
     def hold(self, release: Callable[[], None]) -> None:
         """Have something released when the call ends; at once where it has ended."""
         if self.has_ended:
             release()
-        elif self._holds is None:
-            self._holds = [release]
-        else:
-            self._holds.append(release)
+            return
+        self.holds_anything = True
+        if self._holds is None:
+            self._holds = []
+        self._holds.append(release)
 
     # --- for transports ---
 
@@ -182,6 +204,7 @@ class Call:
         """Have the call expire at its deadline, if it has one and has not ended by then."""
         if self.deadline is not None and not self.has_ended:
             self._timer = asyncio.get_running_loop().call_at(self.deadline, self.expire)
+            self.holds_anything = True
 
     # --- the end ---
 
@@ -210,7 +233,8 @@ def end_together(calls: Sequence[Call], outcome: Outcome) -> None:
     """
     for call in calls:
         call.has_ended = True
-        call.release()
+        if call.holds_anything:
+            call.release()
     for observer in calls[0]._observers:
         observer.ended(calls, outcome)
 

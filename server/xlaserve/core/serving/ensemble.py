@@ -22,6 +22,12 @@ class EnsemblePlan:
         """Return name and version (empty for the newest) of every model of a step."""
         return tuple((step.model_name, step.model_version) for step in self.steps)
 
+    def stop(self) -> None:
+        """Do nothing: nothing of it is compiled."""
+
+    def close(self) -> None:
+        """Do nothing: the models of its steps hold the memory."""
+
 
 def plan_ensemble(config: ModelConfig, described: Mapping[str, ModelInfo]) -> EnsemblePlan:
     """Join the steps of a configuration; `described` holds what the models of the steps are.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from xlaserve.core.serving.call import Call, Observer, Operation, current_call
-from xlaserve.errors import DeadlineExceeded, ShuttingDown
+from xlaserve.errors import DeadlineExceeded, Overloaded, ShuttingDown
 
 Check: TypeAlias = Callable[[Call], None]
 """Raises for a call that may not pass."""
@@ -41,20 +41,18 @@ class Gates:
         self,
         *,
         permission: Check = everybody,
-        limits: Check = everybody,
         observers: Sequence[Observer] = (),
     ) -> None:
-        """`limits` raises Overloaded for a model that has as many calls as it may have."""
         self.table = (
             Gate("draining", self._is_open),
             Gate("permission", permission),
-            Gate("limits", limits, of_model=True),
+            Gate("limits", _below_limit, of_model=True),
             Gate("deadline", _in_time),
         )
-        self._at_begin = tuple(gate.check for gate in self.table if not gate.of_model)
-        self._of_model = tuple(gate.check for gate in self.table if gate.of_model)
         self._observers = tuple(observers)
+        self._began = tuple(observer.began for observer in observers if observer.began is not None)
         self._is_draining = False
+        self._open()
 
     def admit(self, call: Call) -> None:
         """Begin a call, as soon as its headers are there.
@@ -64,14 +62,14 @@ class Gates:
         assert not call.has_begun, "a call begins once"
         call.has_begun = True
         call._observers = self._observers
-        for observer in self._observers:
-            observer.began(call)
+        for began in self._began:
+            began(call)
         for check in self._at_begin:
             check(call)
 
     def admit_to_model(self, call: Call) -> None:
         """Let a call pass to its model, which has been found; raises as `admit`."""
-        for check in self._of_model:
+        for check in self.of_model:
             check(call)
 
     @contextmanager
@@ -98,10 +96,24 @@ class Gates:
     def drain(self) -> None:
         """Admit no more inferences but those that are part of a call that was admitted."""
         self._is_draining = True
+        self._open()
+
+    def _open(self) -> None:
+        """Note the checks that can refuse anything as things are; the others cost time."""
+        idle = {everybody} if self._is_draining else {everybody, self._is_open}
+        checks = [gate for gate in self.table if gate.check not in idle]
+        self._at_begin = tuple(gate.check for gate in checks if not gate.of_model)
+        self.of_model = tuple(gate.check for gate in checks if gate.of_model)
 
     def _is_open(self, call: Call) -> None:
         if self._is_draining and call.parent is None and call.operation in REFUSED_WHILE_DRAINING:
             raise ShuttingDown
+
+
+def _below_limit(call: Call) -> None:
+    admission = call.admission
+    if admission is not None and admission.in_progress >= admission.limit:
+        raise Overloaded(admission.model, admission.limit, "max_requests_per_model")
 
 
 def _in_time(call: Call) -> None:

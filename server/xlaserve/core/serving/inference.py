@@ -4,7 +4,7 @@ Nobody changes them once they are made. Several are made for every request, so t
 msgspec: a dataclass takes three times as long to make, a frozen one nine times.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -61,13 +61,9 @@ class InferResponse(msgspec.Struct, gc=False):
     outputs: tuple[InferOutput, ...]
 
 
-Done: TypeAlias = Callable[[InferResponse | BaseException], None]
-"""Called once, on the event loop, with the answer to a request or why there is none."""
-
-
 class Pending(Protocol):
     """A request that is not answered yet."""
 
     def cancel(self) -> None:
-        """Forget it: nobody is told any more. Does nothing once it is answered."""
+        """Stop wanting the answer: nobody is told any more. Does nothing once it is answered."""
         ...

@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from xlaserve.core.residence.registry import Registry
 from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.inference import InferInput, InferRequest, RequestedOutput
-from xlaserve.errors import InvalidTensor
+from xlaserve.errors import InvalidTensor, ModelNotFound, ModelNotReady
 from xlaserve.models.loaded import ModelInfo
 from xlaserve.tensors import DATATYPES, Tensor, datatype_of
 
@@ -16,9 +15,8 @@ class Models:
     What it raises, the server answers with the status that belongs to it: let it pass.
     """
 
-    def __init__(self, engine: Engine, registry: Registry) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._registry = registry
 
     async def infer(
         self,
@@ -44,11 +42,15 @@ class Models:
 
     def describe(self, model: str, version: str = "") -> ModelInfo:
         """Return inputs, outputs and sizes of a model; raises ModelNotFound or ModelNotReady."""
-        return self._engine.describe(model, version)[0]
+        return self._engine.info(model, version)
 
     def ready(self, model: str, version: str = "") -> bool:
         """Tell whether an inference would be served now."""
-        return self._registry.ready(model, version)
+        try:
+            self._engine.info(model, version)
+        except (ModelNotFound, ModelNotReady):
+            return False
+        return True
 
 
 def _input(model: str, name: str, array: Tensor) -> InferInput:

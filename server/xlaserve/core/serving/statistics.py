@@ -8,8 +8,6 @@ from enum import StrEnum
 from types import MappingProxyType, TracebackType
 from typing import Protocol
 
-import msgspec
-
 from xlaserve import errors
 
 REQUEST_BOUNDS_NS = tuple(
@@ -129,18 +127,8 @@ class _Executions:
         return self.total_ns - self.queue_ns - self.input_ns - self.infer_ns
 
 
-class Execution(msgspec.Struct, gc=False):
-    """What running a model for one request took, as the thread measured it that did."""
-
-    rows: int
-    submitted: int
-    """When the inputs were ready for it, by the clock of the engine."""
-    queue_ns: int
-    infer_ns: int
-
-
 class Timed(Protocol):
-    """A request that ran together with others."""
+    """A request that was executed."""
 
     @property
     def rows(self) -> int:
@@ -155,6 +143,20 @@ class Timed(Protocol):
     @property
     def submitted_ns(self) -> int:
         """Return when its inputs were ready."""
+        ...
+
+
+class Run(Protocol):
+    """An execution, of one request or of several."""
+
+    @property
+    def begun_ns(self) -> int:
+        """Return when it began."""
+        ...
+
+    @property
+    def ended_ns(self) -> int:
+        """Return when it ended."""
         ...
 
 
@@ -192,18 +194,20 @@ class VersionStatistics:
         self.load_seconds = 0.0
         """Of the last load that succeeded."""
 
-    def succeeded(self, execution: Execution, started: int, ended: int, now_ns: int) -> None:
-        """Count a request that was answered; `now_ns` is the time since the epoch."""
-        total_ns = ended - started
-        batch = self._batches.get(execution.rows) or self._executions(execution.rows)
+    def succeeded(self, request: Timed, run: Run, ended: int, now_ns: int) -> None:
+        """Count a request that was answered by itself; `now_ns` is the time since the epoch."""
+        rows, started, submitted = request.rows, request.started_ns, request.submitted_ns
+        begun = run.begun_ns
+        infer_ns, total_ns = run.ended_ns - begun, ended - started
+        batch = self._batches.get(rows) or self._executions(rows)
         batch.count += 1
         batch.total_ns += total_ns
-        batch.queue_ns += execution.queue_ns
-        batch.input_ns += execution.submitted - started
-        batch.infer_ns += execution.infer_ns
+        batch.queue_ns += begun - submitted
+        batch.input_ns += submitted - started
+        batch.infer_ns += infer_ns
         batch.executions += 1
-        batch.executed_ns += execution.infer_ns
-        self._inference_count += execution.rows
+        batch.executed_ns += infer_ns
+        self._inference_count += rows
         self._last_ns = now_ns
         self._request_buckets[bisect_left(REQUEST_BOUNDS_NS, total_ns)] += 1
 
@@ -211,16 +215,16 @@ class VersionStatistics:
         self,
         requests: Sequence[Timed],
         batch_rows: int,
-        executed: tuple[int, int],
+        run: Run,
         ended: int,
         now_ns: int,
     ) -> None:
-        """Count requests that were answered by one execution; `executed` is its begin and end.
+        """Count requests that were answered by one execution.
 
         `batch_rows` has the rows of those, too, that went away meanwhile.
         """
-        count, (begun_ns, ended_ns) = len(requests), executed
-        infer_ns = ended_ns - begun_ns
+        count, begun_ns = len(requests), run.begun_ns
+        infer_ns = run.ended_ns - begun_ns
         starts = [request.started_ns for request in requests]
         started = sum(starts)
         submitted = sum([request.submitted_ns for request in requests])

@@ -8,7 +8,9 @@ from grpclib.const import Status
 from grpclib.metadata import encode_grpc_message
 
 from xlaserve.core.serving.engine import Engine
-from xlaserve.core.serving.inference import InferRequest, InferResponse, Pending
+from xlaserve.core.serving.gates import Gates
+from xlaserve.core.serving.infer_call import InferCall
+from xlaserve.core.serving.inference import InferRequest, InferResponse
 from xlaserve.errors import InvalidRequest
 from xlaserve.transport.grpc.codec import refusal_of
 from xlaserve.transport.grpc.decoder import TooManyFields
@@ -36,6 +38,7 @@ class InferLane:
     def __init__(
         self,
         engine: Engine,
+        gates: Gates,
         codec: InferCodec,
         otherwise: Route,
         *,
@@ -44,6 +47,7 @@ class InferLane:
     ) -> None:
         """`decode` and `refusal` are the codec's and the usual one, unless they are given."""
         self._engine = engine
+        self._gates = gates
         self._decode = decode or codec.decode
         self._encode = codec.encode
         self._encode_typed = codec.encode_typed
@@ -58,38 +62,34 @@ class InferLane:
             self._otherwise.begin(stream)
             return
         stream.message = None
-        call = _Call(self, stream)
+        call = LaneCall(self, stream)
         try:
+            self._gates.admit(call)
             decoded = self._decode(message)
-            call.typed = typed = decoded.typed
-            begun = self._engine.begin(self._read(decoded), call)
-            if type(begun) is InferResponse:
-                self.answer(stream, begun, typed=typed)
-                return
+            call.typed = decoded.typed
+            request = self._read(call, decoded)
         except Exception as error:
-            self.refuse(stream, error)
+            call.fail(error)
             return
-        call.pending = begun  # type: ignore[assignment]
-        stream.call = call
+        self._engine.begin(call, request)
+        if not call.has_ended:
+            stream.call = call
 
-    def _read(self, decoded: DecodedInfer) -> InferRequest:
+    def _read(self, call: "LaneCall", decoded: DecodedInfer) -> InferRequest:
         try:
             return decoded.request()
         except InvalidRequest:
             # That there is no such model matters more; and the request is counted as its failure.
-            with self._engine.require(decoded.model_name, decoded.model_version):
-                raise
-
-    def finish(self, stream: ServerStream, response: InferResponse, *, typed: bool) -> None:
-        """Send a response that was waited for, or what is wrong with it."""
-        try:
-            self.answer(stream, response, typed=typed)
-        except Exception as error:
-            self.refuse(stream, error)
+            self._engine.find(call, decoded.model_name, decoded.model_version)
+            raise
 
     def answer(self, stream: ServerStream, response: InferResponse, *, typed: bool) -> None:
-        """Send a response; raises what hinders it from being written."""
-        parts, size = self._encode_typed(response) if typed else self._encode(response)
+        """Send a response, or what is wrong with it."""
+        try:
+            parts, size = self._encode_typed(response) if typed else self._encode(response)
+        except Exception as error:
+            self.refuse(stream, error)
+            return
         parts.insert(0, PREFIX.pack(0, size))
         if not stream.output.answer(stream, _HEAD, parts, size + PREFIX_BYTES, _OK):
             self.refuse(stream, GRPCError(Status.RESOURCE_EXHAUSTED, NO_ROOM_FOR_ANSWERS))
@@ -116,58 +116,26 @@ def refusal_for(error: BaseException) -> GRPCError:
     return GRPCError(Status.INTERNAL, "internal error")
 
 
-class _Call:
-    """A request that waits for its answer."""
-
-    __slots__ = ("_lane", "_stream", "pending", "timer", "typed")
+class LaneCall(InferCall):
+    """A ModelInfer whose answer is written without grpclib."""
 
     waits = False
+    typed = False
+    """Whether the inputs came as typed contents."""
 
     def __init__(self, lane: InferLane, stream: ServerStream) -> None:
         self._lane = lane
         self._stream = stream
-        self.pending: Pending | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        self.typed = False
-        """Whether the inputs came as typed contents."""
+        head = self.headers = stream.head
+        if head.timeout is not None:
+            self.deadline = asyncio.get_running_loop().time() + head.timeout
 
-    def __call__(self, result: InferResponse | BaseException) -> None:
-        """Take the answer."""
+    def write(self, response: InferResponse, *, last: bool) -> None:
+        """Send the answer."""
         self._stream.call = None
-        if self.timer is not None:
-            self.timer.cancel()
-        if type(result) is InferResponse:
-            self._lane.finish(self._stream, result, typed=self.typed)
-        else:
-            self._lane.refuse(self._stream, result)  # type: ignore[arg-type]
+        self._lane.answer(self._stream, response, typed=self.typed)
 
-    def cancel(self, reason: str) -> None:
-        """Leave the queue: nobody wants the answer."""
-        if self.timer is not None:
-            self.timer.cancel()
-        if self.pending is not None:
-            self.pending.cancel()
-
-    def expire(self) -> None:
-        """Refuse the request, whose time is over."""
-        self.cancel("the deadline has passed")
+    def refuse(self, error: BaseException) -> None:
+        """Send the status of an error."""
         self._stream.call = None
-        self._lane.refuse(self._stream, GRPCError(Status.DEADLINE_EXCEEDED))
-
-
-class TimedLane:
-    """The lane of requests with a deadline, which each of them says itself."""
-
-    message_first = True
-
-    def __init__(self, lane: Route) -> None:
-        self._lane = lane
-        self.place = lane.place
-
-    def begin(self, stream: ServerStream) -> None:
-        """Answer as the lane does, if there is time."""
-        self._lane.begin(stream)
-        call, seconds = stream.call, stream.head.timeout
-        if seconds is not None and isinstance(call, _Call):
-            loop = asyncio.get_running_loop()
-            call.timer = loop.call_later(seconds, call.expire)
+        self._lane.refuse(self._stream, error)

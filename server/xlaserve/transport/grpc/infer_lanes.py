@@ -1,12 +1,15 @@
 """Which lane a ModelInfer takes, by what its headers say of its time and of its model."""
 
+from collections.abc import Callable
 from contextvars import Context, copy_context
+from functools import partial
 
 from grpclib import GRPCError
 from grpclib.metadata import decode_metadata
 from structlog.contextvars import bind_contextvars
 
 from xlaserve.core.serving.engine import Engine
+from xlaserve.core.serving.gates import Gates
 from xlaserve.errors import InvalidRequest
 from xlaserve.transport.bounded_cache import BoundedCache
 from xlaserve.transport.grpc.decoder import TooManyFields
@@ -17,10 +20,10 @@ from xlaserve.transport.grpc.identifiers import (
     vmodel_id,
 )
 from xlaserve.transport.grpc.infer_codec import DecodedInfer, InferCodec
-from xlaserve.transport.grpc.infer_lane import InferLane, TimedLane, refusal_for
+from xlaserve.transport.grpc.infer_lane import InferLane, refusal_for
 from xlaserve.transport.grpc.injection import OF_A_MESH, Splice, decode_with, told_to_a_mesh
 from xlaserve.transport.grpc.wire import MalformedMessage
-from xlaserve.transport.http2.headers import TIMEOUT, RequestKind
+from xlaserve.transport.http2.headers import RequestKind
 from xlaserve.transport.http2.stream import Buffer, Route, ServerStream
 
 _MAX_LANES = 256
@@ -32,14 +35,20 @@ class InferLanes:
     """The lanes of one connection, over the route of what is not ordinary."""
 
     def __init__(
-        self, engine: Engine, codec: InferCodec, splice: Splice | None, otherwise: Route
+        self,
+        engine: Engine,
+        gates: Gates,
+        codec: InferCodec,
+        splice: Splice | None,
+        otherwise: Route,
     ) -> None:
         """Without `splice` there is no mesh, and its headers mean nothing."""
         self._otherwise = otherwise
-        self._lane = InferLane(engine, codec, otherwise)
-        self._mesh = (
-            None if splice is None else _MeshLane(engine, codec, splice, self._lane, otherwise)
-        )
+        self._lane = InferLane(engine, gates, codec, otherwise)
+        self._mesh = None
+        if splice is not None:
+            make = partial(InferLane, engine, gates, codec, otherwise)
+            self._mesh = _MeshLane(make, codec, splice, self._lane, otherwise)
 
     def __call__(self, kind: RequestKind[Route]) -> Route:
         """Return the route of the requests with headers of these names."""
@@ -48,7 +57,7 @@ class InferLanes:
             if any(len(kind.places.get(name, ())) > 1 for name in ID_HEADERS):
                 return self._otherwise  # says what is wrong with it
             route = self._mesh
-        return TimedLane(route) if TIMEOUT in kind.places else route
+        return route
 
 
 class _MeshLane:
@@ -60,9 +69,15 @@ class _MeshLane:
     message_first = True
 
     def __init__(
-        self, engine: Engine, codec: InferCodec, splice: Splice, lane: InferLane, otherwise: Route
+        self,
+        make: Callable[..., InferLane],
+        codec: InferCodec,
+        splice: Splice,
+        lane: InferLane,
+        otherwise: Route,
     ) -> None:
-        self._engine = engine
+        """`make` makes a lane that decodes and refuses in its own way."""
+        self._make = make
         self._codec = codec
         self._splice = splice
         self._lane = lane
@@ -96,8 +111,7 @@ class _MeshLane:
             # Of a copy: a request that is refused at once has begun in the context itself.
             return context.copy().run(refusal_for, told_to_a_mesh(error))
 
-        lane = InferLane(self._engine, self._codec, self._otherwise, decode=decode, refusal=refusal)
-        return _LaneInContext(lane, context)
+        return _LaneInContext(self._make(decode=decode, refusal=refusal), context)
 
 
 class _NamedDecoder:

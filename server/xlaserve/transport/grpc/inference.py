@@ -59,7 +59,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     ) -> pb.ModelMetadataResponse:
         """Return the versions that answer, the platform, and the tensors with their shapes."""
         request = model_metadata_request
-        info, versions = self._engine.describe(request.name, request.version)
+        info, versions = self._control.describe(request.name, request.version)
         return pb.ModelMetadataResponse(
             name=request.name,
             versions=versions,
@@ -89,7 +89,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     ) -> pb.ModelConfigResponse:
         """Return the configuration of a loaded model, with what was not written filled in."""
         request = model_config_request
-        config = self._engine.config(request.name, request.version)
+        config = self._control.config(request.name, request.version)
         return pb.ModelConfigResponse(config=config.message())
 
     async def model_statistics(
@@ -97,7 +97,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     ) -> pb.ModelStatisticsResponse:
         """Return the statistics of every model, of one, or of one version of it."""
         request = model_statistics_request
-        reports = self._engine.statistics(request.name, request.version)
+        reports = self._control.statistics(request.name, request.version)
         messages = []
         for report in reports:
             messages.append(write_statistics(report))

@@ -3,17 +3,18 @@
 from collections.abc import Mapping
 
 from xlaserve.core.serving.call import Call, Headers, Operation, Peer
+from xlaserve.core.serving.infer_call import AwaitedInfer
 
 
-class HttpCall(Call):
-    """A request whose handler returns its answer, which the server writes."""
+def call_of(operation: Operation, names: Mapping[str, str], headers: Headers, peer: Peer) -> Call:
+    """Return the call of a request whose handler returns its answer, which the server writes.
 
-    def __init__(
-        self, operation: Operation, names: Mapping[str, str], headers: Headers, peer: Peer
-    ) -> None:
-        """`names` are the parts of the path that its route names."""
-        self.operation = operation
-        self.model = names.get("model", "")
-        self.version = names.get("version", "")
-        self.headers = headers
-        self.peer = peer
+    `names` are the parts of the path that its route names.
+    """
+    call = AwaitedInfer() if operation is Operation.INFER else Call()
+    call.operation = operation
+    call.model = names.get("model", "")
+    call.version = names.get("version", "")
+    call.headers = headers
+    call.peer = peer
+    return call

@@ -2,16 +2,26 @@
 
 import asyncio
 from functools import partial
+from typing import NamedTuple
 
-from xlaserve.core.serving.call import NO_HEADERS, NOBODY, Headers, Operation, Peer
+from xlaserve.core.serving.call import NO_HEADERS, NOBODY, Headers, Peer
 from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.gates import Gates
+from xlaserve.core.serving.infer_call import InferCall
 from xlaserve.core.serving.inference import InferRequest, InferResponse, Pending
-from xlaserve.transport.rest.calls import HttpCall
 from xlaserve.transport.rest.infer_request import read_infer_request
 from xlaserve.transport.rest.infer_response import output_bytes, write_infer_answer
 from xlaserve.transport.rest.messages import Answered, HttpResponse
 from xlaserve.transport.rest.threads import INLINE_BYTES, OffLoop
+
+
+class Asked(NamedTuple):
+    """What a header block asks for."""
+
+    model: str
+    version: str
+    length: int | None
+    """Of the JSON in front of binary tensors; None for a body that is all JSON."""
 
 
 class InferLane:
@@ -32,55 +42,31 @@ class InferLane:
         self._max_json_depth = max_json_depth
         self._strict_json = strict_json
 
-    def begin(  # noqa: PLR0917
+    def begin(
         self,
-        name: str,
-        version: str,
-        length: int | None,
+        asked: Asked,
         body: memoryview,
         done: Answered,
         headers: Headers = NO_HEADERS,
         peer: Peer = NOBODY,
     ) -> HttpResponse | Pending:
         """Answer a body at once, or call back; raises what the handler would raise."""
-        gated = HttpCall(Operation.INFER, {"model": name, "version": version}, headers, peer)
+        call = LaneCall(self, done, headers, peer)
+        name, version, length = asked
+        call.model, call.version = name, version
         try:
-            self._gates.admit(gated)
-            return self._begin(name, version, length, body, gated, done)
-        except Exception as error:
-            gated.end(error)
-            raise
-
-    def _begin(  # noqa: PLR0917
-        self,
-        name: str,
-        version: str,
-        length: int | None,
-        body: memoryview,
-        gated: HttpCall,
-        done: Answered,
-    ) -> HttpResponse | Pending:
-        engine = self._engine
-        info = engine.info(name, version)
-        try:
+            self._gates.admit(call)
+            _, instance = self._engine.find(call, name, version)
+            depth = self._max_json_depth
             inference = read_infer_request(
-                info, name, version, body, length, max_depth=self._max_json_depth
+                instance.info, name, version, body, length, max_depth=depth
             )
-        except Exception:
-            # It is counted as a failure of the model.
-            with engine.require(name, version):
-                raise
-        call = _Call(self, inference, gated, done)
-        begun = engine.begin(inference, call)
-        if type(begun) is InferResponse:
-            answer = self.answer(inference, begun)
-            if answer is not None:
-                gated.end()
-                return answer
-            call.write(begun)
-        else:
-            call.pending = begun  # type: ignore[assignment]
-        return call
+        except Exception as error:
+            call.end(error)  # it is counted as a failure of the model, if that was found
+            raise
+        call.request = inference
+        self._engine.begin(call, inference)
+        return call.begun()
 
     def answer(self, request: InferRequest, response: InferResponse) -> HttpResponse | None:
         """Write a response; None for one that takes too long. Raises as `write_infer_answer`."""
@@ -96,63 +82,66 @@ class InferLane:
         return asyncio.ensure_future(self._threads.run(output_bytes(response), write))
 
 
-class _Call:
-    """A request that waits for its answer."""
+class LaneCall(InferCall):
+    """An inference whose answer is handed to the connection."""
 
-    __slots__ = ("_done", "_gated", "_lane", "_request", "pending")
+    request: InferRequest
+    _is_waited_for = False
+    """Whether the connection was told that the answer comes later."""
+    _answer: HttpResponse | BaseException | None = None
+    _writing: "asyncio.Task[HttpResponse] | None" = None
 
-    def __init__(
-        self, lane: InferLane, request: InferRequest, gated: HttpCall, done: Answered
-    ) -> None:
-        self._gated = gated
+    def __init__(self, lane: InferLane, done: Answered, headers: Headers, peer: Peer) -> None:
         self._lane = lane
-        self._request = request
-        self._done = self._ended(done)
-        self.pending: Pending | asyncio.Task[HttpResponse] | None = None
+        self._done = done
+        self.headers = headers
+        self.peer = peer
 
-    def __call__(self, result: InferResponse | BaseException) -> None:
-        """Take what the engine answers."""
-        self.pending = None
-        if type(result) is not InferResponse:
-            self._done(result)  # type: ignore[arg-type]
-            return
-        try:
-            answer = self._lane.answer(self._request, result)
-        except Exception as error:
-            self._done(error)
-            return
+    def begun(self) -> "HttpResponse | LaneCall":
+        """Return the answer, or the call that waits for it; raises why there is none."""
+        answer = self._answer
         if answer is None:
-            self.write(result)
-        else:
-            self._done(answer)
+            self._is_waited_for = True
+            return self
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
 
-    def _ended(self, done: Answered) -> Answered:
-        def ended(result: HttpResponse | BaseException) -> None:
-            self._gated.end(result if isinstance(result, BaseException) else None)
-            done(result)
+    def write(self, response: InferResponse, *, last: bool) -> None:
+        """Hand over the answer; a large one is written while others are served."""
+        try:
+            answer = self._lane.answer(self.request, response)
+        except Exception as error:
+            self._tell(error)
+            return
+        if answer is not None:
+            self._tell(answer)
+            return
+        self._writing = self._lane.answer_later(self.request, response)
+        self._writing.add_done_callback(self._written)
 
-        return ended
+    def refuse(self, error: BaseException) -> None:
+        """Hand over why there is no answer."""
+        self._tell(error)
 
-    def write(self, response: InferResponse) -> None:
-        """Write a large response while others are served."""
-        writing = self._lane.answer_later(self._request, response)
-        writing.add_done_callback(self._written)
-        self.pending = writing
+    def cancel(self, reason: str = "") -> None:
+        """End the call, and let nobody write its answer."""
+        super().cancel(reason)
+        if self._writing is not None:
+            self._writing.cancel()
 
     def _written(self, writing: "asyncio.Task[HttpResponse]") -> None:
-        if self.pending is None:
+        if self.is_cancelled:
             return
-        self.pending = None
         try:
             answer = writing.result()
         except (Exception, asyncio.CancelledError) as error:
-            self._done(error)
+            self._tell(error)
         else:
-            self._done(answer)
+            self._tell(answer)
 
-    def cancel(self) -> None:
-        """Forget it: nobody wants the answer."""
-        self._gated.cancel()
-        pending, self.pending = self.pending, None
-        if pending is not None:
-            pending.cancel()
+    def _tell(self, answer: HttpResponse | BaseException) -> None:
+        if self._is_waited_for:
+            self._done(answer)
+        else:
+            self._answer = answer

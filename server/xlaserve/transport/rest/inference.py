@@ -14,7 +14,7 @@ from xlaserve.core.serving.call import Operation
 from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.gates import Gates
 from xlaserve.tensors import TensorSpec
-from xlaserve.transport.rest.infer_lane import InferLane
+from xlaserve.transport.rest.infer_lane import Asked, InferLane
 from xlaserve.transport.rest.infer_request import read_header_length, read_infer_request
 from xlaserve.transport.rest.infer_response import (
     HEADER_LENGTH,
@@ -305,7 +305,7 @@ class InferenceRoutes:
     async def model_metadata(self, request: HttpRequest) -> HttpResponse:
         """Return the versions that answer, the platform, and the tensors with their shapes."""
         name, version = _model(request)
-        info, versions = self._engine.describe(name, version)
+        info, versions = self._control.describe(name, version)
         return json_response(
             ModelMetadata(
                 name,
@@ -318,12 +318,12 @@ class InferenceRoutes:
 
     async def config(self, request: HttpRequest) -> HttpResponse:
         """Return the configuration (model configuration extension)."""
-        return json_response(config_json(self._engine.config(*_model(request))))
+        return json_response(config_json(self._control.config(*_model(request))))
 
     async def statistics(self, request: HttpRequest) -> HttpResponse:
         """Return counts and durations of a model, or of all (statistics extension)."""
         name, version = request.names.get("model", ""), request.names.get("version", "")
-        return json_response(statistics_json(self._engine.statistics(name, version)))
+        return json_response(statistics_json(self._control.statistics(name, version)))
 
     # --- inference ---
 
@@ -353,7 +353,7 @@ class InferenceRoutes:
             max_json_depth=self._max_json_depth,
             strict_json=self._strict_json,
         )
-        return partial(lane.begin, *_model(request), length)
+        return partial(lane.begin, Asked(*_model(request), length))
 
 
 def _model(request: HttpRequest) -> tuple[str, str]:

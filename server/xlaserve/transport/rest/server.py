@@ -18,7 +18,7 @@ from xlaserve.core.threads.host import HostThreads
 from xlaserve.errors import CrossSiteRequest, XlaserveError
 from xlaserve.transport.rest import compression
 from xlaserve.transport.rest.bodies import BodyLimits, BodyReader
-from xlaserve.transport.rest.calls import HttpCall
+from xlaserve.transport.rest.calls import call_of
 from xlaserve.transport.rest.connection import Beginning, Connection, Server
 from xlaserve.transport.rest.drain import Drain
 from xlaserve.transport.rest.edge import error_response, translate_errors
@@ -124,7 +124,7 @@ class HttpServer:
         # What is nowhere is asked for as a page is.
         operation = match.route.operation if match.route else Operation.PAGE
         headers = ReadHeaders(request.headers)
-        call = HttpCall(operation, match.names, headers, connection.peer)
+        call = call_of(operation, match.names, headers, connection.peer)
         with self._gates.passing(call):
             if match.route is None:
                 return _no_route(method, path, match.allowed)

@@ -8,9 +8,8 @@ from functools import partial
 import numpy as np
 import structlog
 
-from xlaserve.core.residence.registry import Instance
-from xlaserve.core.serving.host_runner import in_thread
-from xlaserve.core.threads.host import HostThreads
+from xlaserve.core.serving.stations.host import HostWork
+from xlaserve.core.serving.stations.station import Served
 from xlaserve.models.loaded import Executable, Value
 
 _REPEATS = 5
@@ -33,29 +32,38 @@ class Overruns:
     model's own doing.
     """
 
-    def __init__(self, threads: HostThreads, now_ns: Callable[[], int]) -> None:
-        self._threads = threads
+    def __init__(self, now_ns: Callable[[], int]) -> None:
         self._now_ns = now_ns
+        self._away: weakref.WeakSet[Served] = weakref.WeakSet()
+        """Those whose station has nothing on the event loop, until they come back."""
+        self._pauses: weakref.WeakKeyDictionary[Served, float] = weakref.WeakKeyDictionary()
+        """How many seconds each had to stay away when it overran last."""
         self._log = structlog.get_logger("execution")
+
+    def is_away(self, instance: Served) -> bool:
+        """Tell whether a model must not be executed on the event loop."""
+        return instance in self._away
 
     def overran(
         self,
-        instance: Instance,
+        work: HostWork,
         executable: Executable,
         inputs: Mapping[str, Value],
         seconds: float,
         limit: float,
     ) -> None:
         """Take the model off the event loop, and find out in a thread whether it may come back."""
-        if not instance.is_inline:
+        instance = work.instance
+        if instance in self._away:
             return
-        instance.is_inline = False
+        self._away.add(instance)
+        instance.renew()
         # The memory of a request may be another's by the time that a thread looks at it.
         kept = {n: v.copy() if isinstance(v, np.ndarray) else v for n, v in inputs.items()}
         repeat = partial(self._quickest, executable, kept, limit)
         judge = partial(self._judge, weakref.ref(instance), seconds, limit)
         try:
-            in_thread(self._threads, instance, repeat, judge)
+            work.in_thread(repeat, judge)
         except RuntimeError as error:  # no thread can be started
             judge(error)
 
@@ -78,7 +86,7 @@ class Overruns:
 
     def _judge(
         self,
-        found: "weakref.ref[Instance]",
+        found: "weakref.ref[Served]",
         seconds: float,
         limit: float,
         repeated: float | BaseException,
@@ -88,11 +96,11 @@ class Overruns:
             return
         again = seconds if isinstance(repeated, BaseException) else repeated
         if again <= limit:
-            instance.is_inline = True
+            self._come_back(found)
             return
-        for_good = again > _FREEZE_SECONDS
-        pause = min(_LONGEST_PAUSE_SECONDS, instance.pause_seconds * 2 or _FIRST_PAUSE_SECONDS)
-        if for_good or not instance.pause_seconds:
+        for_good, before = again > _FREEZE_SECONDS, self._pauses.get(instance, 0.0)
+        pause = min(_LONGEST_PAUSE_SECONDS, before * 2 or _FIRST_PAUSE_SECONDS)
+        if for_good or not before:
             self._log.warning(
                 "model executes in threads, it is too slow for the event loop",
                 model=instance.model,
@@ -101,15 +109,13 @@ class Overruns:
                 inline_execution_seconds=limit,
                 returns="never" if for_good else f"in {pause:g} s, then twice as long each time",
             )
-        instance.pause_seconds = pause
-        instance.batches = None  # whether that pays looks different now
+        self._pauses[instance] = pause
         if not for_good:
             # It may be unloaded by then, and its memory has to be free.
-            asyncio.get_running_loop().call_later(pause, _come_back, found)
+            asyncio.get_running_loop().call_later(pause, self._come_back, found)
 
-
-def _come_back(found: "weakref.ref[Instance]") -> None:
-    instance = found()
-    if instance is not None:
-        instance.is_inline = True
-        instance.batches = None
+    def _come_back(self, found: "weakref.ref[Served]") -> None:
+        instance = found()
+        if instance is not None:
+            self._away.discard(instance)
+            instance.renew()

@@ -6,26 +6,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeAlias, cast
+from typing import TypeAlias, cast
 
-from xlaserve.core.serving.batching import Ended, Executed, Tensors, Waiting, pack
+from xlaserve.core.serving.infer_call import Ended, Executed, InferCall, Tensors, User
+from xlaserve.core.serving.stations.batching import pack
 from xlaserve.core.threads.device import DeviceThreads
-from xlaserve.models.loaded import IN_FLIGHT, Dispatching, InFlight, LoadedModel
+from xlaserve.models.loaded import IN_FLIGHT, Dispatching, Executable, InFlight, LoadedModel
 
 Dispatch: TypeAlias = Callable[[int], InFlight]
 """Starts an execution on a replica; called in the thread that dispatches to its device."""
-
-
-class User(Protocol):
-    """What executions use, and keep from being closed: an instance of a model."""
-
-    def acquire(self) -> None:
-        """Count one user more."""
-        ...
-
-    def release(self) -> None:
-        """Count one user less."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -100,9 +89,17 @@ class Dispatcher:
         return len(self._replicas)
 
     @property
-    def waiting(self) -> int:
-        """Return how many executions wait for room."""
+    def pending(self) -> int:
+        """Return how many executions wait for a slot."""
         return len(self._waiting)
+
+    def start(self, executable: Executable, call: InferCall, ended: Ended) -> Job:
+        """Execute for one call by itself."""
+        dispatching, inputs, resident = executable.dispatching, call.inputs, call.resident
+        assert dispatching is not None
+        return self.submit(
+            lambda replica: dispatching.dispatch(inputs, resident=resident, replica=replica), ended
+        )
 
     def submit(
         self, dispatch: Dispatch, ended: Ended, freed: Callable[[], None] | None = None
@@ -203,10 +200,10 @@ class DeviceRunner:
         self._model = model
         self._dispatching = dispatching
 
-    def run(self, requests: Sequence[Waiting], freed: Callable[[], None], ended: Ended) -> None:
+    def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
         """Start a batch as soon as there is room."""
         self._dispatcher.submit(partial(self._dispatch, requests), ended, freed)
 
-    def _dispatch(self, requests: Sequence[Waiting], replica: int) -> InFlight:
+    def _dispatch(self, requests: Sequence[InferCall], replica: int) -> InFlight:
         rows = self._model.padded_rows(sum([request.rows for request in requests]))
         return self._dispatching.dispatch(pack(requests, rows), replica=replica)

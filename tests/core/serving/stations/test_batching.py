@@ -1,5 +1,6 @@
 """The queue of a model, driven by a clock that the test turns."""
 
+from asyncio import CancelledError
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,15 +10,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.calls import NotingObserver, ToldInfer
 
-from xlaserve.core.serving.batching import (
+from xlaserve.core.serving.infer_call import Executed, InferCall
+from xlaserve.core.serving.stations.batching import (
     ALONE_IN_A_ROW,
     APART_NS,
     Batcher,
     BatchPolicy,
     BatchQueue,
-    Executed,
-    Waiting,
     pack,
     split,
 )
@@ -75,13 +76,13 @@ class FakeRunner:
     clock: FakeClock
     lanes: int = 1
     is_inline: bool = True
-    started: list[Sequence[Waiting]] = field(default_factory=list)
+    started: list[Sequence[InferCall]] = field(default_factory=list)
     freed: list[Callable[[], None]] = field(default_factory=list)
     ends: list[Callable[[], None]] = field(default_factory=list)
 
     def run(
         self,
-        requests: Sequence[Waiting],
+        requests: Sequence[InferCall],
         freed: Callable[[], None],
         ended: Callable[[Executed | BaseException], None],
     ) -> None:
@@ -109,25 +110,17 @@ class FakeRunner:
         return [[request.rows for request in requests] for requests in self.started]
 
 
-@dataclass
-class FakeAnswers:
-    """Notes what became of the requests, and their own rows of it."""
-
-    forgotten: list[Waiting] = field(default_factory=list)
-
-    def deliver(self, requests: Sequence[Waiting], result: Executed | BaseException) -> None:
-        rows = sum(request.rows for request in requests)
-        outputs: list[Any] = [result] * len(requests)
-        if isinstance(result, Executed):
-            outputs = list(split(result.outputs["y"], requests, rows))
-        for request, output in zip(requests, outputs, strict=True):
-            if request.done is not None:
-                assert request.outcome is None, "answered twice"
-                request.outcome = result
-                request.done(output)
-
-    def forget(self, request: Waiting) -> None:
-        self.forgotten.append(request)
+def deliver(calls: Sequence[InferCall], result: Executed | BaseException) -> None:
+    """Tell calls their own rows of what their batch gave."""
+    rows = sum(call.rows for call in calls)
+    outputs: list[Any] = [result] * len(calls)
+    if isinstance(result, Executed):
+        outputs = list(split(result.outputs["y"], calls, rows))
+    for call, output in zip(calls, outputs, strict=True):
+        if not call.has_ended:
+            call.place = None
+            call.end(result)
+            call.write(output, last=True)
 
 
 @dataclass
@@ -135,8 +128,14 @@ class World:
     clock: FakeClock
     runner: FakeRunner
     batcher: Batcher
-    answers: FakeAnswers
-    sent: list[Waiting] = field(default_factory=list)
+    observer: NotingObserver = field(default_factory=NotingObserver)
+    sent: list[InferCall] = field(default_factory=list)
+
+    @property
+    def cancelled(self) -> list[Any]:
+        """Return the calls that were cancelled before they were answered, in order."""
+        ends = self.observer.ended_with
+        return [call for calls, why in ends if isinstance(why, CancelledError) for call in calls]
 
     def send(self, *rows: int, key: int = 0) -> list[list[Any]]:
         """Submit requests in one pass; return what each is told."""
@@ -144,8 +143,10 @@ class World:
         for count in rows:
             heard: list[Any] = []
             data, now = np.full((count, 1), len(self.sent) + 1.0, np.float32), self.clock.time_ns
-            request = Waiting(heard.append, count, {"x": data}, now, now, key=((key,),))
-            request.place = self.batcher
+            request = ToldInfer(heard.append)
+            request._observers = (self.observer,)
+            request.rows, request.inputs, request.key = count, {"x": data}, ((key,),)
+            request.submitted_ns = now
             self.batcher.submit(request)
             self.sent.append(request)
             told.append(heard)
@@ -158,8 +159,7 @@ def world(lanes: int = 1, *, is_inline: bool = True, **policy: Any) -> World:
     max_rows = policy.pop("max_rows", 8)
     defaults: dict[str, Any] = {"max_requests": 100}
     queue = BatchQueue("m", BatchPolicy(**defaults | policy), lambda: max_rows)
-    answers = FakeAnswers()
-    return World(clock, runner, Batcher(queue, runner, clock, answers), answers)
+    return World(clock, runner, Batcher(queue, runner, clock, deliver))
 
 
 def lists(told: list[list[Any]]) -> list[Any]:
@@ -309,7 +309,7 @@ async def test_a_lane_is_free_when_the_runner_says_so() -> None:
     w.clock.settle()
 
     assert (1, 2) == (before, len(w.runner.started))
-    assert [None, None] == [request.outcome for request in w.sent]
+    assert not any(request.has_ended for request in w.sent)
 
 
 async def test_a_full_queue_refuses_at_once() -> None:
@@ -332,7 +332,7 @@ async def test_a_request_given_up_never_leaves() -> None:
 
     assert [[1], [1, 1]] == w.runner.batches
     assert [[], [], [[[8]]]] == lists(told)
-    assert [w.sent[2], w.sent[1]] == w.answers.forgotten
+    assert [w.sent[2], w.sent[1]] == w.cancelled
 
 
 async def test_an_answered_request_cannot_be_given_up() -> None:
@@ -342,7 +342,7 @@ async def test_an_answered_request_cannot_be_given_up() -> None:
     w.runner.end()
     w.sent[0].cancel()
 
-    assert [] == w.answers.forgotten
+    assert [] == w.cancelled
 
 
 async def test_whoever_is_gone_when_the_batch_ends_is_left_out() -> None:
@@ -460,15 +460,17 @@ async def test_every_request_knows_what_it_ran_in() -> None:
     w.clock.settle()
     w.clock.advance(7)
     w.runner.end()
-    first, second = (request.outcome for request in w.sent)
+    first, second = (outcome for _, outcome in w.observer.ended_with)
 
     assert isinstance(first, Executed)
     assert first is second
     assert (0, 7) == (first.begun_ns, first.ended_ns)
 
 
-def waiting(*arrays: Any) -> Waiting:
-    return Waiting(None, len(arrays[0]), dict(zip("ab", arrays, strict=False)), 0, 0)
+def waiting(*arrays: Any) -> InferCall:
+    call = InferCall()
+    call.rows, call.inputs = len(arrays[0]), dict(zip("ab", arrays, strict=False))
+    return call
 
 
 def test_one_request_is_not_copied() -> None:
@@ -554,7 +556,7 @@ def play(w: World, steps: list[tuple[str, int, int]]) -> None:
             w.clock.advance(number)
     finish(w)
     check(w, {n: answer for n, answer in enumerate(answers) if n not in given_up})
-    assert given_up == {w.sent.index(request) for request in w.answers.forgotten}
+    assert given_up == {w.sent.index(request) for request in w.cancelled}
     assert not any(answers[n] for n in given_up)
 
 

@@ -4,27 +4,17 @@ The queue knows no asyncio and no clock; the batcher around it has both handed i
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
-import msgspec
 import numpy as np
 
-from xlaserve.core.serving.inference import Done
+from xlaserve.core.serving.infer_call import Deliver, Ended, InferCall, Tensors
 from xlaserve.errors import Overloaded, QueueTimeout
-from xlaserve.tensors import Tensor, TensorSpec, aligned_bytes
-
-Tensors: TypeAlias = Mapping[str, Tensor]
-"""Arrays by name."""
-
-ShapeKey: TypeAlias = tuple[tuple[int, ...], ...]
-"""What the inputs of requests must have in common to be put together: all sizes but the rows."""
-
-NO_KEY: ShapeKey = ()
-"""That of a model whose inputs have one shape."""
+from xlaserve.tensors import Tensor, aligned_bytes
 
 _IN_PLACE_BYTES = 1 << 14
 """A smaller batch is copied in the time that it takes to align it."""
@@ -52,55 +42,6 @@ class BatchPolicy:
     """How long a request may wait at all; 0 for as long as its client does."""
 
 
-@dataclass(frozen=True, slots=True)
-class Executed:
-    """What running a model once gave, and when by the clock."""
-
-    outputs: Tensors
-    begun_ns: int
-    ended_ns: int
-
-
-Ended: TypeAlias = Callable[[Executed | BaseException], None]
-"""Told on the event loop what an execution gave, or why it gave nothing."""
-
-
-class Place(Protocol):
-    """Where a request is until it is answered."""
-
-    def give_up(self, request: "Waiting") -> None:
-        """Forget a request that is not wanted any more."""
-        ...
-
-
-class Waiting(msgspec.Struct, eq=False):
-    """One request that was admitted, from then until it is answered."""
-
-    done: Done | None
-    """None once it was called, or is not wanted any more."""
-    rows: int
-    inputs: Tensors
-    started_ns: int
-    """When its model was found."""
-    submitted_ns: int
-    """When it was checked."""
-    id: str = ""
-    chosen: tuple[TensorSpec, ...] | None = None
-    """The outputs that it asks for; None for all of them."""
-    key: ShapeKey = ()
-    place: Place | None = None
-    """None until it is there."""
-    outcome: Executed | BaseException | None = None
-    """What became of it."""
-
-    def cancel(self) -> None:
-        """Forget the request: nobody is told any more. Does nothing once it is answered."""
-        if self.done is not None:
-            self.done = None
-            if self.outcome is None and self.place is not None:
-                self.place.give_up(self)
-
-
 class BatchQueue:
     """Requests in the order in which they came."""
 
@@ -108,25 +49,31 @@ class BatchQueue:
         self._model = model
         self.policy = policy
         self._max_rows = max_rows
-        self._waiting: deque[Waiting] = deque()
+        self._waiting: deque[InferCall] = deque()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, request: Waiting) -> None:
+    def add(self, request: InferCall) -> None:
         """Let a request wait, or raise Overloaded at once."""
         if len(self._waiting) >= self.policy.max_requests:
             raise Overloaded(self._model, self.policy.max_requests, self.policy.setting)
         self._waiting.append(request)
 
-    def remove(self, request: Waiting) -> None:
+    def remove(self, request: InferCall) -> None:
         """Forget a request that is not wanted any more; one that has left is no error."""
         try:
             self._waiting.remove(request)
         except ValueError:
             return
 
-    def take(self, now_ns: int) -> list[Waiting]:
+    def clear(self) -> list[InferCall]:
+        """Remove and return all requests, in order."""
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        return waiting
+
+    def take(self, now_ns: int) -> list[InferCall]:
         """Return the requests of the next batch, or none if it should wait for more.
 
         They are the oldest request and those after it that fit beside it, in order; together they
@@ -147,7 +94,7 @@ class BatchQueue:
     def _overdue(self, now_ns: int) -> bool:
         return now_ns - self._waiting[0].submitted_ns >= self.policy.delay_ns
 
-    def _fitting(self, max_rows: int) -> tuple[list[Waiting], bool]:
+    def _fitting(self, max_rows: int) -> tuple[list[InferCall], bool]:
         first = self._waiting[0]
         chosen, rows, key = [first], first.rows, first.key
         for request in islice(self._waiting, 1, None):
@@ -159,7 +106,7 @@ class BatchQueue:
             chosen.append(request)
         return chosen, rows >= max_rows
 
-    def _drop(self, chosen: Sequence[Waiting]) -> None:
+    def _drop(self, chosen: Sequence[InferCall]) -> None:
         waiting = self._waiting
         if len(chosen) == len(waiting):
             waiting.clear()
@@ -170,7 +117,7 @@ class BatchQueue:
             else:  # others of another shape stand between them
                 waiting.remove(request)
 
-    def expire(self, now_ns: int) -> list[Waiting]:
+    def expire(self, now_ns: int) -> list[InferCall]:
         """Remove and return the requests whose time in the queue is over."""
         expired = []
         while self.policy.timeout_ns and self._waiting and self._late(now_ns):
@@ -195,7 +142,7 @@ class BatchQueue:
 # --- one array for a batch, and back -----------------------------------------------------------
 
 
-def pack(requests: Sequence[Waiting], rows: int) -> Tensors:
+def pack(requests: Sequence[InferCall], rows: int) -> Tensors:
     """Put the inputs of a batch together, with its last row again behind them up to `rows`.
 
     Padding is a real row, because a loop that ends on each of those may never end on zeros.
@@ -218,7 +165,7 @@ def pack(requests: Sequence[Waiting], rows: int) -> Tensors:
     return packed
 
 
-def split(output: Tensor, requests: Sequence[Waiting], rows: int) -> Sequence[Tensor]:
+def split(output: Tensor, requests: Sequence[InferCall], rows: int) -> Sequence[Tensor]:
     """Give each request its own rows of an output, as views; `rows` is how many they have."""
     if len(requests) == 1:
         return [output]
@@ -250,7 +197,7 @@ class Runner(Protocol):
         """Tell whether it executes where the event loop is, if that is quick enough."""
         ...
 
-    def run(self, requests: Sequence[Waiting], freed: Callable[[], None], ended: Ended) -> None:
+    def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
         """Start a batch; `freed` is called when another may be, and `ended` once it is over.
 
         Both on the event loop, perhaps before this returns; neither where this raises.
@@ -274,18 +221,6 @@ class Clock(Protocol):
         ...
 
 
-class Answering(Protocol):
-    """Tells requests what became of them."""
-
-    def deliver(self, requests: Sequence[Waiting], result: Executed | BaseException) -> None:
-        """Answer the requests that ran together, or refuse them."""
-        ...
-
-    def forget(self, request: Waiting) -> None:
-        """Count a request that is not wanted any more."""
-        ...
-
-
 class Batcher:
     """Gathers the requests of one model, and keeps its lanes busy.
 
@@ -294,11 +229,11 @@ class Batcher:
     next that it need not wait for the end of the pass.
     """
 
-    def __init__(self, queue: BatchQueue, runner: Runner, clock: Clock, answers: Answering) -> None:
+    def __init__(self, queue: BatchQueue, runner: Runner, clock: Clock, deliver: Deliver) -> None:
         self._queue = queue
         self._runner = runner
         self._clock = clock
-        self._answers = answers
+        self._deliver = deliver
         self._free = runner.lanes
         """How many batches may be started."""
         self._may_pass = runner.is_inline and not queue.policy.delay_ns
@@ -329,9 +264,11 @@ class Batcher:
         """Know of a request that was alone, and did not wait."""
         self._ended_ns = now_ns
 
-    def submit(self, request: Waiting) -> None:
+    def submit(self, request: InferCall) -> None:
         """Take a request. Raises Overloaded."""
+        request.submitted_ns = request.submitted_ns or self._clock.now_ns()
         self._queue.add(request)
+        request.wait_at(self)
         if self._looking:
             return
         if self._free:
@@ -339,10 +276,16 @@ class Batcher:
         elif self._queue.policy.timeout_ns and self._call_off is None:
             self._wake_later()
 
-    def give_up(self, request: Waiting) -> None:
-        """Forget a request; it leaves the queue, unless it has left already."""
-        self._queue.remove(request)
-        self._answers.forget(request)
+    def leave(self, call: InferCall) -> None:
+        """Let a call leave the queue, unless it has left already."""
+        self._queue.remove(call)
+
+    def retire(self) -> list[InferCall]:
+        """Begin no more batches; return the calls that wait."""
+        if self._call_off is not None:
+            self._call_off()
+            self._call_off = None
+        return self._queue.clear()
 
     def _look_soon(self) -> None:
         if not self._looking and self._free:
@@ -354,7 +297,7 @@ class Batcher:
         now = self._clock.now_ns()
         late = self._queue.expire(now)
         if late:
-            self._answers.deliver(late, QueueTimeout(self._queue.policy.timeout_ns // 1000))
+            self._deliver(late, QueueTimeout(self._queue.policy.timeout_ns // 1000))
         if self._free:
             requests = self._queue.take(now)
             if requests:
@@ -366,9 +309,9 @@ class Batcher:
                     self._look_soon()
         self._wake_later()
 
-    def _start(self, requests: Sequence[Waiting]) -> None:
+    def _start(self, requests: Sequence[InferCall]) -> None:
         self._free -= 1
-        ended = partial(self._answers.deliver, requests)
+        ended = partial(self._deliver, requests)
         try:
             self._runner.run(requests, self._freed, ended)
         except Exception as error:

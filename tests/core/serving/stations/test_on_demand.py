@@ -9,9 +9,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.calls import begin
 from support.core import FP32, AddModel, Core, FakeModel, MakeCore, World
 
 from xlaserve.core.serving.inference import InferInput, InferRequest, InferResponse
+from xlaserve.core.serving.stations.by_itself import ByItself
 from xlaserve.core.serving.statistics import FailureReason, Totals
 from xlaserve.errors import InvalidModel, InvalidTensor, Overloaded
 from xlaserve.models.loaded import Executable, ModelMemory, Value
@@ -76,6 +78,7 @@ def shapes(core: Core, world: World, monkeypatch: pytest.MonkeyPatch) -> FakeSha
     model = world.open[0]
     made = FakeShapes(model)
     monkeypatch.setattr(model, "on_demand", made)
+    core.renew()
     return made
 
 
@@ -213,11 +216,12 @@ async def test_every_request_to_a_model_with_shapes_on_demand_has_a_thread_of_it
     """However quick the model is, and whatever a batch would gain."""
     world.seconds = seconds
     world.open[0].batch_limit = 4
+    core.renew()
     told: list[InferResponse | BaseException] = []
-    pending = [core.engine.begin(request(rows), told.append) for _ in range(2)]
+    pending = [begin(core.engine, request(rows), told.append) for _ in range(2)]
     instance = core.registry.resolve("m")[1]
 
-    assert not any(isinstance(one, InferResponse) for one in pending)
+    assert not any(one.has_ended for one in pending)
     assert 2 == core.registry.requests
     assert instance.users > 2
 
@@ -225,7 +229,7 @@ async def test_every_request_to_a_model_with_shapes_on_demand_has_a_thread_of_it
 
     assert [InferResponse] * 2 == [type(answer) for answer in told]
     assert (2, 2) == (totals(core).success.count, totals(core).execution_count)
-    assert instance.batcher is None
+    assert isinstance(instance.station, ByItself)
 
 
 async def test_the_wait_for_a_compilation_counts_as_time_in_the_queue(
@@ -250,8 +254,7 @@ async def test_nobody_is_told_of_a_shape_that_is_not_wanted_any_more(
     """However far its compilation has come: it keeps the model in use until it is over."""
     told: list[InferResponse | BaseException] = []
     shapes.may_compile.clear()
-    pending = core.engine.begin(request(2), told.append)
-    assert not isinstance(pending, InferResponse)
+    pending = begin(core.engine, request(2), told.append)
     for _ in range(passes):
         await asyncio.sleep(0)
     pending.cancel()
@@ -275,6 +278,7 @@ async def test_who_waits_for_a_compilation_counts_towards_the_limit(
     add_model("m", {1: 1})
     await core.control.load("m")
     world.open[0].on_demand = shapes = FakeShapes(world.open[0])
+    core.renew()
     shapes.may_compile.clear()
     waiting = asyncio.ensure_future(infer(core, 2))
     await until(shapes.compiling)
@@ -294,11 +298,12 @@ async def test_sizes_that_contradict_one_another_are_refused_at_once(
 
     monkeypatch.setattr(shapes, "shape_of", refuse)
     told: list[InferResponse | BaseException] = []
-    with pytest.raises(InvalidTensor):
-        core.engine.begin(request(2), told.append)
+    begin(core.engine, request(2), told.append)
+    at_once = list(told)
     await nothing_is_in_use(core)
 
-    assert [] == told
+    assert [InvalidTensor] == [type(answer) for answer in at_once]
+    assert at_once == told
     assert 1 == totals(core).failures[FailureReason.INVALID]
 
 

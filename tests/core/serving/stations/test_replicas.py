@@ -8,9 +8,9 @@ import pytest
 from support.virtual_devices import run_on_devices
 
 import xlaserve
-from xlaserve.core.serving.replicas import Replicas
+from xlaserve.core.serving.stations.replicas import Replicas
 
-SCRIPT = Path(__file__).with_name("on_devices.py")
+SCRIPT = Path(__file__).parents[2] / "on_devices.py"
 ROUNDS = 3
 
 

@@ -11,8 +11,8 @@ from support.accelerators import AcceleratedModel, Accelerators, until
 from support.core import FP32, AddModel, Core, MakeCore, World
 
 from xlaserve.core.residence.registry import Instance
-from xlaserve.core.serving.dispatch import Dispatcher
 from xlaserve.core.serving.inference import InferInput, InferRequest
+from xlaserve.core.serving.stations.dispatch import Dispatcher
 from xlaserve.core.threads.device import DeviceThreads
 from xlaserve.core.threads.workers import Workers
 from xlaserve.errors import OutOfMemory, Overloaded
@@ -350,6 +350,7 @@ async def alone(start: Start, world: World, monkeypatch: pytest.MonkeyPatch) -> 
     (model,) = world.open
     assert isinstance(model, AcceleratedModel)
     monkeypatch.setattr(model, "on_demand", Shapes(model))
+    core.renew()
     return core
 
 

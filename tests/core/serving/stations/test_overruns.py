@@ -1,6 +1,7 @@
 """Models that are slower than their warm-up promised leave the event loop."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,9 +14,13 @@ from support.accelerators import until
 from support.core import FP32, AddModel, Core, FakeModel, MakeCore, World
 
 from xlaserve.core.residence.registry import Instance
-from xlaserve.core.serving import overruns
+from xlaserve.core.serving.answers import Counting
 from xlaserve.core.serving.engine import Engine
+from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.inference import InferInput, InferRequest
+from xlaserve.core.serving.stations.batches import Batches
+from xlaserve.core.serving.stations.host import HostWork
+from xlaserve.core.serving.stations.table import Candidate, ExecutionPolicy, Stations
 from xlaserve.models.loaded import Value
 
 LIMIT = 1e-3
@@ -58,11 +63,16 @@ class Served:
 
     core: Core
     engine: Engine
+    stations: Stations
     timed: Timed
 
     @property
     def instance(self) -> Instance:
         return self.core.registry.resolve("m")[1]
+
+    @property
+    def is_inline(self) -> bool:
+        return not self.stations.overruns.is_away(self.instance)
 
     async def infer(self, milliseconds: float, rows: int = 1) -> Any:
         data = np.full((rows, 2), milliseconds, np.float32)
@@ -92,8 +102,11 @@ def serve(make_core: MakeCore, add_model: AddModel, world: World) -> Serve:
         core = make_core()
         add_model("m", {1: 1})
         await core.control.load("m")
-        engine = Engine(core.registry, core.workers, inline_execution_seconds=LIMIT, clock=timed)
-        return Served(core, engine, timed)
+        gates = Gates(observers=[Counting(timed)])
+        engine = Engine(core.registry, gates, core.workers.host, clock=timed)
+        stations = Stations(core.workers, ExecutionPolicy(LIMIT), engine, timed)
+        core.renew(stations)
+        return Served(core, engine, stations, timed)
 
     return made
 
@@ -152,7 +165,7 @@ async def test_a_model_that_takes_a_little_more_comes_back_after_a_pause(
     monkeypatch.setattr(loop, "call_later", later)
     with capture_logs() as logs:
         for _ in range(8):
-            await until(lambda: served.instance.is_inline)
+            await until(lambda: served.is_inline)
             await served.infer(2)
             await served.judged()
 
@@ -165,7 +178,7 @@ async def test_a_repetition_has_the_inputs_as_they_were(
 ) -> None:
     """The memory of a request is another's once it is answered."""
     served, calls = await serve(), list[Callable[[int], object]]()
-    monkeypatch.setattr(overruns, "in_thread", lambda threads, one, call, over: calls.append(call))
+    monkeypatch.setattr(HostWork, "in_thread", lambda work, call, over: calls.append(call))
     data = np.full((1, 2), 500, np.float32)
     await served.engine.infer(InferRequest("m", inputs=(InferInput("x", FP32, data),)))
     data[:] = 0
@@ -174,29 +187,49 @@ async def test_a_repetition_has_the_inputs_as_they_were(
     assert 0.5 == repeat(0)
 
 
+@pytest.fixture
+def gathers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have calls of a quick model gathered, whatever that gains."""
+    monkeypatch.setattr(Candidate, "gains", True)
+
+
+@pytest.mark.usefixtures("gathers")
 async def test_a_batch_that_overran_moves_its_model_too(serve: Serve) -> None:
     """It may take as long as four requests one by one."""
     served = await serve(batch_limit=4)
-    served.instance.batches = True
     await asyncio.gather(served.infer(3, 2), served.infer(3, 2))
-    stays = served.instance.is_inline
-    served.instance.batches = True
+    stays = served.is_inline  # two requests may take two milliseconds
+    await served.judged()
     await asyncio.gather(served.infer(30, 2), served.infer(30, 2))
     await served.judged()
     await asyncio.gather(served.infer(0.1), served.infer(0.1))
 
-    assert stays is False  # two requests may take two milliseconds
-    assert not served.instance.is_inline
+    assert stays is False
+    assert not served.is_inline
+    assert isinstance(served.instance.station, Batches)
     assert False is served.timed.inline[-1]
 
 
+@pytest.mark.usefixtures("gathers")
 async def test_a_batch_may_take_as_long_as_its_requests(serve: Serve) -> None:
     served = await serve(batch_limit=4)
-    served.instance.batches = True
     await asyncio.gather(served.infer(1.5, 2), served.infer(1.5, 2))
 
-    assert served.instance.is_inline
+    assert served.is_inline
     assert [True] == served.timed.inline
+
+
+@pytest.mark.usefixtures("gathers")
+async def test_calls_that_wait_move_to_the_next_station(serve: Serve) -> None:
+    """In their order, and none of them is executed on the event loop any more."""
+    served = await serve(batch_limit=4)
+    answers = await asyncio.gather(*(served.infer(500 + n, 4) for n in range(4)))
+    await served.judged()
+
+    assert [501.0, 502.0, 503.0, 504.0] == [float(answer.max()) for answer in answers]
+    assert 1 == served.timed.inline.count(True)
+    assert 4 == served.core.registry.version("m", "1").statistics.totals().success.count
+    assert 0 == served.core.registry.requests
 
 
 async def test_a_model_whose_loops_follow_its_inputs_is_never_on_the_event_loop(
@@ -216,11 +249,13 @@ async def test_an_unloaded_model_does_not_come_back(serve: Serve) -> None:
     served = await serve()
     await served.infer(2)
     await served.judged()
-    reference = served.instance
-    assert not reference.is_inline
+    instance, overruns = served.instance, served.stations.overruns
+    assert overruns.is_away(instance)
     await served.core.control.unload("m")
-    users = reference.users
+    users, instance = instance.users, None  # type: ignore[assignment]
+    gc.collect()
     overruns._come_back(lambda: None)  # type: ignore[arg-type]
 
     assert 0 == users
-    assert not reference.is_inline
+    assert not overruns._away
+    assert not overruns._pauses

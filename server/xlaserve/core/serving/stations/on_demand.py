@@ -7,10 +7,9 @@ from functools import partial
 
 import structlog
 
-from xlaserve.core.residence.registry import Instance
+from xlaserve.core.serving.stations.station import Served
 from xlaserve.core.sharing import SingleFlight
-from xlaserve.core.threads.abandoned import Abandoned
-from xlaserve.core.threads.limited import LimitedCall, Overdue
+from xlaserve.core.threads.limited import Overdue
 from xlaserve.core.threads.workers import Workers
 from xlaserve.errors import CompilationTimedOut, OutOfMappings
 from xlaserve.models.loaded import Executable, LoadedModel, OnDemand, Value
@@ -47,7 +46,7 @@ class ShapeCompiler:
         self._flights = SingleFlight[Executable](abandonable=True)
         self._log = structlog.get_logger("execution")
 
-    async def compiled(self, instance: Instance, missing: Missing) -> Executable:
+    async def compiled(self, instance: Served, missing: Missing) -> Executable:
         """Return what is compiled for a shape of a model, which may take seconds.
 
         Raises what `OnDemand.compile` raises.
@@ -55,7 +54,7 @@ class ShapeCompiler:
         compile_it = partial(self._compile, instance, missing.shapes, missing.shape)
         return await self._flights.run((instance, missing.shape), compile_it)
 
-    async def _compile(self, instance: Instance, shapes: OnDemand, shape: Hashable) -> Executable:
+    async def _compile(self, instance: Served, shapes: OnDemand, shape: Hashable) -> Executable:
         self._workers.abandoned.check_limit(instance.model)
         if instance.is_stuck:
             raise CompilationTimedOut(instance.model, shape, self._seconds)
@@ -66,7 +65,8 @@ class ShapeCompiler:
         try:
             compiled = await running.within(self._seconds)
         except Overdue:
-            self._abandoned(instance, running, shape)
+            work = instance.abandon(running, f"compiling shape {shape}")
+            self._workers.abandoned.add(running, work, lambda: None)
             using.ended()
             raise CompilationTimedOut(instance.model, shape, self._seconds) from None
         except OutOfMappings as error:
@@ -78,25 +78,17 @@ class ShapeCompiler:
         self._log.info("shape compiled", model=instance.model, shape=shape)
         return compiled
 
-    def _abandoned(
-        self, instance: Instance, compiling: LimitedCall[Executable], shape: Hashable
-    ) -> None:
-        instance.stuck = compiling
-        held = sum(instance.reservation.sizes.values())
-        work = Abandoned(instance.model, instance.fingerprint, f"compiling shape {shape}", held)
-        self._workers.abandoned.add(compiling, work, lambda: None)
-
 
 class _User:
     """A thread that compiles for an instance: its use ends once."""
 
-    def __init__(self, instance: Instance) -> None:
-        self._instance: Instance | None = instance
+    def __init__(self, instance: Served) -> None:
+        self._instance: Served | None = instance
         instance.acquire()
 
     def ended(self) -> None:
         """Count one user less, and what was compiled."""
         instance, self._instance = self._instance, None
         if instance is not None:
-            instance.reservation.correct(instance.held)
+            instance.correct()
             instance.release()

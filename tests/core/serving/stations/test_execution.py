@@ -7,10 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.calls import begin
 from support.core import FP32, AddModel, Core, MakeCore, World
 
-from xlaserve.core.serving import batching
+from xlaserve.core.residence.registry import Instance
 from xlaserve.core.serving.inference import InferInput, InferRequest, InferResponse
+from xlaserve.core.serving.stations import batching
+from xlaserve.core.serving.stations.batches import Batches
+from xlaserve.core.serving.stations.host import Inline
+from xlaserve.core.serving.stations.replicas import Replicas
 from xlaserve.errors import Overloaded, QueueTimeout
 from xlaserve.models.loaded import Value
 from xlaserve.tensors import TensorSpec
@@ -66,7 +71,7 @@ async def test_a_batch_counts_once_and_its_requests_each(core: Core) -> None:
     """ModelStatistics: execution_count and inference_count, and the sizes of batches."""
     await asyncio.gather(*(infer(core, n) for n in range(4)))
     await infer(core, 1)
-    (report,) = core.engine.statistics("m")
+    (report,) = core.control.statistics("m")
     totals = report.totals
 
     assert (5, 5, 2) == (totals.success.count, totals.inference_count, totals.execution_count)
@@ -100,9 +105,9 @@ async def test_requests_are_gathered_where_that_is_quicker(
     spec = TensorSpec("x", FP32, (-1, columns))
     monkeypatch.setattr(model, "info", replace(model.info, inputs=(spec,)))
     monkeypatch.setattr(model, "expected_seconds", {1: alone, 4: together}.__getitem__)
-    _, instance = core.registry.resolve("m")
+    core.renew()
 
-    assert gathered is core.engine._executor.gathers(instance, model)
+    assert gathered is isinstance(core.registry.resolve("m")[1].station, Batches)
 
 
 async def test_a_model_that_is_to_wait_for_others_gathers_however_quick_it_is(
@@ -110,9 +115,8 @@ async def test_a_model_that_is_to_wait_for_others_gathers_however_quick_it_is(
 ) -> None:
     world.batch_limit, world.seconds = 4, 1e-6
     core = await configured(make_core, add_model, {"preferred_batch_size": [2]})
-    _, instance = core.registry.resolve("m")
 
-    assert core.engine._executor.gathers(instance, world.open[0])
+    assert isinstance(core.registry.resolve("m")[1].station, Batches)
 
 
 async def test_while_a_thread_computes_the_queue_fills(
@@ -163,9 +167,12 @@ async def test_a_request_that_is_alone_is_answered_at_once(
     world.seconds = 1e-4
     for n in range(batching.ALONE_IN_A_ROW):
         await infer(core, n)
-    answer = core.engine.begin(request(7), unexpected)
+    told: list[Any] = []
+    call = begin(core.engine, request(7), told.append)
+    (answer,) = told
 
     assert isinstance(answer, InferResponse)
+    assert call.has_ended
     assert [[8, 8]] == answer.outputs[0].data.tolist()
 
     monkeypatch.setattr(batching, "APART_NS", 10**15)
@@ -173,10 +180,6 @@ async def test_a_request_that_is_alone_is_answered_at_once(
     await asyncio.gather(infer(core, 1), infer(core, 2))
 
     assert [2] == rows
-
-
-def unexpected(answer: object) -> None:
-    raise AssertionError(answer)
 
 
 async def test_a_failure_reaches_every_request_and_the_next_batch_goes_on(
@@ -207,6 +210,11 @@ async def test_batching_can_be_turned_off(
     await asyncio.gather(*(infer(core, n) for n in range(3)))
 
     assert [1, 1, 1] == rows
+
+
+def replicas_of(instance: Instance) -> Replicas:
+    assert isinstance(instance.station, Inline)
+    return instance.station.work.replicas
 
 
 async def noted_replicas(
@@ -264,7 +272,7 @@ async def test_a_request_that_found_no_thread_counts_no_more(
     with pytest.raises(RuntimeError, match="new thread"):
         await infer(core, 1)
 
-    assert [0] == instance.replicas._in_flight
+    assert [0] == replicas_of(instance)._in_flight
     assert (0, 0) == (core.registry.requests, instance.users)
 
 
@@ -286,8 +294,9 @@ async def test_a_request_that_was_cancelled_counts_no_more(
     world.may_execute.set()
     while instance.users:
         await asyncio.sleep(0.001)
+    free = replicas_of(instance)
 
-    assert [0, 1] == [instance.replicas.take(), instance.replicas.take()]
+    assert [0, 1] == [free.take(), free.take()]
 
 
 async def test_batches_go_to_the_replica_that_is_idle(

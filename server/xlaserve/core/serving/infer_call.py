@@ -1,0 +1,200 @@
+"""Inferences: calls that stations execute, alone or in batches."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Protocol, TypeAlias
+
+import msgspec
+
+from xlaserve.core.serving.call import NO_HEADERS, NOBODY, Admission, Call, Headers, Peer
+from xlaserve.core.serving.inference import InferResponse
+from xlaserve.core.serving.statistics import VersionStatistics
+from xlaserve.core.threads.completion import settle
+from xlaserve.models.loaded import ModelInfo
+from xlaserve.tensors import Tensor, TensorSpec
+
+Tensors: TypeAlias = Mapping[str, Tensor]
+"""Arrays by name."""
+
+ShapeKey: TypeAlias = tuple[tuple[int, ...], ...]
+"""What the inputs of calls must have in common to be put together: all sizes but the rows."""
+
+_NOTHING: Tensors = MappingProxyType({})
+
+
+class Executed(msgspec.Struct, gc=False):
+    """What running a model once gave, and when by the clock."""
+
+    outputs: Tensors
+    begun_ns: int
+    ended_ns: int
+    rows: int = 0
+    """Of all calls that it was for, those among them that nobody wants any more."""
+
+
+Ended: TypeAlias = Callable[[Executed | BaseException], None]
+"""Told on the event loop what an execution gave, or why it gave nothing."""
+
+Deliver: TypeAlias = "Callable[[Sequence[InferCall], Executed | BaseException], None]"
+"""Answers calls that were executed together, or refuses them."""
+
+
+class Place(Protocol):
+    """Where a call waits, or is worked on."""
+
+    def leave(self, call: "InferCall") -> None:
+        """Work no more for a call that has ended; does nothing for one that is not there."""
+        ...
+
+
+class ServedVersion(Protocol):
+    """A model version, as its calls know it."""
+
+    @property
+    def model(self) -> str:
+        """Return the name of the model."""
+        ...
+
+    @property
+    def number(self) -> str:
+        """Return the number of the version."""
+        ...
+
+    @property
+    def admission(self) -> Admission:
+        """Return the count of the calls in progress, of all versions of the model."""
+        ...
+
+    @property
+    def statistics(self) -> VersionStatistics:
+        """Return what its calls are counted in."""
+        ...
+
+
+class User(Protocol):
+    """What calls and threads use, and keep from being closed: an instance of a model."""
+
+    def acquire(self) -> None:
+        """Count one user more."""
+        ...
+
+    def release(self) -> None:
+        """Count one user less."""
+        ...
+
+
+class ServedInstance(User, Protocol):
+    """A loaded instance, as its calls know it."""
+
+    @property
+    def model(self) -> str:
+        """Return the name of the model."""
+        ...
+
+    @property
+    def info(self) -> ModelInfo:
+        """Describe the model."""
+        ...
+
+
+class InferCall(Call):
+    """An inference. A transport makes it, `Engine.begin` has it executed."""
+
+    id = ""
+    """Of the request; its answers have it too."""
+    found: ServedVersion
+    """The version that answers; set with the following when the model is found."""
+    instance: ServedInstance
+    """What of it executes the call."""
+    inputs: Tensors = _NOTHING
+    rows = 1
+    key: ShapeKey = ()
+    chosen: tuple[TensorSpec, ...] | None = None
+    """The outputs that it asks for; None for all of them."""
+    resident = False
+    """Whether inputs may be on a device, and outputs may stay there: it is a step of an ensemble,
+    executed by itself."""
+    takes_many = False
+    """Whether the client can be given more than one answer."""
+    started_ns = 0
+    """When its model was found, by the clock of the engine."""
+    submitted_ns = 0
+    """When its inputs were ready to be executed."""
+    executed: Executed | None = None
+    """What it was answered from, and when that was executed."""
+    place: Place | None = None
+    """None until it waits, and once nobody works for it."""
+    is_counted = False
+    """Whether it counts as a call in progress, and as a user of its instance."""
+
+    def wait_at(self, place: Place) -> None:
+        """Leave a place when the call ends, unless it has left by then."""
+        self.place = place
+        self.holds_anything = True
+
+    def count(self) -> None:
+        """Count as a call in progress until it ends: it was not answered at once."""
+        assert self.admission is not None
+        self.is_counted = self.holds_anything = True
+        self.admission.in_progress += 1
+        self.instance.acquire()
+
+    def release(self) -> None:
+        """Leave the place, and count no more."""
+        place, self.place = self.place, None
+        if place is not None:
+            place.leave(self)
+        if self.is_counted:
+            assert self.admission is not None
+            self.is_counted = False
+            self.admission.in_progress -= 1
+            self.instance.release()
+        super().release()
+
+
+class AwaitedInfer(InferCall):
+    """An inference whose one answer a coroutine awaits."""
+
+    def __init__(
+        self,
+        headers: Headers = NO_HEADERS,
+        peer: Peer = NOBODY,
+        deadline: float | None = None,
+        *,
+        parent: Call | None = None,
+    ) -> None:
+        self.headers = headers
+        self.peer = peer
+        self.deadline = deadline
+        self.parent = parent
+        self._answer: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
+
+    @property
+    def is_new(self) -> bool:
+        """Tell whether nobody has asked anything with it yet."""
+        return not (self.is_found or self.has_ended)
+
+    @classmethod
+    def within(cls, parent: Call | None) -> "AwaitedInfer":
+        """Return a call that is part of another, with all that this says of the client."""
+        if parent is None:
+            return cls()
+        call = cls(parent.headers, parent.peer, parent.deadline, parent=parent)
+        call.principal = parent.principal
+        return call
+
+    def write(self, response: InferResponse, *, last: bool) -> None:
+        """Hand the answer to whoever awaits it."""
+        settle(self._answer, response)
+
+    def refuse(self, error: BaseException) -> None:
+        """Raise an error in whoever awaits the answer."""
+        settle(self._answer, error)
+
+    async def answered(self) -> InferResponse:
+        """Return the answer, or raise why there is none; who stops waiting cancels the call."""
+        try:
+            return await self._answer
+        finally:
+            self.cancel("nobody waits for the answer")

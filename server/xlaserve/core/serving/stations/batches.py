@@ -1,0 +1,60 @@
+"""Calls that are put together, on the host or on a device."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from xlaserve.core.serving.infer_call import InferCall
+from xlaserve.core.serving.stations.batching import Batcher
+from xlaserve.core.serving.stations.host import Inline
+from xlaserve.core.serving.stations.station import Station
+
+
+class Batches:
+    """Gathers calls; steps of an ensemble whose tensors are on a device go alone (a Station)."""
+
+    def __init__(self, batcher: Batcher, alone: Station, inline: Inline | None = None) -> None:
+        """`inline` executes at once what is likely to be the only call of its pass."""
+        self._batcher = batcher
+        self._alone = alone
+        self._inline = inline
+
+    @property
+    def pending(self) -> int:
+        """Return how many calls and executions wait."""
+        return self._batcher.waiting + self._alone.pending
+
+    def begin(self, call: InferCall) -> None:
+        """Answer a call at once, or with others; raises Overloaded."""
+        inline, batcher = self._inline, self._batcher
+        if call.resident:
+            self._alone.begin(call)
+        elif inline is not None and batcher.is_alone(call.started_ns) and inline.takes(call):
+            inline.begin(call)
+            if call.executed is not None:
+                batcher.passed(call.executed.ended_ns)
+        else:
+            batcher.submit(call)
+
+    def retire(self) -> Sequence[InferCall]:
+        """Begin no more batches; return the calls that wait."""
+        return self._batcher.retire()
+
+
+class LoopClock:
+    """The time of the engine, and what happens later in the event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, now_ns: Callable[[], int]) -> None:
+        self._loop = loop
+        self._now_ns = now_ns
+
+    def now_ns(self) -> int:
+        """Return the time of the engine."""
+        return self._now_ns()
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Call after everything that is ready now has had its turn."""
+        self._loop.call_soon(call)
+
+    def at(self, time_ns: int, call: Callable[[], None]) -> Callable[[], None]:
+        """Call at a time; returns what cancels that."""
+        return self._loop.call_later((time_ns - self._now_ns()) / 1e9, call).cancel

@@ -1,0 +1,82 @@
+"""Calls that are executed by themselves, in threads of the host or on a device."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+from xlaserve.core.serving.answers import deliver
+from xlaserve.core.serving.infer_call import Ended, InferCall
+from xlaserve.core.serving.stations.on_demand import Missing, ShapeCompiler, look
+from xlaserve.core.serving.stations.station import Served, Working
+from xlaserve.core.threads.completion import Cancellable
+from xlaserve.models.loaded import Executable, LoadedModel
+
+
+class Work(Protocol):
+    """Executes somewhere else than on the event loop."""
+
+    @property
+    def pending(self) -> int:
+        """Return how many executions wait to begin."""
+        ...
+
+    def start(self, executable: Executable, call: InferCall, ended: Ended) -> Cancellable:
+        """Execute for one call, on the replica with the least to do."""
+        ...
+
+
+class ByItself:
+    """Executes each call by itself; a shape that is missing is compiled first (a Station)."""
+
+    def __init__(
+        self,
+        instance: Served,
+        model: LoadedModel,
+        work: Work,
+        shapes: ShapeCompiler,
+        now_ns: Callable[[], int],
+    ) -> None:
+        self._instance = instance
+        self._model = model
+        self.work = work
+        self._shapes = shapes
+        self._now_ns = now_ns
+
+    @property
+    def pending(self) -> int:
+        """Return how many executions wait to begin."""
+        return self.work.pending
+
+    def begin(self, call: InferCall) -> None:
+        """Execute a call; raises InvalidTensor for sizes that contradict one another."""
+        call.submitted_ns = call.submitted_ns or self._now_ns()
+        found = look(self._model, call.inputs)
+        if isinstance(found, Missing):
+            self._compile_first(call, found)
+        else:
+            self._run(call, found)
+
+    def retire(self) -> Sequence[InferCall]:
+        """Return nothing: the threads have what waits."""
+        return ()
+
+    def _run(self, call: InferCall, executable: Executable) -> None:
+        call.wait_at(Working(self.work.start(executable, call, partial(deliver, [call]))))
+
+    def _compile_first(self, call: InferCall, missing: Missing) -> None:
+        compiling = asyncio.ensure_future(self._shapes.compiled(self._instance, missing))
+        # A user of its own: when its call is cancelled it may just be about to begin.
+        self._instance.acquire()
+        call.wait_at(Working(compiling))
+        compiling.add_done_callback(partial(self._compiled, call))
+
+    def _compiled(self, call: InferCall, compiling: "asyncio.Task[Executable]") -> None:
+        try:
+            executable = compiling.result()
+            if not call.has_ended:
+                self._run(call, executable)
+        except (Exception, asyncio.CancelledError) as error:
+            deliver([call], error)
+        finally:
+            self._instance.release()

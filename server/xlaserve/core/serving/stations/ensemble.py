@@ -1,0 +1,110 @@
+"""Models made of other models: each step is a call to the model of the step (a Station)."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Protocol, cast
+
+import numpy as np
+
+from xlaserve.core.serving.answers import deliver
+from xlaserve.core.serving.ensemble import EnsemblePlan
+from xlaserve.core.serving.infer_call import (
+    AwaitedInfer,
+    Executed,
+    InferCall,
+    ServedVersion,
+    Tensors,
+)
+from xlaserve.core.serving.stations.station import Served, Working
+from xlaserve.core.threads.host import HostThreads
+from xlaserve.models.loaded import Value
+from xlaserve.tensors import Tensor
+
+_CPU = "cpu"
+
+
+class Steps(Protocol):
+    """Executes the steps of ensembles: the engine."""
+
+    def resolve(self, name: str, number: str) -> tuple[ServedVersion, Served]:
+        """Return the version that answers; raises ModelNotFound or ModelNotReady."""
+        ...
+
+    def begin_step(
+        self, call: InferCall, version: ServedVersion, instance: Served, inputs: Tensors
+    ) -> None:
+        """Answer a step, now or later; what its model is given was checked with the plan."""
+        ...
+
+
+class Ensemble:
+    """Runs the steps of a plan one after the other, for each call by itself (a Station)."""
+
+    def __init__(
+        self, plan: EnsemblePlan, steps: Steps, threads: HostThreads, now_ns: Callable[[], int]
+    ) -> None:
+        self._plan = plan
+        self._steps = steps
+        self._threads = threads
+        self._now_ns = now_ns
+
+    @property
+    def pending(self) -> int:
+        """Return 0: the steps wait where their models are."""
+        return 0
+
+    def begin(self, call: InferCall) -> None:
+        """Start a task that runs the steps."""
+        call.submitted_ns = self._now_ns()
+        running = asyncio.ensure_future(self._run(call))
+        call.wait_at(Working(running))
+        running.add_done_callback(partial(_end, call))
+
+    def retire(self) -> Sequence[InferCall]:
+        """Return nothing: no call waits."""
+        return ()
+
+    async def _run(self, call: InferCall) -> Executed:
+        queue_ns = infer_ns = 0
+        with ExitStack() as leases:
+            found = {}
+            for name, number in self._plan.models():
+                version, instance = found[name, number] = self._steps.resolve(name, number)
+                instance.acquire()
+                leases.callback(instance.release)
+            tensors: dict[str, Value] = dict(call.inputs)
+            for step in self._plan.steps:
+                version, instance = found[step.model_name, step.model_version]
+                given = {name: tensors[tensor] for name, tensor in step.input_map.items()}
+                one = AwaitedInfer.within(call)
+                # Its outputs are left where the next step may want them.
+                one.resident = instance.platform != _CPU
+                self._steps.begin_step(one, version, instance, cast(Tensors, given))
+                outputs = {o.name: o.data for o in (await one.answered()).outputs}
+                tensors |= {tensor: outputs[name] for name, tensor in step.output_map.items()}
+                assert one.executed is not None
+                queue_ns += one.executed.begun_ns - one.submitted_ns
+                infer_ns += one.executed.ended_ns - one.executed.begun_ns
+            wanted = {spec.name: tensors[spec.name] for spec in self._plan.info.outputs}
+            if not call.resident and not all(isinstance(v, np.ndarray) for v in wanted.values()):
+                wanted = await self._threads.run(partial(_fetch, wanted))
+        # The steps of an ensemble wait and compute in turns: as if they had waited first.
+        begun = call.submitted_ns + queue_ns
+        return Executed(cast(Tensors, wanted), begun, begun + infer_ns)
+
+
+def _end(call: InferCall, running: "asyncio.Task[Executed]") -> None:
+    if running.cancelled():
+        deliver([call], asyncio.CancelledError())
+    else:
+        deliver([call], running.exception() or running.result())
+
+
+def _fetch(outputs: Mapping[str, Value]) -> dict[str, Value]:
+    return {name: _on_host(value) for name, value in outputs.items()}
+
+
+def _on_host(value: Value) -> Tensor:
+    return value if isinstance(value, np.ndarray) else value.numpy()

@@ -1,0 +1,220 @@
+"""Executions on the host: on the event loop, or in threads."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar, cast
+
+from xlaserve.core.serving.answers import answer_now
+from xlaserve.core.serving.infer_call import Ended, Executed, InferCall, Tensors
+from xlaserve.core.serving.stations.batching import pack
+from xlaserve.core.serving.stations.by_itself import ByItself
+from xlaserve.core.serving.stations.replicas import Replicas
+from xlaserve.core.serving.stations.station import Served
+from xlaserve.core.threads.host import HostJob, HostThreads
+from xlaserve.models.loaded import Executable, LoadedModel, Value
+
+T = TypeVar("T")
+
+_INLINE_REQUESTS = 4
+"""A batch counts as so many calls at most when it is decided where it runs: it takes the place of
+more executions, but nothing else has a turn meanwhile. A thread would cost it some 100 us."""
+
+_SECOND_NS = 1e9
+
+
+class HostWork:
+    """What is done for one instance in threads of the host; each station hands it to the next."""
+
+    def __init__(
+        self, instance: Served, threads: HostThreads, replicas: int, now_ns: Callable[[], int]
+    ) -> None:
+        self.instance = instance
+        self._threads = threads
+        self._now_ns = now_ns
+        self.replicas = Replicas(replicas)
+        """Shares the executions."""
+        self._jobs: set[HostJob] = set()
+        """Until the event loop hears that they are over."""
+
+    @property
+    def pending(self) -> int:
+        """Return how many executions wait for a thread."""
+        return sum(job.waits for job in self._jobs)
+
+    def start(self, executable: Executable, call: InferCall, ended: Ended) -> HostJob:
+        """Execute for one call, in a thread; raises RuntimeError where there is none."""
+        inputs, resident = call.inputs, call.resident
+
+        def run(replica: int) -> Executed | BaseException:
+            execute = partial(executable.execute, inputs, resident=resident, replica=replica)
+            return executed(self._now_ns, execute)
+
+        return self.in_thread(run, ended)
+
+    def in_thread(
+        self, call: Callable[[int], T], ended: Callable[[T | BaseException], None]
+    ) -> HostJob:
+        """Run a call in a thread, for the replica with the least to do, whose index it takes.
+
+        `ended` is called on the event loop. The thread is a user of the instance: it may outlive
+        calls that were cancelled. Raises RuntimeError where there is no thread.
+        """
+        replica, instance = self.replicas.take(), self.instance
+
+        def over(result: T | BaseException) -> None:
+            self._jobs.discard(job)
+            self.replicas.leave(replica)
+            instance.release()
+            ended(result)
+
+        try:
+            job = self._threads.start(partial(call, replica), over, instance.model)
+        except RuntimeError:
+            self.replicas.leave(replica)
+            raise
+        self._jobs.add(job)
+        instance.acquire()
+        return job
+
+
+def executed(
+    now_ns: Callable[[], int], call: Callable[[], Mapping[str, Value]]
+) -> Executed | BaseException:
+    """Run a call, and return what it gave or raised, and when."""
+    begun = now_ns()
+    try:
+        outputs = call()
+    except Exception as error:
+        return error
+    # What is asked to stay on the device is for nobody who takes it for host arrays.
+    return Executed(cast(Tensors, outputs), begun, now_ns())
+
+
+class Overran(Protocol):
+    """Is told of an execution that kept the event loop for longer than it may."""
+
+    def __call__(
+        self,
+        work: HostWork,
+        executable: Executable,
+        inputs: Mapping[str, Value],
+        seconds: float,
+        limit: float,
+    ) -> None:
+        """Do something about it; the inputs may be gone once this returns."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class InlineLimit:
+    """What may be executed on the event loop."""
+
+    seconds: float
+    """The most that one call may take there."""
+    overran: Overran
+
+
+class Inline:
+    """Executes on the event loop what is quick there, and the rest in threads (a Station)."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        slower: ByItself,
+        work: HostWork,
+        limit: InlineLimit,
+        now_ns: Callable[[], int],
+    ) -> None:
+        self._model = model
+        self._slower = slower
+        self.work = work
+        self._limit = limit
+        self._now_ns = now_ns
+
+    @property
+    def pending(self) -> int:
+        """Return how many executions wait for a thread."""
+        return self._slower.pending
+
+    def takes(self, call: InferCall) -> bool:
+        """Tell whether a call is quick, as the warm-up measured its bucket."""
+        return self._model.expected_seconds(call.rows) <= self._limit.seconds
+
+    def begin(self, call: InferCall) -> None:
+        """Answer a call at once, if it is quick."""
+        limit = self._limit.seconds
+        if self._model.expected_seconds(call.rows) > limit:
+            self._slower.begin(call)
+            return
+        begun = self._now_ns()
+        call.submitted_ns = call.submitted_ns or begun
+        outputs = self._model.execute(call.inputs, resident=call.resident)
+        ended = self._now_ns()
+        if ended - begun > limit * _SECOND_NS:
+            seconds = (ended - begun) / _SECOND_NS
+            overran = self._limit.overran
+            overran(self.work, self._model, call.inputs, seconds, limit)
+        answer_now(call, Executed(cast(Tensors, outputs), begun, ended))
+
+    def retire(self) -> Sequence[InferCall]:
+        """Return nothing: no call waits."""
+        return ()
+
+
+class HostRunner:
+    """Runs the batches of one instance on the host, one for each replica at a time (a Runner)."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        work: HostWork,
+        limit: InlineLimit | None,
+        now_ns: Callable[[], int],
+    ) -> None:
+        """Without `limit` nothing is executed on the event loop."""
+        self._model = model
+        self._work = work
+        self._limit = limit
+        self._now_ns = now_ns
+        self.lanes = model.replicas
+        self.is_inline = limit is not None
+
+    def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
+        """Start a batch; both are called once it is over, perhaps before this returns."""
+        rows, limit = sum([call.rows for call in requests]), self._limit
+
+        def over(result: Executed | BaseException) -> None:
+            freed()
+            ended(result)
+
+        # As long as its calls may take one by one.
+        most = 0.0 if limit is None else min(len(requests), _INLINE_REQUESTS) * limit.seconds
+        if limit is not None and self._model.expected_seconds(rows) <= most:
+            over(self._run_inline(requests, rows, most, limit.overran))
+        else:
+            self._work.in_thread(partial(self._executed, requests, rows), over)
+
+    def _run_inline(
+        self, requests: Sequence[InferCall], rows: int, most: float, overran: Overran
+    ) -> Executed | BaseException:
+        replica = self._work.replicas.take()
+        begun = self._now_ns()
+        result = self._executed(requests, rows, replica)
+        seconds = (self._now_ns() - begun) / _SECOND_NS
+        self._work.replicas.leave(replica)
+        if seconds > most:
+            inputs = pack(requests, self._model.padded_rows(rows))
+            overran(self._work, self._model, inputs, seconds, most)
+        return result
+
+    def _executed(
+        self, requests: Sequence[InferCall], rows: int, replica: int
+    ) -> Executed | BaseException:
+        return executed(self._now_ns, partial(self._execute, requests, rows, replica))
+
+    def _execute(
+        self, requests: Sequence[InferCall], rows: int, replica: int
+    ) -> Mapping[str, Value]:
+        inputs = pack(requests, self._model.padded_rows(rows))
+        return self._model.execute(inputs, replica=replica)

@@ -1,0 +1,100 @@
+"""The interface of stations, and what all of them know of the instance that they work for."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from xlaserve.core.serving.checks import QuickCheck
+from xlaserve.core.serving.infer_call import InferCall, ServedInstance
+from xlaserve.core.threads.abandoned import Abandoned
+from xlaserve.core.threads.completion import Cancellable
+from xlaserve.core.threads.limited import LimitedCall
+from xlaserve.models.config import ModelConfig
+
+
+class Station(Protocol):
+    """How one loaded instance works. Of the event loop.
+
+    It is built when the load ends, and replaced as a whole when something is learnt.
+    """
+
+    @property
+    def pending(self) -> int:
+        """Return how many executions wait to begin."""
+        ...
+
+    def begin(self, call: InferCall) -> None:
+        """Answer a call that was admitted, now or later, once or many times; the last one ends it.
+
+        Until it ends, `call.place` leads to whatever works on it. Raises what is known at once.
+        """
+        ...
+
+    def retire(self) -> Sequence[InferCall]:
+        """Begin nothing more, and return the calls that wait, for the station that comes next.
+
+        What has begun goes on to its end.
+        """
+        ...
+
+
+class Served(ServedInstance, Protocol):
+    """A loaded instance, as its station knows it."""
+
+    @property
+    def runner(self) -> object:
+        """Return what was loaded; the table of kinds looks at what it is."""
+        ...
+
+    @property
+    def config(self) -> ModelConfig:
+        """Return the configuration that it was loaded with."""
+        ...
+
+    @property
+    def platform(self) -> str:
+        """Return the JAX platform of the server."""
+        ...
+
+    @property
+    def quick(self) -> QuickCheck:
+        """Return what recognises ordinary requests."""
+        ...
+
+    @property
+    def station(self) -> Station:
+        """Return how it works now."""
+        ...
+
+    def renew(self) -> None:
+        """Replace the station by one that fits what is known now."""
+        ...
+
+    @property
+    def is_stuck(self) -> bool:
+        """Tell whether a thread that was abandoned may still use the model."""
+        ...
+
+    def abandon(self, work: LimitedCall[Any], doing: str) -> Abandoned:
+        """Take note of a thread that may use the model and does not end."""
+        ...
+
+    def correct(self) -> None:
+        """Account for the memory that the model holds now."""
+        ...
+
+
+MakeStation: TypeAlias = Callable[[Served, Station | None], Station]
+"""Makes the station of an instance; None, or the one that it replaces."""
+
+
+class Working:
+    """The place of a call that is worked on by itself."""
+
+    __slots__ = ("_work",)
+
+    def __init__(self, work: Cancellable) -> None:
+        self._work = work
+
+    def leave(self, call: InferCall) -> None:
+        """Cancel the work, where that is still possible."""
+        self._work.cancel()

@@ -1,0 +1,246 @@
+"""The table of the kinds of stations, and which of them a loaded instance gets."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import cast
+
+from xlaserve.core.serving.answers import deliver
+from xlaserve.core.serving.ensemble import EnsemblePlan
+from xlaserve.core.serving.stations.batches import Batches, LoopClock
+from xlaserve.core.serving.stations.batching import Batcher, BatchPolicy, BatchQueue, Runner
+from xlaserve.core.serving.stations.by_itself import ByItself
+from xlaserve.core.serving.stations.dispatch import DeviceRunner, Dispatcher
+from xlaserve.core.serving.stations.ensemble import Ensemble, Steps
+from xlaserve.core.serving.stations.generator import Generator
+from xlaserve.core.serving.stations.host import HostRunner, HostWork, Inline, InlineLimit
+from xlaserve.core.serving.stations.on_demand import ShapeCompiler
+from xlaserve.core.serving.stations.overruns import Overruns
+from xlaserve.core.serving.stations.station import Served, Station
+from xlaserve.core.threads.workers import Workers
+from xlaserve.models.config import ModelConfig
+from xlaserve.models.loaded import Generating, LoadedModel, ModelInfo
+
+_WORTH_SECONDS = 4e-6
+"""What it costs to queue a request: a model that is quicker than this is not worth it."""
+
+_PACK_SECONDS_PER_BYTE = 1e-10
+"""What it costs to copy a row into a batch: large rows are read in place where they came."""
+
+DEFAULT_MAX_QUEUED = 1024
+DEFAULT_COMPILE_SECONDS = 600.0
+_MICROSECOND_NS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionPolicy:
+    """What the settings say of execution."""
+
+    inline_seconds: float
+    """A model that its warm-up measured quicker than this runs on the event loop."""
+    max_queued: int = DEFAULT_MAX_QUEUED
+    """Requests that may wait for a batch, where a model does not say."""
+    batching: bool = True
+    compile_seconds: float = DEFAULT_COMPILE_SECONDS
+    """How long it may take to compile what a request asks for."""
+
+
+class Stations:
+    """Builds the stations of one server."""
+
+    def __init__(
+        self,
+        workers: Workers,
+        policy: ExecutionPolicy,
+        steps: Steps,
+        now_ns: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        """`steps` executes the steps of ensembles."""
+        self.workers = workers
+        self.policy = policy
+        self.steps = steps
+        self.now_ns = now_ns
+        self.shapes = ShapeCompiler(workers, policy.compile_seconds)
+        self.overruns = Overruns(now_ns)
+
+    def build(self, instance: Served, before: Station | None = None) -> Station:
+        """Return the station of an instance, as far as it is known now.
+
+        `before` is the one that it replaces; it is returned again where nothing could change.
+        """
+        candidate = Candidate(self, instance, before)
+        kind = next(kind for kind in KINDS if kind.fits(candidate))
+        return before if before is not None and not kind.learns else kind.make(candidate)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An instance that is to have a station."""
+
+    stations: Stations
+    instance: Served
+    before: Station | None
+
+    @property
+    def model(self) -> LoadedModel:
+        """Return what was loaded, where it is no kind of its own."""
+        return cast(LoadedModel, self.instance.runner)
+
+    @property
+    def may_be_inline(self) -> bool:
+        """Tell whether the event loop may execute it, where it is quick.
+
+        What a loop that follows the inputs takes was never measured, nor a shape on demand.
+        """
+        follows = self.model.info.loops_follow_inputs or self.model.on_demand is not None
+        return not follows and not self.stations.overruns.is_away(self.instance)
+
+    @property
+    def gains(self) -> bool:
+        """Tell whether a row takes longer by itself than its part of the largest batch.
+
+        Not asked of a model that is configured to wait for others, nor of one that is too slow for
+        the event loop: there a thread costs more than all of it.
+        """
+        model, policy = self.model, self.stations.policy
+        most = model.batch_limit
+        if not policy.batching or model.on_demand is not None or most < 2:
+            return False
+        wanted, alone = self.instance.config.dynamic_batching, model.expected_seconds(1)
+        waits = wanted.max_queue_delay_microseconds or wanted.preferred_batch_size
+        if waits or not self.may_be_inline or alone > policy.inline_seconds:
+            return True
+        packed = _WORTH_SECONDS + _row_bytes(model.info) * _PACK_SECONDS_PER_BYTE
+        return alone > packed + model.expected_seconds(most) / most
+
+    # --- the parts of stations ---
+
+    def work(self) -> HostWork:
+        """Return what is done in threads: a station hands it to the one that replaces it."""
+        found = getattr(self.before, "work", None)
+        if isinstance(found, HostWork):
+            return found
+        stations = self.stations
+        return HostWork(self.instance, stations.workers.host, self.model.replicas, stations.now_ns)
+
+    def by_itself(self, work: HostWork | Dispatcher) -> ByItself:
+        """Return what executes each call by itself."""
+        stations = self.stations
+        return ByItself(self.instance, self.model, work, stations.shapes, stations.now_ns)
+
+    def dispatcher(self) -> Dispatcher:
+        """Return what hands executions to the devices of the model."""
+        assert self.model.dispatching is not None
+        devices = [self.stations.workers.device(queue) for queue in self.model.dispatching.queues]
+        return Dispatcher(self.instance, devices, self.stations.now_ns)
+
+    def limit(self) -> InlineLimit:
+        """Return what may be executed on the event loop."""
+        stations = self.stations
+        return InlineLimit(stations.policy.inline_seconds, stations.overruns.overran)
+
+    def batcher(self, runner: Runner) -> Batcher:
+        """Return what gathers calls for a runner."""
+        stations, model = self.stations, self.model
+        queue = BatchQueue(
+            self.instance.model,
+            policy_of(self.instance.config, stations.policy.max_queued),
+            (lambda: model.batch_limit) if stations.policy.batching else (lambda: 1),
+        )
+        clock = LoopClock(asyncio.get_running_loop(), stations.now_ns)
+        return Batcher(queue, runner, clock, deliver)
+
+
+def _ensemble(of: Candidate) -> Station:
+    stations, plan = of.stations, cast(EnsemblePlan, of.instance.runner)
+    return Ensemble(plan, stations.steps, stations.workers.host, stations.now_ns)
+
+
+def _generator(of: Candidate) -> Station:
+    model = cast(Generating, of.instance.runner)
+    stations = of.stations
+    work = HostWork(of.instance, stations.workers.host, 1, stations.now_ns)
+    return Generator(of.instance, model, work, stations.now_ns)
+
+
+def _alone_on_device(of: Candidate) -> Station:
+    return of.by_itself(of.dispatcher())
+
+
+def _batched_on_device(of: Candidate) -> Station:
+    dispatcher, dispatching = of.dispatcher(), of.model.dispatching
+    assert dispatching is not None
+    batcher = of.batcher(DeviceRunner(dispatcher, of.model, dispatching))
+    return Batches(batcher, of.by_itself(dispatcher))
+
+
+def _batched_on_host(of: Candidate) -> Station:
+    limit, work = of.limit() if of.may_be_inline else None, of.work()
+    now_ns, threads = of.stations.now_ns, of.by_itself(work)
+    batcher = of.batcher(HostRunner(of.model, work, limit, now_ns))
+    if limit is None:
+        return Batches(batcher, threads)
+    inline = Inline(of.model, threads, work, limit, now_ns)
+    return Batches(batcher, inline, inline)
+
+
+def _inline(of: Candidate) -> Station:
+    work = of.work()
+    return Inline(of.model, of.by_itself(work), work, of.limit(), of.stations.now_ns)
+
+
+def _in_threads(of: Candidate) -> Station:
+    return of.by_itself(of.work())
+
+
+# --- the rows ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One row of the table."""
+
+    name: str
+    fits: Callable[[Candidate], bool]
+    make: Callable[[Candidate], Station]
+    learns: bool = False
+    """Whether another kind may be better once something is learnt."""
+
+
+KINDS = (
+    Kind("ensemble", lambda of: isinstance(of.instance.runner, EnsemblePlan), _ensemble),
+    Kind("generator", lambda of: isinstance(of.instance.runner, Generating), _generator),
+    # For a device calls wait in any case; those of shapes on demand cannot be put together.
+    Kind(
+        "alone on a device",
+        lambda of: of.model.dispatching is not None and of.model.on_demand is not None,
+        _alone_on_device,
+    ),
+    Kind("batched on a device", lambda of: of.model.dispatching is not None, _batched_on_device),
+    Kind("batched on the host", lambda of: of.gains, _batched_on_host, learns=True),
+    Kind("inline", lambda of: of.may_be_inline, _inline, learns=True),
+    Kind("in threads", lambda of: True, _in_threads, learns=True),
+)
+"""The first that fits counts."""
+
+
+def policy_of(config: ModelConfig, max_queued: int) -> BatchPolicy:
+    """Read how a model wants its requests gathered (ModelDynamicBatching)."""
+    wanted = config.dynamic_batching
+    return BatchPolicy(
+        max_requests=wanted.max_queue_size or max_queued,
+        setting="max_queue_size" if wanted.max_queue_size else "max_requests_per_model",
+        preferred_rows=wanted.preferred_batch_size,
+        delay_ns=wanted.max_queue_delay_microseconds * _MICROSECOND_NS,
+        timeout_ns=wanted.default_timeout_microseconds * _MICROSECOND_NS,
+    )
+
+
+def _row_bytes(info: ModelInfo) -> int:
+    """Return the bytes of one row of the inputs, as far as their shapes are fixed."""
+    return sum(
+        spec.datatype.itemsize * prod(size for size in spec.shape[1:] if size > 0)
+        for spec in info.inputs
+    )
