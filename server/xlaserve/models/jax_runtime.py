@@ -7,15 +7,17 @@ import ctypes
 import gc
 import itertools
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any, cast
 
 import jax
 import jax.export
+import structlog
 
 from xlaserve.errors import DeviceUnavailable
-from xlaserve.models import cache_key
+from xlaserve.models import cache_key, device_problems
 from xlaserve.models.compilation_cache import CompilationCache
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -30,6 +32,8 @@ _BEFORE_THE_BACKEND_STARTS = (
 )
 
 _RELEASES_PER_CLEARING = 8
+
+_log = structlog.get_logger("device")
 
 
 _MEMORY_FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
@@ -55,9 +59,15 @@ def start(
         jax.config.update(name, value)
     if memory_fraction and not any(os.environ.get(name) for name in _MEMORY_FRACTIONS):
         os.environ[_MEMORY_FRACTIONS[0]] = str(memory_fraction)
-    platform = _start_backend(device)
+    with device_problems.heard() as said:
+        platform = _start_backend(device, said)
     if device not in ("auto", platform):
-        raise DeviceUnavailable(device, f"JAX runs on {platform}")
+        raise DeviceUnavailable(device, device_problems.reason(device, platform, said))
+    for text in said if device == "auto" else ():
+        # Its wheels are installed, so somebody wanted it.
+        _log.warning(
+            "a device is not used", reason=device_problems.reason("cuda", platform, [text])
+        )
     if cache is not None:
         kind = str(jax.local_devices(backend=platform)[0].device_kind)
         cache.prepare(cache_key.target_of(platform, kind))
@@ -78,7 +88,7 @@ def _spare_the_collector() -> None:
     gc.freeze()
 
 
-def _start_backend(device: str) -> str:
+def _start_backend(device: str, said: Sequence[str]) -> str:
     # Some versions of JAX declare the attribute, others do not.
     before = cast("Any", jax.config).jax_platforms
     if device != "auto":
@@ -87,7 +97,8 @@ def _start_backend(device: str) -> str:
         return jax.export.default_export_platform()
     except (RuntimeError, AssertionError) as error:
         jax.config.update("jax_platforms", before)
-        raise DeviceUnavailable(device, str(error) or "JAX cannot use it") from error
+        found = [*said, str(error)]
+        raise DeviceUnavailable(device, device_problems.reason(device, "none", found)) from error
 
 
 _releases = itertools.count(1)

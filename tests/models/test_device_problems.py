@@ -1,0 +1,94 @@
+"""Devices that cannot be used: one line that says why, whatever JAX and its plugins say."""
+
+import logging
+
+import pytest
+
+from xlaserve.models import device_problems
+
+# As the CUDA plugin 0.12.0.1 and libtpu say it on a machine without a driver, and without a TPU.
+NO_DRIVER = (
+    "jaxlib/cuda/versions_helpers.cc:135: operation cuInit(0) failed: Unknown CUDA error 303; "
+    "cuGetErrorName failed. This probably means that JAX was unable to load the CUDA libraries."
+)
+NOT_REGISTERED = (
+    "Unable to initialize backend 'cuda': Backend 'cuda' is not in the list of known backends: "
+    "['cpu', 'tpu', 'proxy']. (set JAX_PLATFORMS='' to automatically choose an available backend)"
+)
+NO_TPU = (
+    "Unable to initialize backend 'tpu': NOT_FOUND: TPU initialization failed: No jellyfish device "
+    "found. (set JAX_PLATFORMS='' to automatically choose an available backend)"
+)
+# As CUDA's documentation has them; no driver said them here.
+TOO_OLD = "operation cuInit(0) failed: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"
+OLD_RUNTIME = "operation cudaGetDeviceCount() failed: CUDA driver version is insufficient for CUDA"
+OUTDATED = "Outdated CUDA installation found.\nVersion JAX was built against: 12090\nMinimum: 12010"
+IN_USE = "failed call to cuDevicePrimaryCtxRetain: CUDA_ERROR_DEVICE_UNAVAILABLE: busy"
+FULL = "failed call to cuDevicePrimaryCtxRetain: CUDA_ERROR_OUT_OF_MEMORY: out of memory"
+NONE = "operation cuInit(0) failed: CUDA_ERROR_NO_DEVICE"
+TPU_IN_USE = "ABORTED: The TPU is already in use by process with pid 7."
+
+
+@pytest.mark.parametrize(
+    ("device", "said", "expected"),
+    [
+        ("cuda", [NO_DRIVER, NOT_REGISTERED], "there is no NVIDIA driver here (libcuda.so.1)"),
+        ("cuda", [TOO_OLD], "the NVIDIA driver is too old"),
+        ("cuda", [OLD_RUNTIME], "the NVIDIA driver is too old"),
+        ("cuda", [OUTDATED], "the NVIDIA driver is too old"),
+        ("cuda", [IN_USE], "another process has the GPU to itself"),
+        ("cuda", [FULL], "other processes have left the GPU too little memory"),
+        ("cuda", [NONE], "the driver shows no GPU, see CUDA_VISIBLE_DEVICES"),
+        ("tpu", [NO_TPU], "there is no TPU on this machine"),
+        ("tpu", [TPU_IN_USE], "another process has the TPU"),
+    ],
+)
+def test_what_plugins_say_is_told_in_one_line(device: str, said: list[str], expected: str) -> None:
+    found = device_problems.reason(device, "cpu", said)
+
+    assert found.startswith(expected)
+    assert said[0].split()[-1] in found
+    assert "\n" not in found
+
+
+def test_missing_wheel_is_named_before_what_follows_from_it() -> None:
+    found = device_problems.reason("cuda", "cpu", [NOT_REGISTERED])
+
+    assert "jax-cuda12-plugin is not installed: pip install 'xlaserve[cuda12]'" == found
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_problems, "_is_installed", lambda name: True)
+
+
+@pytest.mark.usefixtures("installed")
+def test_what_nobody_knows_is_repeated_in_one_line() -> None:
+    found = device_problems.reason("cuda", "cpu", ["something\n  else\n" + "x" * 1000])
+
+    assert found.startswith("something else xxx")
+    assert 300 == len(found)
+
+
+@pytest.mark.usefixtures("installed")
+def test_gpu_that_is_not_there_is_not_tried_by_jax(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says nothing of it, and runs on the CPU."""
+    monkeypatch.setattr(device_problems, "_GPU_FILES", ("/nowhere/nvidia0",))
+
+    assert "there is no NVIDIA GPU on this machine (/nowhere/nvidia0)" == device_problems.reason(
+        "cuda", "cpu", []
+    )
+    assert "JAX runs on cpu" == device_problems.reason("tpu", "cpu", [])
+
+
+def test_traceback_of_a_plugin_is_heard_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Other lines are logged as before."""
+    logger = logging.getLogger("jax._src.xla_bridge")
+    with device_problems.heard() as said:
+        error = RuntimeError(NO_DRIVER)
+        said_by_jax = "Jax plugin configuration error: Exception when calling initialize()"
+        logger.error(said_by_jax, exc_info=error)
+        logger.warning("something else")
+
+    assert [NO_DRIVER] == said
+    assert ["something else"] == [record.getMessage() for record in caplog.records]
