@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 import xlaserve
 from xlaserve import cli
+from xlaserve.cli import warm
 
 
 @pytest.fixture(scope="module")
@@ -97,4 +98,30 @@ def test_unknown_target_is_refused(repository: Path, tmp_path: Path) -> None:
     status, output = run(repository, "--cache", tmp_path / "cache", "--target", "h1000")
 
     assert 1 == status
-    assert "device 'h1000' is not available" in output
+    assert "device 'h1000' is not available: expected one of h100, " in output
+
+
+def test_target_without_its_wheels_names_them(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xlaserve.models.targets.wheels._version", lambda name: "")
+
+    status, output = run(repository, "--cache", tmp_path / "cache", "--target", "v5e")
+
+    assert 1 == status
+    assert "device 'v5e' is not available: libtpu is not installed" in output
+
+
+def test_target_that_is_not_there_is_compiled_for_by_a_process_of_its_own(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another kind of processor is played by this one, and is none of this machine."""
+    monkeypatch.setattr(warm, "_is_here", lambda target: False)
+
+    status, output = run(repository, "--target", "cpu", "--cache", tmp_path / "cache", "--json")
+    rows = {row["model"]: row for row in map(json.loads, output.splitlines()[:2])}
+
+    assert 1 == status
+    assert (2, 0, "") == tuple(rows["good"][name] for name in ("compiled", "cached", "problem"))
+    assert rows["broken"]["problem"]
+    assert 2 == len(list((tmp_path / "cache").glob("*/*.json")))

@@ -1,7 +1,7 @@
 """`xlaserve warm`: compile the models of a repository before there is a server to wait for it."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +17,11 @@ from xlaserve.core.residence.repository import ModelSource, Repository
 from xlaserve.errors import InvalidSettings, XlaserveError
 from xlaserve.models import compilation, device, warming
 from xlaserve.models.loaded import LoadContext
+from xlaserve.models.targets import kinds
+from xlaserve.models.targets.compiling import Compilers
+from xlaserve.models.targets.jobs import Job
+from xlaserve.models.targets.kinds import Target
+from xlaserve.models.targets.warming_plan import WarmingPlan
 from xlaserve.models.warming import Warmed
 from xlaserve.settings import Settings
 
@@ -33,7 +38,16 @@ def warm(
     cache: Annotated[
         Path, typer.Option(help="The server's --compilation-cache-directory.", show_default=False)
     ],
-    target: Annotated[str, typer.Option(help="What to compile for: here, cpu.")] = HERE,
+    target: Annotated[
+        str,
+        typer.Option(
+            help="The kind of device: here, which is the device of this machine, "
+            f"{', '.join(kinds.TARGETS)}."
+        ),
+    ] = HERE,
+    count: Annotated[
+        int, typer.Option(help="How many of them the server has: 1, 2, 4 or 8. Not for cpu, here.")
+    ] = 1,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON, a line for each version.")
     ] = False,
@@ -42,10 +56,12 @@ def warm(
 
     Run it as the user that the server runs as: it uses no file of another one.
     """
-    settings = Settings.read(repository=repository, compilation_cache_directory=str(cache))
+    settings = Settings.read(
+        repository=repository, compilation_cache_directory=str(cache.absolute())
+    )
     outcomes: list[Warmed] = []
     with unwinding_on_signals():
-        for outcome in _warmed(settings, target):
+        for outcome in _warmed(settings, target, count):
             outcomes.append(outcome)
             if as_json:
                 typer.echo(json.dumps(asdict(outcome)))
@@ -55,17 +71,32 @@ def warm(
         raise typer.Exit(_FAILED)
 
 
-def _warmed(settings: Settings, target: str) -> Iterator[Warmed]:
-    sources = list(_sources(settings))
-    if not sources:
+def _warmed(settings: Settings, target: str, count: int) -> Iterator[Warmed]:
+    repository = _repository(settings)
+    found = list(_sources(repository))
+    if not found:
         raise InvalidSettings("repository", "a directory of models", settings.repository)
-    found = compilation.of_settings(settings)
+    yield from (one for one in found if isinstance(one, Warmed))
+    sources = [one for one in found if not isinstance(one, Warmed)]
+    if _is_here(target):
+        yield from _warmed_here(settings, sources, target)
+    else:
+        yield from _warmed_ahead(settings, repository, sources, kinds.named(target), count)
+
+
+def _is_here(target: str) -> bool:
+    """Tell whether a target is the device of this machine, or its processor."""
+    return target == HERE or kinds.named(target).platform == "cpu"
+
+
+def _warmed_here(
+    settings: Settings, sources: Sequence[ModelSource], target: str
+) -> Iterator[Warmed]:
+    """Load every version on the device of this machine."""
+    made = compilation.of_settings(settings)
     asked = settings.device.value if target == HERE else target
-    platform = device.start(asked, found.cache, memory_fraction=settings.gpu_memory_fraction)
+    platform = device.start(asked, made.cache, memory_fraction=settings.gpu_memory_fraction)
     for source in sources:
-        if isinstance(source, Warmed):
-            yield source
-            continue
         for version in source.versions:
             context = LoadContext(
                 model=source.name,
@@ -74,21 +105,58 @@ def _warmed(settings: Settings, target: str) -> Iterator[Warmed]:
                 device=platform,
                 max_on_demand_shapes=settings.max_on_demand_shapes,
                 roots=version.roots,
-                compilation=found,
+                compilation=made,
             )
             yield warming.warm_here(version.directory, context)
             device.release_memory()
 
 
-def _sources(settings: Settings) -> Iterator[ModelSource | Warmed]:
-    """Yield the models that a server would load, and what is wrong with the others."""
-    repository = Repository(
+def _warmed_ahead(
+    settings: Settings,
+    repository: Repository,
+    sources: Sequence[ModelSource],
+    target: Target,
+    count: int,
+) -> Iterator[Warmed]:
+    """Have every version compiled for devices that are not there, by processes of their own."""
+    flags = compilation.flags()
+    plan = WarmingPlan(
+        settings.compilation_cache_directory,
+        settings.compilation_cache_max_bytes,
+        flags,
+        command_buffers=settings.gpu_command_buffers,
+        latency_hiding=settings.gpu_latency_hiding_scheduler,
+    )
+    found = [(source, version) for source in sources for version in source.versions]
+    jobs = [
+        Job(
+            source.name,
+            str(version.directory),
+            target.name,
+            count,
+            repository.url(source.name),
+            flags=tuple(flags.split()),
+        )
+        for source, version in found
+    ]
+    with Compilers(command=plan.command) as compilers:
+        done = compilers.compile(jobs)
+    for (source, version), compiled in zip(found, done, strict=True):
+        yield warming.warmed_ahead(source.name, str(version.number), compiled)
+
+
+def _repository(settings: Settings) -> Repository:
+    return Repository(
         settings.repository,
         extra_roots=settings.model_root,
         max_models=settings.max_models,
         max_config_bytes=settings.max_config_bytes,
         bare_name=settings.bare_model,
     )
+
+
+def _sources(repository: Repository) -> Iterator[ModelSource | Warmed]:
+    """Yield the models that a server would load, and what is wrong with the others."""
     for name in repository.names():
         try:
             source = repository.find(name)
@@ -104,7 +172,7 @@ def _table(outcomes: list[Warmed]) -> Table:
     table = Table("model", "version")
     for column in ("compiled", "there already", "seconds"):
         table.add_column(column, justify="right")
-    table.add_column("problem", overflow="fold")
+    table.add_column("problem or notice", overflow="fold")
     for row in outcomes:
         counts = (
             ("", "", "")
@@ -112,6 +180,9 @@ def _table(outcomes: list[Warmed]) -> Table:
             else (str(row.compiled), str(row.cached), f"{row.seconds:.2f}")
         )
         table.add_row(
-            Text(printable(row.model)), row.version, *counts, Text(printable(row.problem))
+            Text(printable(row.model)),
+            row.version,
+            *counts,
+            Text(printable(row.problem or row.notice)),
         )
     return table

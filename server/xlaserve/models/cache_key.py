@@ -17,15 +17,6 @@ from xlaserve.models.compilation_cache import processor
 from xlaserve.models.sites import Site
 from xlaserve.tensors import Tensor
 
-_FLAG_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
-_WITHOUT_EFFECT = (
-    "--xla_dump",
-    "--xla_force_host_platform_device_count",
-    "--xla_gpu_cuda_data_dir",
-    "--xla_gpu_per_fusion_autotune_cache_dir",
-)
-"""How flags begin that change no program."""
-
 _PLUGINS: Mapping[str, Sequence[str]] = {
     "cpu": (),
     "cuda": ("jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt"),
@@ -45,6 +36,11 @@ _CONFIGURATION = (
 )
 """What JAX is told that changes what it lowers or compiles."""
 
+UNKNOWN = "not known without the device"
+"""The version of CUDA, where a program was compiled ahead. The plugin's says which it is; and a
+driver that is too old for a program refuses it when it is loaded."""
+
+_C_API = "PJRT C API\n"
 _SEVERAL = re.compile(r"[^A-Za-z0-9.]+")
 _MAX_TARGET_CHARACTERS = 100
 _NAME_CHARACTERS = 32
@@ -57,23 +53,24 @@ def target_of(platform: str, device_kind: str) -> str:
     return _SEVERAL.sub("-", f"{platform}-{device_kind}")[:_MAX_TARGET_CHARACTERS]
 
 
-def flags(*, without: Iterable[str] = ()) -> str:
-    """Return the flags of XLA that may change a program, sorted; those `without` are left out."""
-    left_out = frozenset(without)
-    words = [word for name in _FLAG_VARIABLES for word in os.environ.get(name, "").split()]
-    kept = {word for word in words if not word.startswith(_WITHOUT_EFFECT)}
-    return " ".join(sorted(kept - left_out))
+def environment(
+    site: Site, options: Mapping[str, object], given_flags: str, *, is_ahead: bool = False
+) -> dict[str, str]:
+    """Return what compiles programs for a site: versions, flags, kind of device, topology.
 
-
-def environment(site: Site, options: Mapping[str, object], given_flags: str) -> dict[str, str]:
-    """Return what compiles programs for a site: versions, flags, kind of device, topology."""
+    `is_ahead`: the devices are not there.
+    """
     device = site.devices[0]
+    # A device behind the C API says so, one that the compiler alone knows does not.
+    platform_version = str(device.client.platform_version).removeprefix(_C_API)
+    if is_ahead and site.platform == "cuda":
+        platform_version = UNKNOWN
     described = {
         "jax": jax.__version__,
         "jaxlib": metadata.version("jaxlib"),
         "plugin": ", ".join(_versions(_PLUGINS.get(site.platform, ()))),
         "platform": site.platform,
-        "platform_version": str(device.client.platform_version),
+        "platform_version": platform_version,
         "device_kind": str(device.device_kind),
         "topology": _topology(site),
         "flags": given_flags,
@@ -130,7 +127,7 @@ def first_difference(expected: Mapping[str, str], found: Mapping[str, str]) -> s
     """Say which of two keys' fields differs first; empty where none does."""
     for name in dict.fromkeys((*expected, *found)):
         ours, theirs = expected.get(name, ""), found.get(name, "")
-        if ours != theirs:
+        if theirs not in (ours, UNKNOWN):
             return f"{name}: expected '{_shown(ours)}', got '{_shown(theirs)}'"
     return ""
 
@@ -155,7 +152,7 @@ def _topology(site: Site) -> str:
     client = site.devices[0].client
     if len(site.devices) == 1 and site.platform != "tpu":
         return "1"
-    places = [getattr(device, "coords", None) or device.id for device in site.devices]
+    places = [device.coords if site.platform == "tpu" else device.id for device in site.devices]
     return f"{len(site.devices)} of {client.device_count()}: {places}"
 
 

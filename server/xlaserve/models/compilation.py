@@ -1,5 +1,6 @@
 """How programs are compiled: where they are kept, and what XLA is told for a GPU. Needs no JAX."""
 
+import os
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 
@@ -11,6 +12,15 @@ AUTO, NO_CACHE = "auto", "none"
 
 AUTOTUNE_OPTION = "xla_gpu_per_fusion_autotune_cache_dir"
 """The one option that changes no program that is compiled already."""
+
+_FLAG_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+_WITHOUT_EFFECT = (
+    "--xla_dump",
+    "--xla_force_host_platform_device_count",
+    "--xla_gpu_cuda_data_dir",
+    "--xla_gpu_per_fusion_autotune_cache_dir",
+)
+"""How flags begin that change no program."""
 
 _GPU_PREFIX = "gpu_"
 _NEVER = 2**31 - 1
@@ -49,8 +59,15 @@ class Compilation:
     options: XlaOptions = field(default_factory=XlaOptions)
     is_ahead: bool = False
     """Whether it is for devices that are not there."""
-    ahead_flags: tuple[str, ...] = ()
-    """What XLA has to be told for that; the programs are used where it is not told so."""
+    server_flags: str = ""
+    """With `is_ahead`: the flags of XLA where the programs are used, as `flags` has them.
+    To compile for what is not there takes others."""
+
+
+def flags() -> str:
+    """Return the flags of XLA that this process was started with and may change a program."""
+    words = [word for name in _FLAG_VARIABLES for word in os.environ.get(name, "").split()]
+    return " ".join(sorted({word for word in words if not word.startswith(_WITHOUT_EFFECT)}))
 
 
 def of_settings(settings: Settings) -> Compilation:

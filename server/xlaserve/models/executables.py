@@ -18,7 +18,7 @@ from jax.experimental import serialize_executable
 from jax.export import Exported
 
 from xlaserve.models import cache_key
-from xlaserve.models.compilation import AUTOTUNE_OPTION, Compilation
+from xlaserve.models.compilation import AUTOTUNE_OPTION, Compilation, flags
 from xlaserve.models.compilation_cache import Entry, Unusable
 from xlaserve.models.sites import Site
 from xlaserve.tensors import Tensor
@@ -85,7 +85,7 @@ class Executables:
         """
         started = time.perf_counter()
         place = self._place(wanted)
-        if place is not None and not self._compilation.is_ahead:
+        if place is not None:
             found = self._found(place, wanted, is_run=is_run)
             if isinstance(found, Unusable):
                 self._dropped.append(found.reason)
@@ -106,6 +106,23 @@ class Executables:
         seconds = time.perf_counter() - started
         self._keep(self._place(wanted), executable)
         return Made(executable, seconds)
+
+    def prepare(self, wanted: Wanted) -> float:
+        """Have a program in the cache, whose devices need not be there.
+
+        Return the seconds of its compilation, or 0 where it was there.
+        """
+        place = self._place(wanted)
+        assert place is not None
+        assert self._compilation.cache is not None
+        there = self._compilation.cache.read(place.target, place.name)
+        if isinstance(there, Entry) and not _difference(place, there):
+            return 0.0
+        started = time.perf_counter()
+        executable = self._compiled(wanted)
+        seconds = time.perf_counter() - started
+        self._keep(place, executable)
+        return seconds
 
     def log_dropped(self) -> None:
         """Log once why entries of the cache were not used, if there were any."""
@@ -146,12 +163,13 @@ class Executables:
         # Where XLA keeps what it tuned changes no program.
         options = self._options(site)
         options.pop(AUTOTUNE_OPTION, None)
-        flags = cache_key.flags(without=self._compilation.ahead_flags)
+        ahead = self._compilation.is_ahead
+        given = self._compilation.server_flags if ahead else flags()
         return _Place(
             cache_key.target_of(site.platform, str(site.devices[0].device_kind)),
             cache_key.name_of(program),
             program,
-            cache_key.environment(site, options, flags),
+            cache_key.environment(site, options, given, is_ahead=ahead),
         )
 
     def _found(
@@ -161,10 +179,7 @@ class Executables:
         entry = self._compilation.cache.read(place.target, place.name)
         if not isinstance(entry, Entry):
             return entry
-        difference = cache_key.first_difference(
-            {**place.program, **place.environment}, {**entry.program, **entry.environment}
-        )
-        if difference:
+        if difference := _difference(place, entry):
             return Unusable(difference)
         if entry.is_ahead and not is_run:
             return Unusable("it never ran, and cannot be tried: a loop of it follows its inputs")
@@ -216,6 +231,11 @@ def _function(
         return jax.tree.leaves(exported.call(*args, **kwargs))
 
     return model
+
+
+def _difference(place: _Place, entry: Entry) -> str:
+    expected, found = {**place.program, **place.environment}, {**entry.program, **entry.environment}
+    return cache_key.first_difference(expected, found)
 
 
 def _first_line(error: Exception) -> str:

@@ -408,6 +408,10 @@ class Compiler:
         """Return what XLA compiles for a copy. Its devices need not be there."""
         return self._executables.lowered(self._wanted(copy, bucket, sizes))
 
+    def prepare(self, copy: Copy, bucket: int, sizes: Sizes) -> float:
+        """Have a program in the compilation cache, as `Executables.prepare` does."""
+        return self._executables.prepare(self._wanted(copy, bucket, sizes))
+
     def _compiled(self, copy: Copy, bucket: int, sizes: Sizes) -> Made:
         return self._executables.make(self._wanted(copy, bucket, sizes), is_run=self._is_measured)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from xlaserve.errors import XlaserveError
 from xlaserve.models import loaders
 from xlaserve.models.loaded import LoadContext
+from xlaserve.models.targets.jobs import Compiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class Warmed:
     seconds: float = 0.0
     problem: str = ""
     """Why it cannot be loaded; empty where it can."""
+    notice: str = ""
+    """Why servers will compile it nevertheless; empty where they will not."""
 
 
 def warm_here(path: Path, context: LoadContext) -> Warmed:
@@ -39,4 +42,19 @@ def warm_here(path: Path, context: LoadContext) -> Warmed:
     seconds = time.perf_counter() - started
     return Warmed(
         context.model, context.version, info.compiled_programs, info.cached_programs, seconds
+    )
+
+
+def warmed_ahead(model: str, version: str, found: Compiled) -> Warmed:
+    """Return what became of a version that was compiled for devices that are not there."""
+    seconds = [program.compile_seconds for program in found.programs]
+    compiled = sum(one > 0 for one in seconds)
+    return Warmed(
+        model,
+        version,
+        compiled,
+        len(seconds) - compiled,
+        sum(seconds),
+        str(found.problem or ""),
+        found.notice,
     )

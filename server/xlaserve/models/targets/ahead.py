@@ -3,7 +3,7 @@
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -11,9 +11,11 @@ from typing import NoReturn
 
 import jax
 
-from xlaserve.models import single_file, sites, version_files
+from xlaserve.models import neighbours, single_file, sites, version_files
+from xlaserve.models.compilation import Compilation
 from xlaserve.models.compile_plan import CompilePlan
 from xlaserve.models.config import ModelConfig
+from xlaserve.models.executables import Executables
 from xlaserve.models.footprint import Footprint
 from xlaserve.models.held_memory import memory_of
 from xlaserve.models.loaded import ModelMemory
@@ -25,7 +27,7 @@ from xlaserve.models.programs import (
     copies_of,
 )
 from xlaserve.models.roots import ANYWHERE, Roots
-from xlaserve.models.shapes import Sizes
+from xlaserve.models.shapes import OpenDimensions, Sizes
 from xlaserve.models.targets.topology import Device
 
 Place = tuple[Copy, int, Sizes]
@@ -41,6 +43,8 @@ class Ahead:
     compiler: Compiler
     constants_bytes: int
     module_bytes: int
+    trials: tuple[Compiler, ...] = ()
+    """What compiles the programs that a load tries declared rows with."""
 
     @staticmethod
     def read(
@@ -49,11 +53,13 @@ class Ahead:
         platform: str,
         present: Sequence[Device],
         roots: Roots = ANYWHERE,
+        *,
+        compilation: Compilation | None = None,
     ) -> "Ahead":
         """Read a version directory, or a file that is a model, for a server that has `present`.
 
         Raises InvalidModel as a load does. Rows that are only declared independent are not tried,
-        which takes an execution.
+        which takes an execution. With a `compilation` that has a cache, programs may be prepared.
         """
         read = single_file.read if path.is_file() else version_files.read
         version = read(path, config, platform, roots)
@@ -65,18 +71,32 @@ class Ahead:
         if version.described is not None:
             parameters = DeviceParameters.described(path, version.described, layout.sites, roots)
         copies = copies_of(layout, parameters)
+        tried: list[OpenDimensions] = []
         plan = CompilePlan.of(
             version.exported,
             version.signature,
             version.config,
             copies[0].site.platform,
-            lambda tried: None,
+            # It finds no difference.
+            tried.append,
         )
-        compiler = Compiler(
-            version.exported, parameters.constants, version.signature, copies, plan.dimensions
-        )
+        constants = parameters.constants
+        executables = Executables(version.exported, constants, compilation)
+        compiler, *trials = [
+            Compiler(
+                version.exported,
+                constants,
+                version.signature,
+                copies,
+                dimensions,
+                executables=executables,
+            )
+            for dimensions in (plan.dimensions, *tried)
+        ]
         module_bytes = len(version.exported.mlir_module_serialized)
-        return Ahead(plan, copies, compiler, parameters.constants_bytes, module_bytes)
+        return Ahead(
+            plan, copies, compiler, parameters.constants_bytes, module_bytes, tuple(trials)
+        )
 
     def work(self) -> list[Place]:
         """Return the programs that a load compiles."""
@@ -85,6 +105,15 @@ class Ahead:
     def lowered(self, place: Place) -> jax.stages.Lowered:
         """Return one of them as XLA compiles it."""
         return self.compiler.lowered(*place)
+
+    def prepare(self) -> Iterator[tuple[Place, float]]:
+        """Have every program of a load in the cache; yield the seconds of each compilation."""
+        for place in self.work():
+            yield place, self.compiler.prepare(*place)
+        for trial in self.trials:
+            for place in trial.work((1, neighbours.SUBJECTS, *neighbours.BATCHES)):
+                if place[0] is self.copies[0]:
+                    yield place, trial.prepare(*place)
 
     def note(self, place: Place, footprint: Footprint) -> None:
         """Take into account what a compiled one takes."""

@@ -11,7 +11,7 @@ import io
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -43,16 +43,17 @@ class Child:
         """Do a job, or say why it cannot be done."""
         try:
             target = kinds.named(job.target)
-            return self._compiled(job, target, dict(wheels.versions(target.platform)))
+            return self.compile(job, target, dict(wheels.versions(target.platform)))
         except XlaserveError as error:
             return Compiled(job, problem=Problem(str(error)))
         # What a compiler meets in a model has no class of its own.
         except Exception as error:
             return Compiled(job, problem=diagnosis.problem_of(error))
 
-    def _compiled(self, job: Job, target: Target, versions: dict[str, str]) -> Compiled:
-        present = self._opened(target, job.count)
-        model = Ahead.read(Path(job.path), _config(job), target.platform, present)
+    def compile(self, job: Job, target: Target, versions: dict[str, str]) -> Compiled:
+        """Do a job; raises whatever the compiler does."""
+        present = self.opened(target, job.count)
+        model = Ahead.read(Path(job.path), config_of(job), target.platform, present)
         programs = tuple(_programs(job, target, versions, model))
         memory, copy = model.memory, model.copies[0]
         return Compiled(
@@ -72,7 +73,8 @@ class Child:
             model.plan.rows.notice,
         )
 
-    def _opened(self, target: Target, count: int) -> Sequence[Device]:
+    def opened(self, target: Target, count: int) -> Sequence[Device]:
+        """Return so many devices of a target; raises DeviceUnavailable."""
         key = target.name, count
         if key not in self._devices:
             self._devices[key] = open_devices(target, count)
@@ -110,24 +112,29 @@ def _module_of(lowered: Any) -> bytes:
     return written.getvalue()
 
 
-def _config(job: Job) -> ModelConfig:
+def config_of(job: Job) -> ModelConfig:
+    """Return the configuration of a job's model; raises InvalidModel."""
     config = read_config(Path(job.config_directory)) if job.config_directory else ModelConfig()
     if config.is_ensemble:
         raise InvalidModel("it is an ensemble, its steps are compiled by themselves")
     return replace(config, parameters={**config.parameters, **job.parameters})
 
 
-def main(jobs: BinaryIO, answers: BinaryIO) -> None:
+def main(child: Child, jobs: BinaryIO, answers: BinaryIO) -> None:
     """Do jobs until there is none."""
-    child = Child()
     for line in jobs:
         done = child.compiled(msgspec.json.decode(line, type=Job))
         answers.write(msgspec.json.encode(done) + b"\n")
         answers.flush()
 
 
-if __name__ == "__main__":
+def serve(make: Callable[[], Child]) -> None:
+    """Do the jobs that stdin has, and answer on stdout alone."""
     # What plugins print is not for the one who reads the answers.
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)
-        main(sys.stdin.buffer, answers)
+        main(make(), sys.stdin.buffer, answers)
+
+
+if __name__ == "__main__":
+    serve(Child)

@@ -1,0 +1,61 @@
+"""The process that fills a compilation cache: `python -P -m xlaserve.models.targets.warming PLAN`.
+
+It is asked and answers as `child` is and does, in the same environment. PLAN is JSON: where the
+cache is, and how the servers that use it compile.
+"""
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from xlaserve.models import cache_key
+from xlaserve.models.compilation import Compilation, XlaOptions
+from xlaserve.models.compilation_cache import CompilationCache
+from xlaserve.models.footprint import Footprint
+from xlaserve.models.targets.ahead import Ahead
+from xlaserve.models.targets.child import Child, config_of, serve
+from xlaserve.models.targets.jobs import Compiled, CompiledProgram, Job
+from xlaserve.models.targets.kinds import Target
+from xlaserve.models.targets.warming_plan import WarmingPlan
+
+_FOLLOWS = "a loop follows its inputs: a program that never ran is not used, and none is compiled"
+
+
+class WarmingChild(Child):
+    """Compiles jobs into a cache."""
+
+    def __init__(self, plan: WarmingPlan) -> None:
+        super().__init__()
+        self._compilation = Compilation(
+            CompilationCache(Path(plan.cache_directory), plan.cache_max_bytes),
+            XlaOptions(plan.command_buffers, plan.latency_hiding),
+            is_ahead=True,
+            server_flags=plan.server_flags,
+        )
+
+    def compile(self, job: Job, target: Target, versions: dict[str, str]) -> Compiled:
+        """Have every program of a model's load in the cache; raises whatever the compiler does."""
+        present = self.opened(target, job.count)
+        assert self._compilation.cache is not None
+        kind = str(present[0].device_kind)
+        self._compilation.cache.prepare(cache_key.target_of(target.platform, kind))
+        model = Ahead.read(
+            Path(job.path),
+            config_of(job),
+            target.platform,
+            present,
+            compilation=self._compilation,
+        )
+        if model.plan.loops_follow_inputs:
+            return Compiled(job, versions=versions, notice=_FOLLOWS)
+        programs = tuple(
+            CompiledProgram("", copy.site.device_names[0], rows, sizes, Footprint(), seconds)
+            for (copy, rows, sizes), seconds in model.prepare()
+        )
+        return Compiled(job, programs, versions=versions)
+
+
+if __name__ == "__main__":
+    plan = msgspec.json.decode(sys.argv[1], type=WarmingPlan)
+    serve(lambda: WarmingChild(plan))

@@ -1,0 +1,142 @@
+"""Caches that were filled for devices which the process that filled them did not have."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from support.compilations import noted_compilations
+from support.targets import SHARDED, export_sharded, needs_wheels
+
+from xlaserve.models import cache_key, loaders
+from xlaserve.models.compilation import Compilation
+from xlaserve.models.compilation_cache import CompilationCache
+from xlaserve.models.config_text import read_config
+from xlaserve.models.export import export_model
+from xlaserve.models.loaded import LoadContext, LoadedModel
+from xlaserve.models.targets.compiling import Compilers
+from xlaserve.models.targets.jobs import Compiled, Job
+from xlaserve.models.targets.warming_plan import WarmingPlan
+
+X = np.linspace(-1, 1, 3 * 64, dtype=np.float32).reshape(3, 64)
+
+
+def warm(cache: Path, target: str, count: int, *paths: Path, flags: str = "") -> list[Compiled]:
+    """Fill a cache as `xlaserve warm` does."""
+    plan = WarmingPlan(str(cache), 1 << 30, flags)
+    jobs = [
+        Job(
+            path.parent.name, str(path), target, count, str(path.parent), flags=tuple(flags.split())
+        )
+        for path in paths
+    ]
+    with Compilers(most=1, command=plan.command) as compilers:
+        return compilers.compile(jobs)
+
+
+def load(path: Path, cache: Path) -> LoadedModel:
+    """Load a model with what is in a cache."""
+    found = CompilationCache(cache, 1 << 30)
+    found.prepare(cache_key.target_of("cpu", jax.local_devices()[0].device_kind))
+    config = read_config(path.parent)
+    return loaders.load(path, LoadContext("m", "1", config, compilation=Compilation(found)))
+
+
+def test_programs_made_elsewhere_are_used_and_answer_alike(tmp_path: Path) -> None:
+    """Whole, and spread over two devices: for the CPU a process of its own has none of ours."""
+    paths = export_sharded(tmp_path / "models", 2)
+    made = warm(tmp_path / "cache", "cpu", 2, *paths.values())
+    for name, path in paths.items():
+        expected = loaders.load(path, LoadContext("m", "1", read_config(path.parent)))
+        answer = np.asarray(expected.execute({"x": X})["y"])
+        expected.close()
+        with noted_compilations() as compiled:
+            model = load(path, tmp_path / "cache")
+            found = np.asarray(model.execute({"x": X})["y"])
+        info = model.info
+        model.close()
+
+        assert (0, 4) == (info.compiled_programs, info.cached_programs), name
+        assert [] == compiled
+        np.testing.assert_array_equal(answer, found)
+
+    assert ["", "", ""] == [str(one.problem or "") for one in made]
+    assert [4, 4, 4] == [len(one.programs) for one in made]
+    assert {True} == {key["ahead"] for key in keys(tmp_path / "cache")}
+
+
+def keys(cache: Path) -> list[dict[str, Any]]:
+    """Return the keys in a cache."""
+    return [json.loads(path.read_text()) for path in cache.glob("*/*.json")]
+
+
+def test_flags_are_those_of_the_server(tmp_path: Path) -> None:
+    """Not those that a process takes which has no device."""
+    path = export_sharded(tmp_path / "models", 2)["whole"]
+    flags = "--xla_cpu_enable_fast_min_max=false"
+    warm(tmp_path / "cache", "cpu", 2, path, flags=flags)
+
+    assert {flags} == {key["environment"]["flags"] for key in keys(tmp_path / "cache")}
+    assert 0 == load(path, tmp_path / "cache").info.cached_programs
+
+
+def test_what_is_there_is_not_compiled_again_and_a_loop_not_at_all(tmp_path: Path) -> None:
+    def looping(params: None, x: jax.Array) -> jax.Array:
+        return jax.lax.while_loop(lambda c: (c < 100).all(), lambda c: c + 1, x)
+
+    looped = export_model(
+        looping, None, {"x": ("FP32", [2, 4])}, tmp_path / "models" / "loop" / "1", outputs=["y"]
+    )
+    path = export_sharded(tmp_path / "models", 2)["whole"]
+    first, loop = warm(tmp_path / "cache", "cpu", 1, path, looped)
+    (again,) = warm(tmp_path / "cache", "cpu", 1, path)
+
+    assert all(program.compile_seconds for program in first.programs)
+    assert [0.0] * len(first.programs) == [program.compile_seconds for program in again.programs]
+    assert () == loop.programs
+    assert loop.notice.startswith("a loop follows its inputs")
+
+
+def test_trial_of_declared_rows_is_prepared_too(tmp_path: Path) -> None:
+    path = export_model(
+        lambda p, x: x.reshape(4, -1).reshape(-1, 4) * 2,
+        None,
+        {"x": ("FP32", [-1, 4])},
+        tmp_path / "models" / "m" / "1",
+        outputs=["y"],
+        max_batch_size=2,
+        batch_independent=True,
+    )
+    warm(tmp_path / "cache", "cpu", 2, path)
+    with noted_compilations() as compiled:
+        load(path, tmp_path / "cache").close()
+
+    assert [] == compiled
+
+
+@pytest.mark.parametrize(
+    ("target", "count"),
+    [
+        pytest.param(target, count, marks=needs_wheels(target))
+        for target in ("h100", "v5e")
+        for count in (2, 4, 8)
+    ],
+)
+def test_sharded_models_compile_for_the_real_topologies(
+    tmp_path: Path, target: str, count: int
+) -> None:
+    paths = export_sharded(tmp_path / "models", count)
+    made = warm(tmp_path / "cache", target, count, *paths.values())
+    found = keys(tmp_path / "cache")
+
+    assert [""] * len(SHARDED) == [str(one.problem or "") for one in made]
+    assert [4] * len(SHARDED) == [len(one.programs) for one in made]
+    assert {True} == {key["ahead"] for key in found}
+    spread = ",".join(map(str, range(count)))
+    options = {key["environment"]["options"] for key in found if key["program"]["devices"] != "0"}
+    assert {"0", spread} == {key["program"]["devices"] for key in found}
+    # Where parts are exchanged, and XLA for GPUs can hide that.
+    hiding = "xla_gpu_enable_latency_hiding_scheduler=True"
+    assert {hiding if target == "h100" else ""} == options
