@@ -5,17 +5,18 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 from grpclib._typing import IServable
 
+from xlaserve import allocator
 from xlaserve.core.host import capacity_bytes
 from xlaserve.core.residence.capacity import Capacity
 from xlaserve.core.residence.control import IndexEntry, ModelControl
@@ -34,6 +35,7 @@ from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.image_files import ImageLimits
 from xlaserve.core.serving.ledger import Ledger
 from xlaserve.core.serving.models_api import Models
+from xlaserve.core.serving.returning import Returning
 from xlaserve.core.serving.stations.table import ExecutionPolicy, Stations
 from xlaserve.core.threads.workers import Workers
 from xlaserve.errors import InvalidSettings
@@ -173,8 +175,10 @@ class Application:
         self.gates = Gates(observers=[Counting()])
         """What every call passes; whoever makes calls is given it."""
         self.ledger = Ledger(settings.max_held_bytes)
-        self.spare = MessageMemory(min(settings.max_spare_bytes, self.ledger.spare))
-        self.ledger.on_pressure(self.spare.drop)
+        spare = MessageMemory(min(settings.max_spare_bytes, self.ledger.spare))
+        self.ledger.on_pressure(spare.drop)
+        self.shared = Shared(self.ledger, spare)
+        self._returning = Returning(self.ledger, self.workers.wait)
         self.engine = Engine(
             self.registry,
             self.gates,
@@ -239,6 +243,7 @@ class Application:
             health = await self._start_grpc(grpc_listeners)
             self.http = await self._start_http(http_listener)
             stack.push_async_callback(self._stop, health)
+            await stack.enter_async_context(_running(self._returning.run()))
             http = http_listener.address if http_listener else None
             grpc = [listener.address for listener in grpc_listeners] or [NO_ENDPOINT]
             addresses = Addresses(grpc[0], http, grpc_data=grpc[-1])
@@ -383,7 +388,7 @@ class Application:
             runner,
             limits=_http2_limits(settings),
             max_connections=settings.max_connections,
-            shared=Shared(self.ledger, self.spare),
+            shared=self.shared,
             busy_poll_seconds=settings.busy_poll_seconds,
             engine=settings.http2_engine,
             lanes={
@@ -434,7 +439,7 @@ class Application:
             ),
             settings.max_http_heads,
         )
-        server = HttpServer(self.http_routes(), limits, self.workers.host, self.ledger, self.gates)
+        server = HttpServer(self.http_routes(), limits, self.workers.host, self.shared, self.gates)
         await server.listen(listener.socket, backlog=settings.listen_backlog)
         return server
 
@@ -562,12 +567,25 @@ async def run(settings: Settings, display: Display | None = None) -> bool:
     Return whether threads are left that do not end: then the interpreter cannot end in order.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
+    allocator.give_back_large_blocks()
     application = Application(settings, display)
     async with application.running():
         serving = asyncio.ensure_future(application.serve())
         with _cancelling_on_signals(serving), suppress(asyncio.CancelledError):
             await serving
     return application.has_threads_left
+
+
+@asynccontextmanager
+async def _running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run something beside a block, and cancel it at the end of it."""
+    task = asyncio.ensure_future(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 @contextmanager

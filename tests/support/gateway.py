@@ -7,6 +7,8 @@ from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.ledger import Ledger
 from xlaserve.core.threads.host import HostThreads
 from xlaserve.transport.endpoints import Endpoint, listen
+from xlaserve.transport.http2.limits import Shared
+from xlaserve.transport.http2.memory import MessageMemory
 from xlaserve.transport.rest.routing import RouteTable
 from xlaserve.transport.rest.server import HttpLimits, HttpServer
 
@@ -25,7 +27,13 @@ async def serving_routes(
         "http_endpoint", Endpoint(port=0), host="127.0.0.1", unix_socket_mode=0o600, backlog=backlog
     )
     threads = HostThreads(1)
-    server = HttpServer(routes, limits, threads, ledger or Ledger(1 << 30), gates or Gates())
+    server = HttpServer(
+        routes,
+        limits,
+        threads,
+        Shared(ledger or Ledger(1 << 30), MessageMemory(0)),
+        gates or Gates(),
+    )
     await server.listen(listener.socket, backlog=backlog)
     try:
         yield listener.address, server

@@ -3,12 +3,10 @@
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
 
-import ctypes
 import gc
 import itertools
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache
 from typing import Any, cast
 
@@ -16,6 +14,7 @@ import jax
 import jax.export
 import structlog
 
+from xlaserve import allocator
 from xlaserve.errors import DeviceUnavailable
 from xlaserve.models import cache_key, device_problems
 from xlaserve.models.compilation_cache import CompilationCache
@@ -112,5 +111,4 @@ def release_memory() -> None:
         jax.clear_caches()
     gc.collect()
     # glibc keeps freed pages for itself: 200 MB of parameters would stay resident.
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
+    allocator.trim()

@@ -1,14 +1,15 @@
 """Inflates what clients send compressed, in steps: a bomb is known before it has gone off."""
 
 import zlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
 
 from xlaserve.tensors import Buffer
+from xlaserve.transport.http2.memory import fresh
 
 _GZIP_BITS, _ZLIB_BITS, _BARE_BITS = 31, 15, -15
-_STEP_BYTES = 1 << 20
+_STEP_BYTES = 1 << 18
 """How much is inflated at once."""
 _USUAL_TIMES = 4
 """How much longer what is inflated is thought to become at first."""
@@ -37,67 +38,10 @@ def inflate(coding: str, data: Buffer, limit_bytes: int) -> memoryview:
     Raises BadCompression and InflatesTooFar.
     """
     inflation = Inflation(coding, data, limit_bytes)
-    while not inflation.go_on(limit_bytes + 1):
-        pass
+    for capacity in inflation.capacities():
+        if inflation.go_on(capacity):
+            break
     return inflation.result()
-
-
-class Inflation:
-    """Inflates what was compressed, as far as there is memory for it.
-
-    All of the data counts: several members of gzip are one (RFC 1952, 2.2), and nothing else may
-    follow.
-    """
-
-    def __init__(self, coding: str, data: Buffer, limit_bytes: int) -> None:
-        self._rest = memoryview(data)
-        self._bits = CODINGS[coding]
-        if self._bits == _ZLIB_BITS and self._rest and self._rest[0] & 0x0F != zlib.DEFLATED:
-            self._bits = _BARE_BITS  # what some clients call deflate has no header
-        self._limit = limit_bytes
-        self._out = bytearray()
-        self._stream = zlib.decompressobj(self._bits)
-        self._members = 1
-
-    def go_on(self, most: int) -> bool:
-        """Inflate until there are so many bytes in all, or a step more; true at the end.
-
-        Raises BadCompression, and InflatesTooFar before much more than the limit is held.
-        """
-        while len(self._out) < most:
-            self._step()
-            if self._stream.eof:
-                if not self._rest:
-                    return True
-                self._next_member()
-        return False
-
-    def result(self) -> memoryview:
-        """Return what was inflated."""
-        return memoryview(self._out)
-
-    def _step(self) -> None:
-        part = self._rest[:_PART_BYTES]
-        stream, out = self._stream, self._out
-        try:
-            piece = stream.decompress(part, min(_STEP_BYTES, self._limit - len(out) + 1))
-        except zlib.error as error:
-            raise BadCompression(f"cannot be decompressed: {error}") from None
-        out += piece
-        if len(out) > self._limit:
-            raise InflatesTooFar
-        left = len(stream.unused_data) + len(stream.unconsumed_tail)
-        self._rest = self._rest[len(part) - left :]
-        if not part and not piece and not stream.eof:
-            raise BadCompression("ends too early")
-
-    def _next_member(self) -> None:
-        if self._bits != _GZIP_BITS:
-            raise BadCompression(f"has {len(self._rest)} bytes behind its end")
-        if self._members >= _MOST_MEMBERS:
-            raise BadCompression(f"has more than {_MOST_MEMBERS} members")
-        self._members += 1
-        self._stream = zlib.decompressobj(self._bits)
 
 
 async def inflate_within(
@@ -113,13 +57,97 @@ async def inflate_within(
     in a thread. A bomb thus holds no more than twice what it has become. Raises as `inflate` does.
     """
     inflation = Inflation(coding, data, limit_bytes)
-    longest = limit_bytes + _STEP_BYTES
-    most = min(max(_USUAL_TIMES * len(data), _STEP_BYTES), longest)
-    reserve(most)
-    while not await run(partial(inflation.go_on, most - _STEP_BYTES + 1)):
-        more = min(most, longest - most)
-        reserve(more)
-        most += more
-    inflated = inflation.result()
-    reserve(len(inflated) - most)
-    return inflated
+    reserved = 0
+    try:
+        for capacity in inflation.capacities():
+            reserve(capacity - reserved)
+            reserved = capacity
+            if await run(partial(inflation.go_on, capacity)):
+                break
+        inflated = inflation.result()
+        reserve(len(inflated) - reserved)
+        return inflated
+    finally:
+        inflation.end()
+
+
+class Inflation:
+    """Inflates what was compressed, as far as there is memory for it.
+
+    All of the data counts: several members of gzip are one (RFC 1952, 2.2), and nothing else may
+    follow.
+    """
+
+    def __init__(self, coding: str, data: Buffer, limit_bytes: int) -> None:
+        self._rest = memoryview(data)
+        self._bits = CODINGS[coding]
+        if self._bits == _ZLIB_BITS and self._rest and self._rest[0] & 0x0F != zlib.DEFLATED:
+            self._bits = _BARE_BITS  # what some clients call deflate has no header
+        self._limit = limit_bytes
+        self._out = memoryview(b"")
+        self._filled = 0
+        self._stream = zlib.decompressobj(self._bits)
+        self._members = 1
+        self._is_over = False
+
+    def capacities(self) -> Iterator[int]:
+        """Return how much memory to try, one after the other; the last is surely enough."""
+        longest = self._limit + _STEP_BYTES
+        capacity = min(_STEP_BYTES + _USUAL_TIMES * len(self._rest), longest)
+        while capacity < longest:
+            yield capacity
+            capacity = min(2 * capacity, longest)
+        yield capacity
+
+    def go_on(self, capacity: int) -> bool:
+        """Inflate into so many bytes of memory; true at the end, false where there is more.
+
+        Raises BadCompression, and InflatesTooFar before much more than the limit is held.
+        """
+        # What is not needed of it never becomes resident.
+        out = fresh(capacity).data
+        out[: self._filled] = self._out[: self._filled]
+        self._out = out
+        while self._filled + _STEP_BYTES <= capacity and not self._is_over:
+            self._step()
+            if self._stream.eof:
+                if not self._rest:
+                    return True
+                self._next_member()
+        return False
+
+    def result(self) -> memoryview:
+        """Return what was inflated."""
+        return self._out[: self._filled]
+
+    def end(self) -> None:
+        """Keep nothing more, and go on no longer: an error may keep its frames, and they this."""
+        self._is_over = True
+        self._out = self._rest = memoryview(b"")
+        self._filled = 0
+
+    def _step(self) -> None:
+        part = self._rest[:_PART_BYTES]
+        stream = self._stream
+        try:
+            piece = stream.decompress(part, min(_STEP_BYTES, self._limit - self._filled + 1))
+        except zlib.error as error:
+            raise BadCompression(f"cannot be decompressed: {error}") from None
+        after = self._filled + len(piece)
+        if after > self._limit:
+            raise InflatesTooFar
+        self._out[self._filled : after] = piece
+        self._filled = after
+        # At the end of a member zlib may say of its rest both that it is unused and unconsumed.
+        left = len(stream.unused_data if stream.eof else stream.unconsumed_tail)
+        self._rest = self._rest[len(part) - left :]
+        if not part and not piece and not stream.eof:
+            raise BadCompression("ends too early")
+
+    def _next_member(self) -> None:
+        if self._bits != _GZIP_BITS:
+            raise BadCompression(f"has {len(self._rest)} bytes behind its end")
+        if self._members >= _MOST_MEMBERS:
+            raise BadCompression(f"has more than {_MOST_MEMBERS} members")
+        self._members += 1
+        self._stream = zlib.decompressobj(self._bits)

@@ -50,3 +50,33 @@ async def test_what_cannot_be_inflated_is_refused(name: str) -> None:
         await decompress(message, headers, LIMIT)
 
     assert status is refused.value.status
+
+
+async def test_members_may_be_as_long_as_a_step() -> None:
+    """At the end of such a member zlib says twice what is behind it."""
+    member = gzip.compress(bytes(1 << 20))
+
+    assert bytes(2 << 20) == await decompress(member * 2, GZIP, 2 * LIMIT)
+
+
+async def test_memory_is_reserved_before_it_is_taken_and_no_more_in_the_end() -> None:
+    asked: list[int] = []
+    inflated = await decompress(gzip.compress(bytes(LIMIT)), GZIP, LIMIT, asked.append)
+
+    assert LIMIT == len(inflated) == sum(asked)
+    assert asked[0] < LIMIT // 2, "the first step is a small one"
+    assert [] == [step for step in asked[:-1] if step <= 0]
+
+
+async def test_a_bomb_is_defused_where_memory_ends() -> None:
+    asked: list[int] = []
+
+    def reserve(count: int) -> None:
+        asked.append(count)
+        if sum(asked) > LIMIT // 2:
+            raise GRPCError(Status.RESOURCE_EXHAUSTED, "no memory")
+
+    with pytest.raises(GRPCError, match="no memory"):
+        await decompress(gzip.compress(bytes(LIMIT)), GZIP, LIMIT, reserve)
+
+    assert sum(asked) <= 2 * (LIMIT // 2)

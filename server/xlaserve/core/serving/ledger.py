@@ -77,7 +77,7 @@ class Ledger:
         self.pressures = 0
         """How often pressure began."""
         self.peak = 0
-        """The most that was held since this was set back, as far as that was reserved."""
+        """The most that was held since this was set back; short messages do not move it."""
         self.refused = 0
         """Requests and answers that were refused for want of memory."""
         self.waited = 0
@@ -171,6 +171,7 @@ class Account:
         if kind:
             self._kinds[kind] += count
             ledger.count(kind, count)
+            ledger.peak = max(ledger.peak, ledger.held)
         if ledger.held > ledger.high:
             ledger.press()
 

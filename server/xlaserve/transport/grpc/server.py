@@ -27,7 +27,7 @@ _ARRIVAL_SECONDS = 1.0
 _FAREWELL_SECONDS = 2.0
 """How long an end waits for clients to close connections that were ended."""
 _LOOK_SECONDS = 0.01
-_SPARE_SECONDS = 10.0
+_SPARE_SECONDS = 5.0
 """How long the memory of messages is kept for the next ones."""
 _SWEEPS = 4
 """Looks at what takes too long within the shortest time that is watched."""

@@ -2,9 +2,11 @@
 the bytes that are copied into them."""
 
 import gc
+import mmap
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeAlias
 
 import numpy as np
@@ -18,6 +20,19 @@ _STEP_BYTES = 1 << 16
 """What sizes are rounded up to: messages of one kind differ by their ids."""
 _MOST_TIMES_LARGER = 2
 """A block may be so much larger than what it is used for."""
+
+
+def fresh(size: int) -> Octets:
+    """Return bytes that were never used; long ones go back to the system as soon as they are free.
+
+    They are mapped by themselves: the C library would keep what a thread frees.
+    """
+    if size < SMALLEST_BYTES:
+        return np.empty(size, np.uint8)
+    mapped = mmap.mmap(-1, size)
+    with suppress(OSError, AttributeError):
+        mapped.madvise(mmap.MADV_HUGEPAGE)  # which spares thousands of page faults
+    return np.frombuffer(mapped, np.uint8)
 
 
 class MessageMemory:
@@ -44,7 +59,7 @@ class MessageMemory:
     def take(self, size: int) -> Octets:
         """Return bytes that nothing else uses until the last view of them is gone."""
         if size < SMALLEST_BYTES or size > self._limit:
-            return np.empty(size, np.uint8)
+            return fresh(size)
         block = self._fitting(size)
         if block is None and self._lent:
             # JAX lets go of what it has read in place with its next call or with a collection.
@@ -52,8 +67,7 @@ class MessageMemory:
             block = self._fitting(size)
         if block is None:
             self._drop(lambda since, block: block.nbytes < size)
-            # numpy asks for huge pages, which spares thousands of page faults.
-            block = np.empty(-(-size // _STEP_BYTES) * _STEP_BYTES, np.uint8)
+            block = fresh(-(-size // _STEP_BYTES) * _STEP_BYTES)
         # Over a memoryview: a view of a plain slice would refer to the block, and not to the slice.
         lent = np.frombuffer(block.data, np.uint8, size)
         weakref.finalize(lent, self._take_back, block).atexit = False

@@ -4,11 +4,11 @@ import asyncio
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 from aiohttp import ClientPayloadError, StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from xlaserve.errors import BodyTimeout, InvalidBody, ShuttingDown, TooLarge
+from xlaserve.transport.http2.messages import Allocate
 from xlaserve.transport.rest import compression
 from xlaserve.transport.rest.held import Held
 from xlaserve.transport.rest.threads import OffLoop
@@ -37,8 +37,9 @@ class BodyLimits:
 class BodyReader:
     """Reads the bodies of requests; one for a server."""
 
-    def __init__(self, limits: BodyLimits, threads: OffLoop) -> None:
+    def __init__(self, limits: BodyLimits, threads: OffLoop, allocate: Allocate) -> None:
         self._limits = limits
+        self._allocate = allocate
         self._threads = threads
         self._is_draining = False
         self._timeouts: set[asyncio.Timeout] = set()
@@ -110,7 +111,7 @@ class BodyReader:
         if len(first) == length:
             return memoryview(first)
         # Not zeroed: what a client only announces never becomes resident.
-        whole = np.empty(length, np.uint8).data
+        whole = self._allocate(length).data
         filled, piece = 0, first
         while piece:
             whole[filled : filled + len(piece)] = piece

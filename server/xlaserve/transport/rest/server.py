@@ -13,9 +13,9 @@ from aiohttp import web
 from xlaserve.core.server import NAME
 from xlaserve.core.serving.call import Operation
 from xlaserve.core.serving.gates import Gates
-from xlaserve.core.serving.ledger import Ledger
 from xlaserve.core.threads.host import HostThreads
 from xlaserve.errors import CrossSiteRequest, XlaserveError
+from xlaserve.transport.http2.limits import Shared
 from xlaserve.transport.rest import compression
 from xlaserve.transport.rest.bodies import BodyLimits, BodyReader
 from xlaserve.transport.rest.calls import call_of
@@ -58,15 +58,15 @@ class HttpServer:
         routes: RouteTable,
         limits: HttpLimits,
         threads: HostThreads,
-        ledger: Ledger,
+        shared: Shared,
         gates: Gates,
     ) -> None:
         self._gates = gates
-        self._ledger = ledger
+        self._ledger = shared.ledger
         self._routes = routes
         self._limits = limits
         self._threads = OffLoop(threads)
-        self._bodies = BodyReader(limits.body, self._threads)
+        self._bodies = BodyReader(limits.body, self._threads, shared.memory.take)
         self._heads = Heads(limits.max_heads, limits.body.max_bytes)
         self._server: Server | None = None
         self._drain: Drain | None = None
