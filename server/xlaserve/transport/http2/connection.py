@@ -86,7 +86,8 @@ class ServerConnection:
         try:
             return self._reader.received(count)
         except ConnectionFailure as failure:
-            self._fail(failure)
+            # Another one: its traceback would keep the frames of these calls, and so the stream.
+            self._fail(ConnectionFailure(failure.code, failure.reason))
             return True
         finally:
             self._sender.receives = False
@@ -169,10 +170,17 @@ class ServerConnection:
         """Cancel what is being answered: the connection is gone."""
         if self.failed is None:
             self.failed = ConnectionFailure(ErrorCode.NO_ERROR, "the connection is closed")
-        self._streams.close_all("the connection is closed")
+        self._discard("the connection is closed")
+        self._sender.take()
         self.account.close()
 
     def _fail(self, failure: ConnectionFailure) -> None:
         self.failed = failure
-        self._streams.close_all(failure.reason)
+        self._discard(failure.reason)
         self._sender.write(goaway(self._streams.highest, failure.code, failure.reason))
+
+    def _discard(self, reason: str) -> None:
+        """Keep nothing that was received: neither requests nor what has come in part."""
+        self._streams.close_all(reason)
+        self._headers.discard()
+        self._reader.discard()

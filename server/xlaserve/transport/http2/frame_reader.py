@@ -160,6 +160,10 @@ class FrameReader:
         self._until = 0.0
         return done and count < self._lent
 
+    def discard(self) -> None:
+        """Drop what has come of a frame: the connection ends."""
+        self._left = b""
+
     # --- the loop ---
 
     def _parse(self, end: int) -> bool:

@@ -113,6 +113,11 @@ class HeaderFrames:
         self._hold_block(0)
         self._block_ended(stream_id, block, self._block_flags)
 
+    def discard(self) -> None:
+        """Drop the header block in progress: the connection ends."""
+        self._block = []
+        self._hold_block(0)
+
     def _hold_block(self, size: int) -> None:
         """Count the header block in progress, which has come so far."""
         change, self._block_bytes = size - self._block_bytes, size

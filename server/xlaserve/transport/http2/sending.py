@@ -262,11 +262,10 @@ class Sender:
 
     def discard(self, stream: ServerStream) -> None:
         """Drop what is pending on a stream that is closed, and tell who waits for it to leave."""
-        if stream.pending is not None:
-            self._blocked.pop(stream.id, None)
-            self._count(stream, 0)
-            stream.unsent = 0
-            stream.pending = None
+        self._blocked.pop(stream.id, None)
+        self._count(stream, 0)
+        stream.unsent = 0
+        stream.pending = None
         stream.trailers = None
         if stream.on_sent is not None:
             stream.on_sent()

@@ -200,6 +200,7 @@ class ServerStream:
             if problem is None:
                 self.message = reader.message()
                 self.compressed = reader.compressed
+                self.reader = None  # or the memory would be kept until the answer has left
             self.begin(problem)
 
     def cancel(self, reason: str) -> None:

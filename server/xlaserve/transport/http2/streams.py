@@ -165,12 +165,14 @@ class Streams:
     def _discard(self, stream: ServerStream) -> None:
         """Keep nothing of a stream that is closed: neither memory nor bytes of the ledger."""
         self.open.pop(stream.id, None)
+        if stream.reader is not None:
+            stream.reader = None
         if stream.charged:
             self.account.release(stream.charged)
             stream.charged = 0
         if self.partial is stream:
             self.partial = None
-        if stream.pending is not None or stream.on_sent is not None:
+        if stream.pending is not None:
             self._sender.discard(stream)
 
     # --- bytes of messages: `hold` and `reserve` charge all of them, `_discard` releases them ---
