@@ -1,6 +1,6 @@
 """What people say of the architecture; every name in it is looked up in the code."""
 
-from architecture.lives import Life
+from architecture.lives import Life, Step
 from architecture.workers import Worker
 
 INTRODUCTION = """# Architecture
@@ -25,7 +25,121 @@ unit and its default are in `settings.md`.
 TOUR = """## Where a change goes
 """
 
-LIVES: tuple[Life, ...] = ()
+LIVES: tuple[Life, ...] = (
+    Life(
+        "The life of a request",
+        (
+            Step(
+                "transport/http2/protocol.py: Http2Protocol.buffer_updated",
+                "has bytes of a gRPC client; over HTTP it is "
+                "`transport/rest/connection.py`. One pass handles all that came.",
+            ),
+            Step(
+                "transport/http2/headers.py: HeaderReader",
+                "decodes the header block once; what varies is kept as fields, and what it decides "
+                "is looked up anew for every request.",
+            ),
+            Step(
+                "core/serving/call.py: Call",
+                "is made by the transport: `LaneCall` over gRPC. It has the headers, the peer and "
+                "the deadline.",
+            ),
+            Step(
+                "core/serving/gates.py: Gates.admit",
+                "lets the call pass every gate, or raises; observers see it begin.",
+            ),
+            Step(
+                "core/serving/engine.py: Engine.begin",
+                "finds the model, checks the tensors, and hands the call to the station of the "
+                "instance.",
+            ),
+            Step(
+                "core/serving/stations/station.py: Station.begin",
+                "answers now, or later: on the event loop, in a batch, in a thread, on a device.",
+            ),
+            Step(
+                "core/serving/answers.py: deliver",
+                "ends the calls that were executed together, releases what they hold, and then "
+                "has each transport write its answer.",
+            ),
+            Step(
+                "core/serving/call.py: end_together",
+                "is the one end of a call: answered, failed, expired or cancelled.",
+            ),
+        ),
+    ),
+    Life(
+        "The life of a stream of answers",
+        (
+            Step(
+                "core/serving/stations/generator.py: Generator.begin",
+                "starts a task that computes one answer after the other in threads.",
+            ),
+            Step("core/serving/call.py: Call.answer", "writes each, and marks the last."),
+            Step(
+                "core/serving/call.py: Call.writable",
+                "holds the generator back while the client does not read (backpressure).",
+            ),
+            Step(
+                "core/serving/call.py: Call.cancel",
+                "ends it when the client leaves, the deadline passes or its model is retired.",
+            ),
+        ),
+    ),
+    Life(
+        "The life of a batch",
+        (
+            Step(
+                "core/serving/stations/batching.py: Batcher.submit",
+                "enqueues a call; while a replica is free it leaves with whatever came in the same "
+                "pass of the event loop.",
+            ),
+            Step(
+                "core/serving/stations/batching.py: BatchQueue.take",
+                "chooses the oldest call and those behind it that fit beside it.",
+            ),
+            Step("core/serving/stations/batching.py: pack", "makes one array of each input."),
+            Step(
+                "core/serving/stations/host.py: HostRunner.run",
+                "executes it on the event loop where that is quick, else in a thread; "
+                "`DeviceRunner` gives it to the threads of a device.",
+            ),
+            Step(
+                "core/serving/answers.py: deliver",
+                "splits the outputs by rows and ends all its calls before any is told.",
+            ),
+        ),
+    ),
+    Life(
+        "The life of a load",
+        (
+            Step(
+                "core/residence/control.py: ModelControl.load",
+                "is the one door; loads of one model that come together are one.",
+            ),
+            Step(
+                "core/residence/loading.py: VersionLoader.load",
+                "predicts, reserves, evicts or waits, and changes the state of the version.",
+            ),
+            Step(
+                "core/residence/load_runner.py: LoadRunner.run",
+                "runs the loader in a thread, within a limit of time.",
+            ),
+            Step(
+                "models/loaders.py",
+                "recognises the kind of model; `models/jax_export.py` proves, compiles, warms up.",
+            ),
+            Step(
+                "core/serving/stations/table.py: Stations.build",
+                "builds the station of the instance; the version is READY.",
+            ),
+            Step(
+                "core/residence/finishing.py: Finisher.finish",
+                "compiles the remaining batch sizes behind it, and renews the station.",
+            ),
+        ),
+    ),
+)
 
 WORKERS: tuple[Worker, ...] = (
     Worker(
