@@ -23,6 +23,23 @@ unit and its default are in `settings.md`.
 """
 
 TOUR = """## Where a change goes
+
+A newcomer reads this page, then the README of the one room that the change is in.
+
+| change | room | what to touch there | what follows by itself |
+| --- | --- | --- | --- |
+| a datatype | `tensors.py` | a row of `_ROWS` | codecs of gRPC and REST, checks, configurations \
+and the tests of all datatypes read the table |
+| a route | `transport/rest` | a handler beside its like and a row of its `table()`, with its \
+operation | gates, errors, the OpenAPI document and the documentation page |
+| an RPC | `transport/grpc` | `protos/`, `python tools/generate.py`, a method of the service, and \
+a row of `ROWS` in `methods.py` with its operation | gates, statuses, reflection, deadlines, ids \
+of a mesh |
+| a permission | `core/serving` | the check of the row `permission` in `gates.py`, which \
+`app.py` hands in; it sees the operation, the model, the headers and the peer of every call | \
+every door of every protocol |
+| a cache of answers | `core/serving/stations` | a kind of station that asks the one behind it \
+when it has no answer, and a row of `KINDS` in `table.py` | every protocol, ensembles, statistics |
 """
 
 LIVES: tuple[Life, ...] = (
