@@ -21,7 +21,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import Message
 
 from xlaserve.transport.grpc.codec import WireCodec
-from xlaserve.transport.grpc.decoder import TooManyFields
+from xlaserve.transport.grpc.reader import TooManyFields
 from xlaserve_proto import inference as pb
 
 ONE_MIB = 1 << 20

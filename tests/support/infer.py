@@ -8,9 +8,9 @@ import numpy as np
 from xlaserve.core.serving.inference import InferInput, InferRequest
 from xlaserve.errors import XlaserveError
 from xlaserve.transport.grpc.codec import WireCodec
-from xlaserve.transport.grpc.decoder import TooManyFields
 from xlaserve.transport.grpc.infer_codec import DecodedInfer, InferCodec
 from xlaserve.transport.grpc.infer_decoder import InferDecoder
+from xlaserve.transport.grpc.reader import TooManyFields
 from xlaserve.transport.grpc.tensors import read_request
 from xlaserve.transport.grpc.wire import MalformedMessage
 from xlaserve_proto.inference import ModelInferRequest

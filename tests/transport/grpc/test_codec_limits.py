@@ -6,7 +6,8 @@ from support.mutation import varint
 from support.protobuf import Everything, Google, everything
 
 from xlaserve.transport.grpc.codec import WireCodec
-from xlaserve.transport.grpc.decoder import MESSAGE_COST, PACKED_BYTES, TooManyFields
+from xlaserve.transport.grpc.decoder import PACKED_BYTES
+from xlaserve.transport.grpc.reader import MESSAGE_COST, TooManyFields
 from xlaserve.transport.grpc.wire import MalformedMessage
 from xlaserve_proto.inference import ModelInferRequest
 

@@ -15,10 +15,10 @@ from xlaserve.settings import TypedAnswerForm
 from xlaserve.tensors import BYTES, DATATYPES, Datatype, to_bytes
 from xlaserve.transport.bounded_cache import BoundedCache
 from xlaserve.transport.grpc.codec import WireCodec
-from xlaserve.transport.grpc.decoder import TooManyFields
 from xlaserve.transport.grpc.infer_codec import InferCodec, tensor_offset
 from xlaserve.transport.grpc.infer_decoder import InferDecoder
 from xlaserve.transport.grpc.infer_encoder import JOINED_BYTES
+from xlaserve.transport.grpc.reader import TooManyFields
 from xlaserve.transport.grpc.tensors import write_outputs
 from xlaserve.transport.grpc.typed_answers import Form, TypedAnswers
 from xlaserve.transport.grpc.wire import MalformedMessage

@@ -13,7 +13,7 @@ from support.mutation import mutate, pieces, random_message, varint
 from support.protobuf import DISPUTED, Everything, Google, contract_messages
 
 from xlaserve.errors import InvalidSettings
-from xlaserve.transport.grpc.decoder import TooManyFields
+from xlaserve.transport.grpc.reader import TooManyFields
 from xlaserve.transport.grpc.splice import (
     MAX_PATH,
     SPAN_COST,

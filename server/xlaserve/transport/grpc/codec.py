@@ -8,8 +8,9 @@ from grpclib import GRPCError
 from grpclib.const import Status
 from grpclib.encoding.base import CodecBase
 
-from xlaserve.transport.grpc.decoder import Decoder, TooManyFields, Views
+from xlaserve.transport.grpc.decoder import Decoder, Views
 from xlaserve.transport.grpc.encoder import Encoder
+from xlaserve.transport.grpc.reader import TooManyFields
 from xlaserve.transport.grpc.wire import MalformedMessage
 from xlaserve_proto import inference
 

@@ -13,10 +13,10 @@ from xlaserve.core.serving.infer_call import InferCall
 from xlaserve.core.serving.inference import InferRequest, InferResponse
 from xlaserve.errors import InvalidRequest
 from xlaserve.transport.grpc.codec import refusal_of
-from xlaserve.transport.grpc.decoder import TooManyFields
 from xlaserve.transport.grpc.edge import translate
 from xlaserve.transport.grpc.grpclib_stream import NO_ROOM_FOR_ANSWERS
 from xlaserve.transport.grpc.infer_codec import DecodedInfer, InferCodec, tensor_offset
+from xlaserve.transport.grpc.reader import TooManyFields
 from xlaserve.transport.grpc.wire import MalformedMessage
 from xlaserve.transport.http2.headers import encode_fields
 from xlaserve.transport.http2.messages import PREFIX, PREFIX_BYTES

@@ -12,7 +12,6 @@ from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.gates import Gates
 from xlaserve.errors import InvalidRequest
 from xlaserve.transport.bounded_cache import BoundedCache
-from xlaserve.transport.grpc.decoder import TooManyFields
 from xlaserve.transport.grpc.identifiers import (
     ID_HEADERS,
     model_id,
@@ -22,6 +21,7 @@ from xlaserve.transport.grpc.identifiers import (
 from xlaserve.transport.grpc.infer_codec import DecodedInfer, InferCodec
 from xlaserve.transport.grpc.infer_lane import InferLane, refusal_for
 from xlaserve.transport.grpc.injection import OF_A_MESH, Splice, decode_with, told_to_a_mesh
+from xlaserve.transport.grpc.reader import TooManyFields
 from xlaserve.transport.grpc.wire import MalformedMessage
 from xlaserve.transport.http2.headers import RequestKind
 from xlaserve.transport.http2.stream import Buffer, Route, ServerStream

@@ -13,8 +13,8 @@ from multidict import MultiMapping
 
 from xlaserve.errors import InvalidRequest, VersionNotFound
 from xlaserve.transport.grpc.codec import refusal_of
-from xlaserve.transport.grpc.decoder import TooManyFields
 from xlaserve.transport.grpc.identifiers import model_id, vmodel_id
+from xlaserve.transport.grpc.reader import TooManyFields
 from xlaserve.transport.grpc.splice import InjectionPath, splice_string
 from xlaserve.transport.grpc.wire import Data, MalformedMessage
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import betterproto
 
 from xlaserve.errors import InvalidSettings
-from xlaserve.transport.grpc.decoder import Plan, Reader, StoreSpan, TooManyFields, Values
+from xlaserve.transport.grpc.reader import Plan, Reader, StoreSpan, TooManyFields, Values
 from xlaserve.transport.grpc.wire import LENGTH, Data, MalformedMessage, write_varint
 
 MAX_PATH = 32
