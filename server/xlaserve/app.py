@@ -58,6 +58,7 @@ from xlaserve.transport.grpc.health import HealthService
 from xlaserve.transport.grpc.infer_codec import InferCodec
 from xlaserve.transport.grpc.infer_lane import METHOD as INFER_METHOD
 from xlaserve.transport.grpc.infer_lanes import InferLanes
+from xlaserve.transport.grpc.infer_stream import InferStreams, StreamLimits
 from xlaserve.transport.grpc.inference import InferenceService
 from xlaserve.transport.grpc.injection import Injection, splices
 from xlaserve.transport.grpc.methods import methods_of
@@ -354,8 +355,23 @@ class Application:
         settings = self.settings
         added = load_services(settings.service, Models(self.engine))
         typed = TypedAnswers(settings.typed_answers, settings.max_typed_answer_bytes)
+        limits = {
+            "max_fields": settings.max_message_fields,
+            "max_depth": settings.max_message_depth,
+        }
+        codec = InferCodec(**limits, typed=typed)
+        self._streams = InferStreams(
+            self.engine,
+            self.gates,
+            codec,
+            StreamLimits(
+                settings.max_infer_streams,
+                settings.max_infer_stream_requests,
+                settings.max_infer_stream_bytes,
+            ),
+        )
         services: list[IServable] = [
-            InferenceService(self._description, self.engine, self.control, typed),
+            InferenceService(self._description, self.engine, self.control, typed, self._streams),
             *(service.handler for service in added),
         ]
         paths = {**INFERENCE_PATHS, **injection_paths(added)} if settings.modelmesh else {}
@@ -372,10 +388,6 @@ class Application:
             services=[*names, *_service_names([health]), *REFLECTION_SERVICES],
             max_requests=settings.max_reflection_requests,
         )
-        limits = {
-            "max_fields": settings.max_message_fields,
-            "max_depth": settings.max_message_depth,
-        }
         splicing = splices(paths, **limits)
         runner = Runner(
             methods_of([*services, health, *reflection]),
@@ -396,7 +408,7 @@ class Application:
                     InferLanes,
                     self.engine,
                     self.gates,
-                    InferCodec(**limits, typed=typed),
+                    codec,
                     splicing.get(INFER_METHOD),
                 )
             },
@@ -501,6 +513,7 @@ class Application:
         _log.info("shutting down")
         self.control.begin_shutdown()
         health.close()
+        self._streams.close()
         self.gates.drain()
         loop = asyncio.get_running_loop()
         until = loop.time() + self.settings.grace_seconds

@@ -351,6 +351,14 @@ class Settings:
     """Health watches that may be open."""
     max_reflection_requests: int = 1000
     """Questions that one reflection stream may ask."""
+    max_infer_streams: int = 4096
+    """ModelStreamInfer streams that may be open."""
+    max_infer_stream_requests: int = 64
+    """Requests of one ModelStreamInfer stream that may be in flight; the next one is not read
+    before the first of them is answered."""
+    max_infer_stream_bytes: int = 1 << 20
+    """Bytes of answers of one ModelStreamInfer stream that may wait for its client; from then on no
+    more requests are read, and a model that answers many times pauses."""
 
     # --- Model repository ---
 
@@ -511,6 +519,9 @@ _SMALLEST: Mapping[str, float] = {
     "max_image_pixels": 1,
     "max_health_watchers": 1,
     "max_reflection_requests": 1,
+    "max_infer_streams": 1,
+    "max_infer_stream_requests": 1,
+    "max_infer_stream_bytes": 1,
     "max_config_bytes": 1024,
     "max_override_bytes": 0,
     "max_override_files": 0,

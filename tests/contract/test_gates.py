@@ -1,11 +1,11 @@
 """Every request of every door passes the gates, every time, whatever was decided before."""
 
+import gzip
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import trustme
 from support import echo_service, identity_models
 from support.server import RunningServer, serving
 from support.tls import trusting, write_certificate
-from support.wire import Wire, connect, request_headers
+from support.wire import Wire, connect, framed, request_headers
 from tritonclient.grpc import service_pb2 as pb
 
 from xlaserve import app
@@ -55,6 +55,10 @@ class Watch:
     begun: list[Call] = field(default_factory=list)
     ended_calls: list[Call] = field(default_factory=list)
 
+    def gates(self, *, observers: Sequence[Any] = ()) -> Gates:
+        """Make the gates of a server."""
+        return Gates(permission=self.permit, observers=[*observers, self])
+
     def permit(self, call: Call) -> None:
         self.gate.append(call)
         if call.headers.get(RULE) == "refuse":
@@ -84,6 +88,14 @@ class Door:
     message: bytes = b""
     answer: str = "0"
     """The status of a request that passes."""
+    h2_answer: str = ""
+    """Where that is another one with the reference engine."""
+    calls: int = 1
+    """How many calls a request is that passes; one that is refused is one."""
+    headers: Sequence[tuple[str, str]] = ()
+    compressed: bool = False
+    label: str = ""
+    """Where it is one of several ways to a method."""
     of_a_mesh: bool = False
     ends: bool = True
     """Whether a request ends by itself."""
@@ -91,7 +103,11 @@ class Door:
 
 async def ask_grpc(door: Door, wire: Wire, headers: Sequence[tuple[str, str]]) -> str:
     """Make one call and return its status."""
-    stream = wire.send(request_headers(door.name, *headers), door.message)
+    stream = wire.open(request_headers(door.name, *door.headers, *headers))
+    message = gzip.compress(door.message) if door.compressed else door.message
+    data = bytes([door.compressed]) + framed(message)[1:]
+    wire.h2.send_data(stream, data, end_stream=True)
+    wire.flush()
     if door.ends:
         return (await wire.trailers(stream))["grpc-status"]
     block: Any = await wire.until(h2.events.ResponseReceived, stream)
@@ -105,9 +121,19 @@ async def ask_grpc(door: Door, wire: Wire, headers: Sequence[tuple[str, str]]) -
     return FIRST_ANSWER
 
 
-def inference(method: str, operation: Operation, message: Any = b"", answer: str = "0") -> Door:
+def inference(
+    method: str, operation: Operation, message: Any = b"", answer: str = "0", **more: Any
+) -> Door:
     data = message if isinstance(message, bytes) else message.SerializeToString()
-    return Door(f"/inference.GRPCInferenceService/{method}", operation, data, answer)
+    return Door(f"/inference.GRPCInferenceService/{method}", operation, data, answer, **more)
+
+
+def asking(model: str, *, is_typed: bool = False) -> pb.ModelInferRequest:
+    tensor = pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1])
+    if is_typed:
+        tensor.contents.fp32_contents.append(1)
+    raw = [] if is_typed else [bytes(4)]
+    return pb.ModelInferRequest(model_name=model, inputs=[tensor], raw_input_contents=raw)
 
 
 NOT_BUILT, FORBIDDEN = "12", "14"
@@ -116,7 +142,29 @@ NAME = b"\x0a\x04fp32"
 REFLECTION = b"\x3a\x00"
 """Asks for the list of services."""
 
+GZIP = (("grpc-encoding", "gzip"),)
+COMPRESSED = {"headers": GZIP, "compressed": True, "h2_answer": "13"}
+OF_MESH = (("mm-model-id", "fp32"),)
+MALFORMED = b"\x0a\x7f"
+WAYS_TO_INFER: tuple[tuple[str, Any, str, dict[str, Any]], ...] = (
+    ("raw", asking("fp32"), "0", {}),
+    ("typed", asking("fp32", is_typed=True), "0", {}),
+    ("compressed", asking("fp32"), "0", COMPRESSED),
+    ("no model", asking("nope"), "5", {}),
+    ("malformed", MALFORMED, "13", {}),
+    ("mesh", asking("x"), "5", {"headers": OF_MESH, "of_a_mesh": True}),
+    ("odd mesh", asking("x"), "3", {"headers": OF_MESH * 2, "of_a_mesh": True}),
+)
+"""The fast path, the general path, and the errors of both."""
+
 GRPC_DOORS = (
+    *(
+        inference("ModelInfer", Operation.INFER, message, answer, label=label, **more)
+        for label, message, answer, more in WAYS_TO_INFER
+    ),
+    # The stream is a call, and so is each request on it.
+    inference("ModelStreamInfer", Operation.INFER, asking("fp32"), calls=2),
+    inference("ModelStreamInfer", Operation.INFER, MALFORMED, "13", label="malformed"),
     inference("ServerLive", Operation.HEALTH),
     inference("ServerReady", Operation.HEALTH),
     inference("ModelReady", Operation.HEALTH, NAME),
@@ -181,6 +229,11 @@ class Place:
     server: RunningServer
     watch: Watch
     tls: ssl.SSLContext | None
+    engine: Http2Engine
+
+    def answer(self, door: Door) -> str:
+        """Return the status of a request that passes."""
+        return (self.engine is Http2Engine.H2 and door.h2_answer) or door.answer
 
     async def wires(self, stack: AsyncExitStack, count: int) -> list[Wire]:
         """Connect so many times, for the length of a block."""
@@ -214,8 +267,7 @@ async def reach(
                 settings = write_certificate(authority, folder) if over_tls else {}
                 watch = Watch()
                 with pytest.MonkeyPatch.context() as patch:
-                    gates = partial(Gates, permission=watch.permit, observers=[watch])
-                    patch.setattr(app, "Gates", gates)
+                    patch.setattr(app, "Gates", watch.gates)
                     running = serving(
                         folder,
                         _repository(folder),
@@ -227,7 +279,7 @@ async def reach(
                     )
                     server = await stack.enter_async_context(running)
                 context = trusting(authority) if over_tls else None
-                started[of_a_mesh] = Place(server, watch, context)
+                started[of_a_mesh] = Place(server, watch, context, engine)
             started[of_a_mesh].watch.clear()
             return started[of_a_mesh]
 
@@ -243,7 +295,9 @@ def _repository(folder: Path) -> Path:
 # --- the probe ---------------------------------------------------------------------------------
 
 on_every_door = pytest.mark.parametrize(
-    "door", GRPC_DOORS, ids=[door.name.rpartition(".")[2] for door in GRPC_DOORS]
+    "door",
+    GRPC_DOORS,
+    ids=[f"{door.name.rpartition('.')[2]} {door.label}".strip() for door in GRPC_DOORS],
 )
 
 
@@ -263,35 +317,33 @@ async def test_equal_requests_are_counted_every_time(reach: Reach, door: Door) -
         answers = [await ask_grpc(door, wire, ()) for wire in wires]
     calls = place.watch.gate
 
-    assert [door.answer] * len(wires) == answers
-    assert len(wires) == len(calls) == len(set(calls))
+    assert [place.answer(door)] * len(wires) == answers
+    assert len(wires) * door.calls == len(calls) == len(set(calls))
     assert {door.operation} == {call.operation for call in calls}
     assert Counter(calls) == Counter(place.watch.begun) == Counter(place.watch.ended_calls)
     assert {"grpc_endpoint"} == {call.peer.listener for call in calls}
-    assert [TIMES, *[1] * len(others)] == list(Counter(id(call.peer) for call in calls).values())
+    of_peers = Counter(id(call.peer) for call in calls)
+    assert [n * door.calls for n in (TIMES, *[1] * len(others))] == list(of_peers.values())
 
 
 RULES = ("refuse", "pass", "refuse", "refuse", "pass", "pass")
 
 
 @on_every_door
-@pytest.mark.parametrize(
-    ("connections", "others"),
-    [(1, lambda number: []), (CONNECTIONS, varying)],
-    ids=["equal", "varying"],
-)
-async def test_a_header_refuses_every_time(
-    reach: Reach, door: Door, connections: int, others: Callable[[int], list[tuple[str, str]]]
-) -> None:
-    """Whether requests pass in between or not, on one connection or on several."""
+async def test_a_header_refuses_every_time(reach: Reach, door: Door) -> None:
+    """Whether requests pass in between or not, on one connection or on several; and whether their
+    other headers are equal or vary."""
     place = await reach(door.of_a_mesh)
     async with AsyncExitStack() as stack:
-        wires = await place.wires(stack, connections)
+        first, *others = await place.wires(stack, CONNECTIONS)
+        wires = [*[first] * len(RULES), *others * 3]
+        rules = [RULES[i % len(RULES)] for i in range(len(wires))]
         answers = [
-            await ask_grpc(door, wires[i % connections], [(RULE, rule), *others(i)])
-            for i, rule in enumerate(RULES)
+            await ask_grpc(door, wire, [(RULE, rule), *(varying(i) if wire is not first else [])])
+            for i, (wire, rule) in enumerate(zip(wires, rules, strict=True))
         ]
+    passed = rules.count("pass")
 
-    assert [REFUSED if rule == "refuse" else door.answer for rule in RULES] == answers
-    assert len(RULES) == len(place.watch.gate)
+    assert [REFUSED if rule == "refuse" else place.answer(door) for rule in rules] == answers
+    assert len(rules) - passed + passed * door.calls == len(place.watch.gate)
     assert Counter(place.watch.begun) == Counter(place.watch.ended_calls)

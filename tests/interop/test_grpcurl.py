@@ -21,7 +21,8 @@ async def call(grpcurl: str, serve: Serve, example_models: Path) -> AsyncIterato
     async with serve(example_models, load_model=("identity", "simple")) as server:
 
         async def run_grpcurl(*arguments: str, data: Any = None) -> str:
-            payload = () if data is None else ("-d", json.dumps(data))
+            messages = data if isinstance(data, list) else [data]
+            payload = () if data is None else ("-d", " ".join(map(json.dumps, messages)))
             status, out, err = await run(grpcurl, "-plaintext", *payload, server.url, *arguments)
             assert status == 0, err
             return out
@@ -48,20 +49,16 @@ async def test_describe_shows_methods_and_messages(call: Grpcurl) -> None:
     assert "repeated bytes raw_input_contents = 7;" in message
 
 
+def simple(first: int, second: int, **more: Any) -> dict[str, Any]:
+    tensors = [
+        {"name": n, "datatype": "INT32", "shape": [1, 16], "contents": {"int_contents": [v] * 16}}
+        for n, v in (("INPUT0", first), ("INPUT1", second))
+    ]
+    return {"model_name": "simple", "inputs": tensors, **more}
+
+
 async def test_an_inference_needs_no_proto_file(call: Grpcurl) -> None:
-    request = {
-        "model_name": "simple",
-        "inputs": [
-            {
-                "name": n,
-                "datatype": "INT32",
-                "shape": [1, 16],
-                "contents": {"int_contents": [v] * 16},
-            }
-            for n, v in (("INPUT0", 7), ("INPUT1", 2))
-        ],
-    }
-    answer = json.loads(await call(f"{SERVICE}/ModelInfer", data=request))
+    answer = json.loads(await call(f"{SERVICE}/ModelInfer", data=simple(7, 2)))
     values = [
         np.frombuffer(base64.b64decode(raw), np.int32).tolist()
         for raw in answer["rawOutputContents"]
@@ -70,6 +67,23 @@ async def test_an_inference_needs_no_proto_file(call: Grpcurl) -> None:
     assert ["OUTPUT0", "OUTPUT1"] == [output["name"] for output in answer["outputs"]]
     shown = [output["contents"]["intContents"] for output in answer["outputs"]]
     assert [[9] * 16, [5] * 16] == shown == values
+
+
+async def test_a_stream_of_inferences_needs_none_either(call: Grpcurl) -> None:
+    requests = [simple(7, 2, id="a"), simple(7, 2, id="b", model_name="nope"), simple(1, 1, id="c")]
+    out = await call(f"{SERVICE}/ModelStreamInfer", data=requests)
+    told, rest = [], out.lstrip()
+    while rest:
+        message, end = json.JSONDecoder().raw_decode(rest)
+        told.append(message)
+        rest = rest[end:].lstrip()
+    first, error, last = told
+
+    assert list("abc") == [message["inferResponse"]["id"] for message in told]
+    assert [9] * 16 == first["inferResponse"]["outputs"][0]["contents"]["intContents"]
+    assert {"triton_final_response": {"boolParam": True}} == first["inferResponse"]["parameters"]
+    assert error["errorMessage"].startswith("Request for unknown model: 'nope'")
+    assert [2] * 16 == last["inferResponse"]["outputs"][0]["contents"]["intContents"]
 
 
 async def test_health_is_answered(call: Grpcurl) -> None:

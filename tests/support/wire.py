@@ -55,6 +55,8 @@ class Wire:
         self.flush()
         self.events: list[Any] = []
         """What has come and was not asked for yet."""
+        self.acknowledges = True
+        """Whether windows are widened for the data that comes."""
 
     def flush(self) -> None:
         """Send what is due."""
@@ -88,7 +90,7 @@ class Wire:
                 data = await self.reader.read(65536)
                 assert data, f"closed without {kind.__name__}"
                 for received in self.h2.receive_data(data):
-                    if isinstance(received, h2.events.DataReceived):
+                    if isinstance(received, h2.events.DataReceived) and self.acknowledges:
                         size = received.flow_controlled_length
                         self.h2.acknowledge_received_data(size, received.stream_id)
                     self.events.append(received)

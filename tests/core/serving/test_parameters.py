@@ -150,4 +150,4 @@ def test_a_client_cannot_fill_the_log_or_the_memory() -> None:
 def test_only_what_is_obeyed_or_refused_is_not_named() -> None:
     silent = {name for name, row in REQUEST.items() if row.effect is not Effect.NONE}
 
-    assert {"binary_data_output"} == silent
+    assert {"binary_data_output", "triton_enable_empty_final_response"} == silent

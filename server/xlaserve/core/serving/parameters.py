@@ -66,8 +66,8 @@ REQUEST: Table = MappingProxyType(
         "priority": Row(_COUNT),
         # Counts only with an allow_timeout_override, with which no model loads.
         "timeout": Row(_COUNT),
-        # Every answer is the final one, and has its tensors.
-        "triton_enable_empty_final_response": Row(_BOOLEAN),
+        # Of streams: elsewhere every answer is the final one, and has its tensors.
+        "triton_enable_empty_final_response": Row(_BOOLEAN, Effect.OBEYED),
         "binary_data_output": Row(_BOOLEAN, Effect.OBEYED),
     }
 )

@@ -103,6 +103,21 @@ class GrpclibStream:
         if self._stream.open:
             self._stream.reset(ErrorCode.INTERNAL_ERROR)  # it ended without an answer
 
+    # --- as methods with many requests call it: see `Accepted` ---
+
+    def keep(self) -> int:
+        """Return the bytes that are counted for the message read last; count them on."""
+        kept, self._held = self._held, 0
+        return kept
+
+    def reserve(self, count: int) -> bool:
+        """Count so many bytes more; false where there is no memory."""
+        return self._stream.reserve(count)
+
+    def release(self, count: int) -> None:
+        """Count so many bytes fewer."""
+        self._stream.hold(-count)
+
     # --- as grpclib calls it ---
 
     async def recv_data(self, size: int) -> Buffer:

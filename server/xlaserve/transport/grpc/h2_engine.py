@@ -177,6 +177,17 @@ class _Stream(Stream):
     waiting = False
     """Whether nothing is done about it until its client sends something."""
 
+    def keep(self) -> int:
+        """Return 0: this engine has no ledger."""
+        return 0
+
+    def reserve(self, count: int) -> bool:
+        """Let it have what it wants."""
+        return True
+
+    def release(self, count: int) -> None:
+        """Count nothing."""
+
     async def recv_data(self, size: int) -> bytes:
         limit = self.connection.max_message_bytes
         if size > limit:

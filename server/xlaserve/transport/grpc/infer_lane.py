@@ -7,6 +7,7 @@ from grpclib import GRPCError
 from grpclib.const import Status
 from grpclib.metadata import encode_grpc_message
 
+from xlaserve.core.serving.call import NOBODY, Peer
 from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.infer_call import InferCall
@@ -42,6 +43,7 @@ class InferLane:
         codec: InferCodec,
         otherwise: Route,
         *,
+        peer: Peer = NOBODY,
         decode: Callable[[Buffer], DecodedInfer] | None = None,
         refusal: "Callable[[BaseException], GRPCError] | None" = None,
     ) -> None:
@@ -52,6 +54,7 @@ class InferLane:
         self._encode = codec.encode
         self._encode_typed = codec.encode_typed
         self._otherwise = otherwise
+        self.peer = peer
         self._refusal = refusal or refusal_for
         self.place = tensor_offset
 
@@ -126,6 +129,7 @@ class LaneCall(InferCall):
     def __init__(self, lane: InferLane, stream: ServerStream) -> None:
         self._lane = lane
         self._stream = stream
+        self.peer = lane.peer
         head = self.headers = stream.head
         if head.timeout is not None:
             self.deadline = asyncio.get_running_loop().time() + head.timeout

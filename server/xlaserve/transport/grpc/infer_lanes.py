@@ -8,6 +8,7 @@ from grpclib import GRPCError
 from grpclib.metadata import decode_metadata
 from structlog.contextvars import bind_contextvars
 
+from xlaserve.core.serving.call import NOBODY, Peer
 from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.gates import Gates
 from xlaserve.errors import InvalidRequest
@@ -41,13 +42,15 @@ class InferLanes:
         codec: InferCodec,
         splice: Splice | None,
         otherwise: Route,
+        *,
+        peer: Peer = NOBODY,
     ) -> None:
         """Without `splice` there is no mesh, and its headers mean nothing."""
         self._otherwise = otherwise
-        self._lane = InferLane(engine, gates, codec, otherwise)
+        make = partial(InferLane, engine, gates, codec, otherwise, peer=peer)
+        self._lane = make()
         self._mesh = None
         if splice is not None:
-            make = partial(InferLane, engine, gates, codec, otherwise)
             self._mesh = _MeshLane(make, codec, splice, self._lane, otherwise)
 
     def __call__(self, kind: RequestKind[Route]) -> Route:

@@ -2,11 +2,15 @@
 
 import asyncio
 
+from grpclib.const import Handler
+
 from xlaserve.core.residence.control import ModelControl
 from xlaserve.core.server import ServerDescription
 from xlaserve.core.serving.engine import Engine
 from xlaserve.errors import Unsupported
 from xlaserve.tensors import TensorSpec
+from xlaserve.transport.grpc.infer_stream import METHOD as STREAM_METHOD
+from xlaserve.transport.grpc.infer_stream import InferStreams
 from xlaserve.transport.grpc.parameters import read_parameters
 from xlaserve.transport.grpc.statistics import write_statistics
 from xlaserve.transport.grpc.tensors import read_request, write_outputs
@@ -23,11 +27,19 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         engine: Engine,
         control: ModelControl,
         typed: TypedAnswers,
+        streams: InferStreams,
     ) -> None:
         self._description = description
         self._engine = engine
         self._control = control
         self._typed = typed
+        self._streams = streams
+
+    def __mapping__(self) -> dict[str, Handler]:
+        """Return the handlers of all methods; a stream of inferences has one of its own."""
+        mapping: dict[str, Handler] = super().__mapping__()
+        mapping[STREAM_METHOD] = mapping[STREAM_METHOD]._replace(func=self._streams.run)
+        return mapping
 
     async def server_live(self, server_live_request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
         """Answer true: who answers is live."""

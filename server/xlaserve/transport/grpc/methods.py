@@ -17,6 +17,10 @@ class Row(NamedTuple):
     operation: Operation
     model: str = ""
     version: str = ""
+    raw: bool = False
+    """Whether the method reads and writes the bytes of messages itself."""
+    infers: bool = False
+    """Whether a request is one inference, so that its call is the one that the engine answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ _RUNTIME = "/mmesh.ModelRuntime/"
 _HEALTH = "/grpc.health.v1.Health/"
 _LIVE = Row(Operation.HEALTH)
 _OF_MODEL = Row(Operation.METADATA, "name", "version")
-_INFER = Row(Operation.INFER, "model_name", "model_version")
+_INFER = Row(Operation.INFER, "model_name", "model_version", infers=True)
 _LOAD = Row(Operation.MANAGE, "model_name")
 _METADATA = Row(Operation.METADATA)
 _MANAGE = Row(Operation.MANAGE)
@@ -48,7 +52,7 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         _INFERENCE + "ServerMetadata": _METADATA,
         _INFERENCE + "ModelMetadata": _OF_MODEL,
         _INFERENCE + "ModelInfer": _INFER,
-        _INFERENCE + "ModelStreamInfer": Row(Operation.INFER),
+        _INFERENCE + "ModelStreamInfer": Row(Operation.INFER, raw=True),
         _INFERENCE + "ModelConfig": _OF_MODEL,
         _INFERENCE + "ModelStatistics": _OF_MODEL,
         _INFERENCE + "RepositoryIndex": _METADATA,

@@ -1,10 +1,11 @@
 """Which way a request goes: to the short lane, to grpclib, or back with a word."""
 
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from grpclib.const import Status
 
+from xlaserve.core.serving.call import Peer
 from xlaserve.transport.grpc.compression import ACCEPTED
 from xlaserve.transport.grpc.grpclib_stream import GrpclibConnection, GrpclibRoute
 from xlaserve.transport.grpc.methods import Method
@@ -27,8 +28,13 @@ _HINT = b"This port speaks gRPC (HTTP/2, content-type application/grpc); REST is
 Lanes: TypeAlias = Callable[[RequestKind[Route]], Route]
 """Finds a quicker way for the requests of one method, by the names of their headers."""
 
-LanesFactory: TypeAlias = Callable[[Route], Lanes]
-"""Makes the lanes of a connection, over the route that its requests take otherwise."""
+
+class LanesFactory(Protocol):
+    """Makes the lanes of a connection."""
+
+    def __call__(self, otherwise: Route, *, peer: Peer) -> Lanes:
+        """Return the lanes over the route that requests take otherwise."""
+        ...
 
 
 class Router:
@@ -46,7 +52,9 @@ class Router:
         self._methods = methods
         self._streaming = GrpclibRoute(connection, streaming=True)
         self._unary = GrpclibRoute(connection, streaming=False)
-        self._lanes = {path: make(self._unary) for path, make in lanes.items()}
+        self._lanes = {
+            path: make(self._unary, peer=connection.handler.peer) for path, make in lanes.items()
+        }
 
     def __call__(self, kind: RequestKind[Route]) -> Route:
         """Return the route of the requests of a kind, and have them checked where need be."""

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, cast
 
 from grpclib import GRPCError
 from grpclib.const import Status
@@ -16,6 +16,7 @@ from h2.exceptions import StreamClosedError
 
 from xlaserve.core.serving.call import Call, Peer
 from xlaserve.core.serving.gates import Gates
+from xlaserve.core.serving.infer_call import AwaitedInfer
 from xlaserve.errors import DeadlineExceeded
 from xlaserve.transport.grpc.calls import FieldsView, RpcCall
 from xlaserve.transport.grpc.edge import translate
@@ -23,6 +24,33 @@ from xlaserve.transport.grpc.identifiers import split_binary_lists
 from xlaserve.transport.grpc.injection import Injection
 from xlaserve.transport.grpc.methods import Method, Row
 from xlaserve.transport.grpc.request_headers import Headers, timeout_seconds
+
+
+class Accepted(Protocol):
+    """The stream of an HTTP/2 engine, as methods with many requests know it."""
+
+    def keep(self) -> int:
+        """Return the bytes that are counted for the message read last, for the caller to release.
+
+        Without it they are counted until the next message is read.
+        """
+        ...
+
+    def reserve(self, count: int) -> bool:
+        """Count so many bytes more; false where there is no memory."""
+        ...
+
+    def release(self, count: int) -> None:
+        """Count so many bytes fewer."""
+        ...
+
+
+class RpcStream(Stream[Any, Any]):
+    """What a method reads requests from and writes answers to, and the call that it is."""
+
+    call: Call
+    accepted: Accepted
+    """The stream of the engine."""
 
 
 class Runner:
@@ -54,28 +82,27 @@ class Runner:
         method = self.methods[fields[":path"]]
         seconds = timeout_seconds(headers)
         deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
-        call = RpcCall(method.row.operation, FieldsView(headers), peer, deadline)
-        stream: Stream[Any, Any] = Stream(
+        call = _call(method.row, FieldsView(headers), peer, deadline)
+        stream = RpcStream(
             accepted,
             method.path,
             method.handler.cardinality,
             method.handler.request_type,
             method.handler.reply_type,
-            codec=self._codec,
+            codec=_RAW if method.row.raw else self._codec,
             status_details_codec=None,
             dispatch=self._dispatch,
             deadline=None if seconds is None else Deadline.from_timeout(seconds),
             user_agent=fields.get("user-agent"),
         )
+        stream.call, stream.accepted = call, cast(Accepted, accepted)
         stream.metadata = decode_metadata(split_binary_lists(headers))
         refused = await self._outcome(call, method, stream)
         # It was not raised here: a frame that holds an error which holds the frame is a reference
         # cycle, and request and answer would stay until the next full collection.
         await stream.__aexit__(None if refused is None else GRPCError, refused, None)
 
-    async def _outcome(
-        self, call: Call, method: Method, stream: Stream[Any, Any]
-    ) -> GRPCError | None:
+    async def _outcome(self, call: Call, method: Method, stream: RpcStream) -> GRPCError | None:
         """Run the method and return why it gave no answer, or None."""
         try:
             with self._gates.passing(call):
@@ -84,13 +111,39 @@ class Runner:
             return translate(method.path, error)
         return None
 
-    async def _answer(self, call: Call, method: Method, stream: Stream[Any, Any]) -> None:
+    async def _answer(self, call: Call, method: Method, stream: RpcStream) -> None:
         if not method.handler.cardinality.client_streaming:
             receive = partial(_one_message, method.path, self._message_seconds, stream.recv_message)
             stream.recv_message = partial(_noted, call, method.row, receive)  # type: ignore[method-assign]
         assert stream.metadata is not None
         with self._injection.into(stream, method.path, stream.metadata):
             await method.handler.func(stream)
+
+
+def _call(row: Row, headers: FieldsView, peer: Peer, deadline: float | None) -> Call:
+    if row.infers:
+        return AwaitedInfer(headers, peer, deadline)
+    return RpcCall(row.operation, headers, peer, deadline)
+
+
+class _RawCodec(CodecBase):
+    """Leaves messages as they are, for a method with a codec of its own."""
+
+    @property
+    def __content_subtype__(self) -> str:
+        """Return what stands behind `application/grpc+` in the content type."""
+        return "proto"
+
+    def encode(self, message: Any, message_type: Any) -> bytes:
+        """Return the message."""
+        return cast(bytes, message)
+
+    def decode(self, data: bytes, message_type: Any) -> Any:
+        """Return the data."""
+        return data
+
+
+_RAW = _RawCodec()
 
 
 async def _in_time(call: Call, work: Awaitable[None]) -> None:

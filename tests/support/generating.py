@@ -1,0 +1,70 @@
+"""A model that gives many answers to one request, and lets tests hold it and count them."""
+
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from xlaserve.models import identity
+from xlaserve.models.identity import IdentityModel
+from xlaserve.models.loaded import LoadContext, Value
+from xlaserve.tensors import Tensor
+
+PREFIX = "count"
+"""What the names of the models that count begin with; others stay identities."""
+
+
+class Generation:
+    """What tests know of the answers of all models that count."""
+
+    def __init__(self) -> None:
+        self.computed = 0
+        """Answers, of all requests together."""
+        self.ended = 0
+        """Requests whose answers were computed to the end, or not wanted any more."""
+        self.may_go_on = threading.Event()
+        """Cleared to hold every answer but the first of each request."""
+        self.may_go_on.set()
+
+    def answers(self, count: int, size: int) -> Iterator[Mapping[str, Tensor]]:
+        try:
+            for number in range(count):
+                if number:
+                    assert self.may_go_on.wait(60)
+                self.computed += 1
+                yield {"y": np.full(size, number, np.float32)}
+        finally:
+            self.ended += 1
+
+
+class CountingModel(IdentityModel):
+    """Answers `x = [count, size]` with as many tensors of that size: of 0, of 1, and so on.
+
+    A negative number of them fails after the first.
+    """
+
+    def __init__(self, model: IdentityModel, generation: Generation) -> None:
+        super().__init__(model.info)
+        self._generation = generation
+
+    def generate(self, inputs: Mapping[str, Value]) -> Iterator[Mapping[str, Tensor]]:
+        x: Any = inputs["x"]
+        count, size = map(int, x)
+        yield from self._generation.answers(abs(count) if count > 0 else 1, size)
+        if count < 0:
+            raise ArithmeticError("it cannot count so far")
+
+
+def install(patch: pytest.MonkeyPatch) -> Generation:
+    """Have models of some names count, as long as the patch holds."""
+    generation, load = Generation(), identity.load
+
+    def load_counting(directory: Path, context: LoadContext) -> IdentityModel:
+        model = load(directory, context)
+        return CountingModel(model, generation) if context.model.startswith(PREFIX) else model
+
+    patch.setattr(identity, "load", load_counting)
+    return generation
