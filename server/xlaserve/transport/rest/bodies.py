@@ -128,8 +128,9 @@ class BodyReader:
 
         def overrun() -> None:
             nonlocal overran
-            overran = True
-            timeout.reschedule(asyncio.get_running_loop().time())
+            if not timeout.expired():
+                overran = True
+                timeout.reschedule(asyncio.get_running_loop().time())
 
         around = _AROUND_A_BODY + self._limits.max_chunks * _AROUND_A_CHUNK
         held.bound_wire(self._limits.max_bytes + around, overrun)

@@ -38,7 +38,7 @@ class Held:
         """Whether the request waits for memory."""
         self._wire_left = 0
         self.on_overrun: Callable[[], None] | None = None
-        """Called when more came for a body than it may have with all that is around it."""
+        """Called once when more came for a body than it may have with all that is around it."""
 
     def close(self) -> None:
         """Release everything: the connection is gone."""
@@ -105,10 +105,12 @@ class Held:
 
     def arrived(self, count: int) -> None:
         """Take note of bytes that came."""
-        if self.on_overrun is not None:
+        overrun = self.on_overrun
+        if overrun is not None:
             self._wire_left -= count
             if self._wire_left < 0:
-                self.on_overrun()
+                self.on_overrun = None
+                overrun()
 
     # --- what comes ahead ---
 

@@ -1,0 +1,269 @@
+"""What HTTP clients make the server hold is on the ledger, with limits that are quickly reached."""
+
+import asyncio
+import gzip
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from support.gateway import serving_routes
+from support.http import chunked, connect, message
+
+from xlaserve.core.serving.call import Operation
+from xlaserve.core.serving.ledger import Kind, Ledger
+from xlaserve.transport.rest.bodies import BodyLimits
+from xlaserve.transport.rest.held import Held
+from xlaserve.transport.rest.messages import BINARY_TYPE, HttpRequest, HttpResponse, json_response
+from xlaserve.transport.rest.routing import Route, RouteTable
+from xlaserve.transport.rest.server import HttpLimits
+
+LIMIT = 1 << 20
+BODY_BYTES = 1 << 20
+CHUNKS = ("Transfer-Encoding", "chunked")
+ANSWER_BYTES = 8 << 20
+
+
+async def length(request: HttpRequest) -> HttpResponse:
+    return json_response(len(await request.read()))
+
+
+async def grown(request: HttpRequest) -> HttpResponse:
+    request.grow(10 * len(await request.read()), "the parsed body")
+    return json_response("grown")
+
+
+async def large(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(content_type=BINARY_TYPE, parts=[memoryview(bytes(ANSWER_BYTES))])
+
+
+@asynccontextmanager
+async def serving(
+    ledger: Ledger, *, timeout: float = 30.0, chunks: int = 100
+) -> AsyncIterator[str]:
+    """Serve three routes; nothing may be left on the ledger behind the last connection."""
+    routes = RouteTable(
+        Route(method, path, Operation.PAGE, handle, path, "test")
+        for method, path, handle in (
+            ("POST", "/length", length),
+            ("POST", "/grown", grown),
+            ("GET", "/large", large),
+        )
+    )
+    limits = HttpLimits(20, 2048, 30.0, BodyLimits(BODY_BYTES, chunks, timeout), 100)
+    async with serving_routes(routes, limits, ledger) as (address, _):
+        yield address
+        await until(lambda: ledger.held == 0)
+    assert 0 == ledger.waiting == sum(map(ledger.held_for, Kind))
+
+
+async def until(holds: Callable[[], Any]) -> None:
+    async with asyncio.timeout(20):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+def post(path: str, size: int, sent: int | None = None, *headers: tuple[str, str]) -> bytes:
+    """Write a request whose body has a size, with as much of it as is sent."""
+    return message("POST", path, *headers, length=size) + bytes(size if sent is None else sent)
+
+
+async def test_a_body_waits_until_others_have_ended_and_a_small_one_passes() -> None:
+    ledger = Ledger(LIMIT)
+    async with serving(ledger) as address:
+        async with connect(address) as holds, connect(address) as waits, connect(address) as small:
+            await holds.send(post("/length", 600_000, 100_000))
+            await until(lambda: ledger.held == 600_000)
+            await waits.send(post("/length", 300_000))
+            await until(lambda: ledger.waiting)
+            passed = await small.ask(post("/length", 10_000))
+            assert (200, 10_000) == (passed.status, passed.json)
+            assert 1 == ledger.waiting
+
+            await holds.send(bytes(500_000))
+            answers = [await client.answer() for client in (holds, waits)]
+            assert [600_000, 300_000] == [answer.json for answer in answers]
+
+
+async def test_what_waits_for_too_long_is_503_and_may_be_tried_again() -> None:
+    ledger = Ledger(LIMIT)
+    async with serving(ledger, timeout=0.5) as address:
+        other = ledger.open()
+        other.hold(700_000)
+        async with connect(address) as waits:
+            waited = await waits.ask(post("/length", 300_000, 300_000))
+            assert (0, 700_000) == (ledger.waiting, ledger.held)
+        other.close()
+
+    assert (503, "1") == (waited.status, waited.headers["retry-after"])
+    assert "max_held_bytes" in waited.error
+
+
+async def test_a_client_that_leaves_waits_no_longer() -> None:
+    ledger = Ledger(LIMIT)
+    async with serving(ledger) as address:
+        async with connect(address) as holds:
+            await holds.send(post("/length", 700_000, 100_000))
+            await until(lambda: ledger.held)
+            async with connect(address) as waits:
+                await waits.send(post("/length", 300_000, 0))
+                await until(lambda: ledger.waiting)
+            await until(lambda: not ledger.waiting)
+            assert 700_000 == ledger.held
+
+
+async def test_more_than_a_connection_can_get_is_refused_at_once() -> None:
+    ledger = Ledger(LIMIT)
+    async with serving(ledger) as address, connect(address) as client:
+        answer = await client.ask(post("/length", LIMIT * 3 // 4 + 1))
+
+    assert 503 == answer.status
+    assert 1 == ledger.refused
+
+
+REFUSED = {
+    "chunks": message("POST", "/length", CHUNKS) + chunked(*[bytes(100_000)] * 9),
+    "bomb": message(
+        "POST", "/length", ("Content-Encoding", "gzip"), body=gzip.compress(bytes(900_000))
+    ),
+    "parsed": post("/grown", 100_000),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_what_becomes_larger_than_there_is_memory_is_refused(name: str) -> None:
+    ledger = Ledger(LIMIT)
+    async with serving(ledger) as address, connect(address) as client:
+        answer = await client.ask(REFUSED[name])
+        assert (503, "1") == (answer.status, answer.headers["retry-after"])
+        await until(lambda: ledger.held == 0)
+
+    assert 1 == ledger.refused
+
+
+@pytest.mark.parametrize("size", [0, 1, 70_000, 300_000])
+async def test_what_there_is_memory_for_is_answered(size: int) -> None:
+    ledger = Ledger(4 * LIMIT)
+    body = os.urandom(size)
+    packed = gzip.compress(body)
+    async with serving(ledger) as address, connect(address) as client:
+        whole = message("POST", "/length", body=body)
+        chunks = message("POST", "/length", CHUNKS) + (chunked(body) if body else b"0\r\n\r\n")
+        inflated = message("POST", "/length", ("Content-Encoding", "gzip"), body=packed)
+        answers = [await client.ask(request) for request in (whole, chunks, inflated)]
+
+    assert [size] * 3 == [answer.json for answer in answers]
+    assert 0 == ledger.refused
+
+
+async def test_what_is_around_chunks_is_bounded() -> None:
+    """Extensions of chunks mean nothing here (RFC 9112, 7.1.1), and have no length of their own."""
+    ledger = Ledger(LIMIT)
+    async with serving(ledger) as address, connect(address) as client:
+        await client.send(message("POST", "/length", CHUNKS) + b"1;")
+        for _ in range(16):
+            await client.send(b"x" * 100_000)
+        answer = await client.answer()
+
+    assert 400 == answer.status
+    assert "around" in answer.error
+
+
+async def test_extensions_of_an_ordinary_length_are_read() -> None:
+    async with serving(Ledger(LIMIT)) as address, connect(address) as client:
+        for _ in range(3):
+            body = b"3;name=value\r\nabc\r\n" * 100 + b"0\r\n\r\n"
+            answer = await client.ask(message("POST", "/length", CHUNKS) + body)
+            assert 300 == answer.json
+
+
+async def test_an_answer_that_there_is_no_memory_for_is_503() -> None:
+    async with serving(Ledger(LIMIT)) as address, connect(address) as client:
+        answer = await client.ask(message("GET", "/large"))
+
+    assert (503, "1") == (answer.status, answer.headers["retry-after"])
+
+
+async def test_an_answer_counts_until_its_client_has_read_it() -> None:
+    ledger = Ledger(4 * ANSWER_BYTES)
+    async with serving(ledger) as address, connect(address) as client:
+        await client.send(message("GET", "/large"))
+        # The kernel and this client take some of it.
+        await until(lambda: ledger.held_for(Kind.ANSWERS) == ANSWER_BYTES)
+        answer = await client.answer()
+        assert ANSWER_BYTES == len(answer.body)
+        await until(lambda: ledger.held == 0)
+
+
+async def test_answers_that_nobody_reads_are_few() -> None:
+    ledger = Ledger(4 * ANSWER_BYTES)
+    async with serving(ledger) as address:
+        readers = []
+        for _ in range(10):
+            host, _, port = address.rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 10)
+            writer.write(message("GET", "/large"))
+            readers.append((reader, writer))
+        statuses = [int((await reader.readline()).split()[1]) for reader, _ in readers]
+        assert 1 <= statuses.count(200) <= 3
+        assert statuses.count(200) + statuses.count(503) == 10
+        for _, writer in readers:
+            writer.close()
+
+
+class Wire(asyncio.Transport):
+    """A transport in which so much waits for the client."""
+
+    waits = 0
+
+    def get_write_buffer_size(self) -> int:
+        return self.waits
+
+
+async def test_an_answer_counts_while_it_waits_in_the_transport() -> None:
+    ledger, wire = Ledger(LIMIT), Wire()
+    held = Held(ledger.open(), wire)
+    answer = HttpResponse(parts=[bytes(100_000)])
+    assert answer is held.begin_answer(answer, 100_000, "GET", "/")
+    wire.waits = 90_000
+    held.pause()
+    held.end_answer()
+    assert 100_000 == ledger.held_for(Kind.ANSWERS)
+
+    held.resume()
+    assert 0 == ledger.held
+
+
+async def test_short_answers_count_once_they_wait_in_the_transport() -> None:
+    ledger, wire = Ledger(LIMIT), Wire()
+    held = Held(ledger.open(), wire)
+    answer = HttpResponse(parts=[bytes(60_000)])
+    assert answer is held.begin_answer(answer, 60_000, "GET", "/")
+    held.end_answer()
+    assert 0 == ledger.held
+    wire.waits = 70_000
+    held.pause()
+    assert 70_000 == ledger.held_for(Kind.ANSWERS)
+
+    held.resume()
+    assert 0 == ledger.held
+
+
+async def test_what_comes_ahead_counts_as_long_as_it_is_kept() -> None:
+    ledger = Ledger(LIMIT)
+    held = Held(ledger.open(), Wire())
+    for size in (5, 10, 3, 0):
+        held.set_ahead(size)
+        assert size == ledger.held_for(Kind.AHEAD) == ledger.held
+
+
+async def test_under_pressure_a_short_body_is_asked_for_too() -> None:
+    ledger = Ledger(LIMIT)
+    other, held = ledger.open(), Held(ledger.open(), Wire())
+    other.hold(LIMIT // 2)
+    assert held.admits_short(LIMIT)  # at no cost
+    other.hold(LIMIT * 3 // 8)
+
+    assert held.admits_short(1000)
+    assert not held.admits_short(LIMIT // 64)
