@@ -4,21 +4,18 @@ A flag beats the environment variable `XLASERVE_<FIELD>`, which beats the defaul
 each field is its documentation: `xlaserve serve --help` and docs/settings.md are made from it.
 """
 
-import ast
-import inspect
-import itertools
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from xlaserve import sagemaker_environment
 from xlaserve.errors import InvalidSettings
+from xlaserve.settings_bounds import LARGEST, SMALLEST
 
 ENVIRONMENT_PREFIX = "XLASERVE_"
 
@@ -27,9 +24,6 @@ CONTAINER_MEMORY_VARIABLES = ("MODEL_SERVER_MEM_REQ_BYTES", "CONTAINER_MEM_REQ_B
 
 _OF_KUBERNETES = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT(_\d+_\w+)?$")
 """What a pod finds in its environment when a Service of the cluster is called `xlaserve`."""
-
-_HEADING = re.compile(r"    # --- (.+) ---")
-_FIELD = re.compile(r"    (\w+): ")
 
 _TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
@@ -382,10 +376,10 @@ class Settings:
     """debug, info, warning or error; auto is info, and warning in a terminal, which shows more."""
 
     def __post_init__(self) -> None:
-        for name, smallest in _SMALLEST.items():
+        for name, smallest in SMALLEST.items():
             if getattr(self, name) < smallest:
                 raise InvalidSettings(name, f"at least {smallest}", getattr(self, name))
-        for name, largest in _LARGEST.items():
+        for name, largest in LARGEST.items():
             if getattr(self, name) > largest:
                 raise InvalidSettings(name, f"at most {largest}", getattr(self, name))
         self._check_server_name()
@@ -465,86 +459,6 @@ _REPLACED: Mapping[str, str] = {
 }
 """Settings that there were, and what is obeyed now."""
 
-_SMALLEST: Mapping[str, float] = {
-    "listen_backlog": 1,
-    "poll_interval_seconds": 0.01,
-    "load_threads": 1,
-    "load_seconds": 0.01,
-    "max_abandoned": 1,
-    "max_memory_mappings": 0,
-    "max_on_demand_shapes": 0,
-    "execute_threads": 0,
-    "spare_execute_threads": 0,
-    "compilation_cache_max_bytes": 0,
-    "gpu_memory_fraction": 0.01,
-    "inline_execution_seconds": 0,
-    "max_requests_per_model": 1,
-    "drain_seconds": 0,
-    "capacity_bytes": 0,
-    "memory_wait_seconds": 0,
-    "memory_overhead_bytes": 0,
-    "default_model_size_bytes": 1,
-    "mesh_slack_bytes": -1,
-    "max_remembered_sizes": 1,
-    "model_loading_timeout_ms": 100,
-    "max_concurrency": 1,
-    "container_memory_bytes": 0,
-    "message_timeout_seconds": 0.001,
-    "grace_seconds": 0,
-    "max_message_bytes": 1024,
-    "max_typed_answer_bytes": 0,
-    "max_message_fields": 100,
-    "max_message_depth": 10,
-    "max_streams_per_connection": 1,
-    "max_connections": 1,
-    "max_header_bytes": 1024,
-    "max_held_bytes": 1 << 20,
-    "max_spare_bytes": 0,
-    "busy_poll_seconds": 0,
-    "max_stream_resets": 1,
-    "max_control_frames": 10,
-    "control_window_seconds": 0.01,
-    "max_work_per_pass": 16,
-    "stream_window_bytes": 65_535,
-    "connection_window_bytes": 65_535,
-    "max_frame_bytes": 16_384,
-    "preface_seconds": 0.01,
-    "max_http_connections": 1,
-    "http_idle_seconds": 0.01,
-    "max_http_header_bytes": 1024,
-    "max_http_heads": 1,
-    "max_http_chunks": 1,
-    "max_json_depth": 10,
-    "max_image_bytes": 1024,
-    "max_image_pixels": 1,
-    "max_health_watchers": 1,
-    "max_reflection_requests": 1,
-    "max_infer_streams": 1,
-    "max_infer_stream_requests": 1,
-    "max_infer_stream_bytes": 1,
-    "max_config_bytes": 1024,
-    "max_override_bytes": 0,
-    "max_override_files": 0,
-    "trial_seconds": 0,
-    "max_models": 1,
-}
-_DEEPEST = 100
-"""protobuf's own limit, and Triton's for JSON; far beyond it Python's recursion would end first."""
-
-_LARGEST: Mapping[str, float] = {
-    "gpu_memory_fraction": 1,
-    # Beyond that it does not save anything.
-    "busy_poll_seconds": 0.01,
-    # The kernel counts in 32 bits.
-    "listen_backlog": 2**31 - 1,
-    "max_message_depth": _DEEPEST,
-    "max_json_depth": _DEEPEST,
-    # RFC 9113, 6.5.2
-    "stream_window_bytes": 2**31 - 1,
-    "connection_window_bytes": 2**31 - 1,
-    "max_frame_bytes": 2**24 - 1,
-}
-
 _LOG_LEVELS = ("auto", "debug", "info", "warning", "error")
 
 
@@ -566,75 +480,3 @@ def _from_text(variable: str, hint: Any, text: str) -> Any:
     except (KeyError, ValueError):
         expected = "|".join(hint) if issubclass(hint, StrEnum) else hint.__name__
         raise InvalidSettings(variable, expected, text) from None
-
-
-@dataclass(frozen=True, slots=True)
-class SettingDescription:
-    """One row of docs/settings.md and of `--help`."""
-
-    name: str
-    default: str
-    text: str
-    group: str
-    """The heading in the source that it stands below; empty for what comes before all of them."""
-    many: bool
-    """Whether it may be given more than once."""
-    switch: bool
-    """Whether it is on or off."""
-
-    @property
-    def variable(self) -> str:
-        """Return the environment variable that sets it."""
-        return ENVIRONMENT_PREFIX + self.name.upper()
-
-
-def describe_settings() -> list[SettingDescription]:
-    """List every setting by group, and in the order of its definition, with its documentation."""
-    texts, groups = _strings_below_fields(), _headings_above_fields()
-    described = [
-        SettingDescription(
-            field.name,
-            _shown(field.name, field.default),
-            texts[field.name],
-            groups[field.name],
-            many=isinstance(field.default, tuple),
-            switch=isinstance(field.default, bool),
-        )
-        for field in fields(Settings)
-    ]
-    order = list(dict.fromkeys(row.group for row in described))
-    return sorted(described, key=lambda row: order.index(row.group))
-
-
-def _shown(name: str, default: object) -> str:
-    if isinstance(default, bool):
-        return str(default).lower()
-    if isinstance(default, int) and name.endswith("_mode"):
-        return oct(default)  # permission bits
-    if isinstance(default, StrEnum | Path):
-        return str(default)
-    if isinstance(default, tuple):
-        return ",".join(map(str, default))
-    return "" if not isinstance(default, str | int | float) else str(default)
-
-
-def _strings_below_fields() -> dict[str, str]:
-    tree = ast.parse(inspect.getsource(sys.modules[__name__]))
-    body = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Settings").body
-    texts = {}
-    for field, below in itertools.pairwise(body):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            assert isinstance(below, ast.Expr)
-            assert isinstance(below.value, ast.Constant)
-            texts[field.target.id] = " ".join(str(below.value.value).split())
-    return texts
-
-
-def _headings_above_fields() -> dict[str, str]:
-    groups, group = {}, ""
-    for line in inspect.getsource(Settings).splitlines():
-        if heading := _HEADING.fullmatch(line):
-            group = heading[1]
-        elif field := _FIELD.match(line):
-            groups[field[1]] = group
-    return groups

@@ -15,7 +15,7 @@ from support.process import ServerProcess, command, run, served
 from typer.testing import CliRunner
 
 from xlaserve.cli import application
-from xlaserve.settings import describe_settings
+from xlaserve.settings_description import describe_settings
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 

@@ -14,7 +14,7 @@ from support.server import Serve
 from typer.testing import CliRunner
 
 from xlaserve.cli.health import health
-from xlaserve.settings import describe_settings
+from xlaserve.settings_description import describe_settings
 from xlaserve.transport.client import CallFailed
 from xlaserve.transport.grpc.codec import WireCodec
 from xlaserve_proto import inference as pb

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from xlaserve import sagemaker_environment
-from xlaserve.settings import ENVIRONMENT_PREFIX, Settings, describe_settings
+from xlaserve.settings import ENVIRONMENT_PREFIX, Settings
+from xlaserve.settings_description import describe_settings
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCKERFILE = ROOT / "deploy/Dockerfile"

@@ -16,7 +16,8 @@ from xlaserve import log
 from xlaserve.best_effort import best_effort
 from xlaserve.cli.serve_help import POSITIONAL, flags
 from xlaserve.errors import XlaserveError
-from xlaserve.settings import SettingDescription, Settings, describe_settings
+from xlaserve.settings import Settings
+from xlaserve.settings_description import SettingDescription, describe_settings
 
 
 def command() -> Callable[..., None]:

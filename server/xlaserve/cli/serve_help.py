@@ -7,7 +7,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from xlaserve.settings import SettingDescription, describe_settings
+from xlaserve.settings_description import SettingDescription, describe_settings
 
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 

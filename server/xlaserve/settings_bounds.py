@@ -1,0 +1,91 @@
+"""The bounds of the settings that are numbers."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+SMALLEST: Mapping[str, float] = MappingProxyType(
+    {
+        "listen_backlog": 1,
+        "poll_interval_seconds": 0.01,
+        "load_threads": 1,
+        "load_seconds": 0.01,
+        "max_abandoned": 1,
+        "max_memory_mappings": 0,
+        "max_on_demand_shapes": 0,
+        "execute_threads": 0,
+        "spare_execute_threads": 0,
+        "compilation_cache_max_bytes": 0,
+        "gpu_memory_fraction": 0.01,
+        "inline_execution_seconds": 0,
+        "max_requests_per_model": 1,
+        "drain_seconds": 0,
+        "capacity_bytes": 0,
+        "memory_wait_seconds": 0,
+        "memory_overhead_bytes": 0,
+        "default_model_size_bytes": 1,
+        "mesh_slack_bytes": -1,
+        "max_remembered_sizes": 1,
+        "model_loading_timeout_ms": 100,
+        "max_concurrency": 1,
+        "container_memory_bytes": 0,
+        "message_timeout_seconds": 0.001,
+        "grace_seconds": 0,
+        "max_message_bytes": 1024,
+        "max_typed_answer_bytes": 0,
+        "max_message_fields": 100,
+        "max_message_depth": 10,
+        "max_streams_per_connection": 1,
+        "max_connections": 1,
+        "max_header_bytes": 1024,
+        "max_held_bytes": 1 << 20,
+        "max_spare_bytes": 0,
+        "busy_poll_seconds": 0,
+        "max_stream_resets": 1,
+        "max_control_frames": 10,
+        "control_window_seconds": 0.01,
+        "max_work_per_pass": 16,
+        "stream_window_bytes": 65_535,
+        "connection_window_bytes": 65_535,
+        "max_frame_bytes": 16_384,
+        "preface_seconds": 0.01,
+        "max_http_connections": 1,
+        "http_idle_seconds": 0.01,
+        "max_http_header_bytes": 1024,
+        "max_http_heads": 1,
+        "max_http_chunks": 1,
+        "max_json_depth": 10,
+        "max_image_bytes": 1024,
+        "max_image_pixels": 1,
+        "max_health_watchers": 1,
+        "max_reflection_requests": 1,
+        "max_config_bytes": 1024,
+        "max_override_bytes": 0,
+        "max_override_files": 0,
+        "trial_seconds": 0,
+        "max_models": 1,
+        "max_infer_streams": 1,
+        "max_infer_stream_requests": 1,
+        "max_infer_stream_bytes": 1,
+    }
+)
+"""By setting, the least that it may be, in its unit."""
+
+_DEEPEST = 100
+"""protobuf's own limit, and Triton's for JSON; far beyond it Python's recursion would end first."""
+
+LARGEST: Mapping[str, float] = MappingProxyType(
+    {
+        "gpu_memory_fraction": 1,
+        # Beyond that it does not save anything.
+        "busy_poll_seconds": 0.01,
+        # The kernel counts in 32 bits.
+        "listen_backlog": 2**31 - 1,
+        "max_message_depth": _DEEPEST,
+        "max_json_depth": _DEEPEST,
+        # RFC 9113, 6.5.2
+        "stream_window_bytes": 2**31 - 1,
+        "connection_window_bytes": 2**31 - 1,
+        "max_frame_bytes": 2**24 - 1,
+    }
+)
+"""By setting, the most that it may be; without a row there is no bound."""
