@@ -72,6 +72,7 @@ def test_all_of_it_runs_on_the_cpu(tmp_path: Path) -> None:
         ("memory in flight", "wide"): "unknown",
         ("compilation cache", "made here"): "passed",
         ("compilation cache", "made ahead"): "passed",
+        ("tuned kernels", "small"): "measured",
         ("tail beside a load", "small"): "measured",
         ("size for a mesh", "small"): "unknown",
         ("out of memory", "load"): "unknown",

@@ -8,12 +8,16 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from gpu_check.device import Device, Options, let_go
-from gpu_check.findings import Finding, judged, unknown
+from gpu_check.device import Device, Options, calls_per_second, inputs_of, let_go
+from gpu_check.findings import Finding, judged, measured, unknown
 from xlaserve.models import compilation, device
+from xlaserve.models.targets import kinds
 from xlaserve.settings import Settings
 
 
@@ -21,47 +25,69 @@ def check_cached(found: Device, options: Options) -> Iterator[Finding]:
     """Load a model twice with a cache, then with one that was filled without the device."""
     directory = options.directories[0]
     with tempfile.TemporaryDirectory() as folder:
-        first = _load(found, directory, Path(folder))
-        second = _load(found, directory, Path(folder))
+        here = _load(found, options, Path(folder))
+        again = _load(found, options, Path(folder))
         yield judged(
-            "compilation cache", "made here", second[0] == 0 and second[1] == first[0],
-            f"{first[0]} programs compiled, then {second[0]} compiled and {second[1]} found",
-            compiled=first[0], compiled_again=second[0], found=second[1],
+            "compilation cache", "made here", again.compiled == 0 and again.cached == here.compiled,
+            f"{here.compiled} programs compiled, then {again.compiled} compiled and {again.cached} "
+            "found",
+            compiled=here.compiled, compiled_again=again.compiled, found=again.cached,
+            seconds=here.seconds, seconds_again=again.seconds,
         )  # fmt: skip
     target = _target(found)
     if not target:
         yield unknown("compilation cache", "made ahead", f"no target is known for {found.kind}")
         return
     with tempfile.TemporaryDirectory() as folder:
-        problem = _warm(directory.parent.parent, target, Path(folder))
+        problem = _warm(directory.parent.parent, target, found.count, Path(folder))
         if problem:
             yield unknown("compilation cache", "made ahead", problem)
             return
-        compiled, used = _load(found, directory, Path(folder))
+        ahead = _load(found, options, Path(folder))
         yield judged(
-            "compilation cache", "made ahead", compiled == 0,
-            f"for {target}, without the device: {used} programs used, {compiled} compiled anew",
-            target=target, found=used, compiled=compiled,
+            "compilation cache", "made ahead", ahead.compiled == 0,
+            f"for {target}, without the device: {ahead.cached} programs used, {ahead.compiled} "
+            "compiled anew",
+            target=target, found=ahead.cached, compiled=ahead.compiled, seconds=ahead.seconds,
+        )  # fmt: skip
+        yield measured(
+            "tuned kernels", directory.parent.name,
+            f"{here.rows_per_second:.0f} rows/s compiled here, {ahead.rows_per_second:.0f} ahead",
+            here_rows_per_second=here.rows_per_second, ahead_rows_per_second=ahead.rows_per_second,
         )  # fmt: skip
 
 
-def _load(found: Device, directory: Path, cache: Path) -> tuple[int, int]:
+@dataclass(frozen=True, slots=True)
+class _Load:
+    compiled: int
+    cached: int
+    seconds: float
+    rows_per_second: float
+    """In the largest batch: what is compiled without a device was not tuned."""
+
+
+def _load(found: Device, options: Options, cache: Path) -> _Load:
+    directory = options.directories[0]
     settings = Settings.read({}, repository=directory, compilation_cache_directory=str(cache))
     made = compilation.of_settings(settings)
     device.start(found.platform, made.cache)
+    started = time.perf_counter()
     model = found.load(directory, directory.parent.name, compilation=made)
-    info = model.info
+    seconds = time.perf_counter() - started
+    info, rows = model.info, model.info.buckets[-1].rows
+    speed = calls_per_second(partial(model.execute, inputs_of(model, rows)), options.seconds)
     let_go(model)
-    return info.compiled_programs, info.cached_programs
+    return _Load(info.compiled_programs, info.cached_programs, seconds, speed * max(1, rows))
 
 
 def _target(found: Device) -> str:
-    return "cpu" if found.platform == "cpu" else ""
+    row = kinds.of_kind(found.platform, found.kind)
+    return row.name if row else "cpu" if found.platform == "cpu" else ""
 
 
-def _warm(repository: Path, target: str, cache: Path) -> str:
+def _warm(repository: Path, target: str, count: int, cache: Path) -> str:
     """Fill a cache in a process of its own; return why that cannot be."""
-    options = ("--target", target, "--cache", str(cache))
+    options = ("--target", target, "--count", str(count), "--cache", str(cache))
     ran = subprocess.run(
         [sys.executable, "-m", "xlaserve", "warm", str(repository), *options],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

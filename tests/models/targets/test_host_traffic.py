@@ -1,0 +1,52 @@
+"""Programs for GPUs and TPUs do nothing with the host but take inputs and give outputs."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.targets import export_sharded, needs_wheels
+
+from xlaserve.models.targets import environment, kinds
+
+SCRIPT = Path(__file__).with_name("compiled_hlo.py")
+COUNT = 4
+
+
+@pytest.mark.parametrize(
+    "target", [pytest.param(name, marks=needs_wheels(name)) for name in ("h100", "v5e")]
+)
+def test_programs_do_nothing_with_the_host(
+    tmp_path: Path, example_models: Path, target: str
+) -> None:
+    """Whole, and spread over four devices, which speak with one another and nobody else.
+
+    A callback is seen, and a result that is left in the memory of the host: those are the controls.
+    """
+    paths = [*export_sharded(tmp_path, COUNT).values()]
+    if target == "h100":
+        paths += [example_models / "digits" / "1", example_models / "mlp" / "1"]
+    ran = subprocess.run(
+        [sys.executable, str(SCRIPT), target, str(COUNT), *map(str, paths)],
+        env={
+            **environment.of(kinds.named(target), COUNT),
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    programs = found["programs"]
+
+    assert found["control"]
+    assert [] == [line for one in programs for line in one["traffic"]]
+    assert {False} == {one["donates"] for one in programs}
+    assert all(one["characters"] for one in programs)
+    assert {path.parent.name for path in paths} == {one["model"] for one in programs}
+    assert all(one["collectives"] for one in programs if one["model"] == "sharded")
+    assert not any(one["collectives"] for one in programs if one["devices"] == 1)
