@@ -1,11 +1,24 @@
 """Heads that are known, and heads that are taken for them."""
 
+from collections.abc import Iterable
+
 import pytest
+from multidict import CIMultiDict, CIMultiDictProxy
 
 from xlaserve.core.serving.call import Headers, Peer
 from xlaserve.core.serving.inference import Pending
+from xlaserve.transport.rest.heads import GENERAL_PATH, deciding
+from xlaserve.transport.rest.infer_response import HEADER_LENGTH
 from xlaserve.transport.rest.messages import Answered, HttpResponse
-from xlaserve.transport.rest.plans import Plan, Plans
+from xlaserve.transport.rest.plans import (
+    DECIDING_PREFIXES,
+    IDLE_NAMES,
+    IDLE_PREFIXES,
+    Plan,
+    Plans,
+    is_idle,
+)
+from xlaserve.transport.rest.sagemaker import PARAMETER_HEADERS as SAGEMAKER_HEADERS
 
 MAX_LENGTH = 1000
 
@@ -76,7 +89,18 @@ def test_a_head_that_differs_in_nothing_that_matters_is_found(
         head("A: b", "X-Request-Id: 2\rB: c"),
         head("A: b", "X-Request-Id: 2\r\n folded"),
         head("A: b", "X-Request-Id: \xe9"),
-        head("A: b", "X-Request-Id: " + "2" * 600),
+        head("A: b", "X-Request-Id: 2", "x-request-id: 2"),
+        head("A: b", "X-Request-Id"),
+        head("A: b", ": 2"),
+        head("A: b", "X Y: 2"),
+        head("A: b", "X-Amzn-SageMaker-Target-Model: 2"),
+        head("A: b", "Sec-Fetch-Site: cross-site"),
+        head("A: b", "Accept-Encoding: gzip"),
+        head("A: b", "Content-Type: text/plain"),
+        head("A: b", "Inference-Header-Content-Length: 5"),
+        head("A: b", "Connection: close"),
+        head("A: b", *[f"X-{number}: 2" for number in range(100)]),
+        head("A: b", "Authorization: \t2"),
         head("A: b", *["X-Request-Id: " + "2" * 500] * 9),
         head("A: b").replace(b"POST", b"PUT"),
         head("A: b").replace(b"/a ", b"/b "),
@@ -111,6 +135,64 @@ def test_what_differs_each_time_is_not_kept(plans: Plans) -> None:
     plans.find(traced)
 
     assert plans.get(traced) is None
+
+
+def test_what_comes_again_is_kept(plans: Plans) -> None:
+    """Of many clients each has an agent and a token of its own, and the same ones each time."""
+    known = head("A: b", "User-Agent: c", "Authorization: Bearer d")
+    for _ in range(2):
+        plans.find(known)
+
+    assert plan() == plans.get(known)
+
+
+def test_headers_that_vary_are_of_one_plan(plans: Plans) -> None:
+    """Counted, not timed: not one of them is left to the general path, or kept."""
+    for number in range(1000):
+        fields = [
+            f"User-Agent: agent/{number}",
+            f"Cookie: a={number}; b={number}",
+            f"Authorization: Bearer {number:0512}",
+            f"X-Tenant: {number}",
+            f"baggage: user={number}",
+        ]
+        varying = head("A: b", *fields, length=f"Content-Length: {number}")
+
+        assert plan(number) == plans.find(varying)
+        assert plans.get(varying) is None
+
+    assert 256 >= len(plans._once)
+
+
+@pytest.mark.parametrize("table", [IDLE_NAMES, DECIDING_PREFIXES, IDLE_PREFIXES])
+def test_names_are_compared_in_lower_case(table: Iterable[str]) -> None:
+    assert [name.lower() for name in table] == list(table)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *GENERAL_PATH,
+        *SAGEMAKER_HEADERS,
+        HEADER_LENGTH,
+        "Accept",
+        "Accept-Encoding",
+        "Connection",
+        "Content-Length",
+        "Content-Type",
+        "Host",
+        "Keep-Alive",
+    ],
+)
+def test_what_decides_is_not_idle(name: str) -> None:
+    assert not is_idle(name.lower())
+
+
+def test_no_plan_is_made_from_an_idle_header() -> None:
+    """Another request of the plan may have it otherwise."""
+    headers = CIMultiDict({"X-Tenant": "a", "AUTHORIZATION": "b", "Accept": "c"})
+
+    assert {"Accept": "c"} == dict(deciding(CIMultiDictProxy(headers)))
 
 
 def test_heads_of_large_bodies_and_long_heads_are_not_kept() -> None:

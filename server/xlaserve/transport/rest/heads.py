@@ -1,17 +1,18 @@
 """Which heads of HTTP requests are known, and what a head must be like to be kept."""
 
 from aiohttp import HttpVersion11, web
+from multidict import CIMultiDict, CIMultiDictProxy
 
 from xlaserve.transport.rest.messages import Begin
-from xlaserve.transport.rest.plans import Finish, Plan, Plans
+from xlaserve.transport.rest.plans import Finish, Plan, Plans, is_idle
 from xlaserve.transport.rest.threads import INLINE_BYTES
 
 _FRAMING = ("Transfer-Encoding", "Upgrade")
 """Headers with which more follows a head than its Content-Length says."""
 
-_OTHERWISE = (*_FRAMING, "Expect", "Content-Encoding", "Sec-Fetch-Site")
-"""Headers that say what only the ordinary way knows. No other header has any effect but those
-that a Plan is made from, and those of the connection, which aiohttp has read."""
+GENERAL_PATH = (*_FRAMING, "Expect", "Content-Encoding", "Sec-Fetch-Site")
+"""Headers with an effect that only the general path knows. No other header has one but those that
+a Plan is made from, and those of the connection, which aiohttp has read."""
 
 
 class Heads:
@@ -29,10 +30,17 @@ class Heads:
             length is not None
             and request.version == HttpVersion11
             and request.keep_alive
-            and not any(name in request.headers for name in _OTHERWISE)
+            and not any(name in request.headers for name in GENERAL_PATH)
         ):
             plan = Plan(request.method, request.raw_path, length, begin, finish)
             self.plans.keep(head, plan)
+
+
+def deciding(headers: CIMultiDictProxy[str]) -> CIMultiDictProxy[str]:
+    """Return the headers that a plan may be made from: all but those that are idle."""
+    return CIMultiDictProxy(
+        CIMultiDict((name, value) for name, value in headers.items() if not is_idle(name.lower()))
+    )
 
 
 def size_of(head: bytes, request: web.BaseRequest) -> int | None:

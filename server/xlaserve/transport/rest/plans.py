@@ -1,44 +1,100 @@
-"""What heads of HTTP requests mean: known by their bytes, or by all that matters of these."""
+"""What header blocks of HTTP requests mean: known by their bytes, or by what of them decides."""
 
 import asyncio
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
-from xlaserve.transport.bounded_cache import BoundedCache
+import msgspec
+
+from xlaserve.transport.bounded_cache import BoundedCache, MakingCache
 from xlaserve.transport.rest.messages import Begin, HttpResponse
 
 _HEAD_BYTES = 4 << 10
-"""Longer heads are not known."""
+"""Longer header blocks are not known."""
+_MAX_LINES = 64
+_MAX_ONCE = 256
 
-_IDLE_NAMES = (
-    "b3",
-    "baggage",
-    "traceparent",
-    "tracestate",
-    "x-amzn-trace-id",
-    "x-b3-[a-z]+",
-    "x-cloud-trace-context",
-    "x-correlation-id",
-    "x-forwarded-for",
-    "x-real-ip",
-    "x-request-id",
+IDLE_NAMES: Final = frozenset(
+    (
+        # who asks
+        "api-key",
+        "authorization",
+        "cookie",
+        "dnt",
+        "forwarded",
+        "from",
+        "origin",
+        "referer",
+        "user-agent",
+        "via",
+        # what for
+        "accept-language",
+        "baggage",
+        "cache-control",
+        "correlation-id",
+        "idempotency-key",
+        "pragma",
+        "priority",
+        "request-id",
+        # traces
+        "b3",
+        "elastic-apm-traceparent",
+        "newrelic",
+        "sentry-trace",
+        "traceparent",
+        "tracestate",
+        "uber-trace-id",
+        # what a browser says of itself; Sec-Fetch-Site decides
+        "sec-fetch-dest",
+        "sec-fetch-mode",
+        "sec-fetch-user",
+        "upgrade-insecure-requests",
+    )
 )
-"""Headers that differ from request to request and have no effect here."""
+"""Headers that differ between requests, and that no plan is made from; in lower case.
 
-_IDLE = re.compile(
-    rb"\r\n(?:%b):[ -~]{0,512}(?=\r\n)" % "|".join(_IDLE_NAMES).encode(), re.IGNORECASE
-)
-_LENGTH = re.compile(rb"\r\ncontent-length: *([0-9]{1,9})(?=\r\n)", re.IGNORECASE)
+They have no effect on how a request is read. What else follows from them, as permissions do, is
+decided for each request, from its own headers.
+"""
+IDLE_PREFIXES: Final = ("cf-", "ot-tracer-", "sec-ch-", "x-")
+"""How the names of more of them begin."""
+DECIDING_PREFIXES: Final = ("x-amzn-sagemaker-",)
+"""How those names begin that do decide, in spite of their prefix."""
+_LENGTH = "content-length"
+_MAX_LENGTH_DIGITS = 9
+_MAX_NAME_BYTES = 64
+_MAX_NAMES = 1024
+_NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_PLAIN = bytes(range(0x20, 0x7F))
+
+
+def is_idle(name: str) -> bool:
+    """Tell whether headers of a name, in lower case, decide nothing of how a request is read."""
+    if name in IDLE_NAMES:
+        return True
+    return name.startswith(IDLE_PREFIXES) and not name.startswith(DECIDING_PREFIXES)
+
+
+_DECIDES, _IDLE, _IS_LENGTH = range(3)
+
+
+def _role(name: bytes) -> int:
+    text = name.decode("latin-1").lower()
+    if text == _LENGTH:
+        return _IS_LENGTH
+    return _IDLE if _NAME.fullmatch(name) and is_idle(text) else _DECIDES
+
+
+_ROLES: Final = MakingCache(_role, _MAX_NAMES)
+"""What the headers of a name are, as clients write it."""
 
 Finish: TypeAlias = Callable[[HttpResponse], "asyncio.Task[HttpResponse] | None"]
 """Return what makes an answer ready that cannot leave as it is; None for one that can."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a head means."""
+class Plan(msgspec.Struct, frozen=True):
+    """What a header block means."""
 
     method: str
     path: str
@@ -47,6 +103,12 @@ class Plan:
     begin: Begin
     finish: Finish | None = None
     """None where every answer can leave as it is."""
+
+    def with_length(self, length: int) -> "Plan":
+        """Return the plan for a body of another length."""
+        if length == self.length:
+            return self
+        return Plan(self.method, self.path, length, self.begin, self.finish)
 
 
 class Plans:
@@ -57,6 +119,8 @@ class Plans:
         self._known = known
         self._alike = BoundedCache[bytes, Plan](max_heads)
         self._max_length = max_length
+        self._once: set[int] = set()
+        """Of heads that were found once: their hashes. Those that come again will be known."""
         self.get = known.get
         """Returns the plan of a head that is known by its bytes, None for others."""
 
@@ -64,31 +128,70 @@ class Plans:
         """Know a head of which every line but the first and the last is one header."""
         if plan.length <= self._max_length and len(head) <= _HEAD_BYTES:
             self._known.keep(head, plan)
-            key, length = _essence(head)
+            essence = _essence(head)
             # A length that is written in another way is still in the key, and one more would pass.
-            if length == plan.length:
-                self._alike.keep(key, plan)
+            if essence is not None and essence[1] == plan.length:
+                self._alike.keep(essence[0], plan)
 
     def find(self, head: bytes) -> Plan | None:
         """Return the plan of a head that differs from a known one in nothing but its length.
 
-        And in headers that have no effect. They are removed as whole lines of plain characters, so
-        that what is left is what is left of a head that was read.
+        And in idle headers. They are removed as whole lines of plain characters, so that what is
+        left is what is left of a head that was read.
         """
         if not head or len(head) > _HEAD_BYTES:
             return None
-        key, length = _essence(head)
+        essence = _essence(head)
+        if essence is None:
+            return None
+        key, length, varies = essence
         plan = self._alike.get(key)
         if plan is None or length is None or length > self._max_length:
             return None
-        plan = replace(plan, length=length)
-        if _IDLE.search(head) is None:
+        plan = plan.with_length(length)
+        if not varies or self._came_before(head):
             self._known.keep(head, plan)
         return plan
 
+    def _came_before(self, head: bytes) -> bool:
+        number = hash(head)
+        if number in self._once:
+            return True
+        if len(self._once) >= _MAX_ONCE:
+            self._once.clear()
+        self._once.add(number)
+        return False
 
-def _essence(head: bytes) -> tuple[bytes, int | None]:
-    """Return a head without what differs between requests, and its length if it has just one."""
-    key, count = _LENGTH.subn(b"", head)
-    found = _LENGTH.search(head) if count == 1 else None
-    return _IDLE.sub(b"", key), int(found[1]) if found else None
+
+def _essence(head: bytes) -> tuple[bytes, int | None, bool] | None:
+    """Return a head without what differs between requests, its length, and if it has idle headers.
+
+    The length is None where there is not one, or more. The essence is None of a head that is not
+    plain: with other characters than ASCII has, with very many lines, or with an idle header twice,
+    which the general path may refuse.
+    """
+    first, *lines = head.split(b"\r\n")
+    count = len(lines)
+    if count > _MAX_LINES or head.translate(None, _PLAIN) != b"\r\n" * count:
+        return None
+    kept, idle, length = [first], set(), None
+    for line in lines:
+        end = line.find(b":")
+        role = _ROLES[line[:end]] if 0 < end <= _MAX_NAME_BYTES else _DECIDES
+        if role == _DECIDES:
+            kept.append(line)
+        elif role == _IDLE:
+            name = line[:end].lower()
+            if name in idle:
+                return None
+            idle.add(name)
+        elif length is None and _is_number(line[end + 1 :]):
+            length = int(line[end + 1 :])
+        else:
+            kept.append(line)
+    return b"\r\n".join(kept), length, bool(idle)
+
+
+def _is_number(value: bytes) -> bool:
+    digits = value.lstrip(b" ")
+    return digits.isdigit() and len(digits) <= _MAX_LENGTH_DIGITS

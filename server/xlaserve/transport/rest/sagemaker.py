@@ -57,7 +57,7 @@ _TEXT_TYPES = ("", JSON_TYPE, "text/csv", JSONLINES_TYPE)
 _JSON_HEADER_SIZE = re.compile(r";\s*json-header-size\s*=\s*([^;]*)", re.IGNORECASE)
 _DIGITS = re.compile(r"[0-9]{1,18}", re.ASCII)
 
-_PARAMETERS: Mapping[str, str] = MappingProxyType(
+PARAMETER_HEADERS: Mapping[str, str] = MappingProxyType(
     {
         "X-Amzn-SageMaker-Target-Model": "sagemaker_target_model",
         "X-Amzn-SageMaker-Custom-Attributes": "sagemaker_custom_attributes",
@@ -72,7 +72,7 @@ _INVOKE_HEADERS = (
     _LENGTH,
     *(
         Header(header, str, f"The model is given it as parameter `{name}`.")
-        for header, name in _PARAMETERS.items()
+        for header, name in PARAMETER_HEADERS.items()
     ),
 )
 _EXAMPLE = {"instances": [list(range(16))]}
@@ -411,7 +411,7 @@ def _parameters(model: str, request: HttpRequest) -> dict[str, Parameter]:
     """Return what the platform says of a request, for the model; and log it."""
     found = {
         name: request.headers[header][:_MAX_PARAMETER_CHARACTERS]
-        for header, name in _PARAMETERS.items()
+        for header, name in PARAMETER_HEADERS.items()
         if header in request.headers
     }
     # What came as broken UTF-8 is shown as it came, escaped.

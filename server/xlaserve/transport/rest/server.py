@@ -4,7 +4,7 @@ import asyncio
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
 
@@ -23,7 +23,7 @@ from xlaserve.transport.rest.connection import Beginning, Connection, Server
 from xlaserve.transport.rest.drain import Drain
 from xlaserve.transport.rest.edge import error_response, translate_errors
 from xlaserve.transport.rest.headers import ReadHeaders
-from xlaserve.transport.rest.heads import Heads
+from xlaserve.transport.rest.heads import Heads, deciding
 from xlaserve.transport.rest.messages import JOINED_BYTES, HttpRequest, HttpResponse
 from xlaserve.transport.rest.plans import Finish
 from xlaserve.transport.rest.routing import Route, RouteTable
@@ -144,7 +144,7 @@ class HttpServer:
         asked = HttpRequest(names, request.query, request.headers, read, connection.held.grow)
         if beginning.head and route.prepare is not None:
             with suppress(XlaserveError):  # the handler raises it in its turn
-                begin = route.prepare(asked)
+                begin = route.prepare(replace(asked, headers=deciding(asked.headers)))
                 self._heads.learn(beginning.head, request, begin, self._finish(request))
         return await route.handle(asked)
 
