@@ -162,6 +162,44 @@ def test_any_octets_end_as_with_the_reference(blocks: list[bytes]) -> None:
     Pair().compare(*blocks)
 
 
+FIELDS = st.tuples(
+    st.sampled_from([b":path", b"te", b"a", b"traceparent", b"x-id", b"authorization"]),
+    st.sampled_from([b"1", b"2", b"trailers", b"v" * 300])
+    | st.integers(0, 1 << 30).map(lambda number: b"%030d" % number),
+)
+
+
+@settings(max_examples=max(20, _EXAMPLES // 10), deadline=None)
+@given(
+    st.lists(FIELDS, max_size=6),
+    st.lists(st.lists(FIELDS, max_size=4), min_size=1, max_size=60),
+    st.booleans(),
+)
+def test_blocks_that_begin_alike_are_decoded_as_by_the_reference(
+    constant: Lines, varying: list[Lines], coded: bool
+) -> None:
+    """What is added moves the references of the next block, and what is evicted ends them."""
+    encoder, pair = hpack.Encoder(), Pair(1 << 16)
+    for more in varying:
+        fields = [(b":method", b"POST"), *constant, *more]
+
+        assert [fields] == pair.compare(encoder.encode(fields, huffman=coded))
+
+
+@pytest.mark.parametrize("added", [1, 2, 63, 64, 65, 100])
+@pytest.mark.parametrize("references", [b"\x83\x86", b"\xbe\x83", b"\x83\xc1\xbe"])
+def test_references_move_by_what_was_added(references: bytes, added: int) -> None:
+    pair = Pair(1 << 16)
+    pair.compare(*[b"\x40\x01" + bytes((97 + number,)) + b"\x01b" for number in range(4)])
+    pair.compare(references + b"\x40\x01n\x01v" * added)
+    for moved in range(0xC2, 0xFF):
+        pair.compare(references, b"\x83" + bytes((moved,)))
+    # What followed the same references before is gone, or elsewhere.
+    pair.compare(b"\x20\x3f\xe1\x1f")
+
+    assert ["malformed"] == pair.compare(b"\x83\xbe")
+
+
 # --- the rules, one by one -----------------------------------------------------------------------
 
 ENTRY = b"\x40" + string(b"a", False) + string(b"b", False)

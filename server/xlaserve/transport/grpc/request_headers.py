@@ -16,7 +16,8 @@ GRPC = "application/grpc"
 """What the content type of a request begins with."""
 NOT_FOUND = (Status.UNIMPLEMENTED, "Method not found")
 """What is answered to a request for a method that is not there."""
-_NO_SECONDS = 1e-3
+NO_SECONDS = 1e-3
+"""A shorter time is over before anything can be done."""
 
 
 def is_checked(name: str) -> bool:
@@ -36,14 +37,9 @@ def refusal(headers: Headers) -> tuple[Status, str] | None:
             least = seconds if least is None else min(least, seconds)
         elif name.endswith(_BINARY) and not all(map(_is_base64, value.split(","))):
             return Status.INTERNAL, "a header that ends in -bin is not base64"
-    if least is not None and is_over(least):
+    if least is not None and least < NO_SECONDS:
         return Status.DEADLINE_EXCEEDED, "the time for the request was over at once"
     return None
-
-
-def is_over(seconds: float) -> bool:
-    """Tell whether a time is over before anything can be done."""
-    return seconds < _NO_SECONDS
 
 
 def refusal_headers(status: Status, text: str) -> Headers:

@@ -10,9 +10,9 @@ from xlaserve.transport.grpc.compression import ACCEPTED
 from xlaserve.transport.grpc.grpclib_stream import GrpclibConnection, GrpclibRoute
 from xlaserve.transport.grpc.methods import Method
 from xlaserve.transport.grpc.request_headers import (
+    NO_SECONDS,
     NOT_FOUND,
     is_checked,
-    is_over,
     refusal,
     refusal_headers,
 )
@@ -85,7 +85,7 @@ def _refused(head: Head[Route]) -> Route | None:
 def _refused_for_time(head: Head[Route]) -> Route | None:
     """Return what `_refused` does where nothing but one timeout is checked."""
     seconds = head.timeout
-    return _refused(head) if seconds is None or is_over(seconds) else None
+    return _refused(head) if seconds is None or seconds < NO_SECONDS else None
 
 
 class Answer:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Generic, TypeAlias, TypeVar
 
+import msgspec
+
 from xlaserve.transport.bounded_cache import BoundedCache
 from xlaserve.transport.http2.errors import ConnectionFailure
 from xlaserve.transport.http2.frames import ErrorCode
@@ -14,10 +16,8 @@ from xlaserve.transport.http2.hpack import (
     Field,
     MalformedBlock,
     is_bad_value,
-    list_size,
     name_problem,
     token_of,
-    value_of,
 )
 
 Fields: TypeAlias = list[tuple[str, str]]
@@ -34,6 +34,7 @@ _MAX_KIND_BYTES = 2048
 _MAX_BLOCKS = 64
 _MAX_BLOCK_BYTES = 1024
 _MAX_BLOCK_LIST_BYTES = 4096
+_BLOCKS_OF_REST = 256
 _MAX_WRITTEN = 256
 """The most of everything that is remembered of a connection."""
 
@@ -58,6 +59,7 @@ class RequestKind(Generic[R]):
         "places",
         "problem",
         "route",
+        "timeout_place",
         "too_large",
     )
 
@@ -67,6 +69,9 @@ class RequestKind(Generic[R]):
             places[name.text] = (*places.get(name.text, ()), place)
         self.places: Mapping[str, tuple[int, ...]] = places
         """Where the headers of each name are."""
+        times = places.get(TIMEOUT, ())
+        self.timeout_place: int | None = None if not times else times[0] if len(times) == 1 else -1
+        """Where the timeout is; -1 where there are several."""
         self._deciding = {
             name.text: value.decode("latin-1") for _, value, _, name in found if name.decides
         }
@@ -97,20 +102,17 @@ class RequestKind(Generic[R]):
         return None
 
 
-class Head(Generic[R]):
+class Head(msgspec.Struct, Generic[R], gc=False):
     """The headers of a request: its kind, and the values of its own, decoded when asked for."""
 
-    __slots__ = ("content_length", "found", "kind", "route", "timeout")
-
-    def __init__(self, kind: RequestKind[R], found: Sequence[Field]) -> None:
-        self.kind = kind
-        self.found = found
-        self.content_length = kind.content_length
-        self.route = kind.route
-        """Where the request goes; None for a malformed one."""
-        self.timeout = self._least_timeout() if TIMEOUT in kind.places else None
-        """How many seconds it may take, the least where it says so more than once; None where it
-        does not (gRPC over HTTP/2, Timeout)."""
+    kind: RequestKind[R]
+    found: Sequence[Field]
+    content_length: int | None
+    route: R | None
+    """Where the request goes; None for a malformed one."""
+    timeout: float | None
+    """How many seconds it may take, the least where it says so more than once; None where it does
+    not (gRPC over HTTP/2, Timeout)."""
 
     @property
     def method(self) -> str:
@@ -154,9 +156,9 @@ class Head(Generic[R]):
         found = self.found
         return [found[place][1].decode("latin-1") for place in self.kind.places.get(name, ())]
 
-    def _least_timeout(self) -> float | None:
-        values = map(value_of, map(self.found.__getitem__, self.kind.places[TIMEOUT]))
-        return min((one for one in map(read_timeout, values) if one is not None), default=None)
+
+def _least_timeout(values: Iterable[bytes]) -> float | None:
+    return min((one for one in map(read_timeout, values) if one is not None), default=None)
 
 
 def read_timeout(value: bytes) -> float | None:
@@ -187,42 +189,52 @@ class HeaderReader(Generic[R]):
         """Those of the blocks seen that refer to the dynamic table."""
         self._once: set[bytes] = set()
         """Blocks that have come once. One that never comes again would only take the place."""
+        self._rest = 0
+        """How many of the blocks that come next are not noted."""
 
     def read(self, block: bytes) -> Head[R]:
         """Return the head of a request; a malformed one says so in `problem`.
 
         Raises ConnectionFailure where the block cannot be decoded: the table is lost with it.
         """
-        head = self._seen.get(block)
+        head = self._seen.get(block) if self._seen else None
         if head is not None:
             return head
         decoder = self._decoder
         changes = decoder.changes
-        found = self._decode(block)
-        size = list_size(found)
+        try:
+            found = decoder.decode(block)
+        except (BlockTooLarge, MalformedBlock) as error:
+            raise self._failure(error) from error
         kind = self._kinds.get(tuple(map(token_of, found)))
-        if kind is None or size > self._max_bytes:
-            kind = self._make_kind(found, size)
-        head = Head(kind, found)
+        if kind is None or decoder.list_bytes > self._max_bytes:
+            kind = self._make_kind(found, decoder.list_bytes)
+        place = kind.timeout_place
+        if place is None:
+            timeout = None
+        elif place >= 0:
+            timeout = read_timeout(found[place][1])
+        else:
+            timeout = _least_timeout(found[place][1] for place in kind.places[TIMEOUT])
+        head = Head(kind, found, kind.content_length, kind.route, timeout)
         if kind.check is not None:
-            head.route = kind.check(head) or head.route
+            head.route = kind.check(head) or kind.route
         if decoder.changes != changes:
-            self._drop_dependent()
-        elif len(block) <= _MAX_BLOCK_BYTES:
-            if block in self._once:
-                self._keep(block, head, size)
-            else:
-                if len(self._once) >= _MAX_BLOCKS:
-                    self._once.clear()
-                self._once.add(block)
+            if self._dependent:
+                self._drop_dependent()
+        elif self._rest:
+            self._rest -= 1
+        else:
+            self._note(block, head)
         return head
 
     def read_trailers(self, block: bytes) -> str | None:
         """Decode the trailers of a request, and say what is wrong with them."""
-        changes = self._decoder.changes
-        found = self._decode(block)
-        if self._decoder.changes != changes:
-            self._drop_dependent()
+        try:
+            found = self._decoder.decode(block)
+        except (BlockTooLarge, MalformedBlock) as error:
+            raise self._failure(error) from error
+        self._drop_dependent()
         for _, value, _, name in found:
             if name.octets[:1] == b":":
                 return "a pseudo-header in the trailers"
@@ -231,16 +243,12 @@ class HeaderReader(Generic[R]):
                 return problem
         return None
 
-    def _decode(self, block: bytes) -> list[Field]:
-        try:
-            return self._decoder.decode(block)
-        except BlockTooLarge as error:
+    def _failure(self, error: BlockTooLarge | MalformedBlock) -> ConnectionFailure:
+        if isinstance(error, BlockTooLarge):
             limit = f"header lists of {self._max_bytes * HARD_FACTOR} bytes (max_header_bytes)"
-            raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, f"too much for {limit}") from error
-        except MalformedBlock as error:
-            raise ConnectionFailure(
-                ErrorCode.COMPRESSION_ERROR, f"a header block that is not HPACK: {error}"
-            ) from error
+            return ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, f"too much for {limit}")
+        text = f"a header block that is not HPACK: {error}"
+        return ConnectionFailure(ErrorCode.COMPRESSION_ERROR, text)
 
     def _make_kind(self, found: Sequence[Field], size: int) -> RequestKind[R]:
         kind: RequestKind[R] = RequestKind(found, too_large=size > self._max_bytes)
@@ -251,24 +259,30 @@ class HeaderReader(Generic[R]):
                 self._kinds.keep(tokens, kind)
         return kind
 
-    def _keep(self, block: bytes, head: Head[R], size: int) -> None:
-        """Know a block again."""
-        if head.problem is not None or size > _MAX_BLOCK_LIST_BYTES:
+    def _note(self, block: bytes, head: Head[R]) -> None:
+        """Know a block again that has come a second time."""
+        if len(block) > _MAX_BLOCK_BYTES or self._decoder.list_bytes > _MAX_BLOCK_LIST_BYTES:
             return
-        if len(self._seen) >= _MAX_BLOCKS:
-            self._seen.clear()
-            self._dependent.clear()
-        self._seen[block] = head
-        if self._decoder.refers(head.found):
-            self._dependent.append(block)
+        if block not in self._once:
+            if len(self._once) >= _MAX_BLOCKS:
+                # None of them has come again: it is not likely that one soon does.
+                self._rest = _BLOCKS_OF_REST
+                self._once.clear()
+            self._once.add(block)
+        elif head.problem is None:
+            self._once.clear()
+            if len(self._seen) >= _MAX_BLOCKS:
+                self._seen.clear()
+                self._dependent.clear()
+            self._seen[block] = head
+            if self._decoder.refers(head.found):
+                self._dependent.append(block)
 
     def _drop_dependent(self) -> None:
         """Forget the blocks that may mean something else (RFC 7541, 2.3.2), and no others."""
-        if self._dependent:
-            for block in self._dependent:
-                del self._seen[block]
-            self._dependent.clear()
-        self._once.clear()
+        for block in self._dependent:
+            del self._seen[block]
+        self._dependent.clear()
 
 
 def _problem(found: Iterable[Field]) -> str | None:

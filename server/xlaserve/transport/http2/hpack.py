@@ -10,7 +10,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
-from typing import Final, TypeAlias
+from typing import Final, NoReturn, TypeAlias
 
 from xlaserve.transport.bounded_cache import BoundedCache
 from xlaserve.transport.http2 import huffman
@@ -50,22 +50,29 @@ class BlockTooLarge(Exception):
 class Name:
     """A name of fields, checked."""
 
-    __slots__ = ("decides", "octets", "size", "text", "token")
+    __slots__ = ("octets", "size", "text", "token")
 
     def __init__(self, octets: bytes) -> None:
         self.octets = octets
         self.text = octets.decode("latin-1")
         self.size = len(octets) + ENTRY_BYTES
-        self.decides = octets in DECIDING
-        is_malformed = octets not in PSEUDO and name_problem(octets) is not None
-        self.token = _MALFORMED + self.text if is_malformed else self.text
-        """Recognises a field whose value may be any that is not malformed."""
+        self.token: str | None = self.text
+        """The token of the fields whose values have nothing wrong; None where the value decides."""
+        if octets in DECIDING:
+            self.token = None
+        elif octets not in PSEUDO and name_problem(octets) is not None:
+            self.token = _MALFORMED + self.text
+
+    @property
+    def decides(self) -> bool:
+        """Tell whether the value decides what kind of request it is."""
+        return self.token is None
 
     def field(self, value: bytes) -> "Field":
         """Return a field of this name."""
         if b"\0" in value or b"\n" in value or b"\r" in value:
             token = _MALFORMED + self.text
-        elif self.decides:
+        elif self.token is None:
             token = f"{self.text}\n{value.decode('latin-1')}"
         else:
             token = self.token
@@ -97,11 +104,6 @@ def name_problem(name: bytes) -> str | None:
 def is_bad_value(value: bytes) -> bool:
     """Tell whether a value has a character that none may have (RFC 9113, 8.2.1)."""
     return _BAD_VALUE.search(value) is not None
-
-
-def list_size(fields: Iterable[Field]) -> int:
-    """Return the size of a field section (RFC 9113, 6.5.2)."""
-    return sum(map(size_of, fields))
 
 
 # --- the static table (RFC 7541, Appendix A) ---------------------------------------------------
@@ -170,7 +172,8 @@ via
 www-authenticate"""
 
 _NAMES: Final = BoundedCache[bytes, Name](_KNOWN_NAMES)
-"""Names that were seen, on any connection."""
+_CODED_NAMES: Final = BoundedCache[bytes, Name](_KNOWN_NAMES)
+"""Names that were seen, on any connection, as they are and in the Huffman code."""
 
 
 def _name(octets: bytes) -> Name:
@@ -179,6 +182,13 @@ def _name(octets: bytes) -> Name:
         name = Name(octets)
         if len(octets) <= _KNOWN_NAME_BYTES:
             _NAMES.keep(octets, name)
+    return name
+
+
+def _coded_name(octets: bytes) -> Name:
+    name = _name(huffman.decode(octets))
+    if len(octets) <= _KNOWN_NAME_BYTES:
+        _CODED_NAMES.keep(octets, name)
     return name
 
 
@@ -193,6 +203,16 @@ _INDEXED = 0x80
 _INDEXED_STATIC = {_INDEXED + index: field for index, field in enumerate(STATIC, 1)}
 """The fields that one octet stands for whatever was sent before. Index 0 is none of them."""
 _FIRST_INDEXED_DYNAMIC = _INDEXED + _FIRST_DYNAMIC
+_REFERENCES = re.compile(rb"[\x81-\xfe]+")
+"""Fields of one octet each (6.1)."""
+_MOVED = tuple(
+    bytes(
+        octet + added if _FIRST_INDEXED_DYNAMIC <= octet < 0xFF - added else octet
+        for octet in range(0x100)
+    )
+    for added in range(0xFF - _FIRST_INDEXED_DYNAMIC)
+)
+"""What references become when so many entries have been added to the table."""
 _STATIC_NAMES = {index: name_of(field) for index, field in enumerate(STATIC, 1)}
 
 
@@ -210,33 +230,63 @@ class Decoder:
         self._max_table_bytes = TABLE_BYTES
         self.changes = 0
         """Counts what has changed the table: blocks may mean something else since."""
+        self.list_bytes = 0
+        """The size of the fields of the last block."""
+        self._prefix = b""
+        self._prefix_fields: list[Field] = []
+        self._prefix_bytes = 0
+        """How the next block begins if it repeats the first fields of the last one; these fields,
+        and their size."""
 
     def decode(self, block: bytes) -> list[Field]:
         """Return the fields of a block. Raises MalformedBlock and BlockTooLarge.
 
         The table is lost with a block that is either of them.
         """
-        found: list[Field] = []
-        start, end, size = 0, len(block), 0
+        prefix, changes = self._prefix, self.changes
+        if block.startswith(prefix):
+            found, self.list_bytes = self._prefix_fields.copy(), self._prefix_bytes
+        else:
+            prefix, found, self.list_bytes = b"", [], 0
+        position, end = len(prefix), len(block)
         try:
-            while True:
-                counted = len(found)
+            while position < end and self.list_bytes <= self._max_list_bytes:
                 # At least an octet for each field: they are not many before they are counted.
-                start = self._decode_part(block, start, min(end, start + _STRIDE), found)
-                size += list_size(found[counted:] if counted else found)
-                if start >= end or size > self._max_list_bytes:
-                    break
+                position = self._decode_part(block, position, min(end, position + _STRIDE), found)
         except (LookupError, MalformedBlock, huffman.MalformedHuffman) as error:
-            if list_size(found) > self._max_list_bytes:
+            if sum(map(size_of, found)) > self._max_list_bytes:
                 raise BlockTooLarge from error
             raise MalformedBlock(str(error)) from error
-        if start > end:  # the last string lacks octets
-            size -= size_of(found.pop())
-        if size > self._max_list_bytes:
-            raise BlockTooLarge
-        if start > end:
-            raise MalformedBlock("a string that is cut off")
+        if position != end or self.list_bytes > self._max_list_bytes:
+            self._refuse(found, position > end)
+        if self.changes != changes or not prefix:
+            self._expect(block, prefix, found, self.changes - changes)
         return found
+
+    def _refuse(self, found: list[Field], is_cut_off: bool) -> NoReturn:
+        # The last string of a block that is cut off lacks octets, and its field is none.
+        if self.list_bytes - is_cut_off * size_of(found[-1]) > self._max_list_bytes:
+            raise BlockTooLarge
+        raise MalformedBlock("a string that is cut off")
+
+    def _expect(self, block: bytes, prefix: bytes, found: list[Field], added: int) -> None:
+        """Note how the next block begins if it repeats the first fields of this one.
+
+        Most fields are written as one octet that refers to the table. What is added to the table
+        moves the older entries by one place each (RFC 7541, 2.3.3).
+        """
+        if not prefix:
+            references = _REFERENCES.match(block)
+            prefix = references[0] if references else b""
+            self._prefix_fields = found[: len(prefix)]
+            self._prefix_bytes = sum(map(size_of, self._prefix_fields))
+        oldest = max(prefix, default=0)
+        if added and oldest >= _FIRST_INDEXED_DYNAMIC:
+            if oldest + added < min(_FIRST_INDEXED_DYNAMIC + len(self.table), 0xFF):
+                prefix = prefix.translate(_MOVED[added])
+            else:
+                prefix, self._prefix_fields, self._prefix_bytes = b"", [], 0
+        self._prefix = prefix
 
     def refers(self, fields: Iterable[Field]) -> bool:
         """Tell whether one of these fields is an entry of the dynamic table."""
@@ -249,17 +299,20 @@ class Decoder:
     ) -> int:
         """Append the fields that begin before `stop`; return where the next one begins."""
         append, table = found.append, self.table
+        list_bytes = self.list_bytes
         while position < stop:
             octet = block[position]
             position += 1
             if octet >= _INDEXED:
                 if octet < _FIRST_INDEXED_DYNAMIC:
-                    append(_INDEXED_STATIC[octet])
+                    field = _INDEXED_STATIC[octet]
                 elif octet != 0xFF:
-                    append(table[octet - _FIRST_INDEXED_DYNAMIC])
+                    field = table[octet - _FIRST_INDEXED_DYNAMIC]
                 else:
                     index, position = _integer(block, position, 0x7F)
-                    append(table[index - _FIRST_DYNAMIC])
+                    field = table[index - _FIRST_DYNAMIC]
+                append(field)
+                list_bytes += field[2]
                 continue
             if octet >= 0x40:  # with incremental indexing (6.2.1)
                 most = 0x3F
@@ -271,48 +324,60 @@ class Decoder:
                 position = self._resize(block, position, octet & 0x1F)
                 continue
             index = octet & most
-            if index:
-                if index == most:
-                    more = block[position]
-                    if more < 0x80:
-                        index += more
-                        position += 1
+            if not index:
+                length = block[position]
+                position += 1
+                if length & 0x7F != 0x7F:
+                    is_coded = length & 0x80
+                    length &= 0x7F
+                    octets = block[position : position + length]
+                    position += length
+                    if is_coded:
+                        name = _CODED_NAMES.get(octets) or _coded_name(octets)
                     else:
-                        index, position = _integer(block, position, most)
-                if index < _FIRST_DYNAMIC:
-                    name = _STATIC_NAMES[index]
+                        name = _NAMES.get(octets) or _name(octets)
                 else:
-                    name = table[index - _FIRST_DYNAMIC][3]
+                    octets, position = _long_string(block, position, length)
+                    name = _name(octets)
+            elif index != most and index < _FIRST_DYNAMIC:
+                name = _STATIC_NAMES[index]
             else:
-                octets, position = _string(block, position)
-                name = _NAMES.get(octets) or _name(octets)
+                if index == most:
+                    index = block[position]
+                    position += 1
+                    if index < 0x80:
+                        index += most
+                    else:
+                        index, position = _integer(block, position - 1, most)
+                name = (
+                    table[index - _FIRST_DYNAMIC][3]
+                    if index >= _FIRST_DYNAMIC
+                    else _STATIC_NAMES[index]
+                )
             length = block[position]
             position += 1
-            is_coded = length & 0x80
-            length &= 0x7F
-            if length == 0x7F:
-                length, position = _integer(block, position, 0x7F)
-            value = block[position : position + length]
-            position += length
-            if is_coded:
-                value = huffman.decode(value)
-            if name.decides or b"\0" in value or b"\n" in value or b"\r" in value:
+            if length < 0x7F:
+                value = block[position : position + length]
+                position += length
+            else:
+                value, position = _long_string(block, position, length)
+            token = name.token
+            size = name.size + len(value)
+            list_bytes += size
+            if token is None or b"\0" in value or b"\n" in value or b"\r" in value:
                 field = name.field(value)
             else:
-                field = name.token, value, name.size + len(value), name
+                field = token, value, size, name
             append(field)
-            if most == 0x3F:
-                self._add(field)
+            if most == 0x3F:  # the newest entry, without the oldest ones (4.4)
+                table.appendleft(field)
+                self.changes += 1
+                size += self._table_bytes
+                while size > self._max_table_bytes:
+                    size -= table.pop()[2]
+                self._table_bytes = size
+        self.list_bytes = list_bytes
         return position
-
-    def _add(self, field: Field) -> None:
-        """Make a field the newest entry of the table, without the oldest ones (4.4)."""
-        table = self.table
-        table.appendleft(field)
-        self.changes += 1
-        self._table_bytes += field[2]
-        while self._table_bytes > self._max_table_bytes:
-            self._table_bytes -= table.pop()[2]
 
     def _resize(self, block: bytes, position: int, size: int) -> int:
         if size == 0x1F:
@@ -340,11 +405,12 @@ def _integer(block: bytes, position: int, number: int) -> tuple[int, int]:
     raise MalformedBlock("a number that is too long")
 
 
-def _string(block: bytes, position: int) -> tuple[bytes, int]:
-    """Return a string, and the position behind it (5.2); both may be past the end."""
-    length = block[position]
-    position += 1
-    is_coded = length & 0x80
+def _long_string(block: bytes, position: int, length: int) -> tuple[bytes, int]:
+    """Return a string that is long or in the Huffman code, and the position behind it (5.2).
+
+    Both may be past the end of the block.
+    """
+    is_coded = length >= 0x80
     length &= 0x7F
     if length == 0x7F:
         length, position = _integer(block, position, length)

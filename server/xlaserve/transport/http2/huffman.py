@@ -36,7 +36,8 @@ def decode(data: bytes) -> bytes:
     """Return the octets that a string stands for. Raises MalformedHuffman."""
     if len(data) > _TABLE_BYTES:
         inflater = _INFLATER.copy()
-        octets = inflater.decompress(data.translate(_REVERSED) + _BLOCK_END)
+        # No symbol has less than five bits; a limit spares zlib a buffer of 16 KB.
+        octets = inflater.decompress(data.translate(_REVERSED) + _BLOCK_END, 2 * len(data))
         if inflater.eof:
             # The block has ended within `data` where a symbol is longer, and behind it else.
             unused = len(inflater.unused_data)
