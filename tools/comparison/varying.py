@@ -1,0 +1,398 @@
+"""A client whose headers vary, as those of real clients do: what a server pays for that.
+
+h2load sends the same headers in every request. Here a deadline, a trace, an id and a token are of
+each request alone, or for comparison always the same. All requests are written before the first
+one leaves; the processor time of the server is what is measured, not the client's.
+"""
+
+import json
+import re
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self, TypeAlias
+
+from hpack import Encoder, HeaderTuple, NeverIndexedHeaderTuple
+
+from comparison import processes
+from comparison.kit import Repetition
+
+CPU = "cpu_us"
+"""The measure: microseconds that a server computes for a request."""
+
+_REQUESTS = 6000
+"""Of each connection; then there is a new one, as its requests begin anew."""
+_SILENCE_SECONDS = 60.0
+"""How long a server may take for an answer."""
+_TOLERANCE = 0.01
+"""By how much the size of answers may change while requests are sent."""
+_RECEIVE_BYTES = 1 << 18
+
+Fields: TypeAlias = list[tuple[str, str]]
+
+
+def varying_fields(number: int, protocol: str) -> Fields:
+    """Return the headers of a request that are its own."""
+    spread = number * 0x9E3779B97F4A7C15F39CC0605CEDC835 + 1
+    trace, span = spread % 2**128, spread % 2**64
+    fields = [
+        ("traceparent", f"00-{trace:032x}-{span:016x}-01"),
+        (
+            "x-request-id",
+            f"{span >> 32:08x}-{span >> 16 & 0xFFFF:04x}-4abc-89ab-{trace >> 80:012x}",
+        ),
+        ("authorization", f"Bearer {trace ^ span:032x}{trace:032x}"),
+    ]
+    return [("grpc-timeout", f"{9999999 - number}u"), *fields] if protocol == "grpc" else fields
+
+
+# --- requests ----------------------------------------------------------------------------------
+
+
+def grpc_constants(port: int) -> Fields:
+    """Return the headers that all requests have in common."""
+    return [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", "/inference.GRPCInferenceService/ModelInfer"),
+        (":authority", f"127.0.0.1:{port}"),
+        ("content-type", "application/grpc"),
+        ("user-agent", "grpc-go/1.70.0"),
+        ("te", "trailers"),
+    ]
+
+
+def _literal(encoder: Encoder, text: str, *, coded: bool) -> bytes:
+    octets = encoder.huffman_coder.encode(text.encode()) if coded else text.encode()
+    assert len(octets) < 0x7F
+    return bytes((len(octets) | coded << 7,)) + octets
+
+
+def _indexed(encoder: Encoder, constant: Fields, own: Fields, *, coded: bool) -> bytes:
+    block: bytes = encoder.encode([HeaderTuple(*one) for one in constant + own], huffman=coded)
+    return block
+
+
+def _never(encoder: Encoder, constant: Fields, own: Fields, *, coded: bool) -> bytes:
+    fields = [HeaderTuple(*one) for one in constant]
+    fields += [NeverIndexedHeaderTuple(*one) for one in own]
+    block: bytes = encoder.encode(fields, huffman=coded)
+    return block
+
+
+def _without(encoder: Encoder, constant: Fields, own: Fields, *, coded: bool) -> bytes:
+    block: bytes = encoder.encode(constant, huffman=coded)
+    for name, value in own:
+        block += (
+            b"\0" + _literal(encoder, name, coded=coded) + _literal(encoder, value, coded=coded)
+        )
+    return block
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a client writes the headers that vary (RFC 7541, 6.2)."""
+
+    write: Callable[..., bytes]
+    coded: bool
+    """Whether strings are in the Huffman code."""
+
+
+FORMS = {
+    "indexed-huffman": Form(_indexed, coded=True),
+    "indexed": Form(_indexed, coded=False),
+    "literal-huffman": Form(_without, coded=True),
+    "literal": Form(_without, coded=False),
+    "never-huffman": Form(_never, coded=True),
+    "never": Form(_never, coded=False),
+}
+"""grpc-go, nghttp2 and Envoy write the first, grpc-java the second, grpc-core the fourth."""
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+_DATA, _HEADERS, _SETTINGS, _PING, _WINDOW_UPDATE = 0, 1, 4, 6, 8
+_END_STREAM, _END_HEADERS, _ACK = 1, 4, 1
+_FRAME_BYTES = 9
+GREETING = (
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    + _frame(_SETTINGS, 0, 0, struct.pack(">HI", 4, 2**31 - 1))
+    + _frame(_WINDOW_UPDATE, 0, 0, struct.pack(">I", 2**31 - 1 - 65535))
+)
+"""The beginning of an HTTP/2 connection: answers need no window of their own."""
+
+
+def grpc_requests(
+    fields: Callable[[int], Fields], form: Form, message: bytes, port: int
+) -> list[bytes]:
+    """Write the requests of a connection; `message` has the prefix of gRPC."""
+    encoder, constant, requests = Encoder(), grpc_constants(port), []
+    for number in range(_REQUESTS):
+        block = form.write(encoder, constant, fields(number), coded=form.coded)
+        stream = 2 * number + 1
+        requests.append(
+            _frame(_HEADERS, _END_HEADERS, stream, block)
+            + _frame(_DATA, _END_STREAM, stream, message)
+        )
+    return requests
+
+
+def rest_requests(
+    fields: Callable[[int], Fields], path: str, headers: Fields, body: bytes, port: int
+) -> list[bytes]:
+    """Write the requests of a connection."""
+    constant = [("Host", f"127.0.0.1:{port}"), ("User-Agent", "python-httpx/0.28"), *headers]
+    constant += [("Content-Length", str(len(body)))]
+    requests = []
+    for number in range(_REQUESTS):
+        lines = [f"{name}: {value}" for name, value in constant + fields(number)]
+        head = "\r\n".join([f"POST {path} HTTP/1.1", *lines, "", ""])
+        requests.append(head.encode() + body)
+    return requests
+
+
+# --- connections -------------------------------------------------------------------------------
+
+
+class Speaker(Protocol):
+    """Reads the answers of one connection."""
+
+    data_bytes: int
+    """Of the answers so far."""
+
+    def answered(self, data: bytes) -> int:
+        """Return how many answers ended in what came. Raises ValueError for what is none."""
+        ...
+
+    def reply(self) -> bytes:
+        """Return what is to be sent besides requests."""
+        ...
+
+
+class Http2Speaker:
+    """Counts streams that end."""
+
+    def __init__(self) -> None:
+        self.data_bytes = 0
+        self._rest = b""
+        self._said = b""
+
+    def answered(self, data: bytes) -> int:
+        """Return how many streams ended."""
+        data = self._rest + data
+        position, ended = 0, 0
+        while len(data) - position >= _FRAME_BYTES:
+            length = int.from_bytes(data[position : position + 3], "big")
+            kind, flags = data[position + 3], data[position + 4]
+            start = position + _FRAME_BYTES
+            if len(data) - start < length:
+                break
+            if kind == _DATA:
+                self.data_bytes += length
+            if kind <= _HEADERS:
+                ended += flags & _END_STREAM
+            else:
+                self._control(kind, flags, data[start : start + length])
+            position = start + length
+        self._rest = data[position:]
+        return ended
+
+    def _control(self, kind: int, flags: int, payload: bytes) -> None:
+        if kind in {_SETTINGS, _PING} and not flags & _ACK:
+            self._said += _frame(kind, _ACK, 0, payload if kind == _PING else b"")
+        elif kind not in {_SETTINGS, _PING, _WINDOW_UPDATE}:
+            raise ValueError(f"a frame of type {kind}: {payload!r}")
+
+    def reply(self) -> bytes:
+        """Return acknowledgements."""
+        said, self._said = self._said, b""
+        return said
+
+
+class Http1Speaker:
+    """Counts answers; there is one at a time."""
+
+    _LENGTH = re.compile(rb"\r\ncontent-length: *([0-9]+)", re.IGNORECASE)
+
+    def __init__(self) -> None:
+        self.data_bytes = 0
+        self._came = b""
+
+    def answered(self, data: bytes) -> int:
+        """Return whether the answer has come whole."""
+        self._came += data
+        head, end, body = self._came.partition(b"\r\n\r\n")
+        if not end:
+            return 0
+        length = self._LENGTH.search(head)
+        if not head.startswith(b"HTTP/1.1 200 ") or length is None:
+            raise ValueError(f"answered {self._came[:300]!r}")
+        if len(body) < int(length[1]):
+            return 0
+        self.data_bytes += len(body)
+        self._came = b""
+        return 1
+
+    def reply(self) -> bytes:
+        """Return nothing."""
+        return b""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What every connection sends, and how."""
+
+    port: int
+    requests: Sequence[bytes]
+    speaker: Callable[[], Speaker]
+    greeting: bytes
+    connections: int
+    in_flight: int
+    """Requests of a connection that have no answer yet."""
+
+
+class _Connection:
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self.speaker = load.speaker()
+        self.sent = 0
+        self.socket = socket.create_connection(("127.0.0.1", load.port), timeout=_SILENCE_SECONDS)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._send(load.greeting, load.in_flight)
+
+    def _send(self, before: bytes, count: int) -> None:
+        first, self.sent = self.sent, self.sent + count
+        data = before + b"".join(self._load.requests[first : self.sent])
+        if data:
+            self.socket.sendall(data)
+
+    def receive(self) -> int:
+        """Read what came, and send as many requests as were answered."""
+        data = self.socket.recv(_RECEIVE_BYTES)
+        if not data:
+            raise ValueError("the connection was closed")
+        answered = self.speaker.answered(data)
+        self._send(self.speaker.reply(), answered)
+        return answered
+
+    @property
+    def is_used_up(self) -> bool:
+        """Tell whether all requests were sent and answered."""
+        return self.sent >= len(self._load.requests) + self._load.in_flight
+
+
+def drive(load: Load, pid: int, seconds: float, warm_seconds: float = 0.5) -> Repetition:
+    """Send requests for a while; return the rate, and the processor time of a request."""
+    try:
+        with _Run(load) as run:
+            run.send_for(warm_seconds)
+            usual = run.bytes_of_an_answer
+            busy, server = processes.busy_seconds(), processes.cpu_seconds(pid)
+            client, started = time.process_time(), time.monotonic()
+            count = run.send_for(seconds)
+            wall, client = time.monotonic() - started, time.process_time() - client
+            server = processes.cpu_seconds(pid) - server
+            busy = processes.busy_seconds() - busy
+    except (OSError, ValueError) as error:
+        return {"error": str(error)[:300]}
+    # An error of gRPC is a status without data: it must not pass for an answer.
+    if not usual or abs(run.bytes_of_an_answer / usual - 1) > _TOLERANCE:
+        return {"error": f"answers of {run.bytes_of_an_answer:g} bytes, at first of {usual:g}"}
+    return {
+        "rps": round(count / wall, 1),
+        CPU: round(server / max(count, 1) * 1e6, 2),
+        "server_cpu": round(server / wall, 2),
+        "client_cpu": round(client / wall, 2),
+        "other_cpu": round((busy - server - client) / wall, 2),
+    }
+
+
+class _Run:
+    """The connections of a measurement; a context manager that closes them."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._selector = selectors.DefaultSelector()
+        self._answers = 0
+        self._bytes = 0
+
+    def __enter__(self) -> Self:
+        for _ in range(self._load.connections):
+            self._connect()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for key in tuple(self._selector.get_map().values()):
+            key.data.socket.close()
+        self._selector.close()
+
+    @property
+    def bytes_of_an_answer(self) -> float:
+        """Return how much data the answers have had so far."""
+        return self._bytes / self._answers if self._answers else 0
+
+    def _connect(self) -> None:
+        connection = _Connection(self._load)
+        self._selector.register(connection.socket, selectors.EVENT_READ, connection)
+
+    def send_for(self, seconds: float) -> int:
+        """Send requests for a while, and return how many were answered."""
+        end, count = time.monotonic() + seconds, 0
+        while time.monotonic() < end:
+            ready = self._selector.select(_SILENCE_SECONDS)
+            if not ready:
+                raise ValueError("no answer in time")
+            for key, _ in ready:
+                connection: _Connection = key.data
+                before = connection.speaker.data_bytes
+                count += connection.receive()
+                self._bytes += connection.speaker.data_bytes - before
+                if connection.is_used_up:
+                    self._selector.unregister(connection.socket)
+                    connection.socket.close()
+                    self._connect()
+        self._answers += count
+        return count
+
+
+# --- the model `identity` ------------------------------------------------------------------------
+
+
+def identity_load(
+    protocol: str, port: int, load: str, form: str = "indexed-huffman", *, vary: bool
+) -> Load:
+    """Return requests to the model `identity`, FP32[-1,16], whose headers vary or do not."""
+    connections, in_flight = map(int, load.split("x"))
+
+    def fields(number: int) -> Fields:
+        return varying_fields(number if vary else 0, protocol)
+
+    if protocol == "grpc":
+        message = _identity_message()
+        requests = grpc_requests(fields, FORMS[form], message, port)
+        return Load(port, requests, Http2Speaker, GREETING, connections, in_flight)
+    tensor = {"name": "x", "shape": [1, 16], "datatype": "FP32", "data": _VALUES}
+    body = json.dumps({"inputs": [tensor]}, separators=(",", ":")).encode()
+    headers = [("Content-Type", "application/json"), ("Accept", "*/*")]
+    requests = rest_requests(fields, "/v2/models/identity/infer", headers, body, port)
+    return Load(port, requests, Http1Speaker, b"", connections * in_flight, 1)
+
+
+_VALUES = [round(0.0625 * number + 0.001, 6) for number in range(16)]
+
+
+def _identity_message() -> bytes:
+    """Write a ModelInferRequest with raw contents, behind the prefix of gRPC."""
+    tensor = b"".join((_of(1, b"x"), _of(2, b"FP32"), _of(3, b"\x01\x10")))
+    message = _of(1, b"identity") + _of(5, tensor) + _of(7, struct.pack("<16f", *_VALUES))
+    return struct.pack(">BI", 0, len(message)) + message
+
+
+def _of(number: int, octets: bytes) -> bytes:
+    assert len(octets) < 0x80
+    return bytes((number << 3 | 2, len(octets))) + octets
