@@ -17,7 +17,8 @@ from xlaserve.core.residence.lifecycle import Event
 from xlaserve.core.residence.registry import Instance, Registry, Version
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import ModelInfo, ModelMemory
-from xlaserve.transport.rest.metric_families import OF_MODELS, OF_SERVER, OF_VERSIONS, Family
+from xlaserve.transport.rest.metric_families import OF_MODELS, OF_SERVER, OF_VERSIONS
+from xlaserve.transport.rest.metric_family import Family
 from xlaserve.transport.rest.metrics import Metrics
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"

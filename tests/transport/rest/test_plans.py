@@ -18,7 +18,7 @@ from xlaserve.transport.rest.plans import (
     Plans,
     is_idle,
 )
-from xlaserve.transport.rest.sagemaker import PARAMETER_HEADERS as SAGEMAKER_HEADERS
+from xlaserve.transport.rest.sagemaker_bodies import PARAMETER_HEADERS as SAGEMAKER_HEADERS
 
 MAX_LENGTH = 1000
 

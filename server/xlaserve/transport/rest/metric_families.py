@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Generic, TypeAlias, TypeVar
 
 from xlaserve.core.residence.capacity import Capacity
 from xlaserve.core.residence.registry import Instance, Model, Version
@@ -13,48 +12,7 @@ from xlaserve.core.serving.statistics import REQUEST_BOUNDS_NS, FailureReason, T
 from xlaserve.core.threads.abandoned import AbandonedWork
 from xlaserve.models.loaded import Bucket
 from xlaserve.models.mappings import UNLIMITED, Mappings
-
-Subject = TypeVar("Subject")
-
-Row: TypeAlias = tuple[str, str, float]
-"""A suffix of the name, labels that follow those of the subject, and the value."""
-
-
-@dataclass(frozen=True, slots=True)
-class Family(Generic[Subject]):
-    """One metric: its name, what it means, and how its rows are read from what it is about."""
-
-    name: str
-    kind: str
-    """counter, gauge or histogram."""
-    help: str
-    read: Callable[[Subject], Iterable[Row]]
-    labels: tuple[str, ...] = ()
-
-    @property
-    def head(self) -> str:
-        """Return the lines above the rows."""
-        return f"# HELP {self.name} {self.help}\n# TYPE {self.name} {self.kind}\n"
-
-    def lines(self, labels: str, subject: Subject) -> list[str]:
-        """Return the rows of one subject, whose own labels are written already."""
-        name = self.name
-        return [
-            f"{name}{suffix}{{{labels}{more}}} {value}\n"
-            if labels or more
-            else f"{name}{suffix} {value}\n"
-            for suffix, more, value in self.read(subject)
-        ]
-
-
-def escape(value: str) -> str:
-    r"""Write a label's value: backslash, quote and line feed are escaped, nothing else is."""
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-
-
-def _one(value: float) -> tuple[Row]:
-    return (("", "", value),)
-
+from xlaserve.transport.rest.metric_family import Family, Row, escape, one
 
 # --- of a model version ---
 
@@ -142,7 +100,7 @@ def _buckets(reading: VersionReading, read: Callable[[Bucket], float]) -> list[R
 
 def _when_loaded(read: Callable[[Instance], float]) -> Callable[[VersionReading], Iterable[Row]]:
     def rows(reading: VersionReading) -> Iterable[Row]:
-        return () if reading.instance is None else _one(read(reading.instance))
+        return () if reading.instance is None else one(read(reading.instance))
 
     return rows
 
@@ -163,7 +121,7 @@ OF_VERSIONS: tuple[Family[VersionReading], ...] = (
         "nv_inference_request_success",
         "counter",
         "Requests that were answered",
-        lambda r: _one(r.totals.success.count),
+        lambda r: one(r.totals.success.count),
     ),
     _of_version(
         "nv_inference_request_failure",
@@ -178,55 +136,55 @@ OF_VERSIONS: tuple[Family[VersionReading], ...] = (
         "nv_inference_count",
         "counter",
         "Rows of the requests that were answered; a request of a model without batches is one",
-        lambda r: _one(r.totals.inference_count),
+        lambda r: one(r.totals.inference_count),
     ),
     _of_version(
         "nv_inference_exec_count",
         "counter",
         "Executions of the model for requests that were answered",
-        lambda r: _one(r.totals.execution_count),
+        lambda r: one(r.totals.execution_count),
     ),
     _of_version(
         "nv_inference_request_duration_us",
         "counter",
         "Time of the requests that were answered, from when their model was found",
-        lambda r: _one(r.totals.success.ns // 1000),
+        lambda r: one(r.totals.success.ns // 1000),
     ),
     _of_version(
         "nv_inference_queue_duration_us",
         "counter",
         "Part of that time in which they waited for a thread",
-        lambda r: _one(r.totals.queue.ns // 1000),
+        lambda r: one(r.totals.queue.ns // 1000),
     ),
     _of_version(
         "nv_inference_compute_input_duration_us",
         "counter",
         "Part of that time in which their inputs were checked and decoded",
-        lambda r: _one(r.totals.compute_input.ns // 1000),
+        lambda r: one(r.totals.compute_input.ns // 1000),
     ),
     _of_version(
         "nv_inference_compute_infer_duration_us",
         "counter",
         "Part of that time in which the model ran, with the way to the device and back",
-        lambda r: _one(r.totals.compute_infer.ns // 1000),
+        lambda r: one(r.totals.compute_infer.ns // 1000),
     ),
     _of_version(
         "nv_inference_compute_output_duration_us",
         "counter",
         "The rest of that time, until the answer was made",
-        lambda r: _one(r.totals.compute_output.ns // 1000),
+        lambda r: one(r.totals.compute_output.ns // 1000),
     ),
     _of_version(
         "nv_inference_pending_request_count",
         "gauge",
         "Executions that wait for a thread",
-        lambda r: _one(r.instance.pending if r.instance else 0),
+        lambda r: one(r.instance.pending if r.instance else 0),
     ),
     _of_version(
         "nv_model_load_duration_secs",
         "gauge",
         "Seconds that the last load took, while the model is loaded",
-        lambda r: () if r.instance is None else _one(r.version.statistics.load_seconds),
+        lambda r: () if r.instance is None else one(r.version.statistics.load_seconds),
     ),
     _of_version(
         "xlaserve_request_seconds",
@@ -246,7 +204,7 @@ OF_VERSIONS: tuple[Family[VersionReading], ...] = (
         "xlaserve_model_ready",
         "gauge",
         "1 where requests are answered, 0 otherwise",
-        lambda r: _one(int(r.ready)),
+        lambda r: one(int(r.ready)),
     ),
     _of_version(
         "xlaserve_model_bytes",
@@ -287,19 +245,19 @@ OF_VERSIONS: tuple[Family[VersionReading], ...] = (
         "xlaserve_model_loads_total",
         "counter",
         "Loads and reloads that succeeded",
-        lambda r: _one(r.version.statistics.loads),
+        lambda r: one(r.version.statistics.loads),
     ),
     _of_version(
         "xlaserve_model_load_failures_total",
         "counter",
         "Loads and reloads that failed or were called off",
-        lambda r: _one(r.version.statistics.load_failures),
+        lambda r: one(r.version.statistics.load_failures),
     ),
     _of_version(
         "xlaserve_model_unloads_total",
         "counter",
         "Unloads",
-        lambda r: _one(r.version.statistics.unloads),
+        lambda r: one(r.version.statistics.unloads),
     ),
 )
 """One row for each version that the registry knows; those are gone with a model's files."""
@@ -313,7 +271,7 @@ OF_MODELS: tuple[Family[Model], ...] = (
         "xlaserve_requests_in_progress",
         "gauge",
         "Requests in progress, all versions together",
-        lambda model: _one(model.requests),
+        lambda model: one(model.requests),
         ("model",),
     ),
 )
@@ -335,7 +293,7 @@ class ServerReading:
 
 def _total_bytes(server: ServerReading) -> Iterable[Row]:
     total = server.capacity.total_bytes
-    return () if total is None else _one(total)
+    return () if total is None else one(total)
 
 
 def _by_device(sizes: Mapping[str, int]) -> Iterable[Row]:
@@ -343,11 +301,11 @@ def _by_device(sizes: Mapping[str, int]) -> Iterable[Row]:
 
 
 def _readable(server: ServerReading) -> Iterable[Row]:
-    return () if server.watch is None else _one(int(not server.watch.problem))
+    return () if server.watch is None else one(int(not server.watch.problem))
 
 
 def _skipped(server: ServerReading) -> Iterable[Row]:
-    return () if server.watch is None else _one(server.watch.skipped)
+    return () if server.watch is None else one(server.watch.skipped)
 
 
 OF_SERVER: tuple[Family[ServerReading], ...] = (
@@ -356,7 +314,7 @@ OF_SERVER: tuple[Family[ServerReading], ...] = (
         "xlaserve_capacity_used_bytes",
         "gauge",
         "Memory that loaded and loading models have booked",
-        lambda server: _one(server.capacity.used_bytes),
+        lambda server: one(server.capacity.used_bytes),
     ),
     Family(
         "xlaserve_device_capacity_bytes",
@@ -400,18 +358,18 @@ OF_SERVER: tuple[Family[ServerReading], ...] = (
         "xlaserve_abandoned_work",
         "gauge",
         "Loads and compilations that took too long, and whose threads have not ended",
-        lambda server: () if server.abandoned is None else _one(len(server.abandoned)),
+        lambda server: () if server.abandoned is None else one(len(server.abandoned)),
     ),
     Family(
         "xlaserve_memory_mappings",
         "gauge",
         "Memory mappings of the process when they were last counted, at a compilation or unload",
-        lambda server: _one(server.mappings.used) if server.mappings.is_counted else (),
+        lambda server: one(server.mappings.used) if server.mappings.is_counted else (),
     ),
     Family(
         "xlaserve_memory_mappings_limit",
         "gauge",
         "Memory mappings that the process may have for another program to be compiled",
-        lambda server: _one(server.mappings.limit) if server.mappings.is_counted else (),
+        lambda server: one(server.mappings.limit) if server.mappings.is_counted else (),
     ),
 )

@@ -21,8 +21,8 @@ from xlaserve.transport.rest.metric_families import (
     OF_VERSIONS,
     ServerReading,
     VersionReading,
-    escape,
 )
+from xlaserve.transport.rest.metric_family import escape
 from xlaserve.transport.rest.routing import Body, Route
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"

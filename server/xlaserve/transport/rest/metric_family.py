@@ -1,0 +1,47 @@
+"""One metric in Prometheus' text format."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar
+
+Subject = TypeVar("Subject")
+
+Row: TypeAlias = tuple[str, str, float]
+"""A suffix of the name, labels that follow those of the subject, and the value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family(Generic[Subject]):
+    """One metric: its name, what it means, and how its rows are read from what it is about."""
+
+    name: str
+    kind: str
+    """counter, gauge or histogram."""
+    help: str
+    read: Callable[[Subject], Iterable[Row]]
+    labels: tuple[str, ...] = ()
+
+    @property
+    def head(self) -> str:
+        """Return the lines above the rows."""
+        return f"# HELP {self.name} {self.help}\n# TYPE {self.name} {self.kind}\n"
+
+    def lines(self, labels: str, subject: Subject) -> list[str]:
+        """Return the rows of one subject, whose own labels are written already."""
+        name = self.name
+        return [
+            f"{name}{suffix}{{{labels}{more}}} {value}\n"
+            if labels or more
+            else f"{name}{suffix} {value}\n"
+            for suffix, more, value in self.read(subject)
+        ]
+
+
+def escape(value: str) -> str:
+    r"""Write a label's value: backslash, quote and line feed are escaped, nothing else is."""
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def one(value: float) -> tuple[Row]:
+    """Return the one row of a metric that has no more."""
+    return (("", "", value),)
