@@ -467,6 +467,7 @@ class Application:
             threads,
             max_json_depth=depth,
             strict_json=self.settings.strict_json,
+            max_stream_bytes=self.settings.max_infer_stream_bytes,
         )
         repository = RepositoryRoutes(self.control, max_json_depth=depth)
         connections = {

@@ -351,8 +351,9 @@ class Settings:
     """Requests of one ModelStreamInfer stream that may be in flight; the next one is not read
     before the first of them is answered."""
     max_infer_stream_bytes: int = 1 << 20
-    """Bytes of answers of one ModelStreamInfer stream that may wait for its client; from then on no
-    more requests are read, and a model that answers many times pauses."""
+    """Bytes of answers of one ModelStreamInfer stream, or of one of server-sent events, that may
+    wait for its client; from then on no more requests are read of it, and a model that answers many
+    times pauses."""
 
     # --- Model repository ---
 

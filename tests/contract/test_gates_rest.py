@@ -158,7 +158,8 @@ async def test_equal_requests_are_counted_every_time(place: Place, route: Route)
     calls = place.watch.gate
 
     assert REFUSED not in found
-    assert 1 == len(set(found))
+    # What loads or unloads finds another state the second time.
+    assert route.operation is Operation.MANAGE or 1 == len(set(found))
     assert len(found) == len(calls) == len(set(calls))
     assert {route.operation} == {call.operation for call in calls}
     assert Counter(calls) == Counter(place.watch.begun) == Counter(place.watch.ended_calls)
@@ -202,14 +203,14 @@ async def test_the_fast_path_gives_each_call_its_own_headers(
     numbers = range(1, 6)
     async with connect(place.address) as client:
         for number in numbers:
-            twice = [("X-Same", "a"), ("X-Same", "b")]
+            twice = [("Same", "a"), ("Same", "b")]
             request = request_for(route, ("X-Fast", "1"), *varying(number), *twice)
             assert 200 == await status(client, request)
     calls = place.watch.gate
 
     assert 1 == len(general)
     assert [str(n) for n in numbers] == [call.headers.get("x-request-id") for call in calls]
-    assert ["a, b"] * len(calls) == [call.headers.get("x-same") for call in calls]
+    assert ["a, b"] * len(calls) == [call.headers.get("same") for call in calls]
     assert [None] * len(calls) == [call.headers.get("x-absent") for call in calls]
 
 

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import uvloop
 from support.gateway import serving_routes
@@ -231,7 +232,8 @@ class Arriving:
 async def test_each_piece_of_a_body_gives_the_next_one_its_time(length: int | None) -> None:
     """Only what stalls is refused: an upload that goes on has the whole grace."""
     threads = HostThreads(1)
-    reader = BodyReader(BodyLimits(1 << 20, 100, 30.0), OffLoop(threads))
+    limits = BodyLimits(1 << 20, 100, 30.0)
+    reader = BodyReader(limits, OffLoop(threads), lambda size: np.empty(size, np.uint8))
     body, held = Arriving(reader, length, 5), Held(Ledger(1 << 30).open(), Mock())
     assert b"xxxxx" == await reader.read(body, held)  # type: ignore[arg-type]
     threads.close()

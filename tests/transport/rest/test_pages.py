@@ -76,7 +76,9 @@ def routes(*rows: StatusRow, asked: list[str] | None = None) -> dict[str, Route]
 
 
 async def get(path: str, *rows: StatusRow, **query: str) -> HttpResponse:
-    return await routes(*rows)[path].handle(HttpRequest(query=query))
+    answer = await routes(*rows)[path].handle(HttpRequest(query=query))
+    assert isinstance(answer, HttpResponse)
+    return answer
 
 
 async def text(path: str, *rows: StatusRow) -> str:

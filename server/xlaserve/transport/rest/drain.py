@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
@@ -29,25 +30,35 @@ class Drain:
         self,
         server: Server,
         bodies: BodyReader,
+        end_streams: Callable[[], None],
         accepting: asyncio.AbstractServer,
         listening: socket.socket,
     ) -> None:
         self._server = server
         self._bodies = bodies
+        self._end_streams = end_streams
         self._accepting = accepting
         self._listening = listening
         """Another descriptor of the socket: event loops close theirs when they accept no more."""
 
     @classmethod
     async def prepare(
-        cls, server: Server, bodies: BodyReader, listening: socket.socket, backlog: int
+        cls,
+        server: Server,
+        bodies: BodyReader,
+        end_streams: Callable[[], None],
+        listening: socket.socket,
+        backlog: int,
     ) -> Self:
-        """Accept the connections of a socket that is bound and listens."""
+        """Accept the connections of a socket that is bound and listens.
+
+        `end_streams` ends the answers that go on when the grace is over.
+        """
         own = listening.dup()
         own.setblocking(False)
         loop = asyncio.get_running_loop()
         accepting = await loop.create_server(server, sock=listening, backlog=backlog)
-        return cls(server, bodies, accepting, own)
+        return cls(server, bodies, end_streams, accepting, own)
 
     async def run(self, grace_seconds: float) -> None:
         """Answer what has begun within the time, cut off the rest, and stop."""
@@ -62,6 +73,9 @@ class Drain:
         for connection in self._connections():
             connection.close_idle()
         await self._closed(until)
+        if self._server.connections:
+            self._end_streams()
+            await self._closed(loop.time() + _IDLE_SECONDS)
         for connection in self._connections():
             connection.abort()
         await self._closed(loop.time() + _FAREWELL_SECONDS)

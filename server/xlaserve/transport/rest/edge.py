@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Mapping
 from http import HTTPStatus
 from types import MappingProxyType
+from typing import TypeVar
 
 import structlog
 
@@ -11,6 +12,8 @@ from xlaserve.transport.compression import CODINGS
 from xlaserve.transport.rest.compression import UnsupportedEncoding
 from xlaserve.transport.rest.messages import HttpResponse, json_response
 from xlaserve.transport.status import wire_status
+
+T = TypeVar("T")
 
 MAX_ERROR_CHARACTERS = 8192
 """Texts quote what clients sent."""
@@ -39,9 +42,7 @@ def error_response(
     return HttpResponse(status, parts=body.parts, headers=headers, compressible=False)
 
 
-async def translate_errors(
-    answer: Awaitable[HttpResponse], *, method: str, path: str
-) -> HttpResponse:
+async def translate_errors(answer: Awaitable[T], *, method: str, path: str) -> T | HttpResponse:
     """Await an answer; an exception becomes the one that the status table gives it."""
     try:
         return await answer

@@ -6,14 +6,21 @@ from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any
 
-import msgspec
-
 from xlaserve.core.residence.control import ModelControl
 from xlaserve.core.server import ServerDescription
-from xlaserve.core.serving.call import Operation
+from xlaserve.core.serving.call import Call, Headers, Operation, Peer
 from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.gates import Gates
+from xlaserve.core.serving.inference import InferRequest, InferResponse
 from xlaserve.tensors import TensorSpec
+from xlaserve.transport.rest.calls import call_of
+from xlaserve.transport.rest.events import (
+    EVENT_STREAM_TYPE,
+    EventCall,
+    events,
+    refuse_binary,
+    wants_events,
+)
 from xlaserve.transport.rest.infer_lane import Asked, InferLane
 from xlaserve.transport.rest.infer_request import read_header_length, read_infer_request
 from xlaserve.transport.rest.infer_response import (
@@ -25,12 +32,24 @@ from xlaserve.transport.rest.messages import (
     Begin,
     HttpRequest,
     HttpResponse,
+    HttpStream,
     json_response,
 )
 from xlaserve.transport.rest.parsing import parsed_bytes
 from xlaserve.transport.rest.routing import BINARY_OR_JSON, Body, Header, Route
 from xlaserve.transport.rest.statistics import Statistics, config_json, statistics_json
 from xlaserve.transport.rest.threads import OffLoop
+from xlaserve.transport.rest.v2_schemas import (
+    InferenceRequest,
+    InferenceResponse,
+    Live,
+    ModelMetadata,
+    ModelNames,
+    ModelReady,
+    Ready,
+    ServerMetadata,
+    TensorMetadata,
+)
 
 _LENGTH = Header(HEADER_LENGTH, int, "Bytes of JSON in front of binary tensors, where some follow.")
 _EXAMPLE = {
@@ -40,102 +59,6 @@ _EXAMPLE = {
 
 _TAG = "inference"
 _BODY_ERRORS = (400, 408, 413, 501)
-
-
-class Live(msgspec.Struct):
-    """Whether the server is live."""
-
-    live: bool
-
-
-class Ready(msgspec.Struct):
-    """Whether the server is ready."""
-
-    ready: bool
-
-
-class ModelReady(msgspec.Struct):
-    """Whether a model answers."""
-
-    name: str
-    ready: bool
-
-
-class ServerMetadata(msgspec.Struct):
-    """Name, version and extensions of the server."""
-
-    name: str
-    version: str
-    extensions: list[str]
-
-
-class ModelNames(msgspec.Struct):
-    """The models that answer."""
-
-    models: list[str]
-
-
-class TensorMetadata(msgspec.Struct):
-    """One input or output of a model; -1 where any size is accepted."""
-
-    name: str
-    datatype: str
-    shape: list[int]
-
-
-class ModelMetadata(msgspec.Struct):
-    """What a model is, and the versions that answer."""
-
-    name: str
-    versions: list[str]
-    platform: str
-    inputs: list[TensorMetadata]
-    outputs: list[TensorMetadata]
-
-
-class RequestInput(msgspec.Struct, omit_defaults=True):
-    """One input tensor; its elements are in `data`, or behind the JSON."""
-
-    name: str
-    shape: list[int]
-    datatype: str
-    parameters: dict[str, Any] = {}
-    data: list[Any] = []
-
-
-class RequestOutput(msgspec.Struct, omit_defaults=True):
-    """One output that is asked for."""
-
-    name: str
-    parameters: dict[str, Any] = {}
-
-
-class InferenceRequest(msgspec.Struct, omit_defaults=True):
-    """An inference."""
-
-    inputs: list[RequestInput]
-    id: str = ""
-    parameters: dict[str, Any] = {}
-    outputs: list[RequestOutput] = []
-
-
-class ResponseOutput(msgspec.Struct, omit_defaults=True):
-    """One output tensor; its elements are in `data`, or behind the JSON."""
-
-    name: str
-    datatype: str
-    shape: list[int]
-    parameters: dict[str, Any] = {}
-    data: list[Any] = []
-
-
-class InferenceResponse(msgspec.Struct, omit_defaults=True):
-    """What answers an inference."""
-
-    model_name: str
-    model_version: str
-    outputs: list[ResponseOutput]
-    id: str = ""
 
 
 class InferenceRoutes:
@@ -151,7 +74,10 @@ class InferenceRoutes:
         *,
         max_json_depth: int,
         strict_json: bool,
+        max_stream_bytes: int,
     ) -> None:
+        """`max_stream_bytes` of answers may wait for a client that is sent events."""
+        self._max_stream_bytes = max_stream_bytes
         self._threads = threads
         self._description = description
         self._engine = engine
@@ -266,10 +192,11 @@ class InferenceRoutes:
                 self.infer,
                 "Inference",
                 _TAG,
-                Body(InferenceResponse, BINARY_OR_JSON, headers=(_LENGTH,)),
+                Body(InferenceResponse, (*BINARY_OR_JSON, EVENT_STREAM_TYPE), headers=(_LENGTH,)),
                 takes=Body(InferenceRequest, BINARY_OR_JSON, headers=(_LENGTH,), example=_EXAMPLE),
                 errors=(*_BODY_ERRORS, 404, 406, 503, 507),
                 prepare=self.prepare,
+                make_call=self.make_call,
             ),
         ]
 
@@ -327,7 +254,7 @@ class InferenceRoutes:
 
     # --- inference ---
 
-    async def infer(self, request: HttpRequest) -> HttpResponse:
+    async def infer(self, request: HttpRequest) -> HttpResponse | HttpStream:
         """Run one inference on JSON or binary tensors (binary tensor data extension)."""
         name, version = _model(request)
         with self._engine.require(name, version):
@@ -339,12 +266,39 @@ class InferenceRoutes:
             request.grow(await parsed_bytes(self._threads, info, text), "the parsed body")
             read = partial(read_infer_request, info, name, version, body, length, max_depth=depth)
             inference = await self._threads.run(len(body) if length is None else length, read)
-        response = await self._engine.infer(inference)
-        write = partial(write_infer_answer, inference, response, strict=self._strict_json)
+        if isinstance(request.call, EventCall):
+            return self._infer_events(request.call, request, inference)
+        return await self._write(inference, await self._engine.infer(inference))
+
+    async def _write(self, request: InferRequest, response: InferResponse) -> HttpResponse:
+        write = partial(write_infer_answer, request, response, strict=self._strict_json)
         return await self._threads.run(output_bytes(response), write)
 
-    def prepare(self, request: HttpRequest) -> Begin:
-        """Return the fast path of a model; raises InvalidBody for a length that is none."""
+    def _infer_events(
+        self, call: EventCall, request: HttpRequest, inference: InferRequest
+    ) -> HttpStream:
+        """Have each answer sent as an event; raises InvalidParameter for binary outputs."""
+        refuse_binary(inference)
+        call.grow = request.grow
+        self._engine.begin(call, inference)
+        path = f"/v2/models/{inference.model_name}/infer"
+        return HttpStream(
+            EVENT_STREAM_TYPE, events(call, partial(self._write, inference), "POST", path)
+        )
+
+    def make_call(self, names: Mapping[str, str], headers: Headers, peer: Peer) -> Call:
+        """Make the call of an inference, with one answer or, if the client accepts them, events."""
+        if wants_events(headers):
+            return EventCall(names, headers, peer, self._max_stream_bytes)
+        return call_of(Operation.INFER, names, headers, peer)
+
+    def prepare(self, request: HttpRequest) -> Begin | None:
+        """Return the fast path of a model, which gives one answer.
+
+        Raises InvalidBody for a length that is none.
+        """
+        if isinstance(request.call, EventCall):
+            return None
         length = read_header_length(request.headers.get(HEADER_LENGTH))
         lane = InferLane(
             self._engine,

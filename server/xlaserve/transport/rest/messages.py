@@ -1,6 +1,6 @@
 """A request and a response of the gateway, as its handlers see them."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, TypeAlias
@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import msgspec
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from xlaserve.core.serving.call import Headers, Peer
+from xlaserve.core.serving.call import Call, Headers, Peer
 from xlaserve.core.serving.inference import Pending
 from xlaserve.errors import InvalidBody
 from xlaserve.tensors import Buffer
@@ -37,6 +37,8 @@ class HttpRequest:
     headers: CIMultiDictProxy[str] = field(default_factory=lambda: _NO_HEADERS)
     read: Callable[[], Awaitable[memoryview]] = _no_body
     """Return the whole body, decompressed and within the limits; raises TooLarge and others."""
+    call: Call = field(default_factory=Call)
+    """Itself as the core knows it; it has passed the gates."""
     grow: Callable[[int, str], None] = lambda count, what: None
     """Count so many bytes more that the request takes, until it is answered, and for what; raises
     BudgetExhausted."""
@@ -69,11 +71,21 @@ class HttpResponse(msgspec.Struct, frozen=True, gc=False):
         return size
 
 
+@dataclass(frozen=True, slots=True)
+class HttpStream:
+    """An answer that is sent part by part, as its parts come."""
+
+    content_type: str
+    parts: AsyncGenerator[bytes, None]
+    """Is asked for the next part once the client has read nearly all of those before it. What it
+    raises before its first part is answered as what a handler raises."""
+
+
 class Nothing(msgspec.Struct):
     """An empty object."""
 
 
-Handler: TypeAlias = Callable[[HttpRequest], Awaitable[HttpResponse]]
+Handler: TypeAlias = Callable[[HttpRequest], Awaitable[HttpResponse | HttpStream]]
 """Answers a request; raises XlaserveError, which becomes `{"error": text}` and its status."""
 
 Answered: TypeAlias = Callable[[HttpResponse | BaseException], None]
@@ -86,11 +98,14 @@ Each time it makes a call, with the headers and the peer of this request, that p
 Raises what a handler would raise, if it is known at once.
 """
 
-Prepare: TypeAlias = Callable[[HttpRequest], Begin]
+Prepare: TypeAlias = Callable[[HttpRequest], Begin | None]
 """Makes of a request without its body what answers all those that differ in the body only.
 
-Raises XlaserveError where every such request is refused.
+Returns None where only the handler can. Raises XlaserveError where every such request is refused.
 """
+
+MakeCall: TypeAlias = Callable[[Mapping[str, str], Headers, Peer], Call]
+"""Makes the call of a request, of the names in its path."""
 
 
 def json_response(value: object, status: HTTPStatus = HTTPStatus.OK) -> HttpResponse:

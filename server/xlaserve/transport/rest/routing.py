@@ -7,7 +7,7 @@ from types import MappingProxyType
 from urllib.parse import unquote
 
 from xlaserve.core.serving.call import Operation
-from xlaserve.transport.rest.messages import BINARY_TYPE, JSON_TYPE, Handler, Prepare
+from xlaserve.transport.rest.messages import BINARY_TYPE, JSON_TYPE, Handler, MakeCall, Prepare
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,8 @@ class Route:
     """Further statuses that carry `answer` as well, with what they mean."""
     prepare: Prepare | None = None
     """Makes what answers as `handle` does, on the fast path."""
+    make_call: MakeCall | None = None
+    """Makes the call of a request whose answer the core writes to it; None for an `HttpCall`."""
 
 
 @dataclass(frozen=True, slots=True)

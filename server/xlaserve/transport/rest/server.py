@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
@@ -11,10 +11,10 @@ from http import HTTPStatus
 from aiohttp import web
 
 from xlaserve.core.server import NAME
-from xlaserve.core.serving.call import Operation
+from xlaserve.core.serving.call import Call, Headers, Operation, Peer
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.threads.host import HostThreads
-from xlaserve.errors import CrossSiteRequest, XlaserveError
+from xlaserve.errors import CrossSiteRequest, ShuttingDown, XlaserveError
 from xlaserve.transport.http2.limits import Shared
 from xlaserve.transport.rest import compression
 from xlaserve.transport.rest.bodies import BodyLimits, BodyReader
@@ -24,9 +24,9 @@ from xlaserve.transport.rest.drain import Drain
 from xlaserve.transport.rest.edge import error_response, translate_errors
 from xlaserve.transport.rest.headers import ReadHeaders
 from xlaserve.transport.rest.heads import Heads, deciding
-from xlaserve.transport.rest.messages import JOINED_BYTES, HttpRequest, HttpResponse
+from xlaserve.transport.rest.messages import JOINED_BYTES, HttpRequest, HttpResponse, HttpStream
 from xlaserve.transport.rest.plans import Finish
-from xlaserve.transport.rest.routing import Route, RouteTable
+from xlaserve.transport.rest.routing import Match, Route, RouteTable
 from xlaserve.transport.rest.threads import OffLoop
 
 _COMPRESSED_BYTES = 1 << 10
@@ -34,6 +34,8 @@ _COMPRESSED_BYTES = 1 << 10
 _LINGER_SECONDS = 2.0
 """How long the rest of a body that nobody wants is read, so that its sender sees the answer."""
 _READ_BYTES = 256 << 10
+_NOT_KEPT = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+"""Headers with which proxies neither keep a stream nor collect it before they pass it on."""
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -70,6 +72,8 @@ class HttpServer:
         self._heads = Heads(limits.max_heads, limits.body.max_bytes)
         self._server: Server | None = None
         self._drain: Drain | None = None
+        self._streams: set[Call] = set()
+        """Calls whose answers are being sent part by part."""
 
     async def listen(self, listening: socket.socket, *, backlog: int) -> None:
         """Serve the connections of a socket that is bound and listens."""
@@ -89,7 +93,9 @@ class HttpServer:
             max_field_size=limits.max_header_bytes,
             read_bufsize=_READ_BYTES,
         )
-        self._drain = await Drain.prepare(self._server, self._bodies, listening, backlog)
+        self._drain = await Drain.prepare(
+            self._server, self._bodies, self._end_streams, listening, backlog
+        )
 
     async def drain(self, seconds: float) -> None:
         """Take no new connections, let requests in flight end within the time, and stop."""
@@ -109,6 +115,8 @@ class HttpServer:
             answer = await translate_errors(
                 self._answer(method, path, request), method=method, path=path
             )
+            if isinstance(answer, web.StreamResponse):
+                return answer
             answer = held.begin_answer(answer, answer.size, method, path)
         finally:
             held.end_request()
@@ -117,36 +125,47 @@ class HttpServer:
         finally:
             held.end_answer()
 
-    async def _answer(self, method: str, path: str, request: web.BaseRequest) -> HttpResponse:
+    async def _answer(
+        self, method: str, path: str, request: web.BaseRequest
+    ) -> HttpResponse | web.StreamResponse:
         connection = connection_of(request)
         beginning = connection.begin(request)
         match = self._routes.find(method, path)
-        # What is nowhere is asked for as a page is.
-        operation = match.route.operation if match.route else Operation.PAGE
-        headers = ReadHeaders(request.headers)
-        call = call_of(operation, match.names, headers, connection.peer)
+        call = _call_of(match, ReadHeaders(request.headers), connection.peer)
         with self._gates.passing(call):
             if match.route is None:
                 return _no_route(method, path, match.allowed)
-            if method not in _SAFE_METHODS and headers.get("sec-fetch-site") == "cross-site":
+            cross_site = call.headers.get("sec-fetch-site") == "cross-site"
+            if cross_site and method not in _SAFE_METHODS:
                 raise CrossSiteRequest
-            return await self._handle(match.route, match.names, request, beginning)
+            asked = self._asked(match.names, request, call, beginning)
+            if beginning.head:
+                self._learn(match.route, asked, request, beginning.head)
+            answer = await match.route.handle(asked)
+            if isinstance(answer, HttpStream):
+                return await self._stream(request, call, answer)
+            return answer
 
-    async def _handle(
-        self, route: Route, names: Mapping[str, str], request: web.BaseRequest, beginning: Beginning
-    ) -> HttpResponse:
-        connection = connection_of(request)
+    def _asked(
+        self, names: Mapping[str, str], request: web.BaseRequest, call: Call, beginning: Beginning
+    ) -> HttpRequest:
+        held, waited = connection_of(request).held, beginning.waited_seconds
 
         async def read() -> memoryview:
-            waited = beginning.waited_seconds
-            return await self._bodies.read(request, connection.held, waited)
+            return await self._bodies.read(request, held, waited)
 
-        asked = HttpRequest(names, request.query, request.headers, read, connection.held.grow)
-        if beginning.head and route.prepare is not None:
-            with suppress(XlaserveError):  # the handler raises it in its turn
-                begin = route.prepare(replace(asked, headers=deciding(asked.headers)))
-                self._heads.learn(beginning.head, request, begin, self._finish(request))
-        return await route.handle(asked)
+        return HttpRequest(names, request.query, request.headers, read, call, held.grow)
+
+    def _learn(
+        self, route: Route, asked: HttpRequest, request: web.BaseRequest, head: bytes
+    ) -> None:
+        """Have the fast path know the header block of a request, if it can answer such."""
+        if route.prepare is None:
+            return
+        with suppress(XlaserveError):  # the handler raises it in its turn
+            begin = route.prepare(replace(asked, headers=deciding(asked.headers)))
+            if begin is not None:
+                self._heads.learn(head, request, begin, self._finish(request))
 
     def _finish(self, request: web.BaseRequest) -> Finish | None:
         accepted = request.headers.get("Accept-Encoding", "")
@@ -179,6 +198,32 @@ class HttpServer:
         self._close_after(response)
         return response
 
+    async def _stream(
+        self, request: web.BaseRequest, call: Call, answer: HttpStream
+    ) -> web.StreamResponse:
+        """Send the parts of an answer, each when the client has read those before it."""
+        headers = {"Content-Type": answer.content_type, "Server": NAME, **_NOT_KEPT}
+        response = web.StreamResponse(headers=headers)
+        async with aclosing(answer.parts) as parts:
+            part = await anext(parts, None)
+            self._streams.add(call)
+            try:
+                self._close_after(response)
+                await response.prepare(request)
+                while part is not None:
+                    await response.write(part)
+                    part = await anext(parts, None)
+                self._close_after(response)
+                await response.write_eof()
+            finally:
+                self._streams.discard(call)
+        return response
+
+    def _end_streams(self) -> None:
+        """Tell the clients of answers that go on that the server ends."""
+        for call in tuple(self._streams):
+            call.fail(ShuttingDown())
+
     def _close_after(self, response: web.StreamResponse) -> None:
         """Say `Connection: close` in the last answers of a server that drains (RFC 9112, 9.6)."""
         if self._server is not None and self._server.is_draining:
@@ -189,6 +234,15 @@ class HttpServer:
         body = await self._threads.run(answer.size, pack)
         headers = {**answer.headers, "Content-Encoding": coding, "Vary": "Accept-Encoding"}
         return HttpResponse(answer.status, answer.content_type, [body], headers)
+
+
+def _call_of(match: Match, headers: Headers, peer: Peer) -> Call:
+    """Make the call of a request; what is nowhere is asked for as a page is."""
+    route = match.route
+    if route is not None and route.make_call is not None:
+        return route.make_call(match.names, headers, peer)
+    operation = route.operation if route else Operation.PAGE
+    return call_of(operation, match.names, headers, peer)
 
 
 def connection_of(request: web.BaseRequest) -> Connection:
