@@ -24,17 +24,20 @@ from comparison import big_message, page, processes
 from comparison.big_message import Echo
 from comparison.conditions import conditions
 from comparison.contenders import (
+    NO_POLLING,
     OURS,
     Contender,
     Contenders,
     Variant,
     default_variants,
     parse_variant,
+    without_polling,
 )
 from comparison.interleaving import Numbers, Rounds, interleave
 from comparison.kit import PEERS, Kit, Repetition
 from comparison.results import Results
-from comparison.rows import BIG, ECHO, MEMORY, ROWS, Row
+from comparison.rows import BIG, CPU, ECHO, MEMORY, ROWS, Row, with_equal_headers
+from comparison.varying import Load, drive, identity_load
 from make_bench_models import make
 
 ROOT = Path(__file__).parents[1]
@@ -59,7 +62,12 @@ class Comparison:
         names = ours + [peer for peer in row.peers if peer in peers]
         self._console.rule(row.title, align="left")
         started = time.monotonic()
-        found = self._big(names) if row.name == BIG else self._load(row, names)
+        if row.name == BIG:
+            found = self._big(names)
+        elif row.varies:
+            found = self._varying(row, names)
+        else:
+            found = self._load(row, names)
         self._console.print(f"{time.monotonic() - started:.0f} s")
         return found
 
@@ -97,8 +105,25 @@ class Comparison:
             found[one.name][MEMORY] = processes.peak_bytes(one.pid) - idle[one.name]
         return found
 
+    def _varying(self, row: Row, names: list[str]) -> dict[str, Numbers]:
+        protocol = "grpc" if row.protocol == "grpc" else "rest"
+        measures = {}
+        for name in names:
+            server = name if name in row.peers else without_polling(name)
+            (running,) = self._contenders.running([server])
+            port = running.grpc_port if protocol == "grpc" else running.http_port
+            for vary, shown in ((False, with_equal_headers(name)), (True, name)):
+                load = identity_load(protocol, port, row.load, vary=vary)
+                measures[shown] = partial(self._drive, server, load)
+        with self._kit.on_client_cpu():
+            return interleave(measures, self._rounds, self._show)
+
+    def _drive(self, server: str, load: Load) -> Repetition:
+        (running,) = self._contenders.running([server])  # it may have crashed meanwhile
+        return drive(load, running.pid, self._seconds)
+
     def _show(self, name: str, repetition: Repetition) -> None:
-        wanted = ("error", "rps", "p50", "p99", "seconds", "other_cpu")
+        wanted = ("error", "rps", "p50", "p99", "seconds", CPU, "other_cpu")
         shown = (f"{key} {repetition[key]}" for key in wanted if key in repetition)
         self._console.print(f"{name:18} {', '.join(shown)}", highlight=False, markup=False)
 
@@ -141,6 +166,8 @@ def _measure(arguments: argparse.Namespace, results: Results, results_file: Path
     with Contenders(kit, models, logs) as contenders:
         for variant in variants:
             contenders.add_variant(variant)
+            patient = without_polling(variant.name)
+            contenders.add_variant(Variant(patient, (*variant.flags, *NO_POLLING)))
         for peer in arguments.peers:
             contenders.add_peer(peer)
         comparison = Comparison(arguments, kit, contenders)

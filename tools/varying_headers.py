@@ -4,7 +4,8 @@
     python tools/varying_headers.py rest PORT PID
 
 It must serve `identity`, FP32[-1,16]. Requests with equal headers and with such that vary come by
-turns. `tools/compare.py` measures with the same client, beside other servers.
+turns. A server that looks for the next request before it sleeps computes meanwhile: start it with
+--busy-poll-seconds 0. `tools/compare.py` measures with the same client, beside other servers.
 """
 
 import argparse
@@ -12,7 +13,8 @@ import json
 import statistics
 from functools import partial
 
-from comparison.varying import CPU, FORMS, drive, identity_load
+from comparison.rows import CPU
+from comparison.varying import FORMS, drive, identity_load
 
 
 def main() -> None:

@@ -101,6 +101,27 @@ def test_who_did_not_take_part_is_no_target_and_who_failed_is_not_measured() -> 
     assert [("floor", None, None)] == [(one.against, one.ratio, one.is_met) for one in found]
 
 
+def test_headers_that_vary_are_compared_with_equal_ones_of_the_same_server() -> None:
+    def numbers(us: float) -> dict[str, float]:
+        return {"cpu_us": us}
+
+    found = verdicts(
+        ROW["headers"],
+        {
+            OURS: numbers(25),
+            f"{OURS}, equal headers": numbers(20),
+            "floor": numbers(90),
+            "floor, equal headers": numbers(89),
+        },
+        ["floor"],
+        0,
+    )
+
+    assert [("equal headers", "processor time", 1.25, True)] == [
+        (one.against, one.measure, one.ratio, one.is_met) for one in found
+    ]
+
+
 def test_only_what_is_between_the_markers_is_replaced() -> None:
     begin, end = "<!-- a: written by tools/compare.py -->", "<!-- end of a -->"
 

@@ -24,6 +24,9 @@ from xlaserve.transport.grpc.client import Client
 OURS = "xlaserve"
 """The variant that the targets are about."""
 
+NO_POLLING = ("--busy-poll-seconds", "0")
+"""Where processor time is measured: waiting for a client that is slow would count as well."""
+
 START_SECONDS = 120.0
 STOP_SECONDS = 20.0
 _RETRY_SECONDS = 0.2
@@ -53,6 +56,11 @@ def default_variants() -> list[Variant]:
     if "--http2-engine" in shown.stdout:
         variants.append(Variant(f"{OURS} over h2", ("--http2-engine", "h2")))
     return variants
+
+
+def without_polling(name: str) -> str:
+    """Return the name of the contender that is a variant of xlaserve without polling."""
+    return f"{name} without polling"
 
 
 def parse_variant(text: str) -> Variant:

@@ -14,7 +14,10 @@ CLEAN_SHARE = 0.15
 """Of one core: a repetition in which others used more was disturbed."""
 _FAILURES = 2
 """After so many a contender is given up."""
-_MEASURES = ("rps", "p50", "p90", "p99", "seconds", "first_seconds", "server_cpu", "client_cpu")
+_MEASURES = (
+    *("rps", "p50", "p90", "p99", "seconds", "first_seconds"),
+    *("server_cpu", "client_cpu", "cpu_us"),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -77,6 +79,16 @@ class Kit:
             command, env=self.environment, capture_output=True, text=True, check=False
         )
         return "" if not ran.returncode else ran.stdout + ran.stderr
+
+    @contextmanager
+    def on_client_cpu(self) -> Iterator[None]:
+        """Let this process compute where clients do."""
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {int(cpu) for cpu in self.client_cpu.split(",")})
+        try:
+            yield
+        finally:
+            os.sched_setaffinity(0, before)
 
     def measure(
         self, port: int, pid: int, *, protocol: str, workload: str, load: str, seconds: float

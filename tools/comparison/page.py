@@ -8,7 +8,7 @@ from comparison.charts import bar_chart
 from comparison.contenders import OURS
 from comparison.interleaving import Numbers
 from comparison.results import Results
-from comparison.rows import BIG, MEMORY, Row
+from comparison.rows import BIG, CPU, MEMORY, Row
 from comparison.verdicts import Verdict, gigabytes_per_second, verdicts
 
 _MARKERS = ("<!-- {name}: written by tools/compare.py -->", "<!-- end of {name} -->")
@@ -110,7 +110,7 @@ def _number_cells(row: Row, name: str, numbers: Numbers, message_bytes: int) -> 
 def _more(row: Row, numbers: Numbers, message_bytes: int) -> str:
     speed = gigabytes_per_second(row, numbers, message_bytes)
     if speed is None:
-        return ""
+        return _number(numbers, CPU, "{:.1f} us of processor time each")
     said = [f"{numbers['seconds'] * 1000:.0f} ms, {speed:.2f} GB/s one way"]
     if MEMORY in numbers:
         said.append(f"{numbers[MEMORY] / 1e6:.0f} MB above idle")

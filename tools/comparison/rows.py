@@ -11,7 +11,11 @@ ECHO = "raw echo"
 MESSAGE = "message"
 """Stands for the bytes of the message itself."""
 
+EQUAL = "equal headers"
+"""Stands for xlaserve itself, asked with the same headers each time."""
+
 RATE, P50, P99, SECONDS, MEMORY = "rps", "p50", "p99", "seconds", "peak_bytes"
+CPU = "cpu_us"
 """The measures, as the numbers of a contender are named."""
 
 HIGHER_IS_BETTER = frozenset({RATE})
@@ -23,7 +27,7 @@ class Target:
     """How xlaserve shall stand to somebody else in one measure."""
 
     against: str
-    """A peer, BEST, ECHO or MESSAGE."""
+    """A peer, BEST, ECHO, MESSAGE or EQUAL."""
     measure: str
     factor: float
     """At least so many times what the other has where higher is better, else at most."""
@@ -63,6 +67,14 @@ class Row:
     targets: tuple[Target, ...]
     peer_workload: str = ""
     """Where a peer is measured with another one."""
+    varies: bool = False
+    """Whether headers differ from request to request; each contender is asked with equal ones too,
+    by another client than the kit's."""
+
+
+def with_equal_headers(name: str) -> str:
+    """Return how a contender is called where it is asked with equal headers."""
+    return f"{name}, {EQUAL}"
 
 
 def _rate(against: str, factor: float) -> Target:
@@ -136,6 +148,28 @@ ROWS = (
         "4x16",
         ("triton", "kserve"),
         (_rate(BEST, 2),),
+    ),
+    Row(
+        "headers",
+        "identity FP32[1,16] over gRPC, 4 connections x 16 streams; deadline, trace, id and token "
+        "of each request's own",
+        "grpc",
+        "identity",
+        "4x16",
+        ("floor", "triton", "mlserver", "kserve"),
+        (Target(EQUAL, CPU, 1.25),),
+        varies=True,
+    ),
+    Row(
+        "headers-rest",
+        "identity FP32[1,16] over REST as JSON, 64 connections; trace, id and token of each "
+        "request's own",
+        "json",
+        "identity",
+        "4x16",
+        ("triton", "mlserver", "kserve"),
+        (Target(EQUAL, CPU, 1.25),),
+        varies=True,
     ),
     # The last one: Triton is known to crash in it.
     Row(

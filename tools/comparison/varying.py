@@ -11,7 +11,7 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self, TypeAlias
 
@@ -19,12 +19,8 @@ from hpack import Encoder, HeaderTuple, NeverIndexedHeaderTuple
 
 from comparison import processes
 from comparison.kit import Repetition
+from comparison.rows import CPU
 
-CPU = "cpu_us"
-"""The measure: microseconds that a server computes for a request."""
-
-_REQUESTS = 6000
-"""Of each connection; then there is a new one, as its requests begin anew."""
 _SILENCE_SECONDS = 60.0
 """How long a server may take for an answer."""
 _TOLERANCE = 0.01
@@ -127,13 +123,11 @@ GREETING = (
 """The beginning of an HTTP/2 connection: answers need no window of their own."""
 
 
-def grpc_requests(
-    fields: Callable[[int], Fields], form: Form, message: bytes, port: int
-) -> list[bytes]:
+def grpc_requests(own: Iterable[Fields], form: Form, message: bytes, port: int) -> list[bytes]:
     """Write the requests of a connection; `message` has the prefix of gRPC."""
     encoder, constant, requests = Encoder(), grpc_constants(port), []
-    for number in range(_REQUESTS):
-        block = form.write(encoder, constant, fields(number), coded=form.coded)
+    for number, fields in enumerate(own):
+        block = form.write(encoder, constant, fields, coded=form.coded)
         stream = 2 * number + 1
         requests.append(
             _frame(_HEADERS, _END_HEADERS, stream, block)
@@ -143,14 +137,14 @@ def grpc_requests(
 
 
 def rest_requests(
-    fields: Callable[[int], Fields], path: str, headers: Fields, body: bytes, port: int
+    own: Iterable[Fields], path: str, headers: Fields, body: bytes, port: int
 ) -> list[bytes]:
     """Write the requests of a connection."""
     constant = [("Host", f"127.0.0.1:{port}"), ("User-Agent", "python-httpx/0.28"), *headers]
     constant += [("Content-Length", str(len(body)))]
     requests = []
-    for number in range(_REQUESTS):
-        lines = [f"{name}: {value}" for name, value in constant + fields(number)]
+    for fields in own:
+        lines = [f"{name}: {value}" for name, value in constant + fields]
         head = "\r\n".join([f"POST {path} HTTP/1.1", *lines, "", ""])
         requests.append(head.encode() + body)
     return requests
@@ -364,9 +358,18 @@ class _Run:
 
 
 def identity_load(
-    protocol: str, port: int, load: str, form: str = "indexed-huffman", *, vary: bool
+    protocol: str,
+    port: int,
+    load: str,
+    form: str = "indexed-huffman",
+    *,
+    vary: bool,
+    count: int = 6000,
 ) -> Load:
-    """Return requests to the model `identity`, FP32[-1,16], whose headers vary or do not."""
+    """Return requests to the model `identity`, FP32[-1,16], whose headers vary or do not.
+
+    So many are written; then a connection is closed for a new one, where they begin again.
+    """
     connections, in_flight = map(int, load.split("x"))
 
     def fields(number: int) -> Fields:
@@ -374,12 +377,15 @@ def identity_load(
 
     if protocol == "grpc":
         message = _identity_message()
-        requests = grpc_requests(fields, FORMS[form], message, port)
+        own = map(fields, range(count))
+        requests = grpc_requests(own, FORMS[form], message, port)
         return Load(port, requests, Http2Speaker, GREETING, connections, in_flight)
     tensor = {"name": "x", "shape": [1, 16], "datatype": "FP32", "data": _VALUES}
     body = json.dumps({"inputs": [tensor]}, separators=(",", ":")).encode()
     headers = [("Content-Type", "application/json"), ("Accept", "*/*")]
-    requests = rest_requests(fields, "/v2/models/identity/infer", headers, body, port)
+    requests = rest_requests(
+        map(fields, range(count)), "/v2/models/identity/infer", headers, body, port
+    )
     return Load(port, requests, Http1Speaker, b"", connections * in_flight, 1)
 
 

@@ -5,9 +5,27 @@ from dataclasses import dataclass
 
 from comparison.contenders import OURS
 from comparison.interleaving import Numbers
-from comparison.rows import BEST, BIG, HIGHER_IS_BETTER, MEMORY, MESSAGE, Row, Target
+from comparison.rows import (
+    BEST,
+    BIG,
+    CPU,
+    EQUAL,
+    HIGHER_IS_BETTER,
+    MEMORY,
+    MESSAGE,
+    Row,
+    Target,
+    with_equal_headers,
+)
 
-UNITS = {"rps": "requests/s", "p50": "p50", "p99": "p99", "seconds": "time", MEMORY: "peak memory"}
+UNITS = {
+    "rps": "requests/s",
+    "p50": "p50",
+    "p99": "p99",
+    "seconds": "time",
+    MEMORY: "peak memory",
+    CPU: "processor time",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +65,11 @@ def verdicts(
         if target.against in row.peers and target.against not in peers:
             continue
         ours = numbers.get(OURS, {}).get(target.measure)
+        other = with_equal_headers(OURS) if target.against == EQUAL else against
         theirs = (
             message_bytes
             if target.against == MESSAGE
-            else numbers.get(against, {}).get(target.measure)
+            else numbers.get(other, {}).get(target.measure)
         )
         ratio = target.ratio(ours, theirs) if ours and theirs else None
         found.append(Verdict(row, target, against, ratio))
