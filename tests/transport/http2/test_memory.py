@@ -2,13 +2,14 @@
 
 import gc
 from collections.abc import Callable
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
 from xlaserve.tensors import ALIGNMENT
-from xlaserve.transport.http2.memory import SMALLEST_BYTES, MessageMemory, Octets
+from xlaserve.transport.http2.memory import SMALLEST_BYTES, MessageMemory, Octets, fresh
 
 SIZE = SMALLEST_BYTES
 LIMIT = 4 * SIZE
@@ -123,3 +124,16 @@ def test_what_nobody_has_used_for_long_is_given_back() -> None:
     memory.drop_unused(5.0)
 
     assert 0 == memory.spare_bytes
+
+
+def test_long_memory_is_private() -> None:
+    """What is shared has small pages alone: to touch 64 MiB took 100 ms instead of 14."""
+    octets = fresh(4 << 20)
+    where = address(octets)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, last = (int(end, 16) for end in line.split()[0].split("-"))
+        if first <= where < last:
+            assert "rw-p" == line.split()[1]
+            break
+    else:
+        pytest.fail("it is not mapped")

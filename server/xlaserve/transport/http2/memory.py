@@ -29,7 +29,8 @@ def fresh(size: int) -> Octets:
     """
     if size < SMALLEST_BYTES:
         return np.empty(size, np.uint8)
-    mapped = mmap.mmap(-1, size)
+    # Python maps shared memory unless it is told otherwise, and that has no huge pages.
+    mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError, AttributeError):
         mapped.madvise(mmap.MADV_HUGEPAGE)  # which spares thousands of page faults
     return np.frombuffer(mapped, np.uint8)
