@@ -6,8 +6,12 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
+from support.calls import NotingObserver
 from support.core import FP32, AddModel, Core, MakeCore, World
 
+from xlaserve.core.serving.engine import Engine
+from xlaserve.core.serving.gates import Gates
+from xlaserve.core.serving.infer_call import AwaitedInfer
 from xlaserve.core.serving.inference import InferInput, InferRequest, InferResponse, RequestedOutput
 from xlaserve.errors import LoadFailed, ModelNotReady, Overloaded, ShuttingDown
 from xlaserve.models.loaded import Value
@@ -83,6 +87,23 @@ async def test_a_stopping_engine_takes_no_requests(core: Core, add_model: AddMod
 
     with pytest.raises(ShuttingDown):
         await core.engine.infer(request())
+
+
+async def test_a_handler_that_infers_has_one_call(core: Core, add_model: AddModel) -> None:
+    """That of the request which it answers; what else it asks for is part of that."""
+    await loaded(core, add_model)
+    observer = NotingObserver()
+    gates = Gates(observers=[observer])
+    engine = Engine(core.registry, gates, core.workers.host)
+    call = AwaitedInfer()
+    with gates.passing(call):
+        await engine.infer(request())
+        await engine.infer(request())
+    first, second = observer.began_with
+
+    assert call is first
+    assert call is second.parent
+    assert [(call,), (second,)] == [calls for calls, _ in observer.ended_with]
 
 
 # --- ensembles ---

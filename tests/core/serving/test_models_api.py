@@ -2,10 +2,14 @@
 
 import numpy as np
 import pytest
+from support.calls import CountedHeaders, NotedCall
 from support.core import AddModel, Core
 
+from xlaserve.core.serving.call import Call, Operation
+from xlaserve.core.serving.engine import Engine
+from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.models_api import Models
-from xlaserve.errors import InvalidTensor, ModelNotFound, UnknownTensor
+from xlaserve.errors import InvalidTensor, ModelNotFound, ShuttingDown, UnknownTensor
 
 
 @pytest.fixture
@@ -34,3 +38,24 @@ async def test_errors_are_those_of_every_client(models: Models) -> None:
         await models.infer("m", {"q": array})
     with pytest.raises(InvalidTensor, match="got complex64"):
         await models.infer("m", {"x": array.astype(np.complex64)})
+
+
+async def test_a_service_asks_for_its_client(core: Core, models: Models) -> None:
+    """What it asks for passes the gates as its client does, also while the server drains."""
+    array = np.zeros((1, 2), np.float32)
+    seen: list[tuple[Operation, str | None]] = []
+
+    def permit(call: Call) -> None:
+        seen.append((call.operation, call.headers.get("authorization")))
+
+    gates = Gates(permission=permit)
+    service = Models(Engine(core.registry, gates, core.workers.host))
+    headers = CountedHeaders({"authorization": "Bearer right"})
+    with gates.passing(NotedCall(operation=Operation.SERVICE, headers=headers)):
+        gates.drain()
+        await service.infer("m", {"x": array})
+    with pytest.raises(ShuttingDown):
+        await service.infer("m", {"x": array})
+
+    right = "Bearer right"
+    assert [(Operation.SERVICE, right), (Operation.INFER, right)] == seen

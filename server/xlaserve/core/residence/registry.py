@@ -108,7 +108,6 @@ class Instance:
         if self.station is before:
             return
         for call in before.retire():
-            call.place = None
             try:
                 self.station.begin(call)
             except Exception as error:

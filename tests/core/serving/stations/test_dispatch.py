@@ -224,6 +224,15 @@ async def test_what_other_models_do_on_a_device_counts(
     assert ["cuda:0", "cuda:1"] == [one.queue for one in given]
 
 
+async def test_what_is_learnt_changes_nothing_on_a_device(start: Start) -> None:
+    """Another station would put more in flight than a replica may have."""
+    core = await start()
+    before = instance_of(core).station
+    instance_of(core).renew()
+
+    assert before is instance_of(core).station
+
+
 async def test_the_queue_of_a_model_has_its_bound(start: Start, devices: Accelerators) -> None:
     core = await start(max_requests_per_model=IN_FLIGHT + 1)
     asked = []

@@ -138,6 +138,29 @@ async def test_while_a_thread_computes_the_queue_fills(
     assert [1, 4, 2] == rows
 
 
+async def test_what_threads_have_waits_on_when_the_station_is_replaced(
+    make_core: MakeCore, add_model: AddModel, world: World
+) -> None:
+    """Two threads execute, the third call waits for one; all are answered once."""
+    core = make_core()
+    add_model("m", {1: 1})
+    await core.control.load("m")
+    instance = core.registry.resolve("m")[1]
+    world.may_execute.clear()
+    asked = [asyncio.ensure_future(infer(core, n)) for n in range(3)]
+    while instance.users < 6 or instance.pending > 1:
+        await asyncio.sleep(0)
+    before = instance.station
+    instance.renew()
+    pending = instance.pending
+    world.may_execute.set()
+    answers = await asyncio.gather(*asked)
+
+    assert before is not instance.station
+    assert 1 == pending
+    assert [1, 2, 3] == [answer[0, 0] for answer in answers]
+
+
 async def test_a_request_cancelled_in_the_queue_is_never_executed(
     core: Core, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

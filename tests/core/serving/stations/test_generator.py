@@ -1,0 +1,249 @@
+"""Models that give many answers to one request, as quickly as their clients read them."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from support.core import FP32, AddModel, Core, FakeModel, MakeCore, World
+
+from xlaserve.core.serving.infer_call import InferCall
+from xlaserve.core.serving.inference import InferInput, InferRequest, InferResponse
+from xlaserve.core.serving.stations.generator import Generator
+from xlaserve.core.serving.statistics import FailureReason
+from xlaserve.errors import DeadlineExceeded, Overloaded, Unsupported
+from xlaserve.models.loaded import Value
+from xlaserve.tensors import Tensor
+
+
+class CountingModel(FakeModel):
+    """Counts up to the number that its input says; fails behind a negative one."""
+
+    def __init__(self, amount: float, world: World, devices: Sequence[str]) -> None:
+        super().__init__(amount, world, devices)
+        self.computed = 0
+        self.threads: set[str] = set()
+        self.finished = 0
+        """Requests whose answers nobody computes any more."""
+
+    def generate(self, inputs: Mapping[str, Value]) -> Iterator[Mapping[str, Tensor]]:
+        wanted: Any = inputs["x"]
+        last = int(wanted[0, 0])
+        try:
+            for number in range(abs(last)):
+                self._world.may_execute.wait(10)
+                assert not self.closed, "closed while it computed"
+                self.threads.add(threading.current_thread().name)
+                self.computed += 1
+                yield {"y": np.full((1, 2), number, np.float32)}
+            if last < 0:
+                raise ArithmeticError("below zero")
+        finally:
+            self.finished += 1
+
+
+@dataclass(eq=False)
+class Client(InferCall):
+    """Reads so many answers; backpressure holds the others back."""
+
+    window: int = 1000
+    told: list[Any] = field(default_factory=list)
+    lasts: list[bool] = field(default_factory=list)
+    takes_many: bool = True
+    deadline: float | None = None
+
+    def write(self, response: InferResponse, *, last: bool) -> None:
+        self.told.append([output.data[0, 0] for output in response.outputs])
+        self.lasts.append(last)
+
+    def refuse(self, error: BaseException) -> None:
+        self.told.append(error)
+        self.lasts.append(True)
+
+    @property
+    def is_writable(self) -> bool:
+        return len(self.told) < self.window
+
+    def read(self, count: int) -> None:
+        """Take so many answers more."""
+        self.window += count
+        self.resume()
+
+
+def asking(core: Core, count: float, **attributes: Any) -> Client:
+    data = np.full((1, 2), count, np.float32)
+    client = Client(**attributes)
+    core.engine.begin(client, InferRequest("m", id="7", inputs=(InferInput("x", FP32, data),)))
+    return client
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+async def nothing_is_in_use(core: Core) -> None:
+    instance = core.registry.resolve("m")[1]
+    await until(lambda: not instance.users and not core.registry.requests)
+
+
+async def settled() -> None:
+    """Let everything happen that may happen now."""
+    for _ in range(20):
+        await asyncio.sleep(0.0005)
+
+
+@pytest.fixture
+async def core(make_core: MakeCore, add_model: AddModel, world: World) -> Core:
+    world.model_type = CountingModel
+    made = make_core()
+    add_model("m", {1: 1})
+    await made.control.load("m")
+    return made
+
+
+@pytest.fixture
+def model(core: Core, world: World) -> CountingModel:
+    (found,) = world.open
+    assert isinstance(found, CountingModel)
+    return found
+
+
+async def test_a_request_has_many_answers_and_a_last_one(core: Core, model: CountingModel) -> None:
+    """The last is empty: that another had outputs was not known to be the end of it."""
+    client = asking(core, 3)
+    in_use = core.registry.requests, isinstance(core.registry.resolve("m")[1].station, Generator)
+    await until(lambda: client.has_ended)
+    await nothing_is_in_use(core)
+    totals = core.registry.version("m", "1").statistics.totals()
+
+    assert (1, True) == in_use
+    assert [[0], [1], [2], []] == client.told
+    assert [False, False, False, True] == client.lasts
+    assert (1, 1, 1) == (totals.success.count, totals.inference_count, totals.execution_count)
+    assert all(name.startswith("execute") for name in model.threads)
+
+
+async def test_a_request_may_have_no_answer_but_the_last(core: Core) -> None:
+    client = asking(core, 0)
+    await until(lambda: client.has_ended)
+
+    assert [[]] == client.told
+
+
+async def test_nothing_is_computed_that_the_client_does_not_read(
+    core: Core, model: CountingModel
+) -> None:
+    """Backpressure, for each stream by itself."""
+    slow, quick = asking(core, 5, window=2), asking(core, 5)
+    await until(lambda: quick.has_ended)
+    await settled()
+    first = list(slow.told)
+    slow.read(1)
+    await until(lambda: len(slow.told) == 3)
+    await settled()
+    computed = model.computed
+    slow.read(10)
+    await until(lambda: slow.has_ended)
+
+    assert [[0], [1]] == first
+    assert 5 + 3 == computed
+    assert [[0], [1], [2], [3], [4], []] == slow.told == quick.told
+    await nothing_is_in_use(core)
+
+
+@pytest.mark.parametrize("window", [0, 2, 1000], ids=["unread", "held back", "read"])
+@pytest.mark.parametrize("passes", [0, 1, 2, 3, 20])
+async def test_nobody_is_told_behind_a_cancellation(
+    core: Core, model: CountingModel, window: int, passes: int
+) -> None:
+    """However far it has come: nothing is computed any more, and nothing stays in use."""
+    client = asking(core, 1e6, window=window)
+    for _ in range(passes):
+        await asyncio.sleep(0)
+    client.cancel("gone")
+    told = list(client.told)
+    await nothing_is_in_use(core)
+    computed = model.computed
+    await settled()
+    totals = core.registry.version("m", "1").statistics.totals()
+
+    assert told == client.told
+    assert computed == model.computed
+    assert (0, 1) == (totals.success.count, totals.failures[FailureReason.CANCELLED])
+    await core.control.unload("m")
+    assert model.closed
+    assert model.finished <= 1
+
+
+async def test_a_failure_comes_behind_the_answers_before_it(core: Core) -> None:
+    client = asking(core, -2)
+    await until(lambda: client.has_ended)
+    await nothing_is_in_use(core)
+
+    assert [[0], [1]] == client.told[:2]
+    assert [ArithmeticError] == [type(error) for error in client.told[2:]]
+    assert [False, False, True] == client.lasts
+
+
+async def test_a_deadline_ends_a_stream_that_is_not_read(core: Core) -> None:
+    deadline = asyncio.get_running_loop().time() + 0.05
+    client = asking(core, 1e6, window=2, deadline=deadline)
+    await until(lambda: client.has_ended)
+    await nothing_is_in_use(core)
+
+    assert DeadlineExceeded is type(client.told[-1])
+    assert len(client.told) <= 3
+
+
+async def test_an_unload_waits_for_the_answer_that_is_computed(
+    core: Core, model: CountingModel, world: World
+) -> None:
+    world.may_execute.clear()
+    client = asking(core, 3)
+    instance = core.registry.resolve("m")[1]
+    # The call, its task, and a thread that has begun.
+    await until(lambda: instance.users == 3 and not instance.pending)
+    client.cancel()
+    unloading = asyncio.ensure_future(core.control.unload("m"))
+    await settled()
+    early = unloading.done() or model.closed
+    world.may_execute.set()
+    await unloading
+
+    assert not early
+    assert model.closed
+
+
+async def test_a_stream_counts_towards_the_limit_until_it_ends(
+    make_core: MakeCore, add_model: AddModel, world: World
+) -> None:
+    world.model_type = CountingModel
+    core = make_core(max_requests_per_model=1)
+    add_model("m", {1: 1})
+    await core.control.load("m")
+    first = asking(core, 3, window=1)
+    await until(lambda: first.told)
+    second = asking(core, 3)
+    first.read(10)
+    await until(lambda: first.has_ended)
+    third = asking(core, 1)
+    await until(lambda: third.has_ended)
+
+    assert [Overloaded] == [type(error) for error in second.told]
+    assert [[0], []] == third.told
+
+
+async def test_who_can_have_one_answer_is_refused(core: Core) -> None:
+    client = asking(core, 3, takes_many=False)
+    with pytest.raises(Unsupported):
+        await core.engine.infer(
+            InferRequest("m", inputs=(InferInput("x", FP32, np.zeros((1, 2), np.float32)),))
+        )
+
+    assert [Unsupported] == [type(error) for error in client.told]
+    assert (0, 0) == (core.registry.requests, core.registry.resolve("m")[1].users)
