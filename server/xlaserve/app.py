@@ -481,6 +481,7 @@ class Application:
             self.control.watch,
             abandoned=self.workers.abandoned,
             mappings=self.mappings,
+            shared=self.shared,
         )
         container = MultiModelContainer(
             self.control,

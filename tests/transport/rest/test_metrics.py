@@ -15,8 +15,11 @@ from support.executions import succeed
 from xlaserve.core.residence.capacity import Capacity, Reservation
 from xlaserve.core.residence.lifecycle import Event
 from xlaserve.core.residence.registry import Instance, Registry, Version
+from xlaserve.core.serving.ledger import Kind, Ledger
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import ModelInfo, ModelMemory
+from xlaserve.transport.http2.limits import Shared
+from xlaserve.transport.http2.memory import MessageMemory
 from xlaserve.transport.rest.metric_families import OF_MODELS, OF_SERVER, OF_VERSIONS
 from xlaserve.transport.rest.metric_family import Family
 from xlaserve.transport.rest.metrics import Metrics
@@ -222,3 +225,27 @@ def test_the_page_has_every_metric() -> None:
     page = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
 
     assert rows == [line for line in page if not line.startswith("| `process_")]
+
+
+async def test_what_clients_make_the_server_hold(registry: Registry, capacity: Capacity) -> None:
+    shared = Shared(Ledger(64 << 20), MessageMemory(8 << 20))
+    account = shared.ledger.open()
+    for count, kind in ((5, Kind.REQUESTS), (7, Kind.ANSWERS), (11, Kind.AHEAD)):
+        account.hold(count, kind)
+    assert not account.reserve(64 << 20)
+    account.wait(32 << 20, lambda: None)
+    shared.memory.take(1 << 20)
+    samples = await scrape(Metrics(registry, capacity, shared=shared))
+
+    assert [5, 7, 11, 1 << 20] == [
+        value(samples, "xlaserve_held_bytes", kind=kind)
+        for kind in ("requests", "answers", "ahead", "spare")
+    ]
+    assert [64 << 20, 1, 1] == [
+        value(samples, name)
+        for name in (
+            "xlaserve_held_limit_bytes",
+            "xlaserve_held_refusals_total",
+            "xlaserve_held_waits_total",
+        )
+    ]

@@ -14,6 +14,7 @@ from xlaserve.core.residence.watching import RepositoryWatch
 from xlaserve.core.serving.call import Operation
 from xlaserve.core.threads.abandoned import AbandonedWork
 from xlaserve.models.mappings import UNLIMITED, Mappings
+from xlaserve.transport.http2.limits import Shared
 from xlaserve.transport.rest.messages import HttpRequest, HttpResponse
 from xlaserve.transport.rest.metric_families import (
     OF_MODELS,
@@ -44,9 +45,10 @@ class Metrics:
         *,
         abandoned: AbandonedWork | None = None,
         mappings: Mappings = UNLIMITED,
+        shared: Shared | None = None,
     ) -> None:
         self._registry = registry
-        self._server = ServerReading(capacity, connections, watch, abandoned, mappings)
+        self._server = ServerReading(capacity, connections, watch, abandoned, mappings, shared)
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
 
