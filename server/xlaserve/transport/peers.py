@@ -7,6 +7,7 @@ import struct
 from typing import Any
 
 from xlaserve.core.serving.call import Peer
+from xlaserve.core.serving.ledger import Account
 
 _UNIX = "unix"
 _CREDENTIALS = struct.Struct("3i")
@@ -15,7 +16,9 @@ _SHOWN_CHARACTERS = 1024
 """Of a subject: an authority that is trusted may still sign a long one."""
 
 
-def peer_of(transport: asyncio.BaseTransport, listener: str) -> Peer:
+def peer_of(
+    transport: asyncio.BaseTransport, listener: str, account: Account | None = None
+) -> Peer:
     """Return the peer of a new connection, behind its handshake where it has one.
 
     `listener` is the setting of the endpoint that it came to.
@@ -29,6 +32,7 @@ def peer_of(transport: asyncio.BaseTransport, listener: str) -> Peer:
         address=_UNIX if is_unix else _address(name),
         tls_identity=None if tls is None else _subject(tls.getpeercert()),
         unix_user=_user(connection) if is_unix else None,
+        account=account,
     )
 
 

@@ -13,12 +13,16 @@ import pytest
 from PIL import Image
 from support.core import AddModel, Core, MakeCore, World
 
+from xlaserve.core.serving.call import Peer
 from xlaserve.core.serving.checks import check_inputs
 from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.image_files import DEFAULT_LIMITS, ImageLimits
 from xlaserve.core.serving.images import EncodedImages, find_images, unpack_bytes_or_image
+from xlaserve.core.serving.infer_call import AwaitedInfer
 from xlaserve.core.serving.inference import InferInput, InferRequest
+from xlaserve.core.serving.ledger import Account, Ledger
 from xlaserve.errors import (
+    BudgetExhausted,
     DuplicateTensor,
     InvalidParameter,
     InvalidRequest,
@@ -407,3 +411,48 @@ async def test_decoding_is_a_request_in_progress_on_a_thread_of_its_own(
     may_decode.set()
 
     assert 8 == (await running).outputs[0].data[0, 0, 0]
+
+
+async def infer_as(core: Core, account: Account, *files: bytes) -> Tensor:
+    """Ask as a client whose connection has the account."""
+    call = AwaitedInfer(peer=Peer(account=account))
+    core.engine.begin(call, request(elements(*files)))
+    return (await call.answered()).outputs[0].data
+
+
+async def test_an_image_counts_for_what_it_becomes(
+    core: Core, add_model: AddModel, world: World
+) -> None:
+    """A file of 3 KB becomes a megapixel, which Pillow keeps three times."""
+    await loaded(core, add_model, world)
+    ledger = Ledger(32 << 20)
+    account, other = ledger.open(), ledger.open()
+    assert 8 == (await infer_as(core, account, plain(1000)))[0, 0, 0]
+    assert 0 == account.held
+    assert ledger.peak >= 12_000_000
+
+    other.hold(16 << 20)
+    with pytest.raises(BudgetExhausted, match="the decoded images of 120000"):
+        await infer_as(core, account, plain(1000))
+    assert 0 == account.held
+    assert 8 == (await infer_as(core, account, plain(100)))[0, 0, 0]
+    assert (0, 0) == (core.registry.requests, core.registry.resolve("m")[1].users)
+
+
+async def test_a_small_image_counts_while_its_call_waits(
+    core: Core, add_model: AddModel, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await loaded(core, add_model, world)
+    ledger = Ledger(32 << 20)
+    held: list[int] = []
+    begin = Engine._begin_decoded
+
+    def noting(*arguments: Any) -> None:
+        held.append(ledger.held)
+        begin(*arguments)
+
+    monkeypatch.setattr(Engine, "_begin_decoded", noting)
+    await infer_as(core, ledger.open(), plain(100))
+
+    assert [16] == held, "two by two numbers"
+    assert 0 == ledger.held

@@ -14,12 +14,13 @@ Nothing leaves ENDED: an answer that comes later is nobody's, which is no error.
 import asyncio
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
+from xlaserve.core.serving.ledger import Account
 from xlaserve.core.threads.completion import settle
 from xlaserve.errors import DeadlineExceeded
 
@@ -64,6 +65,8 @@ class Peer:
     """The subject of its verified client certificate."""
     unix_user: int | None = None
     """The user id of the process at the other end of a unix socket."""
+    account: Account | None = field(default=None, compare=False, repr=False)
+    """What its connection holds; None inside the process, where nothing is counted."""
 
 
 NOBODY = Peer()

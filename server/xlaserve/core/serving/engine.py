@@ -13,7 +13,7 @@ from xlaserve.core.serving.call import current_call
 from xlaserve.core.serving.checks import check_inputs, check_outputs
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.image_files import DEFAULT_LIMITS, ImageLimits
-from xlaserve.core.serving.images import find_images
+from xlaserve.core.serving.images import AT_NO_COST_BYTES, EncodedImages, find_images
 from xlaserve.core.serving.infer_call import (
     AwaitedInfer,
     InferCall,
@@ -24,6 +24,7 @@ from xlaserve.core.serving.infer_call import (
 from xlaserve.core.serving.inference import InferRequest, InferResponse
 from xlaserve.core.serving.stations.station import Served, Working
 from xlaserve.core.threads.host import HostThreads
+from xlaserve.errors import BudgetExhausted
 from xlaserve.models.loaded import ModelInfo, Value
 from xlaserve.tensors import Tensor
 
@@ -117,21 +118,44 @@ class Engine:
         call.inputs = {tensor.name: tensor.data for tensor in request.inputs}
         self._gates.admit_to_model(call)
         if images is not None:
-            decoded = partial(self._begin_decoded, call, instance)
-            call.wait_at(Working(self._threads.start(images.decode, decoded)))
+            self._decode(call, instance, images, AT_NO_COST_BYTES)
             return
         call.rows, call.key = rows_of(info, call.inputs), key_of(info, call.inputs)
         instance.station.begin(call)
 
-    def _begin_decoded(
-        self, call: InferCall, instance: Served, images: dict[str, Tensor] | BaseException
+    def _decode(self, call: InferCall, instance: Served, images: EncodedImages, most: int) -> None:
+        """Decode the images of a call in a thread, into so many bytes at most."""
+
+        def decoded(found: dict[str, Tensor] | int | BaseException) -> None:
+            if call.has_ended:
+                return
+            if isinstance(found, BaseException):
+                deliver([call], found)
+            elif isinstance(found, int):
+                self._reserve_and_decode(call, instance, images, found)
+            else:
+                if most == AT_NO_COST_BYTES:
+                    _count_decoded(call, found)
+                self._begin_decoded(call, instance, found)
+
+        decode = partial(images.decode_within, most)
+        call.wait_at(Working(self._threads.start(decode, decoded)))
+
+    def _reserve_and_decode(
+        self, call: InferCall, instance: Served, images: EncodedImages, size: int
     ) -> None:
+        """Decode images that take so many bytes, if there is memory for them."""
+        account = call.peer.account
+        if account is not None and not account.reserve(size):
+            limit = account.ledger.limit
+            deliver([call], BudgetExhausted("the decoded images", size, limit))
+            return
+        if account is not None:
+            call.hold(partial(account.release, size))
+        self._decode(call, instance, images, size)
+
+    def _begin_decoded(self, call: InferCall, instance: Served, images: dict[str, Tensor]) -> None:
         """Have a call executed whose images were decoded in a thread."""
-        if call.has_ended:
-            return
-        if isinstance(images, BaseException):
-            deliver([call], images)
-            return
         call.place = None
         call.inputs = {**call.inputs, **images}
         try:
@@ -209,3 +233,12 @@ def key_of(info: ModelInfo, tensors: Tensors) -> ShapeKey:
     if not info.is_ragged:
         return ()
     return tuple(tensors[spec.name].shape[1:] for spec in info.inputs)
+
+
+def _count_decoded(call: InferCall, images: Mapping[str, Tensor]) -> None:
+    """Count images that nobody asked for memory for, while the call waits."""
+    account = call.peer.account
+    if account is not None:
+        size = sum(tensor.nbytes for tensor in images.values())
+        account.hold(size)
+        call.hold(partial(account.release, size))

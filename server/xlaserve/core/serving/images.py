@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 from msgspec import structs
@@ -33,6 +34,11 @@ _CHANNELS_FIRST = "FORMAT_NCHW"
 
 _RANKS = {3: 1, 4: 1, 5: 2}
 """How many leading dimensions count images, by the rank of a model's input."""
+
+AT_NO_COST_BYTES = 4 << 20
+"""What images may take while nobody asks whether there is memory for them."""
+_PIXEL_BYTES = 12
+"""Of an image while it is decoded: four as Pillow keeps it, as often in its mode, and as bytes."""
 
 _LEVELS = 256
 _EXACT = 2**53
@@ -122,6 +128,14 @@ class EncodedImages:
         """
         return {name: images.decode() for name, images in self._images.items()}
 
+    def decode_within(self, most: int) -> dict[str, Tensor] | int:
+        """Decode every image as `decode` does, if that takes no more than so many bytes.
+
+        Else return how many it takes, and decode nothing.
+        """
+        size = sum(images.decoded_bytes() for images in self._images.values())
+        return size if size > most else self.decode()
+
 
 @dataclass(frozen=True, slots=True)
 class _Form:
@@ -204,6 +218,21 @@ class _Images:
         shape = self._shape(max(1, self.form.height), max(1, self.form.width))
         nothing = np.broadcast_to(np.zeros((), spec.datatype.dtype), shape)
         return structs.replace(tensor, datatype=spec.datatype, data=nothing)
+
+    def decoded_bytes(self) -> int:
+        """Return what the tensor takes, and the largest image while it is decoded.
+
+        Only the headers of the images are read. Images that differ in size are refused later.
+        """
+        tensor = largest = 0
+        for index, element in np.ndenumerate(self.elements):
+            with self._naming(index):
+                picture = open_image(element, self.limits)
+                height, width = self._target(picture)
+                tensor = tensor or prod(self._shape(height, width))
+                pixels = max(picture.width * picture.height, width * height)
+                largest = max(largest, pixels)
+        return tensor * self.form.spec.datatype.itemsize + largest * _PIXEL_BYTES
 
     def decode(self) -> Tensor:
         """Decode every image into one tensor; sizes that the model leaves open must agree."""

@@ -1,7 +1,7 @@
 """grpclib's own connections over h2, bounded: the reference for our engine."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 
 from grpclib import GRPCError
@@ -14,7 +14,10 @@ from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
 from hyperframe.frame import GoAwayFrame
 
+from xlaserve.core.serving.ledger import Account, Kind
+from xlaserve.transport.grpc.grpclib_stream import NO_ROOM_FOR_ANSWERS
 from xlaserve.transport.grpc.handler import RequestHandler
+from xlaserve.transport.grpc.problems import PROBLEMS
 from xlaserve.transport.grpc.request_headers import (
     NOT_FOUND,
     Headers,
@@ -24,6 +27,7 @@ from xlaserve.transport.grpc.request_headers import (
 )
 from xlaserve.transport.grpc.routes import CONTENT_TYPES
 from xlaserve.transport.http2.limits import Http2Limits
+from xlaserve.transport.http2.messages import Problem
 
 _LAST_POSSIBLE_STREAM = 2**31 - 1
 
@@ -42,6 +46,15 @@ class Owner(Protocol):
 
 class CheckingHandler(RequestHandler):
     """Looks at the headers of a request first, as the router does with our own engine."""
+
+    def accept(self, stream: Stream, headers: Headers, release_stream: Callable[[], None]) -> None:
+        """Begin to answer a request; what it holds is released when that has ended."""
+
+        def release() -> None:
+            release_stream()
+            cast("_Stream", stream).release_all()
+
+        super().accept(stream, headers, release)
 
     async def _handle(self, stream: Stream, headers: Headers) -> None:
         if malformed(headers):
@@ -80,7 +93,9 @@ class H2Engine(H2Protocol):
         owner: Owner,
         handler: RequestHandler,
         limits: Http2Limits,
+        account: Account,
     ) -> None:
+        self._account = account
         # Every byte is a character of Latin-1: in ASCII one odd header would end the connection.
         h2_config = H2Configuration(
             client_side=False,
@@ -109,11 +124,12 @@ class H2Engine(H2Protocol):
         )
         connection = _Connection(h2, cast("asyncio.Transport", transport), config=self.config)
         connection.max_message_bytes = self._limits.max_message_bytes
+        connection.account = self._account
         self.connection = connection
         self.connection.flush()
         self.connection.initialize()
         self.processor = EventsProcessor(self.handler, self.connection)
-        self.requests.connected(transport)
+        self.requests.connected(transport, self._account)
         self._admitted = self._owner.admit(self)
         if not self._admitted:
             self._end(ErrorCodes.ENHANCE_YOUR_CALM)
@@ -124,6 +140,7 @@ class H2Engine(H2Protocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
+        self._account.close()
         self._owner.disconnected(self)
 
     @property
@@ -164,6 +181,7 @@ class _Connection(Connection):
     """A connection whose streams bound the messages that they receive."""
 
     max_message_bytes = 0
+    account: Account
 
     def create_stream(self, *, stream_id: int | None = None, wrapper: Any = None) -> Stream:
         h2, transport = self._connection, self._transport
@@ -177,16 +195,31 @@ class _Stream(Stream):
     waiting = False
     """Whether nothing is done about it until its client sends something."""
 
+    _held = 0
+    """Bytes that count for the message which was read last."""
+    _charged = 0
+    """All that count for the stream, until it is over."""
+
     def keep(self) -> int:
-        """Return 0: this engine has no ledger."""
-        return 0
+        """Return the bytes that are counted for the message read last; count them on."""
+        kept, self._held = self._held, 0
+        return kept
 
     def reserve(self, count: int) -> bool:
-        """Let it have what it wants."""
+        """Count bytes that are to come; false where there is no memory."""
+        if not self.connection.account.reserve(count):
+            return False
+        self._charged += count
         return True
 
     def release(self, count: int) -> None:
-        """Count nothing."""
+        """Count bytes no more."""
+        self._charged -= count
+        self.connection.account.release(count)
+
+    def release_all(self) -> None:
+        """Count nothing more: it is over."""
+        self.release(self._charged)
 
     async def recv_data(self, size: int) -> bytes:
         limit = self.connection.max_message_bytes
@@ -195,8 +228,21 @@ class _Stream(Stream):
                 Status.RESOURCE_EXHAUSTED,
                 f"the message has {size} bytes, the limit is {limit} (max_message_bytes)",
             )
+        self.release(self.keep())
+        if not self.reserve(size):
+            raise GRPCError(*PROBLEMS[Problem.NO_ROOM])
+        self._held = size
         self.waiting = True
         try:
             return await super().recv_data(size)
         finally:
             self.waiting = False
+
+    async def send_data(self, data: bytes, end_stream: bool = False) -> None:
+        account = self.connection.account
+        if not account.reserve(len(data), Kind.ANSWERS):
+            raise GRPCError(Status.RESOURCE_EXHAUSTED, NO_ROOM_FOR_ANSWERS)
+        try:
+            await super().send_data(data, end_stream)
+        finally:
+            account.release(len(data), Kind.ANSWERS)

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from grpclib.protocol import AbstractHandler, Stream
 
 from xlaserve.core.serving.call import NOBODY, Peer
+from xlaserve.core.serving.ledger import Account
 from xlaserve.transport.grpc.request_headers import Headers
 from xlaserve.transport.grpc.runner import Runner
 from xlaserve.transport.peers import peer_of
@@ -24,9 +25,9 @@ class RequestHandler(AbstractHandler):
         self._tasks: dict[Stream, asyncio.Task[None]] = {}
         self._cancelled: set[asyncio.Task[None]] = set()
 
-    def connected(self, transport: asyncio.BaseTransport) -> None:
+    def connected(self, transport: asyncio.BaseTransport, account: Account) -> None:
         """Know who is at the other end, now that there is a connection."""
-        self.peer = peer_of(transport, self._listener)
+        self.peer = peer_of(transport, self._listener, account)
 
     def accept(self, stream: Stream, headers: Headers, release_stream: Callable[[], None]) -> None:
         """Begin to answer a request; `release_stream` is called once, when that has ended."""

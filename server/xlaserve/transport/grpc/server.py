@@ -89,18 +89,25 @@ class GrpcServer:
     def _make_protocol(self, listener: str) -> asyncio.BaseProtocol:
         if self._engine is Http2Engine.OWN:
             return OwnEngine(self, RequestHandler(self._runner, listener), self._buffer, self._poll)
-        return H2Engine(self, CheckingHandler(self._runner, listener), self._limits)
+        account = self._shared.ledger.open()
+        return H2Engine(self, CheckingHandler(self._runner, listener), self._limits, account)
 
     # --- the life of a connection, told by its protocol ---
 
     def connect(self, protocol: Http2Protocol, transport: asyncio.Transport) -> ServerConnection:
         """Return the core of a new connection of our own engine."""
         assert isinstance(protocol, OwnEngine)
-        protocol.requests.connected(transport)
+        account = self._shared.ledger.open()
+        protocol.requests.connected(transport, account)
         connection = GrpclibConnection(transport, protocol.requests, self._limits)
         router = Router(connection, self._runner.methods, self._lanes)
         return ServerConnection(
-            self._limits, router, self._shared, wake=protocol.wake, buffer=self._buffer
+            self._limits,
+            router,
+            self._shared,
+            account=account,
+            wake=protocol.wake,
+            buffer=self._buffer,
         )
 
     def admit(self, protocol: "Http2Protocol | H2Engine") -> bool:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 
+from xlaserve.core.serving.ledger import Account
 from xlaserve.transport.http2.control_frames import ControlFrames
 from xlaserve.transport.http2.data_frames import DataFrames
 from xlaserve.transport.http2.errors import ConnectionFailure
@@ -31,6 +32,7 @@ class ServerConnection:
         router: RequestRouter,
         shared: Shared,
         *,
+        account: Account | None = None,
         wake: Callable[[], None] = lambda: None,
         buffer: ReceiveBuffer | None = None,
         now: Callable[[], float] = time.monotonic,
@@ -38,7 +40,7 @@ class ServerConnection:
         """`wake` is called when there is output though nothing was received."""
         conduct = Conduct(limits, now)
         self._limits = limits
-        self.account = shared.ledger.open()
+        self.account = account or shared.ledger.open()
         self._sender = Sender(self.account, conduct, wake)
         self._windows = ReceiveWindows(limits, self._sender)
         self._streams = Streams(limits, self.account, conduct, self._sender, self._windows)

@@ -88,8 +88,9 @@ class Connection(AiohttpConnection):
         server = self._server
         transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
         if len(server.connections) < server.max_connections:
-            self.held = Held(server.ledger.open(), transport)
-            self.peer = peer_of(transport, _LISTENER)
+            account = server.ledger.open()
+            self.held = Held(account, transport)
+            self.peer = peer_of(transport, _LISTENER, account)
             super().connection_made(transport)
             self._fast = FastPath(server.heads.plans, self, transport, server.body_seconds)
             return
