@@ -113,3 +113,21 @@ async def test_nothing_is_inflated_where_there_is_no_room() -> None:
 
     with pytest.raises(GRPCError, match="max_held_bytes"):
         await client.read()
+
+
+async def test_a_short_message_counts_while_its_request_waits() -> None:
+    client = Client(streaming=False)
+    client.send(prefixed(bytes(1000)), end=True)
+
+    assert PREFIX_BYTES + 1000 == client.ledger.held
+    client.core.receive(bytes(rst_stream(1, 8)))
+    assert 0 == client.ledger.held
+
+
+async def test_a_short_message_counts_until_its_request_ends() -> None:
+    client = Client(streaming=False)
+    client.send(prefixed(bytes(1000)))
+
+    assert PREFIX_BYTES + 1000 == client.ledger.held
+    client.core.receive(bytes(rst_stream(1, 8)))
+    assert 0 == client.ledger.held
