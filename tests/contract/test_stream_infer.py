@@ -262,7 +262,7 @@ async def test_an_error_is_an_answer_and_the_stream_goes_on(start: Serve) -> Non
 async def test_an_error_ends_the_stream_where_its_header_says_so(start: Serve) -> None:
     """Behind the answers of earlier requests (Triton, triton_grpc_error)."""
     async with start() as server, open_stream(server.url, triton_grpc_error="true") as stream:
-        for model in ("fp32", "nope", "fp32"):
+        for model in ("fp32", "nope"):
             await stream.write(asking(model, 1, name=model))
         first = await read(stream)
         with pytest.raises(grpc.aio.AioRpcError) as ended:

@@ -55,8 +55,9 @@ class WireCodec(CodecBase):
             return self.decode_message(message_type, data)
         except (MalformedMessage, TooManyFields) as error:
             refusal = refusal_of(error, message_type.__name__)
-        # Out here, so that the refusal does not keep the cause, and with it the message, alive.
-        raise refusal
+        # Out here, so that what is raised does not keep the cause, and with it the message, alive;
+        # and another one, so that no frame holds an error that holds the frame.
+        raise GRPCError(refusal.status, refusal.message)
 
     # --- as everything else does ---
 

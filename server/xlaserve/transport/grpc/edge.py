@@ -16,13 +16,16 @@ _log = structlog.get_logger("grpc")
 
 
 def translate(method: str, error: Exception) -> GRPCError:
-    """Return the status and the text for what a handler raised; what nobody expected is logged."""
+    """Return the status and the text for what a handler raised, in an error that was not raised.
+
+    What nobody expected is logged.
+    """
     if isinstance(error, XlaserveError):
         return GRPCError(wire_status(error).grpc, shorten(str(error)))
     if isinstance(error, GRPCError):
         if error.status is Status.UNIMPLEMENTED and error.message is None:
             return GRPCError(error.status, _NOT_IMPLEMENTED.format(method=method.lstrip("/")))
-        return error
+        return GRPCError(error.status, error.message, error.details)
     _log.error("unexpected exception", method=method, exc_info=error)
     return GRPCError(Status.INTERNAL, "internal error")
 

@@ -99,7 +99,7 @@ class GrpclibStream:
             self._more.set_result(None)
 
     def _release(self) -> None:
-        self._stream.call = None
+        self._stream.call = self._stream.reader = self._reader = None  # what comes is dropped
         if self._stream.open:
             self._stream.reset(ErrorCode.INTERNAL_ERROR)  # it ended without an answer
 

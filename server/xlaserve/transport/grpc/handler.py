@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from grpclib.protocol import AbstractHandler, Stream
 
@@ -66,7 +66,10 @@ class RequestHandler(AbstractHandler):
             await asyncio.wait(tasks, timeout=_LOOK_SECONDS if but_waiting else None)
 
     async def _handle(self, stream: Stream, headers: Headers) -> None:
-        await self._runner.run(stream, headers, self.peer)
+        # A task that is cancelled keeps the error, which holds the frames of the request, and they
+        # the task: a reference cycle.
+        with suppress(asyncio.CancelledError):
+            await self._runner.run(stream, headers, self.peer)
 
 
 def _waits(stream: Stream) -> bool:

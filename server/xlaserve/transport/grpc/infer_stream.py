@@ -199,8 +199,10 @@ class InferStream:
                 if self._begin(message).has_ended:
                     # It took the time of the event loop: others have their turn.
                     await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            return  # by `run` or `close`; a task that is cancelled would keep the error, see below
         except Exception as error:
-            # Not the error itself: it would hold the frames that hold this stream.
+            # Not the error itself: it holds the frames that hold this stream.
             refusal = refusal_for(error)
             self._failure = refusal.status, refusal.message
         finally:

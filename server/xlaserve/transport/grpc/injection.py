@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 
 import structlog
+from grpclib import GRPCError
 from grpclib.encoding.base import CodecBase
 from grpclib.server import Stream
 from multidict import MultiMapping
@@ -87,7 +88,7 @@ class _SplicingCodec(CodecBase):
             return decode_with(self._value, self._splice, decode, data)
         except (MalformedMessage, TooManyFields) as error:
             refusal = refusal_of(error, message_type.__name__)
-        raise refusal
+        raise GRPCError(refusal.status, refusal.message)
 
 
 class Injection:

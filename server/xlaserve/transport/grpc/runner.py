@@ -1,8 +1,7 @@
 """The general path of a request: from its headers to its status, on both HTTP/2 engines alike."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+from collections.abc import Awaitable, Mapping
 from typing import Any, Protocol, cast
 
 from grpclib import GRPCError
@@ -49,8 +48,37 @@ class RpcStream(Stream[Any, Any]):
     """What a method reads requests from and writes answers to, and the call that it is."""
 
     call: Call
+    method: Method
+    message_seconds: float
+    """How long the one message of a unary request may take to come."""
     accepted: Accepted
     """The stream of the engine."""
+
+    async def recv_message(self) -> Any:
+        """Return the next message; None where there is no other of many.
+
+        Raises GRPCError where the one message of a request is not there in time.
+        """
+        if self.method.handler.cardinality.client_streaming:
+            return await super().recv_message()
+        timeout = asyncio.timeout(self.message_seconds)
+        try:
+            async with timeout:
+                message = await super().recv_message()
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            text = f"no message came in {self.message_seconds:g} seconds (message_timeout_seconds)"
+            raise GRPCError(Status.CANCELLED, text) from None
+        if message is None:
+            text = f"{self.method.path.lstrip('/')} needs one message, none came"
+            raise GRPCError(Status.UNIMPLEMENTED, text)
+        row = self.method.row
+        if row.model:
+            self.call.model = getattr(message, row.model)
+        if row.version:
+            self.call.version = getattr(message, row.version)
+        return message
 
 
 class Runner:
@@ -95,29 +123,31 @@ class Runner:
             deadline=None if seconds is None else Deadline.from_timeout(seconds),
             user_agent=fields.get("user-agent"),
         )
-        stream.call, stream.accepted = call, cast(Accepted, accepted)
+        stream.call, stream.method = call, method
+        stream.message_seconds = self._message_seconds
+        stream.accepted = cast(Accepted, accepted)
         stream.metadata = decode_metadata(split_binary_lists(headers))
-        refused = await self._outcome(call, method, stream)
-        # It was not raised here: a frame that holds an error which holds the frame is a reference
-        # cycle, and request and answer would stay until the next full collection.
+        refused = await self._outcome(stream)
         await stream.__aexit__(None if refused is None else GRPCError, refused, None)
 
-    async def _outcome(self, call: Call, method: Method, stream: RpcStream) -> GRPCError | None:
-        """Run the method and return why it gave no answer, or None."""
+    async def _outcome(self, stream: RpcStream) -> GRPCError | None:
+        """Run the method and return why it gave no answer, or None.
+
+        What is returned was never raised. An error that was raised holds the frames that it passed,
+        and those that called them: in a local variable of one of these it would be a reference
+        cycle, and request and answer would stay until the next full collection.
+        """
         try:
-            with self._gates.passing(call):
-                await _in_time(call, self._answer(call, method, stream))
+            with self._gates.passing(stream.call):
+                await _in_time(stream.call, self._answer(stream))
         except Exception as error:
-            return translate(method.path, error)
+            return translate(stream.method.path, error)
         return None
 
-    async def _answer(self, call: Call, method: Method, stream: RpcStream) -> None:
-        if not method.handler.cardinality.client_streaming:
-            receive = partial(_one_message, method.path, self._message_seconds, stream.recv_message)
-            stream.recv_message = partial(_noted, call, method.row, receive)  # type: ignore[method-assign]
+    async def _answer(self, stream: RpcStream) -> None:
         assert stream.metadata is not None
-        with self._injection.into(stream, method.path, stream.metadata):
-            await method.handler.func(stream)
+        with self._injection.into(stream, stream.method.path, stream.metadata):
+            await stream.method.handler.func(stream)
 
 
 def _call(row: Row, headers: FieldsView, peer: Peer, deadline: float | None) -> Call:
@@ -159,29 +189,3 @@ async def _in_time(call: Call, work: Awaitable[None]) -> None:
     except StreamClosedError as error:
         # The client has reset the stream; that this task is cancelled for it comes later.
         raise asyncio.CancelledError(str(error)) from None
-
-
-async def _one_message(path: str, seconds: float, receive: Callable[[], Awaitable[Any]]) -> Any:
-    timeout = asyncio.timeout(seconds)
-    try:
-        async with timeout:
-            message = await receive()
-    except TimeoutError:
-        if not timeout.expired():
-            raise
-        text = f"no message came in {seconds:g} seconds (message_timeout_seconds)"
-        raise GRPCError(Status.CANCELLED, text) from None
-    if message is None:
-        text = f"{path.lstrip('/')} needs one message, none came"
-        raise GRPCError(Status.UNIMPLEMENTED, text)
-    return message
-
-
-async def _noted(call: Call, row: Row, receive: Callable[[], Awaitable[Any]]) -> Any:
-    """Return the message, once the call knows which model it is about."""
-    message = await receive()
-    if row.model:
-        call.model = getattr(message, row.model)
-    if row.version:
-        call.version = getattr(message, row.version)
-    return message
