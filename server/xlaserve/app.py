@@ -5,7 +5,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -14,27 +14,25 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import structlog
-from grpclib._typing import IServable
 
 from xlaserve import allocator
+from xlaserve.assembly.core import Core
+from xlaserve.assembly.grpc import GrpcDoor, assemble_grpc
+from xlaserve.assembly.http import http_routes, http_server
 from xlaserve.core.host import capacity_bytes
 from xlaserve.core.residence.capacity import Capacity
 from xlaserve.core.residence.control import IndexEntry, ModelControl
 from xlaserve.core.residence.loading import Machinery, VersionLoader
-from xlaserve.core.residence.multi_model import MultiModelContainer
 from xlaserve.core.residence.predictions import FilesLook
-from xlaserve.core.residence.readiness import Readiness
 from xlaserve.core.residence.registry import Registry
 from xlaserve.core.residence.repository import Repository
-from xlaserve.core.residence.runtime import ModelRuntime, RuntimeLimits
-from xlaserve.core.residence.status_board import StatusBoard
+from xlaserve.core.residence.runtime import RuntimeLimits
 from xlaserve.core.server import ServerDescription
 from xlaserve.core.serving.answers import Counting
 from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.image_files import ImageLimits
 from xlaserve.core.serving.ledger import Ledger
-from xlaserve.core.serving.models_api import Models
 from xlaserve.core.serving.returning import Returning
 from xlaserve.core.serving.stations.table import ExecutionPolicy, Stations
 from xlaserve.core.threads.workers import Workers
@@ -43,7 +41,7 @@ from xlaserve.models import compilation, device, loaders, trial
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import Stage
 from xlaserve.models.mappings import Mappings
-from xlaserve.settings import IdInjection, ModelControlMode, Settings
+from xlaserve.settings import ModelControlMode, Settings
 from xlaserve.transport.endpoints import (
     NO_ENDPOINT,
     Endpoint,
@@ -52,40 +50,11 @@ from xlaserve.transport.endpoints import (
     check_grpc_endpoints,
     listen,
 )
-from xlaserve.transport.grpc.codec import WireCodec
-from xlaserve.transport.grpc.descriptors import DescriptorIndex
-from xlaserve.transport.grpc.health import HealthService
-from xlaserve.transport.grpc.infer_codec import InferCodec
-from xlaserve.transport.grpc.infer_lane import METHOD as INFER_METHOD
-from xlaserve.transport.grpc.infer_lanes import InferLanes
-from xlaserve.transport.grpc.infer_stream import InferStreams, StreamLimits
-from xlaserve.transport.grpc.inference import InferenceService
-from xlaserve.transport.grpc.injection import Injection, splices
-from xlaserve.transport.grpc.methods import methods_of
-from xlaserve.transport.grpc.model_runtime import INFERENCE_PATHS, ModelRuntimeService
-from xlaserve.transport.grpc.reflection import SERVICES as REFLECTION_SERVICES
-from xlaserve.transport.grpc.reflection import reflection_services
-from xlaserve.transport.grpc.runner import Runner
 from xlaserve.transport.grpc.server import GrpcServer
-from xlaserve.transport.grpc.services import ServicesCodec, injection_paths, load_services
-from xlaserve.transport.grpc.splice import InjectionPath
-from xlaserve.transport.grpc.typed_answers import TypedAnswers
-from xlaserve.transport.http2.limits import Http2Limits, Shared
+from xlaserve.transport.http2.limits import Shared
 from xlaserve.transport.http2.memory import MessageMemory
-from xlaserve.transport.rest.absent import absent_routes
-from xlaserve.transport.rest.bodies import BodyLimits
-from xlaserve.transport.rest.inference import InferenceRoutes
-from xlaserve.transport.rest.metrics import Metrics
-from xlaserve.transport.rest.pages import page_routes
-from xlaserve.transport.rest.repository import RepositoryRoutes
 from xlaserve.transport.rest.routing import RouteTable
-from xlaserve.transport.rest.sagemaker import sagemaker_routes
-from xlaserve.transport.rest.server import HttpLimits, HttpServer
-from xlaserve.transport.rest.threads import OffLoop
-from xlaserve.transport.tls import grpc_tls
-
-_CLIENTS_OF_A_MESH = 8
-"""A mesh sends all its requests over one connection, and may leave some of them open unsent."""
+from xlaserve.transport.rest.server import HttpServer
 
 _SWITCH_SECONDS = 0.0005
 """How long a thread that compiles may keep the event loop from Python's lock; 5 ms unless set."""
@@ -155,6 +124,7 @@ class Application:
             raise InvalidSettings("repository", "a directory", str(settings.repository))
         self.settings = settings
         self.display = display or NoDisplay()
+        self.grpc: GrpcServer
         self.http: HttpServer | None = None
         self._compilation = compilation.of_settings(settings)
         self.mappings = Mappings(settings.max_memory_mappings)
@@ -162,9 +132,6 @@ class Application:
         """When the end of threads is waited for no longer, by the clock of the event loop."""
         self.has_threads_left = False
         """Whether threads go on once it has stopped: only the end of the process ends them."""
-        self._description = ServerDescription(
-            version=metadata.version("xlaserve"), name=settings.server_name
-        )
         self.workers = Workers(
             load_threads=settings.load_threads,
             execute_threads=settings.execute_threads,
@@ -230,6 +197,20 @@ class Application:
         )
         self.control = ModelControl(settings, self.registry, self.repository, loader, self.workers)
         self._look = FilesLook()
+        self._core = Core(
+            settings,
+            ServerDescription(version=metadata.version("xlaserve"), name=settings.server_name),
+            self.workers,
+            self.registry,
+            self.capacity,
+            self.mappings,
+            self.repository,
+            self.control,
+            self.engine,
+            self.gates,
+            self.shared,
+            self._look,
+        )
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Addresses]:
@@ -241,9 +222,14 @@ class Application:
             stack.callback(self._end_threads)
             stack.callback(self._look.close)
             grpc_listeners, http_listener = self._listen(stack)
-            health = await self._start_grpc(grpc_listeners)
-            self.http = await self._start_http(http_listener)
-            stack.push_async_callback(self._stop, health)
+            door = assemble_grpc(self._core)
+            self.grpc = door.server
+            await door.listen(grpc_listeners, self.settings)
+            if http_listener is not None:
+                self.http = http_server(self._core, self.http_routes())
+                backlog = self.settings.listen_backlog
+                await self.http.listen(http_listener.socket, backlog=backlog)
+            stack.push_async_callback(self._stop, door)
             await stack.enter_async_context(_running(self._returning.run()))
             http = http_listener.address if http_listener else None
             grpc = [listener.address for listener in grpc_listeners] or [NO_ENDPOINT]
@@ -351,171 +337,21 @@ class Application:
         stack.callback(listener.close)
         return listener
 
-    async def _start_grpc(self, listeners: Sequence[Listener]) -> HealthService:
-        settings = self.settings
-        added = load_services(settings.service, Models(self.engine))
-        typed = TypedAnswers(settings.typed_answers, settings.max_typed_answer_bytes)
-        limits = {
-            "max_fields": settings.max_message_fields,
-            "max_depth": settings.max_message_depth,
-        }
-        codec = InferCodec(**limits, typed=typed)
-        self._streams = InferStreams(
-            self.engine,
-            self.gates,
-            codec,
-            StreamLimits(
-                settings.max_infer_streams,
-                settings.max_infer_stream_requests,
-                settings.max_infer_stream_bytes,
-            ),
-        )
-        services: list[IServable] = [
-            InferenceService(self._description, self.engine, self.control, typed, self._streams),
-            *(service.handler for service in added),
-        ]
-        paths = {**INFERENCE_PATHS, **injection_paths(added)} if settings.modelmesh else {}
-        if settings.modelmesh:
-            services.append(self._model_runtime(paths))
-        names = _service_names(services)
-        health = HealthService(
-            services=names,
-            source=Readiness(self.control, self.registry),
-            max_watchers=settings.max_health_watchers,
-        )
-        reflection = reflection_services(
-            DescriptorIndex.of_contracts(*(s.descriptor_set for s in added if s.descriptor_set)),
-            services=[*names, *_service_names([health]), *REFLECTION_SERVICES],
-            max_requests=settings.max_reflection_requests,
-        )
-        splicing = splices(paths, **limits)
-        runner = Runner(
-            methods_of([*services, health, *reflection]),
-            ServicesCodec(WireCodec(**limits)),
-            self.gates,
-            Injection(splicing),
-            message_seconds=settings.message_timeout_seconds,
-        )
-        self.grpc = GrpcServer(
-            runner,
-            limits=_http2_limits(settings),
-            max_connections=settings.max_connections,
-            shared=self.shared,
-            busy_poll_seconds=settings.busy_poll_seconds,
-            engine=settings.http2_engine,
-            lanes={
-                INFER_METHOD: partial(
-                    InferLanes,
-                    self.engine,
-                    self.gates,
-                    codec,
-                    splicing.get(INFER_METHOD),
-                )
-            },
-        )
-        tls = grpc_tls(settings)
-        for listener in listeners:
-            await self.grpc.listen(
-                listener.socket, tls, backlog=settings.listen_backlog, name=listener.setting
-            )
-        return health
-
-    def _model_runtime(self, paths: Mapping[str, InjectionPath]) -> ModelRuntimeService:
-        return ModelRuntimeService(
-            ModelRuntime(
-                self.settings,
-                self.control,
-                self.registry,
-                self.repository,
-                self.capacity,
-                predict_size=loaders.predict_size,
-                look=self._look,
-            ),
-            version=metadata.version("xlaserve"),
-            paths=paths,
-            advertise_paths=self.settings.id_injection is IdInjection.PATH,
-        )
-
-    async def _start_http(self, listener: Listener | None) -> HttpServer | None:
-        if listener is None:
-            return None
-        settings = self.settings
-        limits = HttpLimits(
-            settings.max_http_connections,
-            settings.max_http_header_bytes,
-            settings.http_idle_seconds,
-            BodyLimits(
-                settings.max_message_bytes,
-                settings.max_http_chunks,
-                settings.message_timeout_seconds,
-            ),
-            settings.max_http_heads,
-        )
-        server = HttpServer(self.http_routes(), limits, self.workers.host, self.shared, self.gates)
-        await server.listen(listener.socket, backlog=settings.listen_backlog)
-        return server
-
     def http_routes(self) -> RouteTable:
         """Return the table of every route that HTTP is served on."""
-        depth = self.settings.max_json_depth
-        threads = OffLoop(self.workers.host)
-        inference = InferenceRoutes(
-            self._description,
-            self.engine,
-            self.gates,
-            self.control,
-            threads,
-            max_json_depth=depth,
-            strict_json=self.settings.strict_json,
-            max_stream_bytes=self.settings.max_infer_stream_bytes,
-        )
-        repository = RepositoryRoutes(self.control, max_json_depth=depth)
         connections = {
             "grpc": lambda: self.grpc.connections,
             "http": lambda: self.http.connections if self.http else 0,
         }
-        metrics = Metrics(
-            self.registry,
-            self.capacity,
-            connections,
-            self.control.watch,
-            abandoned=self.workers.abandoned,
-            mappings=self.mappings,
-            shared=self.shared,
-        )
-        container = MultiModelContainer(
-            self.control,
-            self.registry,
-            self.repository,
-            default_model=self.settings.default_model,
-        )
-        sagemaker = sagemaker_routes(
-            container,
-            self.engine,
-            threads,
-            max_json_depth=depth,
-            default_accept=self.settings.default_accept,
-            strict_json=self.settings.strict_json,
-        )
-        rows = [
-            *inference.table(),
-            *repository.table(),
-            *sagemaker,
-            *metrics.table(),
-            *absent_routes(),
-        ]
-        board = StatusBoard(
-            self.control, self.registry, self.capacity, self.settings.model_control_mode
-        )
-        return RouteTable([*rows, *page_routes(rows, board, self._description)])
+        return http_routes(self._core, connections)
 
     # --- stop ---
 
-    async def _stop(self, health: HealthService) -> None:
+    async def _stop(self, door: GrpcDoor) -> None:
         _log.info("shutting down")
         self.control.begin_shutdown()
-        health.close()
-        self._streams.close()
+        door.health.close()
+        door.streams.close()
         self.gates.drain()
         loop = asyncio.get_running_loop()
         until = loop.time() + self.settings.grace_seconds
@@ -540,25 +376,6 @@ class Application:
             _log.warning("threads did not end", abandoned=len(self.workers.abandoned))
 
 
-def _http2_limits(settings: Settings) -> Http2Limits:
-    # Behind the one connection of a sidecar there are many clients.
-    clients = _CLIENTS_OF_A_MESH if settings.modelmesh else 1
-    return Http2Limits(
-        max_message_bytes=settings.max_message_bytes,
-        max_streams=settings.max_streams_per_connection * clients,
-        max_header_bytes=settings.max_header_bytes,
-        max_frame_bytes=settings.max_frame_bytes,
-        stream_window_bytes=settings.stream_window_bytes,
-        connection_window_bytes=settings.connection_window_bytes,
-        max_resets=settings.max_stream_resets * clients,
-        max_control_frames=settings.max_control_frames * clients,
-        window_seconds=settings.control_window_seconds,
-        max_work=settings.max_work_per_pass,
-        preface_seconds=settings.preface_seconds,
-        message_seconds=settings.message_timeout_seconds,
-    )
-
-
 def _try_loading(seconds: float, directory: Path, config: ModelConfig) -> None:
     if seconds:
         trial.try_loading(directory, seconds, config.parameters)
@@ -569,11 +386,6 @@ def _freeze_heap() -> None:
     # collector's sight a collection takes microseconds instead of a tenth of a second.
     gc.collect()
     gc.freeze()
-
-
-def _service_names(services: Iterable[object]) -> list[str]:
-    paths = (path for service in services for path in service.__mapping__())  # type: ignore[attr-defined]
-    return sorted({path.split("/")[1] for path in paths})
 
 
 async def run(settings: Settings, display: Display | None = None) -> bool:

@@ -10,6 +10,7 @@ PACKAGE = "xlaserve"
 _DRAWN = (
     "xlaserve.cli",
     "xlaserve.app",
+    "xlaserve.assembly",
     "xlaserve.transport.grpc",
     "xlaserve.transport.http2",
     "xlaserve.transport.rest",

@@ -1,0 +1,1 @@
+"""Puts the transports together over the core, for the composition root."""

@@ -1,0 +1,35 @@
+"""The parts of the core that transports are built over."""
+
+from dataclasses import dataclass
+
+from xlaserve.core.residence.capacity import Capacity
+from xlaserve.core.residence.control import ModelControl
+from xlaserve.core.residence.predictions import FilesLook
+from xlaserve.core.residence.registry import Registry
+from xlaserve.core.residence.repository import Repository
+from xlaserve.core.server import ServerDescription
+from xlaserve.core.serving.engine import Engine
+from xlaserve.core.serving.gates import Gates
+from xlaserve.core.threads.workers import Workers
+from xlaserve.models.mappings import Mappings
+from xlaserve.settings import Settings
+from xlaserve.transport.http2.limits import Shared
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """One of each, made by the composition root; the transports own none of them."""
+
+    settings: Settings
+    description: ServerDescription
+    workers: Workers
+    registry: Registry
+    capacity: Capacity
+    mappings: Mappings
+    repository: Repository
+    control: ModelControl
+    engine: Engine
+    gates: Gates
+    shared: Shared
+    """What connections share: the ledger, and the memory of long messages."""
+    look: FilesLook

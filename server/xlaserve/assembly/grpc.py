@@ -1,0 +1,165 @@
+"""Assembles what serves gRPC."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
+
+from grpclib._typing import IServable
+
+from xlaserve.assembly.core import Core
+from xlaserve.core.residence.readiness import Readiness
+from xlaserve.core.residence.runtime import ModelRuntime
+from xlaserve.core.serving.models_api import Models
+from xlaserve.models import loaders
+from xlaserve.settings import IdInjection, Settings
+from xlaserve.transport.endpoints import (
+    Listener,
+)
+from xlaserve.transport.grpc.codec import WireCodec
+from xlaserve.transport.grpc.descriptors import DescriptorIndex
+from xlaserve.transport.grpc.health import HealthService
+from xlaserve.transport.grpc.infer_codec import InferCodec
+from xlaserve.transport.grpc.infer_lane import METHOD as INFER_METHOD
+from xlaserve.transport.grpc.infer_lanes import InferLanes
+from xlaserve.transport.grpc.infer_stream import InferStreams, StreamLimits
+from xlaserve.transport.grpc.inference import InferenceService
+from xlaserve.transport.grpc.injection import Injection, splices
+from xlaserve.transport.grpc.methods import methods_of
+from xlaserve.transport.grpc.model_runtime import INFERENCE_PATHS, ModelRuntimeService
+from xlaserve.transport.grpc.reflection import SERVICES as REFLECTION_SERVICES
+from xlaserve.transport.grpc.reflection import reflection_services
+from xlaserve.transport.grpc.runner import Runner
+from xlaserve.transport.grpc.server import GrpcServer
+from xlaserve.transport.grpc.services import ServicesCodec, injection_paths, load_services
+from xlaserve.transport.grpc.splice import InjectionPath
+from xlaserve.transport.grpc.typed_answers import TypedAnswers
+from xlaserve.transport.http2.limits import Http2Limits
+from xlaserve.transport.tls import grpc_tls
+
+_CLIENTS_OF_A_MESH = 8
+"""A mesh sends all its requests over one connection, and may leave some of them open unsent."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcDoor:
+    """The gRPC server, and what has to hear that the server stops."""
+
+    server: GrpcServer
+    health: HealthService
+    streams: InferStreams
+
+    async def listen(self, listeners: Sequence[Listener], settings: Settings) -> None:
+        """Serve on every listener, over TLS where the settings say so."""
+        tls = grpc_tls(settings)
+        for listener in listeners:
+            await self.server.listen(
+                listener.socket, tls, backlog=settings.listen_backlog, name=listener.setting
+            )
+
+
+def assemble_grpc(core: Core) -> GrpcDoor:
+    """Return the gRPC server of the settings, with every service; it does not listen yet."""
+    settings = core.settings
+    added = load_services(settings.service, Models(core.engine))
+    typed = TypedAnswers(settings.typed_answers, settings.max_typed_answer_bytes)
+    limits = {
+        "max_fields": settings.max_message_fields,
+        "max_depth": settings.max_message_depth,
+    }
+    codec = InferCodec(**limits, typed=typed)
+    streams = InferStreams(
+        core.engine,
+        core.gates,
+        codec,
+        StreamLimits(
+            settings.max_infer_streams,
+            settings.max_infer_stream_requests,
+            settings.max_infer_stream_bytes,
+        ),
+    )
+    services: list[IServable] = [
+        InferenceService(core.description, core.engine, core.control, typed, streams),
+        *(service.handler for service in added),
+    ]
+    paths = {**INFERENCE_PATHS, **injection_paths(added)} if settings.modelmesh else {}
+    if settings.modelmesh:
+        services.append(_model_runtime(core, paths))
+    names = _service_names(services)
+    health = HealthService(
+        services=names,
+        source=Readiness(core.control, core.registry),
+        max_watchers=settings.max_health_watchers,
+    )
+    reflection = reflection_services(
+        DescriptorIndex.of_contracts(*(s.descriptor_set for s in added if s.descriptor_set)),
+        services=[*names, *_service_names([health]), *REFLECTION_SERVICES],
+        max_requests=settings.max_reflection_requests,
+    )
+    splicing = splices(paths, **limits)
+    runner = Runner(
+        methods_of([*services, health, *reflection]),
+        ServicesCodec(WireCodec(**limits)),
+        core.gates,
+        Injection(splicing),
+        message_seconds=settings.message_timeout_seconds,
+    )
+    server = GrpcServer(
+        runner,
+        limits=_http2_limits(settings),
+        max_connections=settings.max_connections,
+        shared=core.shared,
+        busy_poll_seconds=settings.busy_poll_seconds,
+        engine=settings.http2_engine,
+        lanes={
+            INFER_METHOD: partial(
+                InferLanes,
+                core.engine,
+                core.gates,
+                codec,
+                splicing.get(INFER_METHOD),
+            )
+        },
+    )
+    return GrpcDoor(server, health, streams)
+
+
+def _model_runtime(core: Core, paths: Mapping[str, InjectionPath]) -> ModelRuntimeService:
+    return ModelRuntimeService(
+        ModelRuntime(
+            core.settings,
+            core.control,
+            core.registry,
+            core.repository,
+            core.capacity,
+            predict_size=loaders.predict_size,
+            look=core.look,
+        ),
+        version=metadata.version("xlaserve"),
+        paths=paths,
+        advertise_paths=core.settings.id_injection is IdInjection.PATH,
+    )
+
+
+def _http2_limits(settings: Settings) -> Http2Limits:
+    # Behind the one connection of a sidecar there are many clients.
+    clients = _CLIENTS_OF_A_MESH if settings.modelmesh else 1
+    return Http2Limits(
+        max_message_bytes=settings.max_message_bytes,
+        max_streams=settings.max_streams_per_connection * clients,
+        max_header_bytes=settings.max_header_bytes,
+        max_frame_bytes=settings.max_frame_bytes,
+        stream_window_bytes=settings.stream_window_bytes,
+        connection_window_bytes=settings.connection_window_bytes,
+        max_resets=settings.max_stream_resets * clients,
+        max_control_frames=settings.max_control_frames * clients,
+        window_seconds=settings.control_window_seconds,
+        max_work=settings.max_work_per_pass,
+        preface_seconds=settings.preface_seconds,
+        message_seconds=settings.message_timeout_seconds,
+    )
+
+
+def _service_names(services: Iterable[object]) -> list[str]:
+    paths = (path for service in services for path in service.__mapping__())  # type: ignore[attr-defined]
+    return sorted({path.split("/")[1] for path in paths})

@@ -1,0 +1,85 @@
+"""Assembles what serves HTTP."""
+
+from collections.abc import Callable, Mapping
+
+from xlaserve.assembly.core import Core
+from xlaserve.core.residence.multi_model import MultiModelContainer
+from xlaserve.core.residence.status_board import StatusBoard
+from xlaserve.transport.rest.absent import absent_routes
+from xlaserve.transport.rest.bodies import BodyLimits
+from xlaserve.transport.rest.inference import InferenceRoutes
+from xlaserve.transport.rest.metrics import Metrics
+from xlaserve.transport.rest.pages import page_routes
+from xlaserve.transport.rest.repository import RepositoryRoutes
+from xlaserve.transport.rest.routing import RouteTable
+from xlaserve.transport.rest.sagemaker import sagemaker_routes
+from xlaserve.transport.rest.server import HttpLimits, HttpServer
+from xlaserve.transport.rest.threads import OffLoop
+
+
+def http_server(core: Core, routes: RouteTable) -> HttpServer:
+    """Return the HTTP server of the settings; it does not listen yet."""
+    settings = core.settings
+    limits = HttpLimits(
+        settings.max_http_connections,
+        settings.max_http_header_bytes,
+        settings.http_idle_seconds,
+        BodyLimits(
+            settings.max_message_bytes,
+            settings.max_http_chunks,
+            settings.message_timeout_seconds,
+        ),
+        settings.max_http_heads,
+    )
+    return HttpServer(routes, limits, core.workers.host, core.shared, core.gates)
+
+
+def http_routes(core: Core, connections: Mapping[str, Callable[[], int]]) -> RouteTable:
+    """Return the table of every route; `connections` counts those that are open, by protocol."""
+    depth = core.settings.max_json_depth
+    threads = OffLoop(core.workers.host)
+    inference = InferenceRoutes(
+        core.description,
+        core.engine,
+        core.gates,
+        core.control,
+        threads,
+        max_json_depth=depth,
+        strict_json=core.settings.strict_json,
+        max_stream_bytes=core.settings.max_infer_stream_bytes,
+    )
+    repository = RepositoryRoutes(core.control, max_json_depth=depth)
+    metrics = Metrics(
+        core.registry,
+        core.capacity,
+        connections,
+        core.control.watch,
+        abandoned=core.workers.abandoned,
+        mappings=core.mappings,
+        shared=core.shared,
+    )
+    container = MultiModelContainer(
+        core.control,
+        core.registry,
+        core.repository,
+        default_model=core.settings.default_model,
+    )
+    sagemaker = sagemaker_routes(
+        container,
+        core.engine,
+        threads,
+        max_json_depth=depth,
+        default_accept=core.settings.default_accept,
+        strict_json=core.settings.strict_json,
+    )
+    rows = [
+        *inference.table(),
+        *repository.table(),
+        *sagemaker,
+        *metrics.table(),
+        *absent_routes(),
+    ]
+    board = StatusBoard(
+        core.control, core.registry, core.capacity, core.settings.model_control_mode
+    )
+    return RouteTable([*rows, *page_routes(rows, board, core.description)])
