@@ -17,7 +17,7 @@ import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 from support import generating, identity_models
 from support.calls import NotingObserver
-from support.engines import ENGINE, own_engine_only
+from support.engines import own_engine_only
 from support.generating import Generation
 from support.server import RunningServer, Serve
 from support.wire import Wire, connect, framed, request_headers
@@ -27,7 +27,6 @@ from tritonclient.utils import InferenceServerException
 
 from xlaserve import app
 from xlaserve.core.serving.gates import Gates
-from xlaserve.settings import Http2Engine
 
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 FINAL = "triton_final_response"
@@ -336,8 +335,7 @@ async def test_a_model_pauses_while_its_client_does_not_read(
     # answer waits for its turn.
     assert paused_at == still_at <= (65_535 + LIMIT) // bytes_each + 4
     assert held <= LIMIT + 3 * bytes_each
-    is_counted = held >= 2 * bytes_each or ENGINE is Http2Engine.H2
-    assert is_counted, "the ledger does not know of what waits"
+    assert held >= 2 * bytes_each, "the ledger does not know of what waits"
     assert [[[float(i)]] for i in range(5)] * 2 == others
     assert 2 * count == generation.computed
     assert received > 2 * count * bytes_each
@@ -379,7 +377,6 @@ async def test_nothing_is_held_for_requests_that_are_answered(start: Serve) -> N
         assert 1 == server.application.grpc.open_streams
 
 
-@own_engine_only
 async def test_an_answer_for_which_there_is_no_memory_is_an_error(
     start: Serve, generation: Generation
 ) -> None:
