@@ -24,8 +24,9 @@ _LAST = END_HEADERS | END_STREAM
 FLUSH_BYTES = 1 << 18
 """DATA that is made ready to be written at once; the rest follows when that has left."""
 
-_JOINED_BYTES = 1 << 14
-"""An answer that is not larger is joined, which is quicker than to write its parts."""
+_JOINED_BYTES = SMALLEST_MAX_FRAME
+"""An answer that is not larger is joined, which is quicker than to write its parts. Each of them
+fits into a frame then, whatever the client takes (RFC 9113 4.2)."""
 
 _MOST_KEPT = 2
 """What is parked is copied where it keeps an array alive of more than so many times its size."""
@@ -62,7 +63,12 @@ class Sender:
         self, stream: ServerStream, head: bytes, parts: Sequence[Buffer], size: int, trailers: bytes
     ) -> bool:
         """Send a whole answer; false, and nothing is sent, when it may not be parked."""
-        if size > _JOINED_BYTES or size > self.window or size > stream.send_window or self.paused:
+        if (
+            len(head) + size + len(trailers) > _JOINED_BYTES
+            or size > self.window
+            or size > stream.send_window
+            or self.paused
+        ):
             return self._long_answer(stream, head, parts, size, trailers)
         if not stream.open:
             return True  # nobody wants it any more
@@ -233,13 +239,12 @@ class Sender:
             moved = False
             for stream in tuple(self._blocked.values()):
                 if stream.send_window > 0 and stream.unsent:
+                    # Its next turn is behind all others, also where the window ends this round.
+                    self._blocked.pop(stream.id, None)
                     self._send(stream, self.max_frame)
                     self._keep(stream)
                     moved = True
                     if self._full or self.window <= 0:
-                        # The next turn begins behind this one.
-                        if self._blocked.pop(stream.id, None):
-                            self._blocked[stream.id] = stream
                         return
 
     @property
