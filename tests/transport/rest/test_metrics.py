@@ -20,6 +20,7 @@ from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import ModelInfo, ModelMemory
 from xlaserve.transport.http2.limits import Shared
 from xlaserve.transport.http2.memory import MessageMemory
+from xlaserve.transport.rest.held_families import OF_SHARED
 from xlaserve.transport.rest.metric_families import OF_MODELS, OF_SERVER, OF_VERSIONS
 from xlaserve.transport.rest.metric_family import Family
 from xlaserve.transport.rest.metrics import Metrics
@@ -217,7 +218,7 @@ async def test_a_version_that_is_forgotten_has_no_rows(
 
 def test_the_page_has_every_metric() -> None:
     """docs/metrics.md says of each its type, its labels and what it means."""
-    families: list[Family[Any]] = [*OF_VERSIONS, *OF_MODELS, *OF_SERVER]
+    families: list[Family[Any]] = [*OF_VERSIONS, *OF_MODELS, *OF_SERVER, *OF_SHARED]
     rows = [
         f"| `{family.name}` | {family.kind} | {', '.join(family.labels)} | {family.help} |"
         for family in families

@@ -8,12 +8,10 @@ from types import MappingProxyType
 from xlaserve.core.residence.capacity import Capacity
 from xlaserve.core.residence.registry import Instance, Model, Version
 from xlaserve.core.residence.watching import RepositoryWatch
-from xlaserve.core.serving.ledger import Kind, Ledger
 from xlaserve.core.serving.statistics import REQUEST_BOUNDS_NS, FailureReason, Totals
 from xlaserve.core.threads.abandoned import AbandonedWork
 from xlaserve.models.loaded import Bucket
 from xlaserve.models.mappings import UNLIMITED, Mappings
-from xlaserve.transport.http2.limits import Shared
 from xlaserve.transport.rest.metric_family import Family, Row, escape, one
 
 # --- of a model version ---
@@ -291,8 +289,6 @@ class ServerReading:
     """None where nothing can be abandoned."""
     mappings: Mappings = UNLIMITED
     """Not counted where the system has none."""
-    shared: Shared | None = None
-    """What clients make the server hold; None where that is not counted."""
 
 
 def _total_bytes(server: ServerReading) -> Iterable[Row]:
@@ -306,18 +302,6 @@ def _by_device(sizes: Mapping[str, int]) -> Iterable[Row]:
 
 def _readable(server: ServerReading) -> Iterable[Row]:
     return () if server.watch is None else one(int(not server.watch.problem))
-
-
-def _held(server: ServerReading) -> Iterable[Row]:
-    if server.shared is None:
-        return ()
-    ledger, spare = server.shared.ledger, server.shared.memory.spare_bytes
-    held = {kind.name.lower(): ledger.held_for(kind) for kind in Kind} | {"spare": spare}
-    return [("", f'kind="{kind}"', count) for kind, count in held.items()]
-
-
-def _of_ledger(read: Callable[[Ledger], int]) -> Callable[[ServerReading], Iterable[Row]]:
-    return lambda server: () if server.shared is None else one(read(server.shared.ledger))
 
 
 def _skipped(server: ServerReading) -> Iterable[Row]:
@@ -357,31 +341,6 @@ OF_SERVER: tuple[Family[ServerReading], ...] = (
             for protocol, count in server.connections.items()
         ],
         ("protocol",),
-    ),
-    Family(
-        "xlaserve_held_bytes",
-        "gauge",
-        "Memory that clients make the server hold: requests, answers, what came ahead; and spare",
-        _held,
-        ("kind",),
-    ),
-    Family(
-        "xlaserve_held_limit_bytes",
-        "gauge",
-        "Most that they may (max_held_bytes)",
-        _of_ledger(lambda ledger: ledger.limit),
-    ),
-    Family(
-        "xlaserve_held_refusals_total",
-        "counter",
-        "Requests and answers that were refused for want of that memory",
-        _of_ledger(lambda ledger: ledger.refused),
-    ),
-    Family(
-        "xlaserve_held_waits_total",
-        "counter",
-        "Requests that had to wait for that memory",
-        _of_ledger(lambda ledger: ledger.waited),
     ),
     Family(
         "xlaserve_repository_readable",

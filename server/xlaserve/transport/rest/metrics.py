@@ -15,6 +15,7 @@ from xlaserve.core.serving.call import Operation
 from xlaserve.core.threads.abandoned import AbandonedWork
 from xlaserve.models.mappings import UNLIMITED, Mappings
 from xlaserve.transport.http2.limits import Shared
+from xlaserve.transport.rest.held_families import OF_SHARED
 from xlaserve.transport.rest.messages import HttpRequest, HttpResponse
 from xlaserve.transport.rest.metric_families import (
     OF_MODELS,
@@ -48,7 +49,8 @@ class Metrics:
         shared: Shared | None = None,
     ) -> None:
         self._registry = registry
-        self._server = ServerReading(capacity, connections, watch, abandoned, mappings, shared)
+        self._server = ServerReading(capacity, connections, watch, abandoned, mappings)
+        self._shared = shared
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
 
@@ -112,4 +114,7 @@ class Metrics:
         lines = []
         for family in OF_SERVER:
             lines += [family.head, *family.lines("", self._server)]
+        if self._shared is not None:
+            for held in OF_SHARED:
+                lines += [held.head, *held.lines("", self._shared)]
         return "".join(lines)
