@@ -86,11 +86,12 @@ def test_donation_is_seen() -> None:
 @pytest.mark.parametrize("name", ["digits", "mlp"])
 def test_programs_of_a_load_do_nothing_with_the_host(example_models: Path, name: str) -> None:
     """Nor do they write over an argument: parameters are there for the next request."""
-    model = loaders.load(example_models / name / "1", LoadContext(name, "1", ModelConfig()))
+    config = ModelConfig(max_batch_size=8, parameters={"batch_sizes": "1,8"})
+    model = loaders.load(example_models / name / "1", LoadContext(name, "1", config))
     assert isinstance(model, JaxExportModel)
     texts = [program.call.as_text() for copy in model._copies for program in copy.programs]  # type: ignore[attr-defined]
     model.close()
 
-    assert texts
+    assert 2 == len(texts)
     assert [] == [line for text in texts for line in host_traffic(text)]
     assert not any(map(donates, texts))

@@ -44,10 +44,31 @@ def load(path: Path, cache: Path) -> LoadedModel:
     return loaders.load(path, LoadContext("m", "1", config, compilation=Compilation(found)))
 
 
+def export_declared(root: Path) -> Path:
+    """Export a model whose rows are only declared independent: every load tries them."""
+    return export_model(
+        lambda p, x: x.reshape(4, -1).reshape(-1, 4) * 2,
+        None,
+        {"x": ("FP32", [-1, 4])},
+        root / "declared" / "1",
+        outputs=["y"],
+        max_batch_size=2,
+        batch_independent=True,
+    )
+
+
 def test_programs_made_elsewhere_are_used_and_answer_alike(tmp_path: Path) -> None:
-    """Whole, and spread over two devices: for the CPU a process of its own has none of ours."""
+    """Whole, and spread over two devices: for the CPU a process of its own has none of ours.
+
+    Those of a trial are there too.
+    """
     paths = export_sharded(tmp_path / "models", 2)
-    made = warm(tmp_path / "cache", "cpu", 2, *paths.values())
+    declared = export_declared(tmp_path / "models")
+    made = warm(tmp_path / "cache", "cpu", 2, *paths.values(), declared)
+    with noted_compilations() as compiled:
+        load(declared, tmp_path / "cache").close()
+
+    assert [] == compiled
     for name, path in paths.items():
         expected = loaders.load(path, LoadContext("m", "1", read_config(path.parent)))
         answer = np.asarray(expected.execute({"x": X})["y"])
@@ -62,8 +83,9 @@ def test_programs_made_elsewhere_are_used_and_answer_alike(tmp_path: Path) -> No
         assert [] == compiled
         np.testing.assert_array_equal(answer, found)
 
-    assert ["", "", ""] == [str(one.problem or "") for one in made]
-    assert [4, 4, 4] == [len(one.programs) for one in made]
+    assert [""] * 4 == [str(one.problem or "") for one in made]
+    # 1, 2, 3 and 4 rows; and 1 and 2, with 1, 3, 4 and 8 for the trial.
+    assert [4, 4, 4, 6] == [len(one.programs) for one in made]
     assert {True} == {key["ahead"] for key in keys(tmp_path / "cache")}
 
 
@@ -72,48 +94,25 @@ def keys(cache: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in cache.glob("*/*.json")]
 
 
-def test_flags_are_those_of_the_server(tmp_path: Path) -> None:
-    """Not those that a process takes which has no device."""
-    path = export_sharded(tmp_path / "models", 2)["whole"]
-    flags = "--xla_cpu_enable_fast_min_max=false"
-    warm(tmp_path / "cache", "cpu", 2, path, flags=flags)
-
-    assert {flags} == {key["environment"]["flags"] for key in keys(tmp_path / "cache")}
-    assert 0 == load(path, tmp_path / "cache").info.cached_programs
-
-
 def test_what_is_there_is_not_compiled_again_and_a_loop_not_at_all(tmp_path: Path) -> None:
+    """The flags of a key are the server's, not those that a process takes which has no device."""
+
     def looping(params: None, x: jax.Array) -> jax.Array:
         return jax.lax.while_loop(lambda c: (c < 100).all(), lambda c: c + 1, x)
 
     looped = export_model(
         looping, None, {"x": ("FP32", [2, 4])}, tmp_path / "models" / "loop" / "1", outputs=["y"]
     )
-    path = export_sharded(tmp_path / "models", 2)["whole"]
-    first, loop = warm(tmp_path / "cache", "cpu", 1, path, looped)
-    (again,) = warm(tmp_path / "cache", "cpu", 1, path)
+    flags = "--xla_cpu_enable_fast_min_max=false"
+    declared = export_declared(tmp_path / "models")
+    first, again, loop = warm(tmp_path / "cache", "cpu", 2, declared, declared, looped, flags=flags)
 
-    assert all(program.compile_seconds for program in first.programs)
+    # That of one row is a bucket's and the trial's.
+    assert (5, 6) == (sum(one.compile_seconds > 0 for one in first.programs), len(first.programs))
     assert [0.0] * len(first.programs) == [program.compile_seconds for program in again.programs]
     assert () == loop.programs
     assert loop.notice.startswith("a loop follows its inputs")
-
-
-def test_trial_of_declared_rows_is_prepared_too(tmp_path: Path) -> None:
-    path = export_model(
-        lambda p, x: x.reshape(4, -1).reshape(-1, 4) * 2,
-        None,
-        {"x": ("FP32", [-1, 4])},
-        tmp_path / "models" / "m" / "1",
-        outputs=["y"],
-        max_batch_size=2,
-        batch_independent=True,
-    )
-    warm(tmp_path / "cache", "cpu", 2, path)
-    with noted_compilations() as compiled:
-        load(path, tmp_path / "cache").close()
-
-    assert [] == compiled
+    assert {flags} == {key["environment"]["flags"] for key in keys(tmp_path / "cache")}
 
 
 @pytest.mark.parametrize(
