@@ -163,6 +163,23 @@ def test_entry_of_another_environment_is_dropped_with_one_line(
     ]
 
 
+def test_batch_sizes_that_are_compiled_later_add_no_line(
+    affine_directory: Path,
+    load: Load,
+    compilation: Compilation,
+    target: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    load(affine_directory, compilation=compilation)
+    swap(compilation, target, b"")
+
+    model = load(affine_directory, compilation=compilation, background_compile=True)
+    model.compile_rest()
+
+    assert BUCKETS == model.info.compiled_programs
+    assert 1 == "".join(capfd.readouterr()).count("cached programs are not used")
+
+
 def swap(compilation: Compilation, target: str, executable: bytes, **changes: Any) -> None:
     """Put other bytes in the place of every program, with hashes to match."""
     cache = compilation.cache

@@ -7,6 +7,7 @@ One out of the cache is used once it has run: JAX itself looks at nothing but it
 # mypy: disallow-untyped-calls=False
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -77,6 +78,8 @@ class Executables:
         self._of = {"model": model, "version": version}
         self._dropped: list[str] = []
         """Why entries were not used, since that was logged last."""
+        self._told: set[str] = set()
+        """What was logged. Batch sizes that are compiled later have the same to say."""
 
     def make(self, wanted: Wanted, *, is_run: bool = True) -> Made:
         """Return the executable. `is_run`: whether it is executed before requests come.
@@ -125,15 +128,17 @@ class Executables:
         return seconds
 
     def log_dropped(self) -> None:
-        """Log once why entries of the cache were not used, if there were any."""
-        if self._dropped:
-            _log.warning(
-                "cached programs are not used, they are compiled anew",
-                **self._of,
-                programs=len(self._dropped),
-                reason=self._dropped[0],
-            )
-            self._dropped.clear()
+        """Log why entries of the cache were not used, each reason once for the load."""
+        for reason, programs in Counter(self._dropped).items():
+            if reason not in self._told:
+                _log.warning(
+                    "cached programs are not used, they are compiled anew",
+                    **self._of,
+                    programs=programs,
+                    reason=reason,
+                )
+            self._told.add(reason)
+        self._dropped.clear()
 
     def lowered(self, wanted: Wanted) -> jax.stages.Lowered:
         """Return what XLA compiles. The devices need not be there."""
