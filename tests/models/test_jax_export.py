@@ -16,8 +16,8 @@ import pytest
 from xlaserve.errors import InvalidModel, InvalidTensor, OutOfMemory
 from xlaserve.models import jax_export, outputs, programs
 from xlaserve.models.config import ConfigTensor, ModelConfig
-from xlaserve.models.exhaustion import raise_if_exhausted
 from xlaserve.models.export import export_model
+from xlaserve.models.failures import raise_if_exhausted
 from xlaserve.models.loaded import LoadContext, LoadedModel
 from xlaserve.models.outputs import DeviceTensor
 from xlaserve.tensors import DATATYPES, Tensor, TensorSpec

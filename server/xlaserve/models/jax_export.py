@@ -6,8 +6,7 @@
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 from jax.errors import JaxRuntimeError
 from jax.export import Exported
 
-from xlaserve.errors import InvalidModel, InvalidTensor, LoadCancelled, XlaserveError
+from xlaserve.errors import InvalidTensor, LoadCancelled
 from xlaserve.models import (
     artifact,
     manifest,
@@ -29,7 +28,7 @@ from xlaserve.models import (
 from xlaserve.models.buckets import FIXED, BucketPlan
 from xlaserve.models.compile_plan import CompilePlan
 from xlaserve.models.executables import Executables
-from xlaserve.models.exhaustion import raise_if_exhausted
+from xlaserve.models.failures import invalid_model, raise_if_exhausted
 from xlaserve.models.held_memory import growth_of, memory_of
 from xlaserve.models.loaded import LoadContext, ModelInfo, Stage, Value
 from xlaserve.models.neighbours import Difference
@@ -495,17 +494,3 @@ def _padded(tensor: Tensor, bucket: int) -> Tensor:
     # Not zeros: a loop that ends on each of the rows may never end on those.
     padded[len(tensor) :] = tensor[-1:] if len(tensor) else 0
     return padded
-
-
-@contextmanager
-def invalid_model(model: str, name: str) -> Iterator[None]:
-    """Turn what JAX raises while it compiles an artifact into OutOfMemory or InvalidModel."""
-    try:
-        yield
-    except XlaserveError:
-        raise
-    # What a changed artifact meets on its way through JAX and XLA has no class of its own.
-    except Exception as error:
-        raise_if_exhausted(model, error)
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise InvalidModel(f"{name} cannot be compiled or run: {lines[0][:300]}") from error

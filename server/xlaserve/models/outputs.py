@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.errors import JaxRuntimeError
 
-from xlaserve.models.exhaustion import raise_if_exhausted
+from xlaserve.models.failures import raise_if_exhausted
 from xlaserve.models.loaded import Value
 from xlaserve.models.programs import Arrays
 from xlaserve.tensors import Shape, Tensor

@@ -20,7 +20,7 @@ from jax.export import Exported
 from xlaserve.models import manifest, weights
 from xlaserve.models.buckets import FIXED
 from xlaserve.models.executables import Executables, Made, Wanted
-from xlaserve.models.exhaustion import is_exhausted
+from xlaserve.models.failures import is_exhausted
 from xlaserve.models.footprint import Footprint
 from xlaserve.models.loaded import IN_FLIGHT, Bucket, Stage
 from xlaserve.models.manifest import Manifest

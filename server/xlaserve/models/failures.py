@@ -1,10 +1,12 @@
-"""Which errors of JAX and Python mean that there is no memory left."""
+"""Errors of JAX and Python: which mean that there is no memory left, or a model that is invalid."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from jax.errors import JaxRuntimeError
 
-from xlaserve.errors import OutOfMemory
+from xlaserve.errors import InvalidModel, OutOfMemory, XlaserveError
 
 _EXHAUSTED = re.compile(r"([^\n]*: )?RESOURCE_EXHAUSTED: ")
 """How an error of XLA begins that is about memory: with its status, or that of its cause. The same
@@ -23,3 +25,17 @@ def raise_if_exhausted(model: str, error: Exception) -> None:
         raise OutOfMemory(model, "the host has no memory left") from error
     if is_exhausted(error):
         raise OutOfMemory(model, str(error).splitlines()[0][:300]) from error
+
+
+@contextmanager
+def invalid_model(model: str, name: str) -> Iterator[None]:
+    """Turn what JAX raises while it compiles an artifact into OutOfMemory or InvalidModel."""
+    try:
+        yield
+    except XlaserveError:
+        raise
+    # What a changed artifact meets on its way through JAX and XLA has no class of its own.
+    except Exception as error:
+        raise_if_exhausted(model, error)
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise InvalidModel(f"{name} cannot be compiled or run: {lines[0][:300]}") from error
