@@ -42,11 +42,13 @@ def memory_of(copies: Sequence[Copy], constants_bytes: int, module_bytes: int) -
 def _constants(copy: Copy, small_bytes: int) -> int:
     """Return the constants of all programs of a copy on each device.
 
-    Those of the artifact itself are the same in all of them, and XLA keeps equal ones once.
+    Those of the artifact itself are the same in all of them, and equal ones are on a GPU once.
     """
     if not copy.site.is_accelerator:
         return small_bytes * len(copy.programs)
     found = [one.footprint.constants_bytes for one in copy.programs]
+    if copy.site.platform != "cuda":
+        return sum(found)
     own = sum(min(size, small_bytes) for size in found)
     return own + max((max(0, size - small_bytes) for size in found), default=0)
 

@@ -1,0 +1,48 @@
+"""Opens every kind of device of a platform with every count, and shards a program over it.
+
+Run as a process of its own, in the environment of those that compile. Prints JSON.
+"""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+import json
+import sys
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from xlaserve.models import jax_runtime
+from xlaserve.models.targets.kinds import TARGETS, Target
+from xlaserve.models.targets.topology import open_devices
+
+
+def arguments_bytes(target: Target, count: int) -> int:
+    """Return what a sharded product takes of arguments on each device."""
+    mesh = Mesh(np.array(open_devices(target, count)), ("model",))
+    split, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((None, "model"), ()))
+    matrix = jax.ShapeDtypeStruct((512, 1024), np.float32, sharding=split)
+    rows = jax.ShapeDtypeStruct((8, 512), np.float32, sharding=whole)
+    function = jax.jit(lambda w, x: x @ w @ w.T, out_shardings=whole)
+    analysis = function.lower(matrix, rows).compile().memory_analysis()
+    assert analysis is not None
+    return int(analysis.argument_size_in_bytes)
+
+
+def main(platform: str) -> None:
+    """Print what each kind of device of a platform is, and took."""
+    jax_runtime.start("cpu")
+    found = {
+        name: {
+            "kind": str(open_devices(row)[0].device_kind),
+            "arguments": {count: arguments_bytes(row, count) for count in row.counts},
+        }
+        for name, row in TARGETS.items()
+        if row.platform == platform
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

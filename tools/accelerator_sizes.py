@@ -1,0 +1,215 @@
+"""Compare what a server reserves for models with what the compiler of a device says, without one.
+
+    python tools/accelerator_sizes.py --target h100 [--target l4] [--models DIRECTORY] [--scale 4]
+
+It takes the wheels of the target. The examples, ONNX networks of the tests and larger architectures
+are exported to DIRECTORY, or to a temporary one, unless they are there; what was found is kept in
+docs/accelerators.json, and `accelerators_page.py` makes the table of it.
+"""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from accelerators_page import Row, keep, problems
+from xlaserve.models import manifest
+from xlaserve.models.export import Exportable
+from xlaserve.models.targets import environment, kinds, wheels
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "examples" / "models"
+CODE_UNKNOWN = "the compiler says nothing of code, the serialized executable counts"
+CONSTANTS_ONCE = "equal constants of several programs count once"
+_TOLERANCE = 0.01
+
+
+# --- the models --------------------------------------------------------------------------------
+
+
+def write_models(directory: Path, scale: int, names: Sequence[str] = ()) -> dict[str, Path]:
+    """Export what is not there yet; return the version directories by name."""
+    found = {name: EXAMPLES / name / "1" for name in sorted(p.name for p in EXAMPLES.iterdir())}
+    for name, write in (*_architectures(scale), *_networks()):
+        if names and name not in names:
+            continue
+        path = directory / name.replace(" ", "_").replace("/", "_") / "1"
+        if not (path / manifest.FILE_NAME).exists():
+            print(f"exporting {name}", file=sys.stderr)
+            write(path)
+        found[name] = path
+    return {name: path for name, path in found.items() if not names or name in names}
+
+
+def _architectures(scale: int) -> Iterator[tuple[str, Callable[[Path], object]]]:
+    from support.architectures import ARCHITECTURES
+
+    def write(make: Callable[[int], Exportable], path: Path) -> None:
+        make(scale).write(path, on_notice=lambda notice: None)
+
+    for name, make in ARCHITECTURES.items():
+        yield name if scale == 1 else f"{name} 1/{scale}", partial(write, make)
+
+
+def _networks() -> Iterator[tuple[str, Callable[[Path], object]]]:
+    from support import onnx_networks as networks
+
+    made: tuple[tuple[str, Callable[[], Any], Mapping[str, int]], ...] = (
+        ("ONNX ResNet-50", partial(networks.resnet50, 32), {}),
+        ("ONNX MobileNetV2", networks.mobilenet_v2, {}),
+        ("ONNX EfficientNet", networks.efficientnet, {}),
+        ("ONNX MobileNetV3", partial(networks.efficientnet, hard=True), {}),
+        ("ONNX YOLO", networks.yolo, {}),
+        ("ONNX encoder", partial(networks.distilbert, networks.Encoder()), {"sequence": 16}),
+    )
+    for name, make, dimensions in made:
+        yield name, partial(_import, make, dimensions)
+
+
+def _import(make: Callable[[], Any], dimensions: Mapping[str, int], path: Path) -> None:
+    import onnx
+
+    from xlaserve.models.onnx.importing import Options, import_model
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.onnx"
+        onnx.save(make(), file)
+        options = Options(int(path.name), dimensions=dimensions, check=False)
+        import_model(file, path.parent, options)
+
+
+# --- in a process that compiles ----------------------------------------------------------------
+
+
+def measure(target: kinds.Target, name: str, path: Path, present: Sequence[Any]) -> Row:
+    """Compile a model for its smallest and its largest batch, and compare."""
+    from xlaserve.models.config import ModelConfig
+    from xlaserve.models.footprint import Footprint
+    from xlaserve.models.targets.ahead import Ahead
+
+    most = manifest.read(path).max_batch_size
+    sizes = "1" if most < 2 else f"1,{most}"
+    is_batched = manifest.read(path).is_open
+    config = ModelConfig(parameters={"batch_sizes": sizes} if is_batched else {})
+    model = Ahead.read(path, config, target.platform, present)
+    (copy,) = model.copies
+    executions, held, code, unsaid, constants = [0], 0, 0, 0, [0]
+    parameters = _parameters_bytes(copy.leaves)
+    for place in model.work():
+        executable = model.lowered(place).compile()
+        said: Any = executable.memory_analysis()
+        footprint = Footprint.of(executable, accelerated=copy.site.is_accelerator)
+        model.note(place, footprint)
+        whole = said.argument_size_in_bytes + said.output_size_in_bytes
+        whole += said.temp_size_in_bytes - said.alias_size_in_bytes
+        unused = copy.leaves_bytes + footprint.padding_bytes - footprint.parameters_bytes
+        executions.append(whole + unused - parameters)
+        constants.append(max(0, said.total_allocation_bytes - whole))
+        code += max(0, said.generated_code_size_in_bytes)
+        unsaid += footprint.code_bytes - max(0, said.generated_code_size_in_bytes)
+        held = max(held, whole + unused)
+    compiled = held + (copy.in_flight - 1) * max(executions) + sum(constants) + code
+    (reserved,) = model.memory.per_device.values()
+    shared = sum(constants) - model.memory.constants_bytes
+    row = Row(name, target.name, sizes, parameters, max(executions), compiled, reserved)
+    return Row(**{**asdict(row), "why": _why(row, unsaid, shared)})
+
+
+def _parameters_bytes(leaves: Sequence[Any]) -> int:
+    """Return the arguments of a program that takes parameters and does nothing with them."""
+    import jax
+    import jax.numpy as jnp
+
+    if not leaves:
+        return 0
+    probe = jax.jit(lambda parameters: jnp.zeros(()), keep_unused=True)
+    said: Any = probe.lower(list(leaves)).compile().memory_analysis()
+    return int(said.argument_size_in_bytes)
+
+
+def _why(row: Row, unsaid: int, shared: int) -> str:
+    """Say which known reason makes up for a difference; empty where none does, or there is none."""
+    if abs(row.difference) <= _TOLERANCE:
+        return ""
+    reasons = [text for size, text in ((unsaid, CODE_UNKNOWN), (shared, CONSTANTS_ONCE)) if size]
+    left = row.reserved - unsaid + shared - row.compiled
+    return "; ".join(reasons) if abs(left) <= _TOLERANCE * row.compiled else ""
+
+
+def child() -> int:
+    """Answer the jobs of stdin, `[target, name, path]` in each line, with a row in each."""
+    from xlaserve.models import jax_runtime
+    from xlaserve.models.targets.topology import open_devices
+
+    jax_runtime.start("cpu")
+    for line in sys.stdin:
+        target, name, path = json.loads(line)
+        row = kinds.named(target)
+        found = measure(row, name, Path(path), open_devices(row))
+        print(json.dumps(asdict(found)), flush=True)
+    return 0
+
+
+# --- in the process that asks ------------------------------------------------------------------
+
+
+def compared(target: kinds.Target, models: Mapping[str, Path]) -> Iterator[Row]:
+    """Yield a row for each model; raises RuntimeError where one cannot be compiled."""
+    jobs = "".join(
+        json.dumps([target.name, name, str(path)]) + "\n" for name, path in models.items()
+    )
+    variables = {**environment.of(target), "PYTHONPATH": ":".join(filter(None, sys.path))}
+    with tempfile.TemporaryFile("w+") as given:
+        given.write(jobs)
+        given.seek(0)
+        with subprocess.Popen(
+            [sys.executable, __file__, "--child"],
+            env=variables,
+            stdin=given,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.startswith("{"):
+                    yield Row(**json.loads(line))
+    if process.returncode:
+        raise RuntimeError(f"the process that compiles ended with {process.returncode}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--target", action="append", default=[], help="a kind of device")
+    parser.add_argument("--models", type=Path, help="where exported models are, or are put")
+    parser.add_argument("--scale", type=int, default=1, help="how much smaller architectures are")
+    parser.add_argument("--only", action="append", default=[], help="the name of a model")
+    asked = parser.parse_args()
+    if asked.child:
+        return child()
+    targets = [kinds.named(name) for name in asked.target]
+    for target in targets:
+        wheels.check(target)
+    sys.path.insert(0, str(ROOT / "tests"))
+    with tempfile.TemporaryDirectory() as folder:
+        models = write_models(asked.models or Path(folder), asked.scale, asked.only)
+        found = []
+        for target in targets:
+            for row in compared(target, models):
+                print(f"{row.model} on {row.target}: {row.difference:+.2%} {row.why}", flush=True)
+                keep([row])
+                found.append(row)
+    return int(any(True for _ in problems(found)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""Install the wheels that compile for a platform, of the version of the JAX that is here.
+
+    python tools/accelerator_wheels.py cuda12|tpu
+
+Where they cannot be had it says why, and that is no failure: what wants them is skipped.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+
+EXTRAS = ("cuda12", "tpu")
+_SHOWN_LINES = 3
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("extra", choices=EXTRAS)
+    wanted = f"jax[{parser.parse_args().extra}]=={metadata.version('jax')}"
+    installer = shutil.which("uv")
+    command = [installer, "pip"] if installer else [sys.executable, "-m", "pip"]
+    target = ["--python", sys.executable] if installer else []
+    ended = subprocess.run(
+        [*command, "install", *target, wanted], capture_output=True, text=True, check=False
+    )
+    if ended.returncode:
+        reason = "\n".join(ended.stderr.strip().splitlines()[-_SHOWN_LINES:])
+        print(f"{wanted} cannot be had, and what wants it is skipped:\n{reason}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""Write the tables of docs/accelerators.md, or prove that they are fresh (`--check`).
+
+    python tools/accelerators_page.py [--check]
+
+The kinds of devices are those of the server. What programs take was measured by
+`tools/accelerator_sizes.py`, which keeps it in docs/accelerators.json; each row of it has to agree
+with what a server reserves to 1 %, or say why it does not.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from xlaserve.cli.sizes import format_bytes
+from xlaserve.models.targets.kinds import TARGETS
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGE = DOCS / "accelerators.md"
+MEASURED = DOCS / "accelerators.json"
+TOLERANCE = 0.01
+
+_NAMES = {"cuda": "GPU", "tpu": "TPU", "cpu": "CPU"}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one model takes on one device of a target, in bytes."""
+
+    model: str
+    target: str
+    batches: str
+    """The batch sizes that were compiled."""
+    parameters: int
+    """As the compiler lays them out."""
+    execution: int
+    """Inputs, outputs and temporaries of the largest program, for one execution."""
+    compiled: int
+    """What the compiler says of everything that is held, with all that may be in flight."""
+    reserved: int
+    """What a server reserves."""
+    why: str = ""
+    """Why the two differ by more than a hundredth."""
+
+    @property
+    def difference(self) -> float:
+        """Return by which part of the compiler's number the other is larger."""
+        return self.reserved / self.compiled - 1 if self.compiled else float(bool(self.reserved))
+
+
+def measured() -> list[Row]:
+    """Return the rows that were measured."""
+    return [Row(**row) for row in json.loads(MEASURED.read_text())] if MEASURED.exists() else []
+
+
+def keep(rows: Iterable[Row]) -> None:
+    """Keep rows in place of those of the same models and targets."""
+    known = {(row.model, row.target): row for row in (*measured(), *rows)}
+    order = list(TARGETS)
+    kept = sorted(known.values(), key=lambda row: (row.model, order.index(row.target)))
+    document = [{field.name: getattr(row, field.name) for field in fields(Row)} for row in kept]
+    MEASURED.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def problems(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield what is wrong with the rows."""
+    if not rows:
+        yield "nothing was measured"
+    for row in rows:
+        if abs(row.difference) > TOLERANCE and not row.why:
+            yield f"{row.model} on {row.target}: {row.difference:.1%}, and nothing says why"
+        if row.reserved < row.compiled * (1 - TOLERANCE):
+            yield f"{row.model} on {row.target}: less is reserved than the compiler says"
+
+
+def _kinds() -> Iterator[str]:
+    yield "| target | devices of one host | memory of one | how it is known |"
+    yield "|---|---|---|---|"
+    for row in TARGETS.values():
+        counts = ", ".join(map(str, row.counts))
+        memory = format_bytes(row.memory_bytes) if row.memory_bytes else "the host's"
+        kind = row.kind or _NAMES[row.platform]
+        yield f"| `{row.name}` | {counts} x {kind} | {memory} | {row.verified} |"
+
+
+def _sizes(rows: Iterable[Row]) -> Iterator[str]:
+    yield (
+        "| model | target | batches | parameters | one execution | the compiler says | reserved "
+        "| difference | why |"
+    )
+    yield "|---|---|---|--:|--:|--:|--:|--:|---|"
+    for row in rows:
+        sizes = (row.parameters, row.execution, row.compiled, row.reserved)
+        cells = [row.model, row.target, row.batches, *map(format_bytes, sizes)]
+        yield f"| {' | '.join(cells)} | {row.difference:+.2%} | {row.why} |"
+
+
+def page(text: str) -> str:
+    """Return the page with its tables made anew."""
+    for name, lines in (("kinds", _kinds()), ("sizes", _sizes(measured()))):
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        before, found, rest = text.partition(begin)
+        _, closed, after = rest.partition(end)
+        if not found or not closed:
+            raise ValueError(f"{PAGE} has no place for the table of {name}")
+        text = f"{before}{begin}\n" + "\n".join(lines) + f"\n\n{end}{after}"
+    return text
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if not fresh")
+    asked = parser.parse_args()
+    found = list(problems(measured()))
+    for problem in found:
+        print(problem)
+    if not asked.check:
+        PAGE.write_text(page(PAGE.read_text()))
+        return int(bool(found))
+    if found or PAGE.read_text() != page(PAGE.read_text()):
+        print("docs/accelerators.md is stale: run tools/accelerators_page.py")
+        return 1
+    print("docs/accelerators.md is fresh")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
