@@ -249,7 +249,8 @@ class Application:
         limits = [memory[name][1] if name in memory else None for name in devices.names]
         of_each = [capacity_bytes(self.settings, limit, devices.count) for limit in limits]
         of_host = capacity_bytes(self.settings, None, 1)
-        self.capacity.limit(dict(zip(devices.names, of_each, strict=True)), of_host)
+        totals = dict(zip(devices.names, of_each, strict=True))
+        self.capacity.limit(totals, of_host, devices.kind)
         if self.settings.modelmesh:
             RuntimeLimits.of(self.settings, min(of_each))
         await self.workers.wait(_freeze_heap)

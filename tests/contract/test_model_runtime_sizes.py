@@ -3,10 +3,13 @@
 import asyncio
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
@@ -22,7 +25,9 @@ from support.shelf import LARGE_BYTES, MIB, Shelf, addition
 
 from xlaserve.core.residence.repository import Location, Repository
 from xlaserve.core.residence.runtime import MAX_SIZE_BYTES
-from xlaserve.models import programs
+from xlaserve.models import loaders, manifest, programs
+from xlaserve.models.target_sizes import TargetSizes
+from xlaserve.models.targets.kinds import named
 
 WITHIN = 0.1
 """How far a size may be from what was measured, as a part of it."""
@@ -248,6 +253,21 @@ async def test_a_prediction_for_files_that_are_here_is_what_a_load_needs(
     size = (await runtime.mesh.load("m", models.path("large"))).sizeInBytes
 
     assert size <= predicted <= size * (1 + WITHIN)
+
+
+async def test_a_prediction_is_what_the_compiler_of_the_device_said(
+    start: StartRuntime, models: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first load, on a device of the kind that was recorded."""
+    path = shutil.copytree(models.path("large") / "1", tmp_path / "recorded" / "1")
+    described = manifest.read(path)
+    sizes = TargetSizes(described.parameters_bytes, 1000, 77)
+    manifest.write(path, replace(described, sizes={"h100": sizes}))
+    monkeypatch.setattr(loaders, "of_kind", lambda platform, kind: kind and named("h100"))
+    async with start(model_root=(tmp_path,)) as runtime:
+        predicted = await runtime.mesh.predict("m", path)
+
+    assert sizes.on_device(1) == predicted.sizeInBytes
 
 
 async def test_files_that_do_not_answer_do_not_hold_a_prediction_up(

@@ -1,3 +1,4 @@
+import dataclasses
 import shutil
 import subprocess
 import sys
@@ -7,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from xlaserve.errors import InvalidModel, LoadCancelled
-from xlaserve.models import loaders
-from xlaserve.models.config import ConfigTensor, ModelConfig
+from xlaserve.models import loaders, manifest
+from xlaserve.models.config import ConfigTensor, DynamicBatching, ModelConfig
 from xlaserve.models.config_message import config_of
 from xlaserve.models.loaded import LoadContext, LoadedModel, Stage
 from xlaserve.models.placement import Devices
+from xlaserve.models.target_sizes import TargetSizes
 from xlaserve.tensors import DATATYPES
 from xlaserve_proto import inference
 
@@ -195,3 +197,71 @@ def test_a_device_that_is_not_there_is_refused_before_a_load(affine_directory: P
 
     with pytest.raises(InvalidModel, match="device 2 is asked for, this server has 2 of cpu"):
         loaders.predict_size(affine_directory, config, Devices("cpu", 2))
+
+
+# --- sizes that the compiler of a device said --------------------------------------------------
+
+RECORDED = TargetSizes(6000, 500, 70)
+
+
+@pytest.fixture(scope="module")
+def recorded_directory(affine_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the affine model, with what it takes on an H100."""
+    path = shutil.copytree(affine_directory, tmp_path_factory.mktemp("recorded") / "1")
+    manifest.write(path, dataclasses.replace(manifest.read(path), sizes={"h100": RECORDED}))
+    return path
+
+
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (ModelConfig(), {"cuda:0": 6000 + 2 * 500 + 70}),
+        (ModelConfig(max_batch_size=6), {"cuda:0": 7070}),
+        (ModelConfig(parameters={"devices": "1"}), {"cuda:1": 7070}),
+        (ModelConfig(parameters={"devices": "all"}), {"cuda:0": 7070, "cuda:1": 7070}),
+    ],
+)
+def test_what_the_compiler_said_of_a_kind_of_device_is_predicted_on_it(
+    recorded_directory: Path, config: ModelConfig, expected: dict[str, int]
+) -> None:
+    """Two executions of a replica may be in flight."""
+    devices = Devices("cuda", 2, H100)
+
+    assert expected == loaders.predict_size(recorded_directory, config, devices)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        ModelConfig(max_batch_size=4),
+        ModelConfig(is_unbatched=True),
+        ModelConfig(parameters={"batch_sizes": "6"}),
+        ModelConfig(dynamic_batching=DynamicBatching(preferred_batch_size=(5,))),
+        ModelConfig(parameters={"devices": "all", **_SHARD}),
+    ],
+)
+def test_what_was_said_of_other_programs_is_not_predicted(
+    recorded_directory: Path, affine_directory: Path, config: ModelConfig
+) -> None:
+    devices = Devices("cuda", 2, H100)
+    found, estimated = (
+        loaders.predict_size(path, config, devices)
+        for path in (recorded_directory, affine_directory)
+    )
+
+    assert 10_000 < min(estimated.values())
+    assert all(size >= estimated[device] for device, size in found.items())
+
+
+@pytest.mark.parametrize(
+    "devices", [Devices("cuda", 1, "NVIDIA L4"), Devices("cuda", 1), Devices("cpu", 1, "cpu")]
+)
+def test_what_was_said_of_another_device_is_not_predicted(
+    recorded_directory: Path, devices: Devices
+) -> None:
+    (size,) = loaders.predict_size(recorded_directory, ModelConfig(), devices).values()
+
+    assert size > 10_000

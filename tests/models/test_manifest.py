@@ -13,6 +13,7 @@ from xlaserve.models import manifest
 from xlaserve.models.files import FileRecord
 from xlaserve.models.manifest import ARTIFACT, FILE_NAME, STABLEHLO, WEIGHTS, Durable, Manifest
 from xlaserve.models.rows.verdict import Independence, Verdict
+from xlaserve.models.target_sizes import TargetSizes
 from xlaserve.tensors import DATATYPES, TensorSpec
 
 Change: TypeAlias = Callable[[dict[str, Any]], object]
@@ -50,6 +51,10 @@ def _written(directory: Path) -> dict[str, Any]:
     manifest.write(directory, _manifest())
     document: dict[str, Any] = json.loads((directory / FILE_NAME).read_text())
     return document
+
+
+def _sizes(**changes: int) -> dict[str, int]:
+    return {"parameters_bytes": 24, "scratch_bytes": 1, "programs_bytes": 2, **changes}
 
 
 def test_reading_gives_what_was_written(tmp_path: Path) -> None:
@@ -146,7 +151,7 @@ def _rename_file(document: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (_set(format_version=5), "has format version 5, this server reads versions 1 to 4"),
+        (_set(format_version=6), "has format version 6, this server reads versions 1 to 5"),
         (_set(kind="python"), "is of kind 'python', expected 'jax_export'"),
         (_set(surprise=1), "unknown field `surprise`"),
         (_set_input(surprise=1), "unknown field `surprise`"),
@@ -236,6 +241,7 @@ VERDICT = Verdict(
         ({"batch_independent": True}, 4),
         ({"max_batch_size": 0}, 4),
         ({"batch_independent": False}, 3),
+        ({"sizes": {"h100": TargetSizes(24, 100, 50), "v5e": TargetSizes(0, 0, 24)}}, 5),
         ({}, 1),
     ],
 )
@@ -248,6 +254,29 @@ def test_reading_gives_what_was_written_of_rows(
 
     assert version == json.loads((tmp_path / FILE_NAME).read_text())["format_version"]
     assert written == manifest.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ({"h100": [1, 2, 3]}, "Expected `object`, got `array`"),
+        ({"h100": _sizes(parameters_bytes=23, programs_bytes=0)}, "sizes for 'h100' are none"),
+        ({"h100": _sizes(scratch_bytes=-1)}, "sizes for 'h100' are none of 24"),
+        ({"h100": _sizes(scratch_bytes=(1 << 50) + 1)}, "sizes for 'h100' are none of 24"),
+        ({"": _sizes()}, "a name that no target has"),
+        ({"h" * 33: _sizes()}, "a name that no target has"),
+        ({"a\nb": _sizes()}, "a name that no target has"),
+        ({f"h{index}": _sizes() for index in range(33)}, "for 33 targets, expected 32 at most"),
+    ],
+)
+def test_sizes_that_no_model_has_are_refused(
+    tmp_path: Path, sizes: dict[str, Any], expected: str
+) -> None:
+    document = {**_written(tmp_path), "format_version": 5, "sizes": sizes}
+    (tmp_path / FILE_NAME).write_text(json.dumps(document))
+
+    with pytest.raises(InvalidModel, match=expected):
+        manifest.read(tmp_path)
 
 
 @pytest.mark.parametrize(

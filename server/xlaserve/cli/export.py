@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from xlaserve.cli import recorded
 from xlaserve.cli.author_errors import told_in_one_line
 from xlaserve.cli.rows import rows_shown
 from xlaserve.cli.sizes import format_bytes
@@ -12,7 +13,7 @@ from xlaserve.cli.termination import unwinding_on_signals
 from xlaserve.errors import InvalidModel
 
 
-def export(
+def export(  # noqa: PLR0917, typer reads the parameters of a command from its signature
     target: Annotated[
         str,
         typer.Argument(
@@ -25,6 +26,10 @@ def export(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the version if it is there.")
     ] = False,
+    for_target: Annotated[
+        list[str] | None,
+        typer.Option("--target", help=recorded.HELP),
+    ] = None,
     with_traceback: Annotated[
         bool, typer.Option("--traceback", help="Print where an exception came from.")
     ] = False,
@@ -41,6 +46,7 @@ def export(
             )
     except FileExistsError as error:
         raise InvalidModel(f"{error}, --overwrite replaces it") from error
+    recorded.record(path, for_target)
     size = sum(file.stat().st_size for file in path.iterdir())
     typer.echo(f"{path}: {format_bytes(size)}")
     for line in rows_shown(manifest.read(path), notices):

@@ -13,8 +13,8 @@ from xlaserve.models.loaded import Stage
 from xlaserve.models.onnx.importing import Imported, Options, import_model
 
 
-def run(model: Path, directory: Path, options: Options) -> None:
-    """Import a model with a bar on stderr, and print what came of it."""
+def run(model: Path, directory: Path, options: Options) -> Path:
+    """Import a model with a bar on stderr, print what came of it, and return where it is."""
     # The same numbers on every machine, also where a GPU would calculate with fewer bits.
     device.start("cpu")
     console = Console(stderr=True)
@@ -39,6 +39,7 @@ def run(model: Path, directory: Path, options: Options) -> None:
 
         imported = import_model(model, directory, options, show)
     _show(Console(), imported)
+    return imported.path
 
 
 def _show(console: Console, imported: Imported) -> None:

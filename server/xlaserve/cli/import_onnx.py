@@ -6,6 +6,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from xlaserve.cli import recorded
 from xlaserve.cli.termination import unwinding_on_signals
 from xlaserve.core.residence.names import check_name
 from xlaserve.errors import InvalidModel, InvalidRequest
@@ -45,6 +46,7 @@ def import_onnx(  # noqa: PLR0917, typer reads the parameters of a command from 
     limit_bytes: Annotated[
         int, typer.Option(help="The most bytes of the model and its external data.")
     ] = 8 * 2**30,
+    for_target: Annotated[list[str] | None, typer.Option("--target", help=recorded.HELP)] = None,
     batch_independent: Annotated[
         bool | None,
         typer.Option(
@@ -72,7 +74,8 @@ def import_onnx(  # noqa: PLR0917, typer reads the parameters of a command from 
     )
     try:
         with unwinding_on_signals():
-            import_display.run(model, directory.absolute(), options)
+            path = import_display.run(model, directory.absolute(), options)
+            recorded.record(path, for_target)
     except FileExistsError as error:
         raise InvalidModel(f"{error}; --version takes another number") from error
 

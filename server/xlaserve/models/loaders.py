@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Protocol
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models import manifest, placement, sizes
+from xlaserve.models import manifest, placement, sizes, target_sizes
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_fields import is_onnx
 from xlaserve.models.loaded import LoadContext, LoadedModel, Stage
 from xlaserve.models.placement import ONE_CPU, Devices, device_name
 from xlaserve.models.roots import ANYWHERE, Roots
+from xlaserve.models.target_sizes import TargetSizes
+from xlaserve.models.targets.kinds import of_kind
 
 
 class _Load(Protocol):
@@ -81,17 +83,40 @@ def predict_size(
 ) -> dict[str, int]:
     """Return how many bytes the model will need on each device, from its headers alone.
 
+    Where its manifest has what the compiler said for devices of this kind, that is it.
+
     Raises InvalidModel, also where the configuration asks for a device that is not there.
     """
     config = config or ModelConfig()
     wanted = placement.read(config, devices.platform)
     # A model may go to the CPU of a server with GPUs.
     present = devices.count if wanted.platform == devices.platform else 1
-    used = set(wanted.seats(present))
+    seats = list(wanted.seats(present))
+    used = set(seats)
     row, sharding = _loader_for(path, config), wanted.sharding
+    if sharding is None and wanted.platform == devices.platform:
+        recorded = _recorded(row, path, config, devices, roots)
+        if recorded is not None:
+            return {
+                device_name(wanted.platform, index): recorded.on_device(seats.count(index))
+                for index in sorted(used)
+            }
     parts = partial(sharding.parts, devices=len(used)) if sharding else sizes.whole
     size = row.predict_size(path, parts, roots)
     return {device_name(wanted.platform, index): size for index in sorted(used)}
+
+
+def _recorded(
+    row: Loader, path: Path, config: ModelConfig, devices: Devices, roots: Roots
+) -> TargetSizes | None:
+    """Return what the manifest says for devices of this kind, where a load compiles just that."""
+    target = of_kind(devices.platform, devices.kind)
+    if target is None or row.sniff is not _has_manifest or not row.sniff(path):
+        return None
+    described = manifest.read(path, roots)
+    if not target_sizes.holds(config, described.max_batch_size):
+        return None
+    return described.sizes.get(target.name)
 
 
 def _kind(config: ModelConfig) -> str:

@@ -8,11 +8,12 @@ from types import MappingProxyType
 import msgspec
 
 from xlaserve.errors import InvalidModel, UnknownDatatype
-from xlaserve.models import files
+from xlaserve.models import files, target_sizes
 from xlaserve.models.buckets import MAX_BATCH_SIZE
 from xlaserve.models.files import FileRecord
 from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.models.rows.verdict import Independence, Verdict
+from xlaserve.models.target_sizes import Recorded, TargetSizes
 from xlaserve.tensors import TensorSpec, datatype_named
 
 FILE_NAME = "model.json"
@@ -30,9 +31,10 @@ WEIGHTS = "params.safetensors"
 KIND = "jax_export"
 """The one kind of model that has a manifest so far."""
 
-FORMAT_VERSION = 4
-"""Of manifests that say something of rows; those of version 3 say something of shapes, those of
-version 2 nothing of either, and those of version 1 have no durable part."""
+FORMAT_VERSION = 5
+"""Of manifests that have sizes for targets; those of version 4 say something of rows, those of
+version 3 something of shapes, those of version 2 nothing of either, and those of version 1 have no
+durable part."""
 
 LIMIT_BYTES = 1 << 20
 
@@ -89,6 +91,9 @@ class Manifest:
     verdict: Verdict | None = None
     """What was proved of the rows when it was exported. It is for people, and it is no proof: who
     loads the model makes one. None where nothing is a batch, and in files of before."""
+
+    sizes: Recorded = field(default_factory=lambda: MappingProxyType({}))
+    """What it takes on kinds of devices, by the names of targets."""
 
     @property
     def is_open(self) -> bool:
@@ -156,6 +161,7 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     compiled_shapes: dict[str, list[int]] = {}
     max_on_demand_shapes: int = 0
     verdict: _Verdict | None = None
+    sizes: dict[str, TargetSizes] = {}
 
 
 class _Kind(msgspec.Struct):
@@ -215,10 +221,15 @@ def _from_document(document: _Document) -> Manifest:
         ),
         max_on_demand_shapes=document.max_on_demand_shapes,
         verdict=_verdict(document.verdict),
+        sizes=MappingProxyType(document.sizes),
     )
     _check_files(manifest)
     _check_durable(manifest)
     _check_batch(manifest)
+    try:
+        target_sizes.check(manifest.sizes, manifest.parameters_bytes)
+    except InvalidModel as error:
+        raise _invalid(str(error)) from None
     return manifest
 
 
@@ -243,14 +254,17 @@ def _to_document(manifest: Manifest) -> _Document:
         compiled_shapes={name: list(sizes) for name, sizes in manifest.compiled_shapes.items()},
         max_on_demand_shapes=manifest.max_on_demand_shapes,
         verdict=None if manifest.verdict is None else _Verdict(**asdict(manifest.verdict)),
+        sizes=dict(manifest.sizes),
     )
 
 
 def _version_of(manifest: Manifest) -> int:
     """Return the lowest version that has what a manifest says: older servers read those."""
+    if manifest.sizes:
+        return FORMAT_VERSION
     opened = manifest.is_open and not manifest.max_batch_size
     if opened or manifest.verdict is not None or manifest.batch_independent:
-        return FORMAT_VERSION
+        return 4
     if manifest.defaults:
         return 3
     return 1 if manifest.durable is None else 2

@@ -45,6 +45,8 @@ class Devices:
     platform: str
     """A JAX platform: cpu, cuda or tpu."""
     count: int
+    kind: str = ""
+    """What JAX calls the first of them, as `NVIDIA L4`; empty where that is not known."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -52,9 +54,9 @@ class Devices:
         return tuple(device_name(self.platform, index) for index in range(self.count))
 
     @staticmethod
-    def named(names: Sequence[str]) -> "Devices | None":
+    def named(names: Sequence[str], kind: str = "") -> "Devices | None":
         """Return those that have these names; None for none."""
-        return Devices(names[0].partition(":")[0], len(names)) if names else None
+        return Devices(names[0].partition(":")[0], len(names), kind) if names else None
 
 
 ONE_CPU = Devices("cpu", 1)

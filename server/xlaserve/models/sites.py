@@ -178,7 +178,8 @@ def layout(
 
 def devices(platform: str) -> Devices:
     """Return the devices of a platform."""
-    return Devices(platform, len(jax.local_devices(backend=platform)))
+    found = jax.local_devices(backend=platform)
+    return Devices(platform, len(found), str(found[0].device_kind))
 
 
 def memory(platform: str) -> dict[str, tuple[int, int]]:

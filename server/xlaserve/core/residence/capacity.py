@@ -21,16 +21,19 @@ class Capacity:
     def __init__(self, totals: Sizes | None = None, elsewhere_bytes: int | None = None) -> None:
         self._totals = totals
         self._elsewhere_bytes = elsewhere_bytes
+        self.kind = ""
+        """The devices of the server, as JAX calls their kind; empty while that is not known."""
         self._held: dict[object, Sizes] = {}
         self._waiting: set[asyncio.Future[None]] = set()
         """One for each task in `changed`: a load bounds its wait, a Finisher has one a model."""
 
-    def limit(self, totals: Sizes, elsewhere_bytes: int | None = None) -> None:
+    def limit(self, totals: Sizes, elsewhere_bytes: int | None = None, kind: str = "") -> None:
         """Set what each device of the server has; until then nothing is refused.
 
         `elsewhere_bytes` is what any other device has: the host's memory beside GPUs.
         """
         self._totals, self._elsewhere_bytes = totals, elsewhere_bytes
+        self.kind = kind
 
     @property
     def totals(self) -> Sizes:

@@ -122,7 +122,7 @@ class DevicePlanner:
             for source, version in found
         ]
         compiled = self._compilers.compile(jobs, on_done)
-        devices = Devices(target.platform, count)
+        devices = Devices(target.platform, count, target.kind)
         versions = tuple(
             PlannedVersion(
                 source.name, str(version.number), done, _predicted(source, version, done, devices)

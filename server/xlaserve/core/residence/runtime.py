@@ -222,7 +222,7 @@ class ModelRuntime:
 
     def _look_at(self, model: RuntimeModel) -> FilesSeen:
         source = self._repository.find_at(model.id, model.location)
-        devices = Devices.named(tuple(self._capacity.totals)) or ONE_CPU
+        devices = Devices.named(tuple(self._capacity.totals), self._capacity.kind) or ONE_CPU
         needed: Counter[str] = Counter()
         keys = []
         for version in source.versions:

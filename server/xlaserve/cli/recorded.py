@@ -1,0 +1,28 @@
+"""Records in a manifest, and shows, what a model takes on devices that are not there."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from xlaserve.cli.sizes import format_bytes
+from xlaserve.cli.termination import unwinding_on_signals
+from xlaserve.models.targets import recording
+from xlaserve.models.targets.compiling import Compilers
+from xlaserve.models.targets.kinds import TARGETS
+
+HELP = (
+    "A kind of device to compile for, which need not be there; what the model takes on it is kept "
+    f"in its manifest. May be repeated: {', '.join(TARGETS)}."
+)
+
+
+def record(path: Path, targets: Sequence[str] | None) -> None:
+    """Record it for each target; raises InvalidModel, DeviceUnavailable."""
+    if not targets:
+        return
+    with unwinding_on_signals(), Compilers() as compilers:
+        for done in recording.record(path, targets, compilers):
+            assert done.reserved is not None
+            (size,) = done.reserved.per_device.values()
+            typer.echo(f"{done.job.target}: {format_bytes(size)}")
