@@ -29,7 +29,7 @@ class FailureReason(StrEnum):
     """Why a request for a model that answers was not answered."""
 
     REJECTED = "rejected"
-    """There was no room for it, or the server was on its way out."""
+    """A limit was reached, or the server drained."""
     INVALID = "invalid"
     """It did not fit the model."""
     CANCELLED = "cancelled"

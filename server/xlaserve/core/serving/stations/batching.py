@@ -61,7 +61,7 @@ class BatchQueue:
         self._waiting.append(request)
 
     def remove(self, request: InferCall) -> None:
-        """Forget a request that is not wanted any more; one that has left is no error."""
+        """Dequeue a request that was cancelled; one that has left is no error."""
         try:
             self._waiting.remove(request)
         except ValueError:
@@ -217,7 +217,7 @@ class Clock(Protocol):
         ...
 
     def at(self, time_ns: int, call: Callable[[], None]) -> Callable[[], None]:
-        """Call at a time; returns what calls it off."""
+        """Call at a time; returns what cancels that."""
         ...
 
 
@@ -243,7 +243,7 @@ class Batcher:
         self._ended_ns = 0
         """When the last execution was over."""
         self._looking = False
-        self._call_off: Callable[[], None] | None = None
+        self._cancel_timer: Callable[[], None] | None = None
 
     @property
     def waiting(self) -> int:
@@ -273,7 +273,7 @@ class Batcher:
             return
         if self._free:
             self._look_soon()
-        elif self._queue.policy.timeout_ns and self._call_off is None:
+        elif self._queue.policy.timeout_ns and self._cancel_timer is None:
             self._wake_later()
 
     def leave(self, call: InferCall) -> None:
@@ -282,9 +282,9 @@ class Batcher:
 
     def retire(self) -> list[InferCall]:
         """Begin no more batches; return the calls that wait."""
-        if self._call_off is not None:
-            self._call_off()
-            self._call_off = None
+        if self._cancel_timer is not None:
+            self._cancel_timer()
+            self._cancel_timer = None
         return self._queue.clear()
 
     def _look_soon(self) -> None:
@@ -326,13 +326,13 @@ class Batcher:
             self._look_soon()
 
     def _wake_later(self) -> None:
-        if self._call_off is not None:
-            self._call_off()
-            self._call_off = None
+        if self._cancel_timer is not None:
+            self._cancel_timer()
+            self._cancel_timer = None
         due = self._queue.due_ns(could_leave=bool(self._free))
         if due is not None:
-            self._call_off = self._clock.at(due, self._wake)
+            self._cancel_timer = self._clock.at(due, self._wake)
 
     def _wake(self) -> None:
-        self._call_off = None
+        self._cancel_timer = None
         self._look()

@@ -51,11 +51,11 @@ class Job:
         """Called when the next batch may come; None for what is not a batch."""
         self.is_dispatched = False
         self.work: Future[Callable[[], Executed]] | None = None
-        """The dispatch; None before there is room for it, and once the execution is over."""
+        """The dispatch; None before it has a slot, and once the execution is over."""
 
     def cancel(self) -> bool:
-        """Call it off, unless a thread has begun; `ended` hears of it. Not for a batch."""
-        return self._dispatcher.forget(self) if self.work is None else self.work.cancel()
+        """Cancel it, unless a thread has begun; `ended` is called with that. Not for a batch."""
+        return self._dispatcher.dequeue(self) if self.work is None else self.work.cancel()
 
 
 class Dispatcher:
@@ -63,7 +63,7 @@ class Dispatcher:
 
     Each goes to the replica whose device has the least to do; where all replicas have as many as
     may be in flight, it waits. A batch is better off in the queue of its model, where it still
-    grows: the next may come once the one before it is dispatched, and there is room.
+    grows: the next may come once the one before it is dispatched, and a slot is free.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Dispatcher:
         self._expected = len(devices)
         """Batches that may come."""
         self._held: deque[Callable[[], None]] = deque()
-        """Tells of more that may come, once there is room for them."""
+        """Callbacks for more that may come, once there are slots for them."""
 
     @property
     def lanes(self) -> int:
@@ -112,8 +112,8 @@ class Dispatcher:
         self._go_on()
         return job
 
-    def forget(self, job: Job) -> bool:
-        """Call off a job, if it waits for room; tell whether it did."""
+    def dequeue(self, job: Job) -> bool:
+        """Cancel a job that waits for a slot; tell whether it did."""
         if job not in self._waiting:
             return False
         self._waiting.remove(job)
@@ -121,20 +121,20 @@ class Dispatcher:
         return True
 
     def _go_on(self) -> None:
-        """Use the room there is: for what waits, and then for batches that may come."""
+        """Fill the free slots: with what waits, and then with batches that may come."""
         while self._waiting:
             free = [replica for replica in self._replicas if replica.in_flight < self._most]
             if not free:
                 break
             self._start(self._waiting.popleft(), min(free, key=lambda replica: replica.load))
-        while self._held and self._expected < self._room():
+        while self._held and self._expected < self._free_slots():
             self._expected += 1
             self._held.popleft()()
 
-    def _room(self) -> int:
+    def _free_slots(self) -> int:
         """Return how many batches may come now."""
         free = sum(replica.in_flight < self._most for replica in self._replicas)
-        # Where others wait in line, a batch has to stand there as well to have its turn.
+        # Where others wait, a batch has to queue behind them.
         return free or bool(self._waiting)
 
     def _start(self, job: Job, replica: _Replica) -> None:
@@ -201,7 +201,7 @@ class DeviceRunner:
         self._dispatching = dispatching
 
     def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
-        """Start a batch as soon as there is room."""
+        """Start a batch as soon as there is a slot."""
         self._dispatcher.submit(partial(self._dispatch, requests), ended, freed)
 
     def _dispatch(self, requests: Sequence[InferCall], replica: int) -> InFlight:

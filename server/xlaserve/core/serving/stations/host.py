@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from xlaserve.core.serving.answers import answer_now
 from xlaserve.core.serving.infer_call import Ended, Executed, InferCall, Tensors
@@ -35,7 +35,7 @@ class HostWork:
         self.replicas = Replicas(replicas)
         """Shares the executions."""
         self._jobs: set[HostJob] = set()
-        """Until the event loop hears that they are over."""
+        """Those whose completion has not reached the event loop."""
 
     @property
     def pending(self) -> int:
@@ -130,6 +130,7 @@ class Inline:
         self._slower = slower
         self.work = work
         self._limit = limit
+        self._seconds = limit.seconds
         self._now_ns = now_ns
 
     @property
@@ -143,19 +144,19 @@ class Inline:
 
     def begin(self, call: InferCall) -> None:
         """Answer a call at once, if it is quick."""
-        limit = self._limit.seconds
-        if self._model.expected_seconds(call.rows) > limit:
+        model, now_ns, seconds = self._model, self._now_ns, self._seconds
+        if model.expected_seconds(call.rows) > seconds:
             self._slower.begin(call)
             return
-        begun = self._now_ns()
-        call.submitted_ns = call.submitted_ns or begun
-        outputs = self._model.execute(call.inputs, resident=call.resident)
-        ended = self._now_ns()
-        if ended - begun > limit * _SECOND_NS:
-            seconds = (ended - begun) / _SECOND_NS
-            overran = self._limit.overran
-            overran(self.work, self._model, call.inputs, seconds, limit)
-        answer_now(call, Executed(cast(Tensors, outputs), begun, ended))
+        begun = now_ns()
+        if not call.submitted_ns:
+            call.submitted_ns = begun
+        outputs: Any = model.execute(call.inputs, resident=call.resident)
+        ended = now_ns()
+        if ended - begun > seconds * _SECOND_NS:
+            took = (ended - begun) / _SECOND_NS
+            self._limit.overran(self.work, model, call.inputs, took, seconds)
+        answer_now(call, Executed(outputs, begun, ended))
 
     def retire(self) -> Sequence[InferCall]:
         """Return nothing: no call waits."""
