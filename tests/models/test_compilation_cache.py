@@ -237,6 +237,15 @@ def test_link_and_fifo_are_not_read(cache: CompilationCache, suffix: str, tmp_pa
     assert "not a regular file" in reason(fifo)
 
 
+@pytest.mark.parametrize("suffix", [".json", ".xla"])
+def test_file_that_is_too_large_is_not_read(cache: CompilationCache, suffix: str) -> None:
+    """A sparse one takes nothing on the disk, and all the memory there is."""
+    cache.write(TARGET, "name", ENTRY)
+    os.truncate(files(cache)[suffix], 1 << 40)
+
+    assert f"it has {1 << 40} bytes, expected" in reason(cache.read(TARGET, "name"))
+
+
 def test_directory_that_others_were_let_into_is_not_read(cache: CompilationCache) -> None:
     cache.write(TARGET, "name", ENTRY)
     (cache.directory / TARGET).chmod(0o770)

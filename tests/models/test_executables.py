@@ -297,6 +297,17 @@ def test_program_that_never_ran_is_not_used_where_it_cannot_be_tried(
     assert "it never ran, and cannot be tried" in "".join(capfd.readouterr())
 
 
+def test_program_made_ahead_has_the_flags_of_the_server_in_its_key(
+    affine_directory: Path, load: Load, compilation: Compilation
+) -> None:
+    """Not those of the process that compiled it, which has no device and needs others."""
+    ahead = dataclasses.replace(compilation, is_ahead=True, server_flags="--xla_of_server=1")
+    load(affine_directory, ModelConfig(max_batch_size=1), compilation=ahead)
+    (key,) = (json.loads(path.read_text()) for path in keys(compilation))
+
+    assert ("--xla_of_server=1", True) == (key["environment"]["flags"], key["ahead"])
+
+
 def test_trial_of_declared_rows_compiles_nothing_either(
     load: Load, compilation: Compilation, tmp_path: Path
 ) -> None:
