@@ -299,7 +299,8 @@ class Decoder:
     ) -> int:
         """Append the fields that begin before `stop`; return where the next one begins."""
         append, table = found.append, self.table
-        list_bytes = self.list_bytes
+        list_bytes, table_bytes = self.list_bytes, self._table_bytes
+        changes, decode = self.changes, huffman.decode
         while position < stop:
             octet = block[position]
             position += 1
@@ -322,6 +323,7 @@ class Decoder:
                 if found:
                     raise MalformedBlock("a change of the table's size behind a field")  # 4.2
                 position = self._resize(block, position, octet & 0x1F)
+                table_bytes, changes = self._table_bytes, self.changes
                 continue
             index = octet & most
             if not index:
@@ -359,6 +361,10 @@ class Decoder:
             if length < 0x7F:
                 value = block[position : position + length]
                 position += length
+            elif length & 0x7F != 0x7F:
+                length &= 0x7F
+                value = decode(block[position : position + length])
+                position += length
             else:
                 value, position = _long_string(block, position, length)
             token = name.token
@@ -371,12 +377,11 @@ class Decoder:
             append(field)
             if most == 0x3F:  # the newest entry, without the oldest ones (4.4)
                 table.appendleft(field)
-                self.changes += 1
-                size += self._table_bytes
-                while size > self._max_table_bytes:
-                    size -= table.pop()[2]
-                self._table_bytes = size
-        self.list_bytes = list_bytes
+                changes += 1
+                table_bytes += size
+                while table_bytes > self._max_table_bytes:
+                    table_bytes -= table.pop()[2]
+        self.list_bytes, self._table_bytes, self.changes = list_bytes, table_bytes, changes
         return position
 
     def _resize(self, block: bytes, position: int, size: int) -> int:

@@ -41,9 +41,15 @@ def decode(data: bytes) -> bytes:
         if inflater.eof:
             # The block has ended within `data` where a symbol is longer, and behind it else.
             unused = len(inflater.unused_data)
-            if not unused or (unused == 1 and data[-1] != 0xFF):
+            # Of seven or eight bits of padding one octet is left; of eight if all its bits are.
+            if not unused or (unused == 1 and (data[-1] != 0xFF or _padding(data, octets) == 7)):
                 return octets
     return _decode_by_table(data)
+
+
+def _padding(data: bytes, octets: bytes) -> int:
+    """Return how many bits of a string are behind the last of its symbols."""
+    return 8 * len(data) - sum(octets.translate(_LENGTHS[:_EOS]))
 
 
 def canonical_codes(lengths: Sequence[int]) -> dict[int, int]:
