@@ -16,6 +16,7 @@ from support.frames import (
     parse,
     settings,
 )
+from support.memory_client import MemoryClient, Streaming
 
 from xlaserve.core.serving.ledger import Ledger
 from xlaserve.transport.http2.connection import ServerConnection
@@ -211,6 +212,34 @@ def test_padding_is_no_part_of_a_message(size: int) -> None:
 
     assert [] == client.said
     assert [size - PREFIX_BYTES] == client.messages
+
+
+# --- granted ----------------------------------------------------------------------------------
+
+
+def test_nothing_is_granted_on_a_stream_that_its_client_has_ended() -> None:
+    """6.9: nothing more is to come on it."""
+    client = MemoryClient(Streaming())
+    client.send(headers(1, REQUEST), data(1, message(100), end_stream=True))
+    client.core.streams[1].grant(1 << 24)
+
+    assert [] == client.taken()
+
+
+@pytest.mark.parametrize("wanted", [1, 1 << 19, (1 << 20) + 1, 1 << 26])
+def test_what_is_granted_is_what_is_wanted_or_the_usual_window(wanted: int) -> None:
+    """6.9: in one WINDOW_UPDATE, and none while there is enough."""
+    client = MemoryClient(Streaming())
+    client.send(headers(1, REQUEST))
+    stream = client.core.streams[1]
+    stream.grant(wanted)
+    granted = client.taken()
+    stream.grant(wanted)
+
+    assert [] == client.taken()
+    assert max(wanted, 1 << 20) == stream.recv_window
+    increments = [int.from_bytes(frame.payload, "big") for frame in granted]
+    assert ([wanted - (1 << 20)] if wanted > 1 << 20 else []) == increments
 
 
 # --- header blocks that do not end ------------------------------------------------------------
