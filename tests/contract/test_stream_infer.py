@@ -5,7 +5,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -469,15 +469,15 @@ async def test_a_deadline_ends_the_stream(start: Serve, generation: Generation) 
 
 async def test_a_drain_lets_what_is_in_flight_end(start: Serve, generation: Generation) -> None:
     """And then says that the server goes; to idle streams at once."""
-    async with start() as server:
+    async with AsyncExitStack() as running:
+        server = await running.enter_async_context(start())
         async with open_stream(server.url) as stream, open_stream(server.url) as idle:
             await idle.write(asking("fp32", 1))
             await read(idle)
             generation.may_go_on.clear()
             await stream.write(asking("count", 5, 1))
             told = [await read(stream)]
-            no_health: Any = _NoHealth()
-            stopping = asyncio.ensure_future(server.application._stop(no_health))
+            stopping = asyncio.ensure_future(running.aclose())
             of_idle = await code(idle)
             is_waiting = not stopping.done()
             generation.may_go_on.set()
@@ -490,9 +490,22 @@ async def test_a_drain_lets_what_is_in_flight_end(start: Serve, generation: Gene
     assert [float(i) for i in range(5)] == [one.values[0][0] for one in told]
 
 
-class _NoHealth:
-    def close(self) -> None:
-        """Nobody watches."""
+async def test_a_drain_cuts_off_a_client_that_does_not_read(
+    start: Serve, generation: Generation, seen: NotingObserver
+) -> None:
+    """Its model is not waited for longer than `grace_seconds`."""
+    async with AsyncExitStack() as running:
+        server = await running.enter_async_context(start(grace_seconds=0.2))
+        async with connect(server.url) as wire:
+            stream = wire.open(request_headers(METHOD))
+            wire.h2.send_data(stream, framed(asking("count", 1_000_000, SIZE).SerializeToString()))
+            wire.flush()
+            await until(lambda: any(call.on_writable for call in seen.began_with))
+            await running.aclose()
+            computed = generation.computed
+
+    assert computed == generation.computed < 1000
+    assert 1 == generation.ended
 
 
 async def test_an_unload_lets_what_is_in_flight_end(start: Serve, generation: Generation) -> None:
