@@ -414,9 +414,9 @@ def test_load_without_room_is_out_of_memory(
 def test_artifact_of_several_platforms_runs_on_the_one_that_is_here(
     affine_directory: Path,
 ) -> None:
-    context = LoadContext("m", "1", ModelConfig(), device="tpu")
+    context = LoadContext("m", "1", ModelConfig(), device="rocm")
 
-    with pytest.raises(InvalidModel, match="was exported for cpu, cuda, this server runs on tpu"):
+    with pytest.raises(InvalidModel, match="was exported for cpu, cuda, tpu, this server runs on rocm"):
         jax_export.load(affine_directory, context)
 
 
