@@ -13,7 +13,7 @@ from xlaserve import best_effort as module
 from xlaserve.app import Addresses, ModelRow
 from xlaserve.best_effort import BestEffortStream, best_effort, flushed
 from xlaserve.cli.display import TerminalDisplay
-from xlaserve.core.residence.control import IndexEntry
+from xlaserve.core.residence.catalog import IndexEntry
 from xlaserve.models.loaded import Stage
 
 FULL = Path("/dev/full")

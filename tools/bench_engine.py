@@ -171,7 +171,9 @@ async def measure_batching(root: Path) -> None:
             rates["hand"] = max(rates.get("hand", 0), ROWS / best(hand))
             rates["on" if batching else "off"] = ROWS / best(engined)
             ((_, totals),) = [
-                (r.name, r.totals) for r in application.control.statistics() if r.name == "mlp"
+                (r.name, r.totals)
+                for r in application.control.catalog.statistics()
+                if r.name == "mlp"
             ]
             print(f"  batches of {'on' if batching else 'off'}: ", end="")
             print({b.batch_size: b.compute_infer.count for b in totals.batches})

@@ -21,7 +21,8 @@ from xlaserve.assembly.grpc import GrpcDoor, assemble_grpc
 from xlaserve.assembly.http import http_routes, http_server
 from xlaserve.core.host import capacity_bytes
 from xlaserve.core.residence.capacity import Capacity
-from xlaserve.core.residence.control import IndexEntry, ModelControl
+from xlaserve.core.residence.catalog import IndexEntry
+from xlaserve.core.residence.control import ModelControl
 from xlaserve.core.residence.loading import Machinery, VersionLoader
 from xlaserve.core.residence.predictions import FilesLook
 from xlaserve.core.residence.registry import Registry
@@ -264,7 +265,7 @@ class Application:
         )
         if unused := compilation.without_effect(self.settings, platform):
             _log.warning("settings have no effect", platform=platform, settings=list(unused))
-        await self.control.start()
+        await self.control.follower.start()
         rows = await self.rows()
         ready = sum(row.size_bytes is not None for row in rows)
         _log.info("started", ready=ready, models=len(rows))
@@ -287,7 +288,7 @@ class Application:
 
     async def rows(self) -> list[ModelRow]:
         """List the models with what they cost."""
-        return [self._row(entry) for entry in await self.control.index()]
+        return [self._row(entry) for entry in await self.control.catalog.index()]
 
     def _row(self, entry: IndexEntry) -> ModelRow:
         model = self.registry.find(entry.name)
@@ -304,7 +305,7 @@ class Application:
             await asyncio.Event().wait()
         while True:
             await asyncio.sleep(self.settings.poll_interval_seconds)
-            await self.control.poll()
+            await self.control.follower.poll()
 
     # --- start ---
 

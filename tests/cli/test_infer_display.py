@@ -14,7 +14,7 @@ from xlaserve.app import ModelRow
 from xlaserve.cli import infer_display
 from xlaserve.cli.display import model_table
 from xlaserve.cli.infer_display import Classes
-from xlaserve.core.residence.control import IndexEntry
+from xlaserve.core.residence.catalog import IndexEntry
 from xlaserve.errors import InvalidRequest
 from xlaserve.tensors import datatype_of
 from xlaserve.transport.client import InferenceResult

@@ -47,7 +47,7 @@ async def infer(stub: Any, rows: int, value: float) -> Any:
 
 
 def totals(server: RunningServer) -> Any:
-    (report,) = server.application.control.statistics("wide")
+    (report,) = server.application.control.catalog.statistics("wide")
     return report.totals
 
 

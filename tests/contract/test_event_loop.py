@@ -89,7 +89,7 @@ async def test_a_loop_as_long_as_its_input_says_holds_no_other_connection(
             while not (instance.users or slow.done()):
                 await asyncio.sleep(0)
             await stub.ServerLive(pb.ServerLiveRequest())
-            (report,) = server.application.control.statistics("spin")
+            (report,) = server.application.control.catalog.statistics("spin")
             executed = report.totals.execution_count
             await slow
 

@@ -17,13 +17,13 @@ from support.floods import INFER, LIVE
 from support.frames import data, headers, literals, peer
 from support.server import RunningServer, serving
 from support.wire import framed, request_headers
-from tritonclient.grpc import service_pb2 as pb  # type: ignore[attr-defined]
+from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from xlaserve.core.serving.ledger import Kind, Ledger
 
 MIB = 1 << 20
-Request: Any = pb.ModelInferRequest  # type: ignore[attr-defined]
+Request: Any = pb.ModelInferRequest
 
 
 @asynccontextmanager

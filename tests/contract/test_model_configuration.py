@@ -179,10 +179,10 @@ async def test_a_configuration_that_appears_on_disk_and_is_refused_keeps_what_se
         config = tmp_path / "models/double/config.pbtxt"
         config.write_text("sequence_batching { direct {} }")
         with capture_logs() as lines:
-            await server.application.control.poll()
+            await server.application.control.follower.poll()
         after = await double(stub)
         config.unlink()
-        await server.application.control.poll()
+        await server.application.control.follower.poll()
 
         assert [2, 4] == before == after == await double(stub)
     (error,) = [line["error"] for line in lines if line["log_level"] == "error"]

@@ -289,7 +289,7 @@ async def test_http_beside_a_mesh_shows_metrics_and_manages_nothing(
             await ask(http, "POST", "/models", body=body),
             await ask(http, "DELETE", "/models/m"),
         ]
-        rows = await runtime.application.control.index()
+        rows = await runtime.application.control.catalog.index()
 
     assert b'xlaserve_model_ready{model="m",version="1"} 1' in shown.body
     assert {503} == {answer.status for answer in refused}
@@ -315,7 +315,7 @@ async def test_a_mesh_that_starts_again_finds_nothing_loaded(
         await runtime.until_in_use()
 
         ready = await runtime.mesh.status()
-        after, rows = runtime.held(), await runtime.application.control.index()
+        after, rows = runtime.held(), await runtime.application.control.catalog.index()
         answers = [
             await mesh.code(runtime.mesh.infer(model, addition()))
             for model in ("loaded", "in use", "slow", "never heard of")
@@ -344,7 +344,7 @@ async def test_the_first_ready_means_empty_too(start: StartRuntime, models: Shel
         loading = asyncio.ensure_future(mesh.code(runtime.mesh.load("slow", models.path("slow"))))
         await runtime.until_compiling("slow")
         ready = await runtime.mesh.status()
-        after, rows = runtime.held(), await runtime.application.control.index()
+        after, rows = runtime.held(), await runtime.application.control.catalog.index()
 
         assert ready.READY == ready.status
         assert (before, []) == (after, rows)
@@ -364,7 +364,7 @@ async def test_a_load_that_comes_during_a_purge_is_not_there_behind_it(
         await runtime.until_unloading("in use")
         late = await mesh.code(dying.load("late", models.path("plus-1")))
         ready = await asking
-        rows = await runtime.application.control.index()
+        rows = await runtime.application.control.catalog.index()
 
         assert ("CANCELLED", []) == (late, rows)
         assert ready.READY == ready.status
@@ -380,7 +380,7 @@ async def test_meshes_that_ask_at_once_all_find_nothing_loaded(
         calls = [runtime.mesh.load(f"m{i}", models.path("plus-1")) for i in range(4)]
         loading = [asyncio.ensure_future(mesh.code(call)) for call in calls]
         answers = await asyncio.gather(*(runtime.mesh.status() for _ in range(5)))
-        rows = await runtime.application.control.index()
+        rows = await runtime.application.control.catalog.index()
 
         assert {answers[0].READY} == {answer.status for answer in answers}
         assert [] == rows
@@ -411,7 +411,7 @@ async def test_the_repository_is_not_the_meshs_business(
 ) -> None:
     """Case 4: directories that the puller left in the repository are neither loaded nor listed."""
     async with start(repository=models.root, model_control_mode=mode) as runtime:
-        rows = await runtime.application.control.index()
+        rows = await runtime.application.control.catalog.index()
         answer = await mesh.outcome(runtime.mesh.call("ModelReady", "plus-1", b""))
 
     assert [] == rows

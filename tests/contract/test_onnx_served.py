@@ -91,7 +91,7 @@ async def check(serve: Serve, folder: Path, name: str) -> None:
         async with grpc.aio.insecure_channel(server.url) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             answers = await asyncio.gather(*(infer(stub, given) for given in samples))
-        ((report,),) = (server.application.control.statistics("m"),)
+        ((report,),) = (server.application.control.catalog.statistics("m"),)
 
     for given, answer in zip(samples, answers, strict=True):
         assert largest_difference(theirs(made, given), answer) < TOLERANCE

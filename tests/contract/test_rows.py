@@ -177,7 +177,7 @@ async def test_zero_that_is_written_means_that_requests_are_not_put_together(
         await asyncio.gather(
             *(infer(stub, "plain", np.ones((1, 4), np.float32)) for _ in range(CLIENTS))
         )
-        (report,) = server.application.control.statistics("plain")
+        (report,) = server.application.control.catalog.statistics("plain")
 
     assert (64, 0, [-1, 4]) == (before, served.max_batch_size, list(served.input[0].dims))
     assert ("proved", 0) == (served.parameters["batch_rows"].string_value, runner.batch_limit)

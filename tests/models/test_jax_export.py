@@ -416,7 +416,9 @@ def test_artifact_of_several_platforms_runs_on_the_one_that_is_here(
 ) -> None:
     context = LoadContext("m", "1", ModelConfig(), device="rocm")
 
-    with pytest.raises(InvalidModel, match="was exported for cpu, cuda, tpu, this server runs on rocm"):
+    with pytest.raises(
+        InvalidModel, match="was exported for cpu, cuda, tpu, this server runs on rocm"
+    ):
         jax_export.load(affine_directory, context)
 
 

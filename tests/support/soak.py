@@ -184,7 +184,7 @@ class _Sidecar:
         for model in self._models[::2]:
             await self._unload(model)
         await self._meshes[0].status()
-        rows = await self._application.control.index()
+        rows = await self._application.control.catalog.index()
         if rows:
             self._violation(f"after the purge there is {rows}")
         if streams := self._application.grpc.open_streams:

@@ -53,7 +53,7 @@ def http_routes(core: Core, connections: Mapping[str, Callable[[], int]]) -> Rou
         core.registry,
         core.capacity,
         connections,
-        core.control.watch,
+        core.control.follower.watch,
         abandoned=core.workers.abandoned,
         mappings=core.mappings,
         shared=core.shared,

@@ -38,7 +38,7 @@ async def answer(core: Core, model: str, version: str = "") -> tuple[str, float]
 
 
 async def index(core: Core) -> dict[str, str]:
-    rows = await core.control.index()
+    rows = await core.control.catalog.index()
     return {f"{row.name}/{row.version}": f"{row.state} {row.reason}".strip() for row in rows}
 
 
@@ -80,7 +80,7 @@ async def test_the_version_policy_picks(
     add_model("m", {1: 1, 2: 2, 3: 3}, policy)
     await core.control.load("m")
 
-    assert expected == [row.version for row in await core.control.index(ready=True)]
+    assert expected == [row.version for row in await core.control.catalog.index(ready=True)]
 
 
 async def test_an_unknown_model_is_not_found(core: Core) -> None:
@@ -143,7 +143,7 @@ async def test_the_old_version_answers_while_the_new_one_loads(
     await until(lambda: len(world.loads) == 2)
 
     assert ("1", 1.0) == await answer(core, "m")
-    assert ["READY"] == [row.state for row in await core.control.index()]
+    assert ["READY"] == [row.state for row in await core.control.catalog.index()]
 
     world.may_load.set()
     await reload
@@ -310,7 +310,7 @@ async def test_the_index_lists_what_was_never_loaded(core: Core, add_model: AddM
     await core.control.load("b")
 
     assert {"a/": "UNAVAILABLE not loaded", "b/1": "READY"} == await index(core)
-    assert ["b"] == [row.name for row in await core.control.index(ready=True)]
+    assert ["b"] == [row.name for row in await core.control.catalog.index(ready=True)]
 
 
 @pytest.mark.parametrize("mode", [ModelControlMode.NONE, ModelControlMode.POLL])
@@ -342,9 +342,9 @@ async def test_the_mode_decides_what_is_loaded_at_start(
     core = make_core(**changes)
     add_model("a", {1: 1})
     add_model("b", {1: 1})
-    await core.control.start()
+    await core.control.follower.start()
 
-    assert expected == [row.name for row in await core.control.index(ready=True)]
+    assert expected == [row.name for row in await core.control.catalog.index(ready=True)]
 
 
 @pytest.mark.parametrize(("readiness", "expected"), [("startup", True), ("models", False)])
@@ -357,16 +357,16 @@ async def test_readiness_is_a_setting(
     directory = add_model("bad", {1: 1})
     (directory / "1/amount.json").write_text("broken")
 
-    assert not core.control.server_ready
+    assert not core.control.follower.server_ready
 
-    await core.control.start()
+    await core.control.follower.start()
 
-    assert expected is core.control.server_ready
+    assert expected is core.control.follower.server_ready
 
     add_model("bad", {1: 1})
-    await core.control.poll()
+    await core.control.follower.poll()
 
-    assert core.control.server_ready
+    assert core.control.follower.server_ready
 
 
 async def test_polling_follows_the_repository(
@@ -376,11 +376,11 @@ async def test_polling_follows_the_repository(
     add_model("kept", {1: 1})
     add_model("changed", {1: 1})
     add_model("gone", {1: 1})
-    await core.control.start()
+    await core.control.follower.start()
     add_model("changed", {1: 2})
     add_model("new", {1: 3})
     shutil.rmtree(core.root / "gone")
-    await core.control.poll()
+    await core.control.follower.poll()
 
     assert ("1", 2.0) == await answer(core, "changed")
     assert ("1", 3.0) == await answer(core, "new")

@@ -45,7 +45,7 @@ async def test_a_report_holds_the_memory_and_the_requests_of_its_version(
 ) -> None:
     await add_two(core, add_model)
     await infer(core, "a", "2")
-    old, new, _ = core.control.statistics()
+    old, new, _ = core.control.catalog.statistics()
 
     assert (1, 0) == (old.totals.success.count, new.totals.success.count)
     assert (MemoryUse("CPU", 0, 100),) == old.memory

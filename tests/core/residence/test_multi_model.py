@@ -206,7 +206,7 @@ async def test_an_archive_is_a_version_a_model_or_holds_one(
 ) -> None:
     url = unpack("a/model", inner=inner)
     await container.load("m", url)
-    _, answering = served.control.describe("m")
+    _, answering = served.control.catalog.describe("m")
 
     assert (versions, url) == (answering, container.get("m").url)
 
@@ -468,7 +468,7 @@ async def test_a_container_without_models_is_healthy_once_it_is_started(
 ) -> None:
     assert not container.healthy
 
-    await served.control.start()
+    await served.control.follower.start()
 
     assert container.healthy
 

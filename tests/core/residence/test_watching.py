@@ -69,37 +69,37 @@ def ready(core: Core) -> list[str]:
 
 async def test_odd_entries_are_skipped_with_a_reason(core: Core, log: LogCapture) -> None:
     """At the start, while it is polled, and in the log once."""
-    await core.control.start()
+    await core.control.follower.start()
     add_odd_entries(core.root)
-    await core.control.poll()
-    await core.control.poll()
+    await core.control.follower.poll()
+    await core.control.follower.poll()
     told = events(log, "entry of the repository skipped")
 
     assert ODD == {entry["entry"]: entry["reason"] for entry in told}
-    assert len(ODD) == len(told) == core.control.watch.skipped
+    assert len(ODD) == len(told) == core.control.follower.watch.skipped
     assert ["a", "b"] == ready(core)
 
 
 async def test_a_start_skips_odd_entries(core: Core) -> None:
     add_odd_entries(core.root)
-    await core.control.start()
+    await core.control.follower.start()
 
     assert ["a", "b"] == ready(core)
-    assert core.control.server_ready
+    assert core.control.follower.server_ready
 
 
 async def test_an_odd_entry_is_told_again_when_its_reason_changes(
     core: Core, log: LogCapture
 ) -> None:
     (core.root / "odd").symlink_to("odd")
-    await core.control.start()
+    await core.control.follower.start()
     (core.root / "odd").unlink()
     (core.root / "odd").touch()
-    await core.control.poll()
+    await core.control.follower.poll()
     (core.root / "odd").unlink()
-    await core.control.poll()
+    await core.control.follower.poll()
     (core.root / "odd").touch()
-    await core.control.poll()
+    await core.control.follower.poll()
     reasons = [entry["reason"] for entry in events(log, "entry of the repository skipped")]
 
     assert [ODD["loop"], ODD["file"], ODD["file"]] == reasons
@@ -110,11 +110,11 @@ async def test_thousands_of_odd_entries_are_counted_and_some_are_named(
 ) -> None:
     for number in range(2000):
         (core.root / f"odd-{number}").symlink_to(f"odd-{number}")
-    await core.control.start()
+    await core.control.follower.start()
 
     assert 20 == len(events(log, "entry of the repository skipped"))
     assert [1980] == [e["count"] for e in events(log, "more entries of the repository skipped")]
-    assert 2000 == core.control.watch.skipped
+    assert 2000 == core.control.follower.watch.skipped
 
 
 async def test_models_beyond_the_limit_are_named(
@@ -123,7 +123,7 @@ async def test_models_beyond_the_limit_are_named(
     core = make_core(model_control_mode=ModelControlMode.POLL, max_models=1)
     add_model("a", {1: 1})
     add_model("b", {1: 2})
-    await core.control.start()
+    await core.control.follower.start()
     (told,) = events(log, "entry of the repository skipped")
 
     assert ("b", "there are 1 models before it (max_models)") == (told["entry"], told["reason"])
@@ -151,46 +151,46 @@ async def test_a_volume_that_vanished_changes_nothing(
     core: Core, world: World, log: LogCapture, take_away: Any
 ) -> None:
     """The models stay, it is logged once, and nothing is loaded again when it is back."""
-    await core.control.start()
+    await core.control.follower.start()
     take_away(core)
-    await core.control.poll()
-    await core.control.poll()
+    await core.control.follower.poll()
+    await core.control.follower.poll()
 
     assert ["a", "b"] == ready(core)
-    assert core.control.watch.problem
+    assert core.control.follower.watch.problem
     assert 1 == len(events(log, "repository not followed, its models stay"))
 
     core.root.unlink() if core.root.is_file() else shutil.rmtree(core.root, ignore_errors=True)
     core.root.with_name("elsewhere").rename(core.root)
-    await core.control.poll()
+    await core.control.follower.poll()
 
-    assert "" == core.control.watch.problem
+    assert "" == core.control.follower.watch.problem
     assert 1 == len(events(log, "repository can be read again"))
     assert 2 == len(world.loads)
 
 
 async def test_what_the_operator_deletes_is_unloaded(core: Core) -> None:
     """Also the last one, which leaves the same directory empty."""
-    await core.control.start()
+    await core.control.follower.start()
     shutil.rmtree(core.root / "a")
-    await core.control.poll()
+    await core.control.follower.poll()
 
     assert ["b"] == ready(core)
 
     shutil.rmtree(core.root / "b")
-    await core.control.poll()
+    await core.control.follower.poll()
 
     assert [] == ready(core)
-    assert "" == core.control.watch.problem
+    assert "" == core.control.follower.watch.problem
 
 
 async def test_another_directory_that_holds_models_is_followed(
     core: Core, add_model: AddModel
 ) -> None:
-    await core.control.start()
+    await core.control.follower.start()
     vanish(core)
     add_model("c", {1: 3})
-    await core.control.poll()
+    await core.control.follower.poll()
 
     assert ["c"] == ready(core)
 
@@ -208,34 +208,34 @@ async def test_a_listing_that_breaks_off_changes_nothing(
 
         def __exit__(self, *error: object) -> None: ...
 
-    await core.control.start()
+    await core.control.follower.start()
     some = list(os.scandir(core.root))[:1]
     with monkeypatch.context() as patch:
         patch.setattr(os, "scandir", lambda path: BrokenOff())
-        await core.control.poll()
+        await core.control.follower.poll()
 
     assert ["a", "b"] == ready(core)
-    assert "it cannot be read: Input/output error" == core.control.watch.problem
+    assert "it cannot be read: Input/output error" == core.control.follower.watch.problem
 
 
 @pytest.mark.parametrize("becomes", ["nothing there", "a loop", "a file", "an empty directory"])
 async def test_a_name_that_is_still_there_keeps_what_it_serves(
     core: Core, becomes: str, world: World
 ) -> None:
-    await core.control.start()
+    await core.control.follower.start()
     before = (core.root / "a").rename(core.root.with_name("a"))
     (core.root / "a").mkdir() if becomes == "an empty directory" else None
     (core.root / "a").touch() if becomes == "a file" else None
     (core.root / "a").symlink_to("a") if becomes == "a loop" else None
     (core.root / "a").symlink_to("nowhere") if becomes == "nothing there" else None
-    await core.control.poll()
-    await core.control.poll()
+    await core.control.follower.poll()
+    await core.control.follower.poll()
 
     assert ["a", "b"] == ready(core)
 
     (core.root / "a").rmdir() if becomes == "an empty directory" else (core.root / "a").unlink()
     before.rename(core.root / "a")
-    await core.control.poll()
+    await core.control.follower.poll()
 
     assert ["a/1", "b/1"] == sorted(world.loads)
 
@@ -251,11 +251,11 @@ async def test_a_model_that_cannot_be_read_keeps_what_it_serves(
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
         return scandir(path)
 
-    await core.control.start()
+    await core.control.follower.start()
     with monkeypatch.context() as patch:
         patch.setattr(os, "scandir", refuse)
-        await core.control.poll()
-        await core.control.poll()
+        await core.control.follower.poll()
+        await core.control.follower.poll()
     (told,) = events(log, "model not loaded from the repository")
 
     assert ["a", "b"] == ready(core)
@@ -266,17 +266,17 @@ async def test_a_model_that_is_being_written_is_loaded_when_it_is_whole(
     core: Core, log: LogCapture
 ) -> None:
     """Until then the version before it answers, and each state of the files is told once."""
-    await core.control.start()
+    await core.control.follower.start()
     (core.root / "a/2").mkdir()
     (core.root / "a/2/amount.json").write_text("{")
-    await core.control.poll()
-    await core.control.poll()
+    await core.control.follower.poll()
+    await core.control.follower.poll()
 
     assert 1 == len(events(log, "model not loaded from the repository"))
     assert ["1"] == [v.number for v in core.registry.models()[0].versions.values() if v.instance]
 
     (core.root / "a/2/amount.json").write_text(json.dumps(5))
-    await core.control.poll()
+    await core.control.follower.poll()
 
     assert ["2"] == [v.number for v in core.registry.models()[0].versions.values() if v.instance]
 
@@ -286,16 +286,16 @@ async def test_a_version_whose_link_leads_nowhere_keeps_what_it_serves(
 ) -> None:
     core = make_core(model_control_mode=ModelControlMode.POLL)
     add_model("a", {1: 1, 2: 2}, {"version_policy": {"all": {}}})
-    await core.control.start()
+    await core.control.follower.start()
     (core.root / "a/2").rename(core.root.with_name("2"))
     (core.root / "a/2").symlink_to("nowhere")
-    await core.control.poll()
+    await core.control.follower.poll()
     (model,) = core.registry.models()
 
     assert ["1", "2"] == sorted(v.number for v in model.versions.values() if v.instance)
 
     (core.root / "a/2").unlink()
-    await core.control.poll()
+    await core.control.follower.poll()
 
     assert ["1"] == [v.number for v in model.versions.values() if v.instance]
 
@@ -308,16 +308,16 @@ async def test_a_start_waits_for_a_root_that_cannot_be_read(
     core = make_core(model_control_mode=ModelControlMode.POLL, readiness=readiness)
     add_model("a", {1: 1})
     vanish(core)
-    await core.control.start()
-    await core.control.poll()
+    await core.control.follower.start()
+    await core.control.follower.poll()
 
-    assert not core.control.server_ready
-    assert [] == await core.control.index()
+    assert not core.control.follower.server_ready
+    assert [] == await core.control.catalog.index()
 
     core.root.with_name("elsewhere").rename(core.root)
-    await core.control.poll()
+    await core.control.follower.poll()
 
-    assert core.control.server_ready
+    assert core.control.follower.server_ready
     assert ["a"] == ready(core)
 
 
@@ -332,7 +332,7 @@ async def test_a_start_that_nothing_would_follow_fails(
     vanish(core)
 
     with pytest.raises(RepositoryUnreadable, match="it cannot be read: No such file"):
-        await core.control.start()
+        await core.control.follower.start()
 
 
 async def test_clients_load_once_the_root_can_be_read(
@@ -341,11 +341,11 @@ async def test_clients_load_once_the_root_can_be_read(
     core = make_core()
     add_model("a", {1: 1})
     vanish(core)
-    await core.control.start()
+    await core.control.follower.start()
     core.root.with_name("elsewhere").rename(core.root)
     await core.control.load("a")
 
-    assert core.control.server_ready
+    assert core.control.follower.server_ready
     assert ["a"] == ready(core)
 
 
@@ -355,14 +355,14 @@ async def test_a_model_that_failed_and_was_deleted_does_not_keep_the_server_from
     core = make_core(model_control_mode=ModelControlMode.POLL, readiness=Readiness.MODELS)
     directory = add_model("bad", {1: 1})
     (directory / "1/amount.json").write_text("no number")
-    await core.control.start()
+    await core.control.follower.start()
 
-    assert not core.control.server_ready
+    assert not core.control.follower.server_ready
 
     shutil.rmtree(directory)
-    await core.control.poll()
+    await core.control.follower.poll()
 
-    assert core.control.server_ready
+    assert core.control.follower.server_ready
 
 
 # --- hints ---
@@ -395,8 +395,8 @@ async def test_a_wrong_root_gets_a_hint(
         path = core.root / name
         path.touch() if path.suffix else version(path)
     core.repository.root = core.root / served
-    await core.control.start()
-    await core.control.poll()
+    await core.control.follower.start()
+    await core.control.follower.poll()
     told = [entry["hint"] for entry in events(log, "no models to serve")]
 
     assert bool(said) == len(told)

@@ -135,7 +135,7 @@ async def add_steps(core: Core, add_model: AddModel, config: dict[str, object]) 
 
 
 async def states(core: Core) -> dict[str, str]:
-    return {row.name: row.state for row in await core.control.index()}
+    return {row.name: row.state for row in await core.control.catalog.index()}
 
 
 async def test_an_ensemble_runs_its_steps_in_the_order_of_their_tensors(
@@ -148,7 +148,7 @@ async def test_an_ensemble_runs_its_steps_in_the_order_of_their_tensors(
 
     assert [[11, 12]] == response.outputs[0].data.tolist()
     assert {"a": "READY", "b": "READY", "e": "READY"} == await states(core)
-    assert "ensemble" == core.control.describe("e")[0].platform
+    assert "ensemble" == core.control.catalog.describe("e")[0].platform
 
 
 async def test_an_ensemble_without_its_step_is_not_ready(core: Core, add_model: AddModel) -> None:

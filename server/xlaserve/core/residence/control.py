@@ -1,19 +1,17 @@
 """Loads, reloads and unloads models, as clients, the start or the disk ask for it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Hashable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import structlog
 
+from xlaserve.core.residence.catalog import Catalog
 from xlaserve.core.residence.dependents import Dependents
-from xlaserve.core.residence.lifecycle import State
+from xlaserve.core.residence.following import RepositoryFollower
 from xlaserve.core.residence.loading import VersionLoader
-from xlaserve.core.residence.monitor import VersionReport, report
-from xlaserve.core.residence.names import check_asked_version
 from xlaserve.core.residence.overrides import (
     LoadParameter,
     LoadParameters,
@@ -22,7 +20,6 @@ from xlaserve.core.residence.overrides import (
 )
 from xlaserve.core.residence.registry import Registry
 from xlaserve.core.residence.repository import ModelSource, Repository
-from xlaserve.core.residence.watching import RepositoryWatch
 from xlaserve.core.sharing import CalledOff, SingleFlight, Turns
 from xlaserve.core.threads.workers import Workers
 from xlaserve.errors import (
@@ -30,30 +27,13 @@ from xlaserve.errors import (
     LoadFailed,
     ModelControlForbidden,
     ModelNotFound,
-    RepositoryUnreadable,
     ShuttingDown,
-    VersionNotFound,
     XlaserveError,
 )
-from xlaserve.models.config_served import ServedConfig
-from xlaserve.models.loaded import ModelInfo
-from xlaserve.settings import ModelControlMode, Readiness, Settings
-from xlaserve.temporary import remove_leftovers
+from xlaserve.settings import ModelControlMode, Settings
 
 _NOTHING: Mapping[str, LoadParameter] = MappingProxyType({})
 _PLAIN = LoadParameters()
-EVERY_MODEL = "*"
-
-
-@dataclass(frozen=True, slots=True)
-class IndexEntry:
-    """One row of the repository index (model repository extension, Index)."""
-
-    name: str
-    version: str
-    """Empty for a model that was never loaded."""
-    state: str
-    reason: str
 
 
 class ModelControl:
@@ -77,9 +57,15 @@ class ModelControl:
         self._unloads: SingleFlight[None] = SingleFlight(abandonable=False)
         self._overrides: dict[str, Override] = {}
         self._dependents = Dependents(registry)
-        self.watch = RepositoryWatch(repository)
-        self._failed: set[str] = set()
-        self._started = False
+        self.catalog = Catalog(settings, registry, repository, workers)
+        self.follower = RepositoryFollower(
+            settings,
+            registry,
+            repository,
+            workers,
+            load=self._load_by_name,
+            unload=partial(self._unload_shared, dependents=False),
+        )
         self._stopping = False
         self._purging = 0
         """Purges in progress."""
@@ -117,76 +103,17 @@ class ModelControl:
         self.require_explicit("unload")
         dependents = read_unload_parameters(parameters)
         if self._registry.find(name) is None:
-            if not await self._could_load(name):
+            if not await self.catalog.could_load(name):
                 raise ModelNotFound(name)
             return
         await self._unload_shared(name, dependents=dependents)
 
-    async def index(self, *, ready: bool = False) -> list[IndexEntry]:
-        """List every version that is known, and every model of the repository without one."""
-        rows = []
-        for model in self._registry.models():
-            for version in sorted(model.versions.values(), key=lambda v: int(v.number)):
-                state, reason = self._registry.shown_state(version)
-                rows.append(IndexEntry(model.name, version.number, state, reason))
-        if ready:
-            return [row for row in rows if row.state == State.READY.public]
-        known = {row.name for row in rows}
-        for name in await self._names():
-            if name not in known:
-                rows.append(IndexEntry(name, "", State.UNAVAILABLE.public, "not loaded"))
-        return sorted(rows, key=lambda row: row.name)
-
-    async def ready(self, name: str, version: str = "") -> bool:
-        """Tell whether a model answers; raises ModelNotFound when there is no such model."""
-        check_asked_version(name, version)
-        if self._registry.find(name) is None and not await self._could_load(name):
-            raise ModelNotFound(name, version)
-        model = self._registry.find(name)
-        if version and model is not None and version not in model.versions:
-            raise VersionNotFound(name, version)
-        return self._registry.ready(name, version)
-
-    def describe(self, name: str, version: str = "") -> tuple[ModelInfo, list[str]]:
-        """Return what a model is and the versions that answer; raises as an inference would."""
-        info = self._registry.resolve(name, version)[1].info
-        model = self._registry.find(name)
-        assert model is not None
-        answering = (v for v in model.versions.values() if v.state.answers)
-        return info, sorted((v.number for v in answering), key=int)
-
-    def config(self, name: str, version: str = "") -> ServedConfig:
-        """Return the configuration of a loaded model; raises as an inference would."""
-        _, instance = self._registry.resolve(name, version)
-        return ServedConfig(name, instance.config, instance.info)
-
-    def statistics(self, name: str = "", version: str = "") -> list[VersionReport]:
-        """Report on the versions that answer; see `report`."""
-        return report(self._registry, name, version)
-
-    @property
-    def server_ready(self) -> bool:
-        """Tell whether the start is over, and went as the readiness setting demands."""
-        if self._settings.model_control_mode is ModelControlMode.POLL and not self.watch.seen:
-            return False
-        if self._settings.readiness is Readiness.MODELS:
-            return self._started and all(map(self._registry.ready, self._failed))
-        return self._started
-
     def begin_shutdown(self) -> None:
-        """Be ready no more, so that no new requests are sent here, and call off every load."""
-        self._started, self._stopping = False, True
+        """Be ready no more, so that no new requests are sent here, and cancel every load."""
+        self.follower.stop()
+        self._stopping = True
         self._loads.cancel()
         self._registry.notify()
-
-    async def _names(self) -> list[str]:
-        """List what the repository holds; with a mesh it is not the repository that counts."""
-        return [] if self._settings.modelmesh else await self._workers.wait(self._repository.names)
-
-    async def _could_load(self, name: str) -> bool:
-        if self._settings.modelmesh:
-            return False
-        return await self._workers.wait(self._repository.holds, name)
 
     def require_explicit(self, operation: str) -> None:
         """Raise ModelControlForbidden unless clients may load and unload."""
@@ -227,78 +154,7 @@ class ModelControl:
             self._purging -= 1
             self._purges += 1
 
-    # --- what the start and the disk ask ---
-
-    async def start(self) -> None:
-        """Load what the control mode says is loaded at start; failures are logged and indexed."""
-        await self._workers.wait(self._remove_leftovers)
-        await self._each(await self._names_at_start(), self._load_logged)
-        self._started = True
-        self._registry.notify()
-
-    def _remove_leftovers(self) -> None:
-        count = remove_leftovers(self._settings.scratch_directory)
-        if not self._settings.modelmesh:
-            count += self._repository.remove_leftovers()
-        if count:
-            self._log.info("leftovers of killed processes removed", count=count)
-
-    async def _names_at_start(self) -> Sequence[str]:
-        settings = self._settings
-        if settings.modelmesh:
-            return ()
-        if settings.model_control_mode is ModelControlMode.POLL:
-            return (await self._workers.wait(self.watch.changes)).changed
-        # SageMaker makes the directory with the first model.
-        look = self._repository.names if settings.sagemaker_multi_model else self.watch.names
-        every = await self._workers.wait(look)
-        explicit = settings.model_control_mode is ModelControlMode.EXPLICIT
-        if explicit and EVERY_MODEL not in settings.load_model:
-            return settings.load_model
-        if every is None:
-            # Nothing would ever load them.
-            raise RepositoryUnreadable(str(settings.repository), self.watch.problem)
-        return every
-
-    async def _load_logged(self, name: str) -> None:
-        try:
-            await self._load_shared(name)
-            self._dependents.named(name)
-        except XlaserveError as error:
-            self._failed.add(name)
-            self._log.error("model not loaded from the repository", model=name, error=str(error))
-        except Exception:
-            self._failed.add(name)
-            self._log.exception("model not loaded from the repository", model=name)
-
-    async def poll(self) -> None:
-        """Look at the repository once, and load, reload and unload what changed."""
-        was_ready = self.server_ready
-        try:
-            changes = await self._workers.wait(self.watch.changes)
-            await self._each(changes.changed, self._load_logged)
-            await self._each(changes.gone, self._unload_gone)
-        except Exception:
-            # What serves goes on serving, and the next look comes.
-            self._log.exception("repository not followed")
-        if self.server_ready is not was_ready:
-            self._registry.notify()
-
-    async def _unload_gone(self, name: str) -> None:
-        self._failed.discard(name)
-        if self._registry.find(name) is not None:
-            await self._unload_shared(name, dependents=False)
-
-    async def _each(self, names: Iterable[str], work: Callable[[str], Awaitable[None]]) -> None:
-        queue = iter(list(names))
-
-        async def take() -> None:
-            for name in queue:
-                await work(name)
-
-        async with asyncio.TaskGroup() as group:
-            for _ in range(self._settings.load_threads + 1):
-                group.create_task(take())
+    # --- the end ---
 
     async def close(self) -> None:
         """Unload everything and remove every override."""
@@ -310,6 +166,10 @@ class ModelControl:
         self._overrides.clear()
 
     # --- loading ---
+
+    async def _load_by_name(self, name: str) -> None:
+        await self._load_shared(name)
+        self._dependents.named(name)
 
     async def _load_shared(self, name: str) -> None:
         await self._share(name, name, partial(self._load, name, _PLAIN))
@@ -446,5 +306,5 @@ class ModelControl:
             override = self._overrides.pop(name, None)
             if override is not None:
                 await self._workers.wait(override.remove)
-            if not await self._could_load(name):
+            if not await self.catalog.could_load(name):
                 self._registry.forget(name)

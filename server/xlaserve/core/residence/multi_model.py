@@ -77,7 +77,7 @@ class MultiModelContainer:
     @property
     def healthy(self) -> bool:
         """Tell whether the container answers; one without models may (SageMaker, /ping)."""
-        return self._control.server_ready
+        return self._control.follower.server_ready
 
     async def load(self, name: str, url: str) -> None:
         """Load the model that is unpacked at the url and answer to the name from now on.

@@ -17,7 +17,7 @@ class Readiness:
 
     def server_ready(self) -> bool:
         """Tell whether the server is ready."""
-        return self._control.server_ready
+        return self._control.follower.server_ready
 
     def model_ready(self, name: str) -> bool | None:
         """Tell whether a model answers; None for one that was never loaded."""

@@ -146,7 +146,7 @@ class ModelRuntime:
         mesh asks only when it starts and knows nothing of what is loaded; and one that lives may
         have loaded models into a runtime that was restarted, without ever asking this one.
         """
-        if not self._control.server_ready or self._capacity.smallest_bytes is None:
+        if not self._control.follower.server_ready or self._capacity.smallest_bytes is None:
             return None
         await self._control.purge()
         largest = self._predictions.largest_bytes

@@ -82,7 +82,7 @@ class StatusBoard:
         ready = {row.name for row in known if row.state == State.READY.public}
         return Reading(
             uptime_seconds=self._clock() - self._started,
-            ready=self._control.server_ready,
+            ready=self._control.follower.server_ready,
             controllable=self._mode is ModelControlMode.EXPLICIT,
             used_bytes=self._capacity.used_bytes,
             total_bytes=self._capacity.total_bytes,
@@ -96,7 +96,7 @@ class StatusBoard:
     async def _repository(self) -> Sequence[str]:
         """Return the models that were never loaded, as the disk had them a moment ago."""
         if self._clock() >= self._names_until:
-            index = await self._control.index()
+            index = await self._control.catalog.index()
             self._names = [entry.name for entry in index if not entry.version]
             self._names_until = self._clock() + REPOSITORY_SECONDS
         return self._names

@@ -49,7 +49,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         self, server_ready_request: pb.ServerReadyRequest
     ) -> pb.ServerReadyResponse:
         """Tell whether the start is over, as the readiness setting defines it."""
-        return pb.ServerReadyResponse(ready=self._control.server_ready)
+        return pb.ServerReadyResponse(ready=self._control.follower.server_ready)
 
     async def server_metadata(
         self, server_metadata_request: pb.ServerMetadataRequest
@@ -64,14 +64,16 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     async def model_ready(self, model_ready_request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
         """Tell whether a model answers; an unknown one is NOT_FOUND."""
         request = model_ready_request
-        return pb.ModelReadyResponse(ready=await self._control.ready(request.name, request.version))
+        return pb.ModelReadyResponse(
+            ready=await self._control.catalog.ready(request.name, request.version)
+        )
 
     async def model_metadata(
         self, model_metadata_request: pb.ModelMetadataRequest
     ) -> pb.ModelMetadataResponse:
         """Return the versions that answer, the platform, and the tensors with their shapes."""
         request = model_metadata_request
-        info, versions = self._control.describe(request.name, request.version)
+        info, versions = self._control.catalog.describe(request.name, request.version)
         return pb.ModelMetadataResponse(
             name=request.name,
             versions=versions,
@@ -101,7 +103,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     ) -> pb.ModelConfigResponse:
         """Return the configuration of a loaded model, with what was not written filled in."""
         request = model_config_request
-        config = self._control.config(request.name, request.version)
+        config = self._control.catalog.config(request.name, request.version)
         return pb.ModelConfigResponse(config=config.message())
 
     async def model_statistics(
@@ -109,7 +111,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     ) -> pb.ModelStatisticsResponse:
         """Return the statistics of every model, of one, or of one version of it."""
         request = model_statistics_request
-        reports = self._control.statistics(request.name, request.version)
+        reports = self._control.catalog.statistics(request.name, request.version)
         messages = []
         for report in reports:
             messages.append(write_statistics(report))
@@ -121,7 +123,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     ) -> pb.RepositoryIndexResponse:
         """List the models that are, or could be, loaded."""
         _refuse_repository_name(repository_index_request.repository_name)
-        entries = await self._control.index(ready=repository_index_request.ready)
+        entries = await self._control.catalog.index(ready=repository_index_request.ready)
         return pb.RepositoryIndexResponse(
             models=[
                 pb.RepositoryIndexResponseModelIndex(

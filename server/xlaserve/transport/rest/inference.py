@@ -208,7 +208,7 @@ class InferenceRoutes:
 
     async def ready(self, request: HttpRequest) -> HttpResponse:
         """Tell whether the start is over, as the readiness setting defines it."""
-        ready = self._control.server_ready
+        ready = self._control.follower.server_ready
         return json_response(Ready(ready), _STATUS_OF_READY[ready])
 
     async def metadata(self, request: HttpRequest) -> HttpResponse:
@@ -220,19 +220,19 @@ class InferenceRoutes:
 
     async def models(self, request: HttpRequest) -> HttpResponse:
         """List the models that answer."""
-        rows = await self._control.index(ready=True)
+        rows = await self._control.catalog.index(ready=True)
         return json_response(ModelNames(sorted({row.name for row in rows})))
 
     async def model_ready(self, request: HttpRequest) -> HttpResponse:
         """Tell whether a model answers; an unknown one is 404."""
         name, version = _model(request)
-        ready = await self._control.ready(name, version)
+        ready = await self._control.catalog.ready(name, version)
         return json_response(ModelReady(name, ready), _STATUS_OF_READY[ready])
 
     async def model_metadata(self, request: HttpRequest) -> HttpResponse:
         """Return the versions that answer, the platform, and the tensors with their shapes."""
         name, version = _model(request)
-        info, versions = self._control.describe(name, version)
+        info, versions = self._control.catalog.describe(name, version)
         return json_response(
             ModelMetadata(
                 name,
@@ -245,12 +245,12 @@ class InferenceRoutes:
 
     async def config(self, request: HttpRequest) -> HttpResponse:
         """Return the configuration (model configuration extension)."""
-        return json_response(config_json(self._control.config(*_model(request))))
+        return json_response(config_json(self._control.catalog.config(*_model(request))))
 
     async def statistics(self, request: HttpRequest) -> HttpResponse:
         """Return counts and durations of a model, or of all (statistics extension)."""
         name, version = request.names.get("model", ""), request.names.get("version", "")
-        return json_response(statistics_json(self._control.statistics(name, version)))
+        return json_response(statistics_json(self._control.catalog.statistics(name, version)))
 
     # --- inference ---
 

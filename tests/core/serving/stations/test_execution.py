@@ -71,7 +71,7 @@ async def test_a_batch_counts_once_and_its_requests_each(core: Core) -> None:
     """ModelStatistics: execution_count and inference_count, and the sizes of batches."""
     await asyncio.gather(*(infer(core, n) for n in range(4)))
     await infer(core, 1)
-    (report,) = core.control.statistics("m")
+    (report,) = core.control.catalog.statistics("m")
     totals = report.totals
 
     assert (5, 5, 2) == (totals.success.count, totals.inference_count, totals.execution_count)

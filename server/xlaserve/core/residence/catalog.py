@@ -1,0 +1,91 @@
+"""The models that clients may ask about: loaded, or in the repository."""
+
+from dataclasses import dataclass
+
+from xlaserve.core.residence.lifecycle import State
+from xlaserve.core.residence.monitor import VersionReport, report
+from xlaserve.core.residence.names import check_asked_version
+from xlaserve.core.residence.registry import Registry
+from xlaserve.core.residence.repository import Repository
+from xlaserve.core.threads.workers import Workers
+from xlaserve.errors import (
+    ModelNotFound,
+    VersionNotFound,
+)
+from xlaserve.models.config_served import ServedConfig
+from xlaserve.models.loaded import ModelInfo
+from xlaserve.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """One row of the repository index (model repository extension, Index)."""
+
+    name: str
+    version: str
+    """Empty for a model that was never loaded."""
+    state: str
+    reason: str
+
+
+class Catalog:
+    """Answers what clients ask of models; changes nothing."""
+
+    def __init__(
+        self, settings: Settings, registry: Registry, repository: Repository, workers: Workers
+    ) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._repository = repository
+        self._workers = workers
+
+    async def index(self, *, ready: bool = False) -> list[IndexEntry]:
+        """List every version that is known, and every model of the repository without one."""
+        rows = []
+        for model in self._registry.models():
+            for version in sorted(model.versions.values(), key=lambda v: int(v.number)):
+                state, reason = self._registry.shown_state(version)
+                rows.append(IndexEntry(model.name, version.number, state, reason))
+        if ready:
+            return [row for row in rows if row.state == State.READY.public]
+        known = {row.name for row in rows}
+        for name in await self._names():
+            if name not in known:
+                rows.append(IndexEntry(name, "", State.UNAVAILABLE.public, "not loaded"))
+        return sorted(rows, key=lambda row: row.name)
+
+    async def ready(self, name: str, version: str = "") -> bool:
+        """Tell whether a model answers; raises ModelNotFound when there is no such model."""
+        check_asked_version(name, version)
+        if self._registry.find(name) is None and not await self.could_load(name):
+            raise ModelNotFound(name, version)
+        model = self._registry.find(name)
+        if version and model is not None and version not in model.versions:
+            raise VersionNotFound(name, version)
+        return self._registry.ready(name, version)
+
+    def describe(self, name: str, version: str = "") -> tuple[ModelInfo, list[str]]:
+        """Return what a model is and the versions that answer; raises as an inference would."""
+        info = self._registry.resolve(name, version)[1].info
+        model = self._registry.find(name)
+        assert model is not None
+        answering = (v for v in model.versions.values() if v.state.answers)
+        return info, sorted((v.number for v in answering), key=int)
+
+    def config(self, name: str, version: str = "") -> ServedConfig:
+        """Return the configuration of a loaded model; raises as an inference would."""
+        _, instance = self._registry.resolve(name, version)
+        return ServedConfig(name, instance.config, instance.info)
+
+    def statistics(self, name: str = "", version: str = "") -> list[VersionReport]:
+        """Report on the versions that answer; see `report`."""
+        return report(self._registry, name, version)
+
+    async def could_load(self, name: str) -> bool:
+        if self._settings.modelmesh:
+            return False
+        return await self._workers.wait(self._repository.holds, name)
+
+    async def _names(self) -> list[str]:
+        """List what the repository holds; with a mesh it is not the repository that counts."""
+        return [] if self._settings.modelmesh else await self._workers.wait(self._repository.names)

@@ -1,0 +1,129 @@
+"""Loads at start, and follows a repository that is polled."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+import structlog
+
+from xlaserve.core.residence.registry import Registry
+from xlaserve.core.residence.repository import Repository
+from xlaserve.core.residence.watching import RepositoryWatch
+from xlaserve.core.threads.workers import Workers
+from xlaserve.errors import (
+    RepositoryUnreadable,
+    XlaserveError,
+)
+from xlaserve.settings import ModelControlMode, Readiness, Settings
+from xlaserve.temporary import remove_leftovers
+
+EVERY_MODEL = "*"
+"""Stands for all models of the repository, in the setting `load_model`."""
+
+
+class RepositoryFollower:
+    """Has loaded what the control mode says is loaded at start, and what changes on disk later."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry,
+        repository: Repository,
+        workers: Workers,
+        *,
+        load: Callable[[str], Awaitable[None]],
+        unload: Callable[[str], Awaitable[None]],
+    ) -> None:
+        """`load` and `unload` are those of `ModelControl`, in turn with what clients ask for."""
+        self._settings = settings
+        self._registry = registry
+        self._repository = repository
+        self._workers = workers
+        self._load = load
+        self._unload = unload
+        self.watch = RepositoryWatch(repository)
+        self._failed: set[str] = set()
+        self._started = False
+        self._log = structlog.get_logger("control")
+
+    @property
+    def server_ready(self) -> bool:
+        """Tell whether the start is over, and went as the readiness setting demands."""
+        if self._settings.model_control_mode is ModelControlMode.POLL and not self.watch.seen:
+            return False
+        if self._settings.readiness is Readiness.MODELS:
+            return self._started and all(map(self._registry.ready, self._failed))
+        return self._started
+
+    def stop(self) -> None:
+        """Be ready no more."""
+        self._started = False
+
+    async def start(self) -> None:
+        """Load what the control mode says is loaded at start; failures are logged and indexed."""
+        await self._workers.wait(self._remove_leftovers)
+        await self._each(await self._names_at_start(), self._load_logged)
+        self._started = True
+        self._registry.notify()
+
+    def _remove_leftovers(self) -> None:
+        count = remove_leftovers(self._settings.scratch_directory)
+        if not self._settings.modelmesh:
+            count += self._repository.remove_leftovers()
+        if count:
+            self._log.info("leftovers of killed processes removed", count=count)
+
+    async def _names_at_start(self) -> Sequence[str]:
+        settings = self._settings
+        if settings.modelmesh:
+            return ()
+        if settings.model_control_mode is ModelControlMode.POLL:
+            return (await self._workers.wait(self.watch.changes)).changed
+        # SageMaker makes the directory with the first model.
+        look = self._repository.names if settings.sagemaker_multi_model else self.watch.names
+        every = await self._workers.wait(look)
+        explicit = settings.model_control_mode is ModelControlMode.EXPLICIT
+        if explicit and EVERY_MODEL not in settings.load_model:
+            return settings.load_model
+        if every is None:
+            # Nothing would ever load them.
+            raise RepositoryUnreadable(str(settings.repository), self.watch.problem)
+        return every
+
+    async def _load_logged(self, name: str) -> None:
+        try:
+            await self._load(name)
+        except XlaserveError as error:
+            self._failed.add(name)
+            self._log.error("model not loaded from the repository", model=name, error=str(error))
+        except Exception:
+            self._failed.add(name)
+            self._log.exception("model not loaded from the repository", model=name)
+
+    async def poll(self) -> None:
+        """Look at the repository once, and load, reload and unload what changed."""
+        was_ready = self.server_ready
+        try:
+            changes = await self._workers.wait(self.watch.changes)
+            await self._each(changes.changed, self._load_logged)
+            await self._each(changes.gone, self._unload_gone)
+        except Exception:
+            # What serves goes on serving, and the next look comes.
+            self._log.exception("repository not followed")
+        if self.server_ready is not was_ready:
+            self._registry.notify()
+
+    async def _unload_gone(self, name: str) -> None:
+        self._failed.discard(name)
+        if self._registry.find(name) is not None:
+            await self._unload(name)
+
+    async def _each(self, names: Iterable[str], work: Callable[[str], Awaitable[None]]) -> None:
+        queue = iter(list(names))
+
+        async def take() -> None:
+            for name in queue:
+                await work(name)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._settings.load_threads + 1):
+                group.create_task(take())
