@@ -12,8 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support import hoarders
+import trustme
+from support import frames, hoarders
+from support.engines import own_engine_only
 from support.hoarders import MIB, WIDE, Hoarder, Watched, hoarding, http_request, push, watched
+from support.tls import trusting, write_certificate
 from support.victim import infer_request
 
 pytestmark = pytest.mark.large
@@ -92,6 +95,7 @@ def test_answers_that_nobody_reads(models: Path, capsys: pytest.CaptureFixture[s
     assert refused > 80
 
 
+@own_engine_only
 def test_answers_that_are_taken_back(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """1 000 answers of 10 MiB over gRPC that are reset while they wait."""
     message = infer_request("wide", 1)
@@ -130,3 +134,72 @@ def test_bombs(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
                     push(clients)
                     time.sleep(3)
                     assert 200 == infer(server)
+
+
+def test_extensions_of_chunks(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A body in chunks may have no more around it than it needs, however long it comes."""
+    head = http_request("vector", -1, "Inference-Header-Content-Length: 0")
+    extension = b"1;" + bytes(b"x" * (256 * MIB))
+    with watched(models, max_held_bytes=256 * MIB) as server:
+        with budget(capsys, server, "20 bodies with 256 MiB of extensions", 64 * MIB):
+            with hoarding(lambda: Hoarder(server.http, head, extension), 20) as clients:
+                push(clients, 40)
+                sent = max(client.sent for client in clients)
+                assert 200 == infer(server)
+    with capsys.disabled():
+        print(f"at most {sent / MIB:.0f} MiB of one were taken (criterion: below 128)")
+
+    assert sent < 128 * MIB
+
+
+def test_json_that_becomes_much_more(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """50 bodies of 8 MB: two octets for each number of eight."""
+    numbers = b"0," * (4 * MIB - 1) + b"0"
+    body = (
+        b'{"inputs":[{"name":"x","datatype":"FP64","shape":[2,%d],"data":[' % (2 * MIB)
+        + numbers
+        + b"]}]}"
+    )
+    head = http_request("vector", len(body))
+    with watched(models, max_held_bytes=128 * MIB) as server:
+        with budget(capsys, server, "50 bodies of JSON of 8 MiB", 192 * MIB):
+            with hoarding(lambda: Hoarder(server.http, head, body), 50) as clients:
+                push(clients, 20)
+                time.sleep(3)
+                assert 200 == infer(server)
+
+
+def test_slow_readers_and_writers(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """300 clients that read nothing of 10 MiB, and 300 that send a byte of 2 MB at a time."""
+    request = http_request("wide", len(WIDE)) + WIDE
+    head = http_request("vector", 2 * MIB, "Inference-Header-Content-Length: 0")
+    most = (128 + 64) * MIB + 600 * (MIB >> 3)  # the limit, what is executed, and connections
+    with watched(models, max_held_bytes=128 * MIB) as server:
+        with budget(capsys, server, "300 slow readers and 300 slow writers", most):
+            with (
+                hoarding(lambda: Hoarder(server.http, request), 300) as readers,
+                hoarding(lambda: Hoarder(server.http, head), 300) as writers,
+            ):
+                for _ in range(5):
+                    for writer in writers:
+                        writer.unsent.append(memoryview(b"x" * 1000))
+                    push([*readers, *writers])
+                assert 200 == infer(server)
+
+
+@own_engine_only
+def test_over_tls(models: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """100 answers of 10 MiB that nobody reads, with windows wide open."""
+    authority = trustme.CA()
+    names = write_certificate(authority, tmp_path)
+    context = trusting(authority)
+    message = infer_request("wide", 1)
+    octets = hoarders.grpc_opening(1 << 30) + bytes(frames.window_update(0, 1 << 30))
+    octets += hoarders.grpc_requests(message, range(1, 21, 2))
+    with watched(models, max_held_bytes=64 * MIB, **names) as server:
+        with budget(capsys, server, "100 answers of 10 MiB over gRPC and TLS", 128 * MIB):
+            make = lambda: Hoarder(server.grpc, octets, context=context)  # noqa: E731
+            with hoarding(make, 10) as clients:
+                push(clients)
+                time.sleep(3)
+                assert 200 == infer(server)

@@ -26,6 +26,7 @@ from xlaserve.transport.http2.connection import ServerConnection
 from xlaserve.transport.http2.limits import Http2Limits, Shared
 from xlaserve.transport.http2.memory import MessageMemory
 from xlaserve.transport.http2.messages import Placement
+from xlaserve.transport.http2.sending import FLUSH_BYTES
 from xlaserve.transport.http2.stream import ServerStream
 
 REQUEST = literals([(":method", "POST"), (":scheme", "http"), (":path", "/a")])
@@ -296,3 +297,13 @@ def test_a_header_block_longer_than_a_frame_goes_on_in_others(client: Client) ->
     assert [Kind.HEADERS, Kind.CONTINUATION, Kind.CONTINUATION] == [f.kind for f in frames]
     assert block == b"".join(f.payload for f in frames)
     assert [False, False, True] == [bool(f.flags & Flag.END_HEADERS) for f in frames]
+
+
+def test_a_long_answer_is_asked_for_however_wide_its_window_is() -> None:
+    """More than a flush of it waits for the transport, which may stop at any time."""
+    client = Client(limit=4 * FLUSH_BYTES)
+    client.send(settings((INITIAL_WINDOW, 1 << 30)), window_update(0, 1 << 30))
+    first, second = client.request(1), client.request(3)
+
+    assert not answer(first, bytes(3 * FLUSH_BYTES + 1))
+    assert answer(second, bytes(3 * FLUSH_BYTES))

@@ -109,7 +109,8 @@ class Sender:
 
     def _may_park(self, stream: ServerStream, size: int) -> bool:
         """Tell whether so many bytes leave at once, or may be held."""
-        blocked = size > self.window or size > stream.send_window or self.paused
+        # However wide the windows are, more than a flush waits for the transport.
+        blocked = self.paused or size > min(self.window, stream.send_window, FLUSH_BYTES)
         return not blocked or self._account.allows(size)
 
     def wake(self) -> None:

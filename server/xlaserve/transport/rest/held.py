@@ -110,6 +110,8 @@ class Held:
             self._wire_left -= count
             if self._wire_left < 0:
                 self.on_overrun = None
+                # The rest is not even read to be dropped: the connection is closed.
+                self._transport.pause_reading()
                 overrun()
 
     # --- what comes ahead ---
