@@ -7,7 +7,9 @@ name, and `pyproject.toml` bounds aiohttp to the versions with which the tests w
 import asyncio
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
+from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 PRIVATES: Mapping[str, str] = MappingProxyType(
@@ -28,6 +30,13 @@ def missing_privates() -> list[str]:
 class AiohttpConnection(RequestHandler):
     """A connection that can be asked whether it waits for a request, and kept from closing."""
 
+    def __init__(
+        self, manager: web.Server, *, loop: asyncio.AbstractEventLoop, **options: Any
+    ) -> None:
+        super().__init__(manager, loop=loop, **options)
+        self._time = loop.time
+        self._idle_seconds = self.keepalive_timeout
+
     @property
     def awaits_request(self) -> bool:
         """Tell whether aiohttp has answered all requests that it has read.
@@ -44,8 +53,7 @@ class AiohttpConnection(RequestHandler):
 
     def restart_idle_time(self) -> None:
         """Have the time begin anew in which the next request must come."""
-        now = asyncio.get_running_loop().time()
-        self._next_keepalive_close_time = now + self.keepalive_timeout
+        self._next_keepalive_close_time = self._time() + self._idle_seconds
 
     def _process_keepalive(self) -> None:
         if self.is_in_use:

@@ -73,8 +73,8 @@ class Connection(AiohttpConnection):
     """Who is at the other end; one object for all calls of the connection."""
 
     def __init__(self, server: Server, options: dict[str, object]) -> None:
-        super().__init__(server, loop=asyncio.get_running_loop(), **options)  # type: ignore[arg-type]
-        self._server = server
+        super().__init__(server, loop=asyncio.get_running_loop(), **options)
+        self.server = server
         self._fast: FastPath | None = None
         """None where the connection is refused or lost."""
         self._received = 0
@@ -85,7 +85,7 @@ class Connection(AiohttpConnection):
         """Its header block, until aiohttp has read it."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        server = self._server
+        server = self.server
         transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
         if len(server.connections) < server.max_connections:
             account = server.ledger.open()
@@ -151,18 +151,9 @@ class Connection(AiohttpConnection):
     # --- the time it has, and the pace of its client ---
 
     @property
-    def is_draining(self) -> bool:
-        """Tell whether the next answer is the last one."""
-        return self._server.is_draining
-
-    @property
     def is_in_use(self) -> bool:
         """Tell whether the fast path has a request, or an answer that is not sent."""
         return self._fast is not None and self._fast.state in _IN_USE
-
-    def answered(self) -> None:
-        """Have the time begin anew in which the next request must come."""
-        self.restart_idle_time()
 
     def pause_writing(self) -> None:
         super().pause_writing()

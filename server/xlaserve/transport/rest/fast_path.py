@@ -21,6 +21,13 @@ from xlaserve.transport.rest.states import Input, Lifecycle, State
 _END = b"\r\n\r\n"
 
 
+class Draining(Protocol):
+    """The server, as far as it matters here."""
+
+    is_draining: bool
+    """Whether each answer is the last one of its connection."""
+
+
 class Owner(Protocol):
     """The connection whose bytes a fast path takes."""
 
@@ -30,16 +37,16 @@ class Owner(Protocol):
     """Who is at its other end."""
 
     @property
-    def is_draining(self) -> bool:
-        """Whether the next answer is the last one."""
+    def server(self) -> Draining:
+        """Return its server."""
         ...
 
     def take_over(self, data: bytes) -> None:
         """Give the general path bytes that begin where a request does."""
         ...
 
-    def answered(self) -> None:
-        """Take note that a request was answered."""
+    def restart_idle_time(self) -> None:
+        """Have the time begin anew in which the next request must come."""
         ...
 
     def force_close(self) -> None:
@@ -59,6 +66,7 @@ class FastPath(Lifecycle):
         "_part",
         "_plan",
         "_plans",
+        "_server",
         "_timer",
         "_transport",
         "_turn",
@@ -71,6 +79,7 @@ class FastPath(Lifecycle):
         super().__init__()
         self._plans = plans
         self._owner = owner
+        self._server = owner.server
         self._transport = transport
         self._body_seconds = body_seconds
         self._loop = asyncio.get_running_loop()
@@ -261,7 +270,7 @@ class FastPath(Lifecycle):
     # --- answers ---
 
     def _write(self, plan: Plan, answer: HttpResponse) -> None:
-        transport, is_last = self._transport, self._owner.is_draining
+        transport, is_last = self._transport, self._server.is_draining
         if transport.is_closing():
             self.end(Input.CLOSE)
             return
@@ -279,7 +288,7 @@ class FastPath(Lifecycle):
             for part in answer.parts:
                 transport.write(part)
             self._owner.held.end_answer()
-        self._owner.answered()
+        self._owner.restart_idle_time()
         if is_last:
             self._ahead.clear()
             transport.close()
