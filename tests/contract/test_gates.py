@@ -5,7 +5,7 @@ import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,13 @@ import pytest
 import pytest_asyncio
 import trustme
 from support import echo_service, identity_models
+from support.gate_watch import RULE, Watch
 from support.server import RunningServer, serving
 from support.tls import trusting, write_certificate
 from support.wire import Wire, connect, framed, request_headers
 from tritonclient.grpc import service_pb2 as pb
 
-from xlaserve import app
-from xlaserve.core.serving.call import Call, Operation, Outcome
-from xlaserve.core.serving.gates import Gates
-from xlaserve.errors import CrossSiteRequest
+from xlaserve.core.serving.call import Operation
 from xlaserve.settings import Http2Engine
 
 # pyright: reportAttributeAccessIssue=false
@@ -32,48 +30,10 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 TIMES = 5
 CONNECTIONS = 3
-RULE = "x-rule"
-"""A request whose header of this name says so is refused."""
 REFUSED = "7"
 """PERMISSION_DENIED."""
 FIRST_ANSWER = "an answer"
 """How a request ends here that goes on until its client has enough."""
-
-
-# --- what the server is watched with -----------------------------------------------------------
-
-
-class NotPermitted(CrossSiteRequest):
-    """The permission gate of these tests refuses a call."""
-
-
-@dataclass
-class Watch:
-    """Counts calls at the gate, and as observers see them begin and end."""
-
-    gate: list[Call] = field(default_factory=list)
-    begun: list[Call] = field(default_factory=list)
-    ended_calls: list[Call] = field(default_factory=list)
-
-    def gates(self, *, observers: Sequence[Any] = ()) -> Gates:
-        """Make the gates of a server."""
-        return Gates(permission=self.permit, observers=[*observers, self])
-
-    def permit(self, call: Call) -> None:
-        self.gate.append(call)
-        if call.headers.get(RULE) == "refuse":
-            raise NotPermitted
-
-    def began(self, call: Call) -> None:
-        self.begun.append(call)
-
-    def ended(self, calls: Sequence[Call], outcome: Outcome) -> None:
-        self.ended_calls += calls
-
-    def clear(self) -> None:
-        self.gate.clear()
-        self.begun.clear()
-        self.ended_calls.clear()
 
 
 # --- the doors ---------------------------------------------------------------------------------
@@ -266,8 +226,7 @@ async def reach(
                 folder = tmp_path_factory.mktemp("gates")
                 settings = write_certificate(authority, folder) if over_tls else {}
                 watch = Watch()
-                with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr(app, "Gates", watch.gates)
+                with watch.watching():
                     running = serving(
                         folder,
                         _repository(folder),

@@ -20,6 +20,7 @@ from xlaserve.core.serving.inference import InferOutput, InferRequest, InferResp
 from xlaserve.core.serving.ledger import Ledger
 from xlaserve.errors import Overloaded
 from xlaserve.tensors import datatype_named
+from xlaserve.transport.rest import drain
 from xlaserve.transport.rest.bodies import BodyLimits
 from xlaserve.transport.rest.events import EVENT_STREAM_TYPE, EventCall, events, wants_events
 from xlaserve.transport.rest.infer_response import write_infer_answer
@@ -328,7 +329,10 @@ async def test_a_stream_that_is_refused_is_an_ordinary_answer() -> None:
     assert watch.begun == watch.ended_calls == watch.gate
 
 
-async def test_a_drain_lets_a_stream_end_and_closes_its_connection() -> None:
+async def test_a_drain_lets_a_stream_end_and_closes_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(drain, "_IDLE_SECONDS", 2 * SECONDS)
     model = Model(4, step=asyncio.Semaphore(1))
     async with serving(model) as (address, server), connect(address) as client:
         reader = EventReader(client)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import product
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -130,6 +131,10 @@ class Bench:
         self.wire = Wire()
         self.done: Answered | None = None
         self.gate = asyncio.Event()
+        self.errors: list[Any] = []
+        """What callbacks raised, which the event loop only logs."""
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: self.errors.append(context))
         self.connection = Connection(self.server, {"access_log": None})
         self.connection.connection_made(self.wire)
         self.wire.protocol = self.connection
@@ -239,6 +244,12 @@ CONVERSATIONS: dict[str, Sequence[tuple[Step, State]]] = {
         (settled, State.IDLE),
     ],
     "sent ahead at once": [(sends(KNOWN * 3), State.QUEUED), (settled, State.IDLE)],
+    "one of those sent ahead takes longer": [
+        (sends(KNOWN + LATER + KNOWN), State.QUEUED),
+        (settled, State.EXECUTING),
+        (Bench.answer, State.QUEUED),
+        (settled, State.IDLE),
+    ],
     "sent ahead, in part": [(sends(KNOWN + KNOWN[:-1]), State.QUEUED), (settled, State.RECEIVING)],
     "sent ahead, and unknown": [(sends(KNOWN + UNKNOWN), State.QUEUED), (settled, State.ANSWERING)],
     "a client that does not read": [
@@ -324,6 +335,7 @@ async def end(bench: Bench) -> None:
     if bench.fast.state is not State.CLOSED:
         bench.lose()
     await bench.settle()
+    assert [] == bench.errors
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)

@@ -84,8 +84,6 @@ class Drain:
         """Take the connections that wait to be accepted, and refuse all further ones."""
         loop = asyncio.get_running_loop()
         self._accepting.close()
-        # A loop may close its descriptor a turn later; ours has to be the last one that is open.
-        await asyncio.sleep(0)
         accepted = []
         with suppress(OSError):
             while True:
