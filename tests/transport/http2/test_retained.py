@@ -248,7 +248,7 @@ def test_a_request_that_is_late_keeps_no_memory_once_it_is_refused(
     STAGES["half a long message"](client)
     sweep(client)
     stream = client.route.streams.pop(1)
-    assert Problem.LATE is stream.problem
+    assert Problem.EXPIRED is stream.problem
     stream.send_headers(STATUS, end=True)
     del stream
     watch.forget()

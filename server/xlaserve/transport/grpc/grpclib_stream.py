@@ -143,11 +143,11 @@ class GrpclibStream:
         return await decompress(message, self._stream.head.fields, limit, self._reserve)
 
     def _reserve(self, count: int) -> None:
-        """Count what a message becomes; fewer, where less was needed. Raises NO_ROOM's refusal."""
+        """Count what a message becomes; fewer, where less was needed. Raises a refusal."""
         if count < 0:
             self._stream.hold(count)
         elif not self._stream.reserve(count):
-            raise self._refusal(Problem.NO_ROOM)
+            raise self._refusal(Problem.NO_MEMORY)
         self._held += count
 
     def _unary(self) -> tuple[bool, Buffer] | None:
@@ -180,7 +180,7 @@ class GrpclibStream:
                     raise self._refusal(problem)
                 return None
             if not stream.expect(reader.missing):
-                raise self._refusal(Problem.NO_ROOM)
+                raise self._refusal(Problem.NO_MEMORY)
             await self._wait()
 
     async def _wait(self) -> None:

@@ -230,7 +230,7 @@ class _Stream(Stream):
             )
         self.release(self.keep())
         if not self.reserve(size):
-            raise GRPCError(*PROBLEMS[Problem.NO_ROOM])
+            raise GRPCError(*PROBLEMS[Problem.NO_MEMORY])
         self._held = size
         self.waiting = True
         try:

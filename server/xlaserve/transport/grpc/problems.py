@@ -19,11 +19,11 @@ PROBLEMS: Mapping[Problem, tuple[Status, str]] = MappingProxyType(
             "the message has {size} bytes, the limit is {limit} (max_message_bytes)",
         ),
         Problem.FLAG: (Status.INTERNAL, "the first byte of a message is neither 0 nor 1"),
-        Problem.LATE: (
+        Problem.EXPIRED: (
             Status.CANCELLED,
             "no message came in {seconds:g} seconds (message_timeout_seconds)",
         ),
-        Problem.NO_ROOM: (
+        Problem.NO_MEMORY: (
             Status.RESOURCE_EXHAUSTED,
             "too many bytes of messages are in progress (max_held_bytes), try again",
         ),

@@ -155,9 +155,9 @@ class ServerConnection:
         if self._headers.open_block and self._headers.open_since < oldest:  # 10.5.1
             self.end(ErrorCode.ENHANCE_YOUR_CALM, "a header block did not come to its end")
             return
-        late = [s for s in streams.open.values() if not s.begun and s.tick < oldest]
-        for stream in late:
-            stream.begin(Problem.LATE)
+        expired = [s for s in streams.open.values() if not s.begun and s.tick < oldest]
+        for stream in expired:
+            stream.begin(Problem.EXPIRED)
 
     def go_away(self) -> None:
         """Ask the client to open no more streams; those on their way are still served (6.8)."""

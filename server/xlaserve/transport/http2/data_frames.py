@@ -192,7 +192,7 @@ class DataFrames:
     def _hold(
         self, stream: ServerStream, reader: UnaryReader | StreamingReader, count: int
     ) -> Problem | None:
-        """Count what came, and what its message is to have with it; NO_ROOM where that is none.
+        """Count what came, and what its message is to have with it; NO_MEMORY where that is none.
 
         Of a unary request all is reserved as soon as its length is known: then it can always
         come to its end, whatever others do. Of a streaming one what its method has asked for is.
@@ -200,7 +200,7 @@ class DataFrames:
         if isinstance(reader, UnaryReader):
             if stream.charged or reader.length <= 0:
                 return None
-            return None if self._streams.reserve(stream, reader.length) else Problem.NO_ROOM
+            return None if self._streams.reserve(stream, reader.length) else Problem.NO_MEMORY
         ahead = min(count, stream.reserved)
         stream.reserved -= ahead
         self._streams.hold(stream, count - ahead)

@@ -35,9 +35,9 @@ class Problem(Enum):
     """The prefix says more than the limit."""
     FLAG = auto()
     """The first byte of the prefix is neither 0 nor 1."""
-    LATE = auto()
+    EXPIRED = auto()
     """It did not come in time."""
-    NO_ROOM = auto()
+    NO_MEMORY = auto()
     """Messages of other requests take all the memory that there is for them."""
 
 
@@ -88,12 +88,12 @@ class UnaryReader:
                 return Problem.SECOND
             whole = self.whole
             if whole is None:
-                whole = self.whole = self._room(chunk)
+                whole = self.whole = self._memory_for(chunk)
             whole[self.filled : self.filled + count] = chunk
             self.filled += count
         return None
 
-    def _room(self, first: memoryview) -> memoryview:
+    def _memory_for(self, first: memoryview) -> memoryview:
         if self.length < _IN_PLACE_BYTES:
             return memoryview(bytearray(self.length))
         memory = self._allocate(self.length + ALIGNMENT)

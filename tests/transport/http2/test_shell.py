@@ -1,0 +1,380 @@
+"""The shell of a connection: admission, backpressure, reading on, and the ways to its end."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from support.clock import HandClock
+from support.frames import (
+    PREFACE,
+    Frame,
+    Kind,
+    Setting,
+    data,
+    goaway,
+    headers,
+    parse,
+    ping,
+    rst_stream,
+    settings,
+    window_update,
+)
+from support.memory_client import MESSAGE, REQUEST, answer
+
+from xlaserve.core.serving.ledger import Ledger
+from xlaserve.transport.http2 import protocol as shell
+from xlaserve.transport.http2.busy_poll import BusyPoll
+from xlaserve.transport.http2.connection import RECEIVE_BYTES, ReceiveBuffer, ServerConnection
+from xlaserve.transport.http2.frames import ErrorCode
+from xlaserve.transport.http2.limits import Http2Limits, Shared
+from xlaserve.transport.http2.memory import MessageMemory
+from xlaserve.transport.http2.messages import Placement
+from xlaserve.transport.http2.protocol import Http2Protocol
+from xlaserve.transport.http2.stream import ServerStream
+
+HIGH = 1 << 18
+"""Bytes that a transport buffers before it asks for no more."""
+
+
+class Transport:
+    """Buffers what is written until its client reads, and asks for a pause as asyncio does."""
+
+    def __init__(self, *, alpn: str | None = None, half_closes: bool = True) -> None:
+        self.protocol: Http2Protocol | None = None
+        self.buffered = b""
+        self.read_by_client = b""
+        self.reading = True
+        self.closed = False
+        self.aborted = False
+        self.ended = False
+        self._paused = False
+        self._alpn = alpn
+        self._half_closes = half_closes
+        self.high = 0
+        self.eof_error: OSError | None = None
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        self.high = high
+
+    def get_extra_info(self, name: str) -> Any:
+        if self._alpn is None:
+            return None
+        alpn = self._alpn
+        return SimpleNamespace(selected_alpn_protocol=lambda: alpn)
+
+    def is_closing(self) -> bool:
+        return self.closed or self.aborted
+
+    def can_write_eof(self) -> bool:
+        return self._half_closes
+
+    def write_eof(self) -> None:
+        if self.eof_error is not None:
+            raise self.eof_error
+        self.ended = True
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def writelines(self, parts: Iterable[bytes]) -> None:
+        assert not self.ended
+        self.buffered += b"".join(parts)
+        if len(self.buffered) > self.high and not self._paused:
+            self._paused = True
+            assert self.protocol is not None
+            self.protocol.pause_writing()
+
+    def drain(self) -> None:
+        """Let the client read everything."""
+        self.read_by_client += self.buffered
+        self.buffered = b""
+        if self._paused:
+            self._paused = False
+            assert self.protocol is not None
+            self.protocol.resume_writing()
+
+    def pause_reading(self) -> None:
+        assert self.reading
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        assert not self.reading
+        self.reading = True
+
+    @property
+    def frames(self) -> list[Frame]:
+        """What was written."""
+        return parse(self.read_by_client + self.buffered)[0]
+
+    @property
+    def code(self) -> str:
+        """With which code the connection was ended."""
+        (said,) = [f for f in self.frames if f.kind == Kind.GOAWAY]
+        return ErrorCode(int.from_bytes(said.payload[4:8], "big")).name
+
+
+class Host:
+    """The server of the connections."""
+
+    message_first = True
+    place: Placement | None = None
+
+    def __init__(self, begin: Callable[[ServerStream], object] = lambda stream: None) -> None:
+        self._begin = begin
+        self.admits = True
+        self.gone: list[Http2Protocol] = []
+        self.ledger = Ledger(1 << 40)
+        self.clock = HandClock()
+        self.streams: list[ServerStream] = []
+        self._buffer = ReceiveBuffer()
+
+    def begin(self, stream: ServerStream) -> None:
+        self.streams.append(stream)
+        self._begin(stream)
+
+    def connect(self, protocol: Http2Protocol, transport: asyncio.Transport) -> ServerConnection:
+        shared = Shared(self.ledger, MessageMemory(0))
+        return ServerConnection(
+            Http2Limits(),
+            lambda head: self,
+            shared,
+            wake=protocol.wake,
+            buffer=self._buffer,
+            now=self.clock,
+        )
+
+    def admit(self, protocol: Http2Protocol) -> bool:
+        return self.admits
+
+    def disconnected(self, protocol: Http2Protocol) -> None:
+        self.gone.append(protocol)
+
+    def connection(self, transport: Transport, *, greets: bool = True) -> Http2Protocol:
+        made = Http2Protocol(self, self._buffer, BusyPoll(0, lambda call: None))
+        transport.protocol = made
+        made.connection_made(cast(Any, transport))
+        if greets:
+            read(made, PREFACE + bytes(settings()))
+        return made
+
+
+def read(protocol: Http2Protocol, *parts: bytes | Frame) -> None:
+    octets = b"".join(map(bytes, parts))
+    protocol.get_buffer(-1)[: len(octets)] = octets
+    protocol.buffer_updated(len(octets))
+
+
+def asked(number: int) -> bytes:
+    return bytes(headers(number, REQUEST)) + bytes(data(number, MESSAGE, end_stream=True))
+
+
+# --- the beginning ----------------------------------------------------------------------------
+
+
+async def test_the_server_speaks_first() -> None:
+    """3.4."""
+    transport = Transport()
+    Host().connection(transport, greets=False)
+
+    assert [Kind.SETTINGS, Kind.WINDOW_UPDATE] == [frame.kind for frame in transport.frames]
+    assert HIGH == transport.high
+
+
+async def test_a_connection_too_many_is_told_why_and_closed() -> None:
+    host = Host()
+    host.admits = False
+    transport = Transport()
+    host.connection(transport, greets=False)
+
+    assert "ENHANCE_YOUR_CALM" == transport.code
+    assert transport.ended
+
+
+@pytest.mark.parametrize(("alpn", "fine"), [("h2", True), ("http/1.1", False), ("", False)])
+async def test_tls_needs_alpn(alpn: str, fine: bool) -> None:
+    """9.2, 3.2: without h2 the client does not know that it speaks HTTP/2."""
+    transport = Transport(alpn=alpn, half_closes=False)
+    Host().connection(transport, greets=False)
+
+    assert fine is not transport.closed
+    assert fine or transport.code == "INADEQUATE_SECURITY"
+
+
+async def test_a_client_that_does_not_greet_is_dropped_in_time() -> None:
+    """`preface_seconds`: half a preface is none."""
+    transport = Transport()
+    protocol = Host().connection(transport, greets=False)
+    read(protocol, PREFACE[:10])
+    for _ in range(3):
+        protocol.sweep(preface_ticks=3, message_ticks=100)
+        assert not transport.ended
+    protocol.sweep(preface_ticks=3, message_ticks=100)
+
+    assert "SETTINGS_TIMEOUT" == transport.code
+    assert transport.ended
+    protocol.sweep(preface_ticks=3, message_ticks=100)
+    assert "SETTINGS_TIMEOUT" == transport.code
+
+
+async def test_a_client_that_has_greeted_may_say_nothing() -> None:
+    transport = Transport()
+    protocol = Host().connection(transport)
+    for _ in range(50):
+        protocol.sweep(preface_ticks=3, message_ticks=3)
+
+    assert not transport.ended
+    read(protocol, ping())
+    assert ping(ack=True) == transport.frames[-1]
+
+
+# --- backpressure ------------------------------------------------------------------------------
+
+
+async def test_a_client_that_does_not_read_holds_its_answers_back() -> None:
+    """No more is made ready than the transport takes; the rest is in the ledger."""
+    size = 4 << 20
+    transport = Transport()
+    host = Host(lambda stream: answer(stream, bytes(size)))
+    wide = settings((Setting.INITIAL_WINDOW_SIZE, 1 << 30))
+    protocol = host.connection(transport)
+    read(protocol, wide, window_update(0, 1 << 30), asked(1))
+
+    assert HIGH <= len(transport.buffered) <= 3 * HIGH
+    assert host.ledger.held >= size - 3 * HIGH
+    seen = []
+    while transport.buffered:
+        transport.drain()
+        seen.append(host.ledger.held)
+        await asyncio.sleep(0)
+    assert sorted(seen, reverse=True) == seen
+    assert 0 == host.ledger.held
+    body = b"".join(f.payload for f in transport.frames if f.kind == Kind.DATA)
+    assert size + 5 == len(body)
+
+
+async def test_control_frames_leave_though_answers_are_held_back() -> None:
+    transport = Transport()
+    host = Host(lambda stream: answer(stream, bytes(1 << 20)))
+    protocol = host.connection(transport)
+    read(protocol, settings((Setting.INITIAL_WINDOW_SIZE, 1 << 30)), window_update(0, 1 << 30))
+    read(protocol, asked(1), ping())
+
+    assert ping(ack=True) in transport.frames
+
+
+# --- the end ----------------------------------------------------------------------------------
+
+
+async def test_an_error_is_told_before_the_connection_is_closed() -> None:
+    """5.4.1; what the client still sends is dropped: to close now would lose the GOAWAY."""
+    transport = Transport()
+    protocol = Host().connection(transport)
+    read(protocol, ping(b"short"))
+
+    assert "FRAME_SIZE_ERROR" == transport.code
+    assert transport.ended
+    assert not transport.aborted
+    assert RECEIVE_BYTES == len(protocol.get_buffer(-1))
+    read(protocol, asked(1))
+    assert "FRAME_SIZE_ERROR" == transport.code
+
+
+async def test_a_client_that_stays_after_the_end_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shell, "_LINGER_SECONDS", 0.0)
+    transport = Transport()
+    protocol = Host().connection(transport)
+    protocol.end(ErrorCode.NO_ERROR, "enough")
+    while not transport.aborted:
+        await asyncio.sleep(0)
+
+    assert "NO_ERROR" == transport.code
+
+
+@pytest.mark.parametrize("half_closes", [True, False])
+async def test_where_no_end_can_be_written_the_connection_is_closed(half_closes: bool) -> None:
+    """As over TLS; and where the client was quicker."""
+    transport = Transport(half_closes=half_closes)
+    transport.eof_error = OSError("the client has gone")
+    protocol = Host().connection(transport)
+    protocol.end()
+
+    assert transport.closed
+    assert not transport.ended
+
+
+async def test_a_client_that_leaves_is_closed_behind_its_last_answer() -> None:
+    """6.8."""
+    transport = Transport()
+    host = Host()
+    protocol = host.connection(transport)
+    read(protocol, asked(1), asked(3), goaway())
+    answer(host.streams[0], b"one")
+    await asyncio.sleep(0)
+    open_ = not transport.ended
+    answer(host.streams[1], b"two")
+    await asyncio.sleep(0)
+
+    assert open_
+    assert transport.ended
+    assert 6 == sum(f.kind in (Kind.HEADERS, Kind.DATA) for f in transport.frames)
+
+
+async def test_a_client_that_leaves_with_nothing_open_is_closed_at_once() -> None:
+    transport = Transport()
+    read(Host().connection(transport), goaway())
+
+    assert transport.ended
+
+
+async def test_a_lost_connection_is_told_to_the_server_once() -> None:
+    host = Host()
+    transport = Transport()
+    protocol = host.connection(transport)
+    read(protocol, asked(1))
+    protocol.connection_lost(None)
+
+    assert [protocol] == host.gone
+    assert {} == protocol.core.streams
+    assert 0 == host.ledger.held
+    answer(host.streams[0], b"late")
+    await asyncio.sleep(0)
+    assert not protocol.core.output
+
+
+async def test_a_connection_that_ends_within_a_pass_reads_on() -> None:
+    """Its socket was not read; that its client has gone would never be seen."""
+    transport = Transport()
+    host = Host()
+
+    def begin(stream: ServerStream) -> None:
+        host.clock.now += 0.001
+
+    host._begin = begin
+    protocol = host.connection(transport)
+    read(protocol, *(asked(n) for n in range(1, 41, 2)))
+    assert not transport.reading
+    protocol.end()
+
+    assert transport.reading
+    begun = len(host.streams)
+    await asyncio.sleep(0)
+    assert begun == len(host.streams)
+
+
+async def test_a_request_that_is_reset_within_a_pass_is_not_answered() -> None:
+    transport = Transport()
+    host = Host()
+    protocol = host.connection(transport)
+    read(protocol, asked(1), rst_stream(1), asked(3))
+    for stream in host.streams:
+        answer(stream, b"abc")
+    await asyncio.sleep(0)
+
+    assert {3} == {f.stream for f in transport.frames if f.kind in (Kind.HEADERS, Kind.DATA)}
