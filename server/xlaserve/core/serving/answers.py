@@ -21,7 +21,7 @@ def answer_now(call: InferCall, executed: Executed) -> None:
     """
     response = respond(call, executed.outputs)
     call.executed = executed
-    end_together((call,), executed)
+    call.end(executed)
     try:
         call.write(response, last=True)
     except Exception as error:

@@ -214,10 +214,14 @@ class Call:
     def end(self, outcome: Outcome = None) -> None:
         """End the call without writing anything; for who writes the answer by other means."""
         if not self.has_ended:
-            end_together((self,), outcome)
+            self.has_ended = True
+            if self.holds_anything:
+                self.release()
+            for observer in self._observers:
+                observer.ended((self,), outcome)
 
     def release(self) -> None:
-        """Give back what the call holds; `end_together` alone calls it, once."""
+        """Give back what the call holds; `end` and `end_together` call it, once."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
