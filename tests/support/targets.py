@@ -1,16 +1,17 @@
-"""Models for several devices, and which targets this environment has the wheels for."""
+"""Models for several devices, and caches that are filled for devices which are not there."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
-from xlaserve.errors import DeviceUnavailable
 from xlaserve.models.export import export_model
-from xlaserve.models.targets import kinds, wheels
+from xlaserve.models.targets.compiling import Compilers
+from xlaserve.models.targets.jobs import Compiled, Job
+from xlaserve.models.targets.warming_plan import WarmingPlan
 
 _RULES = json.dumps({"w1": [None, "model"], "w2": ["model", None]})
 _SPREAD = {"devices": "all", "placement": "shard", "partition": _RULES}
@@ -23,13 +24,22 @@ SHARDED: Mapping[str, Mapping[str, str]] = {
 """The parameters of configurations, by model."""
 
 
-def needs_wheels(target: str) -> pytest.MarkDecorator:
-    """Skip where nothing is installed that compiles for a target."""
-    try:
-        wheels.check(kinds.named(target))
-    except DeviceUnavailable as error:
-        return pytest.mark.skip(reason=str(error))
-    return pytest.mark.filterwarnings("default")
+def warm(cache: Path, target: str, count: int, *paths: Path, flags: str = "") -> list[Compiled]:
+    """Fill a cache as `xlaserve warm` does."""
+    plan = WarmingPlan(str(cache), 1 << 30, flags)
+    jobs = [
+        Job(
+            path.parent.name, str(path), target, count, str(path.parent), flags=tuple(flags.split())
+        )
+        for path in paths
+    ]
+    with Compilers(most=1, command=plan.command) as compilers:
+        return compilers.compile(jobs)
+
+
+def keys(cache: Path) -> list[dict[str, Any]]:
+    """Return the keys in a cache."""
+    return [json.loads(path.read_text()) for path in cache.glob("*/*.json")]
 
 
 def export_sharded(root: Path, count: int) -> dict[str, Path]:

@@ -1,14 +1,11 @@
 """Caches that were filled for devices which the process that filled them did not have."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
-import pytest
 from support.compilations import noted_compilations
-from support.targets import SHARDED, export_sharded, needs_wheels
+from support.targets import export_sharded, keys, warm
 
 from xlaserve.models import cache_key, loaders
 from xlaserve.models.compilation import Compilation
@@ -16,24 +13,8 @@ from xlaserve.models.compilation_cache import CompilationCache
 from xlaserve.models.config_text import read_config
 from xlaserve.models.export import export_model
 from xlaserve.models.loaded import LoadContext, LoadedModel
-from xlaserve.models.targets.compiling import Compilers
-from xlaserve.models.targets.jobs import Compiled, Job
-from xlaserve.models.targets.warming_plan import WarmingPlan
 
 X = np.linspace(-1, 1, 3 * 64, dtype=np.float32).reshape(3, 64)
-
-
-def warm(cache: Path, target: str, count: int, *paths: Path, flags: str = "") -> list[Compiled]:
-    """Fill a cache as `xlaserve warm` does."""
-    plan = WarmingPlan(str(cache), 1 << 30, flags)
-    jobs = [
-        Job(
-            path.parent.name, str(path), target, count, str(path.parent), flags=tuple(flags.split())
-        )
-        for path in paths
-    ]
-    with Compilers(most=1, command=plan.command) as compilers:
-        return compilers.compile(jobs)
 
 
 def load(path: Path, cache: Path) -> LoadedModel:
@@ -89,11 +70,6 @@ def test_programs_made_elsewhere_are_used_and_answer_alike(tmp_path: Path) -> No
     assert {True} == {key["ahead"] for key in keys(tmp_path / "cache")}
 
 
-def keys(cache: Path) -> list[dict[str, Any]]:
-    """Return the keys in a cache."""
-    return [json.loads(path.read_text()) for path in cache.glob("*/*.json")]
-
-
 def test_what_is_there_is_not_compiled_again_and_a_loop_not_at_all(tmp_path: Path) -> None:
     """The flags of a key are the server's, not those that a process takes which has no device."""
 
@@ -113,29 +89,3 @@ def test_what_is_there_is_not_compiled_again_and_a_loop_not_at_all(tmp_path: Pat
     assert () == loop.programs
     assert loop.notice.startswith("a loop follows its inputs")
     assert {flags} == {key["environment"]["flags"] for key in keys(tmp_path / "cache")}
-
-
-@pytest.mark.parametrize(
-    ("target", "count"),
-    [
-        pytest.param(target, count, marks=needs_wheels(target))
-        for target in ("h100", "v5e")
-        for count in (2, 4, 8)
-    ],
-)
-def test_sharded_models_compile_for_the_real_topologies(
-    tmp_path: Path, target: str, count: int
-) -> None:
-    paths = export_sharded(tmp_path / "models", count)
-    made = warm(tmp_path / "cache", target, count, *paths.values())
-    found = keys(tmp_path / "cache")
-
-    assert [""] * len(SHARDED) == [str(one.problem or "") for one in made]
-    assert [4] * len(SHARDED) == [len(one.programs) for one in made]
-    assert {True} == {key["ahead"] for key in found}
-    spread = ",".join(map(str, range(count)))
-    options = {key["environment"]["options"] for key in found if key["program"]["devices"] != "0"}
-    assert {"0", spread} == {key["program"]["devices"] for key in found}
-    # Where parts are exchanged, and XLA for GPUs can hide that.
-    hiding = "xla_gpu_enable_latency_hiding_scheduler=True"
-    assert {hiding if target == "h100" else ""} == options

@@ -7,32 +7,29 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-from support.targets import export_sharded, needs_wheels
+from support.targets import export_sharded
 
-from xlaserve.models.targets import environment, kinds
+from xlaserve.models.targets import environment
 
 SCRIPT = Path(__file__).with_name("compiled_hlo.py")
 COUNT = 4
 
 
-@pytest.mark.parametrize(
-    "target", [pytest.param(name, marks=needs_wheels(name)) for name in ("h100", "v5e")]
-)
 def test_programs_do_nothing_with_the_host(
-    tmp_path: Path, example_models: Path, target: str
+    platform: Any, tmp_path: Path, example_models: Path
 ) -> None:
     """Whole, and spread over four devices, which speak with one another and nobody else.
 
     A callback is seen, and a result that is left in the memory of the host: those are the controls.
     """
+    target = platform.target
     paths = [*export_sharded(tmp_path, COUNT).values()]
-    if target == "h100":
+    if platform.name == "cuda":
         paths += [example_models / "digits" / "1", example_models / "mlp" / "1"]
     ran = subprocess.run(
-        [sys.executable, str(SCRIPT), target, str(COUNT), *map(str, paths)],
+        [sys.executable, str(SCRIPT), target.name, str(COUNT), *map(str, paths)],
         env={
-            **environment.of(kinds.named(target), COUNT),
+            **environment.of(target, COUNT),
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         },
         capture_output=True,
