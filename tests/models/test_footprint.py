@@ -4,6 +4,7 @@
 # mypy: disallow-untyped-calls=False
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -65,6 +66,21 @@ def test_sizes_are_rounded_up_to_whole_tiles(
     layout: _Layout, shape: tuple[int, ...], expected: tuple[int, ...]
 ) -> None:
     assert expected == padded(layout, shape)
+
+
+def test_a_parameter_in_tiles_is_larger_than_its_array() -> None:
+    """Of 9 x 128 numbers a TPU makes 16 x 128; one that is not used is no argument."""
+    program = _Said(_Analysis(argument_size_in_bytes=4 * 16 * 128 + 100))
+    sharding = SimpleNamespace(shard_shape=lambda shape: shape)
+    tiled = SimpleNamespace(layout=_Layout((0, 1), ((8, 128),)), sharding=sharding)
+    unused = SimpleNamespace(layout=None, sharding=None)
+    array = SimpleNamespace(shape=(9, 128), dtype=np.dtype(np.float32))
+    program.input_formats = (([tiled, unused], []), {})
+    program.args_info = (([array, array], []), {})
+    found = Footprint.of(program)
+
+    assert (4 * 16 * 128, 4 * 7 * 128) == (found.parameters_bytes, found.padding_bytes)
+    assert 100 == found.scratch_bytes
 
 
 class _Said:

@@ -6,6 +6,7 @@ _SERVER = {
     "XLASERVE_DEVICE": "cuda",
     "XLA_FLAGS": "--xla_gpu_enable_command_buffer=",
     "JAX_PLATFORMS": "cuda",
+    "JAX_ENABLE_X64": "0",
     "CUDA_VISIBLE_DEVICES": "0",
 }
 
@@ -21,7 +22,7 @@ def test_what_is_said_to_a_server_is_not_handed_down() -> None:
     found = environment.of(named("v5e"), inherited=_SERVER)
 
     assert ("/bin", "cpu", "") == (found["PATH"], found["JAX_PLATFORMS"], found["XLA_FLAGS"])
-    assert "XLASERVE_DEVICE" not in found
+    assert not {"XLASERVE_DEVICE", "JAX_ENABLE_X64"} & set(found)
 
 
 def test_the_cpu_plays_as_many_devices_as_there_are_to_be() -> None:

@@ -1,0 +1,81 @@
+"""What copies hold on devices that are played: on the host, on GPUs and on TPUs."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from xlaserve.models.footprint import Footprint
+from xlaserve.models.held_memory import growth_of, memory_of
+from xlaserve.models.loaded import IN_FLIGHT
+from xlaserve.models.sizes import EXECUTABLE_BYTES
+
+SMALL = 10
+"""Constants of each program that are small parameters."""
+
+PROGRAMS = (
+    Footprint(100, 7, arguments_bytes=120, constants_bytes=SMALL + 500, code_bytes=3),
+    Footprint(100, 7, arguments_bytes=150, constants_bytes=SMALL + 400, code_bytes=4),
+)
+"""Of 100 bytes of parameters, and 20 or 50 of inputs."""
+
+
+def _copy(platform: str, *devices: int, replicas: int = 1) -> Any:
+    accelerated = platform != "cpu"
+    return SimpleNamespace(
+        leaves_bytes=93,
+        in_flight=replicas * (IN_FLIGHT if accelerated else 1),
+        programs=[SimpleNamespace(footprint=footprint) for footprint in PROGRAMS],
+        site=SimpleNamespace(
+            device_names=tuple(f"{platform}:{index}" for index in devices),
+            is_accelerator=accelerated,
+            platform=platform,
+        ),
+    )
+
+
+@pytest.mark.parametrize(("platform", "constants"), [("cuda", 500 + 2 * SMALL), ("tpu", 920)])
+def test_an_accelerator_holds_what_its_compiler_says(platform: str, constants: int) -> None:
+    """Equal constants are on a GPU once; the module is on the host."""
+    found = memory_of([_copy(platform, 0)], SMALL, module_bytes=10_000)
+
+    assert 93 + 7 == found.parameters_bytes
+    assert constants == found.constants_bytes
+    assert IN_FLIGHT * 50 == found.temporaries_bytes
+    assert 3 + 4 == found.executables_bytes
+    assert {f"{platform}:0": found.total_bytes} == dict(found.per_device)
+
+
+def test_replicas_share_all_but_what_is_in_flight() -> None:
+    one, two = (memory_of([_copy("cuda", 0, replicas=count)], SMALL, 0) for count in (1, 2))
+
+    assert 2 * one.temporaries_bytes == two.temporaries_bytes
+    assert one.total_bytes + IN_FLIGHT * 50 == two.total_bytes
+
+
+def test_the_host_holds_the_module_once_and_small_constants_for_each_program() -> None:
+    found = memory_of([_copy("cpu", 0), _copy("cpu", 1)], SMALL, module_bytes=10_000)
+
+    assert 2 * 2 * SMALL == found.constants_bytes
+    assert 10_000 + 2 * (3 + 4) == found.executables_bytes
+    assert 10_000 == found.per_device["cpu:0"] - found.per_device["cpu:1"]
+
+
+def test_devices_of_a_shard_hold_the_same() -> None:
+    found = memory_of([_copy("tpu", 0, 1)], SMALL, 0)
+
+    assert found.per_device["tpu:0"] == found.per_device["tpu:1"] == found.total_bytes // 2
+
+
+def test_code_of_which_nothing_is_known_is_estimated() -> None:
+    copy = _copy("cuda", 0)
+    copy.programs = [SimpleNamespace(footprint=Footprint())]
+
+    assert EXECUTABLE_BYTES == memory_of([copy], SMALL, 0).executables_bytes
+
+
+@pytest.mark.parametrize(("platform", "module"), [("cpu", 10_000), ("cuda", 0)])
+def test_more_programs_grow_by_the_largest_code_there_is(platform: str, module: int) -> None:
+    found = growth_of([_copy(platform, 0)], SMALL, 10_000, programs=3)
+
+    assert {f"{platform}:0": 3 * (4 + SMALL) + module} == found
