@@ -645,6 +645,24 @@ def test_a_request_that_is_answered_early_need_not_be_sent_to_its_end() -> None:
     assert [] == client.send(data(1, MESSAGE, end_stream=True))
 
 
+@pytest.mark.parametrize("cut", [10, 14, 20, 60])
+def test_an_answer_within_the_last_frame_of_a_request_resets_nothing(cut: int) -> None:
+    """8.1: the client has said that it ends; the rest of the frame is dropped as it comes."""
+    client = MemoryClient()
+    frame = bytes(data(1, b"\2" + bytes(60), end_stream=True))
+    client.send(OPEN, frame[:cut])
+    if not client.route.streams:
+        client.core.sweep(0)
+        client.core.sweep(0)
+    stream = client.route.streams[1]
+    assert stream.problem is not None
+    assert not stream.ended_by_client
+    stream.send_headers(literals([("grpc-status", "13")]), end=True)
+
+    assert [Kind.HEADERS] == [frame.kind for frame in client.taken()]
+    assert [ping(ack=True)] == client.send(frame[cut:], ping())
+
+
 # --- 10.5: what is counted -------------------------------------------------------------------
 
 MOST = 20

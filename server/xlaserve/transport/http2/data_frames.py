@@ -125,21 +125,17 @@ class DataFrames:
 
     # --- the general path ---
 
-    def accept(
-        self, happening: Input, flags: int, stream_id: int, length: int, padding: int
-    ) -> ServerStream | None:
+    def accept(self, flags: int, stream_id: int, length: int, padding: int) -> ServerStream | None:
         """Return the stream of a frame of `length` bytes if it takes the payload (6.1).
 
-        `happening` is DATA for a frame of which only the beginning has come, whatever its flags:
-        its request ends with its last byte. `padding` is the part that is none of the payload,
-        with the byte that says how long it is.
+        `padding` is the part of it that is none, with the byte that says how long it is.
         """
         self._windows.charge(length)
         if padding > length:  # 6.1
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "more padding than frame")
         ends = flags & END_STREAM
         try:
-            stream = self._streams.advance(stream_id, happening)
+            stream = self._streams.advance(stream_id, Input.DATA_END if ends else Input.DATA)
         except StreamFailure as failure:
             self._streams.fail(failure)
             return None

@@ -4,6 +4,7 @@ from xlaserve.transport.http2.errors import ConnectionFailure
 from xlaserve.transport.http2.frames import DEFAULT_WINDOW, MAX_WINDOW, ErrorCode, window_update
 from xlaserve.transport.http2.limits import Http2Limits
 from xlaserve.transport.http2.sending import Sender
+from xlaserve.transport.http2.states import State
 from xlaserve.transport.http2.stream import ServerStream
 
 
@@ -47,7 +48,7 @@ class ReceiveWindows:
         """Let the client send at least so many bytes more on a stream (6.9)."""
         window = min(max(wanted, self.stream_bytes), MAX_WINDOW)
         low = stream.recv_window < wanted or stream.recv_window < self.stream_bytes >> 1
-        if low and not stream.ended_by_client:
+        if low and stream.state is State.OPEN:  # else nothing more is to come
             self._sender.write(window_update(stream.id, window - stream.recv_window))
             stream.recv_window = window
             self._sender.wake()

@@ -26,7 +26,6 @@ from xlaserve.transport.http2.header_frames import HeaderFrames
 from xlaserve.transport.http2.headers import HARD_FACTOR
 from xlaserve.transport.http2.limits import Http2Limits
 from xlaserve.transport.http2.messages import UnaryReader
-from xlaserve.transport.http2.states import Input
 from xlaserve.transport.http2.streams import Streams
 
 RECEIVE_BYTES = 1 << 18
@@ -110,8 +109,6 @@ class FrameReader:
         """Whether the preface has come."""
         self._payload_left = 0
         """Bytes of the DATA frame that have not come yet, without its padding."""
-        self._ends = False
-        """Whether that frame ends its request."""
         self._skip = 0
         """Bytes to be dropped: padding, and frames of types that are not known."""
         self._direct = False
@@ -296,8 +293,7 @@ class FrameReader:
         length = stop - start
         padding = padding_of(length, view, start) if flags & PADDED else 0
         ends = bool(flags & END_STREAM)
-        happening = Input.DATA_END if ends and stop <= end else Input.DATA
-        stream = self._data.accept(happening, flags, stream_id, length, padding)
+        stream = self._data.accept(flags, stream_id, length, padding)
         payload = length - padding
         start += bool(padding)
         if stop <= end:
@@ -307,7 +303,9 @@ class FrameReader:
                 if ends:
                     stream.end_request()
             return stop
-        self._streams.partial, self._payload_left, self._ends = stream, payload, ends
+        self._streams.partial, self._payload_left = stream, payload
+        if stream is not None:
+            stream.arriving = ends
         self._skip = padding - 1 if padding else 0
         if not payload:
             self._payload_ended()
@@ -331,8 +329,8 @@ class FrameReader:
 
     def _payload_ended(self) -> None:
         stream, self._streams.partial = self._streams.partial, None
-        if stream is not None and self._ends:
-            stream.advance(Input.DATA_END)
+        if stream is not None and stream.arriving:
+            stream.arriving = False
             stream.end_request()
 
     def _may_receive_directly(self) -> bool:

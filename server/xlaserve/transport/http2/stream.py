@@ -125,6 +125,8 @@ class ServerStream:
     """Whether its route has been given the request."""
     call: Call | None = None
     """What answers it, as long as it does."""
+    arriving = False
+    """Whether the frame that ends it has come only in part: its state is half-closed already."""
     received = 0
     """Bytes of DATA, without padding."""
     charged = 0
@@ -240,8 +242,8 @@ class ServerStream:
 
     @property
     def ended_by_client(self) -> bool:
-        """Tell whether the client has sent all that it will."""
-        return self.state is not State.OPEN and self.state is not State.HALF_CLOSED_LOCAL
+        """Tell whether all has come that the client will send."""
+        return self.state is not State.OPEN and not self.arriving
 
     @property
     def waits(self) -> bool:
