@@ -248,11 +248,16 @@ class Load:
     connections: int
     in_flight: int
     """Requests of a connection that have no answer yet."""
+    staggered: bool = False
+    """Whether connections begin at different requests: a server may know what another one sent."""
 
 
 class _Connection:
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: Load, number: int) -> None:
         self._load = load
+        first = number * len(load.requests) // load.connections if load.staggered else 0
+        self._requests = [*load.requests[first:], *load.requests[:first]]
+        self.number = number
         self.speaker = load.speaker()
         self.sent = 0
         self.socket = socket.create_connection(("127.0.0.1", load.port), timeout=_SILENCE_SECONDS)
@@ -261,7 +266,7 @@ class _Connection:
 
     def _send(self, before: bytes, count: int) -> None:
         first, self.sent = self.sent, self.sent + count
-        data = before + b"".join(self._load.requests[first : self.sent])
+        data = before + b"".join(self._requests[first : self.sent])
         if data:
             self.socket.sendall(data)
 
@@ -316,8 +321,8 @@ class _Run:
         self._bytes = 0
 
     def __enter__(self) -> Self:
-        for _ in range(self._load.connections):
-            self._connect()
+        for number in range(self._load.connections):
+            self._connect(number)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -330,8 +335,8 @@ class _Run:
         """Return how much data the answers have had so far."""
         return self._bytes / self._answers if self._answers else 0
 
-    def _connect(self) -> None:
-        connection = _Connection(self._load)
+    def _connect(self, number: int) -> None:
+        connection = _Connection(self._load, number)
         self._selector.register(connection.socket, selectors.EVENT_READ, connection)
 
     def send_for(self, seconds: float) -> int:
@@ -349,7 +354,7 @@ class _Run:
                 if connection.is_used_up:
                     self._selector.unregister(connection.socket)
                     connection.socket.close()
-                    self._connect()
+                    self._connect(connection.number)
         self._answers += count
         return count
 
@@ -386,7 +391,7 @@ def identity_load(
     requests = rest_requests(
         map(fields, range(count)), "/v2/models/identity/infer", headers, body, port
     )
-    return Load(port, requests, Http1Speaker, b"", connections * in_flight, 1)
+    return Load(port, requests, Http1Speaker, b"", connections * in_flight, 1, staggered=True)
 
 
 _VALUES = [round(0.0625 * number + 0.001, 6) for number in range(16)]

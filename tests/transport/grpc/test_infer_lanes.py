@@ -147,12 +147,17 @@ async def test_models_that_vary_are_decoded_in_lanes_of_one_route() -> None:
 
 
 async def test_one_id_in_two_headers_is_not_one_with_a_comma() -> None:
-    engine = Engine(never)
-    ids = ("mm-model-id", "a, b"), ("mm-model-id", "a"), ("mm-model-id", "b")
+    """Also where the lane of that one is known."""
+    engine, otherwise = Engine(never), Otherwise()
+    reader: HeaderReader[Route] = HeaderReader(1 << 14, lanes_of(engine, otherwise))
+    for ids in (["a, b"], ["a, b"], ["a", "b"]):
+        headers = [("mm-model-id", name) for name in ids]
+        head = reader.read(encode_fields((*PSEUDO, *headers)))
+        assert head.route is not None
+        head.route.begin(cast(ServerStream, Stream(head)))
 
-    assert not asked(engine, ids[0])[1]
-    assert asked(engine, *ids[1:])[1]
-    assert ["a, b"] == [model for model, _ in engine.asked]
+    assert ["a, b", "a, b"] == [model for model, _ in engine.asked]
+    assert otherwise.begun
 
 
 @pytest.mark.parametrize(
@@ -172,6 +177,18 @@ def test_a_timeout_is_checked_for_each_request(first: str, then: str) -> None:
     assert [value != "3S" for value in (first, then, first)] == [
         isinstance(route, Refused) for route in routes
     ]
+
+
+def test_one_wrong_timeout_of_several_is_refused() -> None:
+    router = Router(cast(Any, None), {"/a": cast(Any, Method())}, {})
+    reader: HeaderReader[Route] = HeaderReader(1 << 14, router)
+    head = (*PSEUDO, ("content-type", "application/grpc"), ("te", "trailers"))
+    times = [
+        [("grpc-timeout", value) for value in values] for values in (["3S", "4S"], ["3S", "x"])
+    ]
+    routes = [reader.read(encode_fields((*head, *several))).route for several in times]
+
+    assert [False, True] == [isinstance(route, Refused) for route in routes]
 
 
 class Method:

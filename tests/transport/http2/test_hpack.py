@@ -200,6 +200,15 @@ def test_references_move_by_what_was_added(references: bytes, added: int) -> Non
     assert ["malformed"] == pair.compare(b"\x83\xbe")
 
 
+def test_a_reference_ends_with_its_entry() -> None:
+    """The same first fields, one place further: but the oldest of them was evicted (4.4)."""
+    pair = Pair(1 << 16)
+    pair.compare(*[b"\x40\x01a" + string(b"v" * 1300, False) for _ in range(3)])
+    pair.compare(b"\x83\xc0\x40\x01b" + string(b"v" * 1300, False))
+
+    assert ["malformed"] == pair.compare(b"\x83\xc1")
+
+
 # --- the rules, one by one -----------------------------------------------------------------------
 
 ENTRY = b"\x40" + string(b"a", False) + string(b"b", False)
