@@ -313,6 +313,12 @@ def test_a_stream_that_somebody_keeps_has_no_memory(
 
     assert (1, 0) == watch.alive
     assert kept.reader is None
+    # Whoever answers it all the same writes nothing, and nothing is held for it.
+    assert not kept.open
+    watch.client.taken()
+    assert answer(kept, bytes(100_000))
+    assert [] == watch.client.taken()
+    assert 0 == watch.client.ledger.held
 
 
 def test_what_was_to_be_written_goes_with_the_connection() -> None:
