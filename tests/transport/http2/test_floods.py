@@ -20,11 +20,11 @@ GROWTH_BYTES = 64 << 20
 MAX_CONNECTIONS = 500
 PREFACE_SECONDS = 3
 MESSAGE_BYTES = 16 << 20
-HELD_BYTES = 48 << 20
+HELD_BYTES = 40 << 20
 SILENT = 2000
 ROUNDS = 5
 ANSWERS = 100
-"""Of which the budget holds a sixth; the others are refused."""
+"""The budget holds a seventh of them; the others are refused."""
 RETURN_SECONDS = 5
 
 
