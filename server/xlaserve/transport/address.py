@@ -1,4 +1,4 @@
-"""Where a V2 server is, as the commands are told: gRPC or REST, in the clear or over TLS."""
+"""Addresses of V2 servers, as given to the commands: gRPC or REST, in the clear or over TLS."""
 
 import ssl
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from xlaserve.errors import InvalidRequest
 
 _UNIX = "unix:"
 _THIS_MACHINE = "port"
-"""In place of a host, as endpoints of the server are set."""
+"""Prefix of unix sockets, as in endpoint settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class _Scheme:
     rest: bool
     tls: bool
     port: int | None
-    """Where none is given; None where one must be."""
+    """The default port; None where one must be given."""
 
 
 _SCHEMES: Mapping[str, _Scheme] = MappingProxyType(
@@ -33,7 +33,7 @@ _SCHEMES: Mapping[str, _Scheme] = MappingProxyType(
 
 
 class InvalidAddress(InvalidRequest):
-    """What is given is no address of a server, or does not go with the options for TLS."""
+    """The text is no address of a server, or does not go with the options for TLS."""
 
     def __init__(self, url: str, expected: str) -> None:
         super().__init__(f"--url: expected {expected}, got '{url}'")
@@ -41,10 +41,10 @@ class InvalidAddress(InvalidRequest):
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """What a client needs besides the authorities that the system trusts, each a PEM file."""
+    """PEM files that a client needs besides the authorities that the system trusts."""
 
     authorities: Path | None = None
-    """Whom to trust instead of the system's authorities."""
+    """Authorities trusted instead of the system's."""
     certificate: Path | None = None
     """The client's own chain, for servers that ask for it."""
     key: Path | None = None
@@ -66,9 +66,9 @@ class ServerAddress:
     host: str = ""
     port: int = 0
     socket_path: str = ""
-    """Of a unix socket, in place of host and port."""
+    """Path of a unix socket, instead of host and port."""
     prefix: str = ""
-    """What a gateway has in front of the paths of REST."""
+    """Prefix that a gateway puts before REST paths."""
     tls: ssl.SSLContext | None = None
 
     @property

@@ -1,4 +1,4 @@
-"""What was made of short keys, kept for the next time, within bounds."""
+"""Bounded caches of values that are made from short keys."""
 
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar

@@ -1,4 +1,4 @@
-"""What a client of a V2 server does, whichever way it speaks to it."""
+"""The interface of a client of a V2 server, over gRPC or REST."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ class CallFailed(XlaserveError):
 
 @dataclass(frozen=True, slots=True)
 class InferenceResult:
-    """What one inference gave."""
+    """The result of one inference."""
 
     model: str
     version: str
     outputs: Mapping[str, Tensor]
     datatypes: Mapping[str, Datatype]
     seconds: float
-    """From the request's departure to the answer's arrival."""
+    """Seconds from sending the request to its answer."""
 
 
 class ServerClient(Protocol):

@@ -10,11 +10,11 @@ from xlaserve.transport.http2.memory import fresh
 
 _GZIP_BITS, _ZLIB_BITS, _BARE_BITS = 31, 15, -15
 _STEP_BYTES = 1 << 18
-"""How much is inflated at once."""
+"""Bytes inflated in one step."""
 _USUAL_TIMES = 4
-"""How much longer what is inflated is thought to become at first."""
+"""First estimate of the ratio of inflated to compressed bytes."""
 _PART_BYTES = 1 << 14
-"""How much is given to zlib at once, which copies what it leaves."""
+"""Bytes given to zlib at once, which copies what it leaves."""
 _MOST_MEMBERS = 10_000
 """Each takes time, however short it is."""
 
@@ -104,7 +104,7 @@ class Inflation:
 
         Raises BadCompression, and InflatesTooFar before much more than the limit is held.
         """
-        # What is not needed of it never becomes resident.
+        # Pages of it that are not needed never become resident.
         out = fresh(capacity).data
         out[: self._filled] = self._out[: self._filled]
         self._out = out

@@ -1,4 +1,4 @@
-"""Where a transport listens: a TCP port or a unix socket."""
+"""Endpoints that transports listen on: a TCP port or a unix socket."""
 
 import os
 import socket
@@ -14,11 +14,11 @@ from xlaserve.errors import InvalidSettings
 
 _PORT, _UNIX = "port:", "unix:"
 NO_ENDPOINT = "none"
-"""What an endpoint is that is not served."""
+"""Value of an endpoint that is not served."""
 MAX_UNIX_PATH_BYTES = 107
-"""What sun_path holds on Linux, without its closing zero."""
+"""Capacity of sun_path on Linux, without its closing zero."""
 _LONGEST_BACKLOG = Path("/proc/sys/net/core/somaxconn")
-"""Where Linux says what it shortens the backlog of a socket to."""
+"""File with the limit that Linux shortens backlogs of sockets to."""
 
 _log = structlog.get_logger("endpoints")
 
@@ -84,7 +84,7 @@ def listen(
 ) -> Listener:
     """Bind and listen. Raises InvalidSettings when the address cannot be had.
 
-    `backlog` connections may wait to be accepted. Whoever takes the socket into an event loop
+    `backlog` connections may wait to be accepted. A caller that adds the socket to an event loop
     has to say so again, since event loops listen again, with a backlog of their own.
 
     A unix socket that nobody listens on any more is replaced; any other file in its place is

@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection, read from its transport once."""
+"""Peers of connections, each read from its transport once."""
 
 import asyncio
 import os
@@ -13,7 +13,7 @@ _UNIX = "unix"
 _CREDENTIALS = struct.Struct("3i")
 """`struct ucred` of Linux: process, user, group."""
 _SHOWN_CHARACTERS = 1024
-"""Of a subject: an authority that is trusted may still sign a long one."""
+"""Most characters of a subject: a trusted authority may sign a long one."""
 
 
 def peer_of(

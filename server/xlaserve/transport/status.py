@@ -13,7 +13,7 @@ from xlaserve.errors import XlaserveError
 
 @dataclass(frozen=True, slots=True)
 class WireStatus:
-    """How both transports report one class of error."""
+    """The statuses of one class of error in both transports."""
 
     grpc: Status
     http: HTTPStatus

@@ -78,7 +78,7 @@ class WireCodec(CodecBase):
 
 
 def refusal_of(error: MalformedMessage | TooManyFields, message_name: str) -> GRPCError:
-    """Return what a client is told of a message that cannot be read: nothing that it holds."""
+    """Return the error text of a message that cannot be read, without anything it holds."""
     if isinstance(error, TooManyFields):
         return GRPCError(Status.RESOURCE_EXHAUSTED, str(error))
     return GRPCError(Status.INTERNAL, f"the request is not a valid {message_name} message")

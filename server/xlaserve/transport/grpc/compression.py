@@ -12,7 +12,7 @@ from xlaserve.transport.compression import BadCompression, InflatesTooFar
 from xlaserve.transport.http2.stream import Buffer
 
 _ENCODINGS = ("gzip", "deflate")
-"""Of gRPC; deflate is what zlib writes."""
+"""Encodings of gRPC; deflate is zlib's format."""
 ACCEPTED = ",".join(("identity", *_ENCODINGS))
 """Value of `grpc-accept-encoding`."""
 

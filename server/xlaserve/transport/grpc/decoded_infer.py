@@ -24,7 +24,7 @@ from xlaserve_proto import inference as pb
 
 
 class Head(NamedTuple):
-    """What an input says of itself, without its elements."""
+    """The metadata of one input, without its elements."""
 
     name: str
     datatype: Datatype
@@ -32,12 +32,12 @@ class Head(NamedTuple):
     parameters: Mapping[str, Parameter]
     dtype: "np.dtype[Any]"
     plain_bytes: int
-    """How many raw bytes are the tensor just as they are; -1 where they have to be looked at."""
+    """Bytes of raw contents that are the tensor as they are; -1 where they have to be decoded."""
 
 
 @dataclass(slots=True)
 class Structure:
-    """What a request says besides its names and its raw elements. Nobody changes it."""
+    """A request without its names and its raw elements. Nobody changes it."""
 
     heads: list[Head]
     contents: list[Contents]
@@ -109,7 +109,7 @@ class DecodedInfer:
             try:
                 inputs = structure.inputs(self._data)
             except TensorDataError:
-                pass  # the generic way says what is wrong
+                pass  # the generic codec says what is wrong
             else:
                 return InferRequest(
                     self.model_name,

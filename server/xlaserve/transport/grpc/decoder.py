@@ -33,7 +33,7 @@ from xlaserve.transport.grpc.wire import (
 Views: TypeAlias = Mapping[type[betterproto.Message], Collection[str]]
 """Repeated bytes fields that are read as views of the received message instead of as copies."""
 
-# What counts besides the fields themselves, so that a bound on the count is a bound on the time.
+# Costs besides those of the fields, so that a bound on the count is a bound on the time.
 VIEW_COST = 1
 """A view, which is slower to make than a small copy, and one more object for the collector."""
 PACKED_COST = 64

@@ -45,7 +45,7 @@ _FEW = 32
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How one field is written."""
+    """The writer of one field."""
 
     name: str
     group: str | None
@@ -54,7 +54,7 @@ class Step:
 
 @dataclass(slots=True)
 class Plan:
-    """How the messages of one class are written."""
+    """The encoding plan of one message class."""
 
     message_type: type[betterproto.Message]
     steps: list[Step] = field(default_factory=list)

@@ -30,7 +30,7 @@ from xlaserve.transport.http2.stream import Buffer, ServerStream
 
 
 class GrpclibConnection:
-    """What grpclib wants to know of a connection."""
+    """The part of a connection that grpclib uses."""
 
     messages_sent = 0
     messages_received = 0
@@ -231,7 +231,7 @@ class GrpclibStream:
 
     @property
     def closable(self) -> bool:
-        """Tell whether it is not over yet."""
+        """Tell whether it is not closed yet."""
         return not self._transport.is_closing() and self._stream.state in _NOT_OVER
 
 

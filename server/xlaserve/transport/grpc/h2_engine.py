@@ -77,7 +77,7 @@ class CheckingHandler(RequestHandler):
 
 
 def _not_grpc(found: Mapping[str, str]) -> Headers | None:
-    """Return the answer to who is at the wrong port (gRPC over HTTP/2, Requests)."""
+    """Return the answer to a client at the wrong port (gRPC over HTTP/2, Requests)."""
     if found[":method"] != "POST":
         return ((":status", "405"),)
     if found.get("content-type") not in CONTENT_TYPES:
@@ -145,7 +145,7 @@ class H2Engine(H2Protocol):
 
     @property
     def open_streams(self) -> int:
-        """Return how many requests are not over."""
+        """Return how many requests are in flight."""
         return len(self.processor.streams)
 
     async def idle(self, *, but_waiting: bool = False) -> None:
@@ -198,7 +198,7 @@ class _Stream(Stream):
     _held = 0
     """Bytes that count for the message which was read last."""
     _charged = 0
-    """All that count for the stream, until it is over."""
+    """Bytes that count for the stream until it ends."""
 
     def keep(self) -> int:
         """Return the bytes that are counted for the message read last; count them on."""
@@ -218,7 +218,7 @@ class _Stream(Stream):
         self.connection.account.release(count)
 
     def release_all(self) -> None:
-        """Count nothing more: it is over."""
+        """Release all bytes: it has ended."""
         self.release(self._charged)
 
     async def recv_data(self, size: int) -> bytes:

@@ -16,7 +16,7 @@ from xlaserve_proto.grpc.health.v1 import HealthCheckResponseServingStatus as Se
 _MOST_LISTED = 100
 """The protocol asks for an error beyond a limit, and names this one (grpc.health.v1, List)."""
 _SHOWN_CHARACTERS = 80
-"""Of a name that is not known, in the error text."""
+"""Characters of an unknown name in an error text."""
 
 
 class ReadinessSource(Protocol):
@@ -132,4 +132,4 @@ _STATUSES = MappingProxyType(
         None: ServingStatus.SERVICE_UNKNOWN,
     }
 )
-"""By what the source says."""
+"""Readiness as the source reports it -> status; None for a service not known."""

@@ -42,7 +42,7 @@ _MODEL_NAME, _MODEL_VERSION, _ID, _PARAMETERS, _INPUTS, _OUTPUTS, _RAW_INPUT_CON
 """The fields of ModelInferRequest."""
 
 Span: TypeAlias = tuple[int, int]
-"""Where the bytes of a field start and stop."""
+"""Start and stop of the bytes of a field."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class _Layout:
     model_version: str
     id: Span
     fixed: list[tuple[int, bytes]]
-    """Where what lies around id and elements starts, and what it is."""
+    """Start and bytes of each part around the id and the elements."""
     structure: Structure
 
 
@@ -237,7 +237,7 @@ def _key(data: Data, start: int, stop: int) -> bytes:
 def tensor_offset(first_bytes: memoryview, message_bytes: int) -> int:
     """Return where in a request of `message_bytes` its first raw tensor starts.
 
-    Returns 0 where the first bytes do not tell. Whoever receives the request can place it so that
+    Returns 0 where the first bytes do not tell. The receiver of the request can place it so that
     the tensor is aligned. Reads nothing but the heads of a few fields, and never raises.
     """
     pos = 0

@@ -19,7 +19,7 @@ JOINED_BYTES = 16 << 10
 _ID = write_varint(3 << 3 | LENGTH)
 _OUTPUTS = write_varint(5 << 3 | LENGTH)
 _CONTENTS = write_varint(5 << 3 | LENGTH)
-"""Of an output."""
+"""Tag of an output's contents."""
 _RAW_OUTPUT_CONTENTS = write_varint(6 << 3 | LENGTH)
 
 

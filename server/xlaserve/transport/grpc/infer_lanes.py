@@ -33,7 +33,7 @@ _MAX_KEY_CHARACTERS = 512
 
 
 class InferLanes:
-    """The lanes of one connection, over the route of what is not ordinary."""
+    """The lanes of one connection, in front of the route of the general path."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class _MeshLane:
         lane: InferLane,
         otherwise: Route,
     ) -> None:
-        """`make` makes a lane that decodes and refuses in its own way."""
+        """`make` makes a lane with its own decoding and refusals."""
         self._make = make
         self._codec = codec
         self._splice = splice
@@ -111,7 +111,7 @@ class _MeshLane:
         decode = _NamedDecoder(self._codec, name, self._splice)
 
         def refusal(error: BaseException) -> GRPCError:
-            # Of a copy: a request that is refused at once has begun in the context itself.
+            # In a copy: a request that is refused at once has begun in the context itself.
             return context.copy().run(refusal_for, told_to_a_mesh(error))
 
         return _LaneInContext(self._make(decode=decode, refusal=refusal), context)

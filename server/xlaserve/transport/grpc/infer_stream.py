@@ -29,7 +29,7 @@ _ERRORS_END = "triton_grpc_error"
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """What streams may have the server hold."""
+    """Limits of what the server holds for streams."""
 
     max_streams: int
     """Streams that may be open."""
@@ -79,7 +79,7 @@ class StreamedInfer(InferCall):
     """Whether the inputs came as typed contents."""
     wants_empty_final = False
     failure: tuple[Status, str | None] | None = None
-    """The status with which the stream is to end in its place."""
+    """The status that ends the stream instead of its answers."""
 
     def __init__(self, stream: "InferStream", whole: Call, message_bytes: int) -> None:
         """`whole` is the call of the stream, with all that is known of the client."""
@@ -87,7 +87,7 @@ class StreamedInfer(InferCall):
         self.headers, self.peer, self.principal = whole.headers, whole.peer, whole.principal
         self.deadline = whole.deadline
         self.message_bytes = message_bytes
-        """What the ledger counts for its message."""
+        """Bytes that the ledger counts for its message."""
         self.answers: deque[tuple[bytes, int]] = deque()
         """Messages that wait to be sent, and what the ledger counts for each."""
         self.answer_bytes = 0
@@ -274,7 +274,7 @@ class InferStream:
         """Send the answers of the first request as they come; tell whether the last one was."""
         while call.answers:
             message, counted = call.answers.popleft()
-            # What waits from here on, the connection counts.
+            # The connection counts what waits from here on.
             self._stream.accepted.release(counted)
             await self._stream.send_message(message)
             self._answer_bytes -= counted

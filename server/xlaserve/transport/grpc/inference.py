@@ -48,7 +48,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     async def server_ready(
         self, server_ready_request: pb.ServerReadyRequest
     ) -> pb.ServerReadyResponse:
-        """Tell whether the start is over, as the readiness setting defines it."""
+        """Tell whether the start is complete, as the readiness setting defines it."""
         return pb.ServerReadyResponse(ready=self._control.follower.server_ready)
 
     async def server_metadata(

@@ -27,7 +27,7 @@ Splice: TypeAlias = Callable[[str, Data], Data]
 """Returns a message with an id in it. Raises MalformedMessage and TooManyFields."""
 
 OF_A_MESH = "mm-"
-"""What the names of the headers of a mesh begin with."""
+"""Prefix of the names of a mesh's headers."""
 
 
 def splices(

@@ -12,7 +12,7 @@ from xlaserve.core.serving.call import Operation
 
 
 class Row(NamedTuple):
-    """What a method does, and which fields of its request name a model."""
+    """The operation of a method, and the fields of its request that name a model."""
 
     operation: Operation
     model: str = ""
@@ -31,7 +31,7 @@ class Method:
     """Its full name, `/package.Service/Method`."""
     row: Row
     handler: Handler
-    """How grpclib calls it."""
+    """The handler that grpclib calls."""
 
 
 _INFERENCE = "/inference.GRPCInferenceService/"
@@ -78,7 +78,7 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _METADATA,
     }
 )
-"""Of the services of the server; a method that is not here belongs to a service of one's own."""
+"""Methods of the server's own services; one that is not here is of a service added to it."""
 
 _OF_ONES_OWN = Row(Operation.SERVICE)
 

@@ -100,7 +100,7 @@ class ModelRuntimeService(pb.ModelRuntimeBase):
 
 @dataclass(frozen=True, slots=True)
 class ModelKey:
-    """What the server acts on of a model key (ModelMesh SPI, loadModel)."""
+    """The part of a model key that the server uses (ModelMesh SPI, loadModel)."""
 
     schema_path: str = ""
     disk_size_bytes: int = 0

@@ -25,7 +25,7 @@ class OwnEngine(Http2Protocol):
 
     @property
     def open_streams(self) -> int:
-        """Return how many requests are not over."""
+        """Return how many requests are in flight."""
         return len(self.core.streams)
 
     async def idle(self, *, but_waiting: bool = False) -> None:

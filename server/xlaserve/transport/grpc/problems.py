@@ -1,4 +1,4 @@
-"""What is answered to a request whose message could not be received."""
+"""Errors of requests whose message could not be received."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

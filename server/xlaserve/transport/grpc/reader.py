@@ -32,7 +32,7 @@ StoreVarint: TypeAlias = Callable[[Values, int], None]
 StoreSpan: TypeAlias = "Callable[[Reader, Values, int, int], None]"
 """Takes the fields of a message, and where the bytes that came for one of them start and stop."""
 
-# What counts besides the fields themselves, so that a bound on the count is a bound on the time.
+# Costs besides those of the fields, so that a bound on the count is a bound on the time.
 MESSAGE_COST = 5
 """A nested message or a map entry, and one more for each list and map that it starts with."""
 
@@ -46,19 +46,19 @@ class TooManyFields(ValueError):
 
 @dataclass(slots=True)
 class Plan:
-    """How the messages of one class are read."""
+    """The decoding plan of one message class."""
 
     message_type: type[betterproto.Message]
     template: Values = field(default_factory=dict)
-    """What every message starts from; no value in it can change."""
+    """Values that every message starts from, all of them immutable."""
     cost: int = MESSAGE_COST
     lists: list[str] = field(default_factory=list)
     maps: list[str] = field(default_factory=list)
     groups: dict[str, str | None] = field(default_factory=dict)
     varints: dict[int, StoreVarint] = field(default_factory=dict)
-    """By tag: the fields that come as a varint."""
+    """Tag -> field that comes as a varint."""
     spans: dict[int, StoreSpan] = field(default_factory=dict)
-    """By tag: the fields that come as bytes: four, eight, or as many as a size says."""
+    """Tag -> field that comes as bytes: four, eight, or as many as a size says."""
 
     def blank(self) -> Values:
         """Return the fields of a message that was on the wire, but empty."""

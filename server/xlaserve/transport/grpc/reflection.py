@@ -133,4 +133,4 @@ _ANSWERS: Mapping[str, Answer] = MappingProxyType(
         "": _nothing_asked,
     }
 )
-"""By the member of the request that is set."""
+"""Member set in the request -> its answer."""

@@ -1,4 +1,4 @@
-"""What the headers of a request say, checked before grpclib falls silent over them."""
+"""Checks of request headers, made before grpclib fails on them without an answer."""
 
 from base64 import b64decode
 from binascii import Error as Base64Error
@@ -13,11 +13,11 @@ Headers: TypeAlias = Sequence[tuple[str, str]]
 
 _BINARY = "-bin"
 GRPC = "application/grpc"
-"""What the content type of a request begins with."""
+"""Prefix of the content type of a request."""
 NOT_FOUND = (Status.UNIMPLEMENTED, "Method not found")
-"""What is answered to a request for a method that is not there."""
+"""Status and text for a request of a method that does not exist."""
 NO_SECONDS = 1e-3
-"""A shorter time is over before anything can be done."""
+"""Shorter timeouts expire before anything can be done."""
 
 
 def is_checked(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Which way a request goes: to the short lane, to grpclib, or back with a word."""
+"""Routing of requests: to the fast path, to grpclib, or refused with a text."""
 
 from collections.abc import Callable, Mapping
 from typing import Protocol, TypeAlias
@@ -26,14 +26,14 @@ CONTENT_TYPES = frozenset(("application/grpc", "application/grpc+proto"))
 _HINT = b"This port speaks gRPC (HTTP/2, content-type application/grpc); REST is on another.\n"
 
 Lanes: TypeAlias = Callable[[RequestKind[Route]], Route]
-"""Finds a quicker way for the requests of one method, by the names of their headers."""
+"""Finds the fast path for the requests of one method by the names of their headers."""
 
 
 class LanesFactory(Protocol):
     """Makes the lanes of a connection."""
 
     def __call__(self, otherwise: Route, *, peer: Peer) -> Lanes:
-        """Return the lanes over the route that requests take otherwise."""
+        """Return the lanes; `otherwise` is the route of the general path."""
         ...
 
 
@@ -89,7 +89,7 @@ def _refused_for_time(head: Head[Route]) -> Route | None:
 
 
 class Answer:
-    """Answers with words of HTTP, for who is at the wrong port, once the request has come.
+    """Answers a client at the wrong port in terms of HTTP, once the request has come.
 
     Or as much of it as shows that it is none of gRPC: what is wrong with its frames is told
     as of any other request (RFC 9113 5.1, 8.1.1), and no body is waited for without an end.
@@ -152,4 +152,4 @@ _REFUSALS: tuple[tuple[Callable[[RequestKind[Route]], bool], Route], ...] = (
     ),
     (lambda kind: "te" not in kind.places, Malformed()),
 )
-"""What is no request of gRPC, and where it goes; the first that fits counts."""
+"""Check for a request that is not gRPC, and its route; the first match counts."""

@@ -45,12 +45,12 @@ class Accepted(Protocol):
 
 
 class RpcStream(Stream[Any, Any]):
-    """What a method reads requests from and writes answers to, and the call that it is."""
+    """The stream that a method reads requests from and writes answers to, with its call."""
 
     call: Call
     method: Method
     message_seconds: float
-    """How long the one message of a unary request may take to come."""
+    """Timeout of the one message of a unary request, in seconds."""
     accepted: Accepted
     """The stream of the engine."""
 

@@ -23,12 +23,12 @@ from xlaserve.transport.http2.protocol import Http2Protocol
 Engine: TypeAlias = H2Engine | OwnEngine
 
 _ARRIVAL_SECONDS = 1.0
-"""How long a drain waits for the messages of requests that have begun."""
+"""Seconds that a drain waits for the messages of requests that have begun."""
 _FAREWELL_SECONDS = 2.0
-"""How long an end waits for clients to close connections that were ended."""
+"""Seconds that a stop waits for clients to close connections that were ended."""
 _LOOK_SECONDS = 0.01
 _SPARE_SECONDS = 5.0
-"""How long the memory of messages is kept for the next ones."""
+"""Seconds for which message memory is kept for reuse."""
 _SWEEPS = 4
 """Looks at what takes too long within the shortest time that is watched."""
 
@@ -132,7 +132,7 @@ class GrpcServer:
 
     @property
     def open_streams(self) -> int:
-        """Return how many requests are not over, on all connections."""
+        """Return how many requests are in flight on all connections."""
         return sum(protocol.open_streams for protocol in self._connections)
 
     # --- what takes too long ---

@@ -18,7 +18,7 @@ from xlaserve.transport.grpc.splice import InjectionPath
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What a factory named by `--service` returns: a service, and what the server tells of it."""
+    """The result of a factory named by `--service`: a service, and its description."""
 
     handler: IServable
     """The service: an object of a class that betterproto's or grpclib's plugin generated a base

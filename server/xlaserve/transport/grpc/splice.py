@@ -17,7 +17,7 @@ from xlaserve.transport.grpc.wire import LENGTH, Data, MalformedMessage, write_v
 MAX_PATH = 32
 """Most numbers in a path; protobuf's own parsers go to a depth of 100."""
 SPAN_COST = 10
-"""What an occurrence of a field of the path counts besides a field: bytes around it are moved."""
+"""Cost of an occurrence of a field of the path, in fields: bytes around it are moved."""
 VALUE_BYTES = 256
 """Bytes of the value that count as a field, each time that the value is written."""
 
@@ -26,12 +26,12 @@ _SPANS = "spans"
 
 
 class Span(NamedTuple):
-    """Where an occurrence of a field of the path lies."""
+    """The span of an occurrence of a field of the path."""
 
     level: int
-    """The place of the field in the path."""
+    """The index of the field in the path."""
     start: int
-    """Where the value starts; its size stands just before."""
+    """Start of the value; its size stands just before."""
     stop: int
 
 
@@ -45,7 +45,7 @@ class Edit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class InjectionPath:
-    """Where a message holds an id: numbers of message fields, and last that of a string field.
+    """The path to an id in a message: numbers of message fields, and last that of a string field.
 
     A repeated field stands for each of its elements. No field on the path may be a map, whose
     keys would become one, or a member of a oneof, since a later member would take its place.
@@ -54,7 +54,7 @@ class InjectionPath:
 
     numbers: tuple[int, ...]
     plan: Plan = field(init=False, repr=False, compare=False)
-    """How the fields are found; made here, since a request has no time for it."""
+    """Plan that finds the fields; made here, since a request has no time for it."""
 
     def __post_init__(self) -> None:
         in_range = all(0 < number <= _MAX_NUMBER for number in self.numbers)
@@ -141,7 +141,7 @@ def _edits(
     """
     leaf = len(missing) - 1
     edits: list[Edit] = []
-    # By level, of the message that is being read backwards: whether the field of the path was
+    # For each level of the message being read backwards: whether the field of the path was
     # met in it, and by how much its fields have grown.
     met = [False] * (leaf + 1)
     grown = [0] * (leaf + 1)

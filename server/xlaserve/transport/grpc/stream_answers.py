@@ -13,7 +13,7 @@ FINAL_RESPONSE = "triton_final_response"
 """The parameter of an answer that says whether it is the last one to its request."""
 
 _INFER_RESPONSE = write_varint(2 << 3 | LENGTH)
-"""Of a ModelStreamInferResponse."""
+"""Tag in a ModelStreamInferResponse."""
 
 
 class StreamAnswers:

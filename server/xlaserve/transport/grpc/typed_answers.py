@@ -27,11 +27,11 @@ _BYTES_OF_AN_ELEMENT: Mapping[str | None, int] = MappingProxyType(
         None: 0,
     }
 )
-"""What an element may add to an answer, by its field of InferTensorContents."""
+"""Field of InferTensorContents -> bytes that an element may add to an answer."""
 
 
 class Form(NamedTuple):
-    """How an answer is written."""
+    """The form of an answer."""
 
     contents: list[pb.InferTensorContents | None]
     """The typed contents of each output; None for one that has none."""

@@ -19,12 +19,12 @@ from xlaserve.transport.grpc.wire import (
 from xlaserve_proto import inference as pb
 
 Contents: TypeAlias = "tuple[int, int, Elements | None]"
-"""Where the elements of an input start and stop, and what they are if not just as raw bytes."""
+"""Start and stop of an input's elements, and the elements themselves if not just raw bytes."""
 
 MOST_FIELDS = 256
-"""Fields of a request, and of an input, beyond which it is not ordinary."""
+"""Fields of a request, and of an input, beyond which the generic codec reads it."""
 CONTENTS_DEPTH = 2
-"""How deep typed contents lie in a request."""
+"""Nesting depth of typed contents in a request."""
 
 _CONTENTS = 5 << 3 | LENGTH
 _BEFORE_CONTENTS = frozenset(number << 3 | LENGTH for number in range(1, 5))
@@ -32,7 +32,7 @@ _BEFORE_CONTENTS = frozenset(number << 3 | LENGTH for number in range(1, 5))
 
 
 class NotOrdinary(ValueError):
-    """What the generic codec has to read."""
+    """The generic codec has to read this."""
 
 
 def find_contents(data: Data, start: int, stop: int) -> int:
@@ -104,4 +104,4 @@ def _reader(row: Field) -> tuple[int, Callable[[Data, int, int], Contents]]:
 
 
 _READERS = MappingProxyType({row.name: _reader(row) for row in fields_of(pb.InferTensorContents)})
-"""By the field of typed contents: its tag, and what reads it."""
+"""Field of typed contents -> its tag, and its reader."""

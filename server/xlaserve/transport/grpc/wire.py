@@ -47,7 +47,7 @@ class Scalar:
     """The wire type of a single value; LENGTH for string and bytes, which are never packed."""
     default: object
     dtype: "np.dtype[Any]"
-    """What a number is cut to, and how it is laid out where its size is fixed."""
+    """The type that a number is cut to, and its layout where its size is fixed."""
     zigzag: bool = False
 
     @property

@@ -16,7 +16,7 @@ from xlaserve.transport.http2.stream import ServerStream
 from xlaserve.transport.http2.streams import Streams
 
 RUN_BYTES = 1 << 12
-"""How long the frames are that are taken in one go: a read has so few of them that they count as
+"""Bytes from which frames are handled in one run: a read has so few of them that they count as
 one in the work of a pass."""
 
 

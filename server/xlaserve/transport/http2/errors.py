@@ -1,4 +1,4 @@
-"""What a client can do wrong on the level of HTTP/2, and whom it costs (RFC 9113, 5.4)."""
+"""Errors of clients at the level of HTTP/2: of a connection or a stream (RFC 9113, 5.4)."""
 
 from xlaserve.transport.http2.frames import ErrorCode
 

@@ -22,7 +22,7 @@ class ReceiveWindows:
         """The watermark under which the window is widened to the full one."""
         self._left = limits.connection_window_bytes
         self.stream_bytes = limits.stream_window_bytes
-        """What a client may send of a new stream, as our SETTINGS say."""
+        """Window of a new stream in bytes, as our SETTINGS say."""
         self._sender = sender
 
     def first_update(self) -> bytes:

@@ -31,7 +31,7 @@ from xlaserve.transport.http2.streams import Streams
 RECEIVE_BYTES = 1 << 18
 """Bytes that are read from a socket at once."""
 TURN_SECONDS = 0.003
-"""How long a connection may handle frames before others have their turn. A look at the clock may be
+"""Seconds a connection may handle frames before it yields to others. A look at the clock may be
 late, by the work between two of them or by one long header block: no turn takes more than 5 ms."""
 
 _WORK_BETWEEN_LOOKS = 64
@@ -40,12 +40,12 @@ _WORK_OF_A_REQUEST = 16
 _BYTES_OF_WORK = 16
 """Bytes of a frame which count as much as a frame, where they have to be decoded one by one."""
 _MAX_CONTROL_BYTES = SMALLEST_MAX_FRAME
-"""How long a control frame may be. Longer ones are allowed (4.2), and of no use."""
+"""Most bytes of a control frame. Longer ones are allowed (4.2), and of no use."""
 _DIRECT_BYTES = 1 << 14
-"""From how much on the rest of a DATA frame is received where its message will stay."""
+"""Bytes from which the rest of a DATA frame is received into the message's own buffer."""
 _LEFT_BYTES = 1 << 14
-"""How long a frame with more of a message may be to wait until it has come whole: to be received
-behind what has come of it is quicker than to be taken in parts."""
+"""Most bytes of a frame with more of a message that waits until it has come whole: receiving
+it behind what has come of it is quicker than taking it in parts."""
 
 _UNKNOWN = 0
 
@@ -53,7 +53,7 @@ _Handler: TypeAlias = Callable[[int, int, memoryview], None]
 
 
 class ReceiveBuffer:
-    """Where all connections of an event loop receive: each handles at once what it has read."""
+    """The receive buffer of an event loop's connections: each handles at once what it has read."""
 
     def __init__(self) -> None:
         # Twice, for the beginning of a frame that an earlier read has left.
@@ -84,7 +84,7 @@ class FrameReader:
         self._data, self._headers, self._control = frames
         self._now = now
         control = self._control
-        # In the order of the types (RFC 9113 6); in the place of DATA what is not known.
+        # In the order of the types (RFC 9113 6); `unknown` instead of DATA.
         self._handlers: tuple[_Handler, ...] = (
             control.unknown,
             self._headers.headers,
@@ -98,7 +98,7 @@ class FrameReader:
             self._headers.continuation,
         )
         self._left = b""
-        """What was received of a frame that has not come whole."""
+        """Bytes received of a frame that has not come whole."""
         self._have = 0
         """Bytes of that in front of the space that was lent last."""
         self._lent = 0

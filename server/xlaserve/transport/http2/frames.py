@@ -4,7 +4,7 @@ from enum import IntEnum
 from struct import Struct
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""What a client sends first (RFC 9113, 3.4)."""
+"""The client's preface (RFC 9113, 3.4)."""
 
 HEADER = Struct(">HBBBL")
 """The header of a frame: two parts of its length, type, flags, stream."""
@@ -54,7 +54,7 @@ class ErrorCode(IntEnum):
 
 
 class Setting(IntEnum):
-    """What an endpoint tells of itself (RFC 9113, 6.5.2)."""
+    """The settings of an endpoint (RFC 9113, 6.5.2)."""
 
     HEADER_TABLE_SIZE = 0x1
     ENABLE_PUSH = 0x2

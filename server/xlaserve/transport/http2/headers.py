@@ -24,7 +24,7 @@ Fields: TypeAlias = list[tuple[str, str]]
 """Names and values; every character stands for one byte (ISO 8859-1)."""
 
 R = TypeVar("R")
-"""What an application makes of a kind of requests, once for all of them."""
+"""The application's route of a kind of requests, made once for all of them."""
 
 HARD_FACTOR = 4
 """Past the limit a request is refused; at so many times it, the connection ends."""
@@ -44,7 +44,7 @@ _MAX_TIMEOUT_DIGITS = 8
 
 
 class RequestKind(Generic[R]):
-    """What requests have in common that differ only in values which decide nothing.
+    """The part shared by requests that differ only in values which decide nothing.
 
     It knows the names of all headers, and the values of those that decide (`hpack.DECIDING`). No
     other value is kept with it, and nothing that follows from one.
@@ -68,10 +68,10 @@ class RequestKind(Generic[R]):
         for place, (_, _, _, name) in enumerate(found):
             places[name.text] = (*places.get(name.text, ()), place)
         self.places: Mapping[str, tuple[int, ...]] = places
-        """Where the headers of each name are."""
+        """Name -> indices of its headers."""
         times = places.get(TIMEOUT, ())
         self.timeout_place: int | None = None if not times else times[0] if len(times) == 1 else -1
-        """Where the timeout is; -1 where there are several."""
+        """Index of the timeout; None without, -1 if several."""
         self._deciding = {
             name.text: value.decode("latin-1") for _, value, _, name in found if name.decides
         }
@@ -83,9 +83,9 @@ class RequestKind(Generic[R]):
         self.problem = _problem(found) or self._read_length(found)
         """Why its requests are malformed (RFC 9113, 8.1.1), if they are."""
         self.route: R | None = None
-        """Where its requests go; None for malformed ones."""
+        """The route of its requests; None if malformed."""
         self.check: Callable[[Head[R]], R | None] | None = None
-        """Called for each request: returns where it goes instead for what its headers say."""
+        """Called for each request: returns another route where its own headers need one."""
 
     def get(self, name: str) -> str | None:
         """Return the value of a header that decides; None where it is not there, or varies."""
@@ -109,10 +109,10 @@ class Head(msgspec.Struct, Generic[R], gc=False):
     found: Sequence[Field]
     content_length: int | None
     route: R | None
-    """Where the request goes; None for a malformed one."""
+    """The route of the request; None if malformed."""
     timeout: float | None
-    """How many seconds it may take, the least where it says so more than once; None where it does
-    not (gRPC over HTTP/2, Timeout)."""
+    """Timeout in seconds, the least where there are several; None where there is none (gRPC over
+    HTTP/2, Timeout)."""
 
     @property
     def method(self) -> str:
@@ -188,9 +188,9 @@ class HeaderReader(Generic[R]):
         self._dependent: list[bytes] = []
         """Those of the blocks seen that refer to the dynamic table."""
         self._once: set[bytes] = set()
-        """Blocks that have come once. One that never comes again would only take the place."""
+        """Blocks that have come once. Caching one that never comes again would waste memory."""
         self._rest = 0
-        """How many of the blocks that come next are not noted."""
+        """Number of the next blocks that are not noted."""
 
     def read(self, block: bytes) -> Head[R]:
         """Return the head of a request; a malformed one says so in `problem`.
@@ -260,7 +260,7 @@ class HeaderReader(Generic[R]):
         return kind
 
     def _note(self, block: bytes, head: Head[R]) -> None:
-        """Know a block again that has come a second time."""
+        """Cache a block that has come a second time."""
         if len(block) > _MAX_BLOCK_BYTES or self._decoder.list_bytes > _MAX_BLOCK_LIST_BYTES:
             return
         if block not in self._once:
@@ -279,7 +279,7 @@ class HeaderReader(Generic[R]):
                 self._dependent.append(block)
 
     def _drop_dependent(self) -> None:
-        """Forget the blocks that may mean something else (RFC 7541, 2.3.2), and no others."""
+        """Evict the blocks that may mean something else (RFC 7541, 2.3.2), and no others."""
         for block in self._dependent:
             del self._seen[block]
         self._dependent.clear()

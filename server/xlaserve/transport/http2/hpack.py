@@ -18,7 +18,7 @@ from xlaserve.transport.http2 import huffman
 TABLE_BYTES = 4096
 """The largest dynamic table, as RFC 9113, 6.5.2 has it where no SETTINGS say else."""
 ENTRY_BYTES = 32
-"""What a field counts beside its name and value (RFC 7541, 4.1; RFC 9113, 6.5.2)."""
+"""Bytes a field counts beside name and value (RFC 7541, 4.1; RFC 9113, 6.5.2)."""
 
 DECIDING: Final = frozenset((b":method", b":path", b"content-type", b"content-length", b"te"))
 """The fields whose values decide what kind of request it is. Of all others only the names do."""
@@ -30,13 +30,13 @@ PSEUDO: Final = frozenset((b":method", b":scheme", b":path", b":authority"))
 
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 _BAD_VALUE = re.compile(rb"[\x00\r\n]")
-"""Spaces at the ends, which RFC 9113 forbids, are let through: gRPC clients send ids with them."""
+"""Spaces at the ends, which RFC 9113 forbids, are accepted: gRPC clients send ids with them."""
 _KNOWN_NAMES = 1024
 _KNOWN_NAME_BYTES = 64
 _STRIDE = 2048
 """So many bytes of a block are decoded before its size is looked at."""
 _MALFORMED = "\n"
-"""How the token of a malformed field begins, and no other."""
+"""Prefix of the token of a malformed field, and of no other."""
 
 
 class MalformedBlock(Exception):
@@ -212,7 +212,7 @@ _MOVED = tuple(
     )
     for added in range(0xFF - _FIRST_INDEXED_DYNAMIC)
 )
-"""What references become when so many entries have been added to the table."""
+"""Tables that move references by the number of entries added to the dynamic table."""
 _STATIC_NAMES = {index: name_of(field) for index, field in enumerate(STATIC, 1)}
 
 
@@ -235,8 +235,8 @@ class Decoder:
         self._prefix = b""
         self._prefix_fields: list[Field] = []
         self._prefix_bytes = 0
-        """How the next block begins if it repeats the first fields of the last one; these fields,
-        and their size."""
+        """Start of the next block if it repeats the first fields of the last one; these fields,
+        and their size in bytes."""
 
     def decode(self, block: bytes) -> list[Field]:
         """Return the fields of a block. Raises MalformedBlock and BlockTooLarge.
@@ -273,7 +273,7 @@ class Decoder:
         """Note how the next block begins if it repeats the first fields of this one.
 
         Most fields are written as one octet that refers to the table. What is added to the table
-        moves the older entries by one place each (RFC 7541, 2.3.3).
+        moves the older entries by one index each (RFC 7541, 2.3.3).
         """
         if not prefix:
             references = _REFERENCES.match(block)

@@ -131,7 +131,7 @@ _MAX_PADDING_BITS = 7
 
 
 class _Table:
-    """What each octet does to each state: the symbols that it completes, and the next state.
+    """The transitions of each state by octet: the symbols that it completes, and the next state.
 
     A state is a node of the tree of codes: the bits since the last symbol. The row of one is
     filled when it is first used; all 257 take some 10 MB, but only text of many rare symbols comes

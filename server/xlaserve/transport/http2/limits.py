@@ -1,4 +1,4 @@
-"""What one client may ask of the server, counted in frames and bytes."""
+"""Limits of what one client may ask of the server, in frames and bytes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Http2Limits:
     max_frame_bytes: int = 1 << 20
     """Longest DATA frame that we ask for; other frames are never that long."""
     stream_window_bytes: int = 1 << 20
-    """What may come of a stream before it is known how long its message is."""
+    """Window of a stream in bytes until the length of its message is known."""
     connection_window_bytes: int = 16 << 20
     max_resets: int = 200
     """Streams that may end with a RST_STREAM, of either side, in a window of time."""
@@ -39,12 +39,12 @@ class Http2Limits:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the connections of a server share."""
+    """The parts shared by a server's connections."""
 
     ledger: Ledger
-    """What they hold: messages, answers that wait for their client, header blocks in progress."""
+    """Account of what they hold: messages, pending answers, header blocks in progress."""
     memory: MessageMemory
-    """Where long messages are received."""
+    """Pool of memory for long messages."""
 
 
 class Conduct:

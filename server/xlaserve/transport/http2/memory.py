@@ -15,9 +15,9 @@ import numpy.typing as npt
 Octets: TypeAlias = npt.NDArray[np.uint8]
 
 SMALLEST_BYTES = 1 << 20
-"""What is shorter comes from the heap, which uses its pages again by itself."""
+"""Bytes below which memory comes from the heap, which reuses its pages itself."""
 _STEP_BYTES = 1 << 16
-"""What sizes are rounded up to: messages of one kind differ by their ids."""
+"""Granularity of sizes in bytes: messages of one kind differ by their ids."""
 _MOST_TIMES_LARGER = 2
 """A block may be so much larger than what it is used for."""
 
@@ -63,7 +63,7 @@ class MessageMemory:
             return fresh(size)
         block = self._fitting(size)
         if block is None and self._lent:
-            # JAX lets go of what it has read in place with its next call or with a collection.
+            # JAX releases what it has read in place with its next call or with a collection.
             gc.collect(0)
             block = self._fitting(size)
         if block is None:

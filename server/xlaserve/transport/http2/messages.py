@@ -61,7 +61,7 @@ class UnaryReader:
         self._place = place
         self._prefix = b""
         self.whole: memoryview | None = None
-        """Where the message is received; None until its first byte is there."""
+        """Buffer of the message; None until its first byte is there."""
         self.filled = 0
         """Bytes of the message that have come."""
         self.length = -1

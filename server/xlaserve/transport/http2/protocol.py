@@ -10,9 +10,9 @@ from xlaserve.transport.http2.frames import ErrorCode
 _WRITE_BUFFER_BYTES = 1 << 18
 """Bytes that the transport may hold for a client that does not read."""
 _WRITES_OF_A_TURN = 8
-"""How many times a turn makes output ready and writes it: a client may read as quickly as that."""
+"""Most times a turn makes output ready and writes it: a client may read as quickly as that."""
 _LINGER_SECONDS = 1.0
-"""How long a connection that was ended is still read, so that its client comes to see why."""
+"""Seconds for which an ended connection is still read, so that its client comes to see why."""
 
 
 class Host(Protocol):

@@ -29,7 +29,7 @@ _JOINED_BYTES = SMALLEST_MAX_FRAME
 fits into a frame then, whatever the client takes (RFC 9113 4.2)."""
 
 _MOST_KEPT = 2
-"""What is parked is copied where it keeps an array alive of more than so many times its size."""
+"""Parked bytes are copied where they keep alive an array of more than so many times their size."""
 
 
 class Sender:
@@ -43,7 +43,7 @@ class Sender:
         """`on_output` is called when there is output though nothing was received."""
         self._on_output = on_output
         self.receives = False
-        """Whether frames are being handled: the output is written when that is over."""
+        """Whether frames are being handled: the output is written after that."""
         self._account = account
         self._conduct = conduct
         self._blocked: dict[int, ServerStream] = {}
@@ -253,7 +253,7 @@ class Sender:
         return self.paused or self.output_bytes >= FLUSH_BYTES
 
     def take(self) -> list[Buffer]:
-        """Return what is to be written, and forget it."""
+        """Return the pending output, and clear it."""
         output = self.output
         self.output = []
         self.output_bytes = 0

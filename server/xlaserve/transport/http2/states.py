@@ -9,7 +9,7 @@ from xlaserve.transport.http2.frames import ErrorCode
 
 
 class State(IntEnum):
-    """Where a stream is, as its server sees it."""
+    """The state of a stream, as its server sees it."""
 
     IDLE = 0
     OPEN = 1
@@ -23,7 +23,7 @@ class State(IntEnum):
 
 
 class Input(IntEnum):
-    """What happens to a stream. PRIORITY may come in every state, and changes none (5.1)."""
+    """An event of a stream. PRIORITY may come in every state, and changes none (5.1)."""
 
     HEADERS = 0
     """HEADERS without END_STREAM came."""
@@ -40,7 +40,7 @@ class Input(IntEnum):
 
 
 class Reaction(IntEnum):
-    """What happens instead of a change of state."""
+    """The reaction to an input without a next state."""
 
     IGNORE = -1
     STREAM_CLOSED = -2

@@ -27,7 +27,7 @@ class Call(Protocol):
 
 
 class Route(Protocol):
-    """What is done with the requests of one kind."""
+    """The route of the requests of one kind."""
 
     @property
     def message_first(self) -> bool:
@@ -51,7 +51,7 @@ class Owner(Protocol):
     """Counts the sweeps for what takes too long."""
 
     peer_window: int
-    """What the client takes of a new stream, in bytes."""
+    """Client's window of a new stream, in bytes."""
 
     @property
     def stream_window(self) -> int:
@@ -85,7 +85,7 @@ class Owner(Protocol):
 
 
 class Output(Protocol):
-    """What sends on the connection, as its streams know it."""
+    """The sender of the connection, as its streams know it."""
 
     def answer(
         self,
@@ -124,7 +124,7 @@ class ServerStream:
     begun = False
     """Whether its route has been given the request."""
     call: Call | None = None
-    """What answers it, as long as it does."""
+    """The call in flight that answers it."""
     arriving = False
     """Whether the frame that ends it has come only in part: its state is half-closed already."""
     received = 0

@@ -48,7 +48,7 @@ class Streams:
         self.peer_window = DEFAULT_WINDOW
         self.stream_window = limits.stream_window_bytes
         self.max_streams = limits.max_streams
-        """How many streams the client may have open (5.1.2)."""
+        """Streams that the client may have open (5.1.2)."""
         self._conduct = conduct
         self._sender = sender
         self._windows = windows

@@ -15,7 +15,7 @@ _MODELS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 
 @dataclass(frozen=True, slots=True)
 class _Absent:
-    """What is not built, and where the protocol has it."""
+    """A feature that is not built, and its routes."""
 
     what: str
     methods: Sequence[str]

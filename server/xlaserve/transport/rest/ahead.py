@@ -1,9 +1,9 @@
-"""What a client sent ahead of its turn, within a bound."""
+"""The bounded buffer of bytes that a client sent ahead."""
 
 import asyncio
 
 _AHEAD_BYTES = 64 << 10
-"""What is kept of a connection before it reads no more; one read goes beyond it."""
+"""Bytes buffered before a connection reads no more; one read goes beyond it."""
 
 
 class Ahead:
@@ -36,5 +36,5 @@ class Ahead:
         return taken
 
     def clear(self) -> None:
-        """Forget all of it; nothing is read of a connection that ends."""
+        """Drop all of it; nothing is read of a connection that ends."""
         self.data.clear()

@@ -15,21 +15,21 @@ from xlaserve.transport.rest.threads import OffLoop
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _FIRST_BYTES = 64 << 10
-"""What is reserved for a body whose length is not known."""
+"""Bytes reserved for a body of unknown length."""
 _AROUND_A_BODY = 64 << 10
 _AROUND_A_CHUNK = 32
-"""What may come besides the bytes of a body in chunks: sizes, line ends, extensions, trailers."""
+"""Bytes allowed besides a body in chunks: sizes, line ends, extensions, trailers."""
 _STALL_SECONDS = 1.0
-"""How long a server that drains waits for the next bytes of a body."""
+"""Seconds that a draining server waits for the next bytes of a body."""
 _FAULTS = (web.RequestPayloadError, ClientPayloadError, HttpProcessingError)
 
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """What a body may cost."""
+    """Limits of a body."""
 
     max_bytes: int
-    """Before and after its decompression."""
+    """Bytes before and after decompression."""
     max_chunks: int
     timeout_seconds: float
 

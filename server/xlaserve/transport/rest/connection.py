@@ -30,12 +30,12 @@ _log = structlog.get_logger("http")
 
 
 class Beginning(NamedTuple):
-    """How a request of the general path began."""
+    """The start of a request of the general path."""
 
     head: bytes
     """Its header block; empty where it is not known."""
     waited_seconds: float
-    """How long its body was waited for before aiohttp had the first of it."""
+    """Seconds its body was waited for before aiohttp had the first of it."""
 
 
 class Server(web.Server):
@@ -68,9 +68,9 @@ class Connection(AiohttpConnection):
     """A connection whose faults are answered as `{"error": text}` too."""
 
     held: Held
-    """What the connection holds; absent from one that is refused, as is the following."""
+    """The account of the connection; absent from one that is refused, as is the following."""
     peer: Peer
-    """Who is at the other end; one object for all calls of the connection."""
+    """The client; one object for all calls of the connection."""
 
     def __init__(self, server: Server, options: dict[str, object]) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
@@ -80,7 +80,7 @@ class Connection(AiohttpConnection):
         self._received = 0
         """Bytes that aiohttp was given, counted from where its request began."""
         self._size: int | None = None
-        """How many bytes that request has; None where that is not known, or not yet."""
+        """Bytes of that request; None where that is not known, or not yet."""
         self._head = b""
         """Its header block, until aiohttp has read it."""
 

@@ -10,9 +10,9 @@ from xlaserve.transport.rest.bodies import BodyReader
 from xlaserve.transport.rest.connection import Connection, Server
 
 _IDLE_SECONDS = 0.25
-"""How long a drain leaves connections open that have no request: one may be on its way."""
+"""Seconds a drain leaves connections without a request open: one may be on its way."""
 _FAREWELL_SECONDS = 2.0
-"""How long an end waits for connections that were cut off."""
+"""Seconds a stop waits for connections that were cut off."""
 _LOOK_SECONDS = 0.01
 
 
@@ -52,7 +52,7 @@ class Drain:
     ) -> Self:
         """Accept the connections of a socket that is bound and listens.
 
-        `end_streams` ends the answers that go on when the grace is over.
+        `end_streams` ends the answers that go on when the grace expires.
         """
         own = listening.dup()
         own.setblocking(False)

@@ -1,4 +1,4 @@
-"""Where errors become HTTP answers, for every route alike."""
+"""The mapping of errors to HTTP answers, for every route alike."""
 
 from collections.abc import Awaitable, Mapping
 from http import HTTPStatus
@@ -36,7 +36,7 @@ def error_response(
 ) -> HttpResponse:
     """Answer `{"error": text}`."""
     shown = text if len(text) <= MAX_ERROR_CHARACTERS else text[:MAX_ERROR_CHARACTERS] + "..."
-    # What came as broken UTF-8 is shown as it came, escaped.
+    # Broken UTF-8 is shown as it came, escaped.
     shown = shown.encode(errors="backslashreplace").decode()
     body = json_response({"error": shown}, status)
     return HttpResponse(status, parts=body.parts, headers=headers, compressible=False)

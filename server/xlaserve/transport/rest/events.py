@@ -54,7 +54,7 @@ class _Answer(NamedTuple):
     response: InferResponse
     last: bool
     size: int
-    """What is counted for it until it is sent."""
+    """Bytes counted for it until it is sent."""
 
 
 class EventCall(InferCall):
@@ -109,7 +109,7 @@ class EventCall(InferCall):
         """Yield each answer as it comes, and whether it is the last one.
 
         An answer counts as sent when the next one is asked for. Raises the error that ends the
-        call. Whoever leaves earlier cancels it.
+        call. A caller that leaves earlier cancels it.
         """
         try:
             while True:

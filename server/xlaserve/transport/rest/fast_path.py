@@ -32,9 +32,9 @@ class Owner(Protocol):
     """The connection whose bytes a fast path takes."""
 
     held: Held
-    """What the connection holds on the ledger."""
+    """The account of the connection."""
     peer: Peer
-    """Who is at its other end."""
+    """The client."""
 
     @property
     def server(self) -> Draining:
@@ -85,7 +85,7 @@ class FastPath(Lifecycle):
         self._loop = asyncio.get_running_loop()
         self._ahead = Ahead(transport)
         self._plan: Plan | None = None
-        """Of the request that is received or executed."""
+        """Plan of the request received or executed."""
         self._call: Pending | asyncio.Task[HttpResponse] | None = None
         """The request that is executed, or its answer that is made ready."""
         self._part = bytearray()
@@ -195,7 +195,7 @@ class FastPath(Lifecycle):
         head = head_of(self._ahead.data)
         plan = self._plans.get(head) or self._plans.find(head)
         size = None if plan is None else len(head) + plan.length
-        # Reading goes on before the bytes are handed on: whoever takes them may pause it again.
+        # Reading goes on before the bytes are handed on: their receiver may pause it again.
         data = self._ahead.take(size)
         self._count_ahead()
         self._read(data)

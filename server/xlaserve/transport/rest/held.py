@@ -1,4 +1,4 @@
-"""What one HTTP connection holds on the ledger: a request, its answer, and what came ahead."""
+"""The account of one HTTP connection: a request, its answer, and bytes sent ahead."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from xlaserve.transport.rest.edge import translate
 from xlaserve.transport.rest.messages import JOINED_BYTES, HttpResponse
 
 _PARSED_TIMES = 12
-"""How many times its bytes a short body may take once it is parsed: strings of two letters."""
+"""Most bytes that a byte of a short body may take once parsed: strings of two letters."""
 
 
 class Held:
@@ -31,7 +31,7 @@ class Held:
         self._account = account
         self._transport = transport
         self._answers = False
-        """Whether an answer is being written: all of it counts until that is over."""
+        """Whether an answer is being written: all of it counts until that completes."""
         self._is_paused = False
         """Whether the client does not read."""
         self.is_waiting = False

@@ -16,12 +16,12 @@ from xlaserve.transport.rest.threads import INLINE_BYTES, OffLoop
 
 
 class Asked(NamedTuple):
-    """What a header block asks for."""
+    """The target of a header block."""
 
     model: str
     version: str
     length: int | None
-    """Of the JSON in front of binary tensors; None for a body that is all JSON."""
+    """Bytes of JSON before binary tensors; None for a body that is all JSON."""
 
 
 class InferLane:

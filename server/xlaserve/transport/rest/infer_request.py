@@ -118,7 +118,7 @@ def read_infer_request(
     try:
         message = _decode(text)
     except InvalidBody:
-        # If it is for a NaN, whose place is in a tensor, reading on says in which.
+        # If it is for a NaN, which lies in a tensor, reading on says in which.
         finite = quote_not_finite(bytes(text))
         if finite is not None:
             reader.read(_decode(finite))

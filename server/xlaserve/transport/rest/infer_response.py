@@ -41,7 +41,7 @@ class _Response(msgspec.Struct):
 
 _ENCODER = msgspec.json.Encoder()
 _JOINED_BYTES = 64 << 10
-"""What is cheaper to copy than to send in pieces."""
+"""Bytes up to which a copy is cheaper than pieces."""
 
 
 def write_infer_response(

@@ -207,7 +207,7 @@ class InferenceRoutes:
         return json_response(Live(live=True))
 
     async def ready(self, request: HttpRequest) -> HttpResponse:
-        """Tell whether the start is over, as the readiness setting defines it."""
+        """Tell whether the start is complete, as the readiness setting defines it."""
         ready = self._control.follower.server_ready
         return json_response(Ready(ready), _STATUS_OF_READY[ready])
 
@@ -317,7 +317,7 @@ def _model(request: HttpRequest) -> tuple[str, str]:
 _STATUS_OF_READY: Mapping[bool, HTTPStatus] = MappingProxyType(
     {True: HTTPStatus.OK, False: HTTPStatus.BAD_REQUEST}
 )
-"""Who is not ready answers 4xx (KServe compatible RESTful API, Server Ready and Model Ready)."""
+"""Readiness -> status: 4xx if not (KServe compatible RESTful API, Server Ready, Model Ready)."""
 
 
 def _tensor_metadata(spec: TensorSpec) -> TensorMetadata:

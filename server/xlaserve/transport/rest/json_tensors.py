@@ -202,7 +202,7 @@ def _decode_any(datatype: Datatype, text: bytes) -> list[object]:
     except msgspec.ValidationError:
         raise TensorDataError(f"{datatype}", "a number too large for it") from None
     except msgspec.DecodeError:
-        # What was well-formed with its brackets had empty lists.
+        # A text that was well-formed with its brackets had empty lists.
         raise _irregular() from None
     return elements
 
@@ -210,7 +210,7 @@ def _decode_any(datatype: Datatype, text: bytes) -> list[object]:
 def quote_not_finite(text: bytes) -> bytes | None:
     """Make JSON of a text that is none because of NaN, Infinity and -Infinity outside of strings.
 
-    The first one becomes a string, so that whoever reads the tensor refuses it and knows its name;
+    The first one becomes a string, so that the reader of the tensor refuses it and names it;
     the others become zeros. None where there are no such tokens.
     """
     structure = blank_strings(text)
@@ -229,7 +229,7 @@ def quote_not_finite(text: bytes) -> bytes | None:
 
 
 class NotInJson(ValueError):
-    """What JSON has no form for; the text names it."""
+    """JSON has no form for a value; the text names it."""
 
 
 def write_elements(datatype: Datatype, tensor: Tensor, *, strict: bool = False) -> list[Buffer]:

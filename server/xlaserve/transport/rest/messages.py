@@ -29,7 +29,7 @@ async def _no_body() -> memoryview:
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """What a handler is given: the names in the path, and a body that is read when it is wanted."""
+    """A request for a handler: the names in the path, and a body that is read when it is wanted."""
 
     names: Mapping[str, str] = field(default_factory=dict)
     """The parts of the path that the route names, percent-decoded."""
@@ -51,7 +51,7 @@ class HttpRequest:
 
 # Like those of the core: a frozen dataclass takes several times as long to make.
 class HttpResponse(msgspec.Struct, frozen=True, gc=False):
-    """What a handler gives back."""
+    """The answer of a handler."""
 
     status: HTTPStatus = HTTPStatus.OK
     content_type: str = JSON_TYPE

@@ -279,7 +279,7 @@ OF_MODELS: tuple[Family[Model], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class ServerReading:
-    """What belongs to no model."""
+    """Server-wide readings."""
 
     capacity: Capacity
     connections: Mapping[str, Callable[[], int]]

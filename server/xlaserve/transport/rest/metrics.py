@@ -1,4 +1,4 @@
-"""What Prometheus reads: the statistics of every model version, memory, and the process."""
+"""Metrics for Prometheus: statistics of every model version, memory, and the process."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping

@@ -20,9 +20,9 @@ from xlaserve.tensors import (
 
 _VERSION = slice(6, 8)
 _LENGTHS = {b"\x01\x00": 2, b"\x02\x00": 4, b"\x03\x00": 4}
-"""How many bytes the length of the header has, by version."""
+"""Version -> bytes of the length of the header."""
 _MAX_HEADER_BYTES = 4096
-"""What numpy writes has 118 to 246."""
+"""Bytes; numpy writes 118 to 246."""
 _LONGEST_SIZE = 18
 """Digits of one dimension."""
 
@@ -31,7 +31,7 @@ _DTYPE = re.compile(r"""['"]descr['"]\s*:\s*['"]([<>|=]?[biufSUV][0-9]{1,6})['"]
 _ORDER = re.compile(r"""['"]fortran_order['"]\s*:\s*(True|False)""")
 _SHAPE = re.compile(r"""['"]shape['"]\s*:\s*\(([0-9, ]*)\)""")
 _BFLOAT16 = "V2"
-"""What numpy calls a datatype that it does not have."""
+"""Numpy's name for a datatype that it does not have."""
 
 
 def read_npy(datatype: Datatype, body: memoryview) -> Tensor:

@@ -44,11 +44,11 @@ _PATH_PARAMETERS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "repository": ("Name of a repository; there is only the one without a name.", "main"),
     }
 )
-"""What the names in paths mean, and an example of each."""
+"""Name in paths -> its meaning and an example."""
 
 
 class Error(msgspec.Struct):
-    """What went wrong."""
+    """The body of an error."""
 
     error: Annotated[str, msgspec.Meta(description="A sentence for people.")]
 

@@ -1,4 +1,4 @@
-"""What people read: the status page, the description of the routes, and what both are made of."""
+"""Pages for people: the status page, the description of the routes, and parts of both."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -31,7 +31,7 @@ _SECURITY: Mapping[str, str] = MappingProxyType(
         "Referrer-Policy": "no-referrer",
     }
 )
-"""What keeps the name of a model from becoming part of a page."""
+"""Headers that keep a model's name from becoming part of a page."""
 
 _FRESH = MappingProxyType({**_SECURITY, "Cache-Control": "no-store"})
 _REVALIDATED = MappingProxyType({**_SECURITY, "Cache-Control": "no-cache"})

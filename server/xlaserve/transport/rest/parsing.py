@@ -1,4 +1,4 @@
-"""How much memory a text takes while it is parsed, known before it is."""
+"""Estimates of the memory that parsing a text takes, made beforehand."""
 
 from functools import partial
 
@@ -8,12 +8,12 @@ from xlaserve.transport.rest.json_text import count_octets
 from xlaserve.transport.rest.threads import INLINE_BYTES, OffLoop
 
 _COPIES = 3
-"""How often a text is copied at most: out of its body, without strings, without brackets."""
+"""Most copies of a text: out of its body, without strings, without brackets."""
 _COPIES_OF_STRINGS = 5
 """And with strings in it: as strings, and as the octets that they stand for."""
 _NUMBER_BYTES = 8
 _STRING_BYTES = 128
-"""What Python adds to those two for each string, and a reference to each."""
+"""Bytes Python adds to those two for each string, and a reference to each."""
 
 
 async def parsed_bytes(threads: OffLoop, info: ModelInfo, text: memoryview) -> int:

@@ -44,7 +44,7 @@ NPY_TYPE = "application/x-npy"
 JSONLINES_TYPE = "application/jsonlines"
 IMAGE_TYPES = "image/*"
 X_IMAGE_TYPE = "application/x-image"
-"""What SageMaker's own containers call an image of any kind."""
+"""Media type of any image in SageMaker's own containers."""
 
 _TRUTHS: Mapping[str, bool] = MappingProxyType(
     {"true": True, "1": True, "false": False, "0": False}
@@ -344,7 +344,7 @@ FORMS: Sequence[Form] = (
 _WRITE_AS_PYTHON: Mapping[str, Callable[[ModelInfo, InferResponse], list[Buffer]]] = (
     MappingProxyType({JSON_TYPE: _write_json_as_python, JSONLINES_TYPE: _write_jsonlines_as_python})
 )
-"""What writes instead where JSON is not strict."""
+"""Writers used where JSON is not strict."""
 
 
 def write_plain_response(

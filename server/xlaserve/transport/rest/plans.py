@@ -1,4 +1,4 @@
-"""What header blocks of HTTP requests mean: known by their bytes, or by what of them decides."""
+"""Plans of HTTP requests, cached by their header blocks: all bytes, or those that decide."""
 
 import asyncio
 import re
@@ -17,7 +17,7 @@ _MAX_ONCE = 256
 
 IDLE_NAMES: Final = frozenset(
     (
-        # who asks
+        # identity of the client
         "api-key",
         "authorization",
         "cookie",
@@ -28,7 +28,7 @@ IDLE_NAMES: Final = frozenset(
         "referer",
         "user-agent",
         "via",
-        # what for
+        # purpose of the request
         "accept-language",
         "baggage",
         "cache-control",
@@ -45,7 +45,7 @@ IDLE_NAMES: Final = frozenset(
         "traceparent",
         "tracestate",
         "uber-trace-id",
-        # what a browser says of itself; Sec-Fetch-Site decides
+        # sent by browsers; Sec-Fetch-Site decides
         "sec-fetch-dest",
         "sec-fetch-mode",
         "sec-fetch-user",
@@ -58,9 +58,9 @@ They have no effect on how a request is read. What else follows from them, as pe
 decided for each request, from its own headers.
 """
 IDLE_PREFIXES: Final = ("cf-", "ot-tracer-", "sec-ch-", "x-")
-"""How the names of more of them begin."""
+"""Prefixes of the names of more of them."""
 DECIDING_PREFIXES: Final = ("x-amzn-sagemaker-",)
-"""How those names begin that do decide, in spite of their prefix."""
+"""Prefixes of names that do decide, in spite of `IDLE_PREFIXES`."""
 _LENGTH = "content-length"
 _MAX_LENGTH_DIGITS = 9
 _MAX_NAME_BYTES = 64
@@ -87,14 +87,14 @@ def _role(name: bytes) -> int:
 
 
 _ROLES: Final = MakingCache(_role, _MAX_NAMES)
-"""What the headers of a name are, as clients write it."""
+"""Header name as clients write it -> role of its headers."""
 
 Finish: TypeAlias = Callable[[HttpResponse], "asyncio.Task[HttpResponse] | None"]
 """Return what makes an answer ready that cannot leave as it is; None for one that can."""
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What a header block means."""
+    """The meaning of a header block."""
 
     method: str
     path: str
@@ -120,7 +120,7 @@ class Plans:
         self._alike = BoundedCache[bytes, Plan](max_heads)
         self._max_length = max_length
         self._once: set[int] = set()
-        """Of heads that were found once: their hashes. Those that come again will be known."""
+        """Hashes of header blocks found once. Those that come again will be cached."""
         self.get = known.get
         """Returns the plan of a head that is known by its bytes, None for others."""
 

@@ -24,7 +24,7 @@ _SHOWN = 80
 
 
 class IndexRequest(msgspec.Struct):
-    """What to list."""
+    """The filter of a list."""
 
     ready: bool = False
     """Only versions that answer."""

@@ -30,11 +30,11 @@ class Body:
     required: bool = True
     headers: tuple[Header, ...] = ()
     example: object = None
-    """What JSON may look like; None for no example."""
+    """An example of the JSON; None for none."""
 
 
 _ABSOLUTE = re.compile("^https?://[^/?]*")
-"""How a request line begins that names the whole address (RFC 9112, section 3.2.2)."""
+"""Start of a target in absolute form (RFC 9112, section 3.2.2)."""
 
 BINARY_OR_JSON = (JSON_TYPE, BINARY_TYPE)
 
@@ -56,7 +56,7 @@ class Route:
     path: str
     """Segments between slashes; one in braces stands for any text, percent-decoded."""
     operation: Operation
-    """What a permission for it is given for."""
+    """The operation that a permission names."""
     handle: Handler
     summary: str
     tag: str
@@ -75,7 +75,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What the table says of a path: the route, or the methods that the path has."""
+    """The match of a path in the table: the route, or the methods that the path has."""
 
     route: Route | None
     names: Mapping[str, str]

@@ -47,7 +47,7 @@ _log = structlog.get_logger("sagemaker")
 
 
 class _Kind(msgspec.Struct):
-    """What tells a V2 request from bare tensors."""
+    """The members that tell a V2 request from bare tensors."""
 
     inputs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     instances: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -162,7 +162,7 @@ def parameters_of(model: str, request: HttpRequest) -> dict[str, Parameter]:
         for header, name in PARAMETER_HEADERS.items()
         if header in request.headers
     }
-    # What came as broken UTF-8 is shown as it came, escaped.
+    # Broken UTF-8 is shown as it came, escaped.
     found = {name: text.encode(errors="backslashreplace").decode() for name, text in found.items()}
     if found:
         _log.info("invoked", model=model, **found)

@@ -32,7 +32,7 @@ from xlaserve.transport.rest.threads import OffLoop
 _COMPRESSED_BYTES = 1 << 10
 """Smaller answers do not become smaller by much."""
 _LINGER_SECONDS = 2.0
-"""How long the rest of a body that nobody wants is read, so that its sender sees the answer."""
+"""Seconds the rest of an unwanted body is read, so that its sender sees the answer."""
 _READ_BYTES = 256 << 10
 _NOT_KEPT = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 """Headers with which proxies neither keep a stream nor collect it before they pass it on."""
@@ -41,12 +41,12 @@ _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """What connections may cost."""
+    """Limits of connections."""
 
     max_connections: int
     max_header_bytes: int
     idle_seconds: float
-    """How long a connection may be without a request, and take for the headers of one."""
+    """Seconds a connection may be without a request, and take for the headers of one."""
     body: BodyLimits
     max_heads: int
     """Heads of requests that are known."""

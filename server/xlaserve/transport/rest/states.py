@@ -37,7 +37,7 @@ from typing import TypeAlias
 
 
 class State(IntEnum):
-    """Where a connection is."""
+    """The state of a connection."""
 
     IDLE = 0
     """No request is in flight; the next bytes begin one."""
@@ -62,7 +62,7 @@ class State(IntEnum):
 
 
 class Input(IntEnum):
-    """What happens to a connection."""
+    """An event of a connection."""
 
     PART = 0
     """A known header block came, and not all of its body."""
@@ -89,7 +89,7 @@ class Input(IntEnum):
     GENERAL_DONE = 11
     """aiohttp was found to wait for the next request."""
     UNFRAMED = 12
-    """Where the request of aiohttp ends, or the next one begins, cannot be told."""
+    """The end of aiohttp's request, or the start of the next one, cannot be told."""
     CLOSE = 13
     """The server closes the connection."""
     LOST = 14
@@ -160,7 +160,7 @@ TRANSITIONS: Mapping[State, Row] = MappingProxyType(
         State.CLOSED: {},
     }
 )
-"""What is not in the table is a mistake of our own, and raises IllegalInput."""
+"""State -> input -> next state; an input not in it is our own mistake, and raises IllegalInput."""
 
 NEXT: tuple[tuple[State | None, ...], ...] = tuple(
     tuple(TRANSITIONS[state].get(happening) for happening in Input) for state in State

@@ -58,14 +58,14 @@ _NOT_FINITE = MappingProxyType({math.inf: "Infinity", -math.inf: "-Infinity"})
 
 
 class StatisticDuration(msgspec.Struct):
-    """How often something happened, and how long it took in all."""
+    """The count and the total duration of an event."""
 
     count: int
     ns: int
 
 
 class InferStatistics(msgspec.Struct):
-    """What requests of a model took; there is no cache, its counts stay 0."""
+    """Durations of a model's requests; there is no cache, its counts stay 0."""
 
     success: StatisticDuration
     fail: StatisticDuration
@@ -78,7 +78,7 @@ class InferStatistics(msgspec.Struct):
 
 
 class BatchStatistics(msgspec.Struct):
-    """What executions of one batch size took."""
+    """Durations of executions of one batch size."""
 
     batch_size: int
     compute_input: StatisticDuration
@@ -87,7 +87,7 @@ class BatchStatistics(msgspec.Struct):
 
 
 class MemoryUsage(msgspec.Struct):
-    """What a model holds in one memory."""
+    """Bytes of a model in one memory."""
 
     type: str
     id: int
@@ -95,11 +95,11 @@ class MemoryUsage(msgspec.Struct):
 
 
 class CompileStatistics(msgspec.Struct):
-    """What compiling one batch size took, and what it runs in: a member that only we have."""
+    """Durations of compiling and executing one batch size: a member that only we have."""
 
     batch_size: int
     sizes: list[int]
-    """Of the dimensions besides the batch that the model leaves open."""
+    """Sizes of the open dimensions of the model besides the batch."""
     compile_ns: int
     execution_ns: int
     """One execution, the quickest of the warm-up."""
@@ -116,7 +116,7 @@ class ModelStatistics(msgspec.Struct):
     execution_count: int
     inference_stats: InferStatistics
     response_stats: dict[str, StatisticDuration]
-    """Of models that answer a request more than once: there are none."""
+    """Empty: only for models that answer a request more than once."""
     batch_stats: list[BatchStatistics]
     memory_usage: list[MemoryUsage]
     compile_stats: list[CompileStatistics]

@@ -8,7 +8,7 @@ from xlaserve.core.threads.host import HostThreads
 T = TypeVar("T")
 
 INLINE_BYTES = 64 << 10
-"""What is read, written or packed on the event loop: a hop to a thread costs as much."""
+"""Bytes read, written or packed on the event loop: a hop to a thread costs as much."""
 
 
 class OffLoop:

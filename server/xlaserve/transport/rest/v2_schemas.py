@@ -47,7 +47,7 @@ class TensorMetadata(msgspec.Struct):
 
 
 class ModelMetadata(msgspec.Struct):
-    """What a model is, and the versions that answer."""
+    """The metadata of a model, and the versions that answer."""
 
     name: str
     versions: list[str]
@@ -93,7 +93,7 @@ class ResponseOutput(msgspec.Struct, omit_defaults=True):
 
 
 class InferenceResponse(msgspec.Struct, omit_defaults=True):
-    """What answers an inference."""
+    """The answer to an inference."""
 
     model_name: str
     model_version: str
