@@ -11,7 +11,7 @@ import xlaserve
 from xlaserve.errors import InvalidModel, XlaserveError
 
 _MAX_CHARACTERS = 400
-"""Of the text of an exception; JAX explains some at length."""
+"""Most characters of an exception's text; JAX explains some at length."""
 
 _NOT_THE_AUTHORS = (
     Path(xlaserve.__file__).parent,

@@ -1,4 +1,4 @@
-"""What a terminal shows of a benchmark: how far it has come, then a table."""
+"""The terminal's display of a benchmark: its progress, then a table."""
 
 from types import TracebackType
 from typing import Self
@@ -13,7 +13,7 @@ from xlaserve.benchmark.results import Result
 from xlaserve.benchmark.run import Report
 
 _INTEGRAL = 100.0
-"""From here on milliseconds are shown without a fraction."""
+"""Milliseconds from which on no fraction is shown."""
 
 _COLUMNS = ("in flight", "answers/s", "p50 ms", "p90", "p95", "p99", "max", "errors", "client")
 _BUSY = 0.9

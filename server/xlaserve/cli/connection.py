@@ -10,7 +10,7 @@ from xlaserve.transport.address import ServerAddress, TlsFiles, parse_address
 URL_HELP = (
     "host:port or unix:path for gRPC, http://host:port for REST; grpcs:// and https:// over TLS."
 )
-"""What `--url` takes."""
+"""Help text of `--url`."""
 
 _PANEL = "TLS, with grpcs:// or https://"
 

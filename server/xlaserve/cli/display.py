@@ -1,4 +1,4 @@
-"""What a terminal shows while models load, and the table of models once they have."""
+"""The terminal's display while models load, and the table of models once they have."""
 
 from collections.abc import Sequence
 from types import TracebackType

@@ -1,4 +1,4 @@
-"""What a terminal shows of an import: how far it has come, then what it wrote."""
+"""The terminal's display of an import: its progress, then what it wrote."""
 
 from pathlib import Path
 

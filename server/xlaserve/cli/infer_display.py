@@ -1,4 +1,4 @@
-"""What a terminal shows of an inference: values, classes, JSON, or a file of arrays."""
+"""The terminal's display of an inference: values, classes, JSON, or a file of arrays."""
 
 import base64
 import json
@@ -22,17 +22,17 @@ _WHOLE_ELEMENTS = 100
 """Arrays with more are shown by their edges, as numpy does."""
 _EDGE_ELEMENTS = 3
 _SHOWN_CHARACTERS = 60
-"""Of one element of BYTES."""
+"""Characters of one element of BYTES."""
 _SHOWN_ROWS = 8
 """Rows of a batch whose classes are shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Classes:
-    """How the classes of an output are shown."""
+    """The display of an output's classes."""
 
     count: int
-    """Of the highest scores of each row."""
+    """Highest scores shown of each row."""
     labels: Sequence[str] = ()
     """The names of the classes, by index; empty where they are not known."""
 

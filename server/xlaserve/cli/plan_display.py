@@ -1,4 +1,4 @@
-"""What a terminal shows of a plan for devices, and the same as JSON."""
+"""The terminal's display of a plan for devices, and the same as JSON."""
 
 from collections.abc import Iterator
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""What a terminal shows of the rows of a model that was exported or imported."""
+"""The terminal's display of the rows of a model that was exported or imported."""
 
 from collections.abc import Sequence
 

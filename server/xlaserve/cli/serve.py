@@ -65,7 +65,7 @@ def _serve(settings: Settings) -> None:
 
 
 def _run(settings: Settings, *, in_terminal: bool) -> None:
-    # Imported by whoever serves: the other commands are quicker without.
+    # Imported only to serve: the other commands are quicker without.
     from xlaserve.app import run
     from xlaserve.cli.display import TerminalDisplay
 

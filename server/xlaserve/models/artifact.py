@@ -1,4 +1,4 @@
-"""What a model computes, as an artifact of `jax.export`: read, checked, kept from foreign code."""
+"""A model's computation, as an artifact of `jax.export`: read, checked, kept from foreign code."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ BATCH_DIMENSION = "b"
 """The name of the symbolic dimension that export gives the batch."""
 
 _SHOWN_ELEMENTS = 16
-"""Of a constant; the text of a module leaves longer ones out."""
+"""Most elements of a constant; the text of a module leaves longer ones out."""
 
 _SAFE_CUSTOM_CALLS = re.compile(
     "|".join(
@@ -67,7 +67,7 @@ _ELEMENT_TYPES = MappingProxyType(
         "complex128": "complex<f64>",
     }
 )
-"""What MLIR calls a dtype where that is not simply shorter."""
+"""MLIR's names of dtypes where they are not simply shorter."""
 
 _CUSTOM_CALL = re.compile(
     r'custom_call @(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<plain>[\w.$-]+))'
@@ -215,7 +215,7 @@ def _numbers(version: str) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Module:
-    """What can be told of a module without compiling it."""
+    """The description of a module that needs no compilation."""
 
     text: str
     takes: list[str]

@@ -12,7 +12,7 @@ from xlaserve.models.config import ModelConfig
 from xlaserve_proto import inference
 
 DEFAULT_MAX_BATCH_SIZE = 64
-"""Where there is a batch and nothing says how large it may be; 12 buckets."""
+"""Largest batch where there is one and nothing says how large it may be; 12 buckets."""
 
 MAX_BATCH_SIZE = 65_536
 """The largest batch that a model may ask to be compiled for; 32 buckets."""
@@ -34,7 +34,7 @@ _BOOLEANS = {"true": True, "false": False}
 
 @dataclass(frozen=True, slots=True)
 class BucketPlan:
-    """What is compiled for a model."""
+    """The sizes compiled for a model."""
 
     sizes: tuple[int, ...]
     """Ascending."""

@@ -34,7 +34,7 @@ _CONFIGURATION = (
     "jax_memory_fitting_effort",
     "jax_optimization_level",
 )
-"""What JAX is told that changes what it lowers or compiles."""
+"""Options of JAX that change what it lowers or compiles."""
 
 UNKNOWN = "not known without the device"
 """The version of CUDA, where a program was compiled ahead. The plugin's says which it is; and a

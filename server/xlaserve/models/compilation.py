@@ -1,4 +1,4 @@
-"""How programs are compiled: where they are kept, and what XLA is told for a GPU. Needs no JAX."""
+"""The compilation of programs: their cache, and XLA's options for a GPU. Needs no JAX."""
 
 import os
 from dataclasses import MISSING, dataclass, field, fields
@@ -8,7 +8,7 @@ from xlaserve.models.compilation_cache import AUTOTUNE, CompilationCache
 from xlaserve.settings import Settings
 
 AUTO, NO_CACHE = "auto", "none"
-"""What may stand for a directory in `compilation_cache_directory`."""
+"""Values that may stand for a directory in `compilation_cache_directory`."""
 
 AUTOTUNE_OPTION = "xla_gpu_per_fusion_autotune_cache_dir"
 """The one option that changes no program that is compiled already."""
@@ -20,7 +20,7 @@ _WITHOUT_EFFECT = (
     "--xla_gpu_cuda_data_dir",
     "--xla_gpu_per_fusion_autotune_cache_dir",
 )
-"""How flags begin that change no program."""
+"""Prefixes of flags that change no program."""
 
 _GPU_PREFIX = "gpu_"
 _NEVER = 2**31 - 1
@@ -29,12 +29,12 @@ _NEVER = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class XlaOptions:
-    """What an operator decides of the programs for GPUs; other platforms ignore all of it."""
+    """The operator's options of the programs for GPUs; other platforms ignore all of them."""
 
     command_buffers: bool = True
     latency_hiding: bool = True
     autotune_directory: str = ""
-    """Where XLA keeps which kernels were quickest; empty for nowhere."""
+    """Directory in which XLA keeps which kernels were quickest; empty for none."""
 
     def for_site(self, platform: str, devices: int) -> dict[str, bool | int | str]:
         """Return the options of a program over so many devices, by XLA's names for them."""
@@ -52,7 +52,7 @@ class XlaOptions:
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """What every load of a server compiles with."""
+    """The compilation options of all loads of a server."""
 
     cache: CompilationCache | None = None
     """None where no program outlives the process."""

@@ -26,14 +26,14 @@ AUTOTUNE = "autotune"
 """The directory beside those of targets where XLA keeps which kernels were quickest."""
 
 FORMAT = 1
-"""Of the key files. One of another format is no entry of ours."""
+"""Format of the key files. One of another format is no entry of ours."""
 
 _PRIVATE = 0o700
 _OF_OTHERS = 0o077
 _WRITABLE_BY_OTHERS = 0o022
 _MAX_KEY_BYTES = 1 << 20
 _KEPT_PART = 0.9
-"""Of what the directory may hold, where something has to go: the next program has room then."""
+"""Part of the most bytes that an eviction leaves, so that the next program fits."""
 
 _SHA256 = re.compile("[0-9a-f]{64}")
 _CPU_INFO = Path("/proc/cpuinfo")
@@ -51,9 +51,9 @@ class Entry:
     """One compiled program, and all that it depends on."""
 
     program: Mapping[str, str]
-    """What it computes, of which shapes, on which devices."""
+    """Its computation, shapes and devices."""
     environment: Mapping[str, str]
-    """What compiled it, and for what: versions, flags, kind of device."""
+    """Its compiler and its target: versions, flags, kind of device."""
     executable: bytes
     is_ahead: bool = False
     """Whether it was compiled where there was no such device, and never ran."""
@@ -76,7 +76,7 @@ class _KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CompilationCache:
-    """Where compiled programs are kept, by target and name, and how many bytes. Thread-safe."""
+    """The cache of compiled programs, by target and name, limited in bytes. Thread-safe."""
 
     def __init__(self, directory: Path, max_bytes: int) -> None:
         self.directory = directory
@@ -84,7 +84,7 @@ class CompilationCache:
         self._lock = threading.Lock()
         """Held for what follows."""
         self._bytes = 0
-        """What the files take: as counted last, and what this process has written since."""
+        """Bytes of the files: as counted last, and what this process has written since."""
         self._is_prepared = False
         """Whether it can be used; until then nothing is kept or found."""
         self._is_refusing = False
@@ -141,7 +141,7 @@ class CompilationCache:
     def write(self, target: str, name: str, entry: Entry) -> None:
         """Keep an entry, in place of one of this name; best effort. Blocks.
 
-        A failure is logged, once. What was not used for longest goes where there is no room.
+        A failure is logged, once. Least recently used entries are evicted where bytes run short.
         """
         sha256 = hashlib.sha256(entry.executable).hexdigest()
         key = _KeyFile(

@@ -1,4 +1,4 @@
-"""What a load compiles of an artifact: decided from its proof and its configuration."""
+"""The compilations of a load: decided from its artifact's proof and its configuration."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _LOOP = b"while_v"
 
 @dataclass(frozen=True, slots=True)
 class CompilePlan:
-    """How the rows of a model are served, and which programs that takes."""
+    """The decision how a model's rows are served, and the programs that it takes."""
 
     rows: ServedRows
     verdict: Verdict | None

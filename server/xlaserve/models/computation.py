@@ -24,11 +24,11 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
 STABLEHLO_VERSIONS = ("1.11.0", "1.14.0")
-"""What is written, the first that has words for all of a function. The first is read by jax 0.6.2
-(June 2025) and everything after it, the second by jax 0.9.2."""
+"""Versions that are written, the first that can express all of a function. The first is read by jax
+0.6.2 (June 2025) and everything after it, the second by jax 0.9.2."""
 
 _MAX_FRAMES = 64
-"""How many kinds of arguments and results are remembered; each takes some kilobytes."""
+"""Kinds of arguments and results that are remembered; each takes some kilobytes."""
 
 Tree: TypeAlias = "int | Mapping[str, Tree] | list[Tree] | tuple[Tree, ...] | None"
 """Arguments or results; each leaf is the position of its array."""

@@ -1,4 +1,4 @@
-"""What a model's `config.json` or `config.pbtxt` says, as far as the server acts on it."""
+"""The parts of a model's `config.json` or `config.pbtxt` that the server acts on."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -40,15 +40,15 @@ class ConfigTensor:
 
 @dataclass(frozen=True, slots=True)
 class DynamicBatching:
-    """How requests are gathered into batches (ModelDynamicBatching); 0 where nothing is said."""
+    """The dynamic batching of requests (ModelDynamicBatching); 0 where nothing is said."""
 
     preferred_batch_size: tuple[int, ...] = ()
     """Ascending; a batch of one of these sizes does not wait for the delay."""
     max_queue_delay_microseconds: int = 0
     default_timeout_microseconds: int = 0
-    """How long a request may wait in the queue; of the default queue policy."""
+    """Microseconds that a request may wait in the queue; of the default queue policy."""
     max_queue_size: int = 0
-    """How many requests may wait in the queue; of the default queue policy."""
+    """Requests that may wait in the queue; of the default queue policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class ModelConfig:
     """Not empty for an ensemble; each follows those whose tensors it takes."""
     parameters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     without_effect: tuple[str, ...] = field(default=(), compare=False)
-    """What was written and changes no answer, by the table of `config_fields`; for the log."""
+    """Fields written that change no answer, by the table of `config_fields`; for the log."""
     message: inference.ModelConfig | None = field(default=None, compare=False, repr=False)
     """All that was written, also what the server does not act on; None where nothing was."""
 

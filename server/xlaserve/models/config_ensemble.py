@@ -1,4 +1,4 @@
-"""How the steps of an ensemble join up: every tensor made once, before it is used."""
+"""The graph of an ensemble's steps: every tensor made once, before it is used."""
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence

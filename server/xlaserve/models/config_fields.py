@@ -21,7 +21,7 @@ SHOWN_FIELDS = 32
 
 
 class Effect(Enum):
-    """What the server does with a field."""
+    """The server's treatment of a field."""
 
     OBEYED = auto()
     REFUSED = auto()
@@ -35,11 +35,11 @@ _Asks: TypeAlias = Callable[[Any, betterproto.Message], bool]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What is done with one field. One that is not obeyed stands for all fields inside it."""
+    """The treatment of one field. One that is not obeyed stands for all fields inside it."""
 
     effect: Effect
     because: str = ""
-    """Of a refusal: what would differ, and what may be done."""
+    """Reason of a refusal: what would differ, and what may be done."""
     asks: _Asks = lambda value, message: True
 
 
@@ -175,7 +175,7 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
         "response_cache.enable": _NONE,
     }
 )
-"""By path. A newcomer of `protos/model_config.proto` needs a row, or the tests fail."""
+"""Rows by path. A newcomer of `protos/model_config.proto` needs one, or the tests fail."""
 
 PARAMETERS: Mapping[str, Effect] = MappingProxyType(
     {

@@ -1,4 +1,4 @@
-"""What a configuration message means: ModelConfig, or the fault that forbids it."""
+"""The meaning of a configuration message: ModelConfig, or the fault that forbids it."""
 
 from collections.abc import Iterable, Sequence
 from types import MappingProxyType

@@ -110,7 +110,7 @@ class Schema:
     message: type[betterproto.Message]
     by_name: Mapping[str, Field]
     by_either_name: Mapping[str, Field]
-    """By both spellings that proto-JSON allows."""
+    """Fields by both spellings that proto-JSON allows."""
 
 
 @functools.cache
@@ -154,7 +154,7 @@ def find_field(fields: Mapping[str, Field], name: str) -> Field:
 
 
 class Draft:
-    """A message on its way to be complete."""
+    """A message under construction."""
 
     def __init__(self, schema: Schema) -> None:
         self._message = schema.message

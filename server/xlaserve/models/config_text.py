@@ -28,7 +28,7 @@ _READERS: Mapping[str, _Reader] = MappingProxyType(
 )
 
 CONFIG_FILES: tuple[str, ...] = tuple(_READERS)
-"""What a configuration is called in the directory of its model."""
+"""Names of a configuration in the directory of its model."""
 
 
 def parse_json(

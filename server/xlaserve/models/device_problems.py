@@ -9,7 +9,7 @@ from pathlib import Path
 
 _LOGGER = "jax._src.xla_bridge"
 _CONFIGURATION = "Jax plugin configuration error"
-"""How JAX begins to tell of a plugin that it goes on without, with a traceback."""
+"""Prefix of JAX's log record of a plugin that it goes on without, with a traceback."""
 
 _KNOWN: Mapping[str, Sequence[tuple[str, str]]] = {
     "cuda": (
@@ -40,7 +40,7 @@ _KNOWN: Mapping[str, Sequence[tuple[str, str]]] = {
         (r"No \w+ device found|provides no devices", "there is no TPU on this machine"),
     ),
 }
-"""By platform: what is said, and what it means. The first that fits counts."""
+"""Patterns of messages and their meanings, by platform. The first that fits counts."""
 
 _WHEELS: Mapping[str, tuple[str, Sequence[str]]] = {
     "cuda": ("cuda12", ("jax-cuda12-plugin", "jax-cuda13-plugin")),

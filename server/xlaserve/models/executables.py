@@ -36,7 +36,7 @@ class Wanted:
     """Parameters, or what describes them."""
     inputs: Sequence[jax.ShapeDtypeStruct]
     outputs: "jax.sharding.Sharding | None"
-    """Where outputs lie; None for wherever they are computed."""
+    """Sharding of the outputs; None for wherever they are computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a program is in the cache, and what has to be the same."""
+    """The key of a program in the cache, and what has to be the same."""
 
     target: str
     name: str
@@ -79,7 +79,7 @@ class Executables:
         self._dropped: list[str] = []
         """Why entries were not used, since that was logged last."""
         self._told: set[str] = set()
-        """What was logged. Batch sizes that are compiled later have the same to say."""
+        """Messages that were logged. Batch sizes that are compiled later have the same to say."""
 
     def make(self, wanted: Wanted, *, is_run: bool = True) -> Made:
         """Return the executable. `is_run`: whether it is executed before requests come.
@@ -209,7 +209,7 @@ class Executables:
             return
         try:
             data, _, _ = serialize_executable.serialize(executable)
-        # Not every program can be written, and each kind says so in a way of its own.
+        # Not every program can be written, and each kind fails with an error of its own.
         except Exception as error:
             _log.info("a program is not kept", **self._of, reason=_first_line(error))
             return

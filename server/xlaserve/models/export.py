@@ -55,8 +55,8 @@ class Exportable:
     change no answer. None for 64 where every input starts with -1; 0 for any number, and never put
     together, and for shapes that are all fixed."""
     platforms: Sequence[str] | None = None
-    """Where the artifact will run. It must include the platform that exports it. None for the CPU,
-    CUDA and TPUs, but for those that have no kernel for a part of it."""
+    """Platforms of the artifact. They must include the one that exports it. None for the CPU, CUDA
+    and TPUs, but for those that have no kernel for a part of it."""
     x64: bool | None = None
     """Whether 64-bit types exist while `fn` is traced. None for yes where an input or a parameter
     has one, or JAX is configured so; otherwise `fn` computes what it does under plain JAX."""

@@ -9,8 +9,8 @@ from jax.errors import JaxRuntimeError
 from xlaserve.errors import InvalidModel, OutOfMemory, XlaserveError
 
 _EXHAUSTED = re.compile(r"([^\n]*: )?RESOURCE_EXHAUSTED: ")
-"""How an error of XLA begins that is about memory: with its status, or that of its cause. The same
-words elsewhere may be names of the model's."""
+"""Prefix of an error of XLA about memory: with its status, or that of its cause. The same words
+elsewhere may be names of the model's."""
 
 
 def is_exhausted(error: Exception) -> bool:

@@ -16,7 +16,7 @@ from xlaserve.tensors import Buffer
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """What a manifest remembers of a file, so that a changed or cut one is noticed."""
+    """A manifest's record of a file, by which a changed or cut one is noticed."""
 
     size_bytes: int
     sha256: str

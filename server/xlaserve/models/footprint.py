@@ -1,4 +1,4 @@
-"""What XLA's compiler says that one program takes on each of its devices. Needs no JAX."""
+"""The memory of one program on each of its devices, as XLA's compiler says. Needs no JAX."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,17 +18,17 @@ class Footprint:
     """Bytes on each device, as the memory analysis of a compiled program has them."""
 
     parameters_bytes: int = 0
-    """Of the arguments, the parameters."""
+    """Bytes of the parameters among the arguments."""
     padding_bytes: int = 0
-    """How much more that is than the parameters are as arrays: a TPU lays them out in tiles."""
+    """Bytes of the parameters beyond those of their arrays: a TPU lays them out in tiles."""
     arguments_bytes: int = 0
     """Parameters and inputs, in the layout of the device."""
     outputs_bytes: int = 0
     aliased_bytes: int = 0
-    """Of the outputs, what lies in the memory of arguments."""
+    """Bytes of the outputs that lie in the memory of arguments."""
     temporaries_bytes: int = 0
     constants_bytes: int = 0
-    """What it has besides for as long as it is there."""
+    """Bytes that it has besides for as long as it is there."""
     code_bytes: int = 0
     """0 where nobody says, as on the CPU."""
 

@@ -1,4 +1,4 @@
-"""What the copies of a model hold on each of their devices, added up."""
+"""The memory of the copies of a model on each of their devices, added up."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

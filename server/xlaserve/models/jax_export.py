@@ -326,9 +326,9 @@ class JaxExportModel:
         self._closed = True
 
     def close(self) -> None:
-        """Drop parameters and executables, and return once the parameters' memory is let go.
+        """Drop parameters and executables, and return once the parameters' memory is released.
 
-        A bucket that is being compiled is waited for. XLA lets go of memory in threads of its own,
+        A bucket that is being compiled is waited for. XLA releases memory in threads of its own,
         and JAX hands it back with the next collection. What an output still holds is not waited
         for longer than a second.
         """

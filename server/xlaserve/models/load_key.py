@@ -1,4 +1,4 @@
-"""What two loads have in common that need the same memory, whatever they are called."""
+"""The key of loads that need the same memory, whatever they are called."""
 
 import hashlib
 from dataclasses import replace

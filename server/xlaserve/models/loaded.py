@@ -1,4 +1,4 @@
-"""What every kind of loaded model offers to the core, whatever it is made of."""
+"""The interface of every kind of loaded model to the core, whatever it is made of."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,7 +48,7 @@ Value: TypeAlias = "Tensor | Resident"
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """What one loaded model holds, in bytes, as measured after its compilation."""
+    """Bytes that one loaded model holds, as measured after its compilation."""
 
     parameters_bytes: int = 0
     constants_bytes: int = 0
@@ -87,15 +87,15 @@ class Bucket:
     seconds: float
     """One execution, the quickest of the warm-up; 0 where that measured nothing."""
     sizes: tuple[int, ...] = ()
-    """Of dimensions besides the batch that the artifact leaves open."""
+    """Sizes of dimensions besides the batch that the artifact leaves open."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What is known of a loaded model without executing it."""
+    """The description of a loaded model, known without executing it."""
 
     platform: str
-    """What runs it, as ModelMetadata reports it: `jax_export`, `identity`, `ensemble`."""
+    """Its runtime, as ModelMetadata reports it: `jax_export`, `identity`, `ensemble`."""
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     max_batch_size: int
@@ -105,18 +105,18 @@ class ModelInfo:
     compile_seconds: float = 0.0
     """Since the load began; of what was dropped again too."""
     buckets: tuple[Bucket, ...] = ()
-    """What is compiled by now: with the load, ascending, and then on demand."""
+    """Buckets that are compiled by now: with the load, ascending, and then on demand."""
     compiled_programs: int = 0
-    """How many programs were compiled for it since its load began; of trials too."""
+    """Programs that were compiled for it since its load began; of trials too."""
     cached_programs: int = 0
-    """How many were not, since the compilation cache had them."""
+    """Programs that were not, since the compilation cache had them."""
     on_demand_compilations: int = 0
-    """How often a request was the first to ask for its shape."""
+    """Requests that were the first to ask for their shape."""
     loops_follow_inputs: bool = False
     """Whether the length of some loop is not known to be a constant: what the warm-up measured says
     nothing of what a request takes, and such a model never runs on the event loop."""
     verdict: Verdict | None = None
-    """What is proved of its rows; None where its first dimension is fixed, or nobody asked."""
+    """Verdict on its rows; None where its first dimension is fixed, or nobody asked."""
     notice: str = ""
     """Why its requests are not put together, for the log of its load; empty where there is nothing
     to say."""
@@ -133,7 +133,7 @@ class InFlight(Protocol):
     def fetch(self) -> Mapping[str, Value]:
         """Wait for its end, and return what `Executable.execute` would. To be called once. Blocks.
 
-        Raises OutOfMemory: some of what a device has no room for is known only now.
+        Raises OutOfMemory: a device's lack of memory may be known only now.
         """
         ...
 
@@ -173,7 +173,7 @@ class Executable(Protocol):
         """Run once, on inputs that were checked against `info.inputs`. Blocks.
 
         With `resident` the outputs may stay on the device; otherwise all are host arrays.
-        Raises OutOfMemory when the device has no room.
+        Raises OutOfMemory when the device has too little memory.
         """
         ...
 
@@ -201,7 +201,7 @@ class OnDemand(Protocol):
         ...
 
     def find(self, shape: Hashable) -> Executable | None:
-        """Return what is compiled for a shape, and serves whoever holds it; None if it is not."""
+        """Return the executable of a shape, which any holder may execute; None if there is none."""
         ...
 
     def compile(self, shape: Hashable) -> Executable:
@@ -285,7 +285,7 @@ class LoadedModel(Executable, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """How far a load has come."""
+    """The progress of a load."""
 
     name: str
     """reading, compiling or warming."""
@@ -298,7 +298,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class LoadContext:
-    """What a loader is given besides the directory."""
+    """The arguments of a loader besides the directory."""
 
     model: str
     version: str
@@ -308,7 +308,7 @@ class LoadContext:
     on_stage: Callable[[Stage], None] = lambda stage: None
     """Called from the loader's thread as the load goes on."""
     check_cancelled: Callable[[], None] = lambda: None
-    """Raises LoadCancelled when the load was called off; loaders call it between steps."""
+    """Raises LoadCancelled when the load was cancelled; loaders call it between steps."""
     background_compile: bool = False
     """Whether the load may end with the smallest and the largest bucket; `compile_rest` follows."""
     mmap_parameters: bool = False
@@ -316,8 +316,8 @@ class LoadContext:
     max_on_demand_shapes: int = MAX_ON_DEMAND_SHAPES
     """The most shapes that a model may ask to have compiled on request."""
     roots: Roots = ANYWHERE
-    """Where its files may lie, wherever links lead."""
+    """Directories that its files may lie in, wherever links lead."""
     mappings: Mappings = UNLIMITED
     """Admits programs before they are compiled."""
     compilation: Compilation = field(default_factory=Compilation)
-    """Where programs are kept, and what XLA is told."""
+    """Cache of its programs, and options of XLA."""

@@ -1,4 +1,4 @@
-"""From a function and its parameters to an artifact that was seen to give the same."""
+"""The lowering of a function and its parameters to an artifact that was seen to give the same."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -28,7 +28,7 @@ from xlaserve.models.rows.verdict import Independence, Verdict
 from xlaserve.tensors import Tensor, TensorSpec, describe
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-"""Where an artifact runs unless its author says otherwise, and as far as there are kernels."""
+"""Platforms of an artifact unless its author says otherwise, as far as there are kernels."""
 
 _KNOWN_PLATFORMS = (*PLATFORMS, "rocm")
 _WITHOUT_KERNEL = re.compile(
@@ -37,7 +37,7 @@ _WITHOUT_KERNEL = re.compile(
 
 _CHECKED_ROWS = 3
 _LOCATED_FRAMES = 10
-"""Of the author's, above the line where JAX was called. Those of libraries are among them."""
+"""The author's frames, above the line where JAX was called. Those of libraries are among them."""
 
 _HINTS = (
     " (its batch dimension has no size while it is traced)",
@@ -59,7 +59,7 @@ class Lowered:
     parameters: Mapping[str, Tensor]
     outputs: tuple[TensorSpec, ...]
     verdict: Verdict | None
-    """What is proved of the rows; None where the first dimension is fixed."""
+    """Verdict on the rows; None where the first dimension is fixed."""
     find_difference: Callable[[], Difference | None]
     """Makes a trial of them."""
     not_for: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -75,7 +75,7 @@ class OpenShapes:
     names: Sequence[Sequence[str | int]] = ()
     """The shapes of the inputs, with a name for each other one; empty where there is none."""
     checked: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """By name, the size that the artifact is run back with."""
+    """Sizes that the artifact is run back with, by name."""
 
     def shapes(self, inputs: Sequence[TensorSpec]) -> list[tuple[object, ...]]:
         """Return the shapes of the inputs with symbols for what is open; raises InvalidModel."""
@@ -287,7 +287,7 @@ def _export_where_possible(
 def _verdict(
     prove_it: Callable[[Exported], Verdict], exported: Exported, again: Callable[[], Exported]
 ) -> Verdict:
-    """Return what is proved of an artifact, with the line of the author's that is in the way.
+    """Return what is proved of an artifact, with the author's line that prevents the proof.
 
     For that the function is exported `again`.
     """

@@ -32,9 +32,9 @@ KIND = "jax_export"
 """The one kind of model that has a manifest so far."""
 
 FORMAT_VERSION = 5
-"""Of manifests that have sizes for targets; those of version 4 say something of rows, those of
-version 3 something of shapes, those of version 2 nothing of either, and those of version 1 have no
-durable part."""
+"""Version of manifests that have sizes for targets; those of version 4 say something of rows, those
+of version 3 something of shapes, those of version 2 nothing of either, and those of version 1 have
+no durable part."""
 
 LIMIT_BYTES = 1 << 20
 
@@ -45,7 +45,7 @@ MAX_DIMENSION = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class Durable:
-    """What has to be known to call the function in the StableHLO file."""
+    """The description that it takes to call the function in the StableHLO file."""
 
     calling_convention: int
     """Its version, as `jax.export` numbers it."""
@@ -60,7 +60,7 @@ class Durable:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What `model.json` says."""
+    """The contents of `model.json`."""
 
     inputs: tuple[TensorSpec, ...]
     """In declared order, which is the order of the artifact's arguments."""
@@ -74,13 +74,13 @@ class Manifest:
     files: Mapping[str, FileRecord]
     platforms: tuple[str, ...]
     jax_version: str
-    """Of the JAX that exported the artifact; others may be too old or too new to read it."""
+    """Version of the JAX that exported the artifact; others may be too old or new to read it."""
     exported_at: str
     """RFC 3339, in UTC."""
     durable: Durable | None = None
     """None where there is no StableHLO file, only what `jax.export` wrote."""
     batch_independent: bool | None = None
-    """What the author declares of rows: whether each is computed from itself alone. None where that
+    """The author's declaration of rows: whether each is computed from itself alone. None where that
     is left to the proof."""
     compiled_shapes: Mapping[str, tuple[int, ...]] = field(
         default_factory=lambda: MappingProxyType({})
@@ -89,11 +89,11 @@ class Manifest:
     max_on_demand_shapes: int = 0
     """For how many other sizes programs are kept that requests ask for."""
     verdict: Verdict | None = None
-    """What was proved of the rows when it was exported. It is for people, and it is no proof: who
-    loads the model makes one. None where nothing is a batch, and in files of before."""
+    """Verdict on the rows when it was exported. It is for people, and it is no proof: each load
+    makes one. None where nothing is a batch, and in files of before."""
 
     sizes: Recorded = field(default_factory=lambda: MappingProxyType({}))
-    """What it takes on kinds of devices, by the names of targets."""
+    """Sizes on kinds of devices, by the names of targets."""
 
     @property
     def is_open(self) -> bool:
@@ -165,7 +165,7 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class _Kind(msgspec.Struct):
-    """What has to be known before the other fields can be judged."""
+    """The fields that have to be known before the others can be judged."""
 
     format_version: int
     kind: str

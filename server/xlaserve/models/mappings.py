@@ -11,19 +11,19 @@ from xlaserve.errors import OutOfMappings
 _OF_PROCESS = Path("/proc/self/maps")
 _OF_SYSTEM = Path("/proc/sys/vm/max_map_count")
 _PART = 0.8
-"""Of what the system allows: threads and buffers need some as well."""
+"""Part of the system's limit: threads and buffers need some as well."""
 
 _READ_BYTES = 1 << 20
 _FIRST_GUESS = 40
-"""Of one program: 19 to 71 were seen on the CPU."""
+"""Mappings of one program: 19 to 71 were seen on the CPU."""
 
 _AT_LEAST = 8
 _AT_MOST = 200
-"""What is counted beyond that is not of programs."""
+"""Most of one program; what is counted beyond that is not of programs."""
 
 _COUNTED_EVERY = 16
-"""Programs between two counts while there is room for many: a count takes about a microsecond for
-each mapping."""
+"""Programs between two counts while many more fit: a count takes about a microsecond for each
+mapping."""
 
 
 class Mappings:
@@ -35,7 +35,7 @@ class Mappings:
         """A limit of 0 is 80 % of what the system allows."""
         self._of_process = of_process
         self.system_limit = _read_number(of_system)
-        """What the system allows; None where it does not say."""
+        """Mappings that the system allows; None where it does not say."""
         self.limit = limit or int((self.system_limit or 0) * _PART)
         self._lock = threading.Lock()
         """Held for what follows."""

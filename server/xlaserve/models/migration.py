@@ -31,7 +31,7 @@ _SUFFIX = Path(ARTIFACT).suffix
 
 
 class Result(StrEnum):
-    """What became of one version, or of a model that is one file."""
+    """The result for one version, or for a model that is one file."""
 
     CURRENT = "current"
     """Nothing was to be done."""
@@ -147,7 +147,7 @@ def _add_stablehlo(
 def _write_artifact(directory: Path, described: Manifest, computation: Computation) -> None:
     rest = {name: record for name, record in described.files.items() if name != ARTIFACT}
     if ARTIFACT in described.files:
-        # The manifest first forgets the file that is about to change: nothing is loaded from it.
+        # The manifest first drops the file that is about to change: nothing is loaded from it.
         manifest.write(directory, dataclasses.replace(described, files=rest))
     record = files.write_atomically(directory / ARTIFACT, [_as_file(computation)])
     manifest.write(

@@ -18,7 +18,7 @@ Run: TypeAlias = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 """Executes a model on any number of rows: inputs in, outputs out, in declared order."""
 
 SUBJECTS = 3
-"""How many rows are watched while others come and go."""
+"""Rows that are watched while others come and go."""
 
 BATCHES = (4, 8)
 """The sizes of the batches that they are put in, besides 1 and SUBJECTS. Each is compiled."""
@@ -35,7 +35,7 @@ _TOLERANCES: Mapping[str, float] = MappingProxyType(
 """Relative to the largest number of an output: XLA has other kernels for other batch sizes."""
 
 _SMALLEST = 1e-3
-"""Where all numbers of an output are smaller, they are what is left of larger ones."""
+"""Threshold: an output whose numbers are all smaller is what is left of larger ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,11 @@ class Difference:
 
     output: str
     rows: int
-    """Of the batch in which it changed."""
+    """Rows of the batch in which it changed."""
     beside: str
-    """What stood beside it."""
+    """Its neighbours, in a phrase."""
     largest: float
-    """By how much it changed at most; NaN where only one of the answers is a number."""
+    """The largest change; NaN where only one of the answers is a number."""
 
     def __str__(self) -> str:
         """Say it in one clause."""
@@ -64,7 +64,7 @@ class _Batch:
 
     tensors: Sequence[Tensor]
     places: Sequence[int]
-    """Where the watched rows are."""
+    """Positions of the watched rows."""
     beside: str
 
 

@@ -53,7 +53,7 @@ class _Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Shaped:
-    """A model as it is compiled for one shape (an Executable); whoever holds it may execute it."""
+    """A model as it is compiled for one shape (an Executable); any holder may execute it."""
 
     model: _Model
     programs: tuple[Program, ...]
@@ -87,7 +87,7 @@ class Shaped:
 
 
 class OnDemandShapes:
-    """What is compiled beside the shapes of the load (an OnDemand)."""
+    """The shapes that are compiled beside those of the load (an OnDemand)."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class OnDemandShapes:
         """The one that was asked for last comes last."""
         self._lock = threading.Lock()
         self._turn = threading.Lock()
-        """Of one compilation; who looks for what is there does not wait for it."""
+        """Held during one compilation; lookups do not wait for it."""
 
     def shape_of(self, inputs: Mapping[str, Value]) -> Wanted | None:
         """Return the program that inputs need; None where it is one of the load."""

@@ -22,7 +22,7 @@ class DeviceTensor:
 
     array: jax.Array
     batch: int | None
-    """How many of its rows are real; None where the first dimension is not a batch."""
+    """Number of real rows; None where the first dimension is not a batch."""
     model: str
     """Whose output it is."""
 
@@ -60,17 +60,17 @@ class JaxInFlight:
 
     model: str
     names: Sequence[str]
-    """Of the outputs."""
+    """Names of the outputs."""
     outputs: Sequence[jax.Array]
     arguments: Arrays
     """Alive for as long as they may be read: copies to the device are not waited for."""
     rows: int | None
-    """How many rows of the outputs are real; None where all are, and without a batch dimension."""
+    """Real rows of the outputs; None where all are, and without a batch dimension."""
     resident: bool
 
     def fetch(self) -> Mapping[str, Value]:
-        """Wait for the outputs, and let go of what the device has. Blocks; raises OutOfMemory."""
-        # Whoever is told of its end may use the room at once, and this may live a little longer.
+        """Wait for the outputs, and release what the device has. Blocks; raises OutOfMemory."""
+        # On completion others may use the memory at once, and this may live a little longer.
         outputs, self.outputs = self.outputs, ()
         arguments, self.arguments = self.arguments, []
         try:

@@ -21,10 +21,10 @@ ROOT_NAME = "params"
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """Where one leaf of the tree comes from."""
+    """The source of one leaf of the tree."""
 
     index: int | None
-    """Of its array; None for a leaf that is no array."""
+    """Index of its array; None for a leaf that is no array."""
     key_impl: str | None = None
     """For a random key, whose array holds its words: the generator."""
     constant: object = None
@@ -35,9 +35,9 @@ class Parameters:
     """The arrays of a pytree by name, in order, and what it takes to rebuild the tree."""
 
     arrays: Mapping[str, Tensor]
-    """By path, as in `layers/0/weight`. An array that is there twice (tied) is stored once."""
+    """Arrays by path, as in `layers/0/weight`. One that is there twice (tied) is stored once."""
     weak_types: tuple[bool, ...]
-    """Of each array: whether it gives way to the dtypes that it meets, as Python numbers do."""
+    """Whether each array is promoted to the dtypes that it meets, as Python numbers are."""
     _slots: tuple[_Slot, ...]
     _assemble: Callable[[Sequence[object]], object]
 

@@ -28,7 +28,7 @@ MODEL_AXIS = "model"
 """The one axis of a mesh that is not described."""
 
 Axes: TypeAlias = "str | tuple[str, ...] | None"
-"""What one dimension of a parameter is split over; None for not at all."""
+"""Axes that one dimension of a parameter is split over; None for not at all."""
 
 _KIND = inference.ModelInstanceGroupKind
 _KINDS: Mapping[int, str] = {
@@ -46,7 +46,7 @@ class Devices:
     """A JAX platform: cpu, cuda or tpu."""
     count: int
     kind: str = ""
-    """What JAX calls the first of them, as `NVIDIA L4`; empty where that is not known."""
+    """JAX's name of the first of them, as `NVIDIA L4`; empty where that is not known."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -73,7 +73,7 @@ class Group:
     """Some devices with the same number of copies on each."""
 
     devices: tuple[int, ...] | None = (0,)
-    """By index among the devices of the platform; None for all of them."""
+    """Indexes among the devices of the platform; None for all of them."""
     count: int = 1
 
     def indexes(self, platform: str, present: int) -> Sequence[int]:
@@ -91,7 +91,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """How one copy is spread over the devices of its group."""
+    """The sharding of one copy over the devices of its group."""
 
     mesh: Mapping[str, int]
     """Axis -> size, in order; empty for one axis over all devices."""
@@ -113,7 +113,7 @@ class Sharding:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a model goes."""
+    """The devices of a model."""
 
     platform: str
     """A JAX platform: cpu, cuda or tpu."""

@@ -43,7 +43,7 @@ _WORTH_WHILE = 0.95
 """A larger batch is worth the wait where its time per row is at most this part of the other's."""
 
 _AROUND_SECONDS = 100e-6
-"""What one execution costs besides, in threads and futures: it is shared by the rows as well."""
+"""Overhead of one execution, in threads and futures: it is shared by the rows as well."""
 
 _LOOKS_AGAIN = 2
 _LOOK_SECONDS = 0.002
@@ -62,9 +62,9 @@ class DeviceParameters:
     """The parameters in the artifact's order: on the devices, or as constants."""
 
     leaves: tuple[list[jax.Array], ...] = ()
-    """Of each site."""
+    """Arrays of each site."""
     constants: Mapping[int, Tensor] = field(default_factory=lambda: MappingProxyType({}))
-    """By position among all parameters."""
+    """Constants by position among all parameters."""
     host: "tuple[weakref.ref[object], ...]" = ()
     """The memory that the leaves were put on the device from; on the CPU it is theirs. Where
     parameters are mapped, it is the mapping."""
@@ -204,10 +204,10 @@ class Copy:
         """On each device of the site."""
         self.replicas = replicas
         self.table = Table()
-        """What serves, where no dimension but the batch is open; else the largest sizes."""
+        """Table that serves where no dimension but the batch is open; else of the largest sizes."""
         self.tables: dict[Sizes, Table] = {}
         self.on_demand: tuple[Program, ...] = ()
-        """What was compiled because a request asked for it."""
+        """Programs that were compiled because a request asked for them."""
         self.outputs = site.outputs
 
     @property
@@ -265,7 +265,7 @@ class Compiler:
         self.exported = exported
         self._executables = executables or Executables(exported, constants)
         self.seconds = 0.0
-        """What compilation took by now."""
+        """Seconds that compilation took by now."""
         self._dimensions = dimensions
         self._signature = signature
         self._copies = copies
@@ -448,7 +448,7 @@ def warmed(
     specs: Sequence[TensorSpec],
     bucket: int,
 ) -> float:
-    """Execute until the first runs, which are slow, are over; then measure while that is quick.
+    """Execute until the first runs, which are slow, complete; then measure while that is quick.
 
     Return the seconds of the quickest run.
     """

@@ -17,7 +17,7 @@ _PATH = getattr(os, "O_PATH", os.O_RDONLY)
 _AS_DIRECTORY = _PATH | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY
 
 _SWAPPED = frozenset({errno.ELOOP, errno.ENOTDIR})
-"""What opening a link says that is not followed, in the place of a file or of a directory."""
+"""Errors of opening a link that is not followed, in the place of a file or of a directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Roots:
 
         Raises InvalidModel for one that does not, or is not regular, and OSError. The path is
         resolved once; then no link is followed on the way down from the root, so that one that is
-        put into the way between the check and the open is refused.
+        put there between the check and the open is refused.
         """
         resolved = self.confine(path)
         root = self._root_of(resolved)

@@ -1,4 +1,4 @@
-"""How the rows of a model are served: put together with those of other requests, or by themselves.
+"""The serving of a model's rows: put together with those of other requests, or by themselves.
 
 Rows of different clients share a computation only where that is proved to change no answer, or
 where somebody declared so and a trial found nothing against it.
@@ -20,13 +20,13 @@ from xlaserve.models.rows.verdict import Independence, Verdict
 from xlaserve.models.signature import Signature
 
 BATCH_ROWS = "batch_rows"
-"""The parameter of a served configuration that says what was proved. Whoever sends one back says
-nothing with it."""
+"""The parameter of a served configuration that says what was proved. Sent back, it has no
+effect."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedRows:
-    """What a server does with the rows of a model."""
+    """A server's decision about the rows of a model."""
 
     max_batch_size: int = 0
     """The most rows of one request; 0 for any number, and where the first dimension is fixed."""

@@ -26,7 +26,7 @@ MAX_ON_DEMAND_SHAPES = "max_on_demand_shapes"
 """The parameter that says for how many other shapes programs are kept."""
 
 TRIED_SIZE = 8
-"""Of an open dimension for which no size is listed, where a model is tried or analysed."""
+"""Size of an open dimension for which none is listed, where a model is tried or analysed."""
 
 DEFAULT_ROWS_ON_DEMAND = 32
 """For how many numbers of rows programs are kept, of a model that has one for each, where nothing
@@ -41,7 +41,7 @@ Sizes: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class OpenDimensions:
-    """Where the open dimensions are, and the sizes that are compiled; nothing is padded."""
+    """The open dimensions, and the sizes that are compiled; nothing is padded."""
 
     combinations: tuple[Sizes, ...] = ((),)
     """Ascending."""

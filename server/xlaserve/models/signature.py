@@ -1,4 +1,4 @@
-"""What a model configuration and an artifact say of the same tensors, made one."""
+"""The signature of a model, on which its configuration and its artifact agree."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -84,7 +84,7 @@ def _check_unique(kind: str, tensors: Sequence[ConfigTensor]) -> None:
 def _check_all(kind: str, tensors: Sequence[ConfigTensor], specs: Sequence[TensorSpec]) -> None:
     """Raise InvalidModel unless a configuration that lists tensors lists all of them.
 
-    Whoever goes by it would send too few inputs, or be given more outputs.
+    A client that goes by it would send too few inputs, or be given more outputs.
     """
     named = {tensor.name for tensor in tensors}
     missing = [f"'{spec.name}'" for spec in specs if spec.name not in named]

@@ -34,7 +34,7 @@ _NO_RULES: Mapping[str, tuple[Axes, ...]] = {}
 
 
 class Site:
-    """Where one copy of a model lies: its parameters, its inputs and its outputs."""
+    """The device or mesh of one copy of a model: its parameters, its inputs and its outputs."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class Layout:
 
     sites: tuple[Site, ...]
     replicas: tuple[int, ...]
-    """By replica, the index of its site; several may share one."""
+    """Index of each replica's site; several may share one."""
 
 
 def layout(

@@ -1,4 +1,4 @@
-"""What a model will need in memory, predicted from its headers without JAX."""
+"""The memory that a model will need, predicted from its headers without JAX."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +18,7 @@ LIMIT_ARTIFACT_BYTES = 256 << 20
 """A larger artifact has parameters baked in, which cost many times their size while compiled."""
 
 COPIES_WHILE_COMPILED = 8
-"""How often a constant of an artifact is in memory then: measured 7 to 9 times, on the CPU. One
-copy stays."""
+"""Copies of an artifact's constant in memory then: measured 7 to 9, on the CPU. One stays."""
 
 
 Parts: TypeAlias = Callable[[str], int]

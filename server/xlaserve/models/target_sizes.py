@@ -1,4 +1,4 @@
-"""What a manifest says that a model takes on a kind of device, as its compiler had it.
+"""The memory of a model on a kind of device, in its manifest, as its compiler had it.
 
 It is what a load reserves before it begins, where it is known, instead of an estimate. What the
 load then measures counts, so that a wrong number does no more than a wrong estimate.
@@ -26,7 +26,7 @@ _CHANGE_PROGRAMS = frozenset(
 
 
 class TargetSizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of one copy on one device, with the programs of all batch sizes; bytes."""
+    """Bytes of one copy on one device, with the programs of all batch sizes."""
 
     parameters_bytes: int
     """As they lie there."""
@@ -42,7 +42,7 @@ class TargetSizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 Recorded: TypeAlias = Mapping[str, TargetSizes]
-"""By the name of the target."""
+"""Sizes by the name of the target."""
 
 
 def check(recorded: Recorded, parameters_bytes: int) -> None:

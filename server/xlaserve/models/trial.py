@@ -22,7 +22,7 @@ _OF_A_SERVER = frozenset({"devices", "placement", "partition", "mesh", "batch_si
 _READ_BY_JAX = (manifest.ARTIFACT, manifest.STABLEHLO)
 _REFUSED = 3
 _GRACE_SECONDS = 5.0
-"""When a trial ends itself, beyond its time: whoever started it may be gone by then."""
+"""Seconds beyond its time after which a trial ends itself: its parent may be gone by then."""
 
 _SHOWN_CHARACTERS = 500
 

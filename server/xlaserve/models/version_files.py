@@ -18,7 +18,7 @@ from xlaserve.models.weights import WeightEntry
 
 @dataclass(frozen=True, slots=True)
 class VersionFiles:
-    """What the files of a version say, but for the values of its parameters."""
+    """The contents of a version's files, but for the values of its parameters."""
 
     config: ModelConfig
     """The configuration, with what the manifest says where it is silent."""

@@ -12,7 +12,7 @@ from xlaserve.models.targets.jobs import Compiled
 
 @dataclass(frozen=True, slots=True)
 class Warmed:
-    """What became of one version."""
+    """The result of warming one version."""
 
     model: str
     version: str

@@ -60,7 +60,7 @@ class WeightEntry:
     dtype: "np.dtype[Any]"
     shape: Shape
     start: int
-    """Of its bytes, counted from the end of the header."""
+    """Offset of its bytes, counted from the end of the header."""
     stop: int
 
     @property
@@ -151,8 +151,8 @@ def read_mapped(
     """Yield the tensors one by one, as read-only views of the file mapped into memory.
 
     The file is read once for its hash; its pages belong to the cache of the operating system and
-    are shared by all who map it. The mapping goes with the last view. Whoever changes the file in
-    place changes the tensors; whoever cuts it ends the process (SIGBUS).
+    are shared by all who map it. The mapping goes with the last view. A change of the file in place
+    changes the tensors; truncating it ends the process (SIGBUS).
     """
     digest = hashlib.sha256()
     with files.opened(directory, name, limit_bytes=MAX_FILE_BYTES, roots=roots) as (file, size):

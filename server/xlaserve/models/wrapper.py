@@ -13,15 +13,15 @@ from xlaserve.models.computation import Abstract, Computation, Tree
 
 @dataclass(frozen=True, slots=True)
 class Wrapped:
-    """What such a file holds."""
+    """The contents of such a file."""
 
     computation: Computation
     jax_version: str
-    """Of the JAX that wrote it; empty before jax 0.11, the first to say so."""
+    """Version of the JAX that wrote it; empty before jax 0.11, the first to say so."""
 
 
 class _Exported:
-    """Where the vtable of the root has each field."""
+    """Offsets of the fields in the vtable of the root."""
 
     IN_TREE = 8
     IN_AVALS = 10
@@ -62,7 +62,7 @@ _DTYPES = (
     *("float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
     *("float0", "float8_e4m3", "float8_e3m4", "float8_e8m0fnu", "float4_e2m1fn"),
 )
-"""By the number that stands for them in the file."""
+"""Dtypes by the number that stands for them in the file."""
 
 _MAX_DEPTH = 32
 _OFFSET_BYTES = 4

@@ -18,10 +18,10 @@ from xlaserve.models.onnx.graph import Graph, Node
 from xlaserve.tensors import Tensor, TensorSpec
 
 BATCHES = (1, 3)
-"""How many rows the batches have that are compared."""
+"""Rows of the batches that are compared."""
 
 _NARROW = {"FP16": 1e-2, "BF16": 5e-2}
-"""What narrow outputs may differ by at least."""
+"""Least tolerances of narrow outputs, by datatype."""
 
 _SEED = 0
 _SHOWN_CHARACTERS = 300
@@ -29,7 +29,7 @@ _SHOWN_CHARACTERS = 300
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How far two results are from one another."""
+    """The difference of two results."""
 
     output: str
     absolute: float
@@ -39,7 +39,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What the comparison found."""
+    """The result of the comparison."""
 
     batches: tuple[int, ...]
     """0 for fixed shapes."""

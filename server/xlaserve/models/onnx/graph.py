@@ -15,7 +15,7 @@ ML_DOMAIN = "ai.onnx.ml"
 """The operators of classical machine learning."""
 
 DEFAULT_LIMIT_BYTES = 8 * 2**30
-"""Of a model and its external data together."""
+"""Most bytes of a model and its external data together."""
 
 _Kind = TypeVar("_Kind")
 _SHOWN_NAME = 80
@@ -23,7 +23,7 @@ _SHOWN_NAME = 80
 
 @dataclass(frozen=True, slots=True)
 class GraphInput:
-    """What a graph takes."""
+    """An input of a graph."""
 
     name: str
     datatype: Datatype
@@ -127,7 +127,7 @@ class Graph:
     outputs: tuple[str, ...]
     nodes: tuple[Node, ...]
     constants: Mapping[str, Tensor]
-    """What has a value from the start (initializers)."""
+    """Values that are known from the start (initializers)."""
 
     def reads(self) -> Iterator[str]:
         """Yield the names of all values that the nodes and the outputs read, nested ones too."""
@@ -156,5 +156,5 @@ class Model:
 
     graph: Graph
     opset: int
-    """Of the operators of ONNX itself, as the file has it."""
+    """Opset of the operators of ONNX itself, as the file has it."""
     producer: str

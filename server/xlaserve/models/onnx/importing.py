@@ -1,4 +1,4 @@
-"""From an ONNX file to a version directory that was seen to give the same answers."""
+"""The import of an ONNX file as a version directory that was seen to give the same answers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ DEFAULT_TOLERANCE = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What may be said about an import."""
+    """The options of an import."""
 
     version: int | None = None
     """None for the one after the highest that is there."""
@@ -43,16 +43,16 @@ class Options:
     check: bool = True
     """Whether to compare with onnxruntime, where that is installed."""
     tolerance: float = DEFAULT_TOLERANCE
-    """What an output may differ by, in parts of its largest number."""
+    """Most that an output may differ by, in parts of its largest number."""
     limit_bytes: int = DEFAULT_LIMIT_BYTES
-    """Of the model and its external data together."""
+    """Most bytes of the model and its external data together."""
     batch_independent: bool | None = None
-    """What is declared of the rows of a batch; None for what is proved of them."""
+    """Declaration about the rows of a batch; None for what is proved of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What was written."""
+    """The result of an import."""
 
     path: Path
     manifest: Manifest

@@ -1,4 +1,4 @@
-"""What is left of a graph once all that is known was computed: nodes, parameters, constants."""
+"""The constant folding of a graph: nodes, parameters and constants that are left."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -25,13 +25,13 @@ OnNode: TypeAlias = Callable[[int, int], None]
 
 _SMALL_BYTES = 1024
 _FOLDED_BYTES = 2**20
-"""What a constant may grow to when it is computed beforehand, if that is more than its inputs."""
+"""Most bytes of a constant that is computed beforehand, if that is more than its inputs."""
 
 
 # JAX keeps weak references to what it traces.
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Plan:
-    """How the outputs of a graph are computed from its inputs."""
+    """The computation of a graph's outputs from its inputs."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]

@@ -29,11 +29,11 @@ from xlaserve.models.roots import Roots
 from xlaserve.tensors import Tensor, datatype_of
 
 OLDEST_OPSET, NEWEST_OPSET = 13, 28
-"""Of the operators of ONNX itself; an older model is brought to the oldest by onnx."""
+"""Opsets of ONNX's own operators; an older model is brought to the oldest by onnx."""
 
 _PROTOBUF_LIMIT_BYTES = 2**31 - 1
 _MAX_DEPTH = 16
-"""Of graphs within graphs."""
+"""Most levels of graphs within graphs."""
 _SHOWN_CHARACTERS = 200
 
 

@@ -14,12 +14,12 @@ from xlaserve.models.onnx.graph import GraphInput
 from xlaserve.tensors import TensorSpec
 
 DEFAULT_MAX_BATCH_SIZE = 32
-"""Where all inputs have an open first dimension, and nothing else is said."""
+"""Largest batch by default, where all inputs have an open first dimension."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What the imported model takes."""
+    """The inputs of the imported model."""
 
     specs: tuple[TensorSpec, ...]
     max_batch_size: int

@@ -1,4 +1,4 @@
-"""What a value is while a graph is traced: known on the host, or an array that JAX computes.
+"""Values while a graph is traced: known on the host, or arrays that JAX computes.
 
 Shape arithmetic happens on the host, in numpy arrays. One that holds a symbolic dimension has the
 dtype object, whose elements are Python integers and dimensions of jax.export. So an operator is

@@ -15,7 +15,7 @@ __all__ = ["Independence", "Verdict", "loops_follow_inputs", "prove"]
 
 
 def __getattr__(name: str) -> object:
-    # A verdict is for whoever shows it, and JAX, which the proof needs, takes a second to import.
+    # A verdict is shown without JAX, which the proof needs and which takes a second to import.
     if name in ("loops_follow_inputs", "prove"):
         return getattr(import_module("xlaserve.models.rows.interface"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

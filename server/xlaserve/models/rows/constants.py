@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 MAX_ELEMENTS = 256
-"""Of a constant whose elements are looked at."""
+"""Most elements of a constant that is looked at."""
 
 _LIMIT = 1 << 31
 

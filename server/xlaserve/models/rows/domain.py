@@ -1,4 +1,4 @@
-"""What is known of a value: along which parts of its dimensions the rows lie, and what varies."""
+"""The abstract domain: along which parts of a value's dimensions the rows lie, and what varies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from xlaserve.models.rows.sizes import BATCH, ONE, ZERO, Size
 
 
 class Along(IntEnum):
-    """How a value varies along a factor of a dimension."""
+    """The variation of a value along a factor of a dimension."""
 
     UNIFORM = 0
     """Not at all."""
@@ -59,12 +59,12 @@ class Parts:
 
 
 Fact: TypeAlias = Constant | RowNumber | Parts
-"""What may be known of the elements of a value."""
+"""A fact about the elements of a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What is known of a value.
+    """A value, as far as it is known.
 
     Without a row factor it does not depend on the inputs, with one its element at row `i` depends
     on the inputs at row `i` alone. There is never more than one.
@@ -74,10 +74,10 @@ class Value:
     blocked: Finding | None = None
     """Why nothing of this is known; its dimensions mean nothing then."""
     sized: Finding | None = None
-    """What made it depend on the size of the batch: its elements are not the same, at the same
+    """Cause of its dependence on the size of the batch: its elements are not the same, at the same
     place, in batches of all sizes."""
     fact: Fact | None = None
-    """What more is known of its elements."""
+    """A further fact about its elements."""
 
     @property
     def has_rows(self) -> bool:

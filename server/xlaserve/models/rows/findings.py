@@ -16,7 +16,7 @@ class Finding(NamedTuple):
 
 
 class Problem(Exception):
-    """What a rule raises when its operation does not keep rows apart; takes a clause."""
+    """The error of a rule whose operation does not keep rows apart; takes a clause."""
 
     mixed = False
 

@@ -20,7 +20,7 @@ from xlaserve.models.rows.sizes import Size, static
 
 MAX_OPERATIONS = 100_000
 MAX_DEPTH = 24
-"""Of regions in regions."""
+"""Most levels of regions in regions."""
 MAX_VALUES_OF_ONE = 4_096
 """Operands or results of one operation."""
 
@@ -67,7 +67,7 @@ class Operation:
     operands: tuple[int, ...]
     results: tuple[int, ...]
     types: tuple[Tensor, ...]
-    """Of the results."""
+    """Types of the results."""
     operand_types: tuple[Tensor, ...]
     attributes: Mapping[str, Any]
     """Attributes of MLIR; a Pair where they differ between the batch sizes."""
@@ -119,11 +119,11 @@ class Program:
 
     body: Region
     types: Mapping[int, Tensor]
-    """Of its arguments."""
+    """Types of its arguments."""
     operations: int
-    """How many there are."""
+    """Number of operations."""
     modules: tuple[Any, Any]
-    """What was read, which has to live as long: `Operation.source` refers to it."""
+    """Modules that were read, which have to live as long: `Operation.source` refers to them."""
 
 
 def integers(attribute: Any) -> list[int]:
@@ -143,7 +143,7 @@ def author_line(location: str) -> str:
     innermost = ""
     for path, line in _PLACE.findall(location):
         if path.startswith(_HERE):
-            # Beyond it is whoever asked for the analysis, not the model.
+            # Beyond it are the callers of the analysis, not the model.
             break
         place = f"{Path(path).name}:{line}"
         if not _INSTALLED.search(path):

@@ -41,7 +41,7 @@ MAX_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is to be proved."""
+    """The subject of a proof."""
 
     exported: Exported
     parameters: int
@@ -115,7 +115,7 @@ def _on_platform(asked: Asked, refinery: Refinery, platform: str) -> Verdict:
     for rows in PAIRS:
         module = refinery.open_module(rows[0], platform)
         both = refinery.refined(module), refinery.refined(refinery.open_module(rows[1], platform))
-        # Kept until the walk is over: what was read refers to them.
+        # Kept until the walk completes: what was read refers to them.
         modules = [refining.parse(each) for each in both]
         try:
             read = program.read(modules[0], modules[1], rows)
@@ -133,8 +133,8 @@ def walked(
 ) -> Verdict:
     """Walk over a program and judge its outputs.
 
-    `batched` are the positions of the arguments that have rows; `question` stands in the way of a
-    proof where nothing else does. Raises Unfollowed.
+    `batched` are the positions of the arguments that have rows; `question` prevents a proof
+    where nothing else does. Raises Unfollowed.
     """
     walker = Walker(RULES, time.monotonic() + MAX_SECONDS)
     arguments = [

@@ -68,7 +68,7 @@ _SHAPES: Mapping[str, tuple[int, ...]] = MappingProxyType(
 """Operands that say a shape. The analysis sees what came of them."""
 
 _OF_SHAPES = frozenset({"stablehlo.reshape", "stablehlo.concatenate", "stablehlo.convert"})
-"""How a shape is put together from sizes."""
+"""Operations that put a shape together from sizes."""
 
 _UNMOVED = frozenset({"stablehlo.optimization_barrier"})
 

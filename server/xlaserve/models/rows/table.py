@@ -1,4 +1,4 @@
-"""What every operation does to rows: one row an operation. What has no row is unknown."""
+"""The table of rules: what every operation does to rows. What has no row is unknown."""
 
 from __future__ import annotations
 

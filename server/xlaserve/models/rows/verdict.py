@@ -1,4 +1,4 @@
-"""What is known about whether the rows of a batch see one another."""
+"""The verdict on whether the rows of a batch see one another."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,11 +23,11 @@ class Verdict:
     output: str = ""
     """The name of the first output that is not proved."""
     operation: str = ""
-    """What stands in the way of the proof, as StableHLO names it: `stablehlo.reduce`."""
+    """Operation that prevents the proof, as StableHLO names it: `stablehlo.reduce`."""
     reason: str = ""
     """One clause: `reduces over the rows`."""
     location: str = ""
-    """Where the author wrote it, `model.py:12`; empty where the computation does not say."""
+    """The author's line, `model.py:12`; empty where the computation does not say."""
     loops_follow_rows: bool = False
     """Whether the length of a loop depends on rows: padding must repeat a real row, since one of
     zeros may never end."""

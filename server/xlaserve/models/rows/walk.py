@@ -17,7 +17,7 @@ MAX_STEPS = 400_000
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What an operation does to rows."""
+    """The effect of an operation on rows."""
 
     compute: Callable[[Operation, Sequence[Value], Walker], Sequence[Value]]
     """Returns what is known of the results; raises Mixes or NoRule."""

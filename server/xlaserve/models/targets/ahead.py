@@ -44,7 +44,7 @@ class Ahead:
     constants_bytes: int
     module_bytes: int
     trials: tuple[Compiler, ...] = ()
-    """What compiles the programs that a load tries declared rows with."""
+    """Compilers of the programs that a load tries declared rows with."""
 
     @staticmethod
     def read(

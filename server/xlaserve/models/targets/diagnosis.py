@@ -1,4 +1,4 @@
-"""Which operation a compiler has no way for, and the author's line, from what JAX and XLA say."""
+"""The operation that a compiler does not support, and the author's line, as JAX and XLA say."""
 
 import re
 
@@ -17,7 +17,7 @@ _OPERATIONS = tuple(
         r"Unexpected operand type for (?P<operation>\w+)",
     )
 )
-"""What JAX says on its way to StableHLO, and the compilers of CUDA and of TPUs behind it."""
+"""Patterns of errors of JAX's lowering, and of the compilers of CUDA and of TPUs behind it."""
 
 _LOCATION = re.compile(r"Suspected Python Code Location:\s+(?P<place>/[^\s:]+:\d+)")
 

@@ -1,11 +1,11 @@
-"""What XLA has to know of a GPU to compile for it, as the text of its GpuTargetConfigProto."""
+"""The description of a GPU that XLA compiles for, as the text of its GpuTargetConfigProto."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 _VERSIONS = ("runtime_version", (12, 8)), ("dnn_version_info", (9, 8))
-"""Of CUDA and of cuDNN. Without the first some compilations fail; the second decides which calls of
-cuDNN XLA may choose."""
+"""Versions of CUDA and of cuDNN. Without the first some compilations fail; the second decides which
+calls of cuDNN XLA may choose."""
 
 _SAME_FOR_ALL = {
     "threads_per_block_limit": 1024,

@@ -1,4 +1,4 @@
-"""What a process that compiles is asked for, and what it answers: JSON, one line each."""
+"""Requests to a process that compiles, and its answers: JSON, one line each."""
 
 from dataclasses import dataclass, field
 
@@ -15,13 +15,13 @@ class Job:
     target: str
     count: int = 1
     config_directory: str = ""
-    """Where its `config.json` or `config.pbtxt` lies; empty for none."""
+    """Directory of its `config.json` or `config.pbtxt`; empty for none."""
     parameters: dict[str, str] = field(default_factory=dict)
     """Parameters of a configuration that count before those that are written."""
     flags: tuple[str, ...] = ()
     """For XLA, besides those that a target takes."""
     cache_directory: str = ""
-    """Where results are kept and found again (results.py); empty for nowhere."""
+    """Directory where results are kept and found again (results.py); empty for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class CompiledProgram:
     rows: int
     """0 for a model without a batch dimension, or where `sizes` begin with the rows."""
     sizes: tuple[int, ...]
-    """Of open dimensions besides the batch."""
+    """Sizes of open dimensions besides the batch."""
     footprint: Footprint
     compile_seconds: float
     """0 where the result was found in the cache."""
@@ -43,7 +43,7 @@ class CompiledProgram:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """What a server would reserve for the model once it is loaded (ModelMemory), in bytes."""
+    """Bytes that a server would reserve for the model once it is loaded (ModelMemory)."""
 
     parameters_bytes: int
     constants_bytes: int
@@ -59,7 +59,7 @@ class Problem:
     reason: str
     """One line."""
     operation: str = ""
-    """The one that the compiler has no way for; empty where that is not what failed."""
+    """The one that the compiler does not support; empty where that is not what failed."""
     location: str = ""
     """The author's line, where the artifact says."""
 
@@ -70,18 +70,18 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What became of a job: programs, or a problem."""
+    """The result of a job: programs, or a problem."""
 
     job: Job
     programs: tuple[CompiledProgram, ...] = ()
     reserved: Reserved | None = None
     max_batch_size: int = 0
     in_flight: int = 1
-    """Executions that may be begun and not ended on one device."""
+    """Executions that may be in flight on one device."""
     parameters_bytes: int = 0
-    """Of one copy, on each of its devices, as arrays."""
+    """Bytes of one copy, on each of its devices, as arrays."""
     versions: dict[str, str] = field(default_factory=dict)
-    """Of what compiled it."""
+    """Versions of what compiled it."""
     notice: str = ""
     """Why requests would not be put together; empty where they would."""
     problem: Problem | None = None

@@ -8,7 +8,7 @@ from xlaserve.errors import DeviceUnavailable
 from xlaserve.models.targets.gpu import Gpu
 
 COUNTS = (1, 2, 4, 8)
-"""How many devices a host may have."""
+"""Numbers of devices that a host may have."""
 
 _GIB = 1 << 30
 
@@ -18,20 +18,20 @@ class Target:
     """One kind of device."""
 
     name: str
-    """By which it is asked for."""
+    """Name by which it is asked for."""
     platform: str
     """A JAX platform: cpu, cuda or tpu."""
     memory_bytes: int
-    """Of one device; 0 for the host's own, which it does not have to itself."""
+    """Bytes of one device; 0 for the host's own, which it does not have to itself."""
     verified: str
-    """How what the row says is known, and what was compiled for it."""
+    """Evidence for what the row says, and what was compiled for it."""
     kind: str = ""
-    """How the `device_kind` of one that is present begins."""
+    """Prefix of the `device_kind` of one that is present."""
     gpu: Gpu | None = None
     topologies: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
     """The name of the smallest topology with so many devices, where it has a name."""
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """What its plugin has to know besides to open one."""
+    """Options that its plugin needs besides to open one."""
 
     @property
     def counts(self) -> tuple[int, ...]:

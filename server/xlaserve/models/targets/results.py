@@ -1,4 +1,4 @@
-"""What compilations said, kept in a directory by the hash of everything that they depend on."""
+"""The cache of compilation results: a directory, by the hash of everything that they depend on."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""What a process that fills a compilation cache is told about it. Needs no JAX."""
+"""The arguments of a process that fills a compilation cache. Needs no JAX."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ _MODULE = "xlaserve.models.targets.warming"
 
 @dataclass(frozen=True, slots=True)
 class WarmingPlan:
-    """Where programs go, and how the servers that use them compile."""
+    """The cache that programs go to, and how the servers that use it compile."""
 
     cache_directory: str
     cache_max_bytes: int

@@ -12,7 +12,7 @@ from xlaserve.models.targets.kinds import Target
 @dataclass(frozen=True, slots=True)
 class _Wheels:
     extra: str
-    """Of this package, which asks for them."""
+    """Extra of this package, which asks for them."""
     any_of: tuple[str, ...]
     """One of these has to be installed."""
 
@@ -23,7 +23,7 @@ _WHEELS: Mapping[str, _Wheels] = MappingProxyType(
         "tpu": _Wheels("tpu", ("libtpu",)),
     }
 )
-"""By platform; the CPU takes none."""
+"""Wheels by platform; the CPU takes none."""
 
 _JAX = ("jax", "jaxlib")
 

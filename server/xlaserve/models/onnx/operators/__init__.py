@@ -44,7 +44,7 @@ OPERATORS: Mapping[str, Family] = MappingProxyType(
         ML_DOMAIN: MappingProxyType({**MACHINE_LEARNING}),
     }
 )
-"""By domain and name. `If` is not among them: whoever walks the graph does it."""
+"""Operators by domain and name, but for `If`, which the walk over the graph does."""
 
 _OPEN_SIZE = "how many rows it returns depends on the data, and XLA needs to know before"
 _LOOP = "loops are not converted"

@@ -25,10 +25,10 @@ from xlaserve.models.onnx.values import (
 )
 
 _FAR = 2**31 - 1
-"""From here on a bound of a slice means the end; exporters write different large numbers."""
+"""Least bound of a slice that means the end; exporters write different large numbers."""
 
 _OUT_OF_BOUNDS = "fill"
-"""What is read outside of a tensor is NaN, or the lowest integer, instead of a wrong element."""
+"""Mode of reads outside of a tensor: NaN, or the lowest integer, instead of a wrong element."""
 
 
 def _gather(node: Node, x: Value, indices: Value) -> Value:
@@ -80,7 +80,7 @@ def _columns(indices: jax.Array, shape: Sequence[int]) -> tuple[jax.Array, ...]:
 
 
 _SCATTERS = {"none": "set", "add": "add", "mul": "multiply", "max": "max", "min": "min"}
-"""By the attribute `reduction`: what JAX calls it."""
+"""JAX's names of scatters, by the attribute `reduction`."""
 
 
 def _scattered(

@@ -32,7 +32,7 @@ _ACTIVATIONS: MappingProxyType[str, Activation] = MappingProxyType(
 _DIRECTIONS: MappingProxyType[str, tuple[bool, ...]] = MappingProxyType(
     {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 )
-"""By the attribute: for each direction, whether it runs backwards."""
+"""Whether each direction runs backwards, by the attribute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,13 @@ class _Weights:
     input_bias: jax.Array
     recurrent_bias: jax.Array
     peepholes: tuple[jax.Array, ...]
-    """Of the input, output and forget gates of an LSTM, where it has them."""
+    """Those of the input, output and forget gates of an LSTM, where it has them."""
     activations: tuple[Activation, ...]
     linear_before_reset: bool
 
 
 _Step: TypeAlias = Callable[[_Weights, States, jax.Array], States]
-"""From the states and the inputs of the gates at one time to the next states."""
+"""Maps the states and the inputs of the gates at one time to the next states."""
 
 
 def _plain_step(weights: _Weights, states: States, x: jax.Array) -> States:

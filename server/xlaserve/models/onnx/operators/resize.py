@@ -26,7 +26,7 @@ from xlaserve.models.onnx.values import (
 from xlaserve.tensors import Tensor
 
 _MAX_SIZE = 2**20
-"""Of a resized axis: where its elements come from is calculated while a model is converted."""
+"""Largest size of a resized axis, whose sources are calculated while a model is converted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ _COORDINATES: MappingProxyType[str, Callable[[Tensor, _Axis], Tensor]] = Mapping
         "tf_crop_and_resize": _crop_and_resize,
     }
 )
-"""By coordinate_transformation_mode: where in the input an output lies."""
+"""Functions from an output's position to the input's, by coordinate_transformation_mode."""
 
 _NEAREST: MappingProxyType[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
@@ -90,7 +90,7 @@ _NEAREST: MappingProxyType[str, Callable[[Tensor], Tensor]] = MappingProxyType(
         "round_prefer_floor": lambda x: np.ceil(x - 0.5),
     }
 )
-"""By nearest_mode."""
+"""Rounding functions by nearest_mode."""
 
 
 def _linear(distance: Tensor, _: float) -> Tensor:
@@ -109,12 +109,12 @@ def _cubic(distance: Tensor, a: float) -> Tensor:
 _KERNELS: MappingProxyType[str, tuple[Callable[[Tensor, float], Tensor], int]] = MappingProxyType(
     {"linear": (_linear, 1), "cubic": (_cubic, 2)}
 )
-"""By mode: the weight of an input by its distance, and how far it reaches."""
+"""Kernels by mode: the weight of an input by its distance, and how far it reaches."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Method:
-    """What the attributes of a node say."""
+    """The attributes of a node."""
 
     mode: str
     coordinates: Callable[[Tensor, _Axis], Tensor]
@@ -123,7 +123,7 @@ class _Method:
     exclude_outside: bool
     antialias: bool
     outside: float | None
-    """What an output is that lies outside of the input; None where it is clamped."""
+    """Value of an output that lies outside of the input; None where it is clamped."""
 
 
 def _method(node: Node) -> _Method:

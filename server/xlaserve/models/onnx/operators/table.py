@@ -1,4 +1,4 @@
-"""What a row of the table of operators says."""
+"""The rows of the table of operators."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ Operation: TypeAlias = Callable[..., Value | Sequence[Value]]
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """How one operator is computed."""
+    """The implementation of one operator."""
 
     operation: Operation
     static: frozenset[int] = frozenset()

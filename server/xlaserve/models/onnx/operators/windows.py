@@ -1,4 +1,4 @@
-"""How a window moves over an image: strides, dilations and padding of convolution and pooling."""
+"""Windows that move over an image: strides, dilations and padding of convolution and pooling."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""What each family of operations does to rows."""
+"""The rules for rows, by family of operations."""

@@ -24,8 +24,8 @@ from xlaserve.models.rows.rules.reduction import only_operation
 from xlaserve.models.rows.walk import Walker
 
 MAX_ROUNDS = 64
-"""Of a loop until nothing new is found out: a few, unless values are handed on from one to another
-with every trip. More is given up."""
+"""Most rounds over a loop until nothing new is found out: a few, unless values are handed on from
+one to another with every trip. A loop that needs more is not followed."""
 
 
 # --- branches ----------------------------------------------------------------------------------

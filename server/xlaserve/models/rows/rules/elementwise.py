@@ -27,7 +27,7 @@ NAMES = frozenset(
     {f"stablehlo.{name}" for name in _STABLEHLO.split()}
     | {f"chlo.{name}" for name in _CHLO.split()}
 )
-"""Of all of them. What is not here is not taken for elementwise."""
+"""Names of all of them. What is not here is not taken for elementwise."""
 
 
 def elementwise(operation: Operation, operands: Sequence[Value]) -> list[Value]:

@@ -42,10 +42,10 @@ class _Indices:
     """The index vectors of a gather or a scatter, by the dimensions of the operand."""
 
     together: Value
-    """What is known of all of them that matter; without the dimension of the vector."""
+    """Value of all of them that matter; without the dimension of the vector."""
     row_numbers: dict[int, int]
-    """By dimension of the operand that is indexed by the number of the row: the dimension of the
-    indices, without that of the vector, along which the rows lie."""
+    """Dimension of the indices, without that of the vector, along which the rows lie, by dimension
+    of the operand that is indexed by the number of the row."""
 
 
 def _indices(

@@ -1,4 +1,4 @@
-"""What is known of the number of a row, which `x[arange(b), i]` has for an index."""
+"""The number of a row as a fact, which `x[arange(b), i]` has for an index."""
 
 from __future__ import annotations
 
