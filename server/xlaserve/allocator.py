@@ -11,7 +11,7 @@ import structlog
 # <malloc.h> of glibc
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 _MAPPED_BYTES = 8 << 20
-"""From how much on memory is mapped by itself, and given back as soon as it is free.
+"""Bytes from which memory is mapped by itself, and given back as soon as it is free.
 
 By itself glibc raises this to 32 MiB with what is freed, and then keeps the large blocks of each
 thread: 100 outputs of 10 MiB left 150 MiB behind. To map is to touch each page for the first time,

@@ -58,10 +58,10 @@ from xlaserve.transport.rest.routing import RouteTable
 from xlaserve.transport.rest.server import HttpServer
 
 _SWITCH_SECONDS = 0.0005
-"""How long a thread that compiles may keep the event loop from Python's lock; 5 ms unless set."""
+"""Seconds a compiling thread may keep the event loop from Python's lock; 5 ms unless set."""
 
 _LEAST_CLOSING_SECONDS, _MOST_CLOSING_SECONDS = 1.0, 5.0
-"""How long models that nobody uses, and threads that compute for nobody, may take to end."""
+"""Seconds that unused models, and threads that compute for nobody, may take to end."""
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -70,7 +70,7 @@ _log = structlog.get_logger("app")
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where the server listens, as clients are told."""
+    """Addresses of the server, as clients are told."""
 
     grpc: str
     """`none` where gRPC is not served."""
@@ -85,7 +85,7 @@ class ModelRow:
 
     entry: IndexEntry
     size_bytes: int | None
-    """What it holds in memory; None while it is not loaded."""
+    """Bytes it holds in memory; None while it is not loaded."""
     compile_seconds: float | None
 
 
@@ -142,7 +142,7 @@ class Application:
         self.registry = Registry(settings.max_requests_per_model)
         self.capacity = Capacity()
         self.gates = Gates(observers=[Counting()])
-        """What every call passes; whoever makes calls is given it."""
+        """The gates of every call, handed to all that make calls."""
         self.ledger = Ledger(settings.max_held_bytes)
         spare = MessageMemory(min(settings.max_spare_bytes, self.ledger.spare))
         self.ledger.on_pressure(spare.drop)

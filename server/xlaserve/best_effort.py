@@ -1,4 +1,4 @@
-"""A text stream that loses what cannot be written, so that no caller ever hears of it."""
+"""A text stream that drops what cannot be written, without an error for any caller."""
 
 import io
 import os
@@ -11,7 +11,7 @@ _PIPE_BYTES = select.PIPE_BUF
 """A pipe that can be written to takes so many without waiting."""
 
 _PATIENCE_MS = 1000
-"""How long a reader that has stopped is waited for, once, until it reads again."""
+"""Milliseconds, once, for a reader that has stopped to read again."""
 
 _STANDARD = (0, 1, 2)
 

@@ -1,4 +1,4 @@
-"""What can go wrong, as facts: each class takes the facts and forms its own text.
+"""Errors, as facts: each class takes the facts and forms its own text.
 
 Nothing here knows a status code. `transport/status.py` holds the one table from these classes to
 gRPC and HTTP statuses; a test demands a row for every class.
@@ -107,7 +107,7 @@ class CompilationTimedOut(XlaserveError):
 
 
 class LoadCancelled(XlaserveError):
-    """A load was called off before it ended."""
+    """A load was cancelled before it ended."""
 
     def __init__(self, model: str) -> None:
         super().__init__(f"failed to load '{model}', the load was cancelled")
@@ -124,16 +124,16 @@ class ModelControlForbidden(XlaserveError):
 
 
 class OutOfMemory(XlaserveError):
-    """The device or the host has no room for what was asked."""
+    """The device or the host lacks memory for what was asked."""
 
     def __init__(self, model: str, detail: str, *, needed_bytes: int = 0) -> None:
         self.needed_bytes = needed_bytes
-        """What a load needed on one device; 0 where that is not known."""
+        """Bytes a load needed on one device; 0 where that is not known."""
         super().__init__(f"model '{model}': out of memory, {detail}")
 
 
 class OutOfMappings(OutOfMemory):
-    """The process has no room for the memory mappings of more programs; at the system's limit it
+    """The process may not have the memory mappings of more programs; at the system's limit it
     would die."""
 
     def __init__(self, model: str, needed: int, used: int, limit: int, system: int) -> None:
@@ -146,7 +146,7 @@ class OutOfMappings(OutOfMemory):
 
 
 class OutOfSpace(XlaserveError):
-    """The disk has no room for the files of a load."""
+    """The disk is too full for the files of a load."""
 
     def __init__(self, model: str, detail: str) -> None:
         super().__init__(f"failed to load '{model}', no space left for its files: {detail}")
@@ -298,7 +298,7 @@ class QueueTimeout(XlaserveError):
 
 
 class DeadlineExceeded(XlaserveError):
-    """The time that the client gave a request is over, before it was answered."""
+    """The deadline of a request passed before it was answered."""
 
     def __init__(self) -> None:
         super().__init__("the deadline of the request has passed")

@@ -1,4 +1,4 @@
-"""What SageMaker tells a container in its environment, as settings (SageMaker, Your own container).
+"""Settings from the environment that SageMaker gives a container (SageMaker, Your own container).
 
 A layer below flags and `XLASERVE_*` variables and above the defaults; pure functions of a mapping.
 """

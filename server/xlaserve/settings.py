@@ -20,16 +20,16 @@ from xlaserve.settings_bounds import LARGEST, SMALLEST
 ENVIRONMENT_PREFIX = "XLASERVE_"
 
 CONTAINER_MEMORY_VARIABLES = ("MODEL_SERVER_MEM_REQ_BYTES", "CONTAINER_MEM_REQ_BYTES")
-"""Where a pod puts its memory request, by the Downward API; the first that is set counts."""
+"""Variables of a pod's memory request, by the Downward API; the first that is set counts."""
 
 _OF_KUBERNETES = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT(_\d+_\w+)?$")
-"""What a pod finds in its environment when a Service of the cluster is called `xlaserve`."""
+"""Variables that a pod has when a Service of the cluster is called `xlaserve`."""
 
 _TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
 class ModelControlMode(StrEnum):
-    """Who decides which models are loaded (Triton's model control modes)."""
+    """Modes of deciding which models are loaded (Triton's model control)."""
 
     NONE = "none"
     """Every model is loaded at start; clients can change nothing."""
@@ -40,7 +40,7 @@ class ModelControlMode(StrEnum):
 
 
 class Device(StrEnum):
-    """Where models run."""
+    """Kinds of devices."""
 
     AUTO = "auto"
     CPU = "cpu"
@@ -49,7 +49,7 @@ class Device(StrEnum):
 
 
 class IdInjection(StrEnum):
-    """How ModelMesh is told to give us the id of a model."""
+    """Ways for ModelMesh to send the id of a model."""
 
     PATH = "path"
     """In the request message, at the path that runtimeStatus advertises, and in a header."""
@@ -58,7 +58,7 @@ class IdInjection(StrEnum):
 
 
 class Readiness(StrEnum):
-    """What makes the server ready."""
+    """Conditions of readiness."""
 
     STARTUP = "startup"
     """Every model that is loaded at start has been tried."""
@@ -67,7 +67,7 @@ class Readiness(StrEnum):
 
 
 class Http2Engine(StrEnum):
-    """What speaks HTTP/2 under gRPC."""
+    """HTTP/2 engines under gRPC."""
 
     OWN = "own"
     """The server's own engine."""
@@ -76,7 +76,7 @@ class Http2Engine(StrEnum):
 
 
 class TypedAnswerForm(StrEnum):
-    """How a gRPC request is answered whose inputs came as typed contents."""
+    """Answers to gRPC requests whose inputs came as typed contents."""
 
     BOTH = "both"
     """In typed contents and in raw_output_contents: there are clients that read only one."""
@@ -88,7 +88,7 @@ class TypedAnswerForm(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What the operator decides. Immutable; parts of it are passed down."""
+    """The operator's choices. Immutable; parts of it are passed down."""
 
     repository: Path
     """Directory of the models: <model>/config.json or config.pbtxt, and <model>/<version>/."""
@@ -98,20 +98,20 @@ class Settings:
     host: str = "127.0.0.1"
     """Address that TCP endpoints listen on."""
     grpc_endpoint: str = "port:8001"
-    """Where gRPC is served: port:<n> or unix:<path>. Port 0 takes a free one."""
+    """Address of gRPC: port:<n> or unix:<path>. Port 0 takes a free one."""
     grpc_data_endpoint: str = ""
     """A second place where gRPC is served, for inference; empty for none. ModelMesh knows both."""
     http_endpoint: str = "port:8000"
-    """Where HTTP is served: port:<n>, unix:<path> or none."""
+    """Address of HTTP: port:<n>, unix:<path> or none."""
     unix_socket_mode: int = 0o666
     """Permission bits of unix sockets."""
     server_name: str = "xlaserve"
-    """What the server calls itself in ServerMetadata and GET /v2; some clients ask for `triton`."""
+    """The server's name in ServerMetadata and GET /v2; some clients ask for `triton`."""
     listen_backlog: int = 1024
     """Connections to each endpoint that may wait to be accepted; what comes beyond is not answered
-    until there is room. Linux shortens it to net.core.somaxconn."""
+    until a slot is free. Linux shortens it to net.core.somaxconn."""
     http2_engine: Http2Engine = Http2Engine.OWN
-    """What speaks HTTP/2 for gRPC: own; or h2, the library that it is compared with."""
+    """HTTP/2 engine of gRPC: own; or h2, the library that it is compared with."""
 
     # --- TLS ---
 
@@ -138,7 +138,7 @@ class Settings:
     readiness: Readiness = Readiness.STARTUP
     """startup: ready once every load of the start has ended; models: and every one succeeded."""
     device: Device = Device.AUTO
-    """Where models run. Anything but auto fails at start when that device is absent."""
+    """Device of models. Anything but auto fails at start when that device is absent."""
 
     # --- SageMaker ---
 
@@ -159,12 +159,12 @@ class Settings:
     """Memory for models on each device; 0 takes the device's own. Devices of the CPU share the
     container's request, or the cgroup's limit."""
     evict: bool = False
-    """Let idle models go, the least recently used first, when a load needs their memory."""
+    """Evict idle models, the least recently used first, when a load needs their memory."""
     memory_wait_seconds: float = 10.0
-    """How long a load that needs more memory than is free waits for what unloads and other loads
+    """Seconds a load that needs more memory than is free waits for what unloads and other loads
     in progress give back, and with modelmesh for those to come; then it is refused."""
     memory_overhead_bytes: int = 300 << 20
-    """What is left of that memory for the process itself, or the device's workspace."""
+    """Bytes left of that memory for the process itself, or the device's workspace."""
     container_memory_bytes: int = 0
     """Memory request of the container; else MODEL_SERVER_MEM_REQ_BYTES, CONTAINER_MEM_REQ_BYTES."""
 
@@ -177,7 +177,7 @@ class Settings:
     default_model_size_bytes: int = 16 << 20
     """With modelmesh: the size of a model of which nothing is known, until models were loaded."""
     mesh_slack_bytes: int = -1
-    """With modelmesh: how much of the memory for models it is not told of, for loads that turn out
+    """With modelmesh: bytes of the memory for models that it is not told, for loads that turn out
     larger than it predicted; -1 is 5 %, or load_threads times the largest model that was seen or is
     predicted, if that is more, but at most a quarter."""
     max_remembered_sizes: int = 10_000
@@ -194,7 +194,7 @@ class Settings:
     load_threads: int = 1
     """Models that are loaded and compiled at the same time."""
     load_seconds: float = 600.0
-    """How long a load may take once it has a thread, and one program that is compiled later; past
+    """Seconds a load may take once it has a thread, and one program that is compiled later; past
     it the load fails, and what does not end is abandoned."""
     max_memory_mappings: int = 0
     """Memory mappings that the process may have for another program to be compiled; 0 is 80 % of
@@ -209,10 +209,10 @@ class Settings:
     """Most shapes that one model may have compiled when requests ask for them, if its parameter of
     this name does; 0 refuses such models."""
     compilation_cache_directory: str = "auto"
-    """Where compiled programs outlive the process: a directory of this user alone; none; or auto,
+    """Directory of compiled programs that outlive the process: of this user alone; none; or auto,
     which is .cache/xlaserve in its home."""
     compilation_cache_max_bytes: int = 1 << 30
-    """What that directory may grow to; what was not used for longest goes."""
+    """Most bytes of that directory; the least recently used are evicted."""
     mmap_parameters: bool = False
     """On the CPU, map parameters from their files instead of reading them. The files must never
     be rewritten in place; not for network mounts."""
@@ -254,9 +254,9 @@ class Settings:
     max_requests_per_model: int = 1024
     """Requests of one model that may be in progress; more are refused with RESOURCE_EXHAUSTED."""
     drain_seconds: float = 10.0
-    """How long an unload waits for requests in progress."""
+    """Seconds an unload waits for requests in progress."""
     grace_seconds: float = 30.0
-    """How long the server waits for requests in progress when it is told to exit. What does not end
+    """Seconds the server waits for requests in progress when it is told to exit. What does not end
     by then, or computes without a request, is waited for some seconds at most."""
 
     # --- Messages ---
@@ -272,7 +272,7 @@ class Settings:
     max_message_bytes: int = 64 << 20
     """Largest gRPC message or HTTP body that is accepted; also after it was decompressed."""
     typed_answers: TypedAnswerForm = TypedAnswerForm.BOTH
-    """How a gRPC request is answered whose inputs came as typed contents: both, in typed and in raw
+    """Answer to a gRPC request whose inputs came as typed contents: both, in typed and in raw
     contents; typed; or raw. FP16 and BF16 have no typed contents and are raw."""
     max_typed_answer_bytes: int = 2 << 20
     """Most bytes that typed contents may add to an answer: an integer counts 10 or 5, an element
@@ -291,7 +291,7 @@ class Settings:
     max_header_bytes: int = 16 << 10
     """Largest header list of a gRPC request."""
     busy_poll_seconds: float = 0.0002
-    """How long the event loop looks for the next gRPC request without going to sleep, while they
+    """Seconds the event loop looks for the next gRPC request without going to sleep, while they
     come so quickly one after the other; 0 lets it sleep."""
     max_stream_resets: int = 200
     """gRPC requests that a connection may cancel in a while, beyond those that were answered;
@@ -302,24 +302,24 @@ class Settings:
     control_window_seconds: float = 30.0
     """The time in which those two are counted."""
     max_work_per_pass: int = 1024
-    """HTTP/2 frames that one connection may have handled before others have their turn; a request
+    """HTTP/2 frames that one connection may have handled before others are served; a request
     counts as 16, and 16 bytes of headers that have to be decoded as one more. After 3 ms others
-    have their turn anyway."""
+    are served anyway."""
     stream_window_bytes: int = 1 << 20
-    """What a client may send of a gRPC request before it is known how long its message is."""
+    """Flow-control window of a gRPC request, in bytes, until its message's length is known."""
     connection_window_bytes: int = 16 << 20
-    """What a client may send on a gRPC connection before it is read."""
+    """Flow-control window of a gRPC connection, in bytes not read."""
     max_frame_bytes: int = 1 << 20
     """Longest HTTP/2 frame of a message that clients are asked to send."""
     preface_seconds: float = 5.0
-    """How long a new gRPC connection may take to begin."""
+    """Seconds a new gRPC connection may take to begin."""
 
     # --- HTTP ---
 
     max_http_connections: int = 1024
     """HTTP connections that may be open."""
     http_idle_seconds: float = 75.0
-    """How long an HTTP connection may be without a request, and take for the headers of one."""
+    """Seconds an HTTP connection may be without a request, and take for the headers of one."""
     max_http_header_bytes: int = 16 << 10
     """Largest request line, and largest single header, of an HTTP request."""
     max_http_heads: int = 2048
@@ -340,7 +340,7 @@ class Settings:
     max_image_pixels: int = 1 << 24
     """Most pixels of a JPEG or PNG that is decoded for a model."""
     message_timeout_seconds: float = 30.0
-    """How long a request may take to send its message after its headers, and over HTTP those."""
+    """Seconds a request may take to send its message after its headers, and over HTTP those."""
     max_health_watchers: int = 1024
     """Health watches that may be open."""
     max_reflection_requests: int = 1000
@@ -364,12 +364,12 @@ class Settings:
     max_override_files: int = 1000
     """Most `file:` parameters of one load."""
     trial_seconds: float = 60.0
-    """How long a model that a client sent may take to load in a process of its own, before it is
+    """Seconds a model that a client sent may take to load in a process of its own, before it is
     loaded here; 0 leaves the trial out."""
     max_models: int = 100_000
     """Models that the repository may hold; further directories are ignored, with a warning."""
     scratch_directory: Path = Path(tempfile.gettempdir())
-    """Where the files of `file:` parameters are kept while their model is loaded."""
+    """Directory of the files of `file:` parameters while their model is loaded."""
 
     # --- Log ---
 

@@ -68,7 +68,7 @@ SMALLEST: Mapping[str, float] = MappingProxyType(
         "max_infer_stream_bytes": 1,
     }
 )
-"""By setting, the least that it may be, in its unit."""
+"""Least values by setting, in its unit."""
 
 _DEEPEST = 100
 """protobuf's own limit, and Triton's for JSON; far beyond it Python's recursion would end first."""
@@ -88,4 +88,4 @@ LARGEST: Mapping[str, float] = MappingProxyType(
         "max_frame_bytes": 2**24 - 1,
     }
 )
-"""By setting, the most that it may be; without a row there is no bound."""
+"""Largest values by setting; without a row there is no bound."""

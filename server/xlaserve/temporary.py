@@ -59,7 +59,7 @@ class TemporaryDirectory:
     def replace(self, source: Path, target: Path) -> None:
         """Rename `source` to `target`, which is beside this directory and may be there.
 
-        A process that is killed in between leaves the old one or the new one: whoever removes what
+        A process that is killed in between leaves the old one or the new one: the removal of what
         it left puts the old one back.
         """
         if target.exists():

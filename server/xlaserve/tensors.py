@@ -22,7 +22,7 @@ Tensor: TypeAlias = np.ndarray[Any, Any]
 """An array in row-major order; BYTES tensors have dtype object and hold `bytes`."""
 
 ALIGNMENT = 64
-"""Where XLA reads an array in place on the CPU; at another address it copies it first."""
+"""Alignment in bytes for XLA to read an array in place on the CPU; else it copies it first."""
 
 MAX_DIMENSIONS = 64
 """The most dimensions of an array in numpy; more would also make a shape slow to multiply."""
@@ -101,7 +101,7 @@ def datatype_of(dtype: Any) -> Datatype | None:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What a model says of one input or output."""
+    """A model's description of an input or output."""
 
     name: str
     datatype: Datatype
@@ -127,7 +127,7 @@ def describe(datatype: Datatype | str, shape: Sequence[int]) -> str:
 class TensorDataError(ValueError):
     """Tensor data that does not fit its datatype and shape; carries what was expected and got.
 
-    Whoever knows the model and the tensor turns it into InvalidTensor.
+    Callers that know the model and the tensor turn it into InvalidTensor.
     """
 
     def __init__(self, expected: str, got: str) -> None:
@@ -350,4 +350,4 @@ _BUILDERS: Mapping[str, tuple[tuple[type, ...], Callable[[Datatype, Elements], T
         }
     )
 )
-"""By the kind of a dtype, which elements are accepted and what makes an array of them."""
+"""Accepted elements and the maker of an array of them, by the kind of a dtype."""

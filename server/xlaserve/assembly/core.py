@@ -31,5 +31,5 @@ class Core:
     engine: Engine
     gates: Gates
     shared: Shared
-    """What connections share: the ledger, and the memory of long messages."""
+    """Shared by connections: the ledger, and the memory of long messages."""
     look: FilesLook

@@ -4,7 +4,7 @@ from xlaserve.errors import XlaserveError
 
 
 class BenchmarkRefused(XlaserveError):
-    """What was asked for cannot be measured; the text says why."""
+    """A benchmark that cannot be measured; the text says why."""
 
 
 class ServerUnreachable(XlaserveError):

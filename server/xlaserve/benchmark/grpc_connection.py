@@ -34,13 +34,13 @@ from xlaserve.transport.http2.frames import (
 _RENEW_BYTES = 1 << 24
 """Received bytes after which the window of the connection is opened again."""
 _LARGEST_FRAME = 1 << 20
-"""What is sent in one frame to a server that would take more."""
+"""Most bytes in one frame, to a server that would take more."""
 _MAX_INPUT = 1 << 20
 """Bytes of a frame besides DATA; a server that sends more is not HTTP/2."""
 _KNOWN_BLOCKS = 256
 """Header blocks whose status is remembered, for servers whose answers are all alike."""
 _PREFIX_BYTES = 5
-"""What gRPC puts in front of a message."""
+"""Length of the prefix of a gRPC message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class GrpcRequest:
 class _Stream:
     started: float
     window: int
-    """What the server takes of this request before it says more."""
+    """Bytes of this request that flow control lets the client send."""
     sent: int = 0
     received: int = 0
     status: str = "no status"
@@ -82,7 +82,7 @@ class GrpcConnection(asyncio.Protocol):
     def __init__(self, url: str, request: GrpcRequest, load: Load) -> None:
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.max_streams = frames.MAX_STREAM_ID
-        """What the server allows at the same time."""
+        """Most streams that the server allows."""
         self._url, self._load = url, load
         self._headers = request.headers
         self._body = memoryview(b"\0" + NUMBER.pack(len(request.message)) + request.message)
@@ -333,7 +333,7 @@ _READERS: Mapping[int, Callable[[GrpcConnection, int, int, bytes], None]] = {
     frames.GOAWAY: GrpcConnection._going_away,
     frames.WINDOW_UPDATE: GrpcConnection._widen,
 }
-"""What reads a frame: called with its flags, its stream and its payload."""
+"""Readers by frame type, called with the flags, stream and payload."""
 
 
 def _unpadded(flags: int, payload: bytes) -> bytes:

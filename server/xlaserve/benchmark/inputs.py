@@ -89,4 +89,4 @@ _ELEMENTS: Mapping[str, Callable[[TensorSpec, Shape, np.random.Generator], Tenso
         {"b": _booleans, "i": _integers, "u": _integers, "f": _floats, "V": _floats, "O": _words}
     )
 )
-"""By the kind of a datatype's dtype; V is bfloat16."""
+"""Makers of tensors by the kind of dtype; V is bfloat16."""

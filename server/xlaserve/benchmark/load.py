@@ -33,7 +33,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long a step takes, in seconds."""
+    """Durations of a step, in seconds."""
 
     warmup: float
     """Requests that begin in it are sent and not counted."""
@@ -49,7 +49,7 @@ class Connection(Protocol):
         """Send it once more."""
 
     def close(self) -> None:
-        """Close it; what is in flight is not told of any more."""
+        """Close it; no answer to requests in flight is reported."""
 
 
 Connect: TypeAlias = "Callable[[Load, int], Awaitable[Connection]]"
@@ -58,15 +58,15 @@ Connect: TypeAlias = "Callable[[Load, int], Awaitable[Connection]]"
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one step gave."""
+    """Results of one step."""
 
     step: Step
     seconds: float
-    """From the first request that counts to the last answer."""
+    """Time from the first counted request to the last answer."""
     latencies: "array[float]"
     """In seconds, ascending; only of answers that were no errors."""
     errors: "Counter[str]"
-    """How many answers of each other status there were."""
+    """Number of answers of each other status."""
     client_cpu: float
     """The share of a core that the client used; at 1 it is the client that was measured."""
 
@@ -93,7 +93,7 @@ class Load:
                 connection.request()
 
     def answered(self, connection: Connection, started: float, status: str) -> None:
-        """Count an answer, and send the next request unless the time is over."""
+        """Count an answer, and send the next request unless the time is up."""
         now = self.clock()
         if started >= self._begin:
             self._last = now
@@ -119,7 +119,7 @@ class Load:
             self._idle.set()
 
     async def finished(self) -> None:
-        """Return when the time is over and nothing is in flight, or waiting has no use."""
+        """Return when the time is up and nothing is in flight, or waiting has no use."""
         wait = max(0.0, self._end - self.clock()) + self.timing.timeout
         try:
             await asyncio.wait_for(self._idle.wait(), wait)

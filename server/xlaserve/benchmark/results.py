@@ -1,4 +1,4 @@
-"""What a step of load gave, in the numbers that are compared."""
+"""Results of a step of load, in the numbers that are compared."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,9 +20,9 @@ class Result:
     seconds: float
     answers_per_second: float
     latency_ms: Mapping[str, float]
-    """By name: p50, p90, p95, p99, max; empty where there was no answer."""
+    """Percentiles: p50, p90, p95, p99, max; empty without any answer."""
     errors: Mapping[str, int]
-    """By status, how many requests ended in another way."""
+    """Requests that ended in another way, by status."""
     client_cpu: float
     """The share of a core that the client used."""
 

@@ -14,21 +14,21 @@ from xlaserve.tensors import Shape, describe
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is to be measured."""
+    """A benchmark to be run."""
 
     model: str
     target: Target
     steps: Sequence[Step]
     timing: Timing
     shapes: Mapping[str, Shape]
-    """Of inputs, by name, where they were given."""
+    """Shapes of inputs by name, where given."""
     batch: int
     """The size of a first dimension that is open."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was measured."""
+    """Results of a job."""
 
     model: str
     protocol: str

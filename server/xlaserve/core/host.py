@@ -1,4 +1,4 @@
-"""How much memory models may take: of a device, or of the host as far as it says."""
+"""Limits of the memory for models: of a device, or of the host as far as it says."""
 
 import os
 from contextlib import suppress

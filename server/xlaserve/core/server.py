@@ -1,4 +1,4 @@
-"""What the server says of itself."""
+"""The server's self-description."""
 
 from dataclasses import dataclass
 

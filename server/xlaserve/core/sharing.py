@@ -43,7 +43,7 @@ class SingleFlight(Generic[T]):
             if flight.task.cancelled() and not _being_cancelled():
                 raise CalledOff from None
             if self._abandonable and flight.waiters == 1 and not flight.task.done():
-                # Whoever asks again from now on starts anew instead of joining a lost cause.
+                # A later caller starts anew instead of joining cancelled work.
                 self._flights.pop(key, None)
                 flight.task.cancel()
                 await asyncio.wait([flight.task])
@@ -85,7 +85,7 @@ class Turns:
 
     @asynccontextmanager
     async def of(self, key: Hashable) -> AsyncIterator[None]:
-        """Hold the key's turn for the length of an `async with` block."""
+        """Hold the key's lock for the length of an `async with` block."""
         lock, users = self._locks.get(key, (asyncio.Lock(), 0))
         self._locks[key] = lock, users + 1
         try:

@@ -37,7 +37,7 @@ _PLAIN = LoadParameters()
 
 
 class ModelControl:
-    """Decides what is loaded. What is done to one model is done in turn, models side by side."""
+    """Decides what is loaded. Operations on one model are serialized, models run side by side."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class ModelControl:
         self._dependents.named(name)
 
     async def evict(self, name: str) -> None:
-        """Unload and forget a model and return once its memory is free; no name is unknown."""
+        """Unload and drop a model and return once its memory is free; no name is unknown."""
         if self._registry.find(name) is not None:
             await self._unload_shared(name, dependents=False)
             self._registry.forget(name)
@@ -141,7 +141,7 @@ class ModelControl:
     async def purge(self) -> None:
         """Cancel every load, unload every model, and return once all memory is free.
 
-        Loads that arrive meanwhile are cancelled as well: whoever sent them is about to be told
+        Loads that arrive meanwhile are cancelled as well: their senders are about to be told
         that nothing is loaded (ModelMesh SPI, runtimeStatus).
         """
         self._purges += 1

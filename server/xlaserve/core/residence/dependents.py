@@ -25,7 +25,7 @@ class Dependents:
             self._named.add(model)
 
     def left(self, model: str) -> None:
-        """Forget who loaded a model that was unloaded, and what it had brought along."""
+        """Drop who loaded a model that was unloaded, and what it had brought along."""
         self._brought.pop(model, None)
         self._named.discard(model)
 

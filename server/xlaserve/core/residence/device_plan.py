@@ -1,4 +1,4 @@
-"""What a repository would do on devices that are not there: what compiles, what fits, what goes."""
+"""The plan of a repository on devices that are absent: what compiles, what fits, what goes."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +25,7 @@ class PlannedVersion:
     version: str
     compiled: Compiled
     predicted: Sizes
-    """What its load reserves before it begins, which is what a mesh is told (predictModelSize);
+    """Bytes that its load reserves before it begins, as a mesh is told (predictModelSize);
     empty where it cannot be loaded at all."""
 
     @property
@@ -46,7 +46,7 @@ class PlannedVersion:
 
 @dataclass(frozen=True, slots=True)
 class PlannedLoad:
-    """What became of a load, after all that came before it."""
+    """The outcome of a load, after all that came before it."""
 
     name: str
     version: str
@@ -58,12 +58,12 @@ class PlannedLoad:
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """What a server would do that loads a whole repository, in the order of names."""
+    """The loads of a server that loads a whole repository, in the order of names."""
 
     target: Target
     count: int
     capacity_bytes: int
-    """For models, on each device."""
+    """Bytes for models on each device."""
     versions: tuple[PlannedVersion, ...]
     unreadable: Mapping[str, str] = field(default_factory=dict)
     """Why a directory is no model, by its name."""
@@ -71,9 +71,9 @@ class DevicePlan:
     """Made of other models, and nothing to compile."""
     loads: tuple[PlannedLoad, ...] = ()
     resident: tuple[str, ...] = ()
-    """What is loaded in the end, that which would be evicted first first."""
+    """Models loaded in the end, in the order of their eviction."""
     mesh_capacity_bytes: int = 0
-    """What a mesh is told that there is (runtimeStatus); 0 where that is too little for one."""
+    """Bytes that a mesh is given (runtimeStatus); 0 where that is too little for one."""
     mesh_problem: str = ""
 
     @property

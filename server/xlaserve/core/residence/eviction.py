@@ -14,7 +14,7 @@ def to_evict(registry: Registry, missing: Sizes, *, sparing: str) -> list[Versio
     """Return idle versions that together give back what is missing; none if all are not enough.
 
     Least recently used first, of those that hold memory on a device that lacks it. The model
-    `sparing` is for which the room is made. A step of an ensemble that answers stays: without it
+    `sparing` needs the memory. A step of an ensemble that answers stays: without it
     the ensemble would not.
     """
     idle = sorted(_idle(registry, sparing), key=_last_use)

@@ -1,4 +1,4 @@
-"""What loads leave to be compiled while their models answer already."""
+"""Background compilation after a load, while the model answers already."""
 
 import asyncio
 import threading
@@ -34,13 +34,13 @@ class Finisher:
 
     def __init__(self, workers: Workers, capacity: Capacity, step_seconds: float) -> None:
         self._step_seconds = step_seconds
-        """How long one bucket may take."""
+        """Seconds one bucket may take."""
         self._of: WeakKeyDictionary[Instance, asyncio.Task[None]] = WeakKeyDictionary()
         self._compiling: WeakKeyDictionary[Instance, LimitedCall[None]] = WeakKeyDictionary()
         self._workers = workers
         self._capacity = capacity
         self._short: set[asyncio.Task[None]] = set()
-        """Those that wait for memory."""
+        """Tasks waiting for memory."""
         self._loads = 0
         self._stopping = threading.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -152,7 +152,7 @@ class Finisher:
             self._short.discard(task)
 
     def _pace(self, version: Version, instance: Instance, beat: Beat) -> None:
-        """Let others have their turn; runs in the thread that compiles."""
+        """Yield to requests and loads; runs in the compiling thread."""
         beat()
         time.sleep(PAUSE_SECONDS)
         while self._loads and not self._stopping.is_set() and version.instance is instance:

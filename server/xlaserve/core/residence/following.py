@@ -47,7 +47,7 @@ class RepositoryFollower:
 
     @property
     def server_ready(self) -> bool:
-        """Tell whether the start is over, and went as the readiness setting demands."""
+        """Tell whether the start is done, and went as the readiness setting demands."""
         if self._settings.model_control_mode is ModelControlMode.POLL and not self.watch.seen:
             return False
         if self._settings.readiness is Readiness.MODELS:

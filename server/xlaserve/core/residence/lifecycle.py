@@ -53,7 +53,7 @@ TRANSITIONS: Mapping[tuple[State, Event], State] = MappingProxyType(
 
 
 class ForbiddenTransition(AssertionError):
-    """An event in a state that has no place for it: a fault of the server, not of a client."""
+    """An event in a state that does not allow it: a fault of the server, not of a client."""
 
     def __init__(self, state: State, event: Event) -> None:
         super().__init__(f"{event.value} while {state.value}")

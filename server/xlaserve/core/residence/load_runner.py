@@ -28,7 +28,7 @@ StageObserver: TypeAlias = Callable[[str, str, Stage], None]
 
 @dataclass(frozen=True, slots=True)
 class LoadLimits:
-    """How long loads may take."""
+    """Time limits of loads."""
 
     load_seconds: float
     """One load, from when its thread begins."""
@@ -89,7 +89,7 @@ class LoadRunner:
         except asyncio.CancelledError:
             run.cancelled.set()
             if not call.cancel() and not self._workers.closed:
-                # Whoever cancels it once more does not keep it from ending.
+                # Another cancellation does not keep it from ending.
                 discarding = asyncio.ensure_future(self._discard(run))
                 self._discarding.add(discarding)
                 discarding.add_done_callback(self._discarding.discard)

@@ -43,7 +43,7 @@ DEFAULT_LOAD_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Machinery:
-    """What loading needs of the layer below."""
+    """Dependencies of loads on the layer below."""
 
     load: Load
     predict_size: Callable[[Path, ModelConfig, Devices, Roots], Sizes]
@@ -88,7 +88,7 @@ class VersionLoader:
         self._finisher = Finisher(workers, capacity, load_seconds)
         self._memory_wait_seconds = memory_wait_seconds
         self._expect_unloads = expect_unloads
-        """Whether somebody unloads others who has heard that a load needed more than expected."""
+        """Whether somebody unloads others on learning that a load needed more than expected."""
         self._shrinking = 0
         """Loads that hold what they need to be loaded, and will hold what they are."""
         self._evict = evict

@@ -1,4 +1,4 @@
-"""What is told of the models that are loaded: their statistics, sizes and states."""
+"""The report on models that are loaded: their statistics, sizes and states."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _MEMORY_KINDS: Mapping[str, str] = MappingProxyType({"cpu": "CPU", "cuda": "GPU"
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What a model holds in one memory (MemoryUsage)."""
+    """Use of one memory by a model (MemoryUsage)."""
 
     kind: str
     """CPU, GPU or TPU."""
@@ -31,7 +31,7 @@ class VersionReport:
     totals: Totals
     memory: tuple[MemoryUse, ...]
     buckets: tuple[Bucket, ...] = ()
-    """What is compiled of it by now."""
+    """Its buckets compiled by now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class StatusRow:
     state: str
     reason: str
     size_bytes: int | None
-    """What it holds in memory; None while it is not loaded."""
+    """Bytes it holds in memory; None while it is not loaded."""
     compile_seconds: float | None
     pending: int
     """Executions that wait for a thread."""

@@ -17,7 +17,7 @@ from xlaserve.errors import XlaserveError
 V = TypeVar("V")
 
 LOOK_SECONDS = 0.2
-"""How long files may take to be looked at: a mesh waits for half a second, for all."""
+"""Seconds to look at files, at most: a mesh waits for half a second, for all."""
 
 _TYPICAL = 0.9
 """The part of all models that need no more than what is predicted for one that nothing is known
@@ -45,13 +45,13 @@ class Predictions:
         self._asked: OrderedDict[bytes, bytes] = OrderedDict()
         """Id -> the key of what was last asked for under it."""
         self._ascending: list[int] = []
-        """What those of `_by_id` needed that were loaded: one that was refused may be larger than
-        all there is, and says nothing of others."""
+        """Bytes that those of `_by_id` needed that were loaded; one that was refused may exceed
+        all memory, and says nothing of others."""
 
     def remember(
         self, model_id: str, needed_bytes: int, *keys: Hashable, refused: bool = False
     ) -> None:
-        """Keep what a load needed, which is not forgotten for having been refused."""
+        """Keep what a load needed, even if the load was refused."""
         known = _digest(model_id)
         self._uncount(self._by_id.pop(known, None))
         self._by_id[known] = _Need(needed_bytes, refused)

@@ -1,4 +1,4 @@
-"""What is loaded, which version answers, and who is using it."""
+"""The registry of loaded models, answering versions and users."""
 
 import asyncio
 from collections import Counter
@@ -69,7 +69,7 @@ class Instance:
         self._idle = asyncio.Event()
         self._make_station = make_station
         self.station: Station = make_station(self, None)
-        """How it works; `renew` replaces it."""
+        """Its station; `renew` replaces it."""
 
     @property
     def model(self) -> str:
@@ -178,7 +178,7 @@ class Version:
 
 @dataclass(slots=True)
 class Model:
-    """What the registry knows of one model."""
+    """The registry's entry of one model."""
 
     name: str
     admission: Admission
@@ -203,7 +203,7 @@ class Registry:
         self._models: dict[str, Model] = {}
         self._observers: set[Callable[[], None]] = set()
         self._resolved: dict[tuple[str, str], tuple[Version, Instance]] = {}
-        """What `resolve` found since the last change; no more entries than versions, twice."""
+        """A cache of `resolve`, cleared by changes; at most two entries for each version."""
 
     # --- reading ---
 

@@ -34,7 +34,7 @@ _COMPILED_BYTES = 8 << 20
 
 _LEAST_SLACK, _MOST_SLACK = 20, 4
 """Parts of the memory of which one is kept from the mesh, at least and at most. A model that is
-larger than what the mesh is told of is never loaded."""
+larger than what the mesh is given is never loaded."""
 
 _MAX_CONCURRENCY_PARAMETER = "max_concurrency"
 _POSITIVE = re.compile("[1-9][0-9]{0,9}")
@@ -54,7 +54,7 @@ class RuntimeLimits:
     def of(cls, settings: Settings, memory_bytes: int, largest_bytes: int = 0) -> "RuntimeLimits":
         """Check what a mesh container would die of, and refuse it here with a clear text.
 
-        The mesh is told of less than the memory there is. It admits loads by what is predicted, and
+        The mesh is told less than the memory there is. It admits loads by what is predicted, and
         evicts when it hears what they took: until then each of them may exceed the capacity.
         """
         default = settings.default_model_size_bytes

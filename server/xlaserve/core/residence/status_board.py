@@ -16,7 +16,7 @@ MAX_ROWS = 2000
 """Rows of one reading: a repository may hold more models than anybody can look at."""
 
 REPOSITORY_SECONDS = 5.0
-"""How long what the repository holds is taken as known: readings come every second."""
+"""Seconds for which a listing of the repository is kept: readings come every second."""
 
 
 @dataclass(frozen=True, slots=True)

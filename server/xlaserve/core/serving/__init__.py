@@ -1,1 +1,1 @@
-"""How requests are answered: admitted, checked, queued, executed and counted."""
+"""The serving of requests: admitted, checked, queued, executed and counted."""

@@ -1,4 +1,4 @@
-"""How calls are answered from what was executed for them, those of a batch in one go."""
+"""Answers to calls from what was executed for them, those of a batch in one go."""
 
 import asyncio
 import time
@@ -61,7 +61,7 @@ def deliver(calls: Sequence[InferCall], result: Executed | BaseException) -> Non
     wanted = [pair for pair in zip(calls, responses, strict=True) if not pair[0].has_ended]
     _end([call for call, _ in wanted], result)
     for call, response in wanted:
-        # Whoever is told may cancel others that are told after it.
+        # A callback may cancel calls that are answered after it.
         if not call.is_cancelled:
             _write(call, response)
 

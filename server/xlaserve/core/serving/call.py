@@ -26,7 +26,7 @@ from xlaserve.errors import DeadlineExceeded
 
 
 class Operation(Enum):
-    """What a client wants to be done; what a permission is given for."""
+    """Operations that clients ask for, and that permissions allow."""
 
     INFER = "infer"
     METADATA = "metadata"
@@ -55,7 +55,7 @@ NO_HEADERS: Headers = MappingProxyType[str, str]({})
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who is at the other end of a connection; one object for all its calls."""
+    """The other end of a connection; one object for all its calls."""
 
     listener: str = ""
     """The setting of the endpoint that it came to: `grpc_endpoint`. Empty inside the process."""
@@ -66,7 +66,7 @@ class Peer:
     unix_user: int | None = None
     """The user id of the process at the other end of a unix socket."""
     account: Account | None = field(default=None, compare=False, repr=False)
-    """What its connection holds; None inside the process, where nothing is counted."""
+    """Account of its connection; None inside the process, where nothing is counted."""
 
 
 NOBODY = Peer()
@@ -74,7 +74,7 @@ NOBODY = Peer()
 
 
 class Admission:
-    """How many calls of one model are in progress, and how many may be."""
+    """The number of calls of one model in progress, and its limit."""
 
     __slots__ = ("in_progress", "limit", "model")
 
@@ -86,7 +86,7 @@ class Admission:
 
 
 Outcome: TypeAlias = object
-"""How calls ended: an exception, what was executed for inferences (`Executed`), or None."""
+"""Results of calls: an exception, what was executed for inferences (`Executed`), or None."""
 
 
 class Observer(Protocol):
@@ -117,7 +117,7 @@ class Call:
     headers: Headers = NO_HEADERS
     peer: Peer = NOBODY
     principal: object | None = None
-    """Who the permission gate found the caller to be; None for anybody."""
+    """The caller, as the permission gate found it; None for anybody."""
     deadline: float | None = None
     """When the client stops waiting, by the clock of the event loop; None for never."""
     admission: Admission | None = None
@@ -188,7 +188,7 @@ class Call:
     # --- for transports ---
 
     def resume(self) -> None:
-        """Let whoever answers go on: the stream takes more again."""
+        """Call `on_writable` once: the stream takes more again."""
         resumed, self.on_writable = self.on_writable, None
         if resumed is not None:
             resumed()
@@ -235,7 +235,7 @@ class Call:
 def end_together(calls: Sequence[Call], outcome: Outcome) -> None:
     """End calls that have begun and not ended: release what they hold, and tell the observers.
 
-    Whoever is told of an answer may ask again at once, or cancel others: so all have ended before
+    A caller with its answer may ask again at once, or cancel others: so all have ended before
     anything is written.
     """
     for call in calls:

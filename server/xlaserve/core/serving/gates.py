@@ -16,8 +16,8 @@ Check: TypeAlias = Callable[[Call], None]
 """Raises for a call that may not pass."""
 
 REFUSED_WHILE_DRAINING = frozenset({Operation.INFER})
-"""Of the other operations some go on to the end: health says that it is near; `ModelControl` itself
-refuses loads."""
+"""Operations that a drain refuses. Some others go on to the end: health says that it is near;
+`ModelControl` itself refuses loads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Gates:
     def admit(self, call: Call) -> None:
         """Begin a call, as soon as its headers are there.
 
-        Raises what a gate refuses it with; whoever called fails the call with that.
+        Raises what a gate refuses it with; the caller fails the call with that.
         """
         assert not call.has_begun, "a call begins once"
         call.has_begun = True

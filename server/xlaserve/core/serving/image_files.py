@@ -22,7 +22,7 @@ _MOST_SCANS = 100
 """A progressive JPEG has about ten; each costs a pass over the whole image, for a few bytes."""
 
 _DRAFT = 3
-"""How many times larger than the target a JPEG is decoded at least, so that it stays sharp."""
+"""The least factor between the sizes of a decoded JPEG and its target, so that it stays sharp."""
 
 _JPEG_MAGIC = b"\xff\xd8\xff"
 _JPEG_MARKER = re.compile(rb"\xff[\x01-\xfe]", re.DOTALL)
@@ -42,7 +42,7 @@ _BILINEAR = Image.Resampling.BILINEAR
 
 @dataclass(frozen=True, slots=True)
 class ImageLimits:
-    """What an image may cost before it is decoded."""
+    """Limits of an image, before it is decoded."""
 
     max_bytes: int = 32 << 20
     """Largest file."""
@@ -175,7 +175,7 @@ _KINDS: tuple[tuple[bytes, Callable[[bytes], bytes], Callable[[io.BytesIO], Imag
     (_JPEG_MAGIC, _bare_jpeg, JpegImageFile),
     (_PNG_MAGIC, _bare_png, PngImageFile),
 )
-"""How a file begins, what of it is kept, and what reads that.
+"""Kinds of files: magic bytes, what of a file is kept, and its reader.
 
 The plugins are called without Image.open, whose warnings of large images are for all of the
 process, and which looks into further formats that a JPEG may hold.

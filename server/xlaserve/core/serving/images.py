@@ -33,12 +33,12 @@ _BGR = [2, 1, 0, 3]
 _CHANNELS_FIRST = "FORMAT_NCHW"
 
 _RANKS = {3: 1, 4: 1, 5: 2}
-"""How many leading dimensions count images, by the rank of a model's input."""
+"""Leading dimensions that count images, by the rank of a model's input."""
 
 AT_NO_COST_BYTES = 4 << 20
-"""What images may take while nobody asks whether there is memory for them."""
+"""Bytes that images may take without a check that there is memory."""
 _PIXEL_BYTES = 12
-"""Of an image while it is decoded: four as Pillow keeps it, as often in its mode, and as bytes."""
+"""Bytes while an image is decoded: four as Pillow keeps it, as often in its mode, and as bytes."""
 
 _LEVELS = 256
 _EXACT = 2**53
@@ -139,7 +139,7 @@ class EncodedImages:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What one input of a model wants of images."""
+    """The form of images for one input of a model."""
 
     spec: TensorSpec
     channels: int
@@ -151,7 +151,7 @@ class _Form:
     order: Sequence[int] | None
     """Which channel each one comes from; None where they stay as they are."""
     levels: Tensor
-    """What the model gets for each of the values 0 to 255."""
+    """Input of the model for each of the values 0 to 255."""
 
 
 def _form(model: str, info: ModelInfo, spec: TensorSpec, config: ModelConfig) -> _Form:

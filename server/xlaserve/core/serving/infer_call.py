@@ -18,19 +18,19 @@ Tensors: TypeAlias = Mapping[str, Tensor]
 """Arrays by name."""
 
 ShapeKey: TypeAlias = tuple[tuple[int, ...], ...]
-"""What the inputs of calls must have in common to be put together: all sizes but the rows."""
+"""Input sizes that the calls of a batch must have in common: all but the rows."""
 
 _NOTHING: Tensors = MappingProxyType({})
 
 
 class Executed(msgspec.Struct, gc=False):
-    """What running a model once gave, and when by the clock."""
+    """Results of one execution, and its times by the clock."""
 
     outputs: Tensors
     begun_ns: int
     ended_ns: int
     rows: int = 0
-    """Of all calls that it was for, those among them that nobody wants any more."""
+    """Rows of all its calls, with those that nobody wants any more."""
 
 
 Ended: TypeAlias = Callable[[Executed | BaseException], None]
@@ -41,7 +41,7 @@ Deliver: TypeAlias = "Callable[[Sequence[InferCall], Executed | BaseException], 
 
 
 class Place(Protocol):
-    """Where a call waits, or is worked on."""
+    """A queue or worker that has a call."""
 
     def leave(self, call: "InferCall") -> None:
         """Work no more for a call that has ended; does nothing for one that is not there."""
@@ -73,7 +73,7 @@ class ServedVersion(Protocol):
 
 
 class User(Protocol):
-    """What calls and threads use, and keep from being closed: an instance of a model."""
+    """An instance of a model that calls and threads use, and keep from being closed."""
 
     def acquire(self) -> None:
         """Count one user more."""
@@ -102,11 +102,11 @@ class InferCall(Call):
     """An inference. A transport makes it, `Engine.begin` has it executed."""
 
     id = ""
-    """Of the request; its answers have it too."""
+    """Id of the request and of its answers."""
     found: ServedVersion
     """The version that answers; set with the following when the model is found."""
     instance: ServedInstance
-    """What of it executes the call."""
+    """Instance that executes it."""
     inputs: Tensors = _NOTHING
     rows = 1
     key: ShapeKey = ()
@@ -118,18 +118,18 @@ class InferCall(Call):
     takes_many = False
     """Whether the client can be given more than one answer."""
     started_ns = 0
-    """When its model was found, by the clock of the engine."""
+    """Time its model was found, by the clock of the engine."""
     submitted_ns = 0
-    """When its inputs were ready to be executed."""
+    """Time its inputs were ready to be executed."""
     executed: Executed | None = None
-    """What it was answered from, and when that was executed."""
+    """Execution that it was answered from, with its times."""
     place: Place | None = None
     """None until it waits, and once nobody works for it."""
     is_counted = False
     """Whether it counts as a call in progress, and as a user of its instance."""
 
     def wait_at(self, place: Place) -> None:
-        """Leave a place when the call ends, unless it has left by then."""
+        """Leave `place` when the call ends, unless it has left by then."""
         self.place = place
         self.holds_anything = True
 
@@ -141,7 +141,7 @@ class InferCall(Call):
         self.instance.acquire()
 
     def release(self) -> None:
-        """Leave the place, and count no more."""
+        """Leave `place`, and count no more."""
         place, self.place = self.place, None
         if place is not None:
             place.leave(self)
@@ -185,11 +185,11 @@ class AwaitedInfer(InferCall):
         return call
 
     def write(self, response: InferResponse, *, last: bool) -> None:
-        """Hand the answer to whoever awaits it."""
+        """Hand the answer to its awaiter."""
         settle(self._answer, response)
 
     def refuse(self, error: BaseException) -> None:
-        """Raise an error in whoever awaits the answer."""
+        """Raise an error in the awaiter of the answer."""
         settle(self._answer, error)
 
     async def answered(self) -> InferResponse:

@@ -53,7 +53,7 @@ class InferOutput(msgspec.Struct, gc=False):
 
 
 class InferResponse(msgspec.Struct, gc=False):
-    """What answers an InferRequest; `model_version` is the version that computed it."""
+    """An answer to an InferRequest; `model_version` is the version that computed it."""
 
     model_name: str
     model_version: str

@@ -22,20 +22,20 @@ from collections.abc import Callable
 from enum import IntEnum
 
 _PASSING_PART = 64
-"""What asks for less than this part of the limit passes those who wait."""
+"""The part of the limit below which a request passes those who wait."""
 _WAITING_PART = 8
 """The part of the limit that those who wait may hold."""
 
 
 class Kind(IntEnum):
-    """What bytes are held for."""
+    """Purposes of held bytes."""
 
     REQUESTS = 0
     """Messages and bodies: as they come, inflated, parsed, and decoded."""
     ANSWERS = 1
     """Answers that their client has not read."""
     AHEAD = 2
-    """What came before its turn: pipelined requests, and header blocks in progress."""
+    """Bytes that came early: pipelined requests, and header blocks in progress."""
 
 
 class Ledger:
@@ -68,14 +68,14 @@ class Ledger:
         self.low = limit // 2
         """The watermark at which it ends."""
         self.spare = limit // 8
-        """What may be kept for use by the next message, beside what is held: with what is held up
+        """Bytes that may be kept for the next message, beside those that are held: with these up
         to the watermark it is within the limit, and beyond that it is given back."""
         self.held = 0
         self.is_pressed = False
-        """Whether there is pressure, or somebody waits: quick paths then leave the decision to
+        """Whether there is pressure, or somebody waits: fast paths then leave the decision to
         the general ones."""
         self.pressures = 0
-        """How often pressure began."""
+        """Number of pressures begun."""
         self.peak = 0
         """The most that was held since this was set back; short messages do not move it."""
         self.refused = 0
@@ -83,7 +83,7 @@ class Ledger:
         self.waited = 0
         """Requests that had to wait for memory."""
         self._kinds = [0] * len(Kind)
-        """Of REQUESTS is all that is not of another kind: they are counted at no cost."""
+        """Bytes by kind; REQUESTS has the rest of `held`, and is counted at no cost."""
         self._waiting: deque[Wait] = deque()
         self._waiting_bytes = 0
         self._on_pressure: list[Callable[[], None]] = []
@@ -150,7 +150,7 @@ class Ledger:
 
 
 class Account:
-    """What one connection holds."""
+    """Bytes of one connection."""
 
     __slots__ = ("_kinds", "held", "ledger")
 
@@ -232,7 +232,7 @@ class Account:
     def close(self) -> None:
         """Release all that is held: the connection is gone.
 
-        What is released later, by what has not heard of it, is counted nowhere.
+        Later releases, by holders that do not know of it, are counted nowhere.
         """
         ledger, self.ledger = self.ledger, Ledger(self.ledger.limit)
         for kind in Kind:
@@ -255,7 +255,7 @@ class Wait:
         self.account = account
         self.count = count
         self.held = account.held
-        """What its connection held when it began to wait."""
+        """Bytes of its connection when it began to wait."""
         self._ledger = account.ledger
         self._granted: Callable[[], None] | None = granted
 

@@ -16,7 +16,7 @@ from xlaserve.errors import InvalidParameter, InvalidTensor, Unsupported
 from xlaserve.models.config_fields import Effect
 
 MAX_NAMED = 32
-"""How many parameters without effect the log names for each loaded version of a model."""
+"""Most parameters without effect that the log names for each loaded version of a model."""
 
 _SHOWN_CHARACTERS = 80
 _RESERVED_PREFIX = "triton_"
@@ -24,7 +24,7 @@ _RESERVED_PREFIX = "triton_"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a parameter may be."""
+    """Values of a parameter."""
 
     expected: str
     fits: Callable[[Parameter], bool]
@@ -32,12 +32,12 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What is done with one parameter."""
+    """The effect of one parameter."""
 
     kind: Kind
     effect: Effect = Effect.NONE
     extension: str = ""
-    """Of one that is refused: what it belongs to."""
+    """Extension of a parameter that is refused."""
 
 
 _BOOLEAN = Kind("true or false", lambda value: type(value) is bool)

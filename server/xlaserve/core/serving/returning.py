@@ -11,15 +11,15 @@ from xlaserve import allocator
 from xlaserve.core.serving.ledger import Ledger
 
 LOOK_SECONDS = 1.0
-"""How long it is from one look to the next."""
+"""Seconds from one look to the next."""
 _EXCESS_BYTES = 16 << 20
-"""How much more than after the last trim the process has to have for another one."""
+"""Bytes of growth since the last trim beyond which there is another one."""
 _QUIET_BYTES = 1 << 20
-"""How much may have come and gone in between, so that it is quiet."""
+"""Bytes that may have come and gone in between while it is quiet."""
 _BUSY_LOOKS = 10
-"""After how many looks it is trimmed though it is not quiet."""
+"""Looks after which it is trimmed though it is not quiet."""
 _LOG_SECONDS = 30.0
-"""How long the log says no more of pressure once it has said that it began."""
+"""Seconds in which the log is silent once it has said that pressure began."""
 
 _log = structlog.get_logger("memory")
 
@@ -46,12 +46,12 @@ class Returning:
         self._trim = trim
         self._clock = clock
         self._settled: int | None = None
-        """What the process had after the last trim, besides what clients made it hold."""
+        """Least resident bytes since the last trim, less those held for clients."""
         self._looks = 0
         self._pressures = 0
         self._refused = 0
         self._logged_at: float | None = None
-        """When the log said that there is pressure; None once it has said that it is over."""
+        """When the log said that there is pressure; None once it has said that it ended."""
 
     async def run(self) -> None:
         """Look once a second, until cancelled."""

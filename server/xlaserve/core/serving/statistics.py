@@ -65,7 +65,7 @@ def reason_of(error: BaseException) -> FailureReason:
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """How often something happened, and how long it took in all (StatisticDuration)."""
+    """A count of events, and the time that they took in all (StatisticDuration)."""
 
     count: int = 0
     ns: int = 0
@@ -73,7 +73,7 @@ class Duration:
 
 @dataclass(frozen=True, slots=True)
 class BatchTotals:
-    """What executions of one batch size took (InferBatchStatistics)."""
+    """Times of executions of one batch size (InferBatchStatistics)."""
 
     batch_size: int
     """Exact up to EXACT_ROWS, then a power of two that the batches did not exceed."""
@@ -87,23 +87,23 @@ class Totals:
     """The statistics of a model version at one moment (InferStatistics)."""
 
     success: Duration
-    """Of requests, from when their model was found until their answer was made."""
+    """Requests, from when their model was found until their answer was made."""
     fail: Duration
     queue: Duration
-    """Of successful requests, as the following: waiting for a thread."""
+    """Waiting for a thread; of successful requests, as the following."""
     compute_input: Duration
     """Checking and decoding the inputs."""
     compute_infer: Duration
     """Executing the model, with the way to the device and back."""
     compute_output: Duration
-    """From then until the answer was made, with the way back to the event loop."""
+    """Making the answer after that, with the way back to the event loop."""
     inference_count: int
     """Rows of successful requests; a request of a model without batches is one."""
     execution_count: int
     last_inference_ms: int
     """Since the epoch; 0 where there was none."""
     batches: tuple[BatchTotals, ...]
-    """By batch size, ascending."""
+    """Totals by batch size, ascending."""
     failures: Mapping[FailureReason, int]
     request_buckets: tuple[int, ...]
     """Successful requests between the bounds of REQUEST_BOUNDS_NS, and above the last."""
@@ -161,7 +161,7 @@ class Run(Protocol):
 
 
 class VersionStatistics:
-    """What happened to one model version. Used from the event loop only.
+    """Counters of one model version. Used from the event loop only.
 
     Its size does not depend on how many requests there were, nor on what was in them.
     """
@@ -192,7 +192,7 @@ class VersionStatistics:
         self.load_failures = 0
         self.unloads = 0
         self.load_seconds = 0.0
-        """Of the last load that succeeded."""
+        """Time of the last successful load."""
 
     def succeeded(self, request: Timed, run: Run, ended: int, now_ns: int) -> None:
         """Count a request that was answered by itself; `now_ns` is the time since the epoch."""

@@ -62,8 +62,8 @@ class LimitedCall(Generic[T]):
     async def within(self, seconds: float) -> T:
         """Return what the call does.
 
-        Raises Overdue once there was no progress for so long. Whoever stops waiting has to cancel
-        or abandon it.
+        Raises Overdue once there was no progress for so long. A caller that stops waiting must
+        cancel or abandon it.
         """
         loop = asyncio.get_running_loop()
         ended = loop.create_future()

@@ -18,7 +18,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _LEAST_THREADS = 2
-"""Execute where a machine has one core or two: they share it better than they wait in line."""
+"""Threads that execute on one core or two: they share it better than they wait in a queue."""
 DEFAULT_MAX_ABANDONED = 8
 _DISK_THREADS = 2
 _COMPILE_THREADS = 2

@@ -1,1 +1,1 @@
-"""How loaded instances work: a station for each, of a kind of the table."""
+"""Stations of loaded instances: one for each, of a kind of the table."""

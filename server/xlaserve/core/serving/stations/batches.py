@@ -52,7 +52,7 @@ class LoopClock:
         return self._now_ns()
 
     def soon(self, call: Callable[[], None]) -> None:
-        """Call after everything that is ready now has had its turn."""
+        """Schedule a call after everything that is ready now."""
         self._loop.call_soon(call)
 
     def at(self, time_ns: int, call: Callable[[], None]) -> Callable[[], None]:

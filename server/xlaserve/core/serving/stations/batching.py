@@ -28,18 +28,18 @@ ALONE_IN_A_ROW = 3
 
 @dataclass(frozen=True, slots=True)
 class BatchPolicy:
-    """How requests are gathered (ModelDynamicBatching)."""
+    """Rules of gathering requests (ModelDynamicBatching)."""
 
     max_requests: int
     """Most requests that may wait."""
     setting: str = "max_requests_per_model"
-    """What sets `max_requests`, for the text of Overloaded."""
+    """Source of `max_requests`, for the text of Overloaded."""
     preferred_rows: tuple[int, ...] = ()
     """Sizes that need not wait for the delay; ascending."""
     delay_ns: int = 0
-    """How long a request may wait for others though nothing else holds it up."""
+    """Longest wait of a request for others, while nothing else holds it up."""
     timeout_ns: int = 0
-    """How long a request may wait at all; 0 for as long as its client does."""
+    """Longest wait of a request at all; 0 for as long as its client does."""
 
 
 class BatchQueue:
@@ -118,7 +118,7 @@ class BatchQueue:
                 waiting.remove(request)
 
     def expire(self, now_ns: int) -> list[InferCall]:
-        """Remove and return the requests whose time in the queue is over."""
+        """Remove and return the requests that have expired in the queue."""
         expired = []
         while self.policy.timeout_ns and self._waiting and self._late(now_ns):
             expired.append(self._waiting.popleft())
@@ -198,7 +198,7 @@ class Runner(Protocol):
         ...
 
     def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
-        """Start a batch; `freed` is called when another may be, and `ended` once it is over.
+        """Start a batch; `freed` is called when another may be, and `ended` on completion.
 
         Both on the event loop, perhaps before this returns; neither where this raises.
         """
@@ -213,7 +213,7 @@ class Clock(Protocol):
         ...
 
     def soon(self, call: Callable[[], None]) -> None:
-        """Call after everything that is ready now has had its turn."""
+        """Schedule a call after everything that is ready now."""
         ...
 
     def at(self, time_ns: int, call: Callable[[], None]) -> Callable[[], None]:
@@ -235,13 +235,13 @@ class Batcher:
         self._clock = clock
         self._deliver = deliver
         self._free = runner.lanes
-        """How many batches may be started."""
+        """Batches that may be started."""
         self._may_pass = runner.is_inline and not queue.policy.delay_ns
         """Whether a request may be executed without having been here."""
         self._in_a_row = 0
-        """How many requests came by themselves since some came together."""
+        """Requests that came by themselves since some came together."""
         self._ended_ns = 0
-        """When the last execution was over."""
+        """Time of the last completion."""
         self._looking = False
         self._cancel_timer: Callable[[], None] | None = None
 
@@ -304,7 +304,7 @@ class Batcher:
                 apart = now - self._ended_ns > APART_NS
                 self._in_a_row = self._in_a_row + 1 if apart and len(requests) == 1 else 0
                 self._start(requests)
-                # One batch in a pass: other models have their turn before the next.
+                # One batch in a pass: other models are served before the next.
                 if len(self._queue):
                     self._look_soon()
         self._wake_later()

@@ -24,7 +24,7 @@ class _Replica:
     index: int
     threads: DeviceThreads
     in_flight: int = 0
-    """Executions from when the device's thread is given them until they are over."""
+    """Executions from dispatch to the device's thread until completion."""
 
     @property
     def load(self) -> tuple[int, int]:
@@ -33,7 +33,7 @@ class _Replica:
 
 
 class Job:
-    """One execution, from when it may begin until it is over."""
+    """One execution, from when it may begin to its completion."""
 
     __slots__ = ("_dispatcher", "dispatch", "ended", "freed", "is_dispatched", "work")
 
@@ -51,7 +51,7 @@ class Job:
         """Called when the next batch may come; None for what is not a batch."""
         self.is_dispatched = False
         self.work: Future[Callable[[], Executed]] | None = None
-        """The dispatch; None before it has a slot, and once the execution is over."""
+        """The dispatch; None before it has a slot, and on completion."""
 
     def cancel(self) -> bool:
         """Cancel it, unless a thread has begun; `ended` is called with that. Not for a batch."""
@@ -161,10 +161,10 @@ class Dispatcher:
             self._expect_another(job)
         replica.in_flight -= 1
         replica.threads.in_flight -= 1
-        # Else they hold one another, and what is on the device, until garbage is collected.
+        # Breaks a reference cycle that keeps arrays on the device until garbage is collected.
         job.work = None
         self._user.release()
-        # Before the answers: whoever gets one may ask again at once.
+        # Before the answers: a caller may ask again at once.
         self._go_on()
         job.ended(result)
 

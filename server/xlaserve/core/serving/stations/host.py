@@ -17,14 +17,14 @@ from xlaserve.models.loaded import Executable, LoadedModel, Value
 T = TypeVar("T")
 
 _INLINE_REQUESTS = 4
-"""A batch counts as so many calls at most when it is decided where it runs: it takes the place of
-more executions, but nothing else has a turn meanwhile. A thread would cost it some 100 us."""
+"""Most calls that a batch counts as when it is decided where it runs: it replaces more
+executions, but nothing else runs meanwhile. A thread would cost it some 100 us."""
 
 _SECOND_NS = 1e9
 
 
 class HostWork:
-    """What is done for one instance in threads of the host; each station hands it to the next."""
+    """The work for one instance in threads of the host; each station hands it to the next."""
 
     def __init__(
         self, instance: Served, threads: HostThreads, replicas: int, now_ns: Callable[[], int]
@@ -92,7 +92,7 @@ def executed(
 
 
 class Overran(Protocol):
-    """Is told of an execution that kept the event loop for longer than it may."""
+    """A callback for executions that keep the event loop longer than allowed."""
 
     def __call__(
         self,
@@ -108,7 +108,7 @@ class Overran(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class InlineLimit:
-    """What may be executed on the event loop."""
+    """Limit of executions on the event loop."""
 
     seconds: float
     """The most that one call may take there."""
@@ -182,7 +182,7 @@ class HostRunner:
         self.is_inline = limit is not None
 
     def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
-        """Start a batch; both are called once it is over, perhaps before this returns."""
+        """Start a batch; both are called on completion, perhaps before this returns."""
         rows, limit = sum([call.rows for call in requests]), self._limit
 
         def over(result: Executed | BaseException) -> None:

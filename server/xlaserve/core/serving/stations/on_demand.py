@@ -40,7 +40,7 @@ class ShapeCompiler:
 
     def __init__(self, workers: Workers, seconds: float) -> None:
         self._seconds = seconds
-        """How long a compilation may take."""
+        """Longest time of a compilation."""
         self._workers = workers
         # What nobody waits for any more is not begun.
         self._flights = SingleFlight[Executable](abandonable=True)

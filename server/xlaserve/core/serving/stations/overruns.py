@@ -21,7 +21,7 @@ back to the event loop."""
 
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
-"""How long a model that takes a little more than the limit stays away; twice as long each time."""
+"""Longest absence of a model that takes a little more than the limit; it doubles each time."""
 
 
 class Overruns:
@@ -37,7 +37,7 @@ class Overruns:
         self._away: weakref.WeakSet[Served] = weakref.WeakSet()
         """Those whose station has nothing on the event loop, until they come back."""
         self._pauses: weakref.WeakKeyDictionary[Served, float] = weakref.WeakKeyDictionary()
-        """How many seconds each had to stay away when it overran last."""
+        """Seconds each had to stay away when it overran last."""
         self._log = structlog.get_logger("execution")
 
     def is_away(self, instance: Served) -> bool:

@@ -1,8 +1,8 @@
-"""Which replica of a model on the host is next: the one with the least to do."""
+"""Choice of the replica of a model on the host: the one with the least to do."""
 
 
 class Replicas:
-    """How many requests each replica has that were given to threads and are not over."""
+    """The number of requests of each replica that are in flight in threads."""
 
     def __init__(self, count: int) -> None:
         self._in_flight = [0] * count

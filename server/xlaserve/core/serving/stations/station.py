@@ -12,7 +12,7 @@ from xlaserve.models.config import ModelConfig
 
 
 class Station(Protocol):
-    """How one loaded instance works. Of the event loop.
+    """Executor of one loaded instance. Of the event loop.
 
     It is built when the load ends, and replaced as a whole when something is learnt.
     """
@@ -25,7 +25,7 @@ class Station(Protocol):
     def begin(self, call: InferCall) -> None:
         """Answer a call that was admitted, now or later, once or many times; the last one ends it.
 
-        Until it ends, `call.place` leads to whatever works on it. Raises what is known at once.
+        Until it ends, `call.place` is what works on it. Raises what is known at once.
         """
         ...
 
@@ -88,7 +88,7 @@ MakeStation: TypeAlias = Callable[[Served, Station | None], Station]
 
 
 class Working:
-    """The place of a call that is worked on by itself."""
+    """The work on a call that is executed by itself."""
 
     __slots__ = ("_work",)
 

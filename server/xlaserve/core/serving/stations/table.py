@@ -24,10 +24,10 @@ from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import Generating, LoadedModel, ModelInfo
 
 _WORTH_SECONDS = 4e-6
-"""What it costs to queue a request: a model that is quicker than this is not worth it."""
+"""The cost of queueing a request: a model that is quicker than this is not worth it."""
 
 _PACK_SECONDS_PER_BYTE = 1e-10
-"""What it costs to copy a row into a batch: large rows are read in place where they came."""
+"""The cost of copying a row into a batch: large rows are read in place where they came."""
 
 DEFAULT_MAX_QUEUED = 1024
 DEFAULT_COMPILE_SECONDS = 600.0
@@ -36,7 +36,7 @@ _MICROSECOND_NS = 1000
 
 @dataclass(frozen=True, slots=True)
 class ExecutionPolicy:
-    """What the settings say of execution."""
+    """Settings of execution."""
 
     inline_seconds: float
     """A model that its warm-up measured quicker than this runs on the event loop."""
@@ -44,7 +44,7 @@ class ExecutionPolicy:
     """Requests that may wait for a batch, where a model does not say."""
     batching: bool = True
     compile_seconds: float = DEFAULT_COMPILE_SECONDS
-    """How long it may take to compile what a request asks for."""
+    """Longest compilation of what a request asks for."""
 
 
 class Stations:
