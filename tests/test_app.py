@@ -169,11 +169,16 @@ async def _await(call: "grpc.aio.UnaryUnaryCall[object, object]") -> str:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_a_signal_drains_the_server(number: signal.Signals) -> None:
     """A terminal that is closed sends SIGHUP, whose default is to end the process at once."""
+    # What runs the tests in the background may have them ignored from the start.
+    before = signal.signal(number, signal.SIG_DFL)
     task = asyncio.ensure_future(asyncio.Event().wait())
-    with app._cancelling_on_signals(task):  # type: ignore[arg-type]
-        os.kill(os.getpid(), number)
-        with pytest.raises(asyncio.CancelledError):
-            await task
+    try:
+        with app._cancelling_on_signals(task):  # type: ignore[arg-type]
+            os.kill(os.getpid(), number)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+    finally:
+        signal.signal(number, before)
 
 
 async def test_a_signal_that_is_ignored_from_the_start_stays_so() -> None:

@@ -19,7 +19,7 @@ from comparison.varying import FORMS, drive, identity_load
 
 def main() -> None:
     """Read the arguments, measure by turns, and print a line of JSON for each form."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("protocol", choices=("grpc", "rest"))
     parser.add_argument("port", type=int)
     parser.add_argument("pid", type=int, help="the server, with its children")

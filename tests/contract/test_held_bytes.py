@@ -23,7 +23,7 @@ from tritonclient.grpc import service_pb2_grpc
 from xlaserve.core.serving.ledger import Kind, Ledger
 
 MIB = 1 << 20
-Request: Any = pb.ModelInferRequest
+Request: Any = pb.ModelInferRequest  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @asynccontextmanager

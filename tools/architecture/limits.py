@@ -33,6 +33,9 @@ def receivers(files: list[Path], modules: list[ModuleType]) -> dict[str, set[str
 
 def _given(call: ast.Call, module: ModuleType) -> Iterator[tuple[str, str]]:
     name = ast.unparse(call.func)
+    if name == "partial":
+        call = ast.Call(call.args[0], call.args[1:], call.keywords)
+        name = ast.unparse(call.func)
     callee = _resolve(name, module)
     shown = name.rsplit(".", 1)[-1]
     parameters = _parameters(callee)

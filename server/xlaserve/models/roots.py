@@ -59,7 +59,9 @@ class Roots:
         try:
             return _regular(_descend(root, resolved.relative_to(root).parts), path.name)
         except OSError as error:
-            if error.errno in _SWAPPED and _resolved(path) != resolved:
+            # A circle of links resolves to itself from Python 3.13 on.
+            is_circle = error.errno == errno.ELOOP
+            if is_circle or (error.errno in _SWAPPED and _resolved(path) != resolved):
                 raise InvalidModel(_outside(path.name)) from None
             raise
 

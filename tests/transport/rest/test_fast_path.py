@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.gateway import serving_routes
@@ -466,7 +467,7 @@ class Owner:
         self.wire = Wire()
         self.others: list[bytes] = []
         self.answers = 0
-        self.server = SimpleNamespace(is_draining=False)
+        self.server: Any = SimpleNamespace(is_draining=False)
         plans = Plans(100, INLINE_BYTES)
         for what in known:
             head = do(what)[: -len(b"abc")]
