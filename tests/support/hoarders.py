@@ -21,13 +21,13 @@ from support import frames
 from support.floods import INFER
 from support.frames import data, headers, literals
 from support.process import ENVIRONMENT, START_SECONDS, command
+from support.resident import Resident
 from support.wire import request_headers
 
 MIB = 1 << 20
 WIDE_BYTES = 10 * MIB
 _QUIET_SECONDS = 2.0
 _PATIENCE_SECONDS = 60
-_RESET_PEAK = "5"
 
 
 def export_models(folder: Path) -> None:
@@ -56,26 +56,11 @@ def export_models(folder: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Watched:
+class Watched(Resident):
     """A server in a process of its own."""
 
-    process: psutil.Process
     grpc: str
     http: str
-
-    def resident_bytes(self) -> int:
-        """Return what it holds in memory now."""
-        return int(self.process.memory_info().rss)
-
-    def forget_peak(self) -> None:
-        """Let the peak count from now."""
-        Path(f"/proc/{self.process.pid}/clear_refs").write_text(_RESET_PEAK)
-
-    def peak_bytes(self) -> int:
-        """Return the most it has held in memory."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) << 10
 
     def seconds_until(self, most_bytes: int, limit_seconds: float) -> float:
         """Return how long it takes until it holds no more than so much; the limit if longer."""

@@ -21,34 +21,19 @@ from tritonclient.grpc import service_pb2_grpc
 
 import xlaserve
 from support.process import ENVIRONMENT, START_SECONDS, command
+from support.resident import Resident
 
 ECHOED_BYTES = 1024
 WIDE_BYTES = 2 << 20
 _EVERY_SECONDS = 0.02
 _STOP_SECONDS = 30
-_RESET_PEAK = "5"
 
 
 @dataclass(frozen=True)
-class Target:
+class Target(Resident):
     """The server that is attacked."""
 
     url: str
-    process: psutil.Process
-
-    def resident_bytes(self) -> int:
-        """Return what it holds in memory now."""
-        return int(self.process.memory_info().rss)
-
-    def forget_peak(self) -> None:
-        """Let the peak count from now."""
-        Path(f"/proc/{self.process.pid}/clear_refs").write_text(_RESET_PEAK)
-
-    def peak_bytes(self) -> int:
-        """Return the most it has held in memory."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) << 10
 
     def cpu_seconds(self) -> float:
         """Return what it has computed."""
@@ -87,7 +72,7 @@ def target(folder: Path, *flags: str) -> Iterator[Target]:
             env=os.environ | ENVIRONMENT,
         )
         try:
-            yield Target(_url(log, process), psutil.Process(process.pid))
+            yield Target(psutil.Process(process.pid), _url(log, process))
         finally:
             process.terminate()
             try:
