@@ -1,6 +1,7 @@
 """Which environments a run of tox has: none is passed over in silence, none succeeds unrun."""
 
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -84,3 +85,11 @@ def test_a_python_that_is_not_supported_is_refused(
     ):
         toxfile.check_python("3.10")
     toxfile.check_python("3.11")
+
+
+def test_every_file_that_an_environment_names_is_there() -> None:
+    """A suite whose file was renamed would fail in CI alone."""
+    named = set(re.findall(r"tests/[\w/]+\.py", (ROOT / "tox.ini").read_text()))
+
+    assert named
+    assert [] == sorted(name for name in named if not (ROOT / name).is_file())
