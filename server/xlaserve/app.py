@@ -421,8 +421,10 @@ async def _running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 def _cancelling_on_signals(task: "asyncio.Task[None]") -> Iterator[None]:
     loop = asyncio.get_running_loop()
 
-    # Who starts a process with a signal ignored (nohup: SIGHUP) wants it to stay so.
-    numbers = [n for n in _STOP_SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
+    # nohup has SIGHUP ignored, and means it; a shell has SIGINT ignored for what it runs in the
+    # background, and somebody may still send it.
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    numbers = [n for n in _STOP_SIGNALS if n is not signal.SIGHUP or not ignored]
 
     def stop() -> None:
         task.cancel()

@@ -22,7 +22,8 @@ from xlaserve.transport.rest.server import HttpLimits
 LIMIT = 1 << 20
 BODY_BYTES = 1 << 20
 CHUNKS = ("Transfer-Encoding", "chunked")
-ANSWER_BYTES = 8 << 20
+ANSWER_BYTES = 32 << 20
+"""More than the buffers of both sockets take."""
 
 
 async def length(request: HttpRequest) -> HttpResponse:
