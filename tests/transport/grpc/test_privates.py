@@ -17,6 +17,9 @@ SERVER = Path(xlaserve.__file__).parent
 
 PRIVATES = {
     ("grpclib._typing", "IServable"): "the type of what is served",
+    ("grpclib.client:Channel", "_protocol_factory"): "makes the protocol of a connection",
+    ("grpclib.client:Channel", "_config"): "what that protocol is made with",
+    ("grpclib.client:Channel", "_h2_config"): "likewise",
     ("grpclib.events", "_DispatchServerEvents"): "tells listeners of requests and messages",
     ("grpclib.protocol:Connection", "_connection"): "h2's connection, to know its last stream",
     ("grpclib.protocol:Connection", "_transport"): "the transport, to write GOAWAY and to close",
@@ -27,7 +30,16 @@ PRIVATES = {
 }
 """Each private that is used, by where it is; with what it is."""
 
-_MODULES = ("grpclib.server", "grpclib.protocol", "grpclib.events", "grpclib.stream", "betterproto")
+FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
+
+_MODULES = (
+    "grpclib.client",
+    "grpclib.server",
+    "grpclib.protocol",
+    "grpclib.events",
+    "grpclib.stream",
+    "betterproto",
+)
 
 
 def is_there(place: str, name: str) -> bool:
@@ -52,15 +64,35 @@ def privates_of_libraries() -> set[str]:
     return names
 
 
+def overridden(tree: ast.Module) -> set[str]:
+    """Return the privates that classes define which derive from a class of a library."""
+    imported = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        and (node.module or "").startswith(("grpclib", "betterproto"))
+        for alias in node.names
+    }
+    derived = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        and {base.id for base in node.bases if isinstance(base, ast.Name)} & imported
+    ]
+    methods = [part.name for node in derived for part in node.body if isinstance(part, FUNCTIONS)]
+    return {name for name in methods if name.startswith("_") and not name.startswith("__")}
+
+
 def used(file: Path, names: set[str]) -> set[str]:
-    """Return the privates that a file uses and does not define itself."""
+    """Return the privates that a file uses and does not define itself, or overrides."""
     text = file.read_text()
     if not re.search(r"grpclib|betterproto", text):
         return set()
     own = set(re.findall(r"(?:def|class) (_\w+)|self\.(_\w+)(?:: [^=\n]+)? = ", text))
     defined = {name for pair in own for name in pair if name}
-    found = set()
-    for node in ast.walk(ast.parse(text)):
+    tree = ast.parse(text)
+    found = overridden(tree) & names
+    for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr in names - defined:
             found.add(node.attr)
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(

@@ -6,7 +6,6 @@ from types import TracebackType
 from typing import Self
 
 from grpclib import GRPCError
-from grpclib.client import Channel
 from grpclib.exceptions import ProtocolError, StreamTerminatedError
 
 from xlaserve.tensors import (
@@ -20,6 +19,7 @@ from xlaserve.tensors import (
 )
 from xlaserve.transport.address import ServerAddress, parse_address
 from xlaserve.transport.client import CallFailed, InferenceResult
+from xlaserve.transport.grpc.channel import ClientChannel
 from xlaserve.transport.grpc.codec import WireCodec
 from xlaserve_proto import inference as pb
 
@@ -30,11 +30,7 @@ class Client:
     def __init__(self, url: str | ServerAddress, *, timeout: float) -> None:
         address = parse_address(url) if isinstance(url, str) else url
         self._url = address.url
-        codec = WireCodec()
-        if address.socket_path:
-            self._channel = Channel(path=address.socket_path, ssl=address.tls, codec=codec)
-        else:
-            self._channel = Channel(address.host, address.port, ssl=address.tls, codec=codec)
+        self._channel = ClientChannel(address, WireCodec())
         self._stub = pb.GrpcInferenceServiceStub(self._channel, timeout=timeout)
 
     async def __aenter__(self) -> Self:
@@ -46,7 +42,7 @@ class Client:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._channel.close()
+        await self._channel.aclose()
         problem = _problem(error)
         if problem is not None:
             raise CallFailed(self._url, problem) from error
