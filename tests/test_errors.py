@@ -10,6 +10,7 @@ from xlaserve.errors import (
     CompilationTimedOut,
     CrossSiteRequest,
     DeadlineExceeded,
+    Decoupled,
     DeviceUnavailable,
     DuplicateTensor,
     InvalidName,
@@ -114,6 +115,12 @@ TEXTS = [
         "model '../x' is not allowed: it leads out",
     ),
     (Unsupported("shared memory"), "shared memory is not implemented by this server"),
+    (
+        Decoupled("m"),
+        "model 'm' gives any number of answers to a request: ModelInfer and infer don't support "
+        "models with decoupled transaction policy, use ModelStreamInfer or generate_stream, or "
+        "accept text/event-stream",
+    ),
     (
         Overloaded("m", 8, "max_requests"),
         "model 'm': 8 requests are in progress already (max_requests), try again",

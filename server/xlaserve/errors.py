@@ -267,6 +267,21 @@ class Unsupported(XlaserveError):
         super().__init__(f"{what} is not implemented by this server")
 
 
+class Decoupled(Unsupported):
+    """One answer is asked for of a model that gives any number of answers to a request.
+
+    Clients of Triton look for the words of its policy.
+    """
+
+    def __init__(self, model: str) -> None:
+        XlaserveError.__init__(
+            self,
+            f"model '{model}' gives any number of answers to a request: ModelInfer and infer don't "
+            "support models with decoupled transaction policy, use ModelStreamInfer or "
+            "generate_stream, or accept text/event-stream",
+        )
+
+
 class Overloaded(XlaserveError):
     """A bound on work in progress is reached; the same request may succeed later."""
 

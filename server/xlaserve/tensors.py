@@ -18,6 +18,9 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 Shape: TypeAlias = tuple[int, ...]
 """Sizes of the dimensions, -1 where any size is accepted."""
 
+Parameter: TypeAlias = bool | int | float | str
+"""A value of a parameter map of the V2 protocol."""
+
 Tensor: TypeAlias = np.ndarray[Any, Any]
 """An array in row-major order; BYTES tensors have dtype object and hold `bytes`."""
 

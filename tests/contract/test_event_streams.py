@@ -16,6 +16,8 @@ from support.server import RunningServer, Serve
 
 from xlaserve.models import identity
 from xlaserve.models.identity import IdentityModel
+from xlaserve.models.loaded import Answer
+from xlaserve.tensors import Parameter
 from xlaserve.transport.rest.connection import Connection
 
 ENDLESS = 1 << 20
@@ -34,9 +36,11 @@ def request(*headers: tuple[str, str], count: int = 3, model: str = "m", **more:
 class Counting(IdentityModel):
     """A model that answers 1, 2, 3 and so on, as often as it is asked to."""
 
-    def generate(self, inputs: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    def generate(
+        self, inputs: Mapping[str, Any], parameters: Mapping[str, Parameter], *, replica: int = 0
+    ) -> Iterator[Answer]:
         for number in range(int(inputs["x"][0])):
-            yield {"y": np.array([number + 1], np.float32)}
+            yield Answer({"y": np.array([number + 1], np.float32)})
 
 
 @pytest.fixture

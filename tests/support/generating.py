@@ -10,8 +10,8 @@ import pytest
 
 from xlaserve.models import identity
 from xlaserve.models.identity import IdentityModel
-from xlaserve.models.loaded import LoadContext, Value
-from xlaserve.tensors import Tensor
+from xlaserve.models.loaded import Answer, LoadContext, Value
+from xlaserve.tensors import Parameter
 
 PREFIX = "count"
 """What the names of the models that count begin with; others stay identities."""
@@ -29,13 +29,13 @@ class Generation:
         """Cleared to hold every answer but the first of each request."""
         self.may_go_on.set()
 
-    def answers(self, count: int, size: int) -> Iterator[Mapping[str, Tensor]]:
+    def answers(self, count: int, size: int) -> Iterator[Answer]:
         try:
             for number in range(count):
                 if number:
                     assert self.may_go_on.wait(60)
                 self.computed += 1
-                yield {"y": np.full(size, number, np.float32)}
+                yield Answer({"y": np.full(size, number, np.float32)})
         finally:
             self.ended += 1
 
@@ -50,7 +50,9 @@ class CountingModel(IdentityModel):
         super().__init__(model.info)
         self._generation = generation
 
-    def generate(self, inputs: Mapping[str, Value]) -> Iterator[Mapping[str, Tensor]]:
+    def generate(
+        self, inputs: Mapping[str, Value], parameters: Mapping[str, Parameter], *, replica: int = 0
+    ) -> Iterator[Answer]:
         x: Any = inputs["x"]
         count, size = map(int, x)
         yield from self._generation.answers(abs(count) if count > 0 else 1, size)

@@ -1,16 +1,16 @@
 """The interface of every kind of loaded model to the core, whatever it is made of."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from xlaserve.models.compilation import Compilation
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.mappings import UNLIMITED, Mappings
 from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.models.rows.verdict import Verdict
-from xlaserve.tensors import Shape, Tensor, TensorSpec
+from xlaserve.tensors import Parameter, Shape, Tensor, TensorSpec
 
 MAX_ON_DEMAND_SHAPES = 64
 """The most shapes of one model that are compiled on request, unless a setting says otherwise."""
@@ -178,12 +178,50 @@ class Executable(Protocol):
         ...
 
 
+class Answer(NamedTuple):
+    """One of the answers to a request."""
+
+    outputs: Mapping[str, Tensor]
+    is_last: bool = False
+    """Whether it is known to be the last one; nothing more is computed then."""
+
+
+class Answers(Protocol):
+    """The answers to one request, each computed when it is asked for: a generator is one."""
+
+    def __next__(self) -> Answer:
+        """Return the next answer; raises StopIteration where there is none. Blocks."""
+        ...
+
+    def close(self) -> None:
+        """Release what the answers hold, once and in a thread, after the last `__next__` returned.
+
+        Also of a request that is cancelled, or whose `__next__` raised. Blocks.
+        """
+        ...
+
+
 @runtime_checkable
 class Generating(Protocol):
-    """A model that gives any number of answers to one request."""
+    """A model that gives any number of answers to one request: it is decoupled."""
 
-    def generate(self, inputs: Mapping[str, Value]) -> Iterator[Mapping[str, Tensor]]:
-        """Return the answers one after the other; each is computed when it is asked for. Blocks."""
+    @property
+    def replicas(self) -> int:
+        """Return how many copies can generate side by side."""
+        ...
+
+    def generate(
+        self,
+        inputs: Mapping[str, Value],
+        parameters: Mapping[str, Parameter],
+        *,
+        replica: int = 0,
+    ) -> Answers:
+        """Return the answers to a request with these inputs and parameters. Called in a thread.
+
+        All of them are computed by one replica. Different requests may be answered side by side,
+        the answers of one are asked for one after the other, in any thread.
+        """
         ...
 
 

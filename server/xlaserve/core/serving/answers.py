@@ -36,11 +36,15 @@ def respond(call: InferCall, outputs: Tensors) -> InferResponse:
     return InferResponse(version.model, version.number, call.id, shown)
 
 
-def answer_last(call: InferCall, executed: Executed) -> None:
-    """End a call that was given all of its answers: the last one is empty."""
+def answer_last(call: InferCall, executed: Executed, response: InferResponse | None = None) -> None:
+    """End a call with its last answer; one that was given all that have outputs with an empty one.
+
+    Does nothing where it has ended.
+    """
     if not call.has_ended:
         _end([call], executed)
-        _write(call, InferResponse(call.found.model, call.found.number, call.id, ()))
+        found = call.found
+        _write(call, response or InferResponse(found.model, found.number, call.id, ()))
 
 
 def deliver(calls: Sequence[InferCall], result: Executed | BaseException) -> None:

@@ -79,6 +79,8 @@ class Engine:
                 self._gates.admit(call)
             call.started_ns = self._clock()
             call.id = request.id
+            if request.parameters:
+                call.parameters = request.parameters
             name = call.model = request.model_name
             version, instance = self._residents.resolve(name, request.model_version)
             call.found = version

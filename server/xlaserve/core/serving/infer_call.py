@@ -12,7 +12,7 @@ from xlaserve.core.serving.inference import InferResponse
 from xlaserve.core.serving.statistics import VersionStatistics
 from xlaserve.core.threads.completion import settle
 from xlaserve.models.loaded import ModelInfo
-from xlaserve.tensors import Tensor, TensorSpec
+from xlaserve.tensors import Parameter, Tensor, TensorSpec
 
 Tensors: TypeAlias = Mapping[str, Tensor]
 """Arrays by name."""
@@ -21,6 +21,7 @@ ShapeKey: TypeAlias = tuple[tuple[int, ...], ...]
 """Input sizes that the calls of a batch must have in common: all but the rows."""
 
 _NOTHING: Tensors = MappingProxyType({})
+_NO_PARAMETERS: Mapping[str, Parameter] = MappingProxyType({})
 
 
 class Executed(msgspec.Struct, gc=False):
@@ -108,6 +109,8 @@ class InferCall(Call):
     instance: ServedInstance
     """Instance that executes it."""
     inputs: Tensors = _NOTHING
+    parameters: Mapping[str, Parameter] = _NO_PARAMETERS
+    """Parameters of the request."""
     rows = 1
     key: ShapeKey = ()
     chosen: tuple[TensorSpec, ...] | None = None

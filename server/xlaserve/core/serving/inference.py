@@ -5,14 +5,11 @@ msgspec: a dataclass takes three times as long to make, a frozen one nine times.
 """
 
 from collections.abc import Mapping
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import msgspec
 
-from xlaserve.tensors import Datatype, Tensor
-
-Parameter: TypeAlias = bool | int | float | str
-"""A value of a parameter map of the V2 protocol."""
+from xlaserve.tensors import Datatype, Parameter, Tensor
 
 
 # None of them can be part of a cycle: the garbage collector need not look at them.

@@ -11,9 +11,10 @@ from typing import TypeAlias
 
 import structlog
 
-from xlaserve.core.serving.inference import InferRequest, Parameter
+from xlaserve.core.serving.inference import InferRequest
 from xlaserve.errors import InvalidParameter, InvalidTensor, Unsupported
 from xlaserve.models.config_fields import Effect
+from xlaserve.tensors import Parameter
 
 MAX_NAMED = 32
 """Most parameters without effect that the log names for each loaded version of a model."""

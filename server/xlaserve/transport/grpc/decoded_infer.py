@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xlaserve.core.serving.images import unpack_bytes_or_image
-from xlaserve.core.serving.inference import InferInput, InferRequest, Parameter, RequestedOutput
+from xlaserve.core.serving.inference import InferInput, InferRequest, RequestedOutput
 from xlaserve.tensors import (
     BYTES,
     Datatype,
+    Parameter,
     Shape,
     TensorDataError,
     from_bytes,

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias
 
-from xlaserve.core.serving.inference import Parameter, RequestedOutput
+from xlaserve.core.serving.inference import RequestedOutput
 from xlaserve.errors import XlaserveError
-from xlaserve.tensors import BYTES, datatype_named, element_count
+from xlaserve.tensors import BYTES, Parameter, datatype_named, element_count
 from xlaserve.transport.bounded_cache import BoundedCache, MakingCache
 from xlaserve.transport.grpc.codec import WireCodec
 from xlaserve.transport.grpc.decoded_infer import DecodedInfer, Head, Structure

@@ -10,12 +10,13 @@ import msgspec
 import numpy as np
 
 from xlaserve.core.serving.images import unpack_bytes_or_image
-from xlaserve.core.serving.inference import InferInput, InferRequest, Parameter, RequestedOutput
+from xlaserve.core.serving.inference import InferInput, InferRequest, RequestedOutput
 from xlaserve.errors import InvalidBody, InvalidParameter, InvalidTensor
 from xlaserve.models.loaded import ModelInfo
 from xlaserve.tensors import (
     BYTES,
     Datatype,
+    Parameter,
     Tensor,
     TensorDataError,
     datatype_named,

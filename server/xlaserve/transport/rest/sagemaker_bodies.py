@@ -8,10 +8,10 @@ from types import MappingProxyType
 import msgspec
 import structlog
 
-from xlaserve.core.serving.inference import InferRequest, Parameter
+from xlaserve.core.serving.inference import InferRequest
 from xlaserve.errors import InvalidBody
 from xlaserve.models.loaded import ModelInfo
-from xlaserve.tensors import TensorSpec
+from xlaserve.tensors import Parameter, TensorSpec
 from xlaserve.transport.rest.infer_request import read_header_length, read_infer_request
 from xlaserve.transport.rest.infer_response import HEADER_LENGTH, InferBody
 from xlaserve.transport.rest.json_text import check_depth

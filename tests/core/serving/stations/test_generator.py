@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import structlog.testing
 from support.core import FP32, AddModel, Core, FakeModel, MakeCore, World
 
 from xlaserve.core.serving.infer_call import InferCall
 from xlaserve.core.serving.inference import InferInput, InferRequest, InferResponse
 from xlaserve.core.serving.stations.generator import Generator
 from xlaserve.core.serving.statistics import FailureReason
-from xlaserve.errors import DeadlineExceeded, Overloaded, Unsupported
-from xlaserve.models.loaded import Value
-from xlaserve.tensors import Tensor
+from xlaserve.errors import DeadlineExceeded, Decoupled, Overloaded
+from xlaserve.models.loaded import Answer, Value
+from xlaserve.tensors import Parameter
 
 
 class CountingModel(FakeModel):
@@ -26,23 +27,37 @@ class CountingModel(FakeModel):
         super().__init__(amount, world, devices)
         self.computed = 0
         self.threads: set[str] = set()
+        """Those that computed, or closed answers."""
+        self.parameters: Mapping[str, Parameter] = {}
+        """Those of the last request."""
+        self.requests_of: list[int] = []
+        """The replica of each request."""
+        self.fails_to_close = False
         self.finished = 0
         """Requests whose answers nobody computes any more."""
 
-    def generate(self, inputs: Mapping[str, Value]) -> Iterator[Mapping[str, Tensor]]:
+    def generate(
+        self, inputs: Mapping[str, Value], parameters: Mapping[str, Parameter], *, replica: int = 0
+    ) -> Iterator[Answer]:
         wanted: Any = inputs["x"]
         last = int(wanted[0, 0])
+        self.parameters = parameters
+        self.requests_of.append(replica)
         try:
             for number in range(abs(last)):
                 self._world.may_execute.wait(10)
                 assert not self.closed, "closed while it computed"
                 self.threads.add(threading.current_thread().name)
                 self.computed += 1
-                yield {"y": np.full((1, 2), number, np.float32)}
+                is_last = number + 1 == parameters.get("last")
+                yield Answer({"y": np.full((1, 2), number, np.float32)}, is_last)
             if last < 0:
                 raise ArithmeticError("below zero")
         finally:
+            self.threads.add(threading.current_thread().name)
             self.finished += 1
+            if self.fails_to_close:
+                raise OSError("it cannot be closed")
 
 
 @dataclass(eq=False)
@@ -73,10 +88,13 @@ class Client(InferCall):
         self.resume()
 
 
-def asking(core: Core, count: float, **attributes: Any) -> Client:
+def asking(
+    core: Core, count: float, parameters: Mapping[str, Parameter] | None = None, **attributes: Any
+) -> Client:
     data = np.full((1, 2), count, np.float32)
     client = Client(**attributes)
-    core.engine.begin(client, InferRequest("m", id="7", inputs=(InferInput("x", FP32, data),)))
+    inputs = (InferInput("x", FP32, data),)
+    core.engine.begin(client, InferRequest("m", id="7", inputs=inputs, parameters=parameters or {}))
     return client
 
 
@@ -128,6 +146,56 @@ async def test_a_request_has_many_answers_and_a_last_one(core: Core, model: Coun
     assert all(name.startswith("execute") for name in model.threads)
 
 
+async def test_a_model_may_know_which_answer_is_the_last(core: Core, model: CountingModel) -> None:
+    """It has outputs, and is computed by nobody's further `next`."""
+    client = asking(core, 5, {"last": 2})
+    await until(lambda: client.has_ended)
+    await nothing_is_in_use(core)
+
+    assert [[0], [1]] == client.told
+    assert [False, True] == client.lasts
+    assert (2, 1) == (model.computed, model.finished)
+    assert {"last": 2} == model.parameters
+
+
+async def test_all_answers_to_a_request_are_computed_by_one_replica(
+    make_core: MakeCore, add_model: AddModel, world: World
+) -> None:
+    """The one that answers the fewest; a request that has ended does not count."""
+    world.model_type, world.replicas = CountingModel, 2
+    core = make_core()
+    add_model("m", {1: 1})
+    await core.control.load("m")
+    (model,) = world.open
+    assert isinstance(model, CountingModel)
+    first, second = (asking(core, 3, window=1) for _ in range(2))
+    await until(lambda: first.told and second.told)
+    first.cancel()
+    await until(lambda: model.finished == 1)
+    await settled()
+    third = asking(core, 1)
+    await until(lambda: third.has_ended)
+    second.read(10)
+    await nothing_is_in_use(core)
+
+    assert {0, 1} == set(model.requests_of[:2])
+    assert 0 == model.requests_of[2]
+
+
+async def test_answers_that_cannot_be_closed_are_logged(core: Core, model: CountingModel) -> None:
+    """And nothing stays in use for them."""
+    model.fails_to_close = True
+    client = asking(core, 5, window=1)
+    await until(lambda: client.told)
+    with structlog.testing.capture_logs() as logged:
+        client.cancel()
+        await nothing_is_in_use(core)
+
+    assert [("m", "OSError('it cannot be closed')")] == [
+        (entry["model"], entry["error"]) for entry in logged
+    ]
+
+
 async def test_a_request_may_have_no_answer_but_the_last(core: Core) -> None:
     client = asking(core, 0)
     await until(lambda: client.has_ended)
@@ -177,7 +245,8 @@ async def test_nobody_is_told_behind_a_cancellation(
     assert (0, 1) == (totals.success.count, totals.failures[FailureReason.CANCELLED])
     await core.control.unload("m")
     assert model.closed
-    assert model.finished <= 1
+    assert model.finished == len(model.requests_of)
+    assert all(name.startswith("execute") for name in model.threads)
 
 
 async def test_a_failure_comes_behind_the_answers_before_it(core: Core) -> None:
@@ -206,7 +275,7 @@ async def test_an_unload_waits_for_the_answer_that_is_computed(
     world.may_execute.clear()
     client = asking(core, 3)
     instance = core.registry.resolve("m")[1]
-    # The call, its task, and a thread that has begun.
+    # The call, its answers, and a thread that has begun.
     await until(lambda: instance.users == 3 and not instance.pending)
     client.cancel()
     unloading = asyncio.ensure_future(core.control.unload("m"))
@@ -240,10 +309,10 @@ async def test_a_stream_counts_towards_the_limit_until_it_ends(
 
 async def test_who_can_have_one_answer_is_refused(core: Core) -> None:
     client = asking(core, 3, takes_many=False)
-    with pytest.raises(Unsupported):
+    with pytest.raises(Decoupled, match=r"'m' .* decoupled .* ModelStreamInfer"):
         await core.engine.infer(
             InferRequest("m", inputs=(InferInput("x", FP32, np.zeros((1, 2), np.float32)),))
         )
 
-    assert [Unsupported] == [type(error) for error in client.told]
+    assert [Decoupled] == [type(error) for error in client.told]
     assert (0, 0) == (core.registry.requests, core.registry.resolve("m")[1].users)

@@ -1,29 +1,36 @@
 """Models that give any number of answers to one request (a Station)."""
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+
+import structlog
 
 from xlaserve.core.serving.answers import answer_last, deliver, respond
 from xlaserve.core.serving.infer_call import Executed, InferCall
 from xlaserve.core.serving.stations.host import HostWork
-from xlaserve.core.serving.stations.station import Served, Working
-from xlaserve.core.threads.completion import settle, settled
-from xlaserve.errors import Unsupported
-from xlaserve.models.loaded import Generating
-from xlaserve.tensors import Tensor
+from xlaserve.core.serving.stations.replicas import Replicas
+from xlaserve.core.serving.stations.station import Served
+from xlaserve.core.threads.host import HostJob
+from xlaserve.errors import Decoupled
+from xlaserve.models.loaded import Answer, Answers, Generating
 
 
 class Generator:
     """Computes one answer after the other in threads, as quickly as the client reads them."""
 
     def __init__(
-        self, instance: Served, model: Generating, work: HostWork, now_ns: Callable[[], int]
+        self,
+        instance: Served,
+        model: Generating,
+        work: HostWork,
+        now_ns: Callable[[], int],
     ) -> None:
-        self._instance = instance
-        self._model = model
+        self.instance = instance
+        self.model = model
         self.work = work
-        self._now_ns = now_ns
+        self.now_ns = now_ns
+        self.replicas = Replicas(model.replicas)
+        """Shares the requests: all answers to one are computed by one replica."""
 
     @property
     def pending(self) -> int:
@@ -31,47 +38,151 @@ class Generator:
         return self.work.pending
 
     def begin(self, call: InferCall) -> None:
-        """Start a task that answers; raises Unsupported where a call can have one answer only."""
+        """Answer a call until the model has no more.
+
+        Raises Decoupled where the client can be given one answer only, and RuntimeError where there
+        is no thread.
+        """
         if not call.takes_many:
-            raise Unsupported("one answer of a model that gives many (its answers are a stream)")
-        call.submitted_ns = self._now_ns()
-        generating = asyncio.ensure_future(self._generate(call))
-        call.wait_at(Working(generating))
-        generating.add_done_callback(partial(_end, call))
+            raise Decoupled(self.instance.model)
+        call.submitted_ns = self.now_ns()
+        Generation(self, call).start()
 
     def retire(self) -> Sequence[InferCall]:
         """Return nothing: no call waits."""
         return ()
 
-    async def _generate(self, call: InferCall) -> Executed:
-        """Answer a call until the model has no more."""
-        begun = self._now_ns()
-        # A user of its own: it may just be about to begin an answer when its call is cancelled.
-        self._instance.acquire()
+
+class Generation:
+    """The answers to one call (its Place).
+
+    There is always one thing that goes on with it, and only one: a job in a thread, or the callback
+    of a client that has to read first. Whichever it is looks whether the call has ended meanwhile;
+    the answers are closed then.
+    """
+
+    def __init__(self, station: Generator, call: InferCall) -> None:
+        self._station = station
+        self._call = call
+        self._begun_ns = station.now_ns()
+        self._replica = station.replicas.take()
+        self._start = partial(
+            station.model.generate, call.inputs, call.parameters, replica=self._replica
+        )
+        self._answers: Answers | None = None
+        """None until a thread has begun, and once they are closed. Of the thread that computes."""
+        self._job: HostJob | None = None
+        # A user of its own: the answers may be closed a while after the call has ended.
+        station.instance.acquire()
+
+    def start(self) -> None:
+        """Have the first answer computed; raises RuntimeError where there is no thread."""
         try:
-            answers = self._model.generate(call.inputs)
-            while (outputs := await self._compute(partial(next, answers, None))) is not None:
-                call.answer(respond(call, outputs), last=False)
-                # Backpressure: nothing is computed that the client cannot be sent.
-                await call.writable()
-        finally:
-            self._instance.release()
-        return Executed({}, begun, self._now_ns(), call.rows)
+            self._job = self._station.work.in_thread(self._next, self._computed)
+        except RuntimeError:
+            self._finish()
+            raise
+        self._call.wait_at(self)
 
-    async def _compute(
-        self, step: Callable[[], Mapping[str, Tensor] | None]
-    ) -> Mapping[str, Tensor] | None:
-        computed: asyncio.Future[Mapping[str, Tensor] | None]
-        computed = asyncio.get_running_loop().create_future()
-        job = self.work.in_thread(lambda replica: step(), partial(settle, computed))
-        return await settled(computed, job)
+    def leave(self, call: InferCall) -> None:
+        """Compute no more, since the call has ended; what goes on with it sees that."""
+        if self._job is not None:
+            self._job.cancel()
 
+    # --- on the event loop ---
 
-def _end(call: InferCall, generating: "asyncio.Task[Executed]") -> None:
-    if generating.cancelled():
-        deliver([call], asyncio.CancelledError())
-    elif (error := generating.exception()) is not None:
-        deliver([call], error)
-    else:
-        # Only now it is known that the one before was the last one with outputs.
-        answer_last(call, generating.result())
+    def _computed(self, found: Answer | BaseException | None) -> None:
+        """Take what `_next` returned or raised, and go on."""
+        self._job = None
+        call = self._call
+        if call.has_ended:
+            self._close()
+        elif isinstance(found, BaseException):
+            self._finish()
+            deliver([call], found)
+        elif found is None:
+            self._finish()
+            # Only now it is known that the one before was the last one with outputs.
+            answer_last(call, self._executed())
+        else:
+            self._answer(found)
+
+    def _answer(self, found: Answer) -> None:
+        call = self._call
+        try:
+            response = respond(call, found.outputs)
+        except Exception as error:
+            # Outputs that are not what the model promised.
+            deliver([call], error)
+            self._close()
+            return
+        if found.is_last:
+            self._finish()
+            answer_last(call, self._executed(), response)
+            return
+        call.answer(response, last=False)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Have the next answer computed once the client may be sent one (backpressure)."""
+        call = self._call
+        if call.has_ended:
+            self._close()
+        elif not call.is_writable:
+            call.on_writable = self._go_on
+            call.holds_anything = True
+        else:
+            try:
+                self._job = self._station.work.in_thread(self._next, self._computed)
+            except RuntimeError as error:
+                self._finish()
+                deliver([call], error)
+
+    def _executed(self) -> Executed:
+        return Executed({}, self._begun_ns, self._station.now_ns(), self._call.rows)
+
+    def _close(self) -> None:
+        """Close the answers, in a thread; where there is none, nobody needs what they hold."""
+        if self._answers is None:
+            self._finish()
+            return
+        try:
+            self._station.work.in_thread(lambda replica: self._end(), self._closed)
+        except RuntimeError:
+            self._finish()
+
+    def _closed(self, problem: BaseException | None) -> None:
+        self._finish()
+        if problem is not None:
+            structlog.get_logger("generator").warning(
+                "the answers to a cancelled request could not be closed",
+                model=self._station.instance.model,
+                error=repr(problem),
+            )
+
+    def _finish(self) -> None:
+        # Whoever keeps this a little longer keeps no tensors.
+        del self._start
+        self._answers = None
+        self._station.replicas.leave(self._replica)
+        self._station.instance.release()
+
+    # --- in a thread ---
+
+    def _next(self, replica: int) -> Answer | None:
+        """Return the next answer, or None behind the last one; raises what the model raises."""
+        try:
+            if self._answers is None:
+                self._answers = self._start()
+            found = next(self._answers, None)
+        except BaseException:
+            self._end()
+            raise
+        if found is None or found.is_last:
+            self._end()
+        return found
+
+    def _end(self) -> None:
+        answers, self._answers = self._answers, None
+        if answers is not None:
+            answers.close()

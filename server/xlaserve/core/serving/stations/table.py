@@ -161,7 +161,7 @@ def _ensemble(of: Candidate) -> Station:
 def _generator(of: Candidate) -> Station:
     model = cast(Generating, of.instance.runner)
     stations = of.stations
-    work = HostWork(of.instance, stations.workers.host, 1, stations.now_ns)
+    work = HostWork(of.instance, stations.workers.host, model.replicas, stations.now_ns)
     return Generator(of.instance, model, work, stations.now_ns)
 
 
