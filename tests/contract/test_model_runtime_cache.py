@@ -79,6 +79,7 @@ async def outcomes(cache: MeshCache, names: Sequence[str]) -> Counter[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("kind", ["files", "puller"])
 async def test_models_that_are_larger_than_predicted_are_all_served(

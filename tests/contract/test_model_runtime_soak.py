@@ -62,6 +62,7 @@ async def runtime_process(
         yield server
 
 
+@pytest.mark.slow
 async def test_a_sigterm_ends_it_in_time(tmp_path: Path, endpoint: str, models: Shelf) -> None:
     """Case 25: requests in progress end, what could take longer is called off, and the status
     is 0: within 10 seconds, while models load and streams wait for a message that never comes."""
@@ -104,6 +105,7 @@ async def until_loading(sidecar: mesh.Mesh, model: str) -> None:
             await asyncio.sleep(0)
 
 
+@pytest.mark.slow
 async def test_a_socket_left_behind_is_replaced(tmp_path: Path, models: Shelf) -> None:
     """Case 25: after a kill -9, in the folder that outlives the container; any user may connect."""
     path = tmp_path / "grpc.sock"
@@ -127,6 +129,7 @@ async def test_a_socket_left_behind_is_replaced(tmp_path: Path, models: Shelf) -
     assert [1, 1] == sums(answer)
 
 
+@pytest.mark.slow
 async def test_a_mesh_finds_its_runtime_again(tmp_path: Path, models: Shelf) -> None:
     """Case 25: after a kill -9 it is told NOT_FOUND, and loads on the same channel."""
     path = tmp_path / "grpc.sock"

@@ -75,6 +75,7 @@ def own_endpoint(kind: str, folder: Path) -> tuple[str, str]:
     return f"port:{port}", f"127.0.0.1:{port}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["port", "unix"])
 async def test_the_endpoint_answers_within_seconds_of_exec(tmp_path: Path, kind: str) -> None:
     """Case 1: the best of a few tries is printed; that it is STARTING then has its own test."""

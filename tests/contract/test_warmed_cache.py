@@ -51,6 +51,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_server_on_a_warmed_cache_compiles_nothing_and_answers_alike(
     repository: Path, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ FEW_REQUESTS = 5
 MANY = 1000
 EXPECTED_REFUSAL = "the server responded with a status of"
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @dataclass(frozen=True)
@@ -239,6 +239,7 @@ async def test_a_thousand_models_are_shown_and_filtered(site: Site) -> None:
     assert [] == page.complaints
 
 
+@pytest.mark.slow
 async def test_a_hidden_page_asks_nothing(site: Site) -> None:
     page = site.page
     await page.open(site.url)

@@ -222,6 +222,7 @@ def _outcome(read: Any, text: str) -> Any:
         return None
 
 
+@pytest.mark.slow
 @settings(max_examples=1000, deadline=None)
 @given(CONFIGS, st.integers(), st.booleans())
 def test_mutated_pbtxt_is_refused_or_read_alike(config: Any, seed: int, one_line: bool) -> None:
@@ -234,6 +235,7 @@ def test_mutated_pbtxt_is_refused_or_read_alike(config: Any, seed: int, one_line
     assert ours in (None, _outcome(lambda text: text_format.Parse(text, GOOGLE()), text))
 
 
+@pytest.mark.slow
 @settings(max_examples=1000, deadline=None)
 @given(CONFIGS, st.integers(), st.booleans())
 def test_mutated_json_is_refused_or_read_alike(config: Any, seed: int, snake_case: bool) -> None:

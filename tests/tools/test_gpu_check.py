@@ -48,6 +48,7 @@ def test_without_a_device_it_says_why() -> None:
     assert found.startswith("no device: device 'cuda' is not available")
 
 
+@pytest.mark.slow
 def test_all_of_it_runs_on_the_cpu(tmp_path: Path) -> None:
     """So that it is whole when there is a device at last; what the CPU cannot say, it says."""
     xlaserve.export_model(

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
 from support.compilations import noted_compilations
 from support.targets import export_sharded, keys, warm
 
@@ -38,6 +39,7 @@ def export_declared(root: Path) -> Path:
     )
 
 
+@pytest.mark.slow
 def test_programs_made_elsewhere_are_used_and_answer_alike(tmp_path: Path) -> None:
     """Whole, and spread over two devices: for the CPU a process of its own has none of ours.
 

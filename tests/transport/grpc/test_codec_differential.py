@@ -47,6 +47,7 @@ ACCEPTED, REFUSED = "accepted by both", "refused by both"
 SET_ASIDE, QUIETED = "accepted, upb sets map entries aside", "accepted, a NaN is quieted"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_codec_and_google_agree(shard: int, capsys: pytest.CaptureFixture[str]) -> None:
     """What google accepts the codec accepts and reads the same; what google refuses it refuses."""

@@ -24,6 +24,7 @@ MUTATIONS = 25
 """Of each valid message, which is the first of them."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_both_codecs_agree(shard: int, capsys: pytest.CaptureFixture[str]) -> None:
     random = Random(f"infer codec {shard}")

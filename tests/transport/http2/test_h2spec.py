@@ -38,7 +38,6 @@ async def failures(h2spec: str, port: str, report: Path) -> list[str]:
 
 
 @own_engine_only
-@pytest.mark.slow
 async def test_every_case_passes_against_the_server(
     h2spec: str, serve: Serve, tmp_path: Path
 ) -> None:
@@ -50,7 +49,6 @@ async def test_every_case_passes_against_the_server(
 
 
 @own_engine_only
-@pytest.mark.slow
 async def test_every_case_passes_against_the_engine(h2spec: str, tmp_path: Path) -> None:
     async with plain_server() as port:
         assert [] == await failures(h2spec, str(port), tmp_path / "report.xml")
