@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,8 @@ pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
 from support.onnx_models import FLOAT, Inputs, model, node, save
 from support.process import command, run, served
+
+from xlaserve.models import manifest
 
 AXIS = {"axis": np.asarray(0)}
 WEIGHT = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
@@ -22,13 +25,16 @@ def linear(tmp_path: Path) -> Path:
 
 async def test_import_writes_a_model_that_is_served(linear: Path, tmp_path: Path) -> None:
     target = tmp_path / "models" / "linear"
-    arguments = ("--dim", "rows=2", "--max-batch-size", "2")
+    arguments = ("--dim", "rows=2", "--max-batch-size", "2", "--target", "cpu")
     status, out, err = await run(*command("import", str(linear), str(target), *arguments))
 
     assert (0, "") == (status, err)
     assert "FP32[-1,2,4]" in out
     assert f"{target}/1: opset 17, 1 operators, 1 parameters of" in out
     assert "checked against onnxruntime" in out
+    sizes = manifest.read(target / "1").sizes
+    assert ["cpu"] == list(sizes)
+    assert re.search(r"^cpu: [0-9.]+ (k|M)?B$", out, re.MULTILINE)
 
     async with served(target.parent) as server:
         assert 1 == server.event("started")["ready"]

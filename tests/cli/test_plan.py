@@ -54,6 +54,22 @@ def test_plan_as_json_has_every_program_and_what_is_reserved(planned: Result) ->
     assert 0 < document["mesh"]["capacity_bytes"] < document["capacity_bytes"]
 
 
+def test_plan_for_two_devices_reserves_on_both(repository: Path, tmp_path: Path) -> None:
+    """For a model that has a replica on each."""
+    shutil.copytree(repository / "mlp", tmp_path / "mlp")
+    asked = {"batch_sizes": "1", "devices": "all"}
+    parameters = {name: {"string_value": value} for name, value in asked.items()}
+    (tmp_path / "mlp" / "config.json").write_text(json.dumps({"parameters": parameters}))
+    planned = _plan(tmp_path, "--target", "cpu", "--count", 2, "--json", "--jobs", 1)
+    document = json.loads(planned.stdout)
+    (mlp,) = document["models"]
+    reserved = mlp["reserved"]["per_device"]
+
+    assert (0, 2) == (planned.exit_code, document["count"])
+    assert ["cpu:0", "cpu:1"] == sorted(reserved)
+    assert min(reserved.values()) > 784 * 512 * 4
+
+
 def test_plan_for_what_is_not_known_or_not_there_says_so(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
