@@ -7,12 +7,14 @@ from xlaserve import errors
 from xlaserve.errors import (
     BodyTimeout,
     BudgetExhausted,
+    CancelledByModel,
     CompilationTimedOut,
     CrossSiteRequest,
     DeadlineExceeded,
     Decoupled,
     DeviceUnavailable,
     DuplicateTensor,
+    ExistsForModel,
     InvalidName,
     InvalidParameter,
     InvalidSettings,
@@ -22,29 +24,58 @@ from xlaserve.errors import (
     LoadFailed,
     LoadTimedOut,
     MissingInputs,
+    MissingOutputs,
     ModelAlreadyLoaded,
     ModelControlForbidden,
+    ModelFailed,
     ModelNotFound,
     ModelNotReady,
     NotAcceptable,
+    NotFoundByModel,
     OutOfMappings,
     OutOfMemory,
     OutOfSpace,
     OutputNotInForm,
     Overloaded,
     QueueTimeout,
+    RefusedByModel,
     RepositoryUnreadable,
     ShuttingDown,
     TooLarge,
     TooManyAbandoned,
+    UnavailableToModel,
     UnknownDatatype,
     UnknownTensor,
+    UnknownToModel,
     Unsupported,
+    UnsupportedByModel,
     UnsupportedMediaType,
+    WrongOutput,
     XlaserveError,
 )
 
+OF_CODE = (
+    *(RefusedByModel, NotFoundByModel, ExistsForModel, UnavailableToModel),
+    *(UnsupportedByModel, CancelledByModel, UnknownToModel),
+)
+"""What the code of a model may say: the class alone tells them apart."""
+
 TEXTS = [
+    (ModelFailed("m", "KeyError: 'x'\n"), "model 'm': KeyError: 'x'\\n"),
+    *((kind("m", "too long"), "model 'm': too long") for kind in OF_CODE),
+    (
+        WrongOutput("m", "y", "FP32[4]", "INT64[4]"),
+        "model 'm': output 'y' of its code: expected FP32[4], got INT64[4]",
+    ),
+    (
+        WrongOutput("m", "", "a mapping", "NoneType"),
+        "model 'm': its code: expected a mapping, got NoneType",
+    ),
+    (
+        MissingOutputs("m", ["y", "z"], ["x"]),
+        "model 'm': its code gave no output 'y', 'z', it gave 'x'",
+    ),
+    (MissingOutputs("m", ["y"], []), "model 'm': its code gave no output 'y', it gave none"),
     (ModelNotFound("m"), "Request for unknown model: 'm' is not found"),
     (ModelNotFound("m", "3"), "Request for unknown model: 'm' version 3 is not found"),
     (

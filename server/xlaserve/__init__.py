@@ -6,13 +6,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from xlaserve.core.serving.models_api import Models
     from xlaserve.models.export import Exportable, export_model
+    from xlaserve.models.python.author import Context, InferenceError, PythonModel, Request
     from xlaserve.transport.grpc.services import Service
 
 __version__ = metadata.version("xlaserve")
 
-__all__ = ["__version__", "Exportable", "export_model", "Models", "Service"]
+__all__ = [
+    "__version__",
+    "Context",
+    "Exportable",
+    "export_model",
+    "InferenceError",
+    "Models",
+    "PythonModel",
+    "Request",
+    "Service",
+]
 
+_AUTHOR = "xlaserve.models.python.author"
 _HOMES = {
+    **dict.fromkeys(("Context", "InferenceError", "PythonModel", "Request"), _AUTHOR),
     "Exportable": "xlaserve.models.export",
     "export_model": "xlaserve.models.export",
     "Models": "xlaserve.core.serving.models_api",

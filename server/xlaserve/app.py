@@ -195,6 +195,7 @@ class Application:
             background_compile=settings.background_compile and not settings.modelmesh,
             mmap_parameters=settings.mmap_parameters,
             max_on_demand_shapes=settings.max_on_demand_shapes,
+            allow_python=settings.allow_python_models,
         )
         self.control = ModelControl(settings, self.registry, self.repository, loader, self.workers)
         self._look = FilesLook()

@@ -333,6 +333,61 @@ class ShuttingDown(XlaserveError):
         super().__init__("the server is shutting down")
 
 
+# --- the code of models ------------------------------------------------------------------------
+
+
+class ModelFailed(XlaserveError):
+    """The code of a model raised an error, or ended otherwise than by an answer."""
+
+    def __init__(self, model: str, reason: str) -> None:
+        super().__init__(f"model '{model}': {_repeatable(reason)}")
+
+
+class WrongOutput(ModelFailed):
+    """The code of a model gave another output than its model promises."""
+
+    def __init__(self, model: str, tensor: str, expected: str, got: str) -> None:
+        place = f"output '{tensor}' of its code: " if tensor else "its code: "
+        super().__init__(model, f"{place}expected {expected}, got {got}")
+
+
+class MissingOutputs(ModelFailed):
+    """The code of a model gave an answer without some of its outputs."""
+
+    def __init__(self, model: str, missing: Iterable[str], got: Iterable[str]) -> None:
+        names = ", ".join(f"'{name}'" for name in missing)
+        found = ", ".join(f"'{name}'" for name in got) or "none"
+        super().__init__(model, f"its code gave no output {names}, it gave {found}")
+
+
+class RefusedByModel(ModelFailed):
+    """The code of a model says that the request is wrong."""
+
+
+class NotFoundByModel(ModelFailed):
+    """The code of a model says that something is not there. That is never the model itself."""
+
+
+class ExistsForModel(ModelFailed):
+    """The code of a model says that something is there already."""
+
+
+class UnavailableToModel(ModelFailed):
+    """The code of a model says that something cannot be had now; it may be later."""
+
+
+class UnsupportedByModel(ModelFailed):
+    """The code of a model says that it does not do that."""
+
+
+class CancelledByModel(ModelFailed):
+    """The code of a model stopped, since the request was cancelled."""
+
+
+class UnknownToModel(ModelFailed):
+    """The code of a model does not say what is wrong."""
+
+
 # --- start-up ----------------------------------------------------------------------------------
 
 

@@ -133,6 +133,9 @@ class Settings:
     """Directory that links and model paths may lead into, besides the repository; repeatable."""
     service: tuple[str, ...] = ()
     """A gRPC service of your own: file.py:factory or package.module:factory; may be repeated."""
+    allow_python_models: bool = False
+    """Run the code of models that are Python (model.py). It may do all that the server may: allow
+    it only where nobody else can write to the repository. Never what a client sends with a load."""
     poll_interval_seconds: float = 15.0
     """With poll: time between two looks at the repository."""
     readiness: Readiness = Readiness.STARTUP

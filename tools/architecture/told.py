@@ -209,6 +209,20 @@ WORKERS: tuple[Worker, ...] = (
         "its own end",
     ),
     Worker(
+        "models/python/threads.py: PlainThread.__init__",
+        "`python MODEL COPY`",
+        "runs the code of one copy of a Python model, one call after the other",
+        "the requests that it was handed, and whatever the code touches",
+        "`Outbox.post` to the loop",
+    ),
+    Worker(
+        "models/python/threads.py: LoopThread.__init__",
+        "the same, with an event loop of its own",
+        "runs the coroutines of one copy of a Python model side by side",
+        "as above",
+        "as above",
+    ),
+    Worker(
         "core/residence/predictions.py: FilesLook.__init__",
         "`predict`",
         "looks at files to predict what a model will take",

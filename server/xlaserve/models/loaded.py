@@ -355,6 +355,10 @@ class LoadContext:
     """The most shapes that a model may ask to have compiled on request."""
     roots: Roots = ANYWHERE
     """Directories that its files may lie in, wherever links lead."""
+    is_sent: bool = False
+    """Whether its files came with a request, and not from the operator's disk."""
+    allow_python: bool = False
+    """Whether the operator lets it be Python code, which is run."""
     mappings: Mappings = UNLIMITED
     """Admits programs before they are compiled."""
     compilation: Compilation = field(default_factory=Compilation)

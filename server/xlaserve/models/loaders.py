@@ -48,15 +48,22 @@ def _is_artifact(path: Path) -> bool:
     return path.is_file() and path.suffix == _ARTIFACT_SUFFIX
 
 
+def _has_code(directory: Path) -> bool:
+    return (directory / _CODE).is_file()
+
+
 def _never(directory: Path) -> bool:
     return False
 
 
 JAX_EXPORT = "jax_export"
+_CODE = "model.py"
 
 LOADERS = (
     Loader(JAX_EXPORT, "xlaserve.models.jax_export", _has_manifest, sizes.predict_exported),
     Loader(JAX_EXPORT, "xlaserve.models.single_file", _is_artifact, sizes.predict_single_file),
+    # What its code will take, nobody can tell.
+    Loader("python", "xlaserve.models.python.loading", _has_code, lambda path, parts, roots: 0),
     Loader("identity", "xlaserve.models.identity", _never, lambda directory, parts, roots: 0),
 )
 """In the order in which they are tried. A new kind of model is a row here and a module."""

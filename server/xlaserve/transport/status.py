@@ -53,6 +53,15 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
         errors.DeadlineExceeded: WireStatus(Status.DEADLINE_EXCEEDED, HTTPStatus.GATEWAY_TIMEOUT),
         errors.TooLarge: WireStatus(Status.RESOURCE_EXHAUSTED, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
         errors.ShuttingDown: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
+        errors.ModelFailed: WireStatus(Status.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR),
+        errors.RefusedByModel: WireStatus(Status.INVALID_ARGUMENT, HTTPStatus.BAD_REQUEST),
+        # Not NOT_FOUND: a mesh would believe that the model is gone, and load it again.
+        errors.NotFoundByModel: WireStatus(Status.FAILED_PRECONDITION, HTTPStatus.NOT_FOUND),
+        errors.ExistsForModel: WireStatus(Status.ALREADY_EXISTS, HTTPStatus.CONFLICT),
+        errors.UnavailableToModel: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
+        errors.UnsupportedByModel: WireStatus(Status.UNIMPLEMENTED, HTTPStatus.NOT_IMPLEMENTED),
+        errors.CancelledByModel: WireStatus(Status.CANCELLED, HTTPStatus.SERVICE_UNAVAILABLE),
+        errors.UnknownToModel: WireStatus(Status.UNKNOWN, HTTPStatus.INTERNAL_SERVER_ERROR),
         errors.InvalidSettings: WireStatus(
             Status.FAILED_PRECONDITION, HTTPStatus.INTERNAL_SERVER_ERROR
         ),

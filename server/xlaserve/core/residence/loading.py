@@ -80,10 +80,12 @@ class VersionLoader:
         background_compile: bool = False,
         mmap_parameters: bool = False,
         max_on_demand_shapes: int = MAX_ON_DEMAND_SHAPES,
+        allow_python: bool = False,
     ) -> None:
         self._make_station = make_station
         self._max_on_demand_shapes = max_on_demand_shapes
         self._mmap_parameters = mmap_parameters
+        self._allow_python = allow_python
         self._background_compile = background_compile
         self._finisher = Finisher(workers, capacity, load_seconds)
         self._memory_wait_seconds = memory_wait_seconds
@@ -331,6 +333,8 @@ class VersionLoader:
             mmap_parameters=self._mmap_parameters,
             max_on_demand_shapes=self._max_on_demand_shapes,
             roots=source.roots,
+            is_sent=source.sent,
+            allow_python=self._allow_python,
             mappings=self._machinery.mappings,
             compilation=self._machinery.compilation,
         )

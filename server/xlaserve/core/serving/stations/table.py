@@ -15,12 +15,15 @@ from xlaserve.core.serving.stations.by_itself import ByItself
 from xlaserve.core.serving.stations.dispatch import DeviceRunner, Dispatcher
 from xlaserve.core.serving.stations.ensemble import Ensemble, Steps
 from xlaserve.core.serving.stations.generator import Generator
+from xlaserve.core.serving.stations.handled import CopiesRunner, Handed
 from xlaserve.core.serving.stations.host import HostRunner, HostWork, Inline, InlineLimit
 from xlaserve.core.serving.stations.on_demand import ShapeCompiler
+from xlaserve.core.serving.stations.outbox import Outbox
 from xlaserve.core.serving.stations.overruns import Overruns
 from xlaserve.core.serving.stations.station import Served, Station
 from xlaserve.core.threads.workers import Workers
 from xlaserve.models.config import ModelConfig
+from xlaserve.models.handling import Handling
 from xlaserve.models.loaded import Generating, LoadedModel, ModelInfo
 
 _WORTH_SECONDS = 4e-6
@@ -158,6 +161,13 @@ def _ensemble(of: Candidate) -> Station:
     return Ensemble(plan, stations.steps, stations.workers.host, stations.now_ns)
 
 
+def _handed(of: Candidate) -> Station:
+    model, stations = cast(Handling, of.instance.runner), of.stations
+    loop = asyncio.get_running_loop()
+    runner = CopiesRunner(of.instance, model, Outbox(loop), stations.now_ns)
+    return Handed(of.instance, model, of.batcher(runner))
+
+
 def _generator(of: Candidate) -> Station:
     model = cast(Generating, of.instance.runner)
     stations = of.stations
@@ -211,6 +221,7 @@ class Kind:
 
 KINDS = (
     Kind("ensemble", lambda of: isinstance(of.instance.runner, EnsemblePlan), _ensemble),
+    Kind("handed over", lambda of: isinstance(of.instance.runner, Handling), _handed),
     Kind("generator", lambda of: isinstance(of.instance.runner, Generating), _generator),
     # For a device calls wait in any case; those of shapes on demand cannot be put together.
     Kind(

@@ -1,0 +1,237 @@
+"""Models that are handed requests and answer them in threads of their own (a Station)."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from xlaserve.core.serving.answers import answer_last, deliver, respond
+from xlaserve.core.serving.infer_call import Ended, Executed, InferCall
+from xlaserve.core.serving.stations.batching import Batcher
+from xlaserve.core.serving.stations.outbox import Outbox
+from xlaserve.core.serving.stations.replicas import Replicas
+from xlaserve.core.serving.stations.station import Served
+from xlaserve.errors import Decoupled, ModelFailed
+from xlaserve.models.handling import Handling
+from xlaserve.tensors import Parameter, Tensor
+
+AHEAD = 8
+"""Executions that a copy has been handed, where one takes less time than a handing-over."""
+
+_QUICK_NS = 500_000
+"""The most that an execution takes which is quick."""
+
+WINDOW = 16
+"""Answers of one request that may be on their way to its client before the model pauses."""
+
+
+class Handed:
+    """Queues calls, and hands them to the copies of their model (a Station)."""
+
+    def __init__(self, instance: Served, model: Handling, batcher: Batcher) -> None:
+        self._instance = instance
+        self._model = model
+        self._batcher = batcher
+
+    @property
+    def pending(self) -> int:
+        """Return how many calls wait for a copy."""
+        return self._batcher.waiting
+
+    def begin(self, call: InferCall) -> None:
+        """Enqueue a call; raises Overloaded, or Decoupled where it can have one answer only."""
+        if self._model.is_decoupled and not call.takes_many:
+            raise Decoupled(self._instance.model)
+        self._batcher.submit(call)
+
+    def retire(self) -> Sequence[InferCall]:
+        """Begin nothing more; return the calls that wait."""
+        return self._batcher.retire()
+
+
+class CopiesRunner:
+    """Hands batches to the copies of a model (a Runner).
+
+    A copy is handed a few executions ahead of time while they are quick, so that its thread need
+    not wait for the event loop between two of them.
+    """
+
+    is_inline = False
+
+    def __init__(
+        self, instance: Served, model: Handling, outbox: Outbox, now_ns: Callable[[], int]
+    ) -> None:
+        self._instance = instance
+        self._model = model
+        self._outbox = outbox
+        self._now_ns = now_ns
+        self._replicas = Replicas(model.replicas)
+        self.lanes = model.replicas * model.concurrency
+        self._in_flight = 0
+        self._owed: list[Callable[[], None]] = []
+        """Callbacks that say that another batch may start."""
+        self._recent_ns = _QUICK_NS
+        """Time of an execution, as a moving average."""
+
+    def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
+        """Hand a batch to the copy with the least to do; its calls are answered one by one."""
+        replica = self._replicas.take()
+        self._instance.acquire()
+        self._in_flight += 1
+        self._owed.append(freed)
+        handed = [Exchange(call, self._outbox, self._now_ns) for call in requests]
+        over = partial(self._outbox.post, partial(self._over, replica, handed))
+        self._model.handle(replica, handed, over)
+        self._free()
+
+    def _over(self, replica: int, handed: Sequence["Exchange"]) -> None:
+        self._replicas.leave(replica)
+        self._in_flight -= 1
+        if not self._model.is_decoupled:
+            for exchange in handed:
+                exchange.check_answered()
+        took = (handed[-1].ended_ns - handed[0].begun_ns) if handed[0].begun_ns else 0
+        self._recent_ns += (max(took, 0) - self._recent_ns) // 4
+        self._free()
+        self._instance.release()
+
+    def _free(self) -> None:
+        """Let the next batches start, as far ahead as executions are quick."""
+        ahead = self._model.replicas * AHEAD if self._recent_ns < _QUICK_NS else 0
+        most_owed = max(0, self._in_flight - max(0, ahead - self.lanes))
+        while len(self._owed) > most_owed:
+            self._owed.pop()()
+
+
+class Exchange:
+    """One call, as the model has it (a ModelRequest)."""
+
+    __slots__ = (
+        "_answers",
+        "_call",
+        "_lock",
+        "_now_ns",
+        "_outbox",
+        "_resume",
+        "begun_ns",
+        "ended_ns",
+        "has_ended",
+        "inputs",
+        "outputs",
+    )
+
+    def __init__(self, call: InferCall, outbox: Outbox, now_ns: Callable[[], int]) -> None:
+        self._call = call
+        self._outbox = outbox
+        self._now_ns = now_ns
+        self.inputs = call.inputs
+        specs = call.instance.info.outputs if call.chosen is None else call.chosen
+        self.outputs = [spec.name for spec in specs]
+        self.begun_ns = self.ended_ns = 0
+        self.has_ended = False
+        """Whether the model has said its last word; set in its thread."""
+        self._answers = 0
+        """Answers that are on their way to the event loop, or to a client that does not read."""
+        self._resume: Callable[[], None] | None = None
+        self._lock = threading.Lock()
+        """Held for both."""
+
+    # --- for the model, in its threads ---
+
+    @property
+    def id(self) -> str:
+        """Return the id of the request."""
+        return self._call.id
+
+    @property
+    def rows(self) -> int:
+        """Return how many rows its inputs have."""
+        return self._call.rows
+
+    @property
+    def parameters(self) -> Mapping[str, Parameter]:
+        """Return the parameters of the request."""
+        return self._call.parameters
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Tell whether nobody waits any more."""
+        return self._call.has_ended
+
+    @property
+    def is_writable(self) -> bool:
+        """Tell whether the model may give another answer."""
+        return self._answers < WINDOW or self._call.has_ended
+
+    def begin(self) -> None:
+        """Take note of the time."""
+        self.begun_ns = self._now_ns()
+
+    def answer(self, outputs: Mapping[str, Tensor], *, last: bool = True) -> None:
+        """Give an answer."""
+        self.ended_ns = self._now_ns()
+        if last:
+            self.has_ended = True
+        with self._lock:
+            self._answers += 1
+        self._outbox.post(partial(self._write, outputs, last))
+
+    def end(self) -> None:
+        """End the request, all of whose answers were given."""
+        self.has_ended = True
+        self.ended_ns = self._now_ns()
+        self._outbox.post(self._finish)
+
+    def fail(self, error: BaseException) -> None:
+        """End the request with an error."""
+        self.has_ended = True
+        self.ended_ns = self._now_ns()
+        self._outbox.post(partial(deliver, [self._call], error))
+
+    def when_writable(self, resume: Callable[[], None]) -> None:
+        """Call once when the model may give another answer, or nobody waits."""
+        with self._lock:
+            if not self.is_writable:
+                self._resume = resume
+                return
+        resume()
+
+    # --- on the event loop ---
+
+    def check_answered(self) -> None:
+        """Fail a call that the model has left without an answer."""
+        if not self.has_ended and not self._call.has_ended:
+            deliver([self._call], ModelFailed(self._call.found.model, "its code gave no answer"))
+
+    def _write(self, outputs: Mapping[str, Tensor], last: bool) -> None:
+        call = self._call
+        if call.has_ended:
+            self._written()
+            return
+        try:
+            response = respond(call, outputs)
+        except Exception as error:
+            deliver([call], error)
+            return
+        if last:
+            answer_last(call, self._executed(), response)
+            return
+        call.answer(response, last=False)
+        if call.is_writable or call.has_ended:
+            self._written()
+        else:
+            call.on_writable = self._written
+            call.holds_anything = True
+
+    def _written(self) -> None:
+        """Let the model go on: all that it gave was written, or nobody wants it."""
+        with self._lock:
+            self._answers = 0
+            resume, self._resume = self._resume, None
+        if resume is not None:
+            resume()
+
+    def _finish(self) -> None:
+        answer_last(self._call, self._executed())
+
+    def _executed(self) -> Executed:
+        return Executed({}, self.begun_ns or self.ended_ns, self.ended_ns, self._call.rows)

@@ -1,0 +1,38 @@
+"""The way from threads that answer by themselves to the event loop."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+
+class Outbox:
+    """Calls things on the event loop, in the order in which threads post them.
+
+    One wake-up of the loop serves all that was posted until it runs.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._posted: deque[Callable[[], None]] = deque()
+        self._is_waking = False
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Have something called on the event loop; in any thread."""
+        self._posted.append(call)
+        # Two threads may both wake it, which is harmless; that none does cannot be: `_deliver`
+        # clears the mark before it looks.
+        if not self._is_waking:
+            self._is_waking = True
+            with suppress(RuntimeError):  # the event loop is closed
+                self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._is_waking = False
+        posted = self._posted
+        for _ in range(len(posted)):
+            posted.popleft()()
+        if posted and not self._is_waking:
+            # More came meanwhile: others have a turn before it.
+            self._is_waking = True
+            self._loop.call_soon(self._deliver)

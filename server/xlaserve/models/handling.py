@@ -1,0 +1,109 @@
+"""The interface of models that are handed requests, and answer them in threads of their own."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+from xlaserve.models.loaded import ModelInfo, Value
+from xlaserve.tensors import Parameter, Tensor
+
+
+class ModelRequest(Protocol):
+    """One request, as the model has it. Its methods may be called in any thread."""
+
+    @property
+    def id(self) -> str:
+        """Return the id that the client gave; may be empty."""
+        ...
+
+    @property
+    def inputs(self) -> Mapping[str, Value]:
+        """Return the inputs by name; they were checked against `info.inputs`."""
+        ...
+
+    @property
+    def rows(self) -> int:
+        """Return how many rows they have; 1 without a batch dimension."""
+        ...
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        """Return the names of the outputs that the client asks for."""
+        ...
+
+    @property
+    def parameters(self) -> Mapping[str, Parameter]:
+        """Return the parameters that the client gave."""
+        ...
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Tell whether nobody waits for an answer any more."""
+        ...
+
+    @property
+    def is_writable(self) -> bool:
+        """Tell whether the client may be sent another answer (backpressure)."""
+        ...
+
+    def begin(self) -> None:
+        """Take note of the time: the model begins to compute."""
+        ...
+
+    def answer(self, outputs: Mapping[str, Tensor], *, last: bool = True) -> None:
+        """Give an answer with the outputs that are asked for; nothing may follow the last one."""
+        ...
+
+    def end(self) -> None:
+        """End the request, which was given all of its answers, perhaps none."""
+        ...
+
+    def fail(self, error: BaseException) -> None:
+        """End the request with an error."""
+        ...
+
+    def when_writable(self, resume: Callable[[], None]) -> None:
+        """Call once when the client may be sent another answer, or nobody waits any more.
+
+        In any thread, perhaps before this returns.
+        """
+        ...
+
+
+@runtime_checkable
+class Handling(Protocol):
+    """A model that is handed requests."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """Describe the model."""
+        ...
+
+    @property
+    def replicas(self) -> int:
+        """Return how many copies work side by side."""
+        ...
+
+    @property
+    def concurrency(self) -> int:
+        """Return how many executions each copy has at a time: more than 1 where it awaits."""
+        ...
+
+    @property
+    def is_decoupled(self) -> bool:
+        """Tell whether a request may be given any number of answers."""
+        ...
+
+    @property
+    def is_batched(self) -> bool:
+        """Tell whether several requests may be handed over together."""
+        ...
+
+    def handle(
+        self, replica: int, requests: Sequence[ModelRequest], freed: Callable[[], None]
+    ) -> None:
+        """Hand requests to a copy, and return at once.
+
+        `freed` is called in any thread when it takes others; each request is answered by then,
+        unless the model is decoupled.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""Models that are Python code of the operator's."""

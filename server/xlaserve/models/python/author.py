@@ -1,0 +1,98 @@
+"""The classes that authors of Python models write against."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+
+from xlaserve.tensors import Parameter
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+"""A tensor; one of BYTES has dtype object and holds `bytes`."""
+
+Arrays: TypeAlias = Mapping[str, Array]
+"""Tensors by name."""
+
+Declared: TypeAlias = Mapping[str, tuple[str, Sequence[int]]]
+"""Datatype and dims by tensor, as `{"x": ("FP32", [4])}`; without the batch, -1 for any size."""
+
+CODES = frozenset(
+    (
+        *("internal", "invalid_argument", "not_found", "already_exists"),
+        *("unavailable", "unsupported", "cancelled", "unknown"),
+    )
+)
+"""Kinds of errors that a model may raise."""
+
+
+class InferenceError(Exception):
+    """An error that the client is told as it is; `code` decides the status."""
+
+    def __init__(self, text: str, code: str = "invalid_argument") -> None:
+        if code not in CODES:
+            raise ValueError(f"code: expected one of {', '.join(sorted(CODES))}, got '{code}'")
+        self.code = code
+        super().__init__(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """All that a copy of a model knows of its place in the server."""
+
+    model: str
+    version: str
+    directory: Path
+    """The version directory, which holds model.py."""
+    config: Mapping[str, Any]
+    """The configuration as Triton's JSON has it."""
+    replica: int = 0
+    """Index of the copy, below the count of its instance group."""
+    parameters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Entries of `parameters` of the configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a request has besides its inputs; an `infer` that takes two arguments is given it."""
+
+    id: str
+    outputs: Sequence[str]
+    """Names of the outputs that the client asks for; others may be left out."""
+    parameters: Mapping[str, Parameter]
+    _of: Any = field(repr=False, compare=False)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Tell whether nobody waits for the answer any more."""
+        return bool(self._of.is_cancelled)
+
+
+class PythonModel:
+    """A model in Python: subclass it once in model.py, and override `infer`.
+
+    Each copy is an object with a thread of its own, in which all of its methods are called.
+
+    `infer` is a function, a generator that yields any number of answers (the model is decoupled
+    then), or either of them `async`: then one copy works on many requests at a time.
+    """
+
+    inputs: ClassVar[Declared] = MappingProxyType({})
+    """May be left out where the configuration has them; else both must agree."""
+    outputs: ClassVar[Declared] = MappingProxyType({})
+    max_batch_size: ClassVar[int] = 0
+    """Most rows of a request; 0 where tensors have no batch dimension."""
+    batched: ClassVar[bool] = False
+    """Whether rows of different requests may be put together for one call of `infer`."""
+
+    def load(self, context: Context) -> None:
+        """Get ready; called once, before the first request."""
+
+    def infer(self, inputs: Arrays) -> Any:
+        """Return the outputs by name; may take a `Request` as second argument."""
+        raise NotImplementedError
+
+    def unload(self) -> None:
+        """Clean up; called once, behind the last request."""

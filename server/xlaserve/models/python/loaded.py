@@ -1,0 +1,94 @@
+"""A Python model in memory (a LoadedModel, Handling)."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import structlog
+
+from xlaserve.models.handling import ModelRequest
+from xlaserve.models.loaded import ModelInfo, Stage, Value
+from xlaserve.models.python.copies import Copy
+
+PLATFORM = "python"
+
+
+class LoadedPython:
+    """The copies of one version of a Python model."""
+
+    on_demand = None
+    dispatching = None
+
+    def __init__(
+        self,
+        info: ModelInfo,
+        copies: Sequence[Copy],
+        *,
+        is_batched: bool,
+        is_decoupled: bool,
+        concurrency: int,
+        forget: Callable[[], None],
+    ) -> None:
+        """`forget` is called once nothing of it runs any more."""
+        self.info = info
+        self.replicas = len(copies)
+        self.is_batched = is_batched
+        self.is_decoupled = is_decoupled
+        self.concurrency = concurrency
+        self._copies = copies
+        self._forget = forget
+
+    @property
+    def batch_limit(self) -> int:
+        """Return how many rows one execution may have, where requests may be put together."""
+        return self.info.max_batch_size if self.is_batched else 1
+
+    def handle(
+        self, replica: int, requests: Sequence[ModelRequest], freed: Callable[[], None]
+    ) -> None:
+        """Hand requests to a copy, and return at once."""
+        self._copies[replica].handle(requests, freed)
+
+    def execute(
+        self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
+    ) -> Mapping[str, Value]:
+        """Refuse: its code is handed requests, which have more than inputs."""
+        raise TypeError("a Python model is handed requests")
+
+    def expected_seconds(self, rows: int) -> float:
+        """Return infinity: nothing was measured."""
+        return math.inf
+
+    def padded_rows(self, rows: int) -> int:
+        """Return the rows as they are."""
+        return rows
+
+    @property
+    def next_bucket_bytes(self) -> Mapping[str, int]:
+        """Return nothing: there is nothing to compile."""
+        return {}
+
+    def compile_rest(
+        self,
+        check_cancelled: Callable[[], None] = lambda: None,
+        on_stage: Callable[[Stage], None] = lambda stage: None,
+    ) -> None:
+        """Do nothing: there is nothing to compile."""
+
+    def stop(self) -> None:
+        """Do nothing: there is nothing to compile."""
+
+    def close(self) -> None:
+        """Have the code clean up, and forget its modules."""
+        for copy in self._copies:
+            copy.close()
+        self._forget()
+
+
+def close_all(copies: Sequence[Copy], forget: Callable[[], None]) -> None:
+    """Close what a load that failed had made."""
+    for copy in copies:
+        try:
+            copy.close()
+        except Exception:
+            structlog.get_logger("python").exception("a copy could not be closed")
+    forget()

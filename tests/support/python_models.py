@@ -1,0 +1,40 @@
+"""Models that are Python code, written into repositories of tests."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from textwrap import dedent
+
+OWN = "from xlaserve import Context, InferenceError, PythonModel, Request\nimport numpy as np\n\n"
+"""How a model.py of our own interface begins."""
+
+VECTORS = """
+input [{ name: "x", data_type: TYPE_FP32, dims: [ -1 ] }]
+output [{ name: "y", data_type: TYPE_FP32, dims: [ -1 ] }]
+"""
+"""The tensors of a configuration: a vector of any length in, and one out."""
+
+
+def write(
+    root: Path,
+    name: str,
+    code: str,
+    config: str = "",
+    beside: Mapping[str, str] | None = None,
+    begin: str = OWN,
+) -> Path:
+    """Write a model, and return its version directory; `beside` are files beside model.py."""
+    version = root / name / "1"
+    version.mkdir(parents=True, exist_ok=True)
+    for file, text in {"model.py": begin + dedent(code), **(beside or {})}.items():
+        (version / file).parent.mkdir(parents=True, exist_ok=True)
+        (version / file).write_text(text)
+    if config:
+        (root / name / "config.pbtxt").write_text(f'backend: "python"\n{config}')
+    return version
+
+
+def write_function(root: Path, name: str, body: str, config: str = VECTORS) -> Path:
+    """Write a model whose `infer` has this body; `x` is its input."""
+    lines = "\n".join("        " + line for line in dedent(body).strip().splitlines())
+    begin = "class Model(PythonModel):\n    def infer(self, inputs):\n        x = inputs['x']\n"
+    return write(root, name, f"{begin}{lines}\n", config)
