@@ -463,28 +463,30 @@ class Wire(asyncio.Transport):
 class Owner:
     """A connection of which there is nothing but the fast path."""
 
-    def __init__(self, desk: Desk, *, known: tuple[str, ...] = ("echo", "wait")) -> None:
+    def __init__(
+        self, desk: Desk, *, known: tuple[str, ...] = ("echo", "wait"), limit: int = 1 << 30
+    ) -> None:
         self.wire = Wire()
         self.others: list[bytes] = []
-        self.answers = 0
         self.server: Any = SimpleNamespace(is_draining=False)
         plans = Plans(100, INLINE_BYTES)
         for what in known:
             head = do(what)[: -len(b"abc")]
             begin = desk.prepare(HttpRequest({"what": what}))
             plans.keep(head, Plan("POST", f"/do/{what}", 3, begin))
-        self.held = Held(Ledger(1 << 30).open(), self.wire)
+        self.held = Held(Ledger(limit).open(), self.wire)
         self.peer = NOBODY
         self.fast = FastPath(plans, self, self.wire, 30.0)
 
     def take_over(self, data: bytes) -> None:
         self.others.append(data)
 
-    def restart_idle_time(self) -> None:
-        self.answers += 1
-
     def force_close(self) -> None:
         self.wire.close()
+
+    @property
+    def answers(self) -> int:
+        return self.wire.written.count(b"HTTP/1.1 ")
 
     @property
     def bodies(self) -> list[bytes]:
@@ -559,6 +561,36 @@ async def test_nothing_is_begun_while_answers_do_not_leave(desk: Desk) -> None:
         await asyncio.sleep(0)
 
     assert (0, 2) == (before, owner.answers)
+
+
+async def test_what_waits_for_its_execution_is_on_the_ledger_until_it_is_answered(
+    desk: Desk,
+) -> None:
+    owner = Owner(desk)
+    account = owner.held.account
+    owner.fast.receive(do("wait", bytes(3)))
+    held = account.held
+    owner.fast.receive(do("echo"))  # counted as bytes that came ahead
+    ahead = account.held
+    desk.answer()
+    while owner.fast.state is not State.IDLE:
+        await asyncio.sleep(0)
+
+    assert 3 * 12 == held < ahead
+    assert (0, 0) == (account.held, account.ledger.held)
+
+
+async def test_under_pressure_a_short_body_is_asked_for_too(desk: Desk) -> None:
+    owner = Owner(desk, limit=1 << 10)
+    other = owner.held.account.ledger.open()
+    other.hold(1 << 9)
+    owner.fast.receive(do("echo"))
+    assert (1, []) == (owner.answers, owner.others)  # at no cost
+    other.hold(3 << 7)
+
+    owner.fast.receive(do("echo"))
+    assert (1, [do("echo")]) == (owner.answers, owner.others)
+    assert owner.fast.state is State.GENERAL
 
 
 async def test_nothing_is_begun_on_a_connection_that_closes(desk: Desk) -> None:

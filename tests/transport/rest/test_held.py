@@ -257,14 +257,3 @@ async def test_what_comes_ahead_counts_as_long_as_it_is_kept() -> None:
     for size in (5, 10, 3, 0):
         held.set_ahead(size)
         assert size == ledger.held_for(Kind.AHEAD) == ledger.held
-
-
-async def test_under_pressure_a_short_body_is_asked_for_too() -> None:
-    ledger = Ledger(LIMIT)
-    other, held = ledger.open(), Held(ledger.open(), Wire())
-    other.hold(LIMIT // 2)
-    assert held.admits_short(LIMIT)  # at no cost
-    other.hold(LIMIT * 3 // 8)
-
-    assert held.admits_short(1000)
-    assert not held.admits_short(LIMIT // 64)

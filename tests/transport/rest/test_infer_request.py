@@ -23,6 +23,7 @@ from xlaserve.errors import (
 )
 from xlaserve.models.loaded import ModelInfo
 from xlaserve.tensors import BYTES, DATATYPES, TensorSpec
+from xlaserve.transport.rest import infer_request
 from xlaserve.transport.rest.infer_request import read_header_length, read_infer_request
 
 FP32 = DATATYPES["FP32"]
@@ -551,3 +552,83 @@ def test_any_bytes_are_a_request_or_a_refusal(body: bytes, length: int | None) -
     except XlaserveError:
         return
     assert isinstance(request, InferRequest)
+
+
+def one(**changes: object) -> dict[str, object]:
+    return {"inputs": [X | changes]}
+
+
+SHORT: dict[str, object] = {
+    "ordinary": {"inputs": [X]},
+    "with an id": {"id": "7", "inputs": [X]},
+    "nulls": {"id": None, "parameters": None, "outputs": None, "inputs": [X]},
+    "two tensors": {"inputs": [X, X | {"name": "z"}]},
+    "more tensors than the model has": {"inputs": [X] * 5},
+    "no tensor": {"inputs": []},
+    "outputs": {"inputs": [X], "outputs": [{"name": "y"}]},
+    "parameters": {"inputs": [X], "parameters": {"timeout": 5}},
+    "bad parameters": {"inputs": [X], "parameters": {"a": None}},
+    "parameters of a tensor": one(parameters={"a": 1}),
+    "bad parameters of a tensor": one(parameters={"a": []}),
+    "data and a binary size": one(parameters={"binary_data_size": 4}),
+    "other keys": {"model_name": "other", "inputs": [X | {"x": {"y": [{}]}}]},
+    "FP64": one(datatype="FP64"),
+    "FP16": one(datatype="FP16"),
+    "INT32": one(datatype="INT32", data=[1, 2]),
+    "INT32 of a fraction": one(datatype="INT32", data=[1.0, 2]),
+    "BOOL": one(datatype="BOOL", data=[True, False]),
+    "BYTES": one(datatype="BYTES", data=["a", "b"]),
+    "no datatype": one(datatype="FP31"),
+    "nested": one(data=[[1, 2]]),
+    "a scalar": one(shape=[], data=1),
+    "a scalar in a list": one(shape=[], data=[1]),
+    "no elements": one(shape=[0, 2], data=[]),
+    "too few": one(data=[1]),
+    "negative sizes": one(shape=[-1, -2]),
+    "one negative size": one(shape=[-2], data=[1, 2]),
+    "many dimensions": one(shape=[1] * 65, data=[1]),
+    "a huge size": one(shape=[2**62, 2**62]),
+    "a size of more bits": one(shape=[2**63]),
+    "too large for FP32": one(data=[1e39, 0]),
+    "large for FP64": one(datatype="FP64", data=[1e300, -1e300]),
+    "a string among the numbers": one(data=[1, "2"]),
+    "null among the numbers": one(data=[1, None]),
+    "no data": {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2]}]},
+    "null data": one(data=None),
+    "no object": [],
+    "NaN": b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[NaN,1]}]}',
+    "too large for all": b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1e999]}]}',
+    "twice": b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[[1]],"data":[2]}]}',
+    "behind it": b'{"inputs":[]} 1',
+    "no UTF-8": b'{"id":"\xff","inputs":[]}',
+    "empty": b"",
+    "deep": b'{"inputs":[],"x":' + b"[" * 50 + b"]" * 50 + b"}",
+    "deep in a text": b'{"inputs":[],"x":"' + b"[" * 50 + b'"}',
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_short_request_is_read_as_any_other(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in its bytes decides, and not which of the two reads them."""
+
+    def outcome() -> object:
+        try:
+            request = read(SHORT[name], depth=20)
+        except XlaserveError as error:
+            return type(error), str(error)
+        arrays = [(tensor.data.dtype, tensor.data.tolist()) for tensor in request.inputs]
+        named = [(tensor.name, tensor.datatype, tensor.parameters) for tensor in request.inputs]
+        return request.id, request.outputs, request.parameters, arrays, named
+
+    short = outcome()
+    monkeypatch.setattr(infer_request, "_SHORT_BYTES", -1)
+
+    assert outcome() == short
+
+
+def test_an_ordinary_short_request_is_read_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the test above would compare the general way with itself."""
+    monkeypatch.setattr(infer_request, "_decode", None)
+
+    assert [[1.5, -2.0]] == read(SHORT["ordinary"]).inputs[0].data.tolist()
+    assert "7" == read(SHORT["with an id"]).id

@@ -18,6 +18,7 @@ from xlaserve.errors import InvalidTensor, OutputNotInForm
 from xlaserve.models.loaded import ModelInfo
 from xlaserve.tensors import BYTES, DATATYPES, Datatype, Tensor, TensorSpec, to_bytes
 from xlaserve.transport.grpc.tensors import read_inputs
+from xlaserve.transport.rest import infer_response
 from xlaserve.transport.rest.infer_request import read_infer_request
 from xlaserve.transport.rest.infer_response import InferBody, write_infer_response
 from xlaserve_proto import inference as pb
@@ -293,3 +294,46 @@ def test_the_same_fault_has_the_same_text_as_over_grpc(
         read_infer_request(info, "m", "", body, None, max_depth=100)
 
     assert str(over_grpc.value) == str(over_http.value)
+
+
+def of(name: str, values: object) -> InferOutput:
+    return InferOutput("y", DATATYPES[name], np.array(values, DATATYPES[name].dtype))
+
+
+NUMBERS = {
+    "floats": (Y,),
+    "64 bits": (N,),
+    "large": (of("UINT64", [2**64 - 1]),),
+    "small": (of("FP64", [[5e-324, 1.7976931348623157e308]]),),
+    "booleans": (of("BOOL", [[True], [False]]),),
+    "two": (Y, N),
+    "none": (),
+    "text": (Z,),
+    "text and numbers": (Y, Z),
+    "a scalar": (of("INT8", -1),),
+    "no elements": (of("FP32", np.zeros((0, 3))),),
+    "not dense": (InferOutput("y", FP32, np.arange(12, dtype=np.float32).reshape(3, 4).T),),
+    "NaN": (of("FP32", [1, np.nan]),),
+    "infinite": (of("FP64", [-np.inf]),),
+    "many": (of("FP32", np.arange(1025)),),
+    "called null": (InferOutput("null", FP32, np.zeros(1, np.float32)),),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("id", ["", 'i"d'])
+def test_a_short_response_has_the_bytes_of_any_other(
+    name: str, id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = b"".join(write(*NUMBERS[name], id=id).parts)
+    monkeypatch.setattr(infer_response, "_SHORT_NAMES", ())
+    whole = b"".join(write(*NUMBERS[name], id=id).parts)
+
+    assert whole == short
+
+
+def test_an_ordinary_short_response_is_written_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the test above would compare the general way with itself."""
+    monkeypatch.setattr(infer_response, "write_elements", None)
+
+    assert [1.5, -0.0] == taken_apart(write(Y))[0]["outputs"][0]["data"]

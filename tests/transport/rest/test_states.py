@@ -1,8 +1,10 @@
 """The table of the states of an HTTP connection, over all pairs, and by what really happens."""
 
+import ast
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +13,21 @@ from support.http import chunked, message
 
 from xlaserve.core.serving.call import Headers, Peer
 from xlaserve.core.serving.ledger import Ledger
+from xlaserve.transport.rest import fast_path, states
 from xlaserve.transport.rest.connection import Connection, Server
 from xlaserve.transport.rest.fast_path import FastPath
 from xlaserve.transport.rest.heads import Heads
 from xlaserve.transport.rest.messages import Answered, HttpResponse
 from xlaserve.transport.rest.plans import Plan
-from xlaserve.transport.rest.states import NEXT, TRANSITIONS, IllegalInput, Input, Lifecycle, State
+from xlaserve.transport.rest.states import (
+    COLUMNS,
+    TRANSITIONS,
+    Column,
+    IllegalInput,
+    Input,
+    Lifecycle,
+    State,
+)
 
 PAIRS = list(product(State, Input))
 ROWS = {
@@ -31,7 +42,7 @@ def test_every_pair_is_a_row_of_the_table_or_forbidden(state: State, happening: 
     lifecycle = Lifecycle()
     lifecycle.state = state
     after = TRANSITIONS[state].get(happening)
-    assert after is NEXT[state][happening]
+    assert after is COLUMNS[happening].get(state)
     if after is not None:
         lifecycle.change(happening)
         assert after is lifecycle.state
@@ -385,14 +396,13 @@ async def test_only_a_connection_without_a_request_is_closed_as_idle(state: Stat
 async def test_every_row_of_the_table_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that no conversation needs is none."""
     seen = set()
-    change = Lifecycle.change
 
-    def note(self: Lifecycle, happening: Input) -> None:
-        before = self.state
-        change(self, happening)
-        seen.add((before, happening, self.state))
+    def note(column: Column, before: State) -> State:
+        after = dict.__getitem__(column, before)
+        seen.add((before, column.happening, after))
+        return after
 
-    monkeypatch.setattr(Lifecycle, "change", note)
+    monkeypatch.setattr(Column, "__getitem__", note, raising=False)
     for steps in CONVERSATIONS.values():
         bench = Bench()
         await follow(bench, steps)
@@ -406,3 +416,44 @@ async def test_every_row_of_the_table_happens(monkeypatch: pytest.MonkeyPatch) -
             await bench.settle()
 
     assert set() == ROWS - seen
+
+
+def test_only_the_table_sets_a_state() -> None:
+    """Every assignment looks its value up, in a column and by the state that it replaces."""
+    values = {
+        ast.unparse(node.value)
+        for path in Path(states.__file__).parent.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).endswith(".state")
+    }
+
+    assert {
+        "State.IDLE",  # of a new connection
+        "COLUMNS[happening][self.state]",
+        "_BEGUN[self.state]",
+        "(_ANSWERED_LAST if is_last else _ANSWERED)[self.state]",
+    } == values
+    assert fast_path._BEGUN is COLUMNS[Input.BEGUN]
+    assert fast_path._ANSWERED is COLUMNS[Input.ANSWER]
+    assert fast_path._ANSWERED_LAST is COLUMNS[Input.LAST_ANSWER]
+
+
+async def test_an_answer_of_the_fast_path_restarts_the_idle_time() -> None:
+    """aiohttp knows nothing of it, and looks whether the time is over only when it may be."""
+    bench = Bench()
+    bench.gate.set()
+    bench.send(UNKNOWN)
+    await bench.settle()
+    bench.send(KNOWN)
+    connection = bench.connection
+
+    connection._next_keepalive_close_time = 0.0
+    connection._process_keepalive()
+    assert not bench.wire.closed
+    bench.fast.answered_at = -1e9
+    # It did not, since aiohttp's own answers count as well.
+    connection._process_keepalive()
+    assert not bench.wire.closed
+    connection._next_keepalive_close_time = 0.0
+    connection._process_keepalive()
+    assert bench.wire.closed

@@ -16,9 +16,6 @@ class Ahead:
         self.data = bytearray()
         self._is_paused = False
 
-    def __bool__(self) -> bool:
-        return bool(self.data)
-
     def add(self, data: bytes | memoryview) -> None:
         """Keep bytes behind those that are kept."""
         self.data += data

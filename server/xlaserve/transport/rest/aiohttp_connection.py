@@ -34,7 +34,6 @@ class AiohttpConnection(RequestHandler):
         self, manager: web.Server, *, loop: asyncio.AbstractEventLoop, **options: Any
     ) -> None:
         super().__init__(manager, loop=loop, **options)
-        self._time = loop.time
         self._idle_seconds = self.keepalive_timeout
 
     @property
@@ -47,15 +46,15 @@ class AiohttpConnection(RequestHandler):
         return waiter is not None and not waiter.done()
 
     @property
-    def is_in_use(self) -> bool:
-        """Tell whether the connection has a request of which aiohttp does not know."""
-        return False
+    def used_at(self) -> float:
+        """Return the loop time of the last answer of which aiohttp does not know.
 
-    def restart_idle_time(self) -> None:
-        """Have the time begin anew in which the next request must come."""
-        self._next_keepalive_close_time = self._time() + self._idle_seconds
+        That is now while there is such a request.
+        """
+        return 0.0
 
     def _process_keepalive(self) -> None:
-        if self.is_in_use:
-            self.restart_idle_time()
+        # Looked at when the time is over, so that no answer has to say anything.
+        idle_until = self.used_at + self._idle_seconds
+        self._next_keepalive_close_time = max(self._next_keepalive_close_time, idle_until)
         super()._process_keepalive()

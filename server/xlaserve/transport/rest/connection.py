@@ -105,6 +105,12 @@ class Connection(AiohttpConnection):
 
     def data_received(self, data: bytes) -> None:
         fast = self._fast
+        if fast is not None and fast.state is _AT_REST and data:
+            fast.read(data)
+        else:
+            self._receive(fast, data)
+
+    def _receive(self, fast: FastPath | None, data: bytes) -> None:
         if fast is None or not data:
             # Without bytes it is aiohttp that calls, to go on with those that it has.
             super().data_received(data)
@@ -151,9 +157,12 @@ class Connection(AiohttpConnection):
     # --- the time it has, and the pace of its client ---
 
     @property
-    def is_in_use(self) -> bool:
-        """Tell whether the fast path has a request, or an answer that is not sent."""
-        return self._fast is not None and self._fast.state in _IN_USE
+    def used_at(self) -> float:
+        """Return when the fast path had a request last, or an answer that was not sent."""
+        fast = self._fast
+        if fast is None:
+            return 0.0
+        return asyncio.get_running_loop().time() if fast.state in _IN_USE else fast.answered_at
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -216,6 +225,8 @@ class Connection(AiohttpConnection):
         return response
 
 
+_AT_REST = State.IDLE
+"""A global name, since looking up a member of an enum takes a while."""
 _IDLE = frozenset({State.IDLE, State.BLOCKED})
 _READING = frozenset({State.GENERAL, State.ADOPTED})
 _GENERAL = frozenset({State.GENERAL, State.ANSWERING, State.ADOPTED})

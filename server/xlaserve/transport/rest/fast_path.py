@@ -5,6 +5,7 @@ only accepts. What it does not recognise goes to the general path, which has the
 """
 
 import asyncio
+import time
 from typing import Protocol
 
 from xlaserve.core.serving.call import Peer
@@ -15,10 +16,17 @@ from xlaserve.transport.rest.headers import BlockHeaders
 from xlaserve.transport.rest.held import Held
 from xlaserve.transport.rest.messages import JOINED_BYTES, HttpResponse
 from xlaserve.transport.rest.plans import Plan, Plans
-from xlaserve.transport.rest.response_head import response_head
-from xlaserve.transport.rest.states import Input, Lifecycle, State
+from xlaserve.transport.rest.response_head import response_head, short_head
+from xlaserve.transport.rest.states import COLUMNS, Input, Lifecycle, State
 
 _END = b"\r\n\r\n"
+_PARSED_TIMES = 12
+"""Most bytes that a byte of a short body may take once parsed: strings of two letters."""
+
+# The columns of the table that ordinary requests pass.
+_BEGUN = COLUMNS[Input.BEGUN]
+_ANSWERED = COLUMNS[Input.ANSWER]
+_ANSWERED_LAST = COLUMNS[Input.LAST_ANSWER]
 
 
 class Draining(Protocol):
@@ -45,10 +53,6 @@ class Owner(Protocol):
         """Give the general path bytes that begin where a request does."""
         ...
 
-    def restart_idle_time(self) -> None:
-        """Have the time begin anew in which the next request must come."""
-        ...
-
     def force_close(self) -> None:
         """Close the connection."""
         ...
@@ -58,12 +62,15 @@ class FastPath(Lifecycle):
     """Answers the requests of one connection whose header blocks are known."""
 
     __slots__ = (
+        "_account",
         "_ahead",
         "_body_seconds",
         "_call",
+        "_clock",
         "_loop",
         "_owner",
         "_part",
+        "_peer",
         "_plan",
         "_plans",
         "_server",
@@ -71,6 +78,7 @@ class FastPath(Lifecycle):
         "_transport",
         "_turn",
         "_waited_seconds",
+        "answered_at",
     )
 
     def __init__(
@@ -80,9 +88,14 @@ class FastPath(Lifecycle):
         self._plans = plans
         self._owner = owner
         self._server = owner.server
+        self._peer = owner.peer
+        self._account = owner.held.account
         self._transport = transport
         self._body_seconds = body_seconds
         self._loop = asyncio.get_running_loop()
+        self._clock = self._loop.time
+        self.answered_at = 0.0
+        """Loop time of the last answer."""
         self._ahead = Ahead(transport)
         self._plan: Plan | None = None
         """Plan of the request received or executed."""
@@ -101,20 +114,21 @@ class FastPath(Lifecycle):
     def receive(self, data: bytes) -> None:
         """Take bytes; in IDLE they begin where a request does."""
         if self.state is State.IDLE:
-            self._read(data)
+            self.read(data)
         elif self.state is State.RECEIVING:
             self._receive_body(data)
         else:
             self._keep(data)
 
-    def _read(self, data: bytes) -> None:
-        head = head_of(data)
+    def read(self, data: bytes) -> None:
+        """Take bytes that begin where a request does, in IDLE."""
+        end = data.find(_END) + len(_END)
+        head = data[:end] if end >= len(_END) else b""
         plan = self._plans.get(head) or self._plans.find(head)
-        if plan is None or not self._owner.held.admits_short(plan.length):
+        if plan is None or (self._account.ledger.is_pressed and not self._admits(plan)):
             self.change(Input.GENERAL_BEGUN)
             self._owner.take_over(data)
             return
-        end = len(head)
         size = end + plan.length
         if len(data) == size:
             self._begin(plan, head, memoryview(data)[end:])
@@ -123,6 +137,10 @@ class FastPath(Lifecycle):
         else:
             self._begin(plan, head, memoryview(data)[end:size])
             self._keep(memoryview(data)[size:])
+
+    def _admits(self, plan: Plan) -> bool:
+        """Tell whether a body may be executed under pressure, which then may have to wait."""
+        return self._account.admits(_PARSED_TIMES * plan.length)
 
     def _await_body(self, plan: Plan, data: bytes) -> None:
         self.change(Input.PART)
@@ -139,7 +157,7 @@ class FastPath(Lifecycle):
         if len(self._part) >= len(head_of(self._part)) + plan.length:
             whole = self._take_part()
             self.change(Input.WHOLE)
-            self._read(whole)
+            self.read(whole)
 
     def _take_part(self) -> bytes:
         assert self._timer is not None
@@ -182,7 +200,7 @@ class FastPath(Lifecycle):
 
     def _queue(self) -> None:
         """Wait for a turn if requests came ahead, so that other connections have theirs."""
-        if self._ahead and self.state is State.IDLE:
+        if self._ahead.data and self.state is State.IDLE:
             self.change(Input.AHEAD)
             self._turn = self._loop.call_soon(self._take_turn)
 
@@ -198,7 +216,7 @@ class FastPath(Lifecycle):
         # Reading goes on before the bytes are handed on: their receiver may pause it again.
         data = self._ahead.take(size)
         self._count_ahead()
-        self._read(data)
+        self.read(data)
         self._queue()
 
     def resume(self) -> None:
@@ -211,56 +229,64 @@ class FastPath(Lifecycle):
     def _begin(self, plan: Plan, head: bytes, body: memoryview) -> None:
         try:
             # The headers of this request, and not of the one that the plan was made of.
-            begun = plan.begin(body, self._done, BlockHeaders(head), self._owner.peer)
+            begun = plan.begin(body, self._done, BlockHeaders(head), self._peer)
         except Exception as error:
             self._fail(plan, error)
             return
         if type(begun) is HttpResponse:
-            self._answer(plan, begun)
-        else:
-            self._wait(plan, begun)  # type: ignore[arg-type]
-
-    def _wait(self, plan: Plan, call: "Pending | asyncio.Task[HttpResponse]") -> None:
-        if self.state is State.IDLE:
-            self.change(Input.BEGUN)
+            if plan.finish is None:
+                self._write(plan, begun)
+            else:
+                self._finish(plan, begun)
+            return
+        self.state = _BEGUN[self.state]
         self._plan = plan
-        self._call = call
-        self._owner.held.begin_short(plan.length)
+        self._call = begun  # type: ignore[assignment]
+        # What is answered at once was there no longer than the bytes that it came in.
+        self._account.hold(_PARSED_TIMES * plan.length)
 
     def _done(self, result: HttpResponse | BaseException) -> None:
         """Take the answer to the request that is executed."""
         plan = self._plan
         assert plan is not None
         self._call = None
-        self._owner.held.end_request()
-        if type(result) is HttpResponse:
-            self._answer(plan, result)
-        else:
+        self._account.release(_PARSED_TIMES * plan.length)
+        if type(result) is not HttpResponse:
             self._fail(plan, result)  # type: ignore[arg-type]
-        self._queue()
+        elif plan.finish is None:
+            self._write(plan, result)
+        else:
+            self._finish(plan, result)
+        if self._ahead.data:
+            self._queue()
 
     def _fail(self, plan: Plan, error: BaseException) -> None:
         if isinstance(error, Exception):
-            self._answer(plan, translate(error, method=plan.method, path=plan.path))
+            self._finish(plan, translate(error, method=plan.method, path=plan.path))
         else:
             # It was cancelled: aiohttp as well closes a connection whose handler is.
             self.end(Input.CLOSE)
             self._owner.force_close()
 
-    def _answer(self, plan: Plan, answer: HttpResponse) -> None:
+    def _finish(self, plan: Plan, answer: HttpResponse) -> None:
+        """Write an answer, perhaps not as it is and not now."""
         finishing = plan.finish(answer) if plan.finish is not None else None
         if finishing is None:
             self._write(plan, answer)
-        else:
-            self._wait(plan, finishing)
-            finishing.add_done_callback(self._finished)
+            return
+        if self.state is State.IDLE:
+            self.change(Input.BEGUN)
+        self._plan = plan
+        self._call = finishing
+        self._account.hold(_PARSED_TIMES * plan.length)
+        finishing.add_done_callback(self._finished)
 
     def _finished(self, finishing: "asyncio.Task[HttpResponse]") -> None:
         if self._call is not finishing:
             return
         assert self._plan is not None
         self._call = None
-        self._owner.held.end_request()
+        self._account.release(_PARSED_TIMES * self._plan.length)
         try:
             self._write(self._plan, finishing.result())
         except (Exception, asyncio.CancelledError) as error:
@@ -275,8 +301,21 @@ class FastPath(Lifecycle):
             self.end(Input.CLOSE)
             return
         # First, since a write can make the connection BLOCKED.
-        self.change(Input.LAST_ANSWER if is_last else Input.ANSWER)
-        size = answer.size
+        self.state = (_ANSWERED_LAST if is_last else _ANSWERED)[self.state]
+        parts = answer.parts
+        body = parts[0] if len(parts) == 1 else None
+        if type(body) is bytes and len(body) <= JOINED_BYTES and not (answer.headers or is_last):
+            head = short_head(answer.status, answer.content_type, len(body), int(time.time()))
+            transport.write(head + body)
+        else:
+            self._write_parts(plan, answer, is_last=is_last)
+        self.answered_at = self._clock()
+        if is_last:
+            self._ahead.clear()
+            transport.close()
+
+    def _write_parts(self, plan: Plan, answer: HttpResponse, *, is_last: bool) -> None:
+        transport, size = self._transport, answer.size
         if size > JOINED_BYTES:
             answer = self._owner.held.begin_answer(answer, size, plan.method, plan.path)
             size = answer.size
@@ -288,10 +327,6 @@ class FastPath(Lifecycle):
             for part in answer.parts:
                 transport.write(part)
             self._owner.held.end_answer()
-        self._owner.restart_idle_time()
-        if is_last:
-            self._ahead.clear()
-            transport.close()
 
     # --- the end ---
 

@@ -4,6 +4,7 @@ Several of one name are one list (RFC 9110, 5.3), on both paths alike: a gate th
 value of a header which may be there once refuses two of them, whatever their order.
 """
 
+import msgspec
 from multidict import CIMultiDictProxy
 
 
@@ -21,25 +22,24 @@ class ReadHeaders:
         return ", ".join(values) if values else None
 
 
-class BlockHeaders:
+# One is made for every request; the bytes that it holds are part of no cycle.
+class BlockHeaders(msgspec.Struct, gc=False):
     """The headers in a header block of the fast path, which is read when one is asked for.
 
     Each line of it is one header: `size_of` saw to that when aiohttp had read the block, or a block
     that differs from it by whole lines.
     """
 
-    __slots__ = ("_block", "_fields")
-
-    def __init__(self, block: bytes) -> None:
-        self._block = block
-        self._fields: dict[bytes, list[bytes]] | None = None
+    block: bytes
+    fields: dict[bytes, list[bytes]] | None = None
+    """Values by name in lower case; None until one is asked for."""
 
     def get(self, name: str, /) -> str | None:
         """Return the value of a header, None where it is absent."""
-        if self._fields is None:
-            self._fields = {}
-            for line in self._block.split(b"\r\n")[1:-2]:
+        if self.fields is None:
+            self.fields = {}
+            for line in self.block.split(b"\r\n")[1:-2]:
                 field, _, value = line.partition(b":")
-                self._fields.setdefault(field.lower(), []).append(value.strip(b" \t"))
-        values = self._fields.get(name.lower().encode())
+                self.fields.setdefault(field.lower(), []).append(value.strip(b" \t"))
+        values = self.fields.get(name.lower().encode())
         return b", ".join(values).decode(errors="surrogateescape") if values else None

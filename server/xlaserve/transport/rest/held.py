@@ -10,25 +10,23 @@ from xlaserve.errors import BudgetExhausted
 from xlaserve.transport.rest.edge import translate
 from xlaserve.transport.rest.messages import JOINED_BYTES, HttpResponse
 
-_PARSED_TIMES = 12
-"""Most bytes that a byte of a short body may take once parsed: strings of two letters."""
-
 
 class Held:
     """The account of a connection, which has one request after the other."""
 
     __slots__ = (
-        "_account",
         "_answers",
         "_is_paused",
         "_transport",
         "_wire_left",
+        "account",
         "is_waiting",
         "on_overrun",
     )
 
     def __init__(self, account: Account, transport: asyncio.Transport) -> None:
-        self._account = account
+        self.account = account
+        """Account of the connection."""
         self._transport = transport
         self._answers = False
         """Whether an answer is being written: all of it counts until that completes."""
@@ -42,7 +40,7 @@ class Held:
 
     def close(self) -> None:
         """Release everything: the connection is gone."""
-        self._account.close()
+        self.account.close()
 
     # --- the request ---
 
@@ -51,7 +49,7 @@ class Held:
 
         Raises BudgetExhausted where that is not worth waiting for.
         """
-        account = self._account
+        account = self.account
         if account.admits(count) and not account.ledger.is_behind(count):
             account.hold(count)
             return
@@ -69,28 +67,18 @@ class Held:
     def grow(self, count: int, what: str = "the body") -> None:
         """Count so many bytes more for the request, or fewer; raises BudgetExhausted."""
         if count < 0:
-            self._account.release(-count)
-        elif not self._account.reserve(count):
+            self.account.release(-count)
+        elif not self.account.reserve(count):
             raise self.refusal(what, count)
 
     def refusal(self, what: str, count: int) -> BudgetExhausted:
         """Return the error of a request that there is no memory for."""
-        return BudgetExhausted(what, count, self._account.ledger.limit)
-
-    def admits_short(self, size: int) -> bool:
-        """Tell whether a short body may be executed, which then may have to wait."""
-        ledger = self._account.ledger
-        return not ledger.is_pressed or self._account.admits(_PARSED_TIMES * size)
-
-    def begin_short(self, size: int) -> None:
-        """Count a short body, and what was parsed of it, that waits for its execution."""
-        self.end_request()
-        self._account.hold(_PARSED_TIMES * size)
+        return BudgetExhausted(what, count, self.account.ledger.limit)
 
     def end_request(self) -> None:
         """Count the request no more: its answer is there."""
         self.is_waiting = False
-        self._account.release_all(Kind.REQUESTS)
+        self.account.release_all(Kind.REQUESTS)
 
     # --- what is around a body ---
 
@@ -118,11 +106,11 @@ class Held:
 
     def set_ahead(self, size: int) -> None:
         """Count so many bytes that are kept until it is their turn."""
-        change = size - self._account.held_for(Kind.AHEAD)
+        change = size - self.account.held_for(Kind.AHEAD)
         if change > 0:
-            self._account.hold(change, Kind.AHEAD)
+            self.account.hold(change, Kind.AHEAD)
         elif change:
-            self._account.release(-change, Kind.AHEAD)
+            self.account.release(-change, Kind.AHEAD)
 
     # --- the answer ---
 
@@ -132,7 +120,7 @@ class Held:
         One that is short is counted only where it has to wait.
         """
         if size > JOINED_BYTES:
-            if not self._account.reserve(size, Kind.ANSWERS):
+            if not self.account.reserve(size, Kind.ANSWERS):
                 return translate(self.refusal("the answer", size), method=method, path=path)
             self._answers = True
         return answer
@@ -141,18 +129,18 @@ class Held:
         """Take note that all of an answer was given to the transport, where it may wait."""
         self._answers = False
         if not self._is_paused:
-            self._account.release_all(Kind.ANSWERS)
+            self.account.release_all(Kind.ANSWERS)
 
     def pause(self) -> None:
         """Count what waits in the transport: the client does not read."""
         self._is_paused = True
         size = self._transport.get_write_buffer_size()
-        more = size - self._account.held_for(Kind.ANSWERS)
+        more = size - self.account.held_for(Kind.ANSWERS)
         if more > 0:
-            self._account.hold(more, Kind.ANSWERS)
+            self.account.hold(more, Kind.ANSWERS)
 
     def resume(self) -> None:
         """Count it no more: the client has read nearly all."""
         self._is_paused = False
         if not self._answers:
-            self._account.release_all(Kind.ANSWERS)
+            self.account.release_all(Kind.ANSWERS)

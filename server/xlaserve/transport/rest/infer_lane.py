@@ -40,7 +40,7 @@ class InferLane:
         self._gates = gates
         self._threads = threads
         self._max_json_depth = max_json_depth
-        self._strict_json = strict_json
+        self.strict_json = strict_json
 
     def begin(
         self,
@@ -51,34 +51,32 @@ class InferLane:
         peer: Peer = NOBODY,
     ) -> HttpResponse | Pending:
         """Answer a body at once, or call back; raises what the handler would raise."""
-        call = LaneCall(self, done, headers, peer)
+        call = LaneCall(self, asked, done, headers, peer)
         name, version, length = asked
-        call.model, call.version = name, version
         try:
             self._gates.admit(call)
             _, instance = self._engine.find(call, name, version)
-            depth = self._max_json_depth
             inference = read_infer_request(
-                instance.info, name, version, body, length, max_depth=depth
+                instance.info, name, version, body, length, max_depth=self._max_json_depth
             )
         except Exception as error:
             call.end(error)  # it is counted as a failure of the model, if that was found
             raise
         call.request = inference
         self._engine.begin(call, inference)
-        return call.begun()
-
-    def answer(self, request: InferRequest, response: InferResponse) -> HttpResponse | None:
-        """Write a response; None for one that takes too long. Raises as `write_infer_answer`."""
-        if output_bytes(response) > INLINE_BYTES:
-            return None
-        return write_infer_answer(request, response, strict=self._strict_json)
+        answer = call.answer_at_once
+        if answer is None:
+            call.is_waited_for = True
+            return call
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
 
     def answer_later(
         self, request: InferRequest, response: InferResponse
     ) -> "asyncio.Task[HttpResponse]":
         """Write a response in a thread."""
-        write = partial(write_infer_answer, request, response, strict=self._strict_json)
+        write = partial(write_infer_answer, request, response, strict=self.strict_json)
         return asyncio.ensure_future(self._threads.run(output_bytes(response), write))
 
 
@@ -86,39 +84,36 @@ class LaneCall(InferCall):
     """An inference whose answer is handed to the connection."""
 
     request: InferRequest
-    _is_waited_for = False
+    is_waited_for = False
     """Whether the connection was told that the answer comes later."""
-    _answer: HttpResponse | BaseException | None = None
+    answer_at_once: HttpResponse | BaseException | None = None
+    """The answer that came before that."""
     _writing: "asyncio.Task[HttpResponse] | None" = None
 
-    def __init__(self, lane: InferLane, done: Answered, headers: Headers, peer: Peer) -> None:
+    def __init__(
+        self, lane: InferLane, asked: Asked, done: Answered, headers: Headers, peer: Peer
+    ) -> None:
+        self.model, self.version, _ = asked
         self._lane = lane
         self._done = done
         self.headers = headers
         self.peer = peer
 
-    def begun(self) -> "HttpResponse | LaneCall":
-        """Return the answer, or the call that waits for it; raises why there is none."""
-        answer = self._answer
-        if answer is None:
-            self._is_waited_for = True
-            return self
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
-
     def write(self, response: InferResponse, *, last: bool) -> None:
         """Hand over the answer; a large one is written while others are served."""
+        if output_bytes(response) > INLINE_BYTES:
+            self._writing = self._lane.answer_later(self.request, response)
+            self._writing.add_done_callback(self._written)
+            return
+        answer: HttpResponse | BaseException
         try:
-            answer = self._lane.answer(self.request, response)
+            answer = write_infer_answer(self.request, response, strict=self._lane.strict_json)
         except Exception as error:
-            self._tell(error)
-            return
-        if answer is not None:
-            self._tell(answer)
-            return
-        self._writing = self._lane.answer_later(self.request, response)
-        self._writing.add_done_callback(self._written)
+            answer = error
+        if self.is_waited_for:
+            self._done(answer)
+        else:
+            self.answer_at_once = answer
 
     def refuse(self, error: BaseException) -> None:
         """Hand over why there is no answer."""
@@ -141,7 +136,7 @@ class LaneCall(InferCall):
             self._tell(answer)
 
     def _tell(self, answer: HttpResponse | BaseException) -> None:
-        if self._is_waited_for:
+        if self.is_waited_for:
             self._done(answer)
         else:
-            self._answer = answer
+            self.answer_at_once = answer

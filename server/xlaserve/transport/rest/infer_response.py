@@ -1,13 +1,12 @@
 """Inference responses as HTTP bodies: JSON, and JSON with binary tensors behind it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 
 from xlaserve.core.serving.inference import InferOutput, InferRequest, InferResponse
 from xlaserve.errors import InvalidTensor, OutputNotInForm
-from xlaserve.tensors import Buffer, TensorDataError, to_bytes
+from xlaserve.tensors import BYTES, DATATYPES, Buffer, TensorDataError, to_bytes
 from xlaserve.transport.rest.infer_request import BINARY_DATA, BINARY_OUTPUT
 from xlaserve.transport.rest.json_tensors import NotInJson, write_elements
 from xlaserve.transport.rest.messages import BINARY_TYPE, JSON_TYPE, HttpResponse
@@ -16,8 +15,7 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 """Says how many bytes of JSON there are in front of binary tensors."""
 
 
-@dataclass(frozen=True, slots=True)
-class InferBody:
+class InferBody(msgspec.Struct, frozen=True, gc=False):
     """The body of an answer."""
 
     parts: list[Buffer]
@@ -39,6 +37,25 @@ class _Response(msgspec.Struct):
     id: str | msgspec.UnsetType
 
 
+class _ShortOutput(msgspec.Struct):
+    name: str
+    datatype: str
+    shape: Sequence[int]
+    data: list[float]
+
+
+class _ShortResponse(msgspec.Struct):
+    model_name: str
+    model_version: str
+    id: str | msgspec.UnsetType
+    outputs: list[_ShortOutput]
+
+
+_SHORT_NAMES = frozenset(
+    row.name for row in DATATYPES.values() if row.contents is not None and row is not BYTES
+)
+_SHORT_ELEMENTS = 1 << 10
+"""Elements of an output that is written with all that is around it."""
 _ENCODER = msgspec.json.Encoder()
 _JOINED_BYTES = 64 << 10
 """Bytes up to which a copy is cheaper than pieces."""
@@ -54,6 +71,10 @@ def write_infer_response(
     Raises InvalidTensor for an output that must be binary and is wanted in JSON, and with `strict`
     OutputNotInForm for elements that JSON itself cannot hold; see `write_elements`.
     """
+    if not (request.outputs or request.parameters):
+        short = _write_short(response)
+        if short is not None:
+            return InferBody([short], None)
     default = request.parameters.get(BINARY_OUTPUT) is True
     outputs = request.outputs
     wanted = {o.name: o.parameters.get(BINARY_DATA, default) for o in outputs} if outputs else {}
@@ -74,6 +95,22 @@ def write_infer_response(
     if length <= _JOINED_BYTES:
         json = [b"".join(json)]
     return InferBody(json + tensors, length if tensors else None)
+
+
+def _write_short(response: InferResponse) -> bytes | None:
+    """Write a response of few numbers; None for any other."""
+    outputs = []
+    for output in response.outputs:
+        data, kind = output.data, output.datatype.name
+        if kind not in _SHORT_NAMES or data.size > _SHORT_ELEMENTS:
+            return None
+        outputs.append(_ShortOutput(output.name, kind, data.shape, data.ravel().tolist()))
+    identity = response.id or msgspec.UNSET
+    written = _ENCODER.encode(
+        _ShortResponse(response.model_name, response.model_version, identity, outputs)
+    )
+    # NaN and infinities are written as null.
+    return None if b"null" in written else written
 
 
 def write_infer_answer(

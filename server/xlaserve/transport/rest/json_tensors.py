@@ -12,6 +12,7 @@ import numpy as np
 from xlaserve.tensors import (
     BYTES,
     DATATYPES,
+    MAX_DIMENSIONS,
     Buffer,
     Datatype,
     Elements,
@@ -55,9 +56,11 @@ def read_elements(datatype: Datatype, shape: Shape, text: bytes) -> Tensor:
         raise TensorDataError(
             f"binary data (binary_data_size), the only form of {datatype}", "data in JSON"
         )
-    few = _few_floats(datatype, shape, text)
-    if few is not None:
-        return few
+    if len(text) <= _SHORT_BYTES and datatype.name in _LARGEST:
+        with suppress(msgspec.DecodeError):
+            few = few_floats(datatype.name, shape, _FLOATS.decode(text))
+            if few is not None:
+                return few
     structure = blank_strings(text) if datatype is BYTES else text
     _refuse_others(datatype, structure)
     expected = element_count(shape)
@@ -73,20 +76,16 @@ def read_elements(datatype: Datatype, shape: Shape, text: bytes) -> Tensor:
     return _numbers(datatype, shape, text.replace(b"[", b"").replace(b"]", b""))
 
 
-def _few_floats(datatype: Datatype, shape: Shape, text: bytes) -> Tensor | None:
-    """Read a short list of numbers that is as it should be; None for anything else."""
-    limit = _LARGEST.get(datatype.name)
-    if limit is None or len(text) > _SHORT_BYTES:
+def few_floats(datatype: str, shape: Shape, elements: list[float]) -> Tensor | None:
+    """Build an array from few numbers if all is as it should be; None for anything else."""
+    limit = _LARGEST.get(datatype)
+    if limit is None or not elements or len(shape) > MAX_DIMENSIONS:
         return None
-    try:
-        elements = _FLOATS.decode(text)
-    except msgspec.DecodeError:
-        return None
-    if not elements or len(elements) != element_count(shape):
+    if len(elements) != prod(shape) or (shape and min(shape) < 0):
         return None
     if not -limit <= min(elements) <= max(elements) <= limit:
         return None
-    return np.array(elements, datatype.dtype).reshape(shape)
+    return np.array(elements, DATATYPES[datatype].dtype).reshape(shape)
 
 
 def _refuse_others(datatype: Datatype, structure: bytes) -> None:
