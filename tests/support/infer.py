@@ -31,10 +31,14 @@ def generically(codec: WireCodec) -> Read:
 
 
 def directly(codec: InferCodec | InferDecoder) -> Read:
-    """Read without them."""
+    """Read without them, as the fast path does: what is recognised is read no other way."""
 
     def read(data: bytes | memoryview) -> tuple[str, str, Callable[[], InferRequest]]:
+        recognised = codec.recognise(data)
         decoded: DecodedInfer = codec.decode(data)
+        if recognised is not None:
+            assert described(recognised) == described(decoded.request())
+            return recognised.model_name, recognised.model_version, lambda: recognised
         return decoded.model_name, decoded.model_version, decoded.request
 
     return read

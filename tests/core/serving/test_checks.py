@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from xlaserve.core.serving.checks import QuickCheck, check_inputs, check_outputs
-from xlaserve.core.serving.inference import InferInput, InferRequest, RequestedOutput
+from xlaserve.core.serving.inference import Form, InferInput, InferRequest, RequestedOutput
 from xlaserve.errors import InvalidRequest, Unsupported
 from xlaserve.models.loaded import ModelInfo
 from xlaserve.tensors import DATATYPES, TensorSpec
@@ -102,6 +102,43 @@ def test_a_request_without_parameters_pays_nothing_for_them(
     monkeypatch.setattr(quick, "parameters", None)
 
     assert quick.inputs(request(a(2), b(2))) is not None
+
+
+def of_form(form: Form, rows: int) -> InferRequest:
+    return InferRequest("m", inputs=(a(rows), b(rows)), form=form)
+
+
+def test_a_form_is_checked_once() -> None:
+    """Requests of one form have the same rows, so a check that looked would find other ones."""
+    quick, form = QuickCheck(INFO), Form()
+    found = [quick.inputs(of_form(form, rows)) for rows in (2, 3)]
+
+    assert [2, 2] == [each[1] for each in found if each is not None]
+    assert [2, 3] == [len(each[0]["a"]) for each in found if each is not None]
+
+
+def test_a_form_that_another_model_accepts_is_checked() -> None:
+    """As after a reload, when the same bytes come for a model with other inputs."""
+    form, other = Form(), ModelInfo("fake", INFO.inputs[:1], (), max_batch_size=4)
+    assert QuickCheck(INFO).inputs(of_form(form, 2)) is not None
+
+    assert QuickCheck(other).inputs(of_form(form, 2)) is None
+
+
+def test_a_form_that_was_refused_is_checked_again() -> None:
+    quick, form = QuickCheck(INFO), Form()
+
+    assert [None, None] == [quick.inputs(of_form(form, 5)) for _ in range(2)]
+
+
+def test_a_form_with_parameters_is_checked_each_time() -> None:
+    """Whether they are ordinary depends on what the log has named."""
+    quick, form = QuickCheck(INFO), Form()
+    named = InferRequest("m", inputs=(a(), b()), parameters={"binary_data_output": True}, form=form)
+    quick.parameters.note(named)
+    assert quick.inputs(named) is not None
+
+    assert form.accepted_by is None
 
 
 def test_shared_memory_is_said_to_be_missing() -> None:

@@ -1,5 +1,6 @@
 """The codec of ModelInfer says the same as the generic one, of every field and every datatype."""
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -277,6 +278,45 @@ def test_ordinary_requests_need_the_generic_codec_once(
     monkeypatch.delattr(WireCodec, "decode_message")
 
     assert expected == [outcome(directly(codec), view(data)) for data in messages]
+
+
+def test_raw_requests_like_one_before_are_recognised() -> None:
+    codec = infer_codec()
+    first, second = (raw_request("FP32", [1, 2], bytes((n,)) * 8, id="a") for n in (1, 2))
+
+    assert codec.recognise(first) is None
+    codec.decode(first)
+    one, other = codec.recognise(first), codec.recognise(second)
+    assert one is not None
+    assert other is not None
+    assert one.form is other.form is not None
+    assert bytes(8 * (2,)) == other.inputs[0].data.tobytes()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(ORDINARY["raw bytes"](3), id="elements to be decoded"),
+        pytest.param(raw_request("BOOL", [1], b"\x01"), id="bytes that are no elements"),
+        pytest.param(raw_request("FP32", [2], bytes(4)), id="too few elements"),
+        pytest.param(b"\x0a", id="one byte"),
+        pytest.param(b"", id="none"),
+    ],
+)
+def test_what_has_to_be_decoded_is_not_recognised(data: bytes) -> None:
+    codec = infer_codec()
+    with contextlib.suppress(MalformedMessage):
+        codec.decode(data)
+
+    assert codec.recognise(data) is None
+
+
+def test_an_id_that_is_not_unicode_is_not_recognised() -> None:
+    codec = infer_codec()
+    data = raw_request("FP32", [1], bytes(4), id="4711")
+    codec.decode(data)
+
+    assert codec.recognise(data.replace(b"4711", b"471\xff")) is None
 
 
 def test_models_with_names_of_the_same_length_are_told_apart() -> None:

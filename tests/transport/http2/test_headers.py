@@ -142,7 +142,7 @@ def test_no_more_blocks_are_kept_than_the_limit() -> None:
         for _ in range(2):
             reader.read(block)
 
-    assert 64 >= len(reader._seen)
+    assert 64 >= len(reader.seen)
     assert 64 >= len(reader._once)
     assert 1 == len(reader._kinds)
 

@@ -398,3 +398,35 @@ def test_a_request_with_large_headers_keeps_none_of_them(monkeypatch: pytest.Mon
 
     assert 0 == sum(ref() is not None for ref in fields)
     assert 0 == watch.alive[0]
+
+
+class Waiting(Unary):
+    """A route whose requests wait for their answers."""
+
+    def begin(self, stream: ServerStream) -> None:
+        super().begin(stream)
+        stream.call = Call(stream)
+
+
+@pytest.mark.parametrize("frames_at_once", [1, 3])
+def test_short_messages_count_once_while_their_requests_wait(frames_at_once: int) -> None:
+    """However many come in one read; the five bytes of the prefix count too."""
+    client = MemoryClient(Waiting())
+    numbers = range(1, 2 * frames_at_once, 2)
+    request_frames = [(headers(n, REQUEST), data(n, MESSAGE, end_stream=True)) for n in numbers]
+    client.send(*(frame for pair in request_frames for frame in pair))
+    client.send(ping())
+    held = client.ledger.held
+    for number in numbers:
+        answer(client.route.streams[number])
+
+    assert len(MESSAGE) * frames_at_once == held
+    assert 0 == client.ledger.held == client.core.account.held
+
+
+def test_short_messages_count_no_more_when_the_read_ends_the_connection() -> None:
+    client = MemoryClient(Waiting())
+    client.send(headers(1, REQUEST), data(1, MESSAGE, end_stream=True), data(0, b""))
+
+    assert not client.alive
+    assert 0 == client.ledger.held == client.core.account.held

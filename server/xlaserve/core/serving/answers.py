@@ -67,7 +67,10 @@ def deliver(calls: Sequence[InferCall], result: Executed | BaseException) -> Non
     for call, response in wanted:
         # A callback may cancel calls that are answered after it.
         if not call.is_cancelled:
-            _write(call, response)
+            try:
+                call.write(response, last=True)
+            except Exception as error:
+                _report(error)
 
 
 def _refuse(calls: Sequence[InferCall], error: BaseException) -> None:
@@ -79,10 +82,10 @@ def _refuse(calls: Sequence[InferCall], error: BaseException) -> None:
 
 
 def _end(calls: Sequence[InferCall], result: Executed | BaseException) -> None:
+    executed = result if isinstance(result, Executed) else None
     for call in calls:
         call.place = None  # it has left already
-        if isinstance(result, Executed):
-            call.executed = result
+        call.executed = executed
     if calls:
         end_together(calls, result)
 

@@ -33,9 +33,12 @@ class QuickCheck:
         None if it might.
         """
         tensors = request.inputs
-        if request.outputs or len(tensors) != self._count:
-            return None
-        if request.parameters and not self.parameters.are_ordinary(request.parameters):
+        form = request.form
+        if form is not None and form.accepted_by is self:
+            return {tensor.name: tensor.data for tensor in tensors}, form.rows
+        parameters = request.parameters
+        is_plain = not parameters or self.parameters.are_ordinary(parameters)
+        if request.outputs or len(tensors) != self._count or not is_plain:
             return None
         found: dict[str, Tensor] = {}
         rows = 0
@@ -51,6 +54,8 @@ class QuickCheck:
             found[name] = data
         if not 1 <= rows <= self._most_rows or len(found) != self._count:
             return None
+        if form is not None and not parameters:
+            form.accepted_by, form.rows = self, rows
         return found, rows
 
 

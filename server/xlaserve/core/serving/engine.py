@@ -99,7 +99,8 @@ class Engine:
             _fail(call, error)
         if not call.has_ended:
             call.count()
-            call.expire_in_time()
+            if call.deadline is not None:
+                call.expire_in_time()
 
     def find(self, call: InferCall, name: str, version: str = "") -> tuple[ServedVersion, Served]:
         """Find the model of a call; if the call fails from then on, the model counts it.

@@ -28,6 +28,8 @@ class Gate:
     check: Check
     of_model: bool = False
     """Whether it is passed once the model of the call is found, instead of when the call begins."""
+    of_deadline: bool = False
+    """Whether it lets every call pass that has no deadline."""
 
 
 def everybody(call: Call) -> None:
@@ -47,7 +49,7 @@ class Gates:
             Gate("draining", self._is_open),
             Gate("permission", permission),
             Gate("limits", _below_limit, of_model=True),
-            Gate("deadline", _in_time),
+            Gate("deadline", _in_time, of_deadline=True),
         )
         self._observers = tuple(observers)
         self._began = tuple(observer.began for observer in observers if observer.began is not None)
@@ -62,9 +64,10 @@ class Gates:
         assert not call.has_begun, "a call begins once"
         call.has_begun = True
         call._observers = self._observers
-        for began in self._began:
-            began(call)
-        for check in self._at_begin:
+        if self._began:
+            for began in self._began:
+                began(call)
+        for check in self._timeless if call.deadline is None else self._at_begin:
             check(call)
 
     def admit_to_model(self, call: Call) -> None:
@@ -101,9 +104,11 @@ class Gates:
     def _open(self) -> None:
         """Note the checks that can refuse anything as things are; the others cost time."""
         idle = {everybody} if self._is_draining else {everybody, self._is_open}
-        checks = [gate for gate in self.table if gate.check not in idle]
-        self._at_begin = tuple(gate.check for gate in checks if not gate.of_model)
-        self.of_model = tuple(gate.check for gate in checks if gate.of_model)
+        gates = [gate for gate in self.table if gate.check not in idle]
+        at_begin = [gate for gate in gates if not gate.of_model]
+        self._at_begin = tuple(gate.check for gate in at_begin)
+        self._timeless = tuple(gate.check for gate in at_begin if not gate.of_deadline)
+        self.of_model = tuple(gate.check for gate in gates if gate.of_model)
 
     def _is_open(self, call: Call) -> None:
         if self._is_draining and call.parent is None and call.operation in REFUSED_WHILE_DRAINING:

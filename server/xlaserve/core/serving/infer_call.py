@@ -138,22 +138,22 @@ class InferCall(Call):
 
     def count(self) -> None:
         """Count as a call in progress until it ends: it was not answered at once."""
-        assert self.admission is not None
         self.is_counted = self.holds_anything = True
-        self.admission.in_progress += 1
+        self.found.admission.in_progress += 1
         self.instance.acquire()
 
     def release(self) -> None:
         """Leave `place`, and count no more."""
-        place, self.place = self.place, None
+        place = self.place
         if place is not None:
+            self.place = None
             place.leave(self)
         if self.is_counted:
-            assert self.admission is not None
             self.is_counted = False
-            self.admission.in_progress -= 1
+            self.found.admission.in_progress -= 1
             self.instance.release()
-        super().release()
+        if self._holds is not None or self._timer is not None or self.on_writable is not None:
+            super().release()
 
 
 class AwaitedInfer(InferCall):

@@ -29,6 +29,21 @@ class RequestedOutput(msgspec.Struct, gc=False):
     parameters: Mapping[str, Parameter] = msgspec.field(default_factory=dict)
 
 
+class Form:
+    """Everything of a request but its id and the elements of its inputs; nobody changes it.
+
+    Requests that a transport reads as one form share this object.
+    """
+
+    __slots__ = ("accepted_by", "rows")
+
+    def __init__(self) -> None:
+        self.accepted_by: object = None
+        """The check of a model that has accepted the form last, and accepts it again."""
+        self.rows = 0
+        """Rows that it has found."""
+
+
 class InferRequest(msgspec.Struct, gc=False):
     """A ModelInfer request (V2 protocol, Inference)."""
 
@@ -39,6 +54,8 @@ class InferRequest(msgspec.Struct, gc=False):
     outputs: tuple[RequestedOutput, ...] = ()
     """Empty for all outputs of the model, in its order."""
     parameters: Mapping[str, Parameter] = msgspec.field(default_factory=dict)
+    form: Form | None = None
+    """None where no other request is known to be of the same form."""
 
 
 class InferOutput(msgspec.Struct, gc=False):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from xlaserve.core.serving.inference import InferResponse
+from xlaserve.core.serving.inference import InferRequest, InferResponse
 from xlaserve.transport.grpc.decoded_infer import DecodedInfer
 from xlaserve.transport.grpc.infer_decoder import InferDecoder, tensor_offset
 from xlaserve.transport.grpc.infer_encoder import InferEncoder, Parts
@@ -28,6 +28,7 @@ class InferCodec:
     ) -> None:
         decoder = InferDecoder(max_fields=max_fields, max_depth=max_depth, max_cached=max_cached)
         self.decode: Callable[[bytes | memoryview], DecodedInfer] = decoder.decode
+        self.recognise: Callable[[bytes | memoryview], InferRequest | None] = decoder.recognise
         encoder = InferEncoder(max_cached, typed or TypedAnswers())
         self.encode: Callable[[InferResponse], tuple[Parts, int]] = encoder.encode
         self.encode_typed: Callable[[InferResponse], tuple[Parts, int]] = encoder.encode_typed

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias
 
-from xlaserve.core.serving.inference import RequestedOutput
+import numpy as np
+
+from xlaserve.core.serving.inference import Form, InferInput, InferRequest, RequestedOutput
 from xlaserve.errors import XlaserveError
 from xlaserve.tensors import BYTES, Parameter, datatype_named, element_count
 from xlaserve.transport.bounded_cache import BoundedCache, MakingCache
@@ -55,6 +57,9 @@ class _Layout:
     fixed: list[tuple[int, bytes]]
     """Start and bytes of each part around the id and the elements."""
     structure: Structure
+    form: Form
+    plain: list[tuple[Head, int]] | None
+    """Each input, and where its elements start; None where they have to be decoded."""
 
 
 class InferDecoder:
@@ -86,13 +91,48 @@ class InferDecoder:
 
     # --- a request like one before ---
 
+    def recognise(self, message: bytes | memoryview) -> InferRequest | None:
+        """Return a request like one before whose elements are as numpy has them; else None."""
+        layout = self._find(message) if type(message) is bytes and len(message) > 1 else None
+        if layout is None or layout.plain is None:
+            return None
+        start, stop = layout.id
+        try:
+            number = str(message[start:stop], "utf-8") if stop > start else ""
+        except UnicodeDecodeError:
+            return None
+        inputs = [
+            InferInput(
+                head.name,
+                head.datatype,
+                np.ndarray(head.shape, head.dtype, message, start),
+                head.parameters,
+            )
+            for head, start in layout.plain
+        ]
+        structure = layout.structure
+        return InferRequest(
+            layout.model_name,
+            layout.model_version,
+            number,
+            tuple(inputs),
+            structure.outputs,
+            structure.parameters,
+            layout.form,
+        )
+
+    def _find(self, message: bytes) -> _Layout | None:
+        layout = self._layouts.get((len(message), message[: message[1] + 2]))
+        if layout is not None:
+            for pos, fixed in layout.fixed:
+                if not message.startswith(fixed, pos):
+                    return None
+        return layout
+
     def _recognise(self, message: bytes) -> DecodedInfer | None:
-        layout = self._layouts.get((len(message), _first_field(message)))
+        layout = self._find(message)
         if layout is None:
             return None
-        for pos, fixed in layout.fixed:
-            if not message.startswith(fixed, pos):
-                return None
         start, stop = layout.id
         names = layout.model_name, layout.model_version, str(message[start:stop], "utf-8")
         return DecodedInfer(names, message, self._codec, layout.structure)
@@ -107,7 +147,8 @@ class InferDecoder:
                 size += start - pos
             pos = stop
         if size <= MAX_LAYOUT_BYTES:
-            self._layouts.keep((end, _first_field(message)), layout)
+            # The name of the model comes first as a rule: so that models do not share a layout.
+            self._layouts.keep((end, message[: message[1] + 2]), layout)
 
     # --- any request ---
 
@@ -163,7 +204,15 @@ class InferDecoder:
         )
         if type(data) is bytes and all(elements is None for _, _, elements in contents):
             span = id_start, id_stop
-            self._keep(_Layout(model_name, model_version, span, [], structure), data)
+            plain = [
+                (head, start)
+                for head, (start, stop, _) in zip(heads, contents, strict=True)
+                if stop - start == head.plain_bytes
+            ]
+            all_plain = plain if len(plain) == len(heads) else None
+            self._keep(
+                _Layout(model_name, model_version, span, [], structure, Form(), all_plain), data
+            )
         return DecodedInfer(names, data, self._codec, structure)
 
     def _count(self, end: int, raw: list[Contents], typed: list[Contents]) -> None:
@@ -221,11 +270,6 @@ class InferDecoder:
         """Read a request of this one field."""
         message = bytes((tag,)) + write_varint(len(body)) + body
         return self._codec.decode_message(pb.ModelInferRequest, message)
-
-
-def _first_field(message: bytes) -> bytes:
-    """Return the name of the model where it comes first, so that models do not share a layout."""
-    return message[: message[1] + 2]
 
 
 def _key(data: Data, start: int, stop: int) -> bytes:

@@ -32,6 +32,8 @@ class InferEncoder:
         self._models = MakingCache(self._write_model, max_cached)
         self._outputs = MakingCache(self._write_output, max_cached)
         self._sizes = MakingCache(_write_size, max_cached)
+        self._heads = MakingCache(self._write_head, max_cached)
+        """All but the elements of answers that have one output and no id."""
 
     def encode_typed(self, response: InferResponse) -> tuple[Parts, int]:
         """Do as `encode` does for a request with typed contents; raises TooLarge as well."""
@@ -43,6 +45,18 @@ class InferEncoder:
         Without a form it is raw. A tensor of more than JOINED_BYTES is a part of its own, a view
         of its memory wherever that is contiguous. Raises ValueError for a name that is not Unicode.
         """
+        if form is None and len(response.outputs) == 1 and not response.id:
+            (output,) = response.outputs
+            data = output.data
+            if data.nbytes <= JOINED_BYTES and output.datatype is not BYTES:
+                head = self._heads[
+                    response.model_name,
+                    response.model_version,
+                    (output.name, output.datatype.name, data.shape),
+                    data.nbytes,
+                ]
+                whole = head + data.tobytes()
+                return [whole], len(whole)
         raw_outputs: Iterable[InferOutput] = response.outputs
         small: list[bytes] = [self._models[response.model_name, response.model_version]]
         if response.id:
@@ -90,6 +104,10 @@ class InferEncoder:
         name, version = key
         message = pb.ModelInferResponse(model_name=name, model_version=version)
         return self._codec.encode_message(message)
+
+    def _write_head(self, key: tuple[str, str, tuple[str, str, Shape], int]) -> bytes:
+        name, version, output, size = key
+        return self._models[name, version] + self._outputs[output] + self._sizes[size]
 
     def _write_output(self, key: tuple[str, str, Shape]) -> bytes:
         name, datatype, shape = key

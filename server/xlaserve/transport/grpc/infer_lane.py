@@ -45,14 +45,16 @@ class InferLane:
         *,
         peer: Peer = NOBODY,
         decode: Callable[[Buffer], DecodedInfer] | None = None,
+        recognise: Callable[[Buffer], InferRequest | None] | None = None,
         refusal: "Callable[[BaseException], GRPCError] | None" = None,
     ) -> None:
-        """`decode` and `refusal` are the codec's and the usual one, unless they are given."""
+        """`decode`, `recognise` and `refusal` are the usual ones, unless they are given."""
         self._engine = engine
         self._gates = gates
         self._decode = decode or codec.decode
-        self._encode = codec.encode
-        self._encode_typed = codec.encode_typed
+        self._recognise = recognise or codec.recognise
+        self.encode = codec.encode
+        self.encode_typed = codec.encode_typed
         self._otherwise = otherwise
         self.peer = peer
         self._refusal = refusal or refusal_for
@@ -68,9 +70,11 @@ class InferLane:
         call = LaneCall(self, stream)
         try:
             self._gates.admit(call)
-            decoded = self._decode(message)
-            call.typed = decoded.typed
-            request = self._read(call, decoded)
+            request = self._recognise(message)
+            if request is None:
+                decoded = self._decode(message)
+                call.typed = decoded.typed
+                request = self._read(call, decoded)
         except Exception as error:
             call.fail(error)
             return
@@ -85,17 +89,6 @@ class InferLane:
             # That there is no such model matters more; and the request is counted as its failure.
             self._engine.find(call, decoded.model_name, decoded.model_version)
             raise
-
-    def answer(self, stream: ServerStream, response: InferResponse, *, typed: bool) -> None:
-        """Send a response, or what is wrong with it."""
-        try:
-            parts, size = self._encode_typed(response) if typed else self._encode(response)
-        except Exception as error:
-            self.refuse(stream, error)
-            return
-        parts.insert(0, PREFIX.pack(0, size))
-        if not stream.output.answer(stream, _HEAD, parts, size + PREFIX_BYTES, _OK):
-            self.refuse(stream, GRPCError(Status.RESOURCE_EXHAUSTED, NO_ROOM_FOR_ANSWERS))
 
     def refuse(self, stream: ServerStream, error: BaseException) -> None:
         """Send the status that the table has for an error."""
@@ -135,9 +128,17 @@ class LaneCall(InferCall):
             self.deadline = asyncio.get_running_loop().time() + head.timeout
 
     def write(self, response: InferResponse, *, last: bool) -> None:
-        """Send the answer."""
-        self._stream.call = None
-        self._lane.answer(self._stream, response, typed=self.typed)
+        """Send a response, or what is wrong with it."""
+        stream, lane = self._stream, self._lane
+        stream.call = None
+        try:
+            parts, size = lane.encode_typed(response) if self.typed else lane.encode(response)
+        except Exception as error:
+            lane.refuse(stream, error)
+            return
+        parts.insert(0, PREFIX.pack(0, size))
+        if not stream.output.answer(stream, _HEAD, parts, size + PREFIX_BYTES, _OK):
+            lane.refuse(stream, GRPCError(Status.RESOURCE_EXHAUSTED, NO_ROOM_FOR_ANSWERS))
 
     def refuse(self, error: BaseException) -> None:
         """Send the status of an error."""

@@ -11,6 +11,7 @@ from structlog.contextvars import bind_contextvars
 from xlaserve.core.serving.call import NOBODY, Peer
 from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.gates import Gates
+from xlaserve.core.serving.inference import InferRequest
 from xlaserve.errors import InvalidRequest
 from xlaserve.transport.bounded_cache import BoundedCache
 from xlaserve.transport.grpc.identifiers import (
@@ -114,7 +115,8 @@ class _MeshLane:
             # In a copy: a request that is refused at once has begun in the context itself.
             return context.copy().run(refusal_for, told_to_a_mesh(error))
 
-        return _LaneInContext(self._make(decode=decode, refusal=refusal), context)
+        lane = self._make(decode=decode, recognise=decode.recognise, refusal=refusal)
+        return _LaneInContext(lane, context)
 
 
 class _NamedDecoder:
@@ -122,8 +124,14 @@ class _NamedDecoder:
 
     def __init__(self, codec: InferCodec, name: str, splice: Splice) -> None:
         self._decode = codec.decode
+        self._recognise = codec.recognise
         self._name = name
         self._splice = splice
+
+    def recognise(self, message: Buffer) -> InferRequest | None:
+        """Return a request that is like one before and names this model; else None."""
+        request = self._recognise(message)
+        return request if request is not None and request.model_name == self._name else None
 
     def __call__(self, message: Buffer) -> DecodedInfer:
         """Return the request. Raises as the codec does."""

@@ -93,6 +93,7 @@ class ServerConnection:
             return True
         finally:
             self._sender.receives = False
+            self._streams.settle()
 
     def proceed(self) -> bool:
         """Go on with what an earlier pass has left; false as for `received`."""

@@ -43,9 +43,11 @@ class DataFrames:
     # that cannot apply; they only accept, and all else goes through `accept` and `deliver`, which
     # come to the same.
 
-    def whole_message(self, stream: ServerStream, chunk: memoryview, flags: int) -> bool:
+    def whole_message(
+        self, stream: ServerStream, view: memoryview, start: int, stop: int, flags: int
+    ) -> bool:
         """Take a message that is one frame; false when it is not as simple."""
-        size = len(chunk)
+        size = stop - start
         expected = stream.head.content_length
         if (
             not PREFIX_BYTES <= size < stream.recv_window
@@ -54,20 +56,26 @@ class DataFrames:
             or self._ledger.is_pressed
         ):
             return False
-        flag, length = PREFIX.unpack_from(chunk)
+        flag, length = PREFIX.unpack_from(view, start)
         if length != size - PREFIX_BYTES or flag > 1:
             return False
-        self._windows.charge(size)
-        stream.message = chunk[PREFIX_BYTES:].tobytes()
-        stream.compressed = flag == 1
+        windows = self._windows
+        windows.left -= size
+        if windows.left < windows.low:
+            windows.widen()
+        stream.message = view[start + PREFIX_BYTES : stop].tobytes()
+        if flag:
+            stream.compressed = True
+        stream.fresh = False
         if flags:
             stream.advance(Input.DATA_END)
-            stream.begin()
+            stream.begun = True
+            stream.head.route.begin(stream)  # type: ignore[union-attr] # found before it was opened
             if stream.call is not None:
                 # It waits; what is answered at once is not counted.
-                self._streams.hold(stream, size)
+                stream.charged = size
+                self._streams.uncounted += size
         else:
-            stream.fresh = False
             stream.recv_window -= size
             stream.received = size
             self._streams.hold(stream, size)

@@ -18,9 +18,10 @@ class ReceiveWindows:
 
     def __init__(self, limits: Http2Limits, sender: Sender) -> None:
         self._full = limits.connection_window_bytes
-        self._low = limits.connection_window_bytes >> 1
+        self.low = limits.connection_window_bytes >> 1
         """The watermark under which the window is widened to the full one."""
-        self._left = limits.connection_window_bytes
+        self.left = limits.connection_window_bytes
+        """Bytes of DATA that the client may send before it is widened."""
         self.stream_bytes = limits.stream_window_bytes
         """Window of a new stream in bytes, as our SETTINGS say."""
         self._sender = sender
@@ -35,14 +36,18 @@ class ReceiveWindows:
 
     def charge(self, count: int) -> None:
         """Take bytes of DATA from the window of the connection, and widen it when it gets low."""
-        self._left -= count
-        if self._left < self._low:
-            if self._left < 0:  # 6.9.1
-                raise ConnectionFailure(
-                    ErrorCode.FLOW_CONTROL_ERROR, "past the window of the connection"
-                )
-            self._sender.write(window_update(0, self._full - self._left))
-            self._left = self._full
+        self.left -= count
+        if self.left < self.low:
+            self.widen()
+
+    def widen(self) -> None:
+        """Widen the window of the connection to the full one; past its end is an error."""
+        if self.left < 0:  # 6.9.1
+            raise ConnectionFailure(
+                ErrorCode.FLOW_CONTROL_ERROR, "past the window of the connection"
+            )
+        self._sender.write(window_update(0, self._full - self.left))
+        self.left = self._full
 
     def grant(self, stream: ServerStream, wanted: int) -> None:
         """Let the client send at least so many bytes more on a stream (6.9)."""

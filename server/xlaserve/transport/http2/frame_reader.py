@@ -205,7 +205,7 @@ class FrameReader:
                     and stop <= end
                     and flags <= END_STREAM
                     and (
-                        (stream.fresh and data.whole_message(stream, view[start:stop], flags))
+                        (stream.fresh and data.whole_message(stream, view, start, stop, flags))
                         or (start == stop and flags and data.empty_end(stream))
                     )
                 ):
@@ -239,7 +239,7 @@ class FrameReader:
                     if kind == HEADERS:
                         work -= _WORK_OF_A_REQUEST + length // _BYTES_OF_WORK
                         if flags != END_HEADERS or not headers.open_next(
-                            stream_id, view[start:stop]
+                            stream_id, view[start:stop].tobytes()
                         ):
                             headers.headers(flags, stream_id, view[start:stop])
                     else:

@@ -58,7 +58,7 @@ class HeaderFrames:
     # Nearly every request is HEADERS on the next stream, for a route that takes one message. The
     # fast path takes it past the rules that cannot apply; all else goes through `headers`.
 
-    def open_next(self, stream_id: int, block: memoryview) -> bool:
+    def open_next(self, stream_id: int, block: bytes) -> bool:
         """Open a stream for a request; false, with nothing decoded, when it is not as simple."""
         streams = self._streams
         if (
@@ -67,13 +67,13 @@ class HeaderFrames:
             or len(streams.open) >= streams.max_streams
         ):
             return False
-        head = self._reader.read(bytes(block))
+        head = self._reader.seen.get(block) or self._reader.read(block)
         route = head.route
         if route is None or not route.message_first:
             self._request(stream_id, head, END_HEADERS, Input.HEADERS)
             return True
         streams.highest = stream_id
-        streams.add(stream_id, head, Input.HEADERS)
+        streams.open[stream_id] = ServerStream(streams, stream_id, head, Input.HEADERS)
         return True
 
     # --- frames ---

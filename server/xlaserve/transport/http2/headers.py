@@ -184,7 +184,8 @@ class HeaderReader(Generic[R]):
         self._max_bytes = max_bytes
         self._router = router
         self._kinds = BoundedCache[tuple[str, ...], RequestKind[R]](_MAX_KINDS)
-        self._seen: dict[bytes, Head[R]] = {}
+        self.seen: dict[bytes, Head[R]] = {}
+        """Blocks that have come more than once, for as long as they mean the same."""
         self._dependent: list[bytes] = []
         """Those of the blocks seen that refer to the dynamic table."""
         self._once: set[bytes] = set()
@@ -197,7 +198,7 @@ class HeaderReader(Generic[R]):
 
         Raises ConnectionFailure where the block cannot be decoded: the table is lost with it.
         """
-        head = self._seen.get(block) if self._seen else None
+        head = self.seen.get(block)
         if head is not None:
             return head
         decoder = self._decoder
@@ -271,17 +272,17 @@ class HeaderReader(Generic[R]):
             self._once.add(block)
         elif head.problem is None:
             self._once.clear()
-            if len(self._seen) >= _MAX_BLOCKS:
-                self._seen.clear()
+            if len(self.seen) >= _MAX_BLOCKS:
+                self.seen.clear()
                 self._dependent.clear()
-            self._seen[block] = head
+            self.seen[block] = head
             if self._decoder.refers(head.found):
                 self._dependent.append(block)
 
     def _drop_dependent(self) -> None:
         """Evict the blocks that may mean something else (RFC 7541, 2.3.2), and no others."""
         for block in self._dependent:
-            del self._seen[block]
+            del self.seen[block]
         self._dependent.clear()
 
 

@@ -17,7 +17,7 @@ from xlaserve.transport.http2.frames import (
     frame_header,
 )
 from xlaserve.transport.http2.limits import Conduct
-from xlaserve.transport.http2.states import Input, State
+from xlaserve.transport.http2.states import State
 from xlaserve.transport.http2.stream import Buffer, ServerStream
 
 _LAST = END_HEADERS | END_STREAM
@@ -70,11 +70,14 @@ class Sender:
             or self.paused
         ):
             return self._long_answer(stream, head, parts, size, trailers)
-        if not stream.open:
+        if (stream.state is not State.HALF_CLOSED_REMOTE or stream.ending) and not stream.open:
             return True  # nobody wants it any more
         self.window -= size
         number = stream.id
-        self.output.append(
+        output = self.output
+        # Output that waits has been announced, or leaves when all frames were handled.
+        is_first = not output and not self.receives
+        output.append(
             b"".join(
                 (
                     HEADER.pack(len(head) >> 8, len(head) & 0xFF, HEADERS, END_HEADERS, number),
@@ -88,8 +91,8 @@ class Sender:
         )
         self.output_bytes += size
         self._conduct.served += 1
-        self._end(stream)
-        if not self.receives:
+        stream.owner.complete(stream)
+        if is_first:
             self._on_output()
         return True
 
@@ -129,7 +132,7 @@ class Sender:
         stream.headers_sent = True
         self._header_frames(stream.id, block, END_STREAM if end else 0)
         if end:
-            self._end(stream)
+            stream.owner.complete(stream)
         self.wake()
 
     def _header_frames(self, stream_id: int, block: bytes, flags: int) -> None:
@@ -229,7 +232,7 @@ class Sender:
                 self._header_frames(stream.id, stream.trailers, END_STREAM)
             elif not ended:
                 self.output.append(frame_header(0, DATA, END_STREAM, stream.id))
-            self._end(stream)
+            stream.owner.complete(stream)
         if stream.on_sent is not None:
             stream.on_sent()
 
@@ -260,11 +263,6 @@ class Sender:
         return output
 
     # --- the end of a stream ---
-
-    def _end(self, stream: ServerStream) -> None:
-        reached = stream.advance(Input.SEND_END)
-        assert type(reached) is State, (stream.state, stream.id)
-        stream.owner.complete(stream)
 
     def discard(self, stream: ServerStream) -> None:
         """Drop what is pending on a stream that is closed, and tell who waits for it to leave."""

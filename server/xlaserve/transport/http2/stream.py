@@ -44,6 +44,31 @@ class Route(Protocol):
         ...
 
 
+class Output(Protocol):
+    """The sender of the connection, as its streams know it."""
+
+    def answer(
+        self,
+        stream: "ServerStream",
+        head: bytes,
+        parts: Sequence[Buffer],
+        size: int,
+        trailers: bytes,
+    ) -> bool:
+        """Send a whole answer."""
+        ...
+
+    def headers(self, stream: "ServerStream", block: bytes, *, end: bool) -> None:
+        """Send headers or trailers."""
+        ...
+
+    def data(
+        self, stream: "ServerStream", parts: Sequence[Buffer], size: int, *, end: bool
+    ) -> bool:
+        """Send a part of an answer."""
+        ...
+
+
 class Owner(Protocol):
     """The streams of a connection together, as each of them knows them."""
 
@@ -52,6 +77,11 @@ class Owner(Protocol):
 
     peer_window: int
     """Client's window of a new stream, in bytes."""
+
+    @property
+    def sender(self) -> Output:
+        """Return the sender of the connection."""
+        ...
 
     @property
     def stream_window(self) -> int:
@@ -76,36 +106,11 @@ class Owner(Protocol):
         ...
 
     def complete(self, stream: "ServerStream") -> None:
-        """Close a stream whose answer was sent to its end."""
+        """Take the step of a frame with END_STREAM that was sent, and close the stream."""
         ...
 
     def grant(self, stream: "ServerStream", wanted: int) -> None:
         """Let the client send at least so many bytes more."""
-        ...
-
-
-class Output(Protocol):
-    """The sender of the connection, as its streams know it."""
-
-    def answer(
-        self,
-        stream: "ServerStream",
-        head: bytes,
-        parts: Sequence[Buffer],
-        size: int,
-        trailers: bytes,
-    ) -> bool:
-        """Send a whole answer."""
-        ...
-
-    def headers(self, stream: "ServerStream", block: bytes, *, end: bool) -> None:
-        """Send headers or trailers."""
-        ...
-
-    def data(
-        self, stream: "ServerStream", parts: Sequence[Buffer], size: int, *, end: bool
-    ) -> bool:
-        """Send a part of an answer."""
         ...
 
 
@@ -151,14 +156,12 @@ class ServerStream:
     trailers: bytes | None = None
     """The block to be sent behind what is pending."""
 
-    def __init__(
-        self, owner: Owner, output: Output, stream_id: int, head: Head[Any], happening: Input
-    ) -> None:
+    def __init__(self, owner: Owner, stream_id: int, head: Head[Any], happening: Input) -> None:
         """Open it by its HEADERS or HEADERS_END."""
         self.state = OPENED[happening]
         """Set from the table, here and by `advance`, and nowhere else."""
         self.owner = owner
-        self.output = output
+        self.output = owner.sender
         self.id = stream_id
         self.head = head
         self.send_window = owner.peer_window

@@ -50,12 +50,14 @@ class Streams:
         self.max_streams = limits.max_streams
         """Streams that the client may have open (5.1.2)."""
         self._conduct = conduct
-        self._sender = sender
+        self.sender = sender
         self._windows = windows
         self._gaps: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
         """Ids that the client has skipped, from and to."""
         self._reset: dict[int, None] = {}
         """The streams that we have reset lately."""
+        self.uncounted = 0
+        """Bytes that were charged to streams in this read, and that `settle` has yet to hold."""
 
     # --- opening ---
 
@@ -67,7 +69,7 @@ class Streams:
 
     def add(self, stream_id: int, head: Head[Route], happening: Input) -> ServerStream:
         """Open a stream, whose id was taken, by its HEADERS or HEADERS_END."""
-        stream = ServerStream(self, self._sender, stream_id, head, happening)
+        stream = ServerStream(self, stream_id, head, happening)
         self.open[stream_id] = stream
         return stream
 
@@ -124,7 +126,7 @@ class Streams:
 
     def write_reset(self, stream_id: int, code: ErrorCode) -> None:
         """Send a RST_STREAM, and remember that what comes for the stream is ignored (5.1)."""
-        self._sender.write(rst_stream(stream_id, code))
+        self.sender.write(rst_stream(stream_id, code))
         if len(self._reset) >= _REMEMBERED:
             del self._reset[next(iter(self._reset))]
         self._reset[stream_id] = None
@@ -135,14 +137,16 @@ class Streams:
             return
         self._discard(stream)
         self.write_reset(stream.id, code)
-        self._sender.wake()
+        self.sender.wake()
 
     def complete(self, stream: ServerStream) -> None:
-        """Close a stream whose answer was sent to its end.
+        """Take the step of a frame with END_STREAM that was sent, and close the stream.
 
         The client need not send the rest of a request that was answered before (8.1).
         """
-        if stream.state is not State.CLOSED:
+        reached = stream.advance(Input.SEND_END)
+        if reached is not State.CLOSED:
+            assert reached is State.HALF_CLOSED_LOCAL, (stream.state, stream.id)
             stream.advance(Input.SEND_RST)
             self.write_reset(stream.id, ErrorCode.NO_ERROR)
         self._discard(stream)
@@ -173,7 +177,7 @@ class Streams:
         if self.partial is stream:
             self.partial = None
         if stream.pending is not None:
-            self._sender.discard(stream)
+            self.sender.discard(stream)
 
     # --- bytes of messages: `hold` and `reserve` charge all of them, `_discard` releases them ---
 
@@ -185,6 +189,12 @@ class Streams:
                 self.account.hold(count)
             else:
                 self.account.release(-count)
+
+    def settle(self) -> None:
+        """Hold what short messages were charged with: once for all of a read."""
+        if self.uncounted:
+            count, self.uncounted = self.uncounted, 0
+            self.account.hold(count)
 
     def reserve(self, stream: ServerStream, count: int) -> bool:
         """Count so many bytes for a stream that are to come; false where there is no memory."""

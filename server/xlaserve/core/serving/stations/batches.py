@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from xlaserve.core.serving.infer_call import InferCall
-from xlaserve.core.serving.stations.batching import Batcher
+from xlaserve.core.serving.stations.batching import ALONE_IN_A_ROW, Batcher
 from xlaserve.core.serving.stations.host import Inline
 from xlaserve.core.serving.stations.station import Station
 
@@ -28,7 +28,12 @@ class Batches:
         inline, batcher = self._inline, self._batcher
         if call.resident:
             self._alone.begin(call)
-        elif inline is not None and batcher.is_alone(call.started_ns) and inline.takes(call):
+        elif (
+            inline is not None
+            and batcher.in_a_row >= ALONE_IN_A_ROW
+            and batcher.is_alone(call.started_ns)
+            and inline.takes(call)
+        ):
             inline.begin(call)
             if call.executed is not None:
                 batcher.passed(call.executed.ended_ns)
@@ -45,11 +50,8 @@ class LoopClock:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, now_ns: Callable[[], int]) -> None:
         self._loop = loop
-        self._now_ns = now_ns
-
-    def now_ns(self) -> int:
-        """Return the time of the engine."""
-        return self._now_ns()
+        self.now_ns = now_ns
+        """Returns the time of the engine."""
 
     def soon(self, call: Callable[[], None]) -> None:
         """Schedule a call after everything that is ready now."""
@@ -57,4 +59,4 @@ class LoopClock:
 
     def at(self, time_ns: int, call: Callable[[], None]) -> Callable[[], None]:
         """Call at a time; returns what cancels that."""
-        return self._loop.call_later((time_ns - self._now_ns()) / 1e9, call).cancel
+        return self._loop.call_later((time_ns - self.now_ns()) / 1e9, call).cancel

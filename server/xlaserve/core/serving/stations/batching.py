@@ -233,12 +233,13 @@ class Batcher:
         self._queue = queue
         self._runner = runner
         self._clock = clock
+        self._now_ns = clock.now_ns
         self._deliver = deliver
         self._free = runner.lanes
         """Batches that may be started."""
         self._may_pass = runner.is_inline and not queue.policy.delay_ns
         """Whether a request may be executed without having been here."""
-        self._in_a_row = 0
+        self.in_a_row = 0
         """Requests that came by themselves since some came together."""
         self._ended_ns = 0
         """Time of the last completion."""
@@ -253,7 +254,7 @@ class Batcher:
     def is_alone(self, now_ns: int) -> bool:
         """Tell whether a request that comes now is likely to be the only one of its pass."""
         return (
-            self._in_a_row >= ALONE_IN_A_ROW
+            self.in_a_row >= ALONE_IN_A_ROW
             and self._may_pass
             and now_ns - self._ended_ns > APART_NS
             and not self._queue
@@ -266,9 +267,11 @@ class Batcher:
 
     def submit(self, request: InferCall) -> None:
         """Take a request. Raises Overloaded."""
-        request.submitted_ns = request.submitted_ns or self._clock.now_ns()
+        if not request.submitted_ns:
+            request.submitted_ns = self._now_ns()
         self._queue.add(request)
-        request.wait_at(self)
+        request.place = self
+        request.holds_anything = True
         if self._looking:
             return
         if self._free:
@@ -294,7 +297,7 @@ class Batcher:
 
     def _look(self) -> None:
         self._looking = False
-        now = self._clock.now_ns()
+        now = self._now_ns()
         late = self._queue.expire(now)
         if late:
             self._deliver(late, QueueTimeout(self._queue.policy.timeout_ns // 1000))
@@ -302,7 +305,7 @@ class Batcher:
             requests = self._queue.take(now)
             if requests:
                 apart = now - self._ended_ns > APART_NS
-                self._in_a_row = self._in_a_row + 1 if apart and len(requests) == 1 else 0
+                self.in_a_row = self.in_a_row + 1 if apart and len(requests) == 1 else 0
                 self._start(requests)
                 # One batch in a pass: other models are served before the next.
                 if len(self._queue):
@@ -321,7 +324,7 @@ class Batcher:
 
     def _freed(self) -> None:
         self._free += 1
-        self._ended_ns = self._clock.now_ns()
+        self._ended_ns = self._now_ns()
         if len(self._queue):
             self._look_soon()
 
