@@ -43,6 +43,7 @@ from xlaserve.errors import (
     ShuttingDown,
     TooLarge,
     TooManyAbandoned,
+    TooManyAnswers,
     UnavailableToModel,
     UnknownDatatype,
     UnknownTensor,
@@ -146,6 +147,10 @@ TEXTS = [
         "model '../x' is not allowed: it leads out",
     ),
     (Unsupported("shared memory"), "shared memory is not implemented by this server"),
+    (
+        TooManyAnswers("m", 9, "max_steps"),
+        "model 'm' was not done after 9 answers (max_steps)",
+    ),
     (
         Decoupled("m"),
         "model 'm' gives any number of answers to a request: ModelInfer and infer don't support "

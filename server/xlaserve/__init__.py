@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from xlaserve.core.serving.models_api import Models
     from xlaserve.models.export import Exportable, export_model
+    from xlaserve.models.export_stream import ExportableStream, export_stream
     from xlaserve.models.python.author import Context, InferenceError, PythonModel, Request
     from xlaserve.transport.grpc.services import Service
 
@@ -15,7 +16,9 @@ __all__ = [
     "__version__",
     "Context",
     "Exportable",
+    "ExportableStream",
     "export_model",
+    "export_stream",
     "InferenceError",
     "Models",
     "PythonModel",
@@ -27,7 +30,9 @@ _AUTHOR = "xlaserve.models.python.author"
 _HOMES = {
     **dict.fromkeys(("Context", "InferenceError", "PythonModel", "Request"), _AUTHOR),
     "Exportable": "xlaserve.models.export",
+    "ExportableStream": "xlaserve.models.export_stream",
     "export_model": "xlaserve.models.export",
+    "export_stream": "xlaserve.models.export_stream",
     "Models": "xlaserve.core.serving.models_api",
     "Service": "xlaserve.transport.grpc.services",
 }

@@ -282,6 +282,13 @@ class Decoupled(Unsupported):
         )
 
 
+class TooManyAnswers(XlaserveError):
+    """A model was not done after as many answers to a request as it may give."""
+
+    def __init__(self, model: str, limit: int, setting: str) -> None:
+        super().__init__(f"model '{model}' was not done after {limit} answers ({setting})")
+
+
 class Overloaded(XlaserveError):
     """A bound on work in progress is reached; the same request may succeed later."""
 

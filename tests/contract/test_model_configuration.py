@@ -26,7 +26,6 @@ AGENT = {"name": "checksum", "parameters": {"MD5:model.json": "0"}}
 
 REFUSED: dict[str, dict[str, Any]] = {
     "sequence_batching": {"sequence_batching": {"max_sequence_idle_microseconds": 9}},
-    "model_transaction_policy.decoupled": {"model_transaction_policy": {"decoupled": True}},
     "model_repository_agents.agents": {"model_repository_agents": {"agents": [AGENT]}},
     "input[0].reshape": {"input": [TENSOR | {"reshape": {"shape": [1, 2]}}]},
     "input[0].optional": {"input": [TENSOR | {"optional": True}]},
@@ -97,7 +96,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
     export_double(root)
     for name, data in (
-        ("refused", b"model_transaction_policy { decoupled: true }"),
+        ("refused", b"batch_input { kind: BATCH_ELEMENT_COUNT }"),
         ("bytes", b'name: "\xff"'),
         ("open", b'input { name: "x'),
         ("deep", b"optimization { " * 5000),

@@ -56,7 +56,6 @@ def test_rows_say_why_they_refuse() -> None:
     [
         ("sequence_batching {}", "sequence_batching"),
         ("sequence_batching { max_sequence_idle_microseconds: 5 direct {} }", "sequence_batching"),
-        ("model_transaction_policy { decoupled: true }", "model_transaction_policy.decoupled"),
         (f"model_repository_agents {{ {AGENT} }}", "model_repository_agents.agents"),
         (f"input {{ {X} reshape {{ shape: [ 2, 2 ] }} }}", "input[0].reshape"),
         (f"input {{ {X} reshape {{}} }}", "input[0].reshape"),

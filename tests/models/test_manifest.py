@@ -151,7 +151,7 @@ def _rename_file(document: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (_set(format_version=6), "has format version 6, this server reads versions 1 to 5"),
+        (_set(format_version=7), "has format version 7, this server reads versions 1 to 6"),
         (_set(kind="python"), "is of kind 'python', expected 'jax_export'"),
         (_set(surprise=1), "unknown field `surprise`"),
         (_set_input(surprise=1), "unknown field `surprise`"),

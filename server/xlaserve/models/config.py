@@ -79,6 +79,8 @@ class ModelConfig:
     outputs: tuple[ConfigTensor, ...] = ()
     version_policy: VersionPolicy = field(default_factory=VersionPolicy)
     dynamic_batching: DynamicBatching = field(default_factory=DynamicBatching)
+    is_decoupled: bool = False
+    """Whether it says that a request may have any number of answers."""
     steps: tuple[EnsembleStep, ...] = ()
     """Not empty for an ensemble; each follows those whose tensors it takes."""
     parameters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))

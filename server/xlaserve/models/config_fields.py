@@ -150,7 +150,7 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
         "ensemble_scheduling.step.model_namespace": _refused("another model might answer"),
         "ensemble_scheduling.max_inflight_requests": _NONE,
         "model_transaction_policy": _OBEYED,
-        "model_transaction_policy.decoupled": _refused("each request has one answer"),
+        "model_transaction_policy.decoupled": _OBEYED,
         # --- the rest ---
         "parameters": _OBEYED,
         "parameters.string_value": _OBEYED,
@@ -183,7 +183,7 @@ PARAMETERS: Mapping[str, Effect] = MappingProxyType(
             (
                 *("batch_sizes", "batch_independent", "compiled_shapes", "max_on_demand_shapes"),
                 *("devices", "placement", "mesh", "partition"),
-                *("image_channel_order", "image_scale", "max_concurrency"),
+                *("image_channel_order", "image_scale", "max_concurrency", "max_steps"),
             ),
             Effect.OBEYED,
         ),
@@ -218,6 +218,7 @@ def without_effect(message: inference.ModelConfig) -> tuple[str, ...]:
         f"{name} ({kind})" for name, kind in zip(_KINDS, kinds, strict=True) if is_onnx(kind)
     )
     is_unbatched = not message.max_batch_size and "max_batch_size" in given_of(message)
+    is_unbatched |= message.model_transaction_policy.decoupled
     if ("identity" in kinds or is_unbatched) and _scheduling(message) == "dynamic_batching":
         found["dynamic_batching"] = None  # no request waits for another
     names = list(found)

@@ -38,6 +38,7 @@ def config_of(message: inference.ModelConfig) -> ModelConfig:
         outputs=outputs,
         version_policy=_version_policy(message.version_policy),
         dynamic_batching=_dynamic_batching(message),
+        is_decoupled=message.model_transaction_policy.decoupled,
         steps=_steps(message, inputs, outputs),
         parameters=MappingProxyType(
             {name: value.string_value for name, value in message.parameters.items()}
@@ -150,6 +151,8 @@ def _check_ensemble(message: inference.ModelConfig, scheduling: inference.ModelE
     if message.platform not in ("", ENSEMBLE) or message.backend:
         runs = message.backend or message.platform
         raise _unfit("ensemble_scheduling", f'platform "{ENSEMBLE}", no backend', shown(runs))
+    if message.model_transaction_policy.decoupled:
+        raise _unfit("model_transaction_policy.decoupled", "false for an ensemble", "true")
     # Nothing else says what an ensemble takes and gives: it has no artifact of its own.
     for place, given in (
         ("ensemble_scheduling.step", scheduling.step),

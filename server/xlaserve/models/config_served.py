@@ -42,6 +42,8 @@ class ServedConfig:
                 latest=inference.ModelVersionPolicyLatest(num_versions=1)
             )
         message.max_batch_size = self.info.max_batch_size
+        if self.info.is_decoupled:
+            message.model_transaction_policy = inference.ModelTransactionPolicy(decoupled=True)
         if self.info.verdict is not None:
             said = inference.ModelParameter(string_value=str(self.info.verdict))
             message.parameters = {**written.parameters, BATCH_ROWS: said}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import jax
 import structlog
@@ -27,6 +27,7 @@ from xlaserve.models.lowering import Lowered, OpenShapes, lower
 from xlaserve.models.manifest import ARTIFACT, STABLEHLO, WEIGHTS, Manifest
 from xlaserve.models.rows.verdict import Independence, Verdict
 from xlaserve.models.shapes import TRIED_SIZE
+from xlaserve.models.steps import Steps
 from xlaserve.references import load_reference
 from xlaserve.temporary import TemporaryDirectory, remove_leftovers
 from xlaserve.tensors import BYTES, TensorSpec, datatype_named
@@ -78,18 +79,20 @@ class Exportable:
         exported_at: datetime | None = None,
         overwrite: bool = False,
         on_notice: Callable[[str], None] | None = None,
+        steps: Steps | None = None,
     ) -> Path:
         """Export to the version directory `<model>/<version>` and return it.
 
         The artifact was run on random inputs by then, and gave what `fn` gives. The directory is
         there with all its files or not at all. `on_notice` is told why requests will not be put
-        together, and what it will not run on, where that is so; else the log is. Raises
-        InvalidModel, or FileExistsError unless `overwrite`.
+        together, and what it will not run on, where that is so; else the log is. `steps` is for
+        what ExportableStream makes of a stepped function. Raises InvalidModel, or FileExistsError
+        unless `overwrite`.
         """
         target = Path(path)
         _check_target(target, overwrite=overwrite)
         shapes = _shapes(self.inputs)
-        inputs = _input_specs(self.inputs)
+        inputs = input_specs(self.inputs)
         batch = _max_batch_size(self.max_batch_size, inputs)
         is_open = inputs[0].shape[:1] == (-1,)
         if self.batch_independent is False and batch > MAX_BUCKETS:
@@ -129,6 +132,7 @@ class Exportable:
                     verdict=verdict,
                     compiled_shapes={k: tuple(v) for k, v in (self.compiled_shapes or {}).items()},
                     max_on_demand_shapes=self.max_on_demand_shapes,
+                    steps=steps,
                 ),
             )
             made.chmod(0o755)
@@ -170,17 +174,43 @@ def export_model(
     return model.write(path, exported_at=exported_at, overwrite=overwrite)
 
 
-def load_exportable(reference: str) -> Exportable:
+@runtime_checkable
+class Writable(Protocol):
+    """What can be exported: an Exportable or an ExportableStream."""
+
+    @property
+    def inputs(self) -> Inputs:
+        """Return the inputs, as the author wrote them."""
+        ...
+
+    @property
+    def outputs(self) -> Sequence[str] | None:
+        """Return the names of the outputs, None where the function gives them."""
+        ...
+
+    def write(
+        self,
+        path: Path | str,
+        *,
+        overwrite: bool = False,
+        on_notice: Callable[[str], None] | None = None,
+    ) -> Path:
+        """Export to the version directory `<model>/<version>` and return it."""
+        ...
+
+
+def load_exportable(reference: str) -> Writable:
     """Find `path/to/file.py:attribute` or `package.module:attribute` by running its code.
 
-    The attribute is an Exportable or a function that returns one. Raises InvalidModel.
+    The attribute is an Exportable, an ExportableStream, or a function that returns one. Raises
+    InvalidModel.
     """
     try:
         found = load_reference(reference)
     except InvalidReference as error:
         raise InvalidModel(str(error)) from error
-    made = found if isinstance(found, Exportable) or not callable(found) else found()
-    if not isinstance(made, Exportable):
+    made = found if isinstance(found, Writable) or not callable(found) else found()
+    if not isinstance(made, Writable):
         raise InvalidModel(
             f"{reference} is a {type(made).__name__}, expected an xlaserve.models.export."
             "Exportable or a function that returns one"
@@ -275,7 +305,8 @@ def _check_target(target: Path, *, overwrite: bool) -> None:
 # --- what the author says, checked -------------------------------------------------------------
 
 
-def _input_specs(inputs: Inputs) -> tuple[TensorSpec, ...]:
+def input_specs(inputs: Inputs) -> tuple[TensorSpec, ...]:
+    """Return the inputs as an author wrote them; raises InvalidModel."""
     specs = (
         tuple(_input_spec(name, *said) for name, said in inputs.items())
         if isinstance(inputs, Mapping)

@@ -48,6 +48,7 @@ from xlaserve.models.programs import (
 from xlaserve.models.shapes import OpenDimensions, Sizes
 from xlaserve.models.signature import Signature
 from xlaserve.models.sites import Layout
+from xlaserve.models.stepped import SteppedModel, max_steps
 from xlaserve.tensors import Tensor, TensorSpec
 
 PLATFORM = "jax_export"
@@ -386,7 +387,7 @@ class JaxExportModel:
         return host if bucket == FIXED or len(host) == bucket else _padded(host, bucket)
 
 
-def load(directory: Path, context: LoadContext) -> JaxExportModel:
+def load(directory: Path, context: LoadContext) -> JaxExportModel | SteppedModel:
     """Load, compile and warm a version directory; `jax_runtime.start` comes before the first.
 
     Raises InvalidModel, OutOfMemory, or what `context.check_cancelled` raises.
@@ -395,6 +396,8 @@ def load(directory: Path, context: LoadContext) -> JaxExportModel:
     assert version.described is not None
     layout = sites.layout(version.placement)
     version.check_layout(layout)
+    steps = version.described.steps
+    most = 0 if steps is None else max_steps(steps, version.config)
     with invalid_model(context.model, manifest.ARTIFACT):
         parameters = DeviceParameters.read(
             directory,
@@ -405,7 +408,8 @@ def load(directory: Path, context: LoadContext) -> JaxExportModel:
             roots=context.roots,
         )
         context = replace(context, config=version.config)
-        return compiled(version.exported, parameters, version.signature, layout, context)
+        model = compiled(version.exported, parameters, version.signature, layout, context)
+    return model if steps is None else SteppedModel(context.model, model, steps, most)
 
 
 def compiled(

@@ -117,6 +117,10 @@ class ModelInfo:
     nothing of what a request takes, and such a model never runs on the event loop."""
     verdict: Verdict | None = None
     """Verdict on its rows; None where its first dimension is fixed, or nobody asked."""
+    is_decoupled: bool = False
+    """Whether it gives any number of answers to a request: it is Generating."""
+    state_bytes: int = 0
+    """Bytes that it holds for a request between two answers."""
     notice: str = ""
     """Why its requests are not put together, for the log of its load; empty where there is nothing
     to say."""

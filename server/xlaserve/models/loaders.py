@@ -11,7 +11,7 @@ from xlaserve.errors import InvalidModel
 from xlaserve.models import manifest, placement, sizes, target_sizes
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_fields import is_onnx
-from xlaserve.models.loaded import LoadContext, LoadedModel, Stage
+from xlaserve.models.loaded import Generating, LoadContext, LoadedModel, Stage
 from xlaserve.models.placement import ONE_CPU, Devices, device_name
 from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.models.target_sizes import TargetSizes
@@ -79,7 +79,14 @@ def load(path: Path, context: LoadContext) -> LoadedModel:
     context.on_stage(Stage("reading"))
     row = _loader_for(path, context.config)
     function: _Load = importlib.import_module(row.module).load
-    return function(path, context)
+    model = function(path, context)
+    if context.config.is_decoupled and not isinstance(model, Generating):
+        model.close()
+        raise InvalidModel(
+            "model_transaction_policy.decoupled: expected false, since the model gives one answer "
+            "to each request, got true"
+        )
+    return model
 
 
 def predict_size(

@@ -122,7 +122,7 @@ def lower(
     something else than `fn` on random inputs.
     """
     _check_platforms(PLATFORMS if platforms is None else platforms)
-    wide = _is_wide(params, inputs, x64)
+    wide = is_wide(params, inputs, x64)
     with jax.enable_x64(wide), _source_locations(0):
         function = _Flat(fn, flatten(params, x64=wide), outputs)
         not_for: dict[str, str] = {}
@@ -164,7 +164,8 @@ def _check_platforms(platforms: Sequence[str]) -> None:
         )
 
 
-def _is_wide(params: object, inputs: Sequence[TensorSpec], x64: bool | None) -> bool:
+def is_wide(params: object, inputs: Sequence[TensorSpec], x64: bool | None) -> bool:
+    """Tell whether 64-bit types exist while a function is traced; raises InvalidModel."""
     wide = [spec for spec in inputs if spec.datatype.itemsize == 8]
     if x64 is None:
         return bool(wide) or has_64_bit(params) or bool(cast("Any", jax.config).jax_enable_x64)
@@ -201,9 +202,9 @@ class _Flat:
 
     def __call__(self, leaves: list[jax.Array], inputs: list[jax.Array]) -> list[jax.Array]:
         result = self._fn(self.parameters.unflatten(leaves), *inputs)
-        named = _named(result, self._outputs)
-        self.output_names = tuple(named)
-        return list(named.values())
+        found = named(result, self._outputs)
+        self.output_names = tuple(found)
+        return list(found.values())
 
     def abstract_leaves(self) -> list[jax.ShapeDtypeStruct]:
         """Return shape, dtype and weak type of each array of the parameters."""
@@ -214,7 +215,7 @@ class _Flat:
         ]
 
 
-def _named(result: object, names: Sequence[str] | None) -> dict[str, jax.Array]:
+def named(result: object, names: Sequence[str] | None) -> dict[str, jax.Array]:
     """Return what a function returned by the names of the outputs, in their order."""
     pairs: dict[str, object]
     if isinstance(result, Mapping):

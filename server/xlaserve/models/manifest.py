@@ -13,6 +13,7 @@ from xlaserve.models.buckets import MAX_BATCH_SIZE
 from xlaserve.models.files import FileRecord
 from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.models.rows.verdict import Independence, Verdict
+from xlaserve.models.steps import Steps
 from xlaserve.models.target_sizes import Recorded, TargetSizes
 from xlaserve.tensors import TensorSpec, datatype_named
 
@@ -31,10 +32,10 @@ WEIGHTS = "params.safetensors"
 KIND = "jax_export"
 """The one kind of model that has a manifest so far."""
 
-FORMAT_VERSION = 5
-"""Version of manifests that have sizes for targets; those of version 4 say something of rows, those
-of version 3 something of shapes, those of version 2 nothing of either, and those of version 1 have
-no durable part."""
+FORMAT_VERSION = 6
+"""Version of manifests of stepped models; those of version 5 have sizes for targets, those of
+version 4 say something of rows, those of version 3 something of shapes, those of version 2 nothing
+of either, and those of version 1 have no durable part."""
 
 LIMIT_BYTES = 1 << 20
 
@@ -94,6 +95,15 @@ class Manifest:
 
     sizes: Recorded = field(default_factory=lambda: MappingProxyType({}))
     """Sizes on kinds of devices, by the names of targets."""
+    steps: Steps | None = None
+    """None for a model that answers once."""
+
+    @property
+    def known(self) -> "tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]":
+        """Return the inputs and outputs that clients know: not those of steps."""
+        if self.steps is None:
+            return self.inputs, self.outputs
+        return self.steps.known(self.inputs), self.steps.known(self.outputs)
 
     @property
     def is_open(self) -> bool:
@@ -132,6 +142,11 @@ class _Durable(msgspec.Struct, forbid_unknown_fields=True):
     unused: list[int]
 
 
+class _Steps(msgspec.Struct, forbid_unknown_fields=True):
+    state: int
+    max_steps: int
+
+
 class _Verdict(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     independence: Independence
     output: str = ""
@@ -162,6 +177,7 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     max_on_demand_shapes: int = 0
     verdict: _Verdict | None = None
     sizes: dict[str, TargetSizes] = {}
+    steps: _Steps | None = None
 
 
 class _Kind(msgspec.Struct):
@@ -222,12 +238,15 @@ def _from_document(document: _Document) -> Manifest:
         max_on_demand_shapes=document.max_on_demand_shapes,
         verdict=_verdict(document.verdict),
         sizes=MappingProxyType(document.sizes),
+        steps=None if (steps := document.steps) is None else Steps(steps.state, steps.max_steps),
     )
     _check_files(manifest)
     _check_durable(manifest)
     _check_batch(manifest)
     try:
         target_sizes.check(manifest.sizes, manifest.parameters_bytes)
+        if manifest.steps is not None:
+            manifest.steps.check(manifest.inputs, manifest.outputs, manifest.max_batch_size)
     except InvalidModel as error:
         raise _invalid(str(error)) from None
     return manifest
@@ -255,13 +274,16 @@ def _to_document(manifest: Manifest) -> _Document:
         max_on_demand_shapes=manifest.max_on_demand_shapes,
         verdict=None if manifest.verdict is None else _Verdict(**asdict(manifest.verdict)),
         sizes=dict(manifest.sizes),
+        steps=None if manifest.steps is None else _Steps(**asdict(manifest.steps)),
     )
 
 
 def _version_of(manifest: Manifest) -> int:
     """Return the lowest version that has what a manifest says: older servers read those."""
-    if manifest.sizes:
+    if manifest.steps is not None:
         return FORMAT_VERSION
+    if manifest.sizes:
+        return 5
     opened = manifest.is_open and not manifest.max_batch_size
     if opened or manifest.verdict is not None or manifest.batch_independent:
         return 4

@@ -41,9 +41,9 @@ def read(
     """Read everything but the parameters, for a server of this platform; raises InvalidModel."""
     described = manifest.read(directory, roots)
     config = config.with_defaults(described.defaults)
-    signature = agreed(
-        Signature(described.inputs, described.outputs, described.max_batch_size), config
-    )
+    signature = agreed(Signature(*described.known, described.max_batch_size), config)
+    if described.steps is not None:
+        signature = Signature(described.inputs, described.outputs, 0)
     wanted = placement.read(config, platform)
     exported = artifact.read(directory, described, roots)
     entries = weights.read_entries(directory, manifest.WEIGHTS, roots)

@@ -45,6 +45,7 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
         errors.CrossSiteRequest: WireStatus(Status.PERMISSION_DENIED, HTTPStatus.FORBIDDEN),
         errors.BodyTimeout: WireStatus(Status.DEADLINE_EXCEEDED, HTTPStatus.REQUEST_TIMEOUT),
         errors.Unsupported: WireStatus(Status.UNIMPLEMENTED, HTTPStatus.NOT_IMPLEMENTED),
+        errors.TooManyAnswers: WireStatus(Status.OUT_OF_RANGE, HTTPStatus.INTERNAL_SERVER_ERROR),
         errors.Overloaded: WireStatus(Status.RESOURCE_EXHAUSTED, HTTPStatus.SERVICE_UNAVAILABLE),
         errors.BudgetExhausted: WireStatus(
             Status.RESOURCE_EXHAUSTED, HTTPStatus.SERVICE_UNAVAILABLE

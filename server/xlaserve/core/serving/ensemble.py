@@ -58,6 +58,11 @@ def _check_tensors(
     tensors = {spec.name: spec for spec in info.inputs}
     for step in steps:
         model = described[step.model_name]
+        if model.is_decoupled:
+            raise InvalidModel(
+                f"step '{step.model_name}' gives any number of answers to a request, and an "
+                "ensemble can take one"
+            )
         if info.max_batch_size > (model.max_batch_size or info.max_batch_size):
             raise InvalidModel(
                 f"ensemble step '{step.model_name}': expected max_batch_size of at least "

@@ -11,7 +11,7 @@ from xlaserve.core.serving.stations.host import HostWork
 from xlaserve.core.serving.stations.replicas import Replicas
 from xlaserve.core.serving.stations.station import Served
 from xlaserve.core.threads.host import HostJob
-from xlaserve.errors import Decoupled
+from xlaserve.errors import BudgetExhausted, Decoupled
 from xlaserve.models.loaded import Answer, Answers, Generating
 
 
@@ -40,13 +40,23 @@ class Generator:
     def begin(self, call: InferCall) -> None:
         """Answer a call until the model has no more.
 
-        Raises Decoupled where the client can be given one answer only, and RuntimeError where there
-        is no thread.
+        Raises Decoupled where the client can be given one answer only, BudgetExhausted, and
+        RuntimeError where there is no thread.
         """
         if not call.takes_many:
             raise Decoupled(self.instance.model)
+        self._reserve(call)
         call.submitted_ns = self.now_ns()
         Generation(self, call).start()
+
+    def _reserve(self, call: InferCall) -> None:
+        """Count what a call holds between its answers; raises BudgetExhausted."""
+        account, size = call.peer.account, self.instance.info.state_bytes
+        if not size or account is None:
+            return
+        if not account.reserve(size):
+            raise BudgetExhausted("the state of the model", size, account.ledger.limit)
+        call.hold(partial(account.release, size))
 
     def retire(self) -> Sequence[InferCall]:
         """Return nothing: no call waits."""

@@ -1,0 +1,63 @@
+"""The tensors of a stepped model that its clients know nothing of, and how they are named."""
+
+from dataclasses import dataclass
+
+from xlaserve.errors import InvalidModel
+from xlaserve.tensors import TensorSpec
+
+_MAX_STATE = 4096
+"""Tensors of a state."""
+
+RESERVED = "stream."
+"""What the names of the tensors of a stepped model begin with that its clients know nothing of."""
+FIRST = f"{RESERVED}first"
+"""The input that says whether there is no state yet, BOOL[]; it comes behind those of clients."""
+DONE = f"{RESERVED}done"
+"""The output that says whether it was the last step, BOOL[]; it comes behind those of clients."""
+
+
+def state_name(index: int) -> str:
+    """Return the name of a tensor of the state, an input and an output; they come last."""
+    return f"{RESERVED}state.{index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The description that it takes to step a model, which gives an answer with each step."""
+
+    state: int
+    """Number of tensors of its state."""
+    max_steps: int
+    """The most that a request may take."""
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """Return the names of the tensors of the state, in their order."""
+        return tuple(map(state_name, range(self.state)))
+
+    def known(self, tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+        """Return those of all inputs, or of all outputs, that clients know."""
+        return tensors[: max(0, len(tensors) - self.state - 1)]
+
+    def check(
+        self,
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
+        max_batch_size: int,
+    ) -> None:
+        """Raise InvalidModel unless these are the inputs and outputs of a stepped model."""
+        if not 1 <= self.state <= _MAX_STATE or self.max_steps < 1 or max_batch_size:
+            raise InvalidModel("its steps are none that a model can have")
+        if not self.known(inputs) or not self.known(outputs):
+            raise InvalidModel("it has no inputs or no outputs besides those of its steps")
+        first, done = inputs[-1 - self.state :], outputs[-1 - self.state :]
+        for kind, name, found in (("input", FIRST, first), ("output", DONE, done)):
+            if [name, *self.state_names] != [spec.name for spec in found]:
+                raise InvalidModel(f"its last {kind}s are not those of its steps")
+            if found[0].datatype.name != "BOOL" or found[0].shape:
+                raise InvalidModel(f"{kind} '{name}' is {found[0]}, expected BOOL[]")
+        for before, after in zip(first[1:], done[1:], strict=True):
+            if before != after:
+                raise InvalidModel(f"'{before.name}' is {before} as input, {after} as output")
+        if any(-1 in spec.shape for spec in inputs):
+            raise InvalidModel("a stepped model has an input of open size")

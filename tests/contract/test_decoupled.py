@@ -1,0 +1,219 @@
+"""Models that give many answers to a request, as their configuration says and clients see it."""
+
+# pyright: reportAttributeAccessIssue=false
+# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc.aio as triton
+import tritonclient.http as triton_http
+from support.server import RunningServer, Serve
+from support.stepped import export_counter
+from tritonclient.utils import InferenceServerException
+
+FINAL = "triton_final_response"
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_counter(tmp_path_factory.mktemp("stepped") / "counter" / "1", max_steps=50).parent
+
+
+@pytest.fixture
+def repository(exported: Path, tmp_path: Path) -> Path:
+    shutil.copytree(exported, tmp_path / "models" / "counter")
+    return tmp_path / "models"
+
+
+@pytest.fixture
+async def server(serve: Serve, repository: Path) -> AsyncIterator[RunningServer]:
+    settings = {"max_infer_stream_bytes": 1 << 12}
+    async with serve(
+        repository, load_model=("counter",), http_endpoint="port:0", **settings
+    ) as running:
+        yield running
+
+
+def asking(start: int, count: int, module: Any = triton) -> list[Any]:
+    inputs = []
+    for name, value in (("start", start), ("count", count)):
+        tensor = module.InferInput(name, [1], "INT32")
+        tensor.set_data_from_numpy(np.array([value], np.int32))
+        inputs.append(tensor)
+    return inputs
+
+
+async def until_idle(server: RunningServer) -> None:
+    application = server.application
+    async with asyncio.timeout(60):
+        while (
+            application.registry.requests
+            or application.grpc.open_streams
+            or application.ledger.held
+            or application.registry.resolve("counter")[1].users
+        ):
+            await asyncio.sleep(0.001)
+
+
+async def answers(client: Any, *requests: dict[str, Any]) -> list[Any]:
+    """Return the responses, or errors, to requests to the counter on one stream."""
+
+    async def sent() -> AsyncIterator[dict[str, Any]]:
+        for request in requests:
+            yield {"model_name": "counter", **request}
+
+    found = []
+    async for result, error in client.stream_infer(sent()):
+        found.append(error or result)
+    return found
+
+
+@pytest.mark.parametrize("empty_final", [False, True])
+async def test_a_stepped_model_streams_its_answers(
+    server: RunningServer, *, empty_final: bool
+) -> None:
+    """It knows which one is the last, so that no empty one has to follow."""
+    request = {"inputs": asking(5, 3), "enable_empty_final_response": empty_final}
+    async with triton.InferenceServerClient(server.url) as client:
+        found = await answers(
+            client, {**request, "request_id": "a"}, {**request, "request_id": "b"}
+        )
+    await until_idle(server)
+
+    assert [("a", 5), ("a", 6), ("a", 7), ("b", 5), ("b", 6), ("b", 7)] == [
+        (one.get_response().id, one.as_numpy("number")[0]) for one in found
+    ]
+    assert [False, False, True] * 2 == [
+        one.get_response().parameters[FINAL].bool_param for one in found
+    ]
+
+
+async def test_more_answers_than_it_may_give_are_an_error(server: RunningServer) -> None:
+    """Behind those that it may; and the stream goes on."""
+    async with triton.InferenceServerClient(server.url) as client:
+        found = await answers(client, {"inputs": asking(0, 51)}, {"inputs": asking(0, 1)})
+    await until_idle(server)
+
+    assert 52 == len(found)
+    assert "'counter' was not done after 50 answers (max_steps)" in found[50].message()
+    assert [0] == found[51].as_numpy("number").tolist()
+
+
+async def test_one_answer_is_not_to_be_had(server: RunningServer) -> None:
+    """And the text says where the answers are (Triton: UNIMPLEMENTED, 501)."""
+    text = "support models with decoupled transaction policy"
+    async with triton.InferenceServerClient(server.url) as client:
+        with pytest.raises(InferenceServerException) as refused:
+            await client.infer("counter", asking(0, 2))
+    assert server.http is not None
+    url = server.http.removeprefix("http://")
+
+    def ask() -> InferenceServerException:
+        with triton_http.InferenceServerClient(url) as client:
+            with pytest.raises(InferenceServerException) as error:
+                client.infer("counter", asking(0, 2, triton_http))
+        return error.value
+
+    over_http = await asyncio.to_thread(ask)
+
+    assert "StatusCode.UNIMPLEMENTED" == refused.value.status()
+    assert "501" == over_http.status()
+    for told in (refused.value.message(), over_http.message()):
+        assert "'counter'" in told
+        assert "ModelStreamInfer" in told
+        assert text in told
+
+
+async def test_the_configuration_says_that_it_is_decoupled(server: RunningServer) -> None:
+    async with triton.InferenceServerClient(server.url) as client:
+        described: Any = await client.get_model_config("counter")
+        config = described.config
+        metadata: Any = await client.get_model_metadata("counter")
+
+    assert config.model_transaction_policy.decoupled
+    assert ["start", "count"] == [tensor.name for tensor in config.input]
+    assert ["start", "count"] == [tensor.name for tensor in metadata.inputs]
+    assert ["number", "sums", "random"] == [tensor.name for tensor in metadata.outputs]
+
+
+async def test_a_configuration_asks_for_it_of_models_that_can(
+    serve: Serve, repository: Path
+) -> None:
+    """What it was answered may be sent back; one that gives one answer is refused."""
+    config = {"model_transaction_policy": {"decoupled": True}}
+    (repository / "counter" / "config.json").write_text(
+        json.dumps(config | {"parameters": {"max_steps": {"string_value": "2"}}})
+    )
+    tensor = {"data_type": "TYPE_FP32", "dims": [1]}
+    once = {"input": [{"name": "x", **tensor}], "output": [{"name": "y", **tensor}], **config}
+    (repository / "once" / "1").mkdir(parents=True)
+    (repository / "once" / "config.json").write_text(json.dumps(once | {"backend": "identity"}))
+    async with (
+        serve(repository, load_model=("counter",)) as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
+        answered: Any = await client.get_model_config("counter", as_json=True)
+        await client.load_model("counter", config=json.dumps(answered["config"]))
+        found = await answers(client, {"inputs": asking(1, 2)}, {"inputs": asking(1, 3)})
+        with pytest.raises(InferenceServerException) as refused:
+            await client.load_model("once")
+
+    assert 5 == len(found)
+    assert "after 2 answers" in found[4].message()
+    assert "model_transaction_policy.decoupled: expected false" in refused.value.message()
+
+
+async def test_an_ensemble_has_no_step_with_many_answers(serve: Serve, repository: Path) -> None:
+    tensors = {
+        "input": [{"name": n, "data_type": "TYPE_INT32", "dims": [1]} for n in ("start", "count")],
+        "output": [{"name": "number", "data_type": "TYPE_INT32", "dims": [1]}],
+    }
+    step = {
+        "model_name": "counter",
+        "input_map": {"start": "start", "count": "count"},
+        "output_map": {"number": "number"},
+    }
+    for name, more in (("whole", {}), ("said", {"model_transaction_policy": {"decoupled": True}})):
+        (repository / name / "1").mkdir(parents=True)
+        config = {**tensors, **more, "ensemble_scheduling": {"step": [step]}}
+        (repository / name / "config.json").write_text(json.dumps(config))
+    texts = []
+    async with (
+        serve(repository, load_model=("counter",)) as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
+        for name in ("whole", "said"):
+            with pytest.raises(InferenceServerException) as refused:
+                await client.load_model(name)
+            texts.append(refused.value.message())
+
+    assert "step 'counter' gives any number of answers" in texts[0]
+    assert "model_transaction_policy.decoupled: expected false for an ensemble" in texts[1]
+
+
+async def test_the_state_of_all_requests_is_bounded(serve: Serve, repository: Path) -> None:
+    """By the ledger, as all that is held for clients."""
+    many = 1 << 19
+    export_counter(
+        repository / "heavy" / "1",
+        begin=lambda params, start, count: np.zeros(many, np.float32),
+        step=lambda params, state, start, count: (state, {"y": start}, (start > count)[0]),
+    )
+    async with (
+        serve(repository, load_model=("heavy", "counter"), max_held_bytes=2 * many) as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
+        request = {"inputs": asking(1, 0), "model_name": "heavy"}
+        found = await answers(client, request, {"inputs": asking(1, 1)}, request)
+        await until_idle(server)
+
+    assert [1] == found[1].as_numpy("number").tolist()
+    for refused in (found[0], found[2]):
+        assert "no memory for the state of the model of 2097152 bytes" in refused.message()
