@@ -38,7 +38,7 @@ from xlaserve.core.serving.returning import Returning
 from xlaserve.core.serving.stations.table import ExecutionPolicy, Stations
 from xlaserve.core.threads.workers import Workers
 from xlaserve.errors import InvalidSettings
-from xlaserve.models import compilation, device, loaders, trial
+from xlaserve.models import compilation, device, loaders, onnx_source, trial
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import Stage
 from xlaserve.models.mappings import Mappings
@@ -127,7 +127,7 @@ class Application:
         self.display = display or NoDisplay()
         self.grpc: GrpcServer
         self.http: HttpServer | None = None
-        self._compilation = compilation.of_settings(settings)
+        self.compilation = compilation.of_settings(settings)
         self.mappings = Mappings(settings.max_memory_mappings)
         self._closing_until: float | None = None
         """When the end of threads is waited for no longer, by the clock of the event loop."""
@@ -177,7 +177,7 @@ class Application:
             try_loading=partial(_try_loading, settings.trial_seconds),
             release_memory=self._release_memory,
             mappings=self.mappings,
-            compilation=self._compilation,
+            compilation=self.compilation,
             devices=lambda: device.devices(self._start_device()),
             on_stage=self.display.stage,
         )
@@ -279,7 +279,7 @@ class Application:
     def _start_device(self) -> str:
         asked, fraction = self.settings.device.value, self.settings.gpu_memory_fraction
         try:
-            return device.start(asked, self._compilation.cache, memory_fraction=fraction)
+            return device.start(asked, self.compilation.cache, memory_fraction=fraction)
         except InvalidSettings as error:
             if self.settings.compilation_cache_directory != compilation.AUTO:
                 raise
@@ -381,7 +381,8 @@ class Application:
 
 def _try_loading(seconds: float, directory: Path, config: ModelConfig) -> None:
     if seconds:
-        trial.try_loading(directory, seconds, config.parameters)
+        source = onnx_source.find(directory, config)
+        trial.try_loading(directory, seconds, config.parameters, source)
 
 
 def _freeze_heap() -> None:

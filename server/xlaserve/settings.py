@@ -216,6 +216,11 @@ class Settings:
     which is .cache/xlaserve in its home."""
     compilation_cache_max_bytes: int = 1 << 30
     """Most bytes of that directory; the least recently used are evicted."""
+    conversion_cache_max_bytes: int = 16 << 30
+    """Most bytes of ONNX models that loads converted, which are kept there too; the least recently
+    used are evicted. With 0, or without the directory, every load converts anew."""
+    max_conversion_bytes: int = 8 << 30
+    """Most bytes of an ONNX model, with its external data, that a load converts."""
     mmap_parameters: bool = False
     """On the CPU, map parameters from their files instead of reading them. The files must never
     be rewritten in place; not for network mounts."""

@@ -56,7 +56,10 @@ CONTRADICTING = {
     ),
     TENSORS.replace('"c"', '"d"'): "input 'd' is not in the artifact, which has 'a', 'b', 'c'",
     'platform: "tensorrt_plan"': "unknown platform 'tensorrt_plan' in the configuration",
-    'default_model_filename: "model.plan"': "default_model_filename: is not implemented",
+    'default_model_filename: "model.plan"': (
+        "default_model_filename: expected one of model.jaxexp, model.json, model.stablehlo, "
+        "as models of jax_export have it, got 'model.plan'"
+    ),
 }
 
 

@@ -69,7 +69,6 @@ def test_rows_say_why_they_refuse() -> None:
         ('batch_input { target_name: "n" source_input: "x" }', "batch_input"),
         ('batch_output { target_name: "n" source_input: "x" }', "batch_output"),
         ("instance_group { passive: true }", "instance_group[0].passive"),
-        ('default_model_filename: "other.plan"', "default_model_filename"),
         ('cc_model_filenames { key: "8.0" value: "a" }', "cc_model_filenames"),
         (
             'model_operations { op_library_filename: "a.so" }',

@@ -41,10 +41,27 @@ def test_identity_needs_no_files(tmp_path: Path, load: Load) -> None:
 
 def test_unknown_backend_is_refused(affine_directory: Path, load: Load) -> None:
     with pytest.raises(InvalidModel) as caught:
-        load(affine_directory, ModelConfig(backend="python"))
+        load(affine_directory, ModelConfig(backend="lua"))
     assert (
-        "unknown backend 'python' in the configuration, expected 'jax_export', 'identity'"
+        "unknown backend 'lua' in the configuration, expected 'jax_export', 'python', 'identity'"
     ) == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("backend", "name", "expected"),
+    [
+        ("", "model.plan", "one of model.jaxexp, model.json, model.stablehlo"),
+        ("python", "other.py", "model.py"),
+        ("identity", "model.onnx", "none"),
+    ],
+)
+def test_a_file_that_would_not_be_loaded_is_refused(
+    affine_directory: Path, tmp_path: Path, load: Load, backend: str, name: str, expected: str
+) -> None:
+    (tmp_path / "model.py").write_text("")
+    config = ModelConfig(backend=backend, default_model_filename=name)
+    with pytest.raises(InvalidModel, match=f"^default_model_filename: expected {expected}"):
+        load(tmp_path if backend else affine_directory, config)
 
 
 @pytest.mark.parametrize(

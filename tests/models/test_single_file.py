@@ -344,14 +344,20 @@ def test_file_that_is_no_artifact_is_refused(tmp_path: Path, load: Load, content
         load(path)
 
 
-@pytest.mark.parametrize("asked", ["", "jax_export"])
-@pytest.mark.parametrize("name", ["model.onnx", "jaxexp", "model.json"])
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        *(("jaxexp", ""), ("model.json", "")),
+        *(("model.onnx", "jax_export"), ("jaxexp", "jax_export"), ("model.json", "jax_export")),
+    ],
+)
 def test_file_with_another_suffix_is_no_model(
     tmp_path: Path, load: Load, name: str, asked: str
 ) -> None:
     (tmp_path / name).write_bytes(b"")
     expected = (
-        f"'{name}' is no model: one that is a single file is an artifact of jax.export, *.jaxexp"
+        f"'{name}' is no model: one that is a single file is an artifact of jax.export, *.jaxexp, "
+        "or an ONNX model, *.onnx"
     )
 
     for ask in (load, loaders.predict_size):

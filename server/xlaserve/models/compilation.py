@@ -5,6 +5,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 
 from xlaserve.models.compilation_cache import AUTOTUNE, CompilationCache
+from xlaserve.models.conversions import ConversionLimits, Conversions
 from xlaserve.settings import Settings
 
 AUTO, NO_CACHE = "auto", "none"
@@ -57,6 +58,8 @@ class Compilation:
     cache: CompilationCache | None = None
     """None where no program outlives the process."""
     options: XlaOptions = field(default_factory=XlaOptions)
+    conversions: Conversions = field(default_factory=Conversions)
+    """Models that loads convert."""
     is_ahead: bool = False
     """Whether it is for devices that are not there."""
     server_flags: str = ""
@@ -85,7 +88,8 @@ def of_settings(settings: Settings) -> Compilation:
         latency_hiding=settings.gpu_latency_hiding_scheduler,
         autotune_directory=autotune,
     )
-    return Compilation(cache, options)
+    limits = ConversionLimits(settings.conversion_cache_max_bytes, settings.max_conversion_bytes)
+    return Compilation(cache, options, Conversions(cache, limits, settings.scratch_directory))
 
 
 def without_effect(settings: Settings, platform: str) -> tuple[str, ...]:

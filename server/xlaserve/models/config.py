@@ -73,6 +73,8 @@ class ModelConfig:
     backend: str = ""
     max_batch_size: int = 0
     """0 where the configuration does not say, or says 0."""
+    default_model_filename: str = ""
+    """File of the version directory that is the model; empty for the usual one of its kind."""
     is_unbatched: bool = False
     """Whether `max_batch_size: 0` was written: no request is put together with another."""
     inputs: tuple[ConfigTensor, ...] = ()

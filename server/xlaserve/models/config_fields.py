@@ -54,12 +54,6 @@ def _another_policy(
     return any(policy != default for policy in value.values())
 
 
-def _not_loaded(value: str, message: betterproto.Message) -> bool:
-    return value not in _ARTIFACTS and not value.endswith(".onnx")
-
-
-_ARTIFACTS = frozenset({"model.json", "model.stablehlo", "model.jaxexp"})
-
 _OBEYED = Row(Effect.OBEYED)
 _NONE = Row(Effect.NONE)
 _TENSOR = "the model would be given, or give, other tensors"
@@ -115,7 +109,7 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
         "instance_group.passive": _refused("no instance is kept from answering"),
         "instance_group.secondary_devices": _NONE,
         "instance_group.host_policy": _NONE,
-        "default_model_filename": _refused("another file would be loaded", _not_loaded),
+        "default_model_filename": _OBEYED,
         "cc_model_filenames": _refused("another file would be loaded"),
         "model_operations": _OBEYED,
         "model_operations.op_library_filename": _refused("no library is loaded"),

@@ -32,6 +32,7 @@ def config_of(message: inference.ModelConfig) -> ModelConfig:
         name=message.name,
         platform=message.platform,
         backend=message.backend,
+        default_model_filename=message.default_model_filename,
         max_batch_size=message.max_batch_size,
         is_unbatched=not message.max_batch_size and "max_batch_size" in given_of(message),
         inputs=inputs,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models import manifest, placement, sizes, target_sizes
+from xlaserve.models import foreign, manifest, onnx_source, placement, sizes, target_sizes
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_fields import is_onnx
 from xlaserve.models.loaded import Generating, LoadContext, LoadedModel, Stage
@@ -31,28 +31,42 @@ class Loader:
     module: str
     """Has a function `load`; imported when the first model of the kind is loaded, since jax takes
     seconds to import and the port opens before."""
-    sniff: Callable[[Path], bool]
+    sniff: Callable[[Path, ModelConfig], bool]
     """Tells from the files of a version directory, or from a file, whether it is of this kind."""
     predict_size: Callable[[Path, sizes.Parts, Roots], int]
     """Returns the bytes on each device, told into how many parts parameters are split."""
+    files: tuple[str, ...] | None = ()
+    """Names that a `default_model_filename` may have; None for any."""
 
 
 _ARTIFACT_SUFFIX = Path(manifest.ARTIFACT).suffix
+_OF_EXPORTS = (manifest.ARTIFACT, manifest.FILE_NAME, manifest.STABLEHLO)
 
 
-def _has_manifest(directory: Path) -> bool:
+def _has_manifest(directory: Path, config: ModelConfig) -> bool:
     return (directory / manifest.FILE_NAME).exists()
 
 
-def _is_artifact(path: Path) -> bool:
+def _is_artifact(path: Path, config: ModelConfig) -> bool:
     return path.is_file() and path.suffix == _ARTIFACT_SUFFIX
 
 
-def _has_code(directory: Path) -> bool:
+def _has_code(directory: Path, config: ModelConfig) -> bool:
     return (directory / _CODE).is_file()
 
 
-def _never(directory: Path) -> bool:
+def _has_onnx(path: Path, config: ModelConfig) -> bool:
+    named = config.default_model_filename
+    is_meant = named.endswith(onnx_source.SUFFIX) or not named or _is_said_to_be_onnx(config)
+    is_another = JAX_EXPORT in (config.backend, config.platform)
+    return is_meant and not is_another and onnx_source.find(path, config) is not None
+
+
+def _is_said_to_be_onnx(config: ModelConfig) -> bool:
+    return is_onnx(config.backend) or is_onnx(config.platform)
+
+
+def _never(directory: Path, config: ModelConfig) -> bool:
     return False
 
 
@@ -60,10 +74,21 @@ JAX_EXPORT = "jax_export"
 _CODE = "model.py"
 
 LOADERS = (
-    Loader(JAX_EXPORT, "xlaserve.models.jax_export", _has_manifest, sizes.predict_exported),
-    Loader(JAX_EXPORT, "xlaserve.models.single_file", _is_artifact, sizes.predict_single_file),
+    Loader(
+        JAX_EXPORT, "xlaserve.models.jax_export", _has_manifest, sizes.predict_exported, _OF_EXPORTS
+    ),
+    Loader(
+        JAX_EXPORT, "xlaserve.models.single_file", _is_artifact, sizes.predict_single_file, None
+    ),
     # What its code will take, nobody can tell.
-    Loader("python", "xlaserve.models.python.loading", _has_code, lambda path, parts, roots: 0),
+    Loader(
+        "python",
+        "xlaserve.models.python.loading",
+        _has_code,
+        lambda path, parts, roots: 0,
+        (_CODE,),
+    ),
+    Loader(JAX_EXPORT, "xlaserve.models.onnx.loading", _has_onnx, sizes.predict_onnx, None),
     Loader("identity", "xlaserve.models.identity", _never, lambda directory, parts, roots: 0),
 )
 """In the order in which they are tried. A new kind of model is a row here and a module."""
@@ -125,7 +150,7 @@ def _recorded(
 ) -> TargetSizes | None:
     """Return what the manifest says for devices of this kind, where a load compiles just that."""
     target = of_kind(devices.platform, devices.kind)
-    if target is None or row.sniff is not _has_manifest or not row.sniff(path):
+    if target is None or row.sniff is not _has_manifest or not row.sniff(path, config):
         return None
     described = manifest.read(path, roots)
     if not target_sizes.holds(config, described.max_batch_size):
@@ -142,7 +167,10 @@ def _kind(config: ModelConfig) -> str:
         kind = JAX_EXPORT if is_onnx(said) else said
         if kind not in ("", *kinds):
             known = ", ".join(f"'{kind}'" for kind in kinds)
-            raise InvalidModel(f"unknown {place} '{said}' in the configuration, expected {known}")
+            raise InvalidModel(
+                f"unknown {place} '{said}' in the configuration, expected {known}"
+                f"{foreign.advice(kind)}"
+            )
         found.add(kind)
     found.discard("")
     if len(found) > 1:
@@ -155,15 +183,36 @@ def _kind(config: ModelConfig) -> str:
 
 def _loader_for(path: Path, config: ModelConfig) -> Loader:
     asked = _kind(config)
+    if config.default_model_filename:
+        onnx_source.inside(config.default_model_filename)
     rows = [row for row in LOADERS if asked in ("", row.kind)]
     for row in rows:
-        if row.sniff(path):
+        if row.sniff(path, config):
+            _check_file_name(row, config)
             return row
     if path.is_file():
         raise InvalidModel(
             f"'{path.name}' is no model: one that is a single file is an artifact of jax.export, "
-            f"*{_ARTIFACT_SUFFIX}"
+            f"*{_ARTIFACT_SUFFIX}, or an ONNX model, *{onnx_source.SUFFIX}"
         )
+    if found := foreign.recognise(path):
+        raise InvalidModel(found)
+    if _is_said_to_be_onnx(config):
+        name = config.default_model_filename or onnx_source.DEFAULT_FILE
+        raise InvalidModel(f"{name} is missing")
     if asked:
+        _check_file_name(rows[0], config)
         return rows[0]
-    raise InvalidModel(f"{manifest.FILE_NAME} is missing")
+    raise InvalidModel(f"{config.default_model_filename or manifest.FILE_NAME} is missing")
+
+
+def _check_file_name(row: Loader, config: ModelConfig) -> None:
+    """Raise InvalidModel if the configuration names a file that would not be loaded."""
+    name, files = config.default_model_filename, row.files
+    was_imported = row.sniff is _has_manifest and name.endswith(onnx_source.SUFFIX)
+    if name and files is not None and name not in files and not was_imported:
+        shown = f"one of {', '.join(files)}" if len(files) > 1 else "".join(files) or "none"
+        raise InvalidModel(
+            f"default_model_filename: expected {shown}, as models of {row.kind} have it, "
+            f"got '{name[:200]}'"
+        )

@@ -66,6 +66,19 @@ def predict_single_file(path: Path, parts: Parts = whole, roots: Roots = ANYWHER
     return buckets * EXECUTABLE_BYTES + COPIES_WHILE_COMPILED * artifact
 
 
+def predict_onnx(path: Path, parts: Parts = whole, roots: Roots = ANYWHERE) -> int:
+    """Return the bytes that an ONNX model will need: those of its files, and its executables.
+
+    Its tensors are known once it is converted. Raises InvalidModel.
+    """
+    found = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    buckets = len(buckets_up_to(DEFAULT_MAX_BATCH_SIZE))
+    sizes = (
+        files.size_of(file.parent, file.name, limit_bytes=1 << 62, roots=roots) for file in found
+    )
+    return sum(sizes) + buckets * EXECUTABLE_BYTES
+
+
 def _tensor_bytes(spec: TensorSpec, batch: int) -> int:
     count = spec.datatype.itemsize
     for size in spec.shape:

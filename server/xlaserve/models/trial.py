@@ -9,10 +9,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from xlaserve.errors import InvalidModel, XlaserveError
 from xlaserve.models import manifest
+from xlaserve.models.config import ModelConfig
+from xlaserve.models.onnx_source import OnnxSource
+from xlaserve.temporary import TemporaryDirectory
 
 # -P: what lies in the working directory is not imported.
 COMMAND = (sys.executable, "-P", "-m", "xlaserve.models.trial")
@@ -31,22 +36,27 @@ def try_loading(
     directory: Path,
     seconds: float,
     parameters: Mapping[str, str] | None = None,
+    source: OnnxSource | None = None,
     command: Sequence[str] = COMMAND,
 ) -> None:
     """Return if a process of its own can load the artifact of a version directory. Blocks.
 
-    It is loaded with the parameters of its configuration.
+    It is loaded with the parameters of its configuration; an ONNX model is converted before.
 
     Raises InvalidModel where it is refused, where the process dies of it, or takes longer. A
     directory without an artifact holds nothing to try.
     """
-    if not any((directory / name).exists() for name in _READ_BY_JAX):
+    if source is None and not any((directory / name).exists() for name in _READ_BY_JAX):
         return
+    said = {
+        "parameters": dict(parameters or {}),
+        "onnx": source and {**asdict(source), "path": str(source.path)},
+    }
     try:
         trial = subprocess.run(
             [*command, str(directory), str(seconds + _GRACE_SECONDS)],
             # Not as an argument: those have a limit, and everybody may read them.
-            input=json.dumps(dict(parameters or {})),
+            input=json.dumps(said),
             capture_output=True,
             text=True,
             errors="replace",
@@ -60,29 +70,49 @@ def try_loading(
         raise InvalidModel(trial.stdout.strip()[:_SHOWN_CHARACTERS])
     if trial.returncode < 0:
         name = signal.Signals(-trial.returncode).name
-        raise InvalidModel(f"the artifact ends the process that reads it ({name})")
+        what = "artifact" if source is None else "ONNX model"
+        raise InvalidModel(f"the {what} ends the process that reads it ({name})")
     if trial.returncode:
         raise InvalidModel(f"a trial load failed with exit status {trial.returncode}")
 
 
-def main(directory: Path, parameters: Mapping[str, str]) -> int:
+def main(directory: Path, said: Mapping[str, Any]) -> int:
     """Load a version directory on the CPU, for one row, and say what is wrong with it."""
-    from xlaserve.models import jax_runtime, loaders
-    from xlaserve.models.config import ModelConfig
-    from xlaserve.models.loaded import LoadContext
+    from xlaserve.models import jax_runtime
 
     try:
-        described = manifest.read(directory)
         device = jax_runtime.start("cpu")
-        said = {name: text for name, text in parameters.items() if name not in _OF_A_SERVER}
-        config = ModelConfig(max_batch_size=1 if described.max_batch_size else 0, parameters=said)
-        # The server itself knows what it allows.
-        context = LoadContext("trial", "1", config, device, max_on_demand_shapes=sys.maxsize)
-        loaders.load(directory, context).close()
+        if said["onnx"]:
+            with TemporaryDirectory(directory.parent) as temporary:
+                made = _converted(said["onnx"], temporary.path / "model", device)
+                _load(made, said["parameters"], device)
+        else:
+            _load(directory, said["parameters"], device)
     except XlaserveError as error:
         print(error)  # noqa: T201, the parent reads it
         return _REFUSED
     return 0
+
+
+def _converted(source: Mapping[str, Any], target: Path, device: str) -> Path:
+    from xlaserve.models.loaded import LoadContext
+    from xlaserve.models.onnx import loading
+
+    known = {**source, "path": Path(source["path"])}
+    loading.converted(OnnxSource(**known), target, LoadContext("trial", "1", ModelConfig(), device))
+    return target
+
+
+def _load(directory: Path, parameters: Mapping[str, str], device: str) -> None:
+    from xlaserve.models import loaders
+    from xlaserve.models.loaded import LoadContext
+
+    described = manifest.read(directory)
+    said = {name: text for name, text in parameters.items() if name not in _OF_A_SERVER}
+    config = ModelConfig(max_batch_size=1 if described.max_batch_size else 0, parameters=said)
+    # The server itself knows what it allows.
+    context = LoadContext("trial", "1", config, device, max_on_demand_shapes=sys.maxsize)
+    loaders.load(directory, context).close()
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from xlaserve.models.onnx.checking import Checked
 from xlaserve.models.onnx.graph import DEFAULT_LIMIT_BYTES, Model
 from xlaserve.models.onnx.planning import Plan
 from xlaserve.models.onnx.signature import Inputs
+from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.temporary import TemporaryDirectory, remove_leftovers
 
 OnStage = Callable[[Stage], None]
@@ -36,6 +37,9 @@ class Options:
     """Sizes of open dimensions, by the names that the model has for them."""
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Shapes of inputs that replace those of the model; -1 is the batch."""
+    sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Sizes of inputs by a configuration, -1 for an open one: only what the model leaves open is
+    taken from there."""
     outputs: Sequence[str] = ()
     """Those that are kept, all if there is none."""
     platforms: Sequence[str] | None = None
@@ -48,6 +52,8 @@ class Options:
     """Most bytes of the model and its external data together."""
     batch_independent: bool | None = None
     """Declaration about the rows of a batch; None for what is proved of them."""
+    roots: Roots = ANYWHERE
+    """Directories that the file may lie in, wherever links lead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +87,12 @@ def import_model(
     read = _reader()
     target = _target(directory, options.version)
     on_stage(Stage("reading"))
-    model = read(path, options.limit_bytes)
+    model = read(path, options.limit_bytes, options.roots)
     inputs = signature.resolve(
         model.graph.inputs,
         shapes=options.shapes,
         dimensions=options.dimensions,
+        sizes=options.sizes,
         max_batch_size=options.max_batch_size,
     )
     with jax.enable_x64(True):
@@ -150,7 +157,7 @@ def exportable(
     )
 
 
-def _reader() -> Callable[[Path, int], Model]:
+def _reader() -> Callable[[Path, int, Roots], Model]:
     """Return what reads a file; raises InvalidModel where the package onnx is not installed."""
     try:
         from xlaserve.models.onnx import reading

@@ -25,7 +25,7 @@ from xlaserve.models.onnx.graph import (
     Model,
     Node,
 )
-from xlaserve.models.roots import Roots
+from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.tensors import Tensor, datatype_of
 
 OLDEST_OPSET, NEWEST_OPSET = 13, 28
@@ -37,10 +37,10 @@ _MAX_DEPTH = 16
 _SHOWN_CHARACTERS = 200
 
 
-def read(path: Path, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> Model:
+def read(path: Path, limit_bytes: int = DEFAULT_LIMIT_BYTES, roots: Roots = ANYWHERE) -> Model:
     """Read a model and the external data beside it; raises InvalidModel."""
     limit = min(limit_bytes, _PROTOBUF_LIMIT_BYTES)
-    data = files.read_checked(path.parent, path.name, limit_bytes=limit)
+    data = files.read_checked(path.parent, path.name, limit_bytes=limit, roots=roots)
     return parse(bytes(data), External(path.parent, limit_bytes - len(data)))
 
 

@@ -4,7 +4,8 @@
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import jax
 import jax.export
@@ -47,20 +48,33 @@ def resolve(
     shapes: Mapping[str, Sequence[int]],
     dimensions: Mapping[str, int],
     max_batch_size: int | None,
+    sizes: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> Inputs:
     """Settle every dimension but the first; raises InvalidModel that says what is missing.
 
     `shapes` replaces those of the model by the names of inputs, with -1 for the batch;
-    `dimensions` gives sizes to open dimensions by the names that the model has for them.
+    `dimensions` gives sizes to open dimensions by the names that the model has for them, `sizes` by
+    their inputs and places, where it has one.
     """
     _check_known("input", shapes, [item.name for item in inputs])
     names = [size for item in inputs for size in item.shape if isinstance(size, str) and size]
     _check_known("dimension", dimensions, names)
     specs = tuple(
         TensorSpec(item.name, item.datatype, _shape(item, shapes.get(item.name), dimensions))
-        for item in inputs
+        for item in (_closed(item, sizes.get(item.name, ())) for item in inputs)
     )
     return Inputs(specs, _batch(specs, max_batch_size))
+
+
+def _closed(item: GraphInput, sizes: Sequence[int]) -> GraphInput:
+    """Return an input with the sizes of a configuration where it is open."""
+    if len(sizes) != len(item.shape):
+        return item  # the configuration is compared with what is made, and named then
+    shape = tuple(
+        given if isinstance(size, str) and given > 0 else size
+        for size, given in zip(item.shape, sizes, strict=True)
+    )
+    return replace(item, shape=shape)
 
 
 def _check_known(kind: str, given: Mapping[str, object], known: Sequence[str]) -> None:
@@ -95,7 +109,8 @@ def _size(item: GraphInput, axis: int, size: int | str) -> int:
     example = ",".join("-1" if place == 0 else "SIZE" for place in range(len(item.shape)))
     raise InvalidModel(
         f"input '{item.name}': its dimension {called} is open, but only the first may be; give "
-        f"its size, with --dim NAME=SIZE or --shape {item.name}={example}"
+        f"its size, with --dim NAME=SIZE or --shape {item.name}={example}, or in the dims of the "
+        "configuration that it is served with"
     )
 
 

@@ -1,0 +1,71 @@
+"""The kinds of models that other servers run and this one does not, with what their owners can do.
+
+A row is data for an error text: the name of a backend or platform as Triton has it, the runtime
+that it needs, and the file that it loads.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+_TO_ONNX = "or write it in JAX, and use `xlaserve export`"
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """One kind of model that is not served."""
+
+    runtime: str
+    """The library that would have to run it."""
+    advice: str
+    """The way to a model that is served."""
+    files: tuple[str, ...] = ()
+    """Names in a version directory that tell this kind."""
+
+
+_TENSORFLOW = f"convert it to ONNX (python -m tf2onnx.convert), {_TO_ONNX} (jax2tf)"
+_SAVED_MODEL = Foreign("TensorFlow", _TENSORFLOW, ("model.savedmodel",))
+_GRAPH = Foreign("TensorFlow", _TENSORFLOW, ("model.graphdef",))
+_TENSORRT = Foreign(
+    "TensorRT", "serve the ONNX model that its plan was built from", ("model.plan",)
+)
+_TORCH = Foreign("PyTorch", f"export it to ONNX (torch.onnx.export), {_TO_ONNX}", ("model.pt",))
+_OPENVINO = Foreign("OpenVINO", "serve the ONNX model that it was converted from", ("model.xml",))
+_TREES = Foreign("trees", "serve it from a Python model (backend python)")
+_VIDEO = Foreign("DALI", "do the preprocessing in JAX, or in a Python model (backend python)")
+_LANGUAGE = Foreign("a language model's own engine", "serve it from a Python model, or in JAX")
+
+FOREIGN: Mapping[str, Foreign] = MappingProxyType(
+    {
+        "tensorflow_savedmodel": _SAVED_MODEL,
+        "tensorflow_graphdef": _GRAPH,
+        "tensorflow": _SAVED_MODEL,
+        "tensorrt_plan": _TENSORRT,
+        "tensorrt": _TENSORRT,
+        "pytorch_libtorch": _TORCH,
+        "pytorch": _TORCH,
+        "openvino": _OPENVINO,
+        "caffe2_netdef": Foreign("Caffe2", "convert it to ONNX", ("model.netdef",)),
+        "fil": _TREES,
+        "dali": _VIDEO,
+        "vllm": _LANGUAGE,
+        "tensorrtllm": _LANGUAGE,
+    }
+)
+"""Rows by `backend` or `platform`."""
+
+
+def advice(kind: str) -> str:
+    """Return what to do with a model of a kind that is not served; empty for an unknown one."""
+    row = FOREIGN.get(kind)
+    return f": it needs {row.runtime}; {row.advice}" if row else ""
+
+
+def recognise(directory: Path) -> str:
+    """Say what a version directory holds instead of a model that is served; empty if unknown."""
+    for kind, row in FOREIGN.items():
+        for name in row.files:
+            if (directory / name).exists():
+                return f"'{name}' is a model of {kind}{advice(kind)}"
+    return ""

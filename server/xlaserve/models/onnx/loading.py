@@ -1,0 +1,113 @@
+"""ONNX models of a repository, converted at their first load, and loaded like any other."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from xlaserve.errors import InvalidModel, XlaserveError
+from xlaserve.models import files, jax_export, manifest, onnx_source
+from xlaserve.models.config import ModelConfig
+from xlaserve.models.failures import raise_if_exhausted
+from xlaserve.models.loaded import LoadContext, LoadedModel, Stage
+from xlaserve.models.onnx import importing
+from xlaserve.models.onnx.importing import Options
+from xlaserve.models.onnx_source import OnnxSource
+from xlaserve.models.roots import Roots
+
+
+def load(directory: Path, context: LoadContext) -> LoadedModel:
+    """Convert the ONNX model of a version directory, unless that was kept, and load it. Blocks.
+
+    Raises InvalidModel, OutOfMemory, or what `context.check_cancelled` raises.
+    """
+    source = found(directory, context.config)
+    conversions = context.compilation.conversions
+    before = _mark(source)
+    name = onnx_source.key(
+        source,
+        limit_bytes=conversions.limits.model_bytes,
+        roots=context.roots,
+        check_cancelled=context.check_cancelled,
+    )
+
+    def convert(target: Path) -> None:
+        converted(source, target, context)
+        if _mark(source) != before:
+            raise InvalidModel(f"{source.path.name} was changed while it was converted")
+
+    try:
+        for _attempt in range(2):
+            with conversions.version(name, convert) as version:
+                try:
+                    inside = replace(context, roots=Roots.of((version,)))
+                    return jax_export.load(version, inside)
+                except InvalidModel:
+                    # What another process evicts, or a disk damages, is converted anew, once.
+                    if _is_intact(version):
+                        raise
+                    conversions.drop(name)
+    except OSError as error:
+        reason = f"{source.path.name} cannot be converted: {error.strerror or error}"
+        raise InvalidModel(reason) from error
+    raise InvalidModel(f"{source.path.name}: what is kept of it is changed again and again")
+
+
+def found(directory: Path, config: ModelConfig) -> OnnxSource:
+    """Return the ONNX model of a version directory; raises InvalidModel where there is none."""
+    source = onnx_source.find(directory, config)
+    if source is None:
+        name = config.default_model_filename or onnx_source.DEFAULT_FILE
+        raise InvalidModel(f"{name} is missing")
+    return source
+
+
+def converted(
+    source: OnnxSource, target: Path, context: LoadContext, *, check: bool = False
+) -> None:
+    """Convert a model to a version directory; raises InvalidModel that names it. Blocks."""
+
+    def on_stage(stage: Stage) -> None:
+        context.check_cancelled()
+        context.on_stage(stage)
+
+    options = Options(
+        version=1,
+        max_batch_size=0 if source.is_unbatched else None,
+        sizes=source.sizes,
+        check=check,
+        limit_bytes=context.compilation.conversions.limits.model_bytes,
+        roots=context.roots,
+    )
+    holder = target.with_name(f"{target.name}-import")
+    problem = f"{source.path.name} cannot be converted"
+    try:
+        made = importing.import_model(source.path, holder, options, on_stage)
+    except InvalidModel as error:
+        raise InvalidModel(f"{problem}: {error}") from error.__cause__
+    except (XlaserveError, OSError):
+        raise
+    # What a model meets on its way through onnx and JAX has no class of its own.
+    except Exception as error:
+        raise_if_exhausted(context.model, error)
+        lines = str(error).strip().splitlines() or [""]
+        raise InvalidModel(f"{problem}: {type(error).__name__}: {lines[0][:300]}") from error
+    made.path.rename(target)
+
+
+def _is_intact(directory: Path) -> bool:
+    """Tell whether each file of a version directory is the one that its manifest describes."""
+    try:
+        described = manifest.read(directory)
+        for name, record in described.files.items():
+            files.read_checked(directory, name, limit_bytes=record.size_bytes, record=record)
+    except InvalidModel:
+        return False
+    return True
+
+
+def _mark(source: OnnxSource) -> object:
+    """Return what changes when the model is written anew; raises InvalidModel if it is gone."""
+    try:
+        status = source.path.stat()
+    except OSError as error:
+        raise InvalidModel(f"{source.path.name} cannot be read: {error.strerror}") from error
+    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -1,0 +1,162 @@
+"""The ONNX model of a version directory: which file it is, and the hash of all that it is made of.
+
+Needs neither JAX nor the package onnx, so that a model that was converted before loads without.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path, PurePosixPath
+
+from xlaserve.errors import InvalidModel
+from xlaserve.models import files
+from xlaserve.models.config import ModelConfig
+from xlaserve.models.roots import ANYWHERE, Roots
+
+DEFAULT_FILE = "model.onnx"
+"""The name of the model in its version directory, unless `default_model_filename` has another."""
+
+SUFFIX = ".onnx"
+
+_MODELS = Path(__file__).parent
+_WRITERS = ("export.py", "lowering.py", "manifest.py", "weights.py")
+_PACKAGES = ("xlaserve", "jax", "onnx")
+_CHUNK_BYTES = 1 << 20
+_ANY_SIZE = 1 << 62
+
+Sizes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxSource:
+    """One ONNX model, and what its configuration says of its shapes."""
+
+    path: Path
+    """The file of the model; external data lies beside it."""
+    is_alone: bool
+    """Whether the model was named itself, and not its version directory."""
+    sizes: Sizes
+    """Sizes of its inputs by the configuration, -1 for an open one; only what is said."""
+    is_unbatched: bool
+    """Whether the configuration says `max_batch_size: 0`."""
+
+
+def find(version: Path, config: ModelConfig) -> OnnxSource | None:
+    """Return the model of a version directory, or of a file; None where there is none.
+
+    Raises InvalidModel for a `default_model_filename` that leads out of the directory.
+    """
+    path = _path(version, config)
+    if path is None:
+        return None
+    return OnnxSource(path, path == version, _sizes(config), config.is_unbatched)
+
+
+def _path(version: Path, config: ModelConfig) -> Path | None:
+    if version.is_file():
+        return version if version.suffix == SUFFIX else None
+    path = version / inside(config.default_model_filename or DEFAULT_FILE)
+    # onnxruntime takes a directory of this name, with the model and its external data.
+    is_directory = path.is_dir() and not path.is_symlink()
+    found = path / DEFAULT_FILE if is_directory else path
+    # One that is not there, or no file, is found out where it is opened.
+    return found if os.path.lexists(found) else None
+
+
+def inside(name: str) -> str:
+    """Return a `default_model_filename`; raises InvalidModel if it leads out of its directory."""
+    parts = PurePosixPath(name).parts
+    if name.startswith("/") or ".." in parts or "\0" in name or not parts:
+        raise InvalidModel(
+            f"default_model_filename: expected a file of the version directory, got '{name[:200]}'"
+        )
+    return name
+
+
+def _sizes(config: ModelConfig) -> Sizes:
+    """Return the shapes of what the model is given, as the configuration has them."""
+    batch = (-1,) if config.max_batch_size else ()
+    return {
+        tensor.name: (*batch, *_given(config, tensor.name, tensor.dims)) for tensor in config.inputs
+    }
+
+
+def _given(config: ModelConfig, name: str, dims: tuple[int, ...]) -> tuple[int, ...]:
+    for tensor in config.message.input if config.message else ():
+        if tensor.name == name and tensor.reshape.shape:
+            return tuple(tensor.reshape.shape)
+    return dims
+
+
+def key(
+    source: OnnxSource,
+    *,
+    limit_bytes: int,
+    roots: Roots = ANYWHERE,
+    check_cancelled: Callable[[], None] = lambda: None,
+) -> str:
+    """Return a hash of the files, of what the configuration says, and of the converter. Blocks.
+
+    Raises InvalidModel for a file that cannot be read or leads out of the roots.
+    """
+    digest = hashlib.sha256()
+    said = (sorted(source.sizes.items()), source.is_unbatched, source.path.name)
+    digest.update(repr((said, _converter())).encode())
+    digest.update(_hash(source.path, limit_bytes, roots, check_cancelled))
+    for file in _beside(source.path, deep=not source.is_alone):
+        digest.update(f"{file.relative_to(source.path.parent)}\0".encode(errors="surrogateescape"))
+        # What lies beside a model that was named itself may be other models, of any size.
+        digest.update(
+            repr(_mark(file)).encode()
+            if source.is_alone
+            else _hash(file, _ANY_SIZE, roots, check_cancelled)
+        )
+    return digest.hexdigest()
+
+
+def _beside(path: Path, *, deep: bool) -> Iterator[Path]:
+    """Yield the files that may hold tensors of a model, which only reading it could tell."""
+    for root, directories, names in os.walk(path.parent):
+        directories[:] = sorted(directories) if deep else ()
+        for name in sorted(names):
+            file = Path(root, name)
+            if file != path and file.suffix != SUFFIX:
+                yield file
+
+
+def _mark(file: Path) -> tuple[int, ...]:
+    try:
+        status = file.lstat()
+    except OSError:
+        return ()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _hash(path: Path, limit_bytes: int, roots: Roots, check_cancelled: Callable[[], None]) -> bytes:
+    digest = hashlib.sha256()
+    directory, name = path.parent, path.name
+    with files.opened(directory, name, limit_bytes=limit_bytes, roots=roots) as (file, size):
+        left = size
+        while left:
+            check_cancelled()
+            chunk = files.read_exactly(file, min(left, _CHUNK_BYTES), name)
+            digest.update(chunk)
+            left -= len(chunk)
+    return digest.digest()
+
+
+def _converter() -> tuple[str, ...]:
+    """Return the versions of what converts, and a hash of its own code."""
+    code = hashlib.sha256()
+    for path in (*map(_MODELS.joinpath, _WRITERS), *sorted((_MODELS / "onnx").rglob("*.py"))):
+        code.update(files.read_checked(path.parent, path.name, limit_bytes=_ANY_SIZE))
+    return (*map(_version, _PACKAGES), code.hexdigest())
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
