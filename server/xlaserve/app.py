@@ -34,6 +34,7 @@ from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.image_files import ImageLimits
 from xlaserve.core.serving.ledger import Ledger
+from xlaserve.core.serving.response_cache import ResponseCache
 from xlaserve.core.serving.returning import Returning
 from xlaserve.core.serving.stations.table import ExecutionPolicy, Stations
 from xlaserve.core.threads.workers import Workers
@@ -141,12 +142,15 @@ class Application:
         )
         self.registry = Registry(settings.max_requests_per_model)
         self.capacity = Capacity()
-        self.gates = Gates(observers=[Counting()])
+        counting = Counting()
+        self.gates = Gates(observers=[counting])
         """The gates of every call, handed to all that make calls."""
         self.ledger = Ledger(settings.max_held_bytes)
         spare = MessageMemory(min(settings.max_spare_bytes, self.ledger.spare))
         self.ledger.on_pressure(spare.drop)
         self.shared = Shared(self.ledger, spare)
+        most = settings.response_cache_bytes
+        self.response_cache = ResponseCache(most, self.ledger) if most else None
         self._returning = Returning(self.ledger, self.workers.wait)
         self.engine = Engine(
             self.registry,
@@ -163,6 +167,8 @@ class Application:
                 compile_seconds=settings.load_seconds,
             ),
             self.engine,
+            cache=self.response_cache,
+            counting=counting,
         )
         self.repository = Repository(
             settings.repository,

@@ -274,6 +274,10 @@ class Settings:
     bodies and messages, also inflated, parsed and decoded, and answers that they have not read.
     One connection may hold three quarters, and less the more the others hold. What finds no memory
     waits, or is refused with RESOURCE_EXHAUSTED or 503."""
+    response_cache_bytes: int = 64 << 20
+    """Most bytes of answers that are kept to be given again, of all models with a response_cache
+    in their configuration; part of max_held_bytes, and given back where that is under pressure. 0
+    keeps none: the log names each model that asks for it."""
     max_spare_bytes: int = 128 << 20
     """Memory of long messages that is kept some seconds for the next ones, beside it: at most an
     eighth of max_held_bytes; 0 keeps none."""

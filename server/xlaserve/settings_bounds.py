@@ -41,6 +41,7 @@ SMALLEST: Mapping[str, float] = MappingProxyType(
         "max_header_bytes": 1024,
         "max_held_bytes": 1 << 20,
         "max_spare_bytes": 0,
+        "response_cache_bytes": 0,
         "busy_poll_seconds": 0,
         "max_stream_resets": 1,
         "max_control_frames": 10,

@@ -247,7 +247,7 @@ async def test_a_configuration_that_is_a_link_out_is_not_read(
 async def test_fields_without_effect_are_one_line_of_the_log(stub: Any) -> None:
     config = {
         "optimization": {"graph": {"level": 1}},
-        "response_cache": {"enable": True},
+        "metric_tags": {"a": "b"},
         "parameters": {"mine": {"string_value": "1"}},
         "model_transaction_policy": {"decoupled": False},
     }
@@ -255,7 +255,7 @@ async def test_fields_without_effect_are_one_line_of_the_log(stub: Any) -> None:
         assert "" == await load(stub, "double", json.dumps(config))
 
     (named,) = [line["fields"] for line in lines if "no effect" in line["event"]]
-    assert ["optimization", "response_cache.enable", 'parameters["mine"]'] == named
+    assert ["metric_tags", "optimization", 'parameters["mine"]'] == named
 
 
 async def test_gpus_are_named_that_a_server_without_any_passes_over(stub: Any) -> None:

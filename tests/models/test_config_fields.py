@@ -99,6 +99,20 @@ def test_a_field_that_would_change_answers_is_refused(text: str, place: str) -> 
     assert str(caught.value).startswith(f"config: {place}: is not implemented, ")
 
 
+@pytest.mark.parametrize(
+    ("text", "because"),
+    [
+        ("model_transaction_policy { decoupled: true }", "many answers to a request"),
+        ("sequence_batching { direct {} }", "depend on the requests before"),
+    ],
+)
+def test_a_cache_is_refused_where_an_answer_is_not_that_of_one_request(
+    text: str, because: str
+) -> None:
+    with pytest.raises(InvalidModel, match=f"response_cache.enable: .*{because}"):
+        parse_pbtxt(f"{text} response_cache {{ enable: true }}")
+
+
 def test_every_refusal_has_a_case() -> None:
     """The cases above are written by hand, the table is not their source."""
     mark = test_a_field_that_would_change_answers_is_refused.pytestmark[0]  # type: ignore[attr-defined]
@@ -147,7 +161,14 @@ def test_a_default_that_is_written_out_asks_for_nothing(text: str) -> None:
     [
         ('metric_tags { key: "a" value: "b" }', ("metric_tags",)),
         ("optimization { graph { level: 1 } }", ("optimization",)),
-        ("response_cache { enable: true }", ("response_cache.enable",)),
+        ("response_cache { enable: true }", ()),
+        (
+            'platform: "ensemble" response_cache { enable: true }'
+            f"input {{ {X} }} output {{ {X.replace('x', 'y')} }} ensemble_scheduling {{ step {{"
+            "model_name: 'm' input_map { key: 'a' value: 'x' }"
+            "output_map { key: 'b' value: 'y' } } }",
+            ("response_cache.enable",),
+        ),
         (f'output {{ {X} label_filename: "l.txt" }}', ("output.label_filename",)),
         ('parameters { key: "mine" value { string_value: "1" } }', ('parameters["mine"]',)),
         ('parameters { key: "batch_rows" value {} }', ('parameters["batch_rows"]',)),

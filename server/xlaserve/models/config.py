@@ -83,6 +83,8 @@ class ModelConfig:
     dynamic_batching: DynamicBatching = field(default_factory=DynamicBatching)
     is_decoupled: bool = False
     """Whether it says that a request may have any number of answers."""
+    response_cache: bool = False
+    """Whether equal requests may be given the answer of the first of them again."""
     steps: tuple[EnsembleStep, ...] = ()
     """Not empty for an ensemble; each follows those whose tensors it takes."""
     parameters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))

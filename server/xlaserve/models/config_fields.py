@@ -166,7 +166,7 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
         "metric_tags": _NONE,
         "model_metrics": _NONE,
         "response_cache": _OBEYED,
-        "response_cache.enable": _NONE,
+        "response_cache.enable": _OBEYED,
     }
 )
 """Rows by path. A newcomer of `protos/model_config.proto` needs one, or the tests fail."""
@@ -215,6 +215,9 @@ def without_effect(message: inference.ModelConfig) -> tuple[str, ...]:
     is_unbatched |= message.model_transaction_policy.decoupled
     if ("identity" in kinds or is_unbatched) and _scheduling(message) == "dynamic_batching":
         found["dynamic_batching"] = None  # no request waits for another
+    if message.response_cache.enable and _scheduling(message) == "ensemble_scheduling":
+        # A step that is loaded anew would give other answers: each step has a cache of its own.
+        found["response_cache.enable"] = None
     names = list(found)
     if len(names) > SHOWN_FIELDS:
         names[SHOWN_FIELDS:] = [f"and {len(names) - SHOWN_FIELDS} more"]

@@ -40,6 +40,7 @@ def config_of(message: inference.ModelConfig) -> ModelConfig:
         version_policy=_version_policy(message.version_policy),
         dynamic_batching=_dynamic_batching(message),
         is_decoupled=message.model_transaction_policy.decoupled,
+        response_cache=_response_cache(message),
         steps=_steps(message, inputs, outputs),
         parameters=MappingProxyType(
             {name: value.string_value for name, value in message.parameters.items()}
@@ -115,6 +116,19 @@ def _check_priorities(batching: inference.ModelDynamicBatching) -> None:
     if not bool(levels) <= default <= levels:
         expected = f"1 to {levels} (priority_levels)" if levels else "0 without priority_levels"
         raise _unfit("dynamic_batching.default_priority_level", expected, default)
+
+
+def _response_cache(message: inference.ModelConfig) -> bool:
+    if not message.response_cache.enable:
+        return False
+    scheduling, _ = betterproto.which_one_of(message, "scheduling_choice")
+    if scheduling == "sequence_batching":
+        because = "its answers depend on the requests before (sequence_batching)"
+    elif message.model_transaction_policy.decoupled:
+        because = "it may give many answers to a request (decoupled)"
+    else:
+        return True
+    raise BadConfig(f"is not possible for this model, {because}").within("response_cache.enable")
 
 
 def _specific(versions: Sequence[int]) -> tuple[int, ...]:

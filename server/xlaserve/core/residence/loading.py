@@ -370,6 +370,7 @@ class VersionLoader:
     async def _free(self, instances: Sequence[Instance]) -> None:
         closed = []
         for instance in instances:
+            instance.leave()
             instance.runner.stop()
             await self._finisher.left(instance)
             await instance.drained()

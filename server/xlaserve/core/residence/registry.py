@@ -67,6 +67,7 @@ class Instance:
         """A compilation that was abandoned in a thread which may go on and use the model."""
         self._users = 0
         self._idle = asyncio.Event()
+        self._leaving: list[Callable[[], None]] = []
         self._make_station = make_station
         self.station: Station = make_station(self, None)
         """Its station; `renew` replaces it."""
@@ -112,6 +113,19 @@ class Instance:
                 self.station.begin(call)
             except Exception as error:
                 call.fail(error)
+
+    def on_leave(self, call: Callable[[], None]) -> None:
+        """Have something called when it begins to leave: an unload, or a reload, has replaced it.
+
+        Requests that use it may still be in progress.
+        """
+        self._leaving.append(call)
+
+    def leave(self) -> None:
+        """Call what waits for that, once."""
+        leaving, self._leaving = self._leaving, []
+        for call in leaving:
+            call()
 
     @property
     def is_stuck(self) -> bool:

@@ -8,7 +8,7 @@ from itertools import repeat
 from typing import Any, cast
 
 from xlaserve.core.serving.call import Call, Outcome, end_together
-from xlaserve.core.serving.infer_call import Executed, InferCall, Tensors
+from xlaserve.core.serving.infer_call import Executed, InferCall, Relayed, Tensors
 from xlaserve.core.serving.inference import InferOutput, InferResponse
 from xlaserve.core.serving.stations.batching import split
 from xlaserve.tensors import TensorSpec
@@ -34,6 +34,13 @@ def respond(call: InferCall, outputs: Tensors) -> InferResponse:
     # A list is made in half the time of a generator.
     shown = tuple([InferOutput(s.name, s.datatype, outputs[s.name]) for s in specs])
     return InferResponse(version.model, version.number, call.id, shown)
+
+
+def answer_with(call: InferCall, outputs: tuple[InferOutput, ...], how: Relayed) -> None:
+    """Answer a call with outputs that were made for another one; they are what it asks for."""
+    found = call.found
+    call.end(how)
+    _write(call, InferResponse(found.model, found.number, call.id, outputs))
 
 
 def answer_last(call: InferCall, executed: Executed, response: InferResponse | None = None) -> None:
@@ -154,7 +161,9 @@ class Counting:
         if not first.is_found:
             return
         statistics, ended = first.found.statistics, self._clock()
-        if type(outcome) is not Executed:
+        if type(outcome) is Relayed:
+            statistics.relayed(cast(InferCall, first), outcome, ended, self._now())
+        elif type(outcome) is not Executed:
             error = outcome if isinstance(outcome, BaseException) else asyncio.CancelledError()
             for call in cast(Sequence[InferCall], calls):
                 statistics.failed(error, ended - call.started_ns if call.started_ns else 0)

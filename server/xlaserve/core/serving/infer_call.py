@@ -34,6 +34,18 @@ class Executed(msgspec.Struct, gc=False):
     """Rows of all its calls, with those that nobody wants any more."""
 
 
+class Relayed(msgspec.Struct, gc=False):
+    """The outcome of a call that was answered from the execution of another one.
+
+    With a response cache it is a hit or a miss; the execution itself is counted where it was.
+    """
+
+    hit_ns: int | None = None
+    """How long the answer was looked for."""
+    miss_ns: int | None = None
+    """How long it was looked for, and how long it took to keep what was executed instead."""
+
+
 Ended: TypeAlias = Callable[[Executed | BaseException], None]
 """Told on the event loop what an execution gave, or why it gave nothing."""
 

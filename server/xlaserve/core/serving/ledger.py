@@ -36,6 +36,8 @@ class Kind(IntEnum):
     """Answers that their client has not read."""
     AHEAD = 2
     """Bytes that came early: pipelined requests, and header blocks in progress."""
+    CACHED = 3
+    """Answers that are kept to be given again: they go as soon as there is pressure."""
 
 
 class Ledger:

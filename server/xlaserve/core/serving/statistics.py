@@ -97,8 +97,12 @@ class Totals:
     """Executing the model, with the way to the device and back."""
     compute_output: Duration
     """Making the answer after that, with the way back to the event loop."""
+    cache_hit: Duration
+    """Looking for an answer in the response cache, where it was; these are successful too."""
+    cache_miss: Duration
+    """Looking for one that was not there, and keeping what was executed instead."""
     inference_count: int
-    """Rows of successful requests; a request of a model without batches is one."""
+    """Rows of requests that were executed; one of a model without batches is one."""
     execution_count: int
     last_inference_ms: int
     """Since the epoch; 0 where there was none."""
@@ -160,6 +164,32 @@ class Run(Protocol):
         ...
 
 
+class Outcome(Protocol):
+    """How a request was answered from the execution of another one."""
+
+    @property
+    def hit_ns(self) -> int | None:
+        """Return how long its answer was looked for in the response cache, where it was."""
+        ...
+
+    @property
+    def miss_ns(self) -> int | None:
+        """Return how long it was looked for, and kept in the end, where it was not."""
+        ...
+
+
+@dataclass(slots=True)
+class _Cached:
+    """The sums over the requests of a model with a response cache."""
+
+    hits: int = 0
+    hit_ns: int = 0
+    total_ns: int = 0
+    """Of the hits, from when their model was found."""
+    misses: int = 0
+    miss_ns: int = 0
+
+
 class VersionStatistics:
     """Counters of one model version. Used from the event loop only.
 
@@ -168,6 +198,7 @@ class VersionStatistics:
 
     __slots__ = (
         "_batches",
+        "_cached",
         "_fail_ns",
         "_failures",
         "_inference_count",
@@ -182,6 +213,7 @@ class VersionStatistics:
 
     def __init__(self) -> None:
         self._batches: dict[int, _Executions] = {}
+        self._cached = _Cached()
         self._request_buckets = [0] * (len(REQUEST_BOUNDS_NS) + 1)
         self._failures = dict.fromkeys(FailureReason, 0)
         self._fail_ns = 0
@@ -245,6 +277,23 @@ class VersionStatistics:
         for start in starts:
             self._request_buckets[bisect_left(REQUEST_BOUNDS_NS, ended - start)] += 1
 
+    def relayed(self, request: Timed, how: Outcome, ended: int, now_ns: int) -> None:
+        """Count a request that was answered from the execution of another one.
+
+        A miss is counted where it was executed, but for the time that the cache took.
+        """
+        cached = self._cached
+        if how.miss_ns is not None:
+            cached.misses += 1
+            cached.miss_ns += how.miss_ns
+        if how.hit_ns is not None:
+            total_ns = ended - request.started_ns
+            cached.hits += 1
+            cached.hit_ns += how.hit_ns
+            cached.total_ns += total_ns
+            self._last_ns = now_ns
+            self._request_buckets[bisect_left(REQUEST_BOUNDS_NS, total_ns)] += 1
+
     def _executions(self, rows: int) -> _Executions:
         size = rows if rows <= EXACT_ROWS else 1 << (rows - 1).bit_length()
         return self._batches.setdefault(size, _Executions())
@@ -280,8 +329,11 @@ class VersionStatistics:
     @property
     def success(self) -> Duration:
         """Return the count and the time of the requests that were answered."""
-        batches = self._batches.values()
-        return Duration(sum(b.count for b in batches), sum(b.total_ns for b in batches))
+        batches, cached = self._batches.values(), self._cached
+        return Duration(
+            sum(b.count for b in batches) + cached.hits,
+            sum(b.total_ns for b in batches) + cached.total_ns,
+        )
 
     @property
     def fail_count(self) -> int:
@@ -301,15 +353,17 @@ class VersionStatistics:
     def totals(self) -> Totals:
         """Return everything as it is now."""
         batches = self._batches.values()
-        success = self.success
-        count = success.count
+        cached = self._cached
+        count = sum(b.count for b in batches)
         return Totals(
-            success=success,
+            success=self.success,
             fail=Duration(self.fail_count, self._fail_ns),
             queue=Duration(count, sum(b.queue_ns for b in batches)),
             compute_input=Duration(count, sum(b.input_ns for b in batches)),
             compute_infer=Duration(count, sum(b.infer_ns for b in batches)),
             compute_output=Duration(count, sum(b.output_ns for b in batches)),
+            cache_hit=Duration(cached.hits, cached.hit_ns),
+            cache_miss=Duration(cached.misses, cached.miss_ns),
             inference_count=self._inference_count,
             execution_count=sum(b.executions for b in batches),
             last_inference_ms=self.last_inference_ms,

@@ -5,11 +5,9 @@ from xlaserve.core.serving.statistics import BatchTotals, Duration, Totals
 from xlaserve.models.loaded import Bucket
 from xlaserve_proto import inference as pb
 
-_NONE = Duration()
-
 
 def write_statistics(report: VersionReport) -> pb.ModelStatistics:
-    """Return the message; a cache is what this server does not have, and its counts are 0."""
+    """Return the message."""
     totals = report.totals
     return pb.ModelStatistics(
         name=report.name,
@@ -35,8 +33,8 @@ def _inference(totals: Totals) -> pb.InferStatistics:
         compute_input=_duration(totals.compute_input),
         compute_infer=_duration(totals.compute_infer),
         compute_output=_duration(totals.compute_output),
-        cache_hit=_duration(_NONE),
-        cache_miss=_duration(_NONE),
+        cache_hit=_duration(totals.cache_hit),
+        cache_miss=_duration(totals.cache_miss),
     )
 
 

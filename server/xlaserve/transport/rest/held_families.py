@@ -20,7 +20,8 @@ OF_SHARED: tuple[Family[Shared], ...] = (
     Family(
         "xlaserve_held_bytes",
         "gauge",
-        "Memory that clients make the server hold: requests, answers, what came ahead; and spare",
+        "Memory that clients make the server hold: requests, answers, what came ahead, cached "
+        "answers; and spare",
         _by_kind,
         ("kind",),
     ),

@@ -77,6 +77,11 @@ def _failures(reading: VersionReading) -> list[Row]:
     return [("", f',reason="{word}"', failures[reason]) for reason, word in _REASONS.items()]
 
 
+def _cached(reading: VersionReading, value: int) -> Iterable[Row]:
+    instance = reading.instance
+    return one(value) if instance is not None and instance.config.response_cache else ()
+
+
 def _bytes(reading: VersionReading) -> list[Row]:
     if reading.instance is None:
         return []
@@ -173,6 +178,30 @@ OF_VERSIONS: tuple[Family[VersionReading], ...] = (
         "counter",
         "The rest of that time, until the answer was made",
         lambda r: one(r.totals.compute_output.ns // 1000),
+    ),
+    _of_version(
+        "nv_cache_num_hits_per_model",
+        "counter",
+        "Requests that were answered from the response cache; absent where a model has none",
+        lambda r: _cached(r, r.totals.cache_hit.count),
+    ),
+    _of_version(
+        "nv_cache_num_misses_per_model",
+        "counter",
+        "Requests whose answer was not in the response cache",
+        lambda r: _cached(r, r.totals.cache_miss.count),
+    ),
+    _of_version(
+        "nv_cache_hit_duration_per_model",
+        "counter",
+        "Microseconds in which hits were looked for",
+        lambda r: _cached(r, r.totals.cache_hit.ns // 1000),
+    ),
+    _of_version(
+        "nv_cache_miss_duration_per_model",
+        "counter",
+        "Microseconds in which misses were looked for, and their answers kept",
+        lambda r: _cached(r, r.totals.cache_miss.ns // 1000),
     ),
     _of_version(
         "nv_inference_pending_request_count",

@@ -65,7 +65,7 @@ class StatisticDuration(msgspec.Struct):
 
 
 class InferStatistics(msgspec.Struct):
-    """Durations of a model's requests; there is no cache, its counts stay 0."""
+    """Durations of a model's requests."""
 
     success: StatisticDuration
     fail: StatisticDuration
@@ -175,8 +175,8 @@ def _inference(totals: Totals) -> InferStatistics:
         compute_input=_duration(totals.compute_input),
         compute_infer=_duration(totals.compute_infer),
         compute_output=_duration(totals.compute_output),
-        cache_hit=StatisticDuration(0, 0),
-        cache_miss=StatisticDuration(0, 0),
+        cache_hit=_duration(totals.cache_hit),
+        cache_miss=_duration(totals.cache_miss),
     )
 
 

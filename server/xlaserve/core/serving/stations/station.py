@@ -69,6 +69,10 @@ class Served(ServedInstance, Protocol):
         """Replace the station by one that fits what is known now."""
         ...
 
+    def on_leave(self, call: Callable[[], None]) -> None:
+        """Have something called when it begins to leave; requests may still be in progress."""
+        ...
+
     @property
     def is_stuck(self) -> bool:
         """Tell whether a thread that was abandoned may still use the model."""
@@ -80,6 +84,16 @@ class Served(ServedInstance, Protocol):
 
     def correct(self) -> None:
         """Account for the memory that the model holds now."""
+        ...
+
+
+class Wrapper(Station, Protocol):
+    """A station around another one, which is replaced while the wrapper stays."""
+
+    within: Station
+
+    def renew(self, within: Station) -> None:
+        """Have another station execute from now on; what waits in the one before moves there."""
         ...
 
 

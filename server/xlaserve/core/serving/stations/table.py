@@ -2,16 +2,21 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import cast
 
-from xlaserve.core.serving.answers import deliver
+import structlog
+
+from xlaserve.core.serving.answers import Counting, deliver
+from xlaserve.core.serving.call import Observer
 from xlaserve.core.serving.ensemble import EnsemblePlan
+from xlaserve.core.serving.response_cache import ResponseCache
 from xlaserve.core.serving.stations.batches import Batches, LoopClock
 from xlaserve.core.serving.stations.batching import Batcher, BatchPolicy, BatchQueue, Runner
 from xlaserve.core.serving.stations.by_itself import ByItself
+from xlaserve.core.serving.stations.caching import Caching
 from xlaserve.core.serving.stations.dispatch import DeviceRunner, Dispatcher
 from xlaserve.core.serving.stations.ensemble import Ensemble, Steps
 from xlaserve.core.serving.stations.generator import Generator
@@ -20,7 +25,7 @@ from xlaserve.core.serving.stations.host import HostRunner, HostWork, Inline, In
 from xlaserve.core.serving.stations.on_demand import ShapeCompiler
 from xlaserve.core.serving.stations.outbox import Outbox
 from xlaserve.core.serving.stations.overruns import Overruns
-from xlaserve.core.serving.stations.station import Served, Station
+from xlaserve.core.serving.stations.station import Served, Station, Wrapper
 from xlaserve.core.threads.workers import Workers
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.handling import Handling
@@ -59,23 +64,48 @@ class Stations:
         policy: ExecutionPolicy,
         steps: Steps,
         now_ns: Callable[[], int] = time.perf_counter_ns,
+        *,
+        cache: ResponseCache | None = None,
+        counting: Observer | None = None,
     ) -> None:
-        """`steps` executes the steps of ensembles."""
+        """`steps` executes the steps of ensembles, `counting` sees executions for other calls."""
         self.workers = workers
         self.policy = policy
         self.steps = steps
         self.now_ns = now_ns
         self.shapes = ShapeCompiler(workers, policy.compile_seconds)
         self.overruns = Overruns(now_ns)
+        self.cache = cache
+        self.counting = counting or Counting(now_ns)
 
     def build(self, instance: Served, before: Station | None = None) -> Station:
         """Return the station of an instance, as far as it is known now.
 
         `before` is the one that it replaces; it is returned again where nothing could change.
         """
-        candidate = Candidate(self, instance, before)
+        wrappers = list(_wrappers(before))
+        inner = wrappers[-1].within if wrappers else before
+        candidate = Candidate(self, instance, inner)
         kind = next(kind for kind in KINDS if kind.fits(candidate))
-        return before if before is not None and not kind.learns else kind.make(candidate)
+        if before is not None and not kind.learns:
+            return before
+        made = kind.make(candidate)
+        if wrappers:
+            wrappers[-1].renew(made)
+            return wrappers[0]
+        if before is None and candidate.may_be_wrapped:
+            for wrapping in WRAPPINGS:
+                if wrapping.fits(candidate):
+                    made = wrapping.make(candidate, made)
+        return made
+
+
+def _wrappers(station: Station | None) -> Iterator[Wrapper]:
+    """Return the wrappers of a station, the outermost first."""
+    while station is not None and hasattr(station, "within"):
+        wrapper = cast(Wrapper, station)
+        yield wrapper
+        station = wrapper.within
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +120,14 @@ class Candidate:
     def model(self) -> LoadedModel:
         """Return what was loaded, where it is no kind of its own."""
         return cast(LoadedModel, self.instance.runner)
+
+    @property
+    def may_be_wrapped(self) -> bool:
+        """Tell whether each call has one answer, in which no other model has a part."""
+        runner = self.instance.runner
+        if isinstance(runner, Handling):
+            return not runner.is_decoupled
+        return not isinstance(runner, EnsemblePlan | Generating)
 
     @property
     def may_be_inline(self) -> bool:
@@ -235,6 +273,46 @@ KINDS = (
     Kind("in threads", lambda of: True, _in_threads, learns=True),
 )
 """The first that fits counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapping:
+    """What may be put around a station of any kind."""
+
+    name: str
+    fits: Callable[[Candidate], bool]
+    make: Callable[[Candidate, Station], Station]
+
+
+def _asks_for_cache(of: Candidate) -> bool:
+    if not of.instance.config.response_cache:
+        return False
+    if of.stations.cache is None:
+        structlog.get_logger("cache").warning(
+            "no answer is kept for this model",
+            model=of.instance.model,
+            reason="response_cache_bytes is 0",
+        )
+    return of.stations.cache is not None
+
+
+def _caching(of: Candidate, within: Station) -> Station:
+    stations, instance = of.stations, of.instance
+    assert stations.cache is not None
+    section = stations.cache.section()
+    instance.on_leave(section.close)
+    return Caching(
+        within,
+        section,
+        instance,
+        threads=stations.workers.host,
+        counting=stations.counting,
+        now_ns=stations.now_ns,
+    )
+
+
+WRAPPINGS = (Wrapping("response cache", _asks_for_cache, _caching),)
+"""All that fit count, the first is the innermost."""
 
 
 def policy_of(config: ModelConfig, max_queued: int) -> BatchPolicy:

@@ -1,0 +1,204 @@
+"""The answers that may be given again: those of models with a `response_cache`, bounded in bytes.
+
+A key holds all that an answer depends on: the inputs with their shapes, bit by bit, the outputs
+that are asked for and the parameters of the request. Short inputs are in it as they are, of longer
+ones the SHA-256: nobody can make two requests that are taken for one another.
+"""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from xlaserve.core.serving.infer_call import InferCall
+from xlaserve.core.serving.inference import InferOutput
+from xlaserve.core.serving.ledger import Kind, Ledger
+from xlaserve.tensors import Parameter, Tensor, pack_bytes
+
+MOST_EXACT_BYTES = 2048
+"""Longest inputs that are in a key as they are: comparing them is as quick as their hash."""
+
+ENTRY_BYTES = 1024
+"""What the objects of an entry take besides the elements of its tensors and its key."""
+
+_NO_EFFECT = frozenset({"priority", "timeout", "binary_data_output"})
+"""Parameters that say when and how a request is answered, and not with what."""
+
+Key: TypeAlias = tuple[Hashable, ...]
+
+
+def input_bytes(call: InferCall) -> int:
+    """Return how many bytes `key_of` reads."""
+    return sum([_size(t) if t.dtype.hasobject else t.nbytes for t in call.inputs.values()])
+
+
+def key_of(call: InferCall, names: Sequence[str]) -> Key:
+    """Return what the answer to a call depends on, `names` being the inputs of its model.
+
+    Raises TensorDataError for elements of BYTES that are none.
+    """
+    inputs = call.inputs
+    parts: list[Hashable] = [
+        call.chosen and tuple([spec.name for spec in call.chosen]),
+        _said(call.parameters) if call.parameters else (),
+    ]
+    for name in names:
+        tensor = inputs.get(name)
+        if tensor is None:
+            parts.append(None)
+            continue
+        data = pack_bytes(tensor) if tensor.dtype.hasobject else tensor
+        parts.append(tensor.shape)
+        parts.append(_bits(data))
+    return tuple(parts)
+
+
+def _said(parameters: Mapping[str, Parameter]) -> Hashable:
+    """Return parameters as text: 1, 1.0 and true are equal, and so are 0.0 and -0.0."""
+    return tuple(sorted((k, repr(v)) for k, v in parameters.items() if k not in _NO_EFFECT))
+
+
+def _bits(data: Tensor | bytes) -> Hashable:
+    """Return bytes, or a hash of them, which is told from bytes by its type."""
+    size = len(data) if isinstance(data, bytes) else data.nbytes
+    if size <= MOST_EXACT_BYTES:
+        return data if isinstance(data, bytes) else data.tobytes()
+    if isinstance(data, bytes):
+        return size, hashlib.sha256(data).digest()
+    # As bytes every datatype can be viewed, also bfloat16.
+    return size, hashlib.sha256(np.ascontiguousarray(data).reshape(-1).view(np.uint8)).digest()
+
+
+class Entry:
+    """An answer that is kept."""
+
+    __slots__ = ("key", "outputs", "section", "size")
+
+    def __init__(
+        self, section: "Section", key: Key, outputs: tuple[InferOutput, ...], size: int
+    ) -> None:
+        self.section = section
+        self.key = key
+        self.outputs = outputs
+        self.size = size
+        """Bytes that it counts as."""
+
+
+class ResponseCache:
+    """The answers of all models together, up to a limit; of the event loop alone.
+
+    The one that was not asked for longest is evicted. Its bytes are on the ledger, and all of them
+    are given back when that is under pressure: requests come first.
+    """
+
+    def __init__(self, limit: int, ledger: Ledger) -> None:
+        self.limit = limit
+        self.evictions = 0
+        """Answers that were evicted for others, or under pressure."""
+        self._ledger = ledger
+        self._account = ledger.open()
+        self._entries: OrderedDict[Entry, None] = OrderedDict()
+        """The one that was asked for last is the last."""
+        ledger.on_pressure(self.clear)
+
+    @property
+    def held(self) -> int:
+        """Return how many bytes are kept."""
+        return self._account.held
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def section(self) -> "Section":
+        """Return where the answers of a loaded instance are kept: no other one finds them."""
+        return Section(self)
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self.evictions += len(self._entries)
+        while self._entries:
+            self._drop(next(iter(self._entries)))
+
+    # --- as sections call it ---
+
+    def touch(self, entry: Entry) -> None:
+        """Know that an answer was asked for."""
+        self._entries.move_to_end(entry)
+
+    def admits(self, size: int) -> bool:
+        """Tell whether an answer of so many bytes may be kept: never under pressure."""
+        return size <= self.limit and not self._ledger.is_pressed
+
+    def add(self, entry: Entry) -> None:
+        """Keep an answer, and evict others for it."""
+        while self._entries and self.held + entry.size > self.limit:
+            self.evictions += 1
+            self._drop(next(iter(self._entries)))
+        self._entries[entry] = None
+        entry.section.entries[entry.key] = entry
+        self._account.hold(entry.size, Kind.CACHED)
+
+    def remove(self, entries: Sequence[Entry]) -> None:
+        """Drop answers that nobody may be given any more."""
+        for entry in entries:
+            self._drop(entry)
+
+    def _drop(self, entry: Entry) -> None:
+        del self._entries[entry]
+        del entry.section.entries[entry.key]
+        self._account.release(entry.size, Kind.CACHED)
+
+
+class Section:
+    """The answers of one loaded instance."""
+
+    __slots__ = ("_cache", "_is_closed", "entries")
+
+    def __init__(self, cache: ResponseCache) -> None:
+        self.entries: dict[Key, Entry] = {}
+        """Changed by the cache."""
+        self._cache = cache
+        self._is_closed = False
+
+    def find(self, key: Key) -> tuple[InferOutput, ...] | None:
+        """Return the outputs of the answer to a request that was equal; None if there is none."""
+        entry = self.entries.get(key)
+        if entry is None:
+            return None
+        self._cache.touch(entry)
+        return entry.outputs
+
+    def keep(self, key: Key, outputs: Sequence[InferOutput]) -> None:
+        """Keep an answer, as a copy: the memory of its tensors is a batch's, or a request's."""
+        size = ENTRY_BYTES + _key_bytes(key) + sum(_size(output.data) for output in outputs)
+        if self._is_closed or key in self.entries or not self._cache.admits(size):
+            return
+        copies = tuple([InferOutput(o.name, o.datatype, _copy(o.data)) for o in outputs])
+        self._cache.add(Entry(self, key, copies, size))
+
+    def close(self) -> None:
+        """Drop all answers, and keep none from now on: the instance leaves."""
+        self._is_closed = True
+        self._cache.remove(tuple(self.entries.values()))
+
+
+def _key_bytes(key: Key) -> int:
+    return sum(len(part) for part in key if isinstance(part, bytes))
+
+
+def _size(tensor: Tensor) -> int:
+    if not tensor.dtype.hasobject:
+        return tensor.nbytes
+    # Each element is an object with a head of its own.
+    return sum(
+        48 + (len(element) if isinstance(element, bytes | str) else 0)
+        for element in tensor.ravel().tolist()
+    )
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    copy = tensor.copy()
+    copy.flags.writeable = False
+    return copy

@@ -1,0 +1,191 @@
+"""Answers again what was answered before (a Station around another): `response_cache`."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from xlaserve.core.serving.answers import answer_with, deliver
+from xlaserve.core.serving.call import Observer
+from xlaserve.core.serving.infer_call import Executed, InferCall, Relayed
+from xlaserve.core.serving.inference import InferOutput, InferResponse
+from xlaserve.core.serving.response_cache import Key, Section, input_bytes, key_of
+from xlaserve.core.serving.stations.relay import Relay
+from xlaserve.core.serving.stations.station import Served, Station, Working
+from xlaserve.core.threads.host import HostThreads
+
+_INLINE_BYTES = 1 << 16
+"""Inputs whose key is made on the event loop: in some 50 us. That of longer ones is in a thread."""
+
+
+class Caching:
+    """Answers from the cache, and has the station within execute what is not there, once at a time.
+
+    Equal calls in flight share one execution: a flight. The first of them is the leader, and counts
+    as a miss; the others count as hits when it is answered, and fail as it does. A leader that goes
+    away (its client cancels, its deadline passes) leaves the flight to the next one, and the last
+    one takes it back.
+    """
+
+    def __init__(
+        self,
+        within: Station,
+        section: Section,
+        instance: Served,
+        *,
+        threads: HostThreads,
+        counting: Observer,
+        now_ns: Callable[[], int],
+    ) -> None:
+        self.within = within
+        self._section = section
+        self._names = tuple(spec.name for spec in instance.info.inputs)
+        self._instance = instance
+        self._threads = threads
+        self._counting = counting
+        self._now_ns = now_ns
+        self._flights: dict[Key, _Flight] = {}
+
+    @property
+    def pending(self) -> int:
+        """Return how many executions wait to begin."""
+        return self.within.pending
+
+    def begin(self, call: InferCall) -> None:
+        """Answer a call from the cache, or have it executed; raises as the station within does."""
+        if call.resident:
+            # Its tensors may be on a device.
+            self.within.begin(call)
+        elif input_bytes(call) > _INLINE_BYTES:
+            self._begin_later(call)
+        else:
+            begun = self._now_ns()
+            self._begin(call, key_of(call, self._names), begun)
+
+    def renew(self, within: Station) -> None:
+        """Have another station execute from now on; what waits in the one before moves there."""
+        before, self.within = self.within, within
+        for relay in before.retire():
+            try:
+                within.begin(relay)
+            except Exception as error:
+                relay.fail(error)
+
+    def retire(self) -> Sequence[InferCall]:
+        """Return nothing: it is never replaced, what is within is."""
+        return ()
+
+    def _begin_later(self, call: InferCall) -> None:
+        """Begin once a thread has made the key of a call with long inputs."""
+        begun = self._now_ns()
+        call.submitted_ns = call.submitted_ns or begun
+
+        def made(key: Key | BaseException) -> None:
+            call.place = None
+            if call.has_ended:
+                return
+            if isinstance(key, BaseException):
+                deliver([call], key)
+                return
+            try:
+                self._begin(call, key, begun)
+            except Exception as error:
+                deliver([call], error)
+
+        job = self._threads.start(partial(key_of, call, self._names), made, self._instance.model)
+        call.wait_at(Working(job))
+
+    def _begin(self, call: InferCall, key: Key, begun: int) -> None:
+        outputs = self._section.find(key)
+        if outputs is not None:
+            answer_again(call, outputs, begun, self._now_ns())
+            return
+        # Of those that wait differently in the queue each is executed by itself.
+        flight_key = (*key, call.parameters.get("priority"), call.parameters.get("timeout"))
+        looked = self._now_ns() - begun
+        call.submitted_ns = call.submitted_ns or begun
+        flight = self._flights.get(flight_key)
+        if flight is not None:
+            flight.join(call, looked)
+            return
+        flight = _Flight(self, key, flight_key, call, looked)
+        self._flights[flight_key] = flight
+        try:
+            self.within.begin(flight.relay)
+        except BaseException:
+            flight.close()
+            raise
+
+    # --- as flights call it ---
+
+    def relay(self, call: InferCall, flight: "_Flight") -> Relay:
+        """Return a call that is executed in the place of others."""
+        return Relay(call, self._counting, flight.completed)
+
+    def keep(self, key: Key, outputs: Sequence[InferOutput]) -> int:
+        """Keep an answer; return how long that took, in nanoseconds."""
+        begun = self._now_ns()
+        self._section.keep(key, outputs)
+        return self._now_ns() - begun
+
+    def landed(self, flight_key: Key) -> None:
+        """Know that a flight has ended."""
+        del self._flights[flight_key]
+
+
+class _Flight:
+    """One execution, and the calls that wait for it (a Place)."""
+
+    def __init__(
+        self, station: Caching, key: Key, flight_key: Key, leader: InferCall, looked: int
+    ) -> None:
+        self._station = station
+        self._key = key
+        self._flight_key = flight_key
+        self._waiting: dict[InferCall, int] = {}
+        """Calls in the order in which they came, the leader first: how long each looked, in ns."""
+        self._has_landed = False
+        self.relay = station.relay(leader, self)
+        self.join(leader, looked)
+
+    def join(self, call: InferCall, looked: int) -> None:
+        """Let a call wait for the answer."""
+        self._waiting[call] = looked
+        call.wait_at(self)
+
+    def leave(self, call: InferCall) -> None:
+        """Answer a call no more; the last one takes the execution back."""
+        self._waiting.pop(call, None)
+        if not self._waiting and not self._has_landed:
+            self.close()
+            self.relay.cancel("nobody waits for the answer")
+
+    def close(self) -> None:
+        """Take no more calls."""
+        self._has_landed = True
+        for call in self._waiting:
+            call.place = None
+        self._waiting.clear()
+        self._station.landed(self._flight_key)
+
+    def completed(self, relay: Relay, result: InferResponse | BaseException) -> None:
+        """Answer all that wait, and keep the answer."""
+        if self._has_landed:
+            return
+        waiting = tuple(self._waiting.items())
+        self.close()
+        if isinstance(result, BaseException):
+            deliver([call for call, _ in waiting], result)
+            return
+        took = self._station.keep(self._key, result.outputs)
+        for index, (call, looked) in enumerate(waiting):
+            if not call.has_ended:
+                call.executed = relay.executed
+                how = Relayed(hit_ns=looked) if index else Relayed(miss_ns=looked + took)
+                answer_with(call, result.outputs, how)
+
+
+def answer_again(
+    call: InferCall, outputs: tuple[InferOutput, ...], begun_ns: int, ended_ns: int
+) -> None:
+    """Answer a call in the pass of the event loop in which it came, from what is kept."""
+    call.executed = Executed({}, ended_ns, ended_ns)
+    answer_with(call, outputs, Relayed(hit_ns=ended_ns - begun_ns))
