@@ -17,6 +17,7 @@ from xlaserve.errors import (
     ExistsForModel,
     InvalidName,
     InvalidParameter,
+    InvalidRegion,
     InvalidSettings,
     InvalidTensor,
     InvalidVersion,
@@ -32,6 +33,7 @@ from xlaserve.errors import (
     ModelNotReady,
     NotAcceptable,
     NotFoundByModel,
+    NotLocal,
     OutOfMappings,
     OutOfMemory,
     OutOfSpace,
@@ -39,11 +41,15 @@ from xlaserve.errors import (
     Overloaded,
     QueueTimeout,
     RefusedByModel,
+    RegionExists,
+    RegionNotFound,
     RepositoryUnreadable,
     ShuttingDown,
+    SwitchedOff,
     TooLarge,
     TooManyAbandoned,
     TooManyAnswers,
+    TooManyRegions,
     UnavailableToModel,
     UnknownDatatype,
     UnknownTensor,
@@ -156,6 +162,29 @@ TEXTS = [
         "model 'm' gives any number of answers to a request: ModelInfer and infer don't support "
         "models with decoupled transaction policy, use ModelStreamInfer or generate_stream, or "
         "accept text/event-stream",
+    ),
+    (
+        SwitchedOff("shared memory", "shared_memory"),
+        "shared memory is turned off on this server (shared_memory)",
+    ),
+    (
+        InvalidRegion("r", "a name", "none"),
+        "shared memory region 'r': expected a name, got none",
+    ),
+    (RegionNotFound("system", "r"), "Unable to find system shared memory region: 'r'"),
+    (
+        RegionExists("r"),
+        "shared memory region 'r' already in manager, unregister it first",
+    ),
+    (
+        TooManyRegions(8, "regions", "max_shared_memory_regions"),
+        "no more than 8 regions of shared memory may be registered (max_shared_memory_regions), "
+        "unregister some",
+    ),
+    (
+        NotLocal("shared memory", "10.0.0.7:51824", "shared_memory"),
+        "shared memory is for clients on this machine (shared_memory): on a unix socket or a "
+        "loopback address, not '10.0.0.7:51824'",
     ),
     (
         Overloaded("m", 8, "max_requests"),

@@ -36,6 +36,7 @@ from xlaserve.core.serving.image_files import ImageLimits
 from xlaserve.core.serving.ledger import Ledger
 from xlaserve.core.serving.response_cache import ResponseCache
 from xlaserve.core.serving.returning import Returning
+from xlaserve.core.serving.shared_memory import Regions, SharedMemoryPolicy
 from xlaserve.core.serving.stations.table import ExecutionPolicy, Stations
 from xlaserve.core.threads.workers import Workers
 from xlaserve.errors import InvalidSettings
@@ -157,6 +158,7 @@ class Application:
             self.gates,
             self.workers.host,
             image_limits=ImageLimits(settings.max_image_bytes, settings.max_image_pixels),
+            regions=Regions(SharedMemoryPolicy.of(settings)),
         )
         self.stations = Stations(
             self.workers,
@@ -207,7 +209,7 @@ class Application:
         self._look = FilesLook()
         self._core = Core(
             settings,
-            ServerDescription(version=metadata.version("xlaserve"), name=settings.server_name),
+            ServerDescription.of(settings, version=metadata.version("xlaserve")),
             self.workers,
             self.registry,
             self.capacity,
@@ -229,6 +231,7 @@ class Application:
         async with AsyncExitStack() as stack:
             stack.callback(self._end_threads)
             stack.callback(self._look.close)
+            stack.callback(self.engine.regions.close)
             grpc_listeners, http_listener = self._listen(stack)
             door = assemble_grpc(self._core)
             self.grpc = door.server

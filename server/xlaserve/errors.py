@@ -260,6 +260,47 @@ class BodyTimeout(XlaserveError):
         super().__init__(f"the body did not come in {seconds:g} seconds (message_timeout_seconds)")
 
 
+class InvalidRegion(InvalidRequest):
+    """A region of shared memory that is not there, or is not what it is said to be."""
+
+    def __init__(self, region: str, expected: str, got: str) -> None:
+        super().__init__(f"shared memory region {region!r}: expected {expected}, got {got}")
+
+
+class RegionNotFound(XlaserveError):
+    """The status is asked for of a region that is not registered."""
+
+    def __init__(self, kind: str, region: str) -> None:
+        super().__init__(f"Unable to find {kind} shared memory region: {region!r}")
+
+
+class RegionExists(XlaserveError):
+    """A region is registered by a name that another one has."""
+
+    def __init__(self, region: str) -> None:
+        super().__init__(f"shared memory region {region!r} already in manager, unregister it first")
+
+
+class TooManyRegions(XlaserveError):
+    """As much shared memory is registered as may be; more may be, once some is unregistered."""
+
+    def __init__(self, limit: int, unit: str, setting: str) -> None:
+        super().__init__(
+            f"no more than {limit} {unit} of shared memory may be registered "
+            f"({setting}), unregister some"
+        )
+
+
+class NotLocal(XlaserveError):
+    """A client of another machine asks for what only those of this one may."""
+
+    def __init__(self, what: str, peer: str, setting: str) -> None:
+        super().__init__(
+            f"{what} is for clients on this machine ({setting}): on a unix socket or a loopback "
+            f"address, not '{peer}'"
+        )
+
+
 class Unsupported(XlaserveError):
     """A part of the protocol that this server does not have."""
 
@@ -287,6 +328,13 @@ class TooManyAnswers(XlaserveError):
 
     def __init__(self, model: str, limit: int, setting: str) -> None:
         super().__init__(f"model '{model}' was not done after {limit} answers ({setting})")
+
+
+class SwitchedOff(XlaserveError):
+    """A part of the protocol that the operator turned off."""
+
+    def __init__(self, what: str, setting: str) -> None:
+        super().__init__(f"{what} is turned off on this server ({setting})")
 
 
 class Overloaded(XlaserveError):

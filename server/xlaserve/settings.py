@@ -86,6 +86,17 @@ class TypedAnswerForm(StrEnum):
     """In raw_output_contents, as a request with raw inputs is."""
 
 
+class SharedMemoryClients(StrEnum):
+    """Clients that may register shared memory and name it in requests."""
+
+    LOCAL = "local"
+    """Those on a unix socket or a loopback address."""
+    ALL = "all"
+    """All: whoever reaches the server reads and writes shared memory of its user."""
+    NONE = "none"
+    """None: the extension is turned off."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """The operator's choices. Immutable; parts of it are passed down."""
@@ -293,6 +304,20 @@ class Settings:
     """Most protobuf fields in one message; larger tensors travel as raw bytes in a single field."""
     max_message_depth: int = 100
     """Deepest nesting of one protobuf message."""
+
+    # --- Shared memory ---
+
+    shared_memory: SharedMemoryClients = SharedMemoryClients.LOCAL
+    """Clients that may register system shared memory and name it in requests: local, on a unix
+    socket or a loopback address; all; or none. A proxy on this machine makes its clients local."""
+    shared_memory_in_place: bool = False
+    """Read inputs where they are, instead of copying them once. A client that truncates a region
+    then ends the server with SIGBUS, and one that writes to it changes a request that has begun:
+    only for clients that are trusted."""
+    max_shared_memory_regions: int = 256
+    """Regions of shared memory that may be registered; each keeps a file open."""
+    max_shared_memory_bytes: int = 64 << 30
+    """Most bytes of all regions together. They are memory of their clients, not of the server."""
 
     # --- gRPC ---
 

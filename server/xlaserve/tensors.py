@@ -24,6 +24,9 @@ Parameter: TypeAlias = bool | int | float | str
 Tensor: TypeAlias = np.ndarray[Any, Any]
 """An array in row-major order; BYTES tensors have dtype object and hold `bytes`."""
 
+Octets: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
+"""Bytes as an array."""
+
 ALIGNMENT = 64
 """Alignment in bytes for XLA to read an array in place on the CPU; else it copies it first."""
 
@@ -186,7 +189,7 @@ def from_bytes(datatype: Datatype, shape: Sequence[int], data: Buffer) -> Tensor
         raise _not_addressable(shape) from None
 
 
-def aligned_bytes(count: int) -> "np.ndarray[Any, np.dtype[np.uint8]]":
+def aligned_bytes(count: int) -> Octets:
     """Return fresh memory, with anything in it, that XLA reads in place."""
     memory = np.empty(count + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT

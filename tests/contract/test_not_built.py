@@ -15,25 +15,17 @@ from support.server import RunningServer, Serve
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-MEMORIES = ("systemsharedmemory", "cudasharedmemory")
 MODEL = "/v2/models/echo"
 
 ABSENT = [
-    *[("GET", f"/v2/{memory}/status") for memory in MEMORIES],
-    *[("GET", f"/v2/{memory}/region/a/status") for memory in MEMORIES],
-    *[("POST", f"/v2/{memory}/region/a/register") for memory in MEMORIES],
+    ("POST", "/v2/cudasharedmemory/region/a/register"),
     *[(method, "/v2/trace/setting") for method in ("GET", "POST")],
     *[(method, f"{MODEL}/trace/setting") for method in ("GET", "POST")],
     *[(method, "/v2/logging") for method in ("GET", "POST")],
     *[("POST", f"{MODEL}/{verb}") for verb in ("generate", "generate_stream")],
     *[("POST", f"{MODEL}/versions/1/{verb}") for verb in ("generate", "generate_stream")],
 ]
-"""Routes of the shared memory, trace, logging and generate extensions."""
-HARMLESS = [
-    path
-    for memory in MEMORIES
-    for path in (f"/v2/{memory}/unregister", f"/v2/{memory}/region/a/unregister")
-]
+"""Routes of the CUDA shared memory, trace, logging and generate extensions."""
 NO_VERSIONS = ("abc", "-1", "1.0", " 1", "\N{SUPERSCRIPT TWO}")
 
 
@@ -72,49 +64,6 @@ async def test_what_is_not_built_is_501(server: RunningServer) -> None:
     assert [] == [row for row, answer in answers.items() if answer.status != 501]
     assert all("is not implemented by this server" in a.error for a in answers.values())
     assert 404 == (await ask(server, "GET", "/v2/nothing")).status
-
-
-async def test_nothing_registered_is_unregistered(server: RunningServer, stub: Any) -> None:
-    answers = [await ask(server, "POST", path) for path in HARMLESS]
-
-    assert [(200, {})] * len(HARMLESS) == [(answer.status, answer.json) for answer in answers]
-    for memory in ("System", "Cuda"):
-        for name in ("", "a"):
-            asked = getattr(pb, f"{memory}SharedMemoryUnregisterRequest")(name=name)
-            await getattr(stub, f"{memory}SharedMemoryUnregister")(asked)
-        status = getattr(pb, f"{memory}SharedMemoryStatusRequest")()
-        code, _ = await code_of(getattr(stub, f"{memory}SharedMemoryStatus")(status))
-        assert "UNIMPLEMENTED" == code
-
-
-@pytest.mark.parametrize("beside", ["nothing", "raw", "typed"])
-async def test_an_input_in_shared_memory_is_refused_as_such(stub: Any, beside: str) -> None:
-    request = pb.ModelInferRequest(model_name="echo")
-    request.inputs.add(name="x", datatype="FP32", shape=[2])
-    request.inputs[0].parameters["shared_memory_region"].string_param = "a"
-    request.inputs[0].parameters["shared_memory_byte_size"].int64_param = 8
-    if beside != "nothing":
-        other = request.inputs.add(name="other", datatype="FP32", shape=[1])
-        if beside == "typed":
-            other.contents.fp32_contents.append(1)
-        else:
-            request.raw_input_contents.append(bytes(4))
-    code, text = await code_of(stub.ModelInfer(request))
-
-    assert "UNIMPLEMENTED" == code or beside != "nothing"
-    assert "got 0 elements" not in text
-    assert "shared memory is not implemented" in text or "'other'" in text
-
-
-async def test_an_input_in_shared_memory_is_refused_over_rest(server: RunningServer) -> None:
-    body = (
-        b'{"inputs":[{"name":"x","datatype":"FP32","shape":[2],'
-        b'"parameters":{"shared_memory_region":"a","shared_memory_byte_size":8}}]}'
-    )
-    answer = await ask(server, "POST", f"{MODEL}/infer", body)
-
-    assert 501 == answer.status
-    assert "shared memory is not implemented" in answer.error
 
 
 @pytest.mark.parametrize("version", NO_VERSIONS)

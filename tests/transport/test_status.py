@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from grpclib.const import Status
 
-from xlaserve.errors import InvalidTensor, ModelNotFound, XlaserveError
+from xlaserve.errors import InvalidTensor, ModelNotFound, RegionNotFound, XlaserveError
 from xlaserve.transport.status import STATUSES, wire_status
 
 
@@ -25,8 +25,12 @@ def test_every_error_has_a_status(kind: type[XlaserveError]) -> None:
 
 
 def test_only_an_unknown_model_is_not_found() -> None:
-    """ModelMesh drops and reloads a model when it sees NOT_FOUND."""
-    assert [ModelNotFound] == [k for k, row in STATUSES.items() if row.grpc is Status.NOT_FOUND]
+    """ModelMesh drops and reloads a model when it sees NOT_FOUND of an inference."""
+    of_no_inference = [RegionNotFound]
+
+    assert [ModelNotFound, *of_no_inference] == [
+        k for k, row in STATUSES.items() if row.grpc is Status.NOT_FOUND
+    ]
 
 
 def test_a_subclass_has_the_row_of_its_parent() -> None:

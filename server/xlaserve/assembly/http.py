@@ -14,6 +14,7 @@ from xlaserve.transport.rest.repository import RepositoryRoutes
 from xlaserve.transport.rest.routing import RouteTable
 from xlaserve.transport.rest.sagemaker import sagemaker_routes
 from xlaserve.transport.rest.server import HttpLimits, HttpServer
+from xlaserve.transport.rest.shared_memory import SharedMemoryRoutes
 from xlaserve.transport.rest.threads import OffLoop
 
 
@@ -77,6 +78,7 @@ def http_routes(core: Core, connections: Mapping[str, Callable[[], int]]) -> Rou
         *repository.table(),
         *sagemaker,
         *metrics.table(),
+        *SharedMemoryRoutes(core.engine.regions, max_json_depth=depth).table(),
         *absent_routes(),
     ]
     board = StatusBoard(

@@ -1,6 +1,9 @@
 """The server's self-description."""
 
 from dataclasses import dataclass
+from typing import Self
+
+from xlaserve.settings import Settings, SharedMemoryClients
 
 NAME = "xlaserve"
 
@@ -12,7 +15,7 @@ EXTENSIONS = (
     "parameters",
     "statistics",
 )
-"""The protocol extensions that are really there (V2 protocol, Server Metadata)."""
+"""The protocol extensions that are always there (V2 protocol, Server Metadata)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,3 +25,11 @@ class ServerDescription:
     version: str
     name: str = NAME
     extensions: tuple[str, ...] = EXTENSIONS
+
+    @classmethod
+    def of(cls, settings: Settings, *, version: str) -> Self:
+        """Return the description of a server with these settings."""
+        extensions = list(EXTENSIONS)
+        if settings.shared_memory is not SharedMemoryClients.NONE:
+            extensions.append("system_shared_memory")
+        return cls(version, settings.server_name, tuple(extensions))

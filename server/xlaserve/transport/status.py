@@ -44,6 +44,13 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
         errors.OutputNotInForm: WireStatus(Status.OUT_OF_RANGE, HTTPStatus.NOT_ACCEPTABLE),
         errors.CrossSiteRequest: WireStatus(Status.PERMISSION_DENIED, HTTPStatus.FORBIDDEN),
         errors.BodyTimeout: WireStatus(Status.DEADLINE_EXCEEDED, HTTPStatus.REQUEST_TIMEOUT),
+        errors.RegionNotFound: WireStatus(Status.NOT_FOUND, HTTPStatus.NOT_FOUND),
+        errors.RegionExists: WireStatus(Status.ALREADY_EXISTS, HTTPStatus.CONFLICT),
+        errors.TooManyRegions: WireStatus(
+            Status.RESOURCE_EXHAUSTED, HTTPStatus.SERVICE_UNAVAILABLE
+        ),
+        errors.NotLocal: WireStatus(Status.PERMISSION_DENIED, HTTPStatus.FORBIDDEN),
+        errors.SwitchedOff: WireStatus(Status.UNIMPLEMENTED, HTTPStatus.NOT_IMPLEMENTED),
         errors.Unsupported: WireStatus(Status.UNIMPLEMENTED, HTTPStatus.NOT_IMPLEMENTED),
         errors.TooManyAnswers: WireStatus(Status.OUT_OF_RANGE, HTTPStatus.INTERNAL_SERVER_ERROR),
         errors.Overloaded: WireStatus(Status.RESOURCE_EXHAUSTED, HTTPStatus.SERVICE_UNAVAILABLE),

@@ -141,11 +141,6 @@ def test_a_form_with_parameters_is_checked_each_time() -> None:
     assert form.accepted_by is None
 
 
-def test_shared_memory_is_said_to_be_missing() -> None:
-    with pytest.raises(Unsupported, match="shared memory is not implemented"):
-        check_inputs("m", INFO, request(a(shared_memory_region="r"), b()))
-
-
 @pytest.mark.parametrize(
     ("asked", "expected"), [([], ["y", "z"]), (["z"], ["z"]), (["z", "y"], ["z", "y"])]
 )

@@ -84,8 +84,6 @@ def test_a_value_that_a_parameter_of_a_tensor_cannot_have_is_refused(
 @pytest.mark.parametrize(
     ("table", "name", "value"),
     [
-        (INPUT, "shared_memory_region", "r"),
-        (OUTPUT, "shared_memory_region", ""),
         (OUTPUT, "classification", 1),
     ],
 )

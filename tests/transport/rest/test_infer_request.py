@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.mutation import mutate
 
 from xlaserve.core.serving.checks import check_inputs, check_outputs
-from xlaserve.core.serving.inference import InferRequest
+from xlaserve.core.serving.inference import InferRequest, SharedInput
 from xlaserve.errors import (
     DuplicateTensor,
     InvalidBody,
@@ -18,7 +18,6 @@ from xlaserve.errors import (
     InvalidTensor,
     UnknownDatatype,
     UnknownTensor,
-    Unsupported,
     XlaserveError,
 )
 from xlaserve.models.loaded import ModelInfo
@@ -393,18 +392,19 @@ def test_bytes_behind_the_last_tensor_are_refused(inputs: list[dict[str, object]
     assert "unexpected additional input data, 3 bytes behind the last tensor" in message
 
 
-@pytest.mark.parametrize("with_data", [False, True])
-def test_shared_memory_is_for_the_core_to_refuse(with_data: bool) -> None:
+def test_an_input_in_shared_memory_takes_no_bytes_of_the_body() -> None:
     tensor = binary("x", "FP32", [1, 2]) | {"parameters": {"shared_memory_region": "r"}}
-    if with_data:
-        message = refusal(InvalidTensor, {"inputs": [tensor | {"data": [1, 2]}]})
-        assert "got shared_memory_region and data" in message
-        return
-
     request = read({"inputs": [tensor, binary("n", "INT32", [1, 2])]}, bytes(8))
+    shared = request.inputs[0]
 
-    with pytest.raises(Unsupported, match="shared memory"):
-        check_inputs("m", INFO, request)
+    assert isinstance(shared, SharedInput)
+    assert ((1, 2), 0) == (shared.shape, shared.data.size)
+    message = refusal(InvalidTensor, {"inputs": [tensor | {"data": [1, 2]}]})
+    assert "expected one of data, binary_data_size and shared_memory_region" in message
+    assert "got data and shared_memory_region" in message
+    tensor["parameters"]["binary_data_size"] = 8
+    message = refusal(InvalidTensor, {"inputs": [tensor]})
+    assert "got binary_data_size and shared_memory_region" in message
 
 
 def test_binary_tensors_stay_where_they_are() -> None:

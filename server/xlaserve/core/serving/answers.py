@@ -9,8 +9,14 @@ from typing import Any, cast
 
 from xlaserve.core.serving.call import Call, Outcome, end_together
 from xlaserve.core.serving.infer_call import Executed, InferCall, Relayed, Tensors
-from xlaserve.core.serving.inference import InferOutput, InferResponse
+from xlaserve.core.serving.inference import (
+    InferOutput,
+    InferResponse,
+    PlacedOutput,
+    PlacedResponse,
+)
 from xlaserve.core.serving.stations.batching import split
+from xlaserve.errors import InvalidRequest
 from xlaserve.tensors import TensorSpec
 
 
@@ -29,18 +35,36 @@ def answer_now(call: InferCall, executed: Executed) -> None:
 
 
 def respond(call: InferCall, outputs: Tensors) -> InferResponse:
-    """Return the response with the outputs that a call asks for, in its order."""
+    """Return the response with the outputs that a call asks for, in its order.
+
+    Raises an InvalidRequest for an output that cannot be put into the form that it asks for.
+    """
     specs, version = call.chosen or call.instance.info.outputs, call.found
     # A list is made in half the time of a generator.
     shown = tuple([InferOutput(s.name, s.datatype, outputs[s.name]) for s in specs])
+    if call.shaping is not None:
+        return _shaped(call, call.shaping(shown))
     return InferResponse(version.model, version.number, call.id, shown)
 
 
+def _shaped(call: InferCall, outputs: tuple[InferOutput, ...]) -> InferResponse:
+    is_placed = any(isinstance(output, PlacedOutput) for output in outputs)
+    kind = PlacedResponse if is_placed else InferResponse
+    return kind(call.found.model, call.found.number, call.id, outputs)
+
+
 def answer_with(call: InferCall, outputs: tuple[InferOutput, ...], how: Relayed) -> None:
-    """Answer a call with outputs that were made for another one; they are what it asks for."""
+    """Answer a call with outputs that were made for another one, in the forms that it asks for."""
     found = call.found
+    response = InferResponse(found.model, found.number, call.id, outputs)
+    if call.shaping is not None:
+        try:
+            response = _shaped(call, call.shaping(outputs))
+        except InvalidRequest as error:
+            _refuse([call], error)
+            return
     call.end(how)
-    _write(call, InferResponse(found.model, found.number, call.id, outputs))
+    _write(call, response)
 
 
 def answer_last(call: InferCall, executed: Executed, response: InferResponse | None = None) -> None:
@@ -110,8 +134,21 @@ def _responses(calls: Sequence[InferCall], outputs: Tensors, rows: int) -> Itera
         for spec in calls[0].instance.info.outputs
     ]
     for call, found in zip(calls, zip(*columns, strict=True), strict=True):
-        chosen = found if call.chosen is None else _chosen(found, call.chosen)
-        yield InferResponse(version.model, version.number, call.id, chosen)
+        if call.chosen is None:
+            yield InferResponse(version.model, version.number, call.id, found)
+        else:
+            yield _chosen_response(call, _chosen(found, call.chosen))
+
+
+def _chosen_response(call: InferCall, outputs: tuple[InferOutput, ...]) -> InferResponse:
+    version = call.found
+    if call.shaping is not None and not call.has_ended:
+        try:
+            return _shaped(call, call.shaping(outputs))
+        except InvalidRequest as error:
+            # Its own fault, and not of the others of its batch.
+            _refuse([call], error)
+    return InferResponse(version.model, version.number, call.id, outputs)
 
 
 def _chosen(found: Sequence[InferOutput], specs: Sequence[TensorSpec]) -> tuple[InferOutput, ...]:

@@ -21,7 +21,14 @@ from xlaserve.core.serving.infer_call import (
     ShapeKey,
     Tensors,
 )
-from xlaserve.core.serving.inference import InferRequest, InferResponse
+from xlaserve.core.serving.inference import InferRequest, InferResponse, SharedInput
+from xlaserve.core.serving.shared_memory import Regions
+from xlaserve.core.serving.shared_tensors import (
+    AT_ONCE_BYTES,
+    OutputPlaces,
+    SharedInputs,
+    has_places,
+)
 from xlaserve.core.serving.stations.station import Served, Working
 from xlaserve.core.threads.host import HostThreads
 from xlaserve.errors import BudgetExhausted
@@ -51,12 +58,15 @@ class Engine:
         *,
         clock: Callable[[], int] = time.perf_counter_ns,
         image_limits: ImageLimits = DEFAULT_LIMITS,
+        regions: Regions | None = None,
     ) -> None:
         self._residents = residents
         self._gates = gates
         self._threads = threads
         self._clock = clock
         self._image_limits = image_limits
+        self.regions = regions or Regions()
+        """Shared memory that requests may name."""
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """Answer one request (V2 protocol, Inference), as part of the call that is answered now.
@@ -114,9 +124,18 @@ class Engine:
 
     def _check_and_begin(self, call: InferCall, instance: Served, request: InferRequest) -> None:
         name, info = request.model_name, instance.info
+        for tensor in request.inputs:
+            if isinstance(tensor, SharedInput):
+                shared = SharedInputs(request, self.regions, call.peer)
+                self._read_shared(call, instance, shared)
+                return
         images = find_images(request, info, instance.config, self._image_limits)
         check_inputs(name, info, images.promised() if images else request)
-        call.chosen = check_outputs(name, info, request.outputs) if request.outputs else None
+        if request.outputs:
+            call.chosen = check_outputs(name, info, request.outputs)
+            if has_places(request.outputs):
+                places = OutputPlaces(name, request.outputs, self.regions, call.peer)
+                call.shaping = places.write
         instance.quick.parameters.note(request)
         call.inputs = {tensor.name: tensor.data for tensor in request.inputs}
         self._gates.admit_to_model(call)
@@ -125,6 +144,32 @@ class Engine:
             return
         call.rows, call.key = rows_of(info, call.inputs), key_of(info, call.inputs)
         instance.station.begin(call)
+
+    def _read_shared(self, call: InferCall, instance: Served, shared: SharedInputs) -> None:
+        """Read the inputs of a call that are in shared memory, in a thread where they are large."""
+        size, account = shared.copied_bytes, call.peer.account
+        if account is not None and size:
+            if not account.reserve(size):
+                limit = account.ledger.limit
+                raise BudgetExhausted("the inputs in shared memory", size, limit)
+            call.hold(partial(account.release, size))
+        if size <= AT_ONCE_BYTES:
+            self._check_and_begin(call, instance, shared.read())
+            return
+
+        def has_read(found: InferRequest | BaseException) -> None:
+            if call.has_ended:
+                return
+            call.place = None
+            if isinstance(found, BaseException):
+                deliver([call], found)
+                return
+            try:
+                self._check_and_begin(call, instance, found)
+            except Exception as error:
+                deliver([call], error)
+
+        call.wait_at(Working(self._threads.start(shared.read, has_read)))
 
     def _decode(self, call: InferCall, instance: Served, images: EncodedImages, most: int) -> None:
         """Decode the images of a call in a thread, into so many bytes at most."""

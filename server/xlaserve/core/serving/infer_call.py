@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias
 import msgspec
 
 from xlaserve.core.serving.call import NO_HEADERS, NOBODY, Admission, Call, Headers, Peer
-from xlaserve.core.serving.inference import InferResponse
+from xlaserve.core.serving.inference import InferOutput, InferResponse
 from xlaserve.core.serving.statistics import VersionStatistics
 from xlaserve.core.threads.completion import settle
 from xlaserve.models.loaded import ModelInfo
@@ -111,6 +111,10 @@ class ServedInstance(User, Protocol):
         ...
 
 
+Shaping: TypeAlias = Callable[[Sequence[InferOutput]], tuple[InferOutput, ...]]
+"""Puts outputs into the forms that a request asks for; raises an InvalidRequest."""
+
+
 class InferCall(Call):
     """An inference. A transport makes it, `Engine.begin` has it executed."""
 
@@ -127,6 +131,8 @@ class InferCall(Call):
     key: ShapeKey = ()
     chosen: tuple[TensorSpec, ...] | None = None
     """The outputs that it asks for; None for all of them."""
+    shaping: Shaping | None = None
+    """Puts those into the forms that it asks for; None where they are as they are computed."""
     resident = False
     """Whether inputs may be on a device, and outputs may stay there: it is a step of an ensemble,
     executed by itself."""

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from xlaserve.tensors import Datatype, Parameter, Tensor
+from xlaserve.tensors import Datatype, Parameter, Shape, Tensor
 
 
 # None of them can be part of a cycle: the garbage collector need not look at them.
@@ -20,6 +20,12 @@ class InferInput(msgspec.Struct, gc=False):
     datatype: Datatype
     data: Tensor
     parameters: Mapping[str, Parameter] = msgspec.field(default_factory=dict)
+
+
+class SharedInput(InferInput, gc=False):
+    """One input whose elements are in shared memory, as its parameters say; `data` is empty."""
+
+    shape: Shape = ()
 
 
 class RequestedOutput(msgspec.Struct, gc=False):
@@ -73,6 +79,16 @@ class InferResponse(msgspec.Struct, gc=False):
     model_version: str
     id: str
     outputs: tuple[InferOutput, ...]
+
+
+class PlacedOutput(InferOutput, gc=False):
+    """One output whose elements are in shared memory; `data` says what its shape is."""
+
+    parameters: Mapping[str, Parameter] = msgspec.field(default_factory=dict)
+
+
+class PlacedResponse(InferResponse, gc=False):
+    """An answer with a PlacedOutput."""
 
 
 class Pending(Protocol):

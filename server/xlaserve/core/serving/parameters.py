@@ -52,9 +52,9 @@ _TEXT = Kind("a string", lambda value: isinstance(value, str))
 Table: TypeAlias = Mapping[str, Row]
 
 _OF_TENSORS: Table = {
-    "shared_memory_region": Row(_TEXT, Effect.REFUSED, "shared memory"),
-    "shared_memory_byte_size": Row(_COUNT),
-    "shared_memory_offset": Row(_COUNT),
+    "shared_memory_region": Row(_TEXT, Effect.OBEYED),
+    "shared_memory_byte_size": Row(_COUNT, Effect.OBEYED),
+    "shared_memory_offset": Row(_COUNT, Effect.OBEYED),
 }
 
 REQUEST: Table = MappingProxyType(

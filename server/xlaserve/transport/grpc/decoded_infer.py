@@ -18,7 +18,7 @@ from xlaserve.tensors import (
     from_elements,
 )
 from xlaserve.transport.grpc.codec import WireCodec
-from xlaserve.transport.grpc.tensors import read_request
+from xlaserve.transport.grpc.tensors import is_typed, read_request
 from xlaserve.transport.grpc.typed_contents import Contents
 from xlaserve.transport.grpc.wire import Data
 from xlaserve_proto import inference as pb
@@ -92,9 +92,7 @@ class DecodedInfer:
         self._structure = structure
         self._message = message
         self.typed = (
-            structure.typed
-            if structure is not None
-            else message is not None and not message.raw_input_contents
+            structure.typed if structure is not None else message is not None and is_typed(message)
         )
         """Whether it is to be answered in typed contents too."""
 

@@ -7,6 +7,7 @@ from xlaserve.core.serving.inference import InferOutput, InferResponse
 from xlaserve.tensors import BYTES, Shape, pack_bytes, to_bytes
 from xlaserve.transport.bounded_cache import MakingCache
 from xlaserve.transport.grpc.codec import WireCodec
+from xlaserve.transport.grpc.tensors import write_outputs
 from xlaserve.transport.grpc.typed_answers import Form, TypedAnswers
 from xlaserve.transport.grpc.wire import LENGTH, write_varint
 from xlaserve_proto import inference as pb
@@ -45,6 +46,8 @@ class InferEncoder:
         Without a form it is raw. A tensor of more than JOINED_BYTES is a part of its own, a view
         of its memory wherever that is contiguous. Raises ValueError for a name that is not Unicode.
         """
+        if type(response) is not InferResponse:
+            return self._encode_placed(response, form)
         if form is None and len(response.outputs) == 1 and not response.id:
             (output,) = response.outputs
             data = output.data
@@ -87,6 +90,20 @@ class InferEncoder:
             parts.append(rest)
             total += len(rest)
         return parts, total
+
+    def _encode_placed(self, response: InferResponse, form: Form | None) -> tuple[Parts, int]:
+        """Write a response with outputs that are in shared memory."""
+        outputs, raw = write_outputs(response.outputs, form)
+        message = pb.ModelInferResponse(
+            model_name=response.model_name,
+            model_version=response.model_version,
+            id=response.id,
+            outputs=outputs,
+        )
+        parts: Parts = [self._codec.encode_message(message)]
+        for tensor in raw:
+            parts += (self._sizes[len(tensor)], tensor)
+        return parts, sum(map(len, parts))
 
     def _write_typed(self, small: list[bytes], outputs: Sequence[InferOutput], form: Form) -> None:
         for output, contents in zip(outputs, form.contents, strict=True):

@@ -6,6 +6,7 @@ from grpclib.const import Handler
 
 from xlaserve.core.residence.control import ModelControl
 from xlaserve.core.server import ServerDescription
+from xlaserve.core.serving.call import NOBODY, Peer, current_call
 from xlaserve.core.serving.engine import Engine
 from xlaserve.errors import Unsupported
 from xlaserve.tensors import TensorSpec
@@ -13,7 +14,7 @@ from xlaserve.transport.grpc.infer_stream import METHOD as STREAM_METHOD
 from xlaserve.transport.grpc.infer_stream import InferStreams
 from xlaserve.transport.grpc.parameters import read_parameters
 from xlaserve.transport.grpc.statistics import write_statistics
-from xlaserve.transport.grpc.tensors import read_request, write_outputs
+from xlaserve.transport.grpc.tensors import is_typed, read_request, write_outputs
 from xlaserve.transport.grpc.typed_answers import TypedAnswers
 from xlaserve_proto import inference as pb
 
@@ -88,7 +89,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         with self._engine.require(message.model_name, message.model_version):
             request = read_request(message)
         response = await self._engine.infer(request)
-        form = None if message.raw_input_contents else self._typed.write(response.outputs)
+        form = self._typed.write(response.outputs) if is_typed(message) else None
         outputs, raw = write_outputs(response.outputs, form)
         return pb.ModelInferResponse(
             model_name=response.model_name,
@@ -151,19 +152,65 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         await self._control.unload(request.model_name, read_parameters(request.parameters))
         return pb.RepositoryModelUnloadResponse()
 
-    # --- what has nothing to do without shared memory ---
+    # --- shared memory ---
+
+    async def system_shared_memory_status(
+        self, system_shared_memory_status_request: pb.SystemSharedMemoryStatusRequest
+    ) -> pb.SystemSharedMemoryStatusResponse:
+        """List the regions that are registered, or the one of a name."""
+        return pb.SystemSharedMemoryStatusResponse(
+            regions={
+                region.name: pb.SystemSharedMemoryStatusResponseRegionStatus(
+                    name=region.name,
+                    key=region.key,
+                    offset=region.offset,
+                    byte_size=region.byte_size,
+                )
+                for region in self._engine.regions.status(system_shared_memory_status_request.name)
+            }
+        )
+
+    async def system_shared_memory_register(
+        self, system_shared_memory_register_request: pb.SystemSharedMemoryRegisterRequest
+    ) -> pb.SystemSharedMemoryRegisterResponse:
+        """Register a part of a shared memory file under a name."""
+        request = system_shared_memory_register_request
+        self._engine.regions.register(
+            _peer(), request.name, request.key, request.offset, request.byte_size
+        )
+        return pb.SystemSharedMemoryRegisterResponse()
 
     async def system_shared_memory_unregister(
         self, system_shared_memory_unregister_request: pb.SystemSharedMemoryUnregisterRequest
     ) -> pb.SystemSharedMemoryUnregisterResponse:
-        """Have nothing registered afterwards: as nothing can be, that is so already."""
+        """Have a region, or all, registered no more; one that is not there is no error."""
+        self._engine.regions.unregister(_peer(), system_shared_memory_unregister_request.name)
         return pb.SystemSharedMemoryUnregisterResponse()
+
+    async def cuda_shared_memory_status(
+        self, cuda_shared_memory_status_request: pb.CudaSharedMemoryStatusRequest
+    ) -> pb.CudaSharedMemoryStatusResponse:
+        """List nothing, as nothing is registered; for a name say that it is not there."""
+        self._engine.regions.status_cuda(cuda_shared_memory_status_request.name)
+        return pb.CudaSharedMemoryStatusResponse()
+
+    async def cuda_shared_memory_register(
+        self, cuda_shared_memory_register_request: pb.CudaSharedMemoryRegisterRequest
+    ) -> pb.CudaSharedMemoryRegisterResponse:
+        """Say that this server opens no handles of CUDA."""
+        raise Unsupported("CUDA shared memory")
 
     async def cuda_shared_memory_unregister(
         self, cuda_shared_memory_unregister_request: pb.CudaSharedMemoryUnregisterRequest
     ) -> pb.CudaSharedMemoryUnregisterResponse:
         """Have nothing registered afterwards: as nothing can be, that is so already."""
         return pb.CudaSharedMemoryUnregisterResponse()
+
+
+def _peer() -> Peer:
+    """Return the client of the call that is answered now."""
+    call = current_call.get()
+    return NOBODY if call is None else call.peer
 
 
 def _tensor_metadata(spec: TensorSpec) -> pb.ModelMetadataResponseTensorMetadata:

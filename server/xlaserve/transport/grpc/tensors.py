@@ -6,7 +6,14 @@ from typing import Any
 import numpy as np
 
 from xlaserve.core.serving.images import unpack_bytes_or_image
-from xlaserve.core.serving.inference import InferInput, InferOutput, InferRequest, RequestedOutput
+from xlaserve.core.serving.inference import (
+    InferInput,
+    InferOutput,
+    InferRequest,
+    PlacedOutput,
+    RequestedOutput,
+    SharedInput,
+)
 from xlaserve.errors import InvalidRequest, InvalidTensor
 from xlaserve.tensors import (
     BYTES,
@@ -18,7 +25,7 @@ from xlaserve.tensors import (
     from_elements,
     to_bytes,
 )
-from xlaserve.transport.grpc.parameters import read_parameters
+from xlaserve.transport.grpc.parameters import read_parameters, write_parameter
 from xlaserve.transport.grpc.typed_answers import Form
 from xlaserve_proto import inference as pb
 
@@ -43,6 +50,11 @@ def read_request(message: pb.ModelInferRequest) -> InferRequest:
     )
 
 
+def is_typed(message: pb.ModelInferRequest) -> bool:
+    """Tell whether a request is to be answered in typed contents too: none of it is in bytes."""
+    return not (message.raw_input_contents or any(map(is_shared, message.inputs)))
+
+
 def read_inputs(request: pb.ModelInferRequest) -> tuple[InferInput, ...]:
     """Return the inputs of a request as arrays, views of the received message where possible.
 
@@ -51,7 +63,7 @@ def read_inputs(request: pb.ModelInferRequest) -> tuple[InferInput, ...]:
     (V2 protocol, ModelInferRequest).
     """
     raw = request.raw_input_contents
-    expected = sum(not _is_shared(tensor) for tensor in request.inputs)
+    expected = sum(not is_shared(tensor) for tensor in request.inputs)
     if raw and len(raw) != expected:
         raise InvalidRequest(
             f"model '{request.model_name}': expected {expected} raw_input_contents, "
@@ -59,22 +71,28 @@ def read_inputs(request: pb.ModelInferRequest) -> tuple[InferInput, ...]:
         )
     buffers: Iterator[Any] = iter(raw)
     return tuple(
-        _shared_input(tensor)
-        if _is_shared(tensor)
+        _shared_input(request.model_name, tensor)
+        if is_shared(tensor)
         else _read_input(request.model_name, tensor, next(buffers, None))
         for tensor in request.inputs
     )
 
 
-def _is_shared(tensor: pb.ModelInferRequestInferInputTensor) -> bool:
+def is_shared(tensor: pb.ModelInferRequestInferInputTensor) -> bool:
+    """Tell whether the elements of an input are in shared memory (shared memory extension)."""
     return _SHARED_MEMORY in tensor.parameters
 
 
-def _shared_input(tensor: pb.ModelInferRequestInferInputTensor) -> InferInput:
-    """Return an input without elements: whether there is such a thing is for the core to say."""
+def _shared_input(model: str, tensor: pb.ModelInferRequestInferInputTensor) -> SharedInput:
+    """Return an input without elements, which the core reads from shared memory."""
     datatype = datatype_named(tensor.datatype)
+    filled = _filled(_contents(tensor))
+    if filled:
+        expected = f"no contents field beside {_SHARED_MEMORY}"
+        raise InvalidTensor(model, "input", tensor.name, expected, ", ".join(filled))
     nothing = np.empty(0, datatype.dtype)
-    return InferInput(tensor.name, datatype, nothing, read_parameters(tensor.parameters))
+    given = read_parameters(tensor.parameters)
+    return SharedInput(tensor.name, datatype, nothing, given, tuple(tensor.shape))
 
 
 def _read_input(
@@ -135,18 +153,28 @@ def write_outputs(
     """Return the output tensors, and their raw contents in the same order, if there are any.
 
     Without a form they are raw: every client but one without these fields reads that, and no
-    element passes through Python.
+    element passes through Python. Clients pair raw contents with all outputs by their order: for
+    those that are in shared memory they are empty, as Triton has them.
     """
-    described = [
-        pb.ModelInferResponseInferOutputTensor(
-            name=output.name, datatype=output.datatype.name, shape=list(output.data.shape)
-        )
-        for output in outputs
-    ]
+    described = [_described(output) for output in outputs]
     if form is not None:
         for tensor, contents in zip(described, form.contents, strict=True):
             if contents is not None:
                 tensor.contents = contents
         if not form.raw:
             return described, []
-    return described, [to_bytes(output.datatype, output.data) for output in outputs]
+    return described, [
+        b"" if isinstance(output, PlacedOutput) else to_bytes(output.datatype, output.data)
+        for output in outputs
+    ]
+
+
+def _described(output: InferOutput) -> pb.ModelInferResponseInferOutputTensor:
+    message = pb.ModelInferResponseInferOutputTensor(
+        name=output.name, datatype=output.datatype.name, shape=list(output.data.shape)
+    )
+    if isinstance(output, PlacedOutput):
+        message.parameters = {
+            name: write_parameter(value) for name, value in output.parameters.items()
+        }
+    return message

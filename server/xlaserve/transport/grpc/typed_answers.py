@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from xlaserve.core.serving.inference import InferOutput
+from xlaserve.core.serving.inference import InferOutput, PlacedOutput
 from xlaserve.errors import TooLarge
 from xlaserve.settings import TypedAnswerForm
 from xlaserve.tensors import BYTES, encoded_elements
@@ -55,13 +55,20 @@ class TypedAnswers:
         """
         if self.form is TypedAnswerForm.RAW:
             return Form([None] * len(outputs), raw=True)
-        if sum(map(_added_bytes, outputs)) > self.max_bytes:
+        if (
+            sum(_added_bytes(o) for o in outputs if not isinstance(o, PlacedOutput))
+            > self.max_bytes
+        ):
             if self.form is TypedAnswerForm.TYPED:
                 what = "the typed contents of the answer (raw_input_contents are answered raw)"
                 raise TooLarge(what, self.max_bytes, "max_typed_answer_bytes")
             return Form([None] * len(outputs), raw=True)
-        contents = [_contents(output) for output in outputs]
-        return Form(contents, raw=self.form is TypedAnswerForm.BOTH or None in contents)
+        contents = [None if isinstance(o, PlacedOutput) else _contents(o) for o in outputs]
+        has_raw = any(
+            written is None and not isinstance(output, PlacedOutput)
+            for output, written in zip(outputs, contents, strict=True)
+        )
+        return Form(contents, raw=self.form is TypedAnswerForm.BOTH or has_raw)
 
 
 def _added_bytes(output: InferOutput) -> int:

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 
 from xlaserve.core.serving.call import Operation
 from xlaserve.errors import Unsupported
-from xlaserve.transport.rest.messages import HttpRequest, HttpResponse, Nothing, json_response
-from xlaserve.transport.rest.routing import Body, Route
+from xlaserve.transport.rest.messages import HttpRequest, HttpResponse
+from xlaserve.transport.rest.routing import Route
 
 _TAG = "absent"
-_SHARED_MEMORIES = {"systemsharedmemory": "shared memory", "cudasharedmemory": "CUDA shared memory"}
 _MODELS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 
 
@@ -30,18 +29,6 @@ class _Absent:
 
 
 _ROWS: Sequence[_Absent] = (
-    *(
-        row
-        for segment, memory in _SHARED_MEMORIES.items()
-        for row in (
-            _Absent(
-                memory,
-                ["GET"],
-                [f"/v2/{segment}/status", f"/v2/{segment}/region/{{region}}/status"],
-            ),
-            _Absent(memory, ["POST"], [f"/v2/{segment}/region/{{region}}/register"]),
-        )
-    ),
     _Absent(
         "the trace extension",
         ["GET", "POST"],
@@ -58,8 +45,8 @@ _ROWS: Sequence[_Absent] = (
 
 
 def absent_routes() -> list[Route]:
-    """Return the rows of what is absent, and those that have nothing to do without it."""
-    rows = [
+    """Return the rows of what is absent."""
+    return [
         Route(
             method,
             path,
@@ -73,25 +60,6 @@ def absent_routes() -> list[Route]:
         for path in row.paths
         for method in row.methods
     ]
-    for segment, memory in _SHARED_MEMORIES.items():
-        rows += [
-            Route(
-                "POST",
-                path,
-                Operation.MANAGE,
-                unregister,
-                f"Unregister {memory}",
-                _TAG,
-                Body(Nothing),
-            )
-            for path in (f"/v2/{segment}/unregister", f"/v2/{segment}/region/{{region}}/unregister")
-        ]
-    return rows
-
-
-async def unregister(request: HttpRequest) -> HttpResponse:
-    """Have nothing registered afterwards: as nothing can be, that is so already."""
-    return json_response(Nothing())
 
 
 def _refuse(what: str) -> Callable[[HttpRequest], Awaitable[HttpResponse]]:

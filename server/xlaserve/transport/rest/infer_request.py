@@ -10,7 +10,12 @@ import msgspec
 import numpy as np
 
 from xlaserve.core.serving.images import unpack_bytes_or_image
-from xlaserve.core.serving.inference import InferInput, InferRequest, RequestedOutput
+from xlaserve.core.serving.inference import (
+    InferInput,
+    InferRequest,
+    RequestedOutput,
+    SharedInput,
+)
 from xlaserve.errors import InvalidBody, InvalidParameter, InvalidTensor
 from xlaserve.models.loaded import ModelInfo
 from xlaserve.tensors import (
@@ -234,6 +239,8 @@ class _Reader:
     def _input(self, tensor: _Input, alone: bool) -> InferInput:
         datatype = datatype_named(tensor.datatype)
         parameters = read_parameters(tensor.parameters)
+        if _SHARED_MEMORY in parameters:
+            return self._shared(datatype, tensor, parameters)
         try:
             data = self._data(datatype, tensor, parameters, alone)
         except TensorDataError as error:
@@ -243,6 +250,23 @@ class _Reader:
         parameters.pop(_BINARY_SIZE, None)
         return InferInput(tensor.name, datatype, data, parameters)
 
+    def _shared(
+        self, datatype: Datatype, tensor: _Input, parameters: dict[str, Parameter]
+    ) -> InferInput:
+        """Return an input without elements, which the core reads from shared memory."""
+        given = ["data"] * (tensor.data is not msgspec.UNSET)
+        given += [_BINARY_SIZE] * (_BINARY_SIZE in parameters)
+        if given:
+            raise InvalidTensor(
+                self.model,
+                "input",
+                tensor.name,
+                f"one of data, {_BINARY_SIZE} and {_SHARED_MEMORY}",
+                " and ".join([*given, _SHARED_MEMORY]),
+            )
+        nothing = np.empty(0, datatype.dtype)
+        return SharedInput(tensor.name, datatype, nothing, parameters, tensor.shape)
+
     def _data(
         self,
         datatype: Datatype,
@@ -251,16 +275,12 @@ class _Reader:
         alone: bool,
     ) -> Tensor:
         in_json = tensor.data is not msgspec.UNSET
-        if in_json + (_BINARY_SIZE in parameters) + (_SHARED_MEMORY in parameters) > 1:
-            given = [name for name in (_BINARY_SIZE, _SHARED_MEMORY) if name in parameters]
-            given += ["data"] * in_json
-            one = f"one of data, {_BINARY_SIZE} and {_SHARED_MEMORY}"
-            raise TensorDataError(one, " and ".join(given))
+        if in_json and _BINARY_SIZE in parameters:
+            raise TensorDataError(
+                f"one of data, {_BINARY_SIZE} and {_SHARED_MEMORY}", f"{_BINARY_SIZE} and data"
+            )
         if isinstance(tensor.data, msgspec.Raw):
             return read_elements(datatype, tensor.shape, bytes(tensor.data))
-        if _SHARED_MEMORY in parameters:
-            # Whether there is such a thing is for the core to say.
-            return np.empty(0, datatype.dtype)
         size = _binary_size(datatype, tensor.shape, parameters)
         return self._binary(datatype, tensor.shape, size, alone)
 

@@ -1,12 +1,17 @@
 """Inference responses as HTTP bodies: JSON, and JSON with binary tensors behind it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from xlaserve.core.serving.inference import InferOutput, InferRequest, InferResponse
+from xlaserve.core.serving.inference import (
+    InferOutput,
+    InferRequest,
+    InferResponse,
+    PlacedOutput,
+)
 from xlaserve.errors import InvalidTensor, OutputNotInForm
-from xlaserve.tensors import BYTES, DATATYPES, Buffer, TensorDataError, to_bytes
+from xlaserve.tensors import BYTES, DATATYPES, Buffer, Parameter, TensorDataError, to_bytes
 from xlaserve.transport.rest.infer_request import BINARY_DATA, BINARY_OUTPUT
 from xlaserve.transport.rest.json_tensors import NotInJson, write_elements
 from xlaserve.transport.rest.messages import BINARY_TYPE, JSON_TYPE, HttpResponse
@@ -28,7 +33,7 @@ class _Output(msgspec.Struct):
     name: str
     datatype: str
     shape: Sequence[int]
-    parameters: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+    parameters: Mapping[str, Parameter] | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Response(msgspec.Struct):
@@ -85,7 +90,9 @@ def write_infer_response(
     for index, output in enumerate(response.outputs):
         if index:
             json.append(b",")
-        if wanted.get(output.name, default):
+        if type(output) is not InferOutput:
+            json.append(_describe_placed(output))
+        elif wanted.get(output.name, default):
             tensors.append(to_bytes(output.datatype, output.data))
             json.append(_describe(output, {"binary_data_size": len(tensors[-1])}))
         else:
@@ -128,7 +135,7 @@ def write_infer_answer(
 
 
 def output_bytes(response: InferResponse) -> int:
-    """Return how many bytes of tensors there are to write."""
+    """Return how many bytes of tensors there are to write, or were to shared memory."""
     size = 0
     for output in response.outputs:
         size += output.data.nbytes
@@ -136,10 +143,16 @@ def output_bytes(response: InferResponse) -> int:
 
 
 def _describe(
-    output: InferOutput, parameters: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+    output: InferOutput, parameters: Mapping[str, Parameter] | msgspec.UnsetType = msgspec.UNSET
 ) -> bytes:
     shape = output.data.shape
     return _ENCODER.encode(_Output(output.name, output.datatype.name, shape, parameters))
+
+
+def _describe_placed(output: InferOutput) -> bytes:
+    """Describe an output that is in shared memory (shared memory extension)."""
+    assert isinstance(output, PlacedOutput)
+    return _describe(output, output.parameters)
 
 
 def _with_data(model: str, output: InferOutput, *, strict: bool) -> list[Buffer]:

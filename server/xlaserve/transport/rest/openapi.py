@@ -25,6 +25,7 @@ TAGS: Mapping[str, str] = MappingProxyType(
         "server": "Health, name and version of the server.",
         "inference": "The V2 (Open Inference) protocol: what models are, and inference.",
         "repository": "The model repository extension: what could be loaded, load and unload.",
+        "shared memory": "Tensors that clients of this machine leave in shared memory.",
         "sagemaker": "The container contract of SageMaker, for one model or many.",
         "people": "What people and their monitoring read.",
         "absent": "What the protocol defines and this server does not have, which is 501.",

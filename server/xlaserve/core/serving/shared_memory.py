@@ -1,0 +1,289 @@
+"""System shared memory that clients registered: regions by name, read and written within bounds.
+
+A mapping dies with what it maps: to touch a page of a file that was truncated is SIGBUS, which ends
+the process, and no check before the access is early enough. POSIX shared memory cannot be sealed
+against that. So the server reads and writes through the file descriptor, where a file that is too
+short is a short count; `in_place` maps inputs instead, for clients that are trusted.
+"""
+
+import ipaddress
+import mmap
+import os
+import stat
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from xlaserve.core.serving.call import Peer
+from xlaserve.errors import (
+    InvalidRegion,
+    NotLocal,
+    RegionExists,
+    RegionNotFound,
+    SwitchedOff,
+    TooManyRegions,
+)
+from xlaserve.settings import Settings, SharedMemoryClients
+from xlaserve.tensors import Buffer, Octets, Tensor
+
+DIRECTORY = Path("/dev/shm")
+"""Directory of the files of POSIX shared memory."""
+
+_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+"""A link is not followed; what is no file is opened without a wait, and refused then."""
+_LONGEST_NAME = 255
+_SEMAPHORE = "sem."
+"""Start of the files of POSIX semaphores, which lie in the same directory."""
+_SHOWN_CHARACTERS = 80
+_LARGEST = 2**63 - 1
+"""The largest offset that a system call takes."""
+_MOST_BUFFERS = 512
+"""Buffers of one system call; POSIX allows 1024 on Linux."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemoryPolicy:
+    """The settings of shared memory."""
+
+    clients: SharedMemoryClients = SharedMemoryClients.LOCAL
+    in_place: bool = False
+    """Whether inputs are read where they are."""
+    max_regions: int = 256
+    max_bytes: int = 64 << 30
+    """Most bytes of all regions together."""
+    directory: Path = DIRECTORY
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Return what the settings say."""
+        return cls(
+            settings.shared_memory,
+            settings.shared_memory_in_place,
+            settings.max_shared_memory_regions,
+            settings.max_shared_memory_bytes,
+        )
+
+
+class Region:
+    """A part of a shared memory file. The file stays open for as long as anybody refers to this."""
+
+    def __init__(self, name: str, key: str, offset: int, byte_size: int, file: int) -> None:
+        """`file` is a descriptor, which it closes at its end."""
+        self.name = name
+        self.key = key
+        """The name of the file as the client gave it."""
+        self.offset = offset
+        self.byte_size = byte_size
+        self._file = file
+        self._mapped: Octets | None = None
+        weakref.finalize(self, os.close, file).atexit = False
+
+    def check(self, offset: int, size: int) -> None:
+        """Raise InvalidRegion unless so many bytes at an offset are within the region."""
+        if offset + size > self.byte_size:
+            raise InvalidRegion(
+                self.name,
+                f"offset and size within its {self.byte_size} bytes",
+                f"{size} bytes at {offset}",
+            )
+
+    def read(self, offset: int, memory: Octets) -> None:
+        """Fill memory with the bytes at an offset; raises InvalidRegion where some are missing."""
+        view, done = memory.data, 0
+        while done < len(view):
+            count = os.preadv(self._file, [view[done:]], self.offset + offset + done)
+            if not count:
+                raise self._truncated(offset, len(view))
+            done += count
+
+    def view(self, offset: int, size: int) -> Octets:
+        """Return a view of bytes in place, which nobody can write through.
+
+        Raises InvalidRegion where the file is too short by now. If it is truncated later, to read
+        the view ends the process.
+        """
+        if os.fstat(self._file).st_size < self.offset + offset + size:
+            raise self._truncated(offset, size)
+        if self._mapped is None:
+            whole = self.offset + self.byte_size
+            pages = mmap.mmap(self._file, whole, access=mmap.ACCESS_READ)
+            self._mapped = np.frombuffer(pages, np.uint8)[self.offset :]
+        return self._mapped[offset : offset + size]
+
+    def write(self, offset: int, parts: Iterable[Buffer]) -> None:
+        """Write bytes to an offset; raises InvalidRegion where the file is too short by now."""
+        views = [memoryview(part).cast("B") for part in parts if len(part)]
+        size = sum(map(len, views))
+        self.check(offset, size)
+        # A write beyond its end would make the file longer.
+        if os.fstat(self._file).st_size < self.offset + offset + size:
+            raise self._truncated(offset, size)
+        at = self.offset + offset
+        while views:
+            try:
+                count = os.pwritev(self._file, views[:_MOST_BUFFERS], at)
+            except OSError as error:
+                raise InvalidRegion(
+                    self.name, f"memory for {size} bytes at {offset}", str(error.strerror)
+                ) from None
+            at += count
+            while views and count >= len(views[0]):
+                count -= len(views.pop(0))
+            if count:
+                views[0] = views[0][count:]
+
+    def shares_memory_with(self, array: Tensor) -> bool:
+        """Tell whether an array may be a view of this region."""
+        return self._mapped is not None and bool(np.may_share_memory(self._mapped, array))
+
+    def _truncated(self, offset: int, size: int) -> InvalidRegion:
+        there = max(0, os.fstat(self._file).st_size - self.offset - offset)
+        return InvalidRegion(
+            self.name, f"{size} bytes at {offset}", f"a file with {there} bytes there: truncated"
+        )
+
+
+class Regions:
+    """The regions that clients registered, by their names. Of the event loop."""
+
+    def __init__(self, policy: SharedMemoryPolicy | None = None) -> None:
+        self.policy = policy or SharedMemoryPolicy()
+        self._regions: dict[str, Region] = {}
+
+    @property
+    def is_on(self) -> bool:
+        """Tell whether any client may register a region."""
+        return self.policy.clients is not SharedMemoryClients.NONE
+
+    def register(self, peer: Peer, name: str, key: str, offset: int, byte_size: int) -> None:
+        """Open the file of a key, and know a part of it by a name (shared memory extension).
+
+        Raises RegionExists for a name that is taken, InvalidRegion for what cannot be opened or is
+        shorter than it is said to be, TooManyRegions, NotLocal or SwitchedOff.
+        """
+        self._permit(peer)
+        shown = name[:_SHOWN_CHARACTERS]
+        if not name:
+            raise InvalidRegion(name, "a name", "none")
+        if name in self._regions:
+            raise RegionExists(shown)
+        for what, count in (("offset", offset), ("byte_size", byte_size)):
+            if not 0 <= count <= _LARGEST:
+                raise InvalidRegion(shown, f"a {what} of 0 to {_LARGEST}", str(count)[:32])
+        if not byte_size:
+            raise InvalidRegion(shown, "a byte_size of 1 or more", "0")
+        policy = self.policy
+        if len(self._regions) >= policy.max_regions:
+            raise TooManyRegions(policy.max_regions, "regions", "max_shared_memory_regions")
+        region = _opened(policy.directory, name, key, offset, byte_size)
+        if sum(r.byte_size for r in self._regions.values()) + byte_size > policy.max_bytes:
+            raise TooManyRegions(policy.max_bytes, "bytes", "max_shared_memory_bytes")
+        self._regions[name] = region
+
+    def status(self, name: str = "") -> list[Region]:
+        """Return the region of a name, or all without one; raises RegionNotFound."""
+        if not name:
+            return list(self._regions.values())
+        region = self._regions.get(name)
+        if region is None:
+            raise RegionNotFound("system", name[:_SHOWN_CHARACTERS])
+        return [region]
+
+    def status_cuda(self, name: str = "") -> None:
+        """Raise RegionNotFound for a name: no region of CUDA is ever registered."""
+        if name:
+            raise RegionNotFound("cuda", name[:_SHOWN_CHARACTERS])
+
+    def unregister(self, peer: Peer, name: str = "") -> None:
+        """Forget the region of a name, or all; one that is not there is no error.
+
+        Requests that have begun go on with it, and its file is closed behind the last of them.
+        """
+        if not self._regions:
+            return
+        self._permit(peer)
+        if name:
+            self._regions.pop(name, None)
+        else:
+            self._regions.clear()
+
+    def find(self, peer: Peer, name: str) -> Region:
+        """Return the region of a name for a request; raises InvalidRegion where there is none."""
+        self._permit(peer)
+        region = self._regions.get(name)
+        if region is None:
+            shown = name[:_SHOWN_CHARACTERS]
+            raise InvalidRegion(shown, "a region that is registered", "none of this name")
+        return region
+
+    def close(self) -> None:
+        """Forget all regions: the server ends."""
+        self._regions.clear()
+
+    def _permit(self, peer: Peer) -> None:
+        if self.policy.clients is SharedMemoryClients.NONE:
+            raise SwitchedOff("shared memory", "shared_memory")
+        if self.policy.clients is SharedMemoryClients.LOCAL and not _is_local(peer):
+            raise NotLocal("shared memory", peer.address, "shared_memory")
+
+
+def _is_local(peer: Peer) -> bool:
+    if not peer.listener or peer.address == "unix":
+        return True  # inside the process there is no listener
+    host = peer.address.rpartition(":")[0].strip("[]").partition("%")[0]
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
+def _opened(directory: Path, name: str, key: str, offset: int, byte_size: int) -> Region:
+    shown = name[:_SHOWN_CHARACTERS]
+    path = directory / _file_name(shown, key)
+    try:
+        file = os.open(path, _FLAGS)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidRegion(
+            shown, "the key of shared memory that can be opened", f"{_shown(key)}: {reason}"
+        ) from None
+    region = Region(name, key, offset, byte_size, file)
+    found = os.fstat(file)
+    if not stat.S_ISREG(found.st_mode):
+        raise InvalidRegion(shown, "the key of shared memory", f"{_shown(key)}, which is none")
+    if found.st_uid != os.geteuid():
+        raise InvalidRegion(
+            shown, "shared memory of the server's own user", f"{_shown(key)} of another user"
+        )
+    if offset + byte_size > found.st_size:
+        raise InvalidRegion(
+            shown,
+            f"shared memory with {byte_size} bytes at {offset}",
+            f"{_shown(key)} of {found.st_size} bytes",
+        )
+    return region
+
+
+def _file_name(region: str, key: str) -> str:
+    """Return the name of the file of a key: a slash, which may be left out, and no other one."""
+    name = key.removeprefix("/")
+    is_wrong = not name or "/" in name or "\0" in name or name in (".", "..")
+    try:
+        is_wrong = is_wrong or len(os.fsencode(name)) > _LONGEST_NAME
+    except UnicodeEncodeError:
+        is_wrong = True
+    if is_wrong or name.startswith(_SEMAPHORE):
+        raise InvalidRegion(
+            region, "a key that names shared memory, with no slash but its first", _shown(key)
+        )
+    return name
+
+
+def _shown(key: str) -> str:
+    return repr(key[:_SHOWN_CHARACTERS])

@@ -1,0 +1,564 @@
+"""The system shared memory extension, with the stock clients over both transports."""
+
+import asyncio
+import gc
+import os
+import socket
+import threading
+import weakref
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import pytest
+import tritonclient.utils as triton
+import tritonclient.utils.shared_memory as shm
+from support import identity_models
+from support.doubling import export_double
+from support.server import RunningServer, Serve
+from support.stock import KINDS, Stock, stock_client
+
+from xlaserve.core.serving.call import NOBODY
+from xlaserve.core.serving.inference import InferOutput, RequestedOutput
+from xlaserve.core.serving.shared_tensors import REGION, OutputPlaces
+from xlaserve.tensors import DATATYPES
+
+DATA = np.arange(4, dtype=np.float32).reshape(1, 4)
+SIZE = DATA.nbytes
+TEXTS = np.array([b"one", b"", "zw\xf6lf".encode()], np.object_)
+BAD_KEYS = (
+    "../../etc/passwd",
+    "/../../etc/passwd",
+    "/a/b",
+    "..",
+    ".",
+    "",
+    "/",
+    "//a",
+    "a\0b",
+    "x" * 300,
+    "sem.a",
+    "not there",
+)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    identity_models.write(root, "echo", "FP32", (-1, 4))
+    identity_models.write(root, "bools", "BOOL")
+    identity_models.write(root, "texts", "BYTES")
+    export_double(root)
+    return root
+
+
+@pytest.fixture
+async def server(serve: Serve, models: Path) -> AsyncIterator[RunningServer]:
+    """A server with all but the model of JAX, which takes half a second to load."""
+    models_alone = ("echo", "bools", "texts")
+    async with serve(models, load_model=models_alone, http_endpoint="port:0") as running:
+        yield running
+
+
+@pytest.fixture(params=KINDS)
+async def client(request: pytest.FixtureRequest, server: RunningServer) -> AsyncIterator[Stock]:
+    async with stock_client(request.param, server) as connected:
+        yield connected
+
+
+@pytest.fixture
+async def quick(server: RunningServer) -> AsyncIterator[Stock]:
+    """One client, where the transport makes no difference."""
+    async with stock_client("grpc.aio", server) as connected:
+        yield connected
+
+
+class Memory:
+    """A shared memory file of a test."""
+
+    def __init__(self, size: int) -> None:
+        self.key = f"/xlaserve-{uuid4().hex}"
+        self.path = Path("/dev/shm", self.key[1:])
+        self.handle = shm.create_shared_memory_region("test", self.key, size)
+
+    def put(self, *arrays: np.ndarray[Any, Any], offset: int = 0) -> None:
+        """Write arrays one after the other."""
+        shm.set_shared_memory_region(self.handle, arrays, offset)
+
+    def get(self, dtype: Any, shape: Any, offset: int = 0) -> Any:
+        """Return an array as a client reads it."""
+        return shm.get_contents_as_numpy(self.handle, dtype, shape, offset).copy()
+
+
+@pytest.fixture
+def memory() -> Iterator[Memory]:
+    made = Memory(4096)
+    yield made
+    shm.destroy_shared_memory_region(made.handle)
+
+
+async def register(client: Stock, memory: Memory, name: str = "r", size: int = 4096) -> None:
+    await client.ask("register_system_shared_memory", name, memory.key, size)
+
+
+def placed(client: Stock, size: int = SIZE, offset: int = 0, region: str = "r") -> Any:
+    tensor = client.input("x", list(DATA.shape), "FP32")
+    tensor.set_shared_memory(region, size, offset)
+    return tensor
+
+
+def wanted(client: Stock, size: int, offset: int = 0, region: str = "r") -> Any:
+    output = client.output("y")
+    output.set_shared_memory(region, size, offset)
+    return output
+
+
+async def test_a_region_is_registered_listed_and_unregistered(
+    client: Stock, memory: Memory
+) -> None:
+    await register(client, memory, "a", 64)
+    await client.ask("register_system_shared_memory", "b", memory.key, 64, offset=128)
+    regions = await listed(client)
+    one = await listed(client, "b")
+    twice = await client.fault("register_system_shared_memory", "a", memory.key, 64)
+    await client.ask("unregister_system_shared_memory", "a")
+    await client.ask("unregister_system_shared_memory", "a")
+    left = await listed(client)
+    unknown = await client.fault("get_system_shared_memory_status", "a")
+    await client.ask("unregister_system_shared_memory")
+
+    assert {("a", memory.key, 0, 64), ("b", memory.key, 128, 64)} == regions
+    assert {("b", memory.key, 128, 64)} == one == left
+    assert "shared memory region 'a' already in manager" in twice
+    assert "Unable to find system shared memory region: 'a'" == unknown
+    assert set() == await listed(client)
+
+
+async def listed(client: Stock, name: str = "") -> set[tuple[str, str, int, int]]:
+    status = await client.ask("get_system_shared_memory_status", name)
+    rows = status.regions.values() if "grpc" in client.kind else status
+    if "grpc" in client.kind:
+        return {(row.name, row.key, row.offset, row.byte_size) for row in rows}
+    return {(row["name"], row["key"], row["offset"], row["byte_size"]) for row in rows}
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+async def test_inputs_and_outputs_are_in_shared_memory(
+    serve: Serve, models: Path, in_place: bool
+) -> None:
+    """At offsets within the region, and of the region within its file."""
+    settings = {"shared_memory_in_place": in_place, "http_endpoint": "port:0"}
+    async with serve(models, load_model=("echo",), **settings) as server:
+        for kind in KINDS:
+            await check_places(server, kind)
+
+
+async def check_places(server: RunningServer, kind: str) -> None:
+    memory = Memory(4096)
+    memory.put(DATA, offset=192)
+    async with stock_client(kind, server) as client:
+        await client.ask("register_system_shared_memory", "r", memory.key, 1024, offset=128)
+        outputs = [wanted(client, 64, 256)]
+        answer = await client.ask("infer", "echo", [placed(client, SIZE, 64)], outputs=outputs)
+        await client.ask("unregister_system_shared_memory", "r")
+
+    output = answer.get_output("y")
+    if "grpc" in kind:
+        assert [b""] == list(answer.get_response().raw_output_contents)
+        parameters = output.parameters
+        assert "r" == parameters["shared_memory_region"].string_param
+        assert (SIZE, 256) == (
+            parameters["shared_memory_byte_size"].int64_param,
+            parameters["shared_memory_offset"].int64_param,
+        )
+    else:
+        assert {
+            "shared_memory_region": "r",
+            "shared_memory_byte_size": SIZE,
+            "shared_memory_offset": 256,
+        } == output["parameters"]
+    assert DATA.tolist() == memory.get(np.float32, DATA.shape, 384).tolist()
+    shm.destroy_shared_memory_region(memory.handle)
+
+
+async def test_they_are_mixed_with_tensors_in_the_message(client: Stock, memory: Memory) -> None:
+    memory.put(DATA)
+    await register(client, memory)
+    from_memory = await client.ask("infer", "echo", [placed(client)])
+    sent = client.input("x", list(DATA.shape), "FP32")
+    sent.set_data_from_numpy(DATA + 1)
+    into = await client.ask("infer", "echo", [sent], outputs=[wanted(client, SIZE, 512)])
+
+    assert DATA.tolist() == from_memory.as_numpy("y").tolist()
+    assert into.get_output("y") is not None
+    assert (DATA + 1).tolist() == memory.get(np.float32, DATA.shape, 512).tolist()
+
+
+async def test_texts_are_in_shared_memory(client: Stock, memory: Memory) -> None:
+    packed = triton.serialize_byte_tensor(TEXTS)
+    memory.put(packed)
+    await register(client, memory)
+    tensor = client.input("x", [3], "BYTES")
+    tensor.set_shared_memory("r", len(packed.item()))
+    await client.ask("infer", "texts", [tensor], outputs=[wanted(client, 256, 1024)])
+
+    assert TEXTS.tolist() == memory.get(np.object_, [3], 1024).tolist()
+
+
+async def test_a_model_of_jax_reads_shared_memory(
+    serve: Serve, models: Path, memory: Memory
+) -> None:
+    """Requests of one batch have their own places; one with too small a place fails alone."""
+    rows = np.array([[1, 2], [3, 4]], np.float32)
+    memory.put(rows)
+    async with (
+        serve(models, load_model=("double",)) as server,
+        stock_client("grpc.aio", server) as client,
+    ):
+        await register(client, memory)
+        server.gather("double", 3)
+
+        async def infer(row: int, size: int) -> Any:
+            tensor = client.input("x", [1, 2], "FP32")
+            tensor.set_shared_memory("r", 8, 8 * row)
+            outputs = [wanted(client, size, 512 + 8 * row)]
+            return await client.ask("infer", "double", [tensor], outputs=outputs)
+
+        ends = await asyncio.gather(infer(0, 8), infer(1, 4), infer(1, 8), return_exceptions=True)
+
+    assert "at least 8 bytes to hold the results, got 4" in str(ends[1])
+    assert not any(isinstance(ends[index], BaseException) for index in (0, 2))
+    assert (2 * rows).tolist() == memory.get(np.float32, [2, 2], 512).tolist()
+
+
+async def test_what_is_not_within_the_region_is_refused(client: Stock, memory: Memory) -> None:
+    """By its text, which names the model and the tensor or the region."""
+    await register(client, memory, size=64)
+    faults = [
+        ((SIZE, 0, "nobody"), "shared memory region 'nobody': expected a region that is register"),
+        ((SIZE, 56, "r"), "within its 64 bytes, got 16 bytes at 56"),
+        ((SIZE, 2**62, "r"), "within its 64 bytes"),
+        ((SIZE + 4, 0, "r"), "input 'x': expected a shared_memory_byte_size of 16 bytes"),
+    ]
+    for (size, offset, region), text in faults:
+        assert text in await client.fault("infer", "echo", [placed(client, size, offset, region)])
+    memory.put(DATA)
+    small = await client.fault(
+        "infer", "echo", [placed(client)], outputs=[wanted(client, SIZE - 1, 32)]
+    )
+    outside = await client.fault(
+        "infer", "echo", [placed(client)], outputs=[wanted(client, SIZE, 60)]
+    )
+
+    expected = "a shared_memory_byte_size of at least 16 bytes to hold the results, got 15 bytes"
+    assert f"model 'echo', output 'y': expected {expected}" == small
+    assert "within its 64 bytes" in outside
+
+
+async def test_offsets_of_64_bits_do_not_wrap_around(quick: Stock, memory: Memory) -> None:
+    for offset, size in ((2**63, 64), (2**64 - 1, 1), (0, 2**64 - 1), (2**63 - 1, 2**63 - 1)):
+        text = await quick.fault("register_system_shared_memory", "r", memory.key, size, offset)
+        assert "shared memory region 'r': expected" in text
+    assert set() == await listed(quick)
+
+
+async def test_a_key_that_names_no_shared_memory_is_refused(quick: Stock) -> None:
+    for key in BAD_KEYS:
+        text = await quick.fault("register_system_shared_memory", "r", key, 16)
+
+        assert text.startswith("shared memory region 'r': expected ")
+    assert set() == await listed(quick)
+
+
+async def test_only_plain_files_of_its_own_user_are_opened(
+    quick: Stock, memory: Memory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(64))
+    link, pipe = (Path("/dev/shm", f"xlaserve-{uuid4().hex}") for _ in range(2))
+    link.symlink_to(secret)
+    os.mkfifo(pipe)
+    try:
+        for path in (link, pipe):
+            text = await quick.fault("register_system_shared_memory", "r", path.name, 16)
+            assert "expected the key of shared memory" in text
+    finally:
+        link.unlink()
+        pipe.unlink()
+    mine = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
+
+    text = await quick.fault("register_system_shared_memory", "r", memory.key, 16)
+    assert "of the server's own user" in text
+
+
+async def test_more_than_there_is_cannot_be_registered(quick: Stock, memory: Memory) -> None:
+    text = await quick.fault("register_system_shared_memory", "r", memory.key, 4097)
+
+    assert f"with 4097 bytes at 0, got '{memory.key}' of 4096 bytes" in text
+
+
+async def test_regions_are_limited_and_leave_nothing(
+    serve: Serve, models: Path, memory: Memory
+) -> None:
+    """However many are registered, each open file is closed."""
+    async with (
+        serve(models, max_shared_memory_regions=8) as server,
+        stock_client("grpc.aio", server) as client,
+    ):
+        before = open_files()
+        refused = ""
+        for index in range(2000):
+            try:
+                await register(client, memory, f"{index}", 64)
+            except triton.InferenceServerException as error:
+                refused = str(error.message())
+        many = open_files()
+        await client.ask("unregister_system_shared_memory")
+        for _ in range(50):
+            await register(client, memory)
+            await client.ask("unregister_system_shared_memory", "r")
+        after = open_files()
+    gc.collect()
+
+    assert "no more than 8 regions" in refused
+    assert before + 8 == many
+    assert before == after
+    assert open_files() <= before
+
+
+def open_files() -> int:
+    """Return how many files of shared memory of tests this process has open."""
+    gc.collect()
+    targets = []
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # that of the directory itself
+            targets.append(str(link.readlink()))
+    return sum(target.startswith("/dev/shm/xlaserve-") for target in targets)
+
+
+async def test_bytes_of_regions_are_limited(serve: Serve, models: Path, memory: Memory) -> None:
+    async with (
+        serve(models, max_shared_memory_bytes=5000) as server,
+        stock_client("grpc.aio", server) as client,
+    ):
+        await register(client, memory, "a")
+        text = await client.fault("register_system_shared_memory", "b", memory.key, 4096)
+
+    assert "no more than 5000 bytes of shared memory may be registered" in text
+
+
+async def test_a_region_may_be_unregistered_while_it_is_used(
+    server: RunningServer, quick: Stock, memory: Memory
+) -> None:
+    """A request that has begun keeps it, and writes its output there."""
+    regions = server.application.engine.regions
+    places: list[Any] = []
+    memory.put(DATA)
+    await register(quick, memory)
+    files = open_files()
+    used = weakref.ref(regions.find(NOBODY, "r"))
+    requested = RequestedOutput("y", {REGION: "r", "shared_memory_byte_size": SIZE})
+    places.append(OutputPlaces("echo", [requested], regions, NOBODY))
+    await quick.ask("unregister_system_shared_memory")
+    places[0].write([InferOutput("y", DATATYPES["FP32"], 2 * DATA)])
+
+    assert used() is not None
+    assert files == open_files()
+    places.clear()
+    assert used() is None
+    assert files - 1 == open_files()
+    assert (2 * DATA).tolist() == memory.get(np.float32, DATA.shape).tolist()
+
+
+async def test_a_region_that_is_truncated_while_it_is_read_is_an_error(
+    server: RunningServer, quick: Stock
+) -> None:
+    """And neither a SIGBUS nor a longer file: at any time of a request."""
+    elements = 1 << 19
+    memory = Memory(4 * elements)
+    shape = [elements // 4, 4]
+    await register(quick, memory, size=4 * elements)
+    tensor = quick.input("x", shape, "FP32")
+    tensor.set_shared_memory("r", 4 * elements)
+    output = wanted(quick, 4 * elements)
+    stop = threading.Event()
+
+    async def ask(outputs: Any) -> str:
+        try:
+            await quick.ask("infer", "echo", [tensor], outputs=outputs)
+        except triton.InferenceServerException as error:
+            return str(error.message())
+        return ""
+
+    truncating = asyncio.ensure_future(asyncio.to_thread(truncate_until, memory, stop))
+    texts = [await ask([output] if index % 2 else None) for index in range(60)]
+    stop.set()
+    await truncating
+    os.truncate(memory.path, 8)
+    last = await ask(None)
+    os.truncate(memory.path, 4 * elements)
+
+    assert "" == await ask([output])
+    assert "a file with 8 bytes there: truncated" in last
+    assert all("truncated" in text for text in texts if text)
+    shm.destroy_shared_memory_region(memory.handle)
+
+
+def truncate_until(memory: Memory, stop: threading.Event) -> None:
+    size = memory.path.stat().st_size
+    while not stop.is_set():
+        for part in (0, 4096, size // 2, size):
+            os.truncate(memory.path, part)
+
+
+async def test_in_place_a_truncated_region_is_seen_before_a_request(
+    serve: Serve, models: Path, memory: Memory
+) -> None:
+    async with (
+        serve(models, load_model=("echo",), shared_memory_in_place=True) as server,
+        stock_client("grpc.aio", server) as client,
+    ):
+        await register(client, memory)
+        os.truncate(memory.path, 8)
+        text = await client.fault("infer", "echo", [placed(client)])
+        os.truncate(memory.path, 4096)
+        memory.put(DATA)
+        # The same bytes are read and written: the model hands its input back.
+        outputs = [wanted(client, SIZE, 4)]
+        await client.ask("infer", "echo", [placed(client)], outputs=outputs)
+
+    assert "a file with 8 bytes there: truncated" in text
+    assert DATA.tolist() == memory.get(np.float32, DATA.shape, 4).tolist()
+
+
+async def test_an_output_may_replace_the_input(client: Stock, memory: Memory) -> None:
+    memory.put(DATA)
+    await register(client, memory)
+    await client.ask("infer", "echo", [placed(client)], outputs=[wanted(client, SIZE, 8)])
+
+    assert DATA.tolist() == memory.get(np.float32, DATA.shape, 8).tolist()
+
+
+async def test_bytes_that_are_no_tensor_are_refused(quick: Stock, memory: Memory) -> None:
+    memory.put(np.array([7] * 16, np.uint8))
+    await register(quick, memory)
+    bools, texts = quick.input("x", [4], "BOOL"), quick.input("x", [1], "BYTES")
+    bools.set_shared_memory("r", 4)
+    texts.set_shared_memory("r", 16)
+
+    assert "BOOL bytes of 0 or 1" in await quick.fault("infer", "bools", [bools])
+    assert "model 'texts', input 'x'" in await quick.fault("infer", "texts", [texts])
+
+
+async def test_what_an_input_takes_is_held_by_its_connection(serve: Serve, models: Path) -> None:
+    memory = Memory(4 << 20)
+    async with (
+        serve(models, load_model=("echo",), max_held_bytes=1 << 20) as server,
+        stock_client("grpc.aio", server) as client,
+    ):
+        await register(client, memory, size=4 << 20)
+        tensor = client.input("x", [1 << 18, 4], "FP32")
+        tensor.set_shared_memory("r", 4 << 20)
+        text = await client.fault("infer", "echo", [tensor])
+        held = server.application.ledger.held
+    shm.destroy_shared_memory_region(memory.handle)
+
+    assert "no memory for the inputs in shared memory of 4194304 bytes" in text
+    assert 0 == held
+
+
+async def test_a_server_without_shared_memory_says_so(
+    serve: Serve, models: Path, memory: Memory
+) -> None:
+    async with serve(
+        models, load_model=("echo",), shared_memory="none", http_endpoint="port:0"
+    ) as server:
+        for kind in ("grpc.aio", "http.aio"):
+            async with stock_client(kind, server) as client:
+                texts = [
+                    await client.fault("register_system_shared_memory", "r", memory.key, 64),
+                    await client.fault("infer", "echo", [placed(client)]),
+                ]
+                await client.ask("unregister_system_shared_memory")
+                metadata = await client.ask("get_server_metadata")
+                names = metadata.extensions if "grpc" in kind else metadata["extensions"]
+
+                assert {"shared memory is turned off on this server (shared_memory)"} == set(texts)
+                assert "system_shared_memory" not in names
+
+
+async def test_clients_of_other_machines_may_not_name_it(
+    serve: Serve, models: Path, memory: Memory
+) -> None:
+    """Unless a setting says so: they would read the memory of this one."""
+    address = own_address()
+    for clients, texts in (("local", ("is for clients on this machine",) * 3), ("all", ("",) * 3)):
+        async with (
+            serve(models, load_model=("echo",), host="0.0.0.0", shared_memory=clients) as server,
+            stock_client("grpc.aio", server) as near,
+        ):
+            port = server.url.rpartition(":")[2]
+            memory.put(DATA)
+            await register(near, memory)
+            elsewhere = replace(server, url=f"{address}:{port}")
+            async with stock_client("grpc.aio", elsewhere) as far:
+                got = [
+                    await outcome(far, "register_system_shared_memory", "s", memory.key, 64),
+                    await outcome(far, "infer", "echo", [placed(far)]),
+                    await outcome(far, "unregister_system_shared_memory", "r"),
+                ]
+
+        assert [bool(text) for text in texts] == [bool(found) for found in got]
+        assert all(text in found for text, found in zip(texts, got, strict=True))
+
+
+def own_address() -> str:
+    """Return an address of this machine that is not a loopback address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing
+        except OSError:
+            pytest.skip("this machine has no address but loopback")
+        return str(probe.getsockname()[0])
+
+
+async def outcome(client: Stock, method: str, *args: Any) -> str:
+    try:
+        await client.ask(method, *args)
+    except triton.InferenceServerException as error:
+        return str(error.message())
+    return ""
+
+
+async def test_cuda_shared_memory_is_not_there(client: Stock) -> None:
+    """Registration says so; status and unregistration answer."""
+    text = await client.fault("register_cuda_shared_memory", "r", b"aGFuZGxl", 0, 64)
+    status = await client.ask("get_cuda_shared_memory_status")
+    await client.ask("unregister_cuda_shared_memory")
+    await client.ask("unregister_cuda_shared_memory", "r")
+    unknown = await client.fault("get_cuda_shared_memory_status", "r")
+
+    assert "CUDA shared memory is not implemented by this server" == text
+    assert not (status.regions if "grpc" in client.kind else status)
+    assert "Unable to find cuda shared memory region: 'r'" == unknown
+
+
+async def test_answered_requests_leave_no_region_behind(
+    client: Stock, server: RunningServer, memory: Memory
+) -> None:
+    memory.put(DATA)
+    await register(client, memory)
+    region = weakref.ref(server.application.engine.regions.find(NOBODY, "r"))
+    for index in range(3):
+        outputs = [wanted(client, SIZE, 64)] if index else None
+        await client.ask("infer", "echo", [placed(client)], outputs=outputs)
+    await client.fault("infer", "echo", [placed(client)], outputs=[wanted(client, 4, 64)])
+    await client.ask("unregister_system_shared_memory", "r")
+    gc.collect()
+
+    assert region() is None
