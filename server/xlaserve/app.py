@@ -121,10 +121,7 @@ class Application:
     """The whole server, from settings; `running` starts it and ends it."""
 
     def __init__(self, settings: Settings, display: Display | None = None) -> None:
-        # SageMaker makes the directory with the first model.
-        is_there = os.path.isdir(settings.repository)  # noqa: PTH112, never raises
-        if not is_there and not settings.sagemaker_multi_model:
-            raise InvalidSettings("repository", "a directory", str(settings.repository))
+        _check_directories(settings)
         self.settings = settings
         self.display = display or NoDisplay()
         self.grpc: GrpcServer
@@ -172,13 +169,7 @@ class Application:
             cache=self.response_cache,
             counting=counting,
         )
-        self.repository = Repository(
-            settings.repository,
-            extra_roots=settings.model_root,
-            max_models=settings.max_models,
-            max_config_bytes=settings.max_config_bytes,
-            bare_name=settings.bare_model,
-        )
+        self.repository = Repository.of_settings(settings)
         machinery = Machinery(
             load=loaders.load,
             predict_size=loaders.predict_size,
@@ -386,6 +377,20 @@ class Application:
         self.has_threads_left = not self.workers.close(seconds)
         if self.has_threads_left:
             _log.warning("threads did not end", abandoned=len(self.workers.abandoned))
+
+
+def _check_directories(settings: Settings) -> None:
+    """Raise InvalidSettings unless each repository is a directory of its own."""
+    given = {"repository": [settings.repository], "model_repository": settings.model_repository}
+    seen: set[str] = set()
+    for setting, paths in given.items():
+        for path in paths:
+            # SageMaker makes the directory with the first model.
+            if not os.path.isdir(path) and not settings.sagemaker_multi_model:  # noqa: PTH112
+                raise InvalidSettings(setting, "a directory", str(path))
+            if os.path.realpath(path) in seen:
+                raise InvalidSettings(setting, "another directory than those before", str(path))
+            seen.add(os.path.realpath(path))
 
 
 def _try_loading(seconds: float, directory: Path, config: ModelConfig) -> None:

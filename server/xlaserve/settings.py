@@ -136,6 +136,9 @@ class Settings:
 
     # --- Models ---
 
+    model_repository: tuple[Path, ...] = ()
+    """Further repositories; may be given more than once. The first one stands for the argument
+    where that is left out. A model that is in several of them is served from none."""
     model_control_mode: ModelControlMode = ModelControlMode.NONE
     """none: load all at start; poll: follow the repository; explicit: clients load and unload."""
     load_model: tuple[str, ...] = ()
@@ -486,9 +489,7 @@ class Settings:
         if values.get("sagemaker"):
             below = sagemaker_environment.settings_below(environ, values)
             values |= {name: _from_flag(name, hints[name], text) for name, text in below.items()}
-        if "repository" not in values:
-            raise InvalidSettings("repository", "a directory", None)
-        return cls(**values)
+        return cls(**_with_repository(values))
 
 
 _REPLACED: Mapping[str, str] = {
@@ -498,6 +499,16 @@ _REPLACED: Mapping[str, str] = {
 """Settings that there were, and what is obeyed now."""
 
 _LOG_LEVELS = ("auto", "debug", "info", "warning", "error")
+
+
+def _with_repository(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the values with the first of the repositories as the one; raises InvalidSettings."""
+    if "repository" in values:
+        return values
+    if not values.get("model_repository"):
+        raise InvalidSettings("repository", "a directory", None)
+    first, *others = values["model_repository"]
+    return {**values, "repository": first, "model_repository": tuple(others)}
 
 
 def _from_flag(name: str, hint: Any, value: object) -> Any:

@@ -50,12 +50,7 @@ async def make_core(tmp_path: Path, world: World) -> AsyncIterator[MakeCore]:
         settings = Settings(**values | changes)
         registry = Registry(settings.max_requests_per_model)
         workers = Workers(load_threads=2, execute_threads=2, max_abandoned=settings.max_abandoned)
-        repository = Repository(
-            root,
-            extra_roots=settings.model_root,
-            max_models=settings.max_models,
-            max_config_bytes=settings.max_config_bytes,
-        )
+        repository = Repository.of_settings(settings)
         machinery = Machinery(
             load=world.load,
             predict_size=world.predict_size,

@@ -47,12 +47,7 @@ def plan(  # noqa: PLR0917, typer reads the parameters of a command from its sig
     if not repository.is_dir():
         raise InvalidSettings("repository", "a directory", str(repository))
     settings = Settings(repository=repository, capacity_bytes=capacity_bytes)
-    models = Repository(
-        repository,
-        extra_roots=settings.model_root,
-        max_models=settings.max_models,
-        max_config_bytes=settings.max_config_bytes,
-    )
+    models = Repository.of_settings(settings)
     directory = "" if cache is None else str(cache.absolute())
     with unwinding_on_signals(), Compilers(most=jobs) as compilers, _progress() as on_done:
         made = DevicePlanner(settings, models, compilers).plan(

@@ -72,7 +72,7 @@ def warm(
 
 
 def _warmed(settings: Settings, target: str, count: int) -> Iterator[Warmed]:
-    repository = _repository(settings)
+    repository = Repository.of_settings(settings)
     found = list(_sources(repository))
     if not found:
         raise InvalidSettings("repository", "a directory of models", settings.repository)
@@ -143,16 +143,6 @@ def _warmed_ahead(
         done = compilers.compile(jobs)
     for (source, version), compiled in zip(found, done, strict=True):
         yield warming.warmed_ahead(source.name, str(version.number), compiled)
-
-
-def _repository(settings: Settings) -> Repository:
-    return Repository(
-        settings.repository,
-        extra_roots=settings.model_root,
-        max_models=settings.max_models,
-        max_config_bytes=settings.max_config_bytes,
-        bare_name=settings.bare_model,
-    )
 
 
 def _sources(repository: Repository) -> Iterator[ModelSource | Warmed]:

@@ -51,7 +51,8 @@ class Catalog:
         known = {row.name for row in rows}
         for name in await self._names():
             if name not in known:
-                rows.append(IndexEntry(name, "", State.UNAVAILABLE.public, "not loaded"))
+                reason = self._repository.ambiguity(name) or "not loaded"
+                rows.append(IndexEntry(name, "", State.UNAVAILABLE.public, reason))
         return sorted(rows, key=lambda row: row.name)
 
     async def ready(self, name: str, version: str = "") -> bool:

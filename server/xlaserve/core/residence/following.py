@@ -7,7 +7,7 @@ import structlog
 
 from xlaserve.core.residence.registry import Registry
 from xlaserve.core.residence.repository import Repository
-from xlaserve.core.residence.watching import RepositoryWatch
+from xlaserve.core.residence.watches import RepositoryWatches
 from xlaserve.core.threads.workers import Workers
 from xlaserve.errors import (
     RepositoryUnreadable,
@@ -40,7 +40,7 @@ class RepositoryFollower:
         self._workers = workers
         self._load = load
         self._unload = unload
-        self.watch = RepositoryWatch(repository)
+        self.watch = RepositoryWatches(repository)
         self._failed: set[str] = set()
         self._started = False
         self._log = structlog.get_logger("control")
@@ -86,7 +86,7 @@ class RepositoryFollower:
             return settings.load_model
         if every is None:
             # Nothing would ever load them.
-            raise RepositoryUnreadable(str(settings.repository), self.watch.problem)
+            raise RepositoryUnreadable(self.watch.unreadable, self.watch.problem)
         return every
 
     async def _load_logged(self, name: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from xlaserve.core.residence.names import check_name, is_version
-from xlaserve.errors import InvalidName
+from xlaserve.errors import InvalidModel, InvalidName
 from xlaserve.models.config_text import CONFIG_FILES
 
 RootIdentity: TypeAlias = tuple[int, int]
@@ -93,3 +93,21 @@ def subdirectories(directory: Path) -> list[Path]:
     if not directory.is_dir():
         return []
     return [path for path in directory.iterdir() if path.name[:1] != "." and path.is_dir()]
+
+
+def unpacked(path: Path) -> Path:
+    """Return the model that a directory holds, or itself where it is one, or a version of one.
+
+    Raises InvalidModel where it holds several.
+    """
+    if is_model(path):
+        return path
+    inner = subdirectories(path)
+    models = [directory for directory in inner if is_model(directory)]
+    if len(models) > 1:
+        names = ", ".join(sorted(f"'{model.name}'" for model in models))
+        raise InvalidModel(f"'{path}' holds several models, expected one: {names}")
+    if models:
+        return models[0]
+    visible = [child for child in path.iterdir() if child.name[:1] != "."] if inner else []
+    return inner[0] if visible == inner and len(inner) == 1 else path

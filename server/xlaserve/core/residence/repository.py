@@ -4,14 +4,19 @@ Everything here waits for the disk and is called from a thread, never from the e
 """
 
 import os
-import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
 
 from xlaserve.core.residence.exhaustion import load_failure
-from xlaserve.core.residence.listing import Listing, is_model, list_root, subdirectories
+from xlaserve.core.residence.fingerprints import Fingerprint, files_below, fingerprint_of
+from xlaserve.core.residence.listing import (
+    Listing,
+    is_model,
+    list_root,
+    subdirectories,
+    unpacked,
+)
 from xlaserve.core.residence.names import check_name, is_version
 from xlaserve.core.residence.overrides import Override
 from xlaserve.core.residence.wrong_root import hint
@@ -20,18 +25,13 @@ from xlaserve.models import files
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_text import parse_json, read_config
 from xlaserve.models.roots import ANYWHERE, Roots
+from xlaserve.settings import Settings
 from xlaserve.temporary import remove_leftovers
-
-MAX_FILES_PER_VERSION = 10_000
-"""Files of one version directory; more is not a model but a mistake."""
 
 _MAX_TIDIED = 10_000
 """Models that are looked into for leftovers at the start."""
 
 _MAX_LABEL_BYTES = 64 << 20
-
-Fingerprint: TypeAlias = tuple[object, ...]
-"""Changes when a file of the version, or its configuration, changes."""
 
 ENSEMBLE_VERSION = 1
 """The version of an ensemble without version directories: it needs no files."""
@@ -88,14 +88,36 @@ class Repository:
         max_models: int,
         max_config_bytes: int,
         bare_name: str = "",
+        beside: "Sequence[Repository]" = (),
     ) -> None:
-        """With `bare_name`, a root that does not hold models is itself one, of that name."""
+        """With `bare_name`, a root that does not hold models is itself one, of that name.
+
+        Models of the repositories `beside` it are found by this one, too.
+        """
         self.root = root
+        self.parts: tuple[Repository, ...] = (self, *beside)
+        """Itself, and those beside it; each is listed and watched by itself."""
         self._bare_name = bare_name
         self._given_roots = (root.absolute(), *extra_roots)
         self._roots = Roots.of(self._given_roots)
         self._max_models = max_models
         self._max_config_bytes = max_config_bytes
+
+    @classmethod
+    def of_settings(cls, settings: Settings) -> "Repository":
+        """Return the repositories of the settings; links may lead from one into another."""
+
+        def one(root: Path, beside: "Sequence[Repository]" = ()) -> "Repository":
+            return cls(
+                root,
+                extra_roots=(settings.repository, *settings.model_repository, *settings.model_root),
+                max_models=settings.max_models,
+                max_config_bytes=settings.max_config_bytes,
+                bare_name=settings.bare_model,
+                beside=beside,
+            )
+
+        return one(settings.repository, [one(root) for root in settings.model_repository])
 
     def listing(self) -> Listing:
         """Return what the root holds; raises OSError unless the whole of it can be read."""
@@ -104,14 +126,17 @@ class Repository:
         return list_root(self.root, max_models=self._max_models)
 
     def names(self) -> list[str]:
-        """Return the names of all model directories, sorted; hidden ones are left out.
+        """Return the names of all model directories of all parts, sorted, without hidden ones.
 
         A root that is not there yet, or cannot be read, holds none.
         """
+        return sorted({name for part in self.parts for name in part._own_names()})
+
+    def _own_names(self) -> Sequence[str]:
         try:
-            return list(self.listing().models)
+            return self.listing().models
         except OSError:
-            return []
+            return ()
 
     def hint(self, listing: Listing) -> str:
         """Say what is meant instead, where a root holds nothing that looks like a model."""
@@ -119,18 +144,38 @@ class Repository:
 
     def remove_leftovers(self) -> int:
         """Remove what killed exports and imports left, and return how much that was."""
-        directories = [self.root, *(self.root / name for name in self.names()[:_MAX_TIDIED])]
+        directories = [
+            directory
+            for part in self.parts
+            for directory in (part.root, *map(part.root.joinpath, part._own_names()[:_MAX_TIDIED]))
+        ]
         return sum(map(remove_leftovers, directories))
 
     def holds(self, name: str) -> bool:
         """Tell whether there is a directory of this model."""
+        return bool(self._holders(name))
+
+    def _holders(self, name: str) -> "list[Repository]":
+        return [part for part in self.parts if part._is_holder(name)]
+
+    def _is_holder(self, name: str) -> bool:
         if self._is_bare():
             return name == self._bare_name
         return _is_name(name) and os.path.isdir(self.root / name)  # noqa: PTH112, never raises
 
+    def ambiguity(self, name: str) -> str:
+        """Say why a model is not served that several parts hold; empty where it is one's own."""
+        holders = self._holders(name) if len(self.parts) > 1 else []
+        places = " and ".join(f"'{part.root}'" for part in holders)
+        return f"it is in several repositories, {places}" if len(holders) > 1 else ""
+
     def url(self, name: str) -> str:
         """Return the directory that a model of this repository has, be it there or not."""
-        return str(self.root if name == self._bare_name and self._is_bare() else self.root / name)
+        holders = self._holders(name) if len(self.parts) > 1 else []
+        return str((holders[0] if holders else self)._directory(name))
+
+    def _directory(self, name: str) -> Path:
+        return self.root if name == self._bare_name and self._is_bare() else self.root / name
 
     def find(
         self, name: str, *, config_text: str | None = None, override: Override | None = None
@@ -138,9 +183,20 @@ class Repository:
         """Read what a load of the model would load.
 
         `config_text` replaces the configuration on disk, `override` the whole directory. Raises
-        ModelNotFound, or LoadFailed when what is there is not a model.
+        ModelNotFound, or LoadFailed when what is there is not a model, or several parts hold it.
         """
         check_name("model name", name)
+        if override is None and len(self.parts) > 1:
+            holders = self._holders(name)
+            if len(holders) > 1:
+                raise LoadFailed(name, self.ambiguity(name))
+            if holders:
+                return holders[0]._find_own(name, config_text, override)
+        return self._find_own(name, config_text, override)
+
+    def _find_own(
+        self, name: str, config_text: str | None, override: Override | None
+    ) -> ModelSource:
         if override is None and name == self._bare_name and self._is_bare():
             return self._find_bare(config_text)
         directory = override.directory if override else self.root / name
@@ -192,7 +248,7 @@ class Repository:
         (SageMaker, Load Model API).
         """
         try:
-            path = _unpacked(self._confine_url(url))
+            path = unpacked(self._confine_url(url))
         except InvalidModel as error:
             raise load_failure(name, str(error), error.__cause__) from error
         except OSError as error:
@@ -255,8 +311,8 @@ class Repository:
         return (self._version(UNVERSIONED, path, config, sent=False),)
 
     def fingerprint(self, name: str) -> Fingerprint:
-        """Return what changes when anything of the model changes, without reading it."""
-        return _directory_fingerprint(Path(self.url(name)))
+        """Return what changes when anything of a model of this part does, without reading it."""
+        return fingerprint_of(self._directory(name))
 
     def _config(self, name: str, directory: Path, text: str | None) -> ModelConfig:
         config = (
@@ -303,9 +359,9 @@ class Repository:
     ) -> VersionSource:
         roots = self._roots_of(path, sent=sent)
         directory = path if sent else roots.confine(path)
-        for file in _listed(directory):
+        for file in files_below(directory):
             roots.confine(file)
-        mark = (str(directory), config, _directory_fingerprint(directory))
+        mark = (str(directory), config, fingerprint_of(directory))
         return VersionSource(number, directory, mark, roots, sent=sent)
 
 
@@ -322,54 +378,3 @@ def _is_directory(path: Path) -> bool:
         # Where it leads to may be back later; a version is gone when its name is.
         raise InvalidModel(f"version '{path.name}' is a link to nothing")
     return path.is_dir()
-
-
-def _unpacked(path: Path) -> Path:
-    """Return the model that a directory holds, or itself where it is one, or a version of one."""
-    if is_model(path):
-        return path
-    inner = subdirectories(path)
-    models = [directory for directory in inner if is_model(directory)]
-    if len(models) > 1:
-        names = ", ".join(sorted(f"'{model.name}'" for model in models))
-        raise InvalidModel(f"'{path}' holds several models, expected one: {names}")
-    if models:
-        return models[0]
-    visible = [child for child in path.iterdir() if child.name[:1] != "."] if inner else []
-    return inner[0] if visible == inner and len(inner) == 1 else path
-
-
-def _listed(directory: Path) -> list[Path]:
-    """List the files of a version, or the one that it is, without a look at them."""
-    found = [] if directory.is_dir() else [directory]
-    walked = os.walk(directory, onerror=_refuse_to_skip) if not found else ()
-    for root, _directories, names in walked:
-        found += [Path(root, name) for name in names]
-        if len(found) > MAX_FILES_PER_VERSION:
-            raise InvalidModel(f"more than {MAX_FILES_PER_VERSION} files in '{directory.name}'")
-    return found
-
-
-def _refuse_to_skip(error: OSError) -> None:
-    # A part that cannot be listed now is not a part that is gone.
-    raise InvalidModel(f"'{error.filename}' cannot be read: {error.strerror}") from error
-
-
-def _status(file: Path) -> os.stat_result:
-    try:
-        status = file.stat()
-    except OSError as error:
-        raise InvalidModel(f"'{file.name}' cannot be read: {error.strerror}") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise InvalidModel(f"'{file.name}' is not a regular file")
-    return status
-
-
-def _directory_fingerprint(directory: Path) -> Fingerprint:
-    rows: Mapping[str, os.stat_result] = {
-        str(file.relative_to(directory)): _status(file) for file in _listed(directory)
-    }
-    return tuple(
-        (name, status.st_ino, status.st_size, status.st_mtime_ns)
-        for name, status in sorted(rows.items())
-    )

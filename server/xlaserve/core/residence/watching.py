@@ -12,11 +12,13 @@ that name. Nothing is gone because something cannot be told:
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 
 import structlog
 
+from xlaserve.core.residence.fingerprints import Fingerprint
 from xlaserve.core.residence.listing import Listing
-from xlaserve.core.residence.repository import Fingerprint, Repository
+from xlaserve.core.residence.repository import Repository
 from xlaserve.errors import XlaserveError
 
 _LOGGED = 20
@@ -45,6 +47,16 @@ class RepositoryWatch:
         self.problem = ""
         """Why the last look could not tell what is there; empty where it could."""
         self._log = structlog.get_logger("repository")
+
+    @property
+    def root(self) -> Path:
+        """Return the directory that is looked at."""
+        return self._repository.root
+
+    @property
+    def known(self) -> frozenset[str]:
+        """Return the names of models that are there, as far as any look could tell."""
+        return frozenset(self._listing.models if self._listing else ()) | self._fingerprints.keys()
 
     @property
     def seen(self) -> bool:

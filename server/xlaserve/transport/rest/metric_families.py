@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from xlaserve.core.residence.capacity import Capacity
 from xlaserve.core.residence.registry import Instance, Model, Version
-from xlaserve.core.residence.watching import RepositoryWatch
+from xlaserve.core.residence.watches import RepositoryWatches
 from xlaserve.core.serving.statistics import REQUEST_BOUNDS_NS, FailureReason, Totals
 from xlaserve.core.threads.abandoned import AbandonedWork
 from xlaserve.models.loaded import Bucket
@@ -312,7 +312,7 @@ class ServerReading:
 
     capacity: Capacity
     connections: Mapping[str, Callable[[], int]]
-    watch: RepositoryWatch | None
+    watch: RepositoryWatches | None
     """None where nothing is known of the repository."""
     abandoned: AbandonedWork | None = None
     """None where nothing can be abandoned."""

@@ -10,7 +10,7 @@ from xlaserve.core.residence.capacity import Capacity
 from xlaserve.core.residence.lifecycle import State
 from xlaserve.core.residence.monitor import every_version
 from xlaserve.core.residence.registry import Registry, Version
-from xlaserve.core.residence.watching import RepositoryWatch
+from xlaserve.core.residence.watches import RepositoryWatches
 from xlaserve.core.serving.call import Operation
 from xlaserve.core.threads.abandoned import AbandonedWork
 from xlaserve.models.mappings import UNLIMITED, Mappings
@@ -42,7 +42,7 @@ class Metrics:
         registry: Registry,
         capacity: Capacity,
         connections: Mapping[str, Callable[[], int]] = MappingProxyType({}),
-        watch: RepositoryWatch | None = None,
+        watch: RepositoryWatches | None = None,
         *,
         abandoned: AbandonedWork | None = None,
         mappings: Mappings = UNLIMITED,
