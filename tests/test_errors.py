@@ -11,6 +11,7 @@ from xlaserve.errors import (
     CompilationTimedOut,
     CrossSiteRequest,
     DeadlineExceeded,
+    Deadlock,
     Decoupled,
     DeviceUnavailable,
     DuplicateTensor,
@@ -81,6 +82,11 @@ TEXTS = [
     (
         MissingOutputs("m", ["y", "z"], ["x"]),
         "model 'm': its code gave no output 'y', 'z', it gave 'x'",
+    ),
+    (
+        Deadlock("m", ["a", "m"]),
+        "model 'm': deadlock: every copy of it waits for a call like this one (a -> m), "
+        "give it more copies (instance_group)",
     ),
     (MissingOutputs("m", ["y"], []), "model 'm': its code gave no output 'y', it gave none"),
     (ModelNotFound("m"), "Request for unknown model: 'm' is not found"),

@@ -7,7 +7,8 @@ if TYPE_CHECKING:
     from xlaserve.core.serving.models_api import Models
     from xlaserve.models.export import Exportable, export_model
     from xlaserve.models.export_stream import ExportableStream, export_stream
-    from xlaserve.models.python.author import Context, InferenceError, PythonModel, Request
+    from xlaserve.models.python.author import InferenceError, PythonModel, Request
+    from xlaserve.models.python.context import Context
     from xlaserve.transport.grpc.services import Service
 
 __version__ = metadata.version("xlaserve")
@@ -28,7 +29,8 @@ __all__ = [
 
 _AUTHOR = "xlaserve.models.python.author"
 _HOMES = {
-    **dict.fromkeys(("Context", "InferenceError", "PythonModel", "Request"), _AUTHOR),
+    **dict.fromkeys(("InferenceError", "PythonModel", "Request"), _AUTHOR),
+    "Context": "xlaserve.models.python.context",
     "Exportable": "xlaserve.models.export",
     "ExportableStream": "xlaserve.models.export_stream",
     "export_model": "xlaserve.models.export",

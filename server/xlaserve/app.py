@@ -34,6 +34,7 @@ from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.image_files import ImageLimits
 from xlaserve.core.serving.ledger import Ledger
+from xlaserve.core.serving.nested import NestedCalls
 from xlaserve.core.serving.response_cache import ResponseCache
 from xlaserve.core.serving.returning import Returning
 from xlaserve.core.serving.shared_memory import Regions, SharedMemoryPolicy
@@ -44,6 +45,8 @@ from xlaserve.models import compilation, device, loaders, onnx_source, trial
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import Stage
 from xlaserve.models.mappings import Mappings
+from xlaserve.models.python.host import PythonHost
+from xlaserve.models.python.metrics import ModelMetrics
 from xlaserve.settings import ModelControlMode, Settings
 from xlaserve.transport.endpoints import (
     NO_ENDPOINT,
@@ -157,6 +160,8 @@ class Application:
             image_limits=ImageLimits(settings.max_image_bytes, settings.max_image_pixels),
             regions=Regions(SharedMemoryPolicy.of(settings)),
         )
+        nested = self._nested = NestedCalls(self.engine)
+        metrics = ModelMetrics()
         self.stations = Stations(
             self.workers,
             ExecutionPolicy(
@@ -194,7 +199,7 @@ class Application:
             background_compile=settings.background_compile and not settings.modelmesh,
             mmap_parameters=settings.mmap_parameters,
             max_on_demand_shapes=settings.max_on_demand_shapes,
-            allow_python=settings.allow_python_models,
+            python=PythonHost(nested, metrics) if settings.allow_python_models else None,
         )
         self.control = ModelControl(settings, self.registry, self.repository, loader, self.workers)
         self._look = FilesLook()
@@ -211,6 +216,7 @@ class Application:
             self.gates,
             self.shared,
             self._look,
+            metrics,
         )
 
     @asynccontextmanager
@@ -219,6 +225,7 @@ class Application:
 
         Leaving the block drains: requests in progress end, within `grace_seconds`.
         """
+        self._nested.bind(asyncio.get_running_loop())
         async with AsyncExitStack() as stack:
             stack.callback(self._end_threads)
             stack.callback(self._look.close)

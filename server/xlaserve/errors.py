@@ -415,6 +415,17 @@ class MissingOutputs(ModelFailed):
         super().__init__(model, f"its code gave no output {names}, it gave {found}")
 
 
+class Deadlock(ModelFailed):
+    """Models that call one another wait for copies of themselves, all of which wait for them."""
+
+    def __init__(self, model: str, chain: Iterable[str]) -> None:
+        super().__init__(
+            model,
+            f"deadlock: every copy of it waits for a call like this one ({' -> '.join(chain)}), "
+            "give it more copies (instance_group)",
+        )
+
+
 class RefusedByModel(ModelFailed):
     """The code of a model says that the request is wrong."""
 

@@ -10,47 +10,10 @@ import numpy as np
 import pytest
 import tritonclient.grpc.aio as triton
 import tritonclient.http as triton_http
-from support import python_models
+from support import asking, python_models
+from support.asking import Client, given
 from support.python_models import write, write_function
-from support.server import RunningServer, Serve
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
-
-
-class Client:
-    """Asks a server by name and arrays."""
-
-    def __init__(self, server: RunningServer) -> None:
-        self.server = server
-        self.grpc = triton.InferenceServerClient(server.url)
-
-    async def infer(
-        self, model: str, outputs: tuple[str, ...] = (), **inputs: Any
-    ) -> dict[str, np.ndarray[Any, Any]]:
-        """Return the outputs by name, over gRPC."""
-        wanted = [triton.InferRequestedOutput(name) for name in outputs] or None
-        result: Any = await self.grpc.infer(
-            model, [given(triton, *one) for one in inputs.items()], outputs=wanted
-        )
-        return {one.name: result.as_numpy(one.name) for one in result.get_response().outputs}
-
-    async def fails(self, model: str, **inputs: Any) -> str:
-        """Return status and text of an inference that fails."""
-        with pytest.raises(InferenceServerException) as raised:
-            await self.infer(model, **inputs)
-        return f"{raised.value.status()}: {raised.value.message()}"
-
-    async def refused(self, model: str, **parameters: Any) -> str:
-        """Return the text of a load that fails."""
-        with pytest.raises(InferenceServerException) as raised:
-            await self.grpc.load_model(model, **parameters)
-        return str(raised.value.message())
-
-
-def given(module: Any, name: str, array: np.ndarray[Any, Any]) -> Any:
-    """Return an input of a stock client."""
-    tensor = module.InferInput(name, array.shape, np_to_triton_dtype(array.dtype))
-    tensor.set_data_from_numpy(array)
-    return tensor
+from support.server import Serve
 
 
 @pytest.fixture
@@ -65,12 +28,8 @@ def start(serve: Serve, root: Path) -> Any:
     @asynccontextmanager
     async def run(load: str = "*", **settings: Any) -> AsyncIterator[Client]:
         defaults = {"load_model": (load,), "allow_python_models": True}
-        async with serve(root, **defaults | settings) as server:
-            client = Client(server)
-            try:
-                yield client
-            finally:
-                await client.grpc.close()
+        async with serve(root, **defaults | settings) as server, asking.client(server) as client:
+            yield client
 
     return run
 
@@ -128,7 +87,7 @@ async def test_a_model_answers_over_grpc_and_http(start: Any, root: Path) -> Non
         over_http = await asyncio.to_thread(
             http.infer, "texts", [given(triton_http, "text", texts)]
         )
-        chosen = await client.infer("texts", ("length",), text=texts)
+        chosen = await client.infer("texts", wanted=["length"], text=texts)
         await asyncio.to_thread(http.close)
 
     assert metadata.platform == "python"

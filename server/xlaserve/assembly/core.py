@@ -12,6 +12,7 @@ from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.threads.workers import Workers
 from xlaserve.models.mappings import Mappings
+from xlaserve.models.python.metrics import ModelMetrics
 from xlaserve.settings import Settings
 from xlaserve.transport.http2.limits import Shared
 
@@ -33,3 +34,5 @@ class Core:
     shared: Shared
     """Shared by connections: the ledger, and the memory of long messages."""
     look: FilesLook
+    of_code: ModelMetrics
+    """Metrics that the code of models reports."""

@@ -58,6 +58,7 @@ def http_routes(core: Core, connections: Mapping[str, Callable[[], int]]) -> Rou
         abandoned=core.workers.abandoned,
         mappings=core.mappings,
         shared=core.shared,
+        of_code=core.of_code,
     )
     container = MultiModelContainer(
         core.control,

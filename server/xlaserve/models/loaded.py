@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 from xlaserve.models.compilation import Compilation
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.mappings import UNLIMITED, Mappings
+from xlaserve.models.python.host import PythonHost
 from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.models.rows.verdict import Verdict
 from xlaserve.tensors import Parameter, Shape, Tensor, TensorSpec
@@ -361,8 +362,8 @@ class LoadContext:
     """Directories that its files may lie in, wherever links lead."""
     is_sent: bool = False
     """Whether its files came with a request, and not from the operator's disk."""
-    allow_python: bool = False
-    """Whether the operator lets it be Python code, which is run."""
+    python: PythonHost | None = None
+    """The server, as the code of a Python model may use it; None where none is run."""
     mappings: Mappings = UNLIMITED
     """Admits programs before they are compiled."""
     compilation: Compilation = field(default_factory=Compilation)

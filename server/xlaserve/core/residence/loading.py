@@ -36,6 +36,7 @@ from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import MAX_ON_DEMAND_SHAPES, LoadContext, LoadedModel
 from xlaserve.models.mappings import UNLIMITED, Mappings
 from xlaserve.models.placement import ONE_CPU, Devices, without_effect
+from xlaserve.models.python.host import PythonHost
 from xlaserve.models.roots import Roots
 
 DEFAULT_LOAD_SECONDS = 600.0
@@ -80,12 +81,12 @@ class VersionLoader:
         background_compile: bool = False,
         mmap_parameters: bool = False,
         max_on_demand_shapes: int = MAX_ON_DEMAND_SHAPES,
-        allow_python: bool = False,
+        python: PythonHost | None = None,
     ) -> None:
         self._make_station = make_station
         self._max_on_demand_shapes = max_on_demand_shapes
         self._mmap_parameters = mmap_parameters
-        self._allow_python = allow_python
+        self._python = python
         self._background_compile = background_compile
         self._finisher = Finisher(workers, capacity, load_seconds)
         self._memory_wait_seconds = memory_wait_seconds
@@ -334,7 +335,7 @@ class VersionLoader:
             max_on_demand_shapes=self._max_on_demand_shapes,
             roots=source.roots,
             is_sent=source.sent,
-            allow_python=self._allow_python,
+            python=self._python,
             mappings=self._machinery.mappings,
             compilation=self._machinery.compilation,
         )

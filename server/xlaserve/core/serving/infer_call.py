@@ -146,6 +146,8 @@ class InferCall(Call):
     """Execution that it was answered from, with its times."""
     place: Place | None = None
     """None until it waits, and once nobody works for it."""
+    nested: "set[InferCall] | None" = None
+    """Calls of a Python model that are part of it and have not ended; None where there was none."""
     is_counted = False
     """Whether it counts as a call in progress, and as a user of its instance."""
 

@@ -34,7 +34,7 @@ class Models:
         request = InferRequest(
             model,
             version,
-            inputs=tuple(_input(model, name, array) for name, array in inputs.items()),
+            inputs=tuple(input_of(model, name, array) for name, array in inputs.items()),
             outputs=tuple(map(RequestedOutput, outputs)),
         )
         response = await self._engine.infer(request)
@@ -53,7 +53,8 @@ class Models:
         return True
 
 
-def _input(model: str, name: str, array: Tensor) -> InferInput:
+def input_of(model: str, name: str, array: Tensor) -> InferInput:
+    """Return an array as an input of a request; raises InvalidTensor for a dtype without a name."""
     datatype = datatype_of(array.dtype)
     if datatype is None:
         known = f"a dtype of {', '.join(DATATYPES)}"

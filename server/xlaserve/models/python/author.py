@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
 
@@ -39,22 +38,6 @@ class InferenceError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
-    """All that a copy of a model knows of its place in the server."""
-
-    model: str
-    version: str
-    directory: Path
-    """The version directory, which holds model.py."""
-    config: Mapping[str, Any]
-    """The configuration as Triton's JSON has it."""
-    replica: int = 0
-    """Index of the copy, below the count of its instance group."""
-    parameters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Entries of `parameters` of the configuration."""
-
-
-@dataclass(frozen=True, slots=True)
 class Request:
     """What a request has besides its inputs; an `infer` that takes two arguments is given it."""
 
@@ -87,8 +70,8 @@ class PythonModel:
     batched: ClassVar[bool] = False
     """Whether rows of different requests may be put together for one call of `infer`."""
 
-    def load(self, context: Context) -> None:
-        """Get ready; called once, before the first request."""
+    def load(self, context: Any) -> None:
+        """Get ready; called once, before the first request, with the `Context` of the copy."""
 
     def infer(self, inputs: Arrays) -> Any:
         """Return the outputs by name; may take a `Request` as second argument."""

@@ -11,7 +11,9 @@ import numpy as np
 
 from xlaserve.models.handling import ModelRequest
 from xlaserve.models.loaded import ModelInfo, Value
-from xlaserve.models.python.author import Context, PythonModel, Request
+from xlaserve.models.python.author import PythonModel, Request
+from xlaserve.models.python.calls import computing
+from xlaserve.models.python.context import Context
 from xlaserve.models.python.failures import failure
 from xlaserve.models.python.outputs import OutputCheck
 from xlaserve.models.python.threads import CodeThread, LoopThread, PlainThread, wait_for
@@ -110,7 +112,8 @@ class OwnCopy:
                 self._answer_together(wanted)
             else:
                 for request in wanted:
-                    self._run(request)
+                    with computing(request):
+                        self._run(request)
         finally:
             freed()
 
@@ -118,7 +121,8 @@ class OwnCopy:
         try:
             for request in requests:
                 if not request.is_cancelled:
-                    await self._run(request)
+                    with computing(request):
+                        await self._run(request)
         finally:
             freed()
 
@@ -156,7 +160,9 @@ class OwnCopy:
             parts = [on_host(request.inputs) for request in requests]
             joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
             names = list(dict.fromkeys(n for request in requests for n in request.outputs))
-            outputs = self._check.checked(self._infer(joined), names, rows)
+            with computing(requests[0]):
+                given = self._infer(joined)
+            outputs = self._check.checked(given, names, rows)
         except BaseException as error:
             told = failure(self._name, error)
             for request in requests:
@@ -185,7 +191,8 @@ class OwnCopy:
             if request.is_cancelled:
                 _closed(answers)
                 return
-            given = next(answers, _NONE)
+            with computing(request):
+                given = next(answers, _NONE)
             if given is _NONE:
                 request.end()
                 return

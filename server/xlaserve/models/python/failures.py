@@ -7,7 +7,7 @@ from types import MappingProxyType
 import structlog
 
 from xlaserve import errors
-from xlaserve.errors import ModelFailed, XlaserveError
+from xlaserve.errors import ModelFailed, ModelNotFound, XlaserveError
 from xlaserve.models.python.author import CODES, InferenceError
 
 _OF_CODES: Mapping[str, type[ModelFailed]] = MappingProxyType(
@@ -37,6 +37,9 @@ def failure(model: str, error: BaseException, doing: str = "infer") -> XlaserveE
     """
     if isinstance(error, InferenceError):
         return told(model, error.code, str(error))
+    if isinstance(error, ModelNotFound):
+        # It is another model that is not there: a mesh must not believe that this one is gone.
+        return errors.NotFoundByModel(model, str(error))
     if isinstance(error, XlaserveError):
         return error
     # The log takes a bounded piece: a recursion without end has a thousand lines.

@@ -1,5 +1,6 @@
 """A version directory with a model.py becomes a model whose code runs in this process."""
 
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -7,11 +8,13 @@ from xlaserve.errors import InvalidModel, LoadCancelled
 from xlaserve.models import placement
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import LoadContext, ModelInfo, Stage
-from xlaserve.models.python.author import Context, PythonModel
+from xlaserve.models.python.author import PythonModel
 from xlaserve.models.python.code import FILE_NAME, ModelCode
+from xlaserve.models.python.context import Context
 from xlaserve.models.python.copies import Copy, OwnCopy, is_async, is_generator, takes_request
 from xlaserve.models.python.declared import agreed, asks_for_batches
 from xlaserve.models.python.failures import described, failure
+from xlaserve.models.python.host import PythonHost
 from xlaserve.models.python.loaded import PLATFORM, LoadedPython, close_all
 
 CONCURRENCY = 64
@@ -26,31 +29,39 @@ def load(directory: Path, context: LoadContext) -> LoadedPython:
     Raises InvalidModel where the operator does not allow it, for code that came with a request, and
     for code that raises.
     """
-    _check_allowed(context)
+    host = _allowed(context)
     code = ModelCode(directory, context.roots)
+
+    def forget() -> None:
+        host.metrics.forget(code)
+        code.close()
+
     copies: list[Copy] = []
     try:
-        return _load(code, context, copies)
+        return _load(code, context, copies, forget)
     except (InvalidModel, LoadCancelled):
-        close_all(copies, code.close)
+        close_all(copies, forget)
         raise
     except BaseException as error:
-        close_all(copies, code.close)
+        close_all(copies, forget)
         failure(context.model, error, "load")
         raise InvalidModel(f"{FILE_NAME} raised {described(error)}") from error
 
 
-def _check_allowed(context: LoadContext) -> None:
+def _allowed(context: LoadContext) -> PythonHost:
     if context.is_sent:
         raise InvalidModel(
             f"{FILE_NAME} came with the request, and the code of a client is never run: put it "
             "into the model repository"
         )
-    if not context.allow_python:
+    if context.python is None:
         raise InvalidModel(f"it is code ({FILE_NAME}), which this server runs only with {SETTING}")
+    return context.python
 
 
-def _load(code: ModelCode, context: LoadContext, copies: list[Copy]) -> LoadedPython:
+def _load(
+    code: ModelCode, context: LoadContext, copies: list[Copy], forget: Callable[[], None]
+) -> LoadedPython:
     kind = _class_of(code.load())
     config = context.config
     signature = agreed(config, kind)
@@ -61,7 +72,13 @@ def _load(code: ModelCode, context: LoadContext, copies: list[Copy]) -> LoadedPy
         context.check_cancelled()
         context.on_stage(Stage("running its load", replica + 1, count))
         own = Context(
-            context.model, context.version, code.directory, {}, replica, config.parameters
+            context.model,
+            context.version,
+            code.directory,
+            replica,
+            config.parameters,
+            context.python,
+            code,
         )
         copy = OwnCopy(kind(), own, info, is_batched=is_batched)
         copies.append(copy)
@@ -72,7 +89,7 @@ def _load(code: ModelCode, context: LoadContext, copies: list[Copy]) -> LoadedPy
         is_batched=is_batched,
         is_decoupled=is_generator(kind.infer),
         concurrency=CONCURRENCY if is_async(kind.infer) else 1,
-        forget=code.close,
+        forget=forget,
     )
 
 

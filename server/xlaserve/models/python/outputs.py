@@ -6,7 +6,16 @@ from typing import Any, cast
 import numpy as np
 
 from xlaserve.errors import MissingOutputs, WrongOutput
-from xlaserve.tensors import BYTES, Datatype, Tensor, TensorSpec, datatype_of, describe
+from xlaserve.tensors import (
+    BYTES,
+    Datatype,
+    Tensor,
+    TensorDataError,
+    TensorSpec,
+    datatype_of,
+    describe,
+    encoded_elements,
+)
 
 
 class OutputCheck:
@@ -39,6 +48,8 @@ class OutputCheck:
         array = cast(Any, value) if isinstance(value, np.ndarray) else self._converted(spec, value)
         if array.dtype != spec.datatype.dtype:
             array = self._as_datatype(spec, array)
+        if spec.datatype is BYTES:
+            array = self._texts(spec, array)
         shape = array.shape
         if shape != spec.shape or -1 in spec.shape:
             right_rows = not (self._batched and rows is not None) or shape[:1] == (rows,)
@@ -59,6 +70,14 @@ class OutputCheck:
         except Exception as error:
             got = f"{type(value).__name__} ({error})"
             raise WrongOutput(self._model, spec.name, str(spec), got) from error
+
+    def _texts(self, spec: TensorSpec, array: Any) -> Any:
+        """Return an array of `bytes`, of one that may hold texts as well."""
+        try:
+            elements = encoded_elements(array)
+        except TensorDataError as error:
+            raise WrongOutput(self._model, spec.name, error.expected, error.got) from None
+        return np.fromiter(elements, np.object_, len(elements)).reshape(array.shape)
 
     def _as_datatype(self, spec: TensorSpec, array: Any) -> Any:
         wanted = spec.datatype

@@ -14,6 +14,7 @@ from xlaserve.core.residence.watches import RepositoryWatches
 from xlaserve.core.serving.call import Operation
 from xlaserve.core.threads.abandoned import AbandonedWork
 from xlaserve.models.mappings import UNLIMITED, Mappings
+from xlaserve.models.python.metrics import ModelMetrics
 from xlaserve.transport.http2.limits import Shared
 from xlaserve.transport.rest.held_families import OF_SHARED
 from xlaserve.transport.rest.messages import HttpRequest, HttpResponse
@@ -25,6 +26,7 @@ from xlaserve.transport.rest.metric_families import (
     VersionReading,
 )
 from xlaserve.transport.rest.metric_family import escape
+from xlaserve.transport.rest.model_families import written
 from xlaserve.transport.rest.routing import Body, Route
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -47,10 +49,13 @@ class Metrics:
         abandoned: AbandonedWork | None = None,
         mappings: Mappings = UNLIMITED,
         shared: Shared | None = None,
+        of_code: ModelMetrics | None = None,
     ) -> None:
+        """`of_code` are those that the code of models reports."""
         self._registry = registry
         self._server = ServerReading(capacity, connections, watch, abandoned, mappings)
         self._shared = shared
+        self._of_code = of_code
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
 
@@ -90,6 +95,8 @@ class Metrics:
             parts.append("".join(family_lines).encode())
         parts.append(self._models().encode())
         parts.append(self._of_server().encode())
+        if self._of_code is not None:
+            parts.append(written(self._of_code).encode())
         parts.append(generate_latest(self._process))
         return parts
 

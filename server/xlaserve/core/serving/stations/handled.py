@@ -7,6 +7,7 @@ from functools import partial
 from xlaserve.core.serving.answers import answer_last, deliver, respond
 from xlaserve.core.serving.infer_call import Ended, Executed, InferCall
 from xlaserve.core.serving.stations.batching import Batcher
+from xlaserve.core.serving.stations.deadlock import Waits
 from xlaserve.core.serving.stations.outbox import Outbox
 from xlaserve.core.serving.stations.replicas import Replicas
 from xlaserve.core.serving.stations.station import Served
@@ -27,10 +28,14 @@ WINDOW = 16
 class Handed:
     """Queues calls, and hands them to the copies of their model (a Station)."""
 
-    def __init__(self, instance: Served, model: Handling, batcher: Batcher) -> None:
+    def __init__(
+        self, instance: Served, runner: "CopiesRunner", batcher: Batcher, waits: Waits
+    ) -> None:
         self._instance = instance
-        self._model = model
+        self._runner = runner
+        self._is_decoupled = runner.model.is_decoupled
         self._batcher = batcher
+        self._waits = waits
 
     @property
     def pending(self) -> int:
@@ -39,9 +44,11 @@ class Handed:
 
     def begin(self, call: InferCall) -> None:
         """Enqueue a call; raises Overloaded, or Decoupled where it can have one answer only."""
-        if self._model.is_decoupled and not call.takes_many:
+        if self._is_decoupled and not call.takes_many:
             raise Decoupled(self._instance.model)
         self._batcher.submit(call)
+        if call.parent is not None:
+            self._waits.watch(call, self._runner)
 
     def retire(self) -> Sequence[InferCall]:
         """Begin nothing more; return the calls that wait."""
@@ -61,16 +68,25 @@ class CopiesRunner:
         self, instance: Served, model: Handling, outbox: Outbox, now_ns: Callable[[], int]
     ) -> None:
         self._instance = instance
-        self._model = model
+        self.model = model
         self._outbox = outbox
         self._now_ns = now_ns
         self._replicas = Replicas(model.replicas)
         self.lanes = model.replicas * model.concurrency
         self._in_flight = 0
+        self._exchanges: set[Exchange] = set()
+        """Those that copies have."""
         self._owed: list[Callable[[], None]] = []
         """Callbacks that say that another batch may start."""
+        self._calls_others = False
+        """Whether its code calls other models: what waits for them holds up what is behind it."""
         self._recent_ns = _QUICK_NS
         """Time of an execution, as a moving average."""
+
+    @property
+    def executing(self) -> Mapping[InferCall, bool]:
+        """Return the calls that copies have, and whether the code has begun with each."""
+        return {exchange.call: bool(exchange.begun_ns) for exchange in self._exchanges}
 
     def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
         """Hand a batch to the copy with the least to do; its calls are answered one by one."""
@@ -79,14 +95,18 @@ class CopiesRunner:
         self._in_flight += 1
         self._owed.append(freed)
         handed = [Exchange(call, self._outbox, self._now_ns) for call in requests]
+        self._exchanges.update(handed)
         over = partial(self._outbox.post, partial(self._over, replica, handed))
-        self._model.handle(replica, handed, over)
+        self.model.handle(replica, handed, over)
         self._free()
 
     def _over(self, replica: int, handed: Sequence["Exchange"]) -> None:
         self._replicas.leave(replica)
         self._in_flight -= 1
-        if not self._model.is_decoupled:
+        self._exchanges.difference_update(handed)
+        if not self._calls_others:
+            self._calls_others = any(exchange.call.nested is not None for exchange in handed)
+        if not self.model.is_decoupled:
             for exchange in handed:
                 exchange.check_answered()
         took = (handed[-1].ended_ns - handed[0].begun_ns) if handed[0].begun_ns else 0
@@ -96,7 +116,8 @@ class CopiesRunner:
 
     def _free(self) -> None:
         """Let the next batches start, as far ahead as executions are quick."""
-        ahead = self._model.replicas * AHEAD if self._recent_ns < _QUICK_NS else 0
+        is_quick = self._recent_ns < _QUICK_NS and not self._calls_others
+        ahead = self.model.replicas * AHEAD if is_quick else 0
         most_owed = max(0, self._in_flight - max(0, ahead - self.lanes))
         while len(self._owed) > most_owed:
             self._owed.pop()()
@@ -107,12 +128,12 @@ class Exchange:
 
     __slots__ = (
         "_answers",
-        "_call",
         "_lock",
         "_now_ns",
         "_outbox",
         "_resume",
         "begun_ns",
+        "call",
         "ended_ns",
         "has_ended",
         "inputs",
@@ -120,7 +141,7 @@ class Exchange:
     )
 
     def __init__(self, call: InferCall, outbox: Outbox, now_ns: Callable[[], int]) -> None:
-        self._call = call
+        self.call = call
         self._outbox = outbox
         self._now_ns = now_ns
         self.inputs = call.inputs
@@ -140,27 +161,27 @@ class Exchange:
     @property
     def id(self) -> str:
         """Return the id of the request."""
-        return self._call.id
+        return self.call.id
 
     @property
     def rows(self) -> int:
         """Return how many rows its inputs have."""
-        return self._call.rows
+        return self.call.rows
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:
         """Return the parameters of the request."""
-        return self._call.parameters
+        return self.call.parameters
 
     @property
     def is_cancelled(self) -> bool:
         """Tell whether nobody waits any more."""
-        return self._call.has_ended
+        return self.call.has_ended
 
     @property
     def is_writable(self) -> bool:
         """Tell whether the model may give another answer."""
-        return self._answers < WINDOW or self._call.has_ended
+        return self._answers < WINDOW or self.call.has_ended
 
     def begin(self) -> None:
         """Take note of the time."""
@@ -185,7 +206,7 @@ class Exchange:
         """End the request with an error."""
         self.has_ended = True
         self.ended_ns = self._now_ns()
-        self._outbox.post(partial(deliver, [self._call], error))
+        self._outbox.post(partial(deliver, [self.call], error))
 
     def when_writable(self, resume: Callable[[], None]) -> None:
         """Call once when the model may give another answer, or nobody waits."""
@@ -199,11 +220,11 @@ class Exchange:
 
     def check_answered(self) -> None:
         """Fail a call that the model has left without an answer."""
-        if not self.has_ended and not self._call.has_ended:
-            deliver([self._call], ModelFailed(self._call.found.model, "its code gave no answer"))
+        if not self.has_ended and not self.call.has_ended:
+            deliver([self.call], ModelFailed(self.call.found.model, "its code gave no answer"))
 
     def _write(self, outputs: Mapping[str, Tensor], last: bool) -> None:
-        call = self._call
+        call = self.call
         if call.has_ended:
             self._written()
             return
@@ -231,7 +252,7 @@ class Exchange:
             resume()
 
     def _finish(self) -> None:
-        answer_last(self._call, self._executed())
+        answer_last(self.call, self._executed())
 
     def _executed(self) -> Executed:
-        return Executed({}, self.begun_ns or self.ended_ns, self.ended_ns, self._call.rows)
+        return Executed({}, self.begun_ns or self.ended_ns, self.ended_ns, self.call.rows)

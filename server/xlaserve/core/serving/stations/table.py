@@ -17,6 +17,7 @@ from xlaserve.core.serving.stations.batches import Batches, LoopClock
 from xlaserve.core.serving.stations.batching import Batcher, BatchPolicy, BatchQueue, Runner
 from xlaserve.core.serving.stations.by_itself import ByItself
 from xlaserve.core.serving.stations.caching import Caching
+from xlaserve.core.serving.stations.deadlock import Waits
 from xlaserve.core.serving.stations.dispatch import DeviceRunner, Dispatcher
 from xlaserve.core.serving.stations.ensemble import Ensemble, Steps
 from xlaserve.core.serving.stations.generator import Generator
@@ -77,6 +78,7 @@ class Stations:
         self.overruns = Overruns(now_ns)
         self.cache = cache
         self.counting = counting or Counting(now_ns)
+        self.waits = Waits()
 
     def build(self, instance: Served, before: Station | None = None) -> Station:
         """Return the station of an instance, as far as it is known now.
@@ -203,7 +205,7 @@ def _handed(of: Candidate) -> Station:
     model, stations = cast(Handling, of.instance.runner), of.stations
     loop = asyncio.get_running_loop()
     runner = CopiesRunner(of.instance, model, Outbox(loop), stations.now_ns)
-    return Handed(of.instance, model, of.batcher(runner))
+    return Handed(of.instance, runner, of.batcher(runner), stations.waits)
 
 
 def _generator(of: Candidate) -> Station:

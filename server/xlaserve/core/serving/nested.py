@@ -1,0 +1,199 @@
+"""Calls of Python models to other models: parts of the call that the code computes for."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from xlaserve.core.serving.engine import Engine
+from xlaserve.core.serving.infer_call import InferCall
+from xlaserve.core.serving.inference import InferRequest, InferResponse, RequestedOutput
+from xlaserve.core.serving.models_api import input_of
+from xlaserve.errors import CancelledByModel, ModelNotFound, ModelNotReady, ShuttingDown
+from xlaserve.models.python.author import Arrays
+from xlaserve.models.python.calls import Asked, Replies
+from xlaserve.tensors import BYTES, Tensor, encoded_elements
+
+
+class Nested(InferCall):
+    """A call that is part of another, and whose answers are for a thread."""
+
+    def __init__(self, parent: InferCall | None, asked: Asked) -> None:
+        self.asked_model = asked.model
+        if parent is None:
+            return
+        self.parent = parent
+        self.headers, self.peer = parent.headers, parent.peer
+        self.principal, self.deadline = parent.principal, parent.deadline
+        if parent.nested is None:
+            parent.nested = set()
+            parent.hold(partial(_cancel_all, parent))
+        parent.nested.add(self)
+
+    def expire_within(self, seconds: float) -> None:
+        """Give it so many seconds at most."""
+        latest = asyncio.get_running_loop().time() + seconds
+        self.deadline = latest if self.deadline is None else min(self.deadline, latest)
+
+    def settle(self, error: BaseException) -> None:
+        """Raise an error in whoever waits."""
+
+    def refuse(self, error: BaseException) -> None:
+        """Raise an error in whoever waits."""
+        self.settle(error)
+
+    def cancel(self, reason: str = "") -> None:
+        """End the call; whoever waits for it is told."""
+        super().cancel(reason)
+        self.settle(CancelledByModel(self.asked_model, "the request was cancelled"))
+
+    def release(self) -> None:
+        """Release what it holds, and leave its parent."""
+        super().release()
+        parent: Any = self.parent
+        if parent is not None and parent.nested is not None:
+            parent.nested.discard(self)
+
+
+class _One(Nested):
+    def __init__(self, parent: InferCall | None, asked: Asked) -> None:
+        super().__init__(parent, asked)
+        self.holds_anything = True
+        self.future: Future[Arrays] = Future()
+
+    def write(self, response: InferResponse, *, last: bool) -> None:
+        if not self.future.done():
+            self.future.set_result({output.name: output.data for output in response.outputs})
+
+    def settle(self, error: BaseException) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class _Many(Nested):
+    takes_many = True
+
+    def __init__(self, parent: InferCall | None, asked: Asked, replies: Replies) -> None:
+        super().__init__(parent, asked)
+        self.holds_anything = True
+        self._replies = replies
+
+    @property
+    def is_writable(self) -> bool:
+        return not self._replies.is_full
+
+    def write(self, response: InferResponse, *, last: bool) -> None:
+        if response.outputs or not last:
+            self._replies.put({output.name: output.data for output in response.outputs})
+        if last:
+            self._replies.end()
+
+    def settle(self, error: BaseException) -> None:
+        self._replies.end(error)
+
+
+class NestedCalls:
+    """Has other models answer the code of a model (Calls)."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def bind(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Take note of the event loop of the server, before any model is loaded."""
+        self._loop = loop
+
+    def infer(self, asked: Asked, within: object) -> "Future[Arrays]":
+        """Ask for one answer."""
+        answer: Future[Arrays] = Future()
+
+        def begin() -> None:
+            call = _One(_call_of(within), asked)
+            call.future = answer
+            self._begin(call, asked)
+
+        if not self._post(begin):
+            answer.set_exception(ShuttingDown())
+        return answer
+
+    def stream(self, asked: Asked, within: object) -> Replies:
+        """Ask for any number of answers."""
+        replies = Replies()
+
+        def begin() -> None:
+            call = _Many(_call_of(within), asked, replies)
+            replies.on_taken = partial(self._post, call.resume)
+            replies.on_cancel = partial(self._post, call.cancel)
+            self._begin(call, asked)
+
+        if not self._post(begin):
+            replies.end(ShuttingDown())
+        return replies
+
+    def is_ready(self, model: str, version: str = "") -> bool:
+        """Tell whether a model would answer now."""
+        found: Future[bool] = Future()
+
+        def look() -> None:
+            try:
+                self._engine.info(model, version)
+            except (ModelNotFound, ModelNotReady):
+                found.set_result(False)
+            except Exception as error:
+                found.set_exception(error)
+            else:
+                found.set_result(True)
+
+        return self._post(look) and found.result()
+
+    def _post(self, call: Callable[[], None]) -> bool:
+        with suppress(RuntimeError):  # the event loop is closed
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(call)
+            return True
+        return False
+
+    def _begin(self, call: Nested, asked: Asked) -> None:
+        if call.parent is not None and call.parent.has_ended:
+            call.cancel()
+            return
+        if asked.seconds:
+            call.expire_within(asked.seconds)
+        try:
+            request = _request(asked)
+        except Exception as error:
+            call.fail(error)
+            return
+        self._engine.begin(call, request)
+
+
+def _call_of(within: Any) -> InferCall | None:
+    return None if within is None else within.call
+
+
+def _cancel_all(parent: InferCall) -> None:
+    for call in tuple(parent.nested or ()):
+        call.cancel("the call that it is part of has ended")
+
+
+def _request(asked: Asked) -> InferRequest:
+    return InferRequest(
+        asked.model,
+        asked.version,
+        asked.id,
+        tuple(input_of(asked.model, n, _sendable(array)) for n, array in asked.inputs.items()),
+        tuple(map(RequestedOutput, asked.outputs)),
+        asked.parameters,
+    )
+
+
+def _sendable(array: Tensor) -> Tensor:
+    """Return an array as a client would send it: texts are bytes."""
+    if array.dtype.kind not in "OSU":
+        return array
+    elements = encoded_elements(array.astype(np.object_))
+    return np.fromiter(elements, BYTES.dtype, len(elements)).reshape(array.shape)
