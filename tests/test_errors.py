@@ -35,6 +35,7 @@ from xlaserve.errors import (
     NotAcceptable,
     NotFoundByModel,
     NotLocal,
+    NotOneAnswer,
     OutOfMappings,
     OutOfMemory,
     OutOfSpace,
@@ -159,6 +160,11 @@ TEXTS = [
         "model '../x' is not allowed: it leads out",
     ),
     (Unsupported("shared memory"), "shared memory is not implemented by this server"),
+    (
+        NotOneAnswer("m", "more"),
+        "generate expects model 'm' to produce exactly 1 response, got more: use generate_stream "
+        "for a model that generates various numbers of responses",
+    ),
     (
         TooManyAnswers("m", 9, "max_steps"),
         "model 'm' was not done after 9 answers (max_steps)",

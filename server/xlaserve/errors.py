@@ -323,6 +323,16 @@ class Decoupled(Unsupported):
         )
 
 
+class NotOneAnswer(XlaserveError):
+    """A model was asked for one answer, and gave none or more."""
+
+    def __init__(self, model: str, count: str) -> None:
+        super().__init__(
+            f"generate expects model '{model}' to produce exactly 1 response, got {count}: use "
+            "generate_stream for a model that generates various numbers of responses"
+        )
+
+
 class TooManyAnswers(XlaserveError):
     """A model was not done after as many answers to a request as it may give."""
 

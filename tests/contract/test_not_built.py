@@ -22,10 +22,8 @@ ABSENT = [
     *[(method, "/v2/trace/setting") for method in ("GET", "POST")],
     *[(method, f"{MODEL}/trace/setting") for method in ("GET", "POST")],
     *[(method, "/v2/logging") for method in ("GET", "POST")],
-    *[("POST", f"{MODEL}/{verb}") for verb in ("generate", "generate_stream")],
-    *[("POST", f"{MODEL}/versions/1/{verb}") for verb in ("generate", "generate_stream")],
 ]
-"""Routes of the CUDA shared memory, trace, logging and generate extensions."""
+"""Routes of the CUDA shared memory, trace and logging extensions."""
 NO_VERSIONS = ("abc", "-1", "1.0", " 1", "\N{SUPERSCRIPT TWO}")
 
 

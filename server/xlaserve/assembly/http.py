@@ -7,6 +7,7 @@ from xlaserve.core.residence.multi_model import MultiModelContainer
 from xlaserve.core.residence.status_board import StatusBoard
 from xlaserve.transport.rest.absent import absent_routes
 from xlaserve.transport.rest.bodies import BodyLimits
+from xlaserve.transport.rest.generate import GenerateRoutes
 from xlaserve.transport.rest.inference import InferenceRoutes
 from xlaserve.transport.rest.metrics import Metrics
 from xlaserve.transport.rest.pages import page_routes
@@ -49,6 +50,13 @@ def http_routes(core: Core, connections: Mapping[str, Callable[[], int]]) -> Rou
         strict_json=core.settings.strict_json,
         max_stream_bytes=core.settings.max_infer_stream_bytes,
     )
+    generate = GenerateRoutes(
+        core.engine,
+        threads,
+        max_json_depth=depth,
+        strict_json=core.settings.strict_json,
+        max_stream_bytes=core.settings.max_infer_stream_bytes,
+    )
     repository = RepositoryRoutes(core.control, max_json_depth=depth)
     metrics = Metrics(
         core.registry,
@@ -76,6 +84,7 @@ def http_routes(core: Core, connections: Mapping[str, Callable[[], int]]) -> Rou
     )
     rows = [
         *inference.table(),
+        *generate.table(),
         *repository.table(),
         *sagemaker,
         *metrics.table(),

@@ -52,6 +52,7 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
         errors.NotLocal: WireStatus(Status.PERMISSION_DENIED, HTTPStatus.FORBIDDEN),
         errors.SwitchedOff: WireStatus(Status.UNIMPLEMENTED, HTTPStatus.NOT_IMPLEMENTED),
         errors.Unsupported: WireStatus(Status.UNIMPLEMENTED, HTTPStatus.NOT_IMPLEMENTED),
+        errors.NotOneAnswer: WireStatus(Status.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR),
         errors.TooManyAnswers: WireStatus(Status.OUT_OF_RANGE, HTTPStatus.INTERNAL_SERVER_ERROR),
         errors.Overloaded: WireStatus(Status.RESOURCE_EXHAUSTED, HTTPStatus.SERVICE_UNAVAILABLE),
         errors.BudgetExhausted: WireStatus(

@@ -9,7 +9,6 @@ from xlaserve.transport.rest.messages import HttpRequest, HttpResponse
 from xlaserve.transport.rest.routing import Route
 
 _TAG = "absent"
-_MODELS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +18,9 @@ class _Absent:
     what: str
     methods: Sequence[str]
     paths: Sequence[str]
-    infers: bool = False
 
     def operation(self, method: str) -> Operation:
         """Return what a permission for it would be given for."""
-        if self.infers:
-            return Operation.INFER
         return Operation.METADATA if method == "GET" else Operation.MANAGE
 
 
@@ -35,12 +31,6 @@ _ROWS: Sequence[_Absent] = (
         ["/v2/trace/setting", "/v2/models/{model}/trace/setting"],
     ),
     _Absent("the logging extension", ["GET", "POST"], ["/v2/logging"]),
-    _Absent(
-        "the generate extension",
-        ["POST"],
-        [f"{model}/{verb}" for model in _MODELS for verb in ("generate", "generate_stream")],
-        infers=True,
-    ),
 )
 
 

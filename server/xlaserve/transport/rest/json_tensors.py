@@ -76,6 +76,18 @@ def read_elements(datatype: Datatype, shape: Shape, text: bytes) -> Tensor:
     return _numbers(datatype, shape, text.replace(b"[", b"").replace(b"]", b""))
 
 
+def list_sizes(datatype: Datatype, text: bytes) -> Shape:
+    """Return how many elements the lists of a JSON value have, outermost first.
+
+    Raises TensorDataError where they differ on a level.
+    """
+    structure = blank_strings(text) if datatype is BYTES else text
+    sizes = _lengths(structure)[::-1]
+    if _FIRST_IS_EMPTY.match(structure):
+        sizes[-1] = 0
+    return tuple(sizes)
+
+
 def few_floats(datatype: str, shape: Shape, elements: list[float]) -> Tensor | None:
     """Build an array from few numbers if all is as it should be; None for anything else."""
     limit = _LARGEST.get(datatype)
