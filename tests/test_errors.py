@@ -27,6 +27,7 @@ from xlaserve.errors import (
     LoadTimedOut,
     MissingInputs,
     MissingOutputs,
+    MissingSequence,
     ModelAlreadyLoaded,
     ModelControlForbidden,
     ModelFailed,
@@ -46,7 +47,11 @@ from xlaserve.errors import (
     RegionExists,
     RegionNotFound,
     RepositoryUnreadable,
+    SequenceInterrupted,
+    SequenceNotStarted,
+    SequenceRows,
     ShuttingDown,
+    StatesLost,
     SwitchedOff,
     TooLarge,
     TooManyAbandoned,
@@ -229,6 +234,31 @@ TEXTS = [
         "requests that change something are not taken from pages of other sites",
     ),
     (BodyTimeout(2.5), "the body did not come in 2.5 seconds (message_timeout_seconds)"),
+    (
+        MissingSequence("m"),
+        "inference request to model 'm' must specify a non-zero or non-empty correlation ID (the "
+        "parameter 'sequence_id')",
+    ),
+    (
+        SequenceNotStarted("m", 7),
+        "inference request for sequence 7 to model 'm' must specify the START flag on the first "
+        "request of the sequence",
+    ),
+    (
+        SequenceRows("m", 2),
+        "inference request to model 'm' must specify batch-size 1 due to requirements of sequence "
+        "batcher, got 2 rows",
+    ),
+    (
+        SequenceInterrupted("m", "a\n"),
+        "model 'm': a request of sequence a\\n before this one failed, expired or was cancelled, "
+        "so neither has been executed; send it again from there",
+    ),
+    (
+        StatesLost("m"),
+        "model 'm': an execution failed on the device and with it the states of its sequences are "
+        "lost, start them again",
+    ),
     (
         QueueTimeout(50),
         "the request waited for 50 microseconds and was not begun "

@@ -200,6 +200,7 @@ class Application:
             mmap_parameters=settings.mmap_parameters,
             max_on_demand_shapes=settings.max_on_demand_shapes,
             python=PythonHost(nested, metrics) if settings.allow_python_models else None,
+            max_sequences=settings.max_sequences_per_model,
         )
         self.control = ModelControl(settings, self.registry, self.repository, loader, self.workers)
         self._look = FilesLook()

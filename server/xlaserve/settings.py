@@ -225,6 +225,9 @@ class Settings:
     max_on_demand_shapes: int = 64
     """Most shapes that one model may have compiled when requests ask for them, if its parameter of
     this name does; 0 refuses such models."""
+    max_sequences_per_model: int = 65_536
+    """Most sequences that each replica of a model may have in progress; a configuration that asks
+    for more is refused. Memory for the states of all of them is reserved with the load."""
     compilation_cache_directory: str = "auto"
     """Directory of compiled programs that outlive the process: of this user alone; none; or auto,
     which is .cache/xlaserve in its home."""

@@ -12,6 +12,7 @@ SMALLEST: Mapping[str, float] = MappingProxyType(
         "max_abandoned": 1,
         "max_memory_mappings": 0,
         "max_on_demand_shapes": 0,
+        "max_sequences_per_model": 1,
         "execute_threads": 0,
         "spare_execute_threads": 0,
         "compilation_cache_max_bytes": 0,

@@ -25,7 +25,7 @@ QUEUE: dict[str, Any] = {"timeout_action": "DELAY", "default_timeout_microsecond
 AGENT = {"name": "checksum", "parameters": {"MD5:model.json": "0"}}
 
 REFUSED: dict[str, dict[str, Any]] = {
-    "sequence_batching": {"sequence_batching": {"max_sequence_idle_microseconds": 9}},
+    "iterative_sequence": {"sequence_batching": {"iterative_sequence": True}},
     "model_repository_agents.agents": {"model_repository_agents": {"agents": [AGENT]}},
     "input[0].reshape": {"input": [TENSOR | {"reshape": {"shape": [1, 2]}}]},
     "input[0].optional": {"input": [TENSOR | {"optional": True}]},
@@ -176,7 +176,7 @@ async def test_a_configuration_that_appears_on_disk_and_is_refused_keeps_what_se
         stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         before = await double(stub)
         config = tmp_path / "models/double/config.pbtxt"
-        config.write_text("sequence_batching { direct {} }")
+        config.write_text("sequence_batching { iterative_sequence: true }")
         with capture_logs() as lines:
             await server.application.control.follower.poll()
         after = await double(stub)
@@ -186,7 +186,7 @@ async def test_a_configuration_that_appears_on_disk_and_is_refused_keeps_what_se
         assert [2, 4] == before == after == await double(stub)
     (error,) = [line["error"] for line in lines if line["log_level"] == "error"]
 
-    assert "config.pbtxt: sequence_batching: is not implemented" in error
+    assert "config.pbtxt: sequence_batching.iterative_sequence: is not implemented" in error
 
 
 @pytest.mark.parametrize("name", ["refused", "bytes", "open", "deep", "escape"])

@@ -54,8 +54,15 @@ def test_rows_say_why_they_refuse() -> None:
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("sequence_batching {}", "sequence_batching"),
-        ("sequence_batching { max_sequence_idle_microseconds: 5 direct {} }", "sequence_batching"),
+        (
+            "sequence_batching { iterative_sequence: true }",
+            "sequence_batching.iterative_sequence",
+        ),
+        (
+            'sequence_batching { state { input_name: "h" output_name: "i" data_type: TYPE_FP32 '
+            "use_growable_memory: true } }",
+            "sequence_batching.state[0].use_growable_memory",
+        ),
         (f"model_repository_agents {{ {AGENT} }}", "model_repository_agents.agents"),
         (f"input {{ {X} reshape {{ shape: [ 2, 2 ] }} }}", "input[0].reshape"),
         (f"input {{ {X} reshape {{}} }}", "input[0].reshape"),

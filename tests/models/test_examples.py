@@ -22,7 +22,7 @@ Run = Callable[..., dict[str, Tensor]]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MODELS = EXAMPLES / "models"
 COMMITTED = ("digits", "simple", "identity", "mlp")
-SCRIPTS = (*COMMITTED, "plain_jax", "flax_nnx", "equinox_mlp")
+SCRIPTS = (*COMMITTED, "plain_jax", "flax_nnx", "equinox_mlp", "recurrent")
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,7 @@ def test_script_writes_a_model_that_loads(
     assert all(np.isfinite(output).all() for output in found.values())
 
 
-@pytest.mark.parametrize("name", ["plain_jax", "flax_nnx", "equinox_mlp"])
+@pytest.mark.parametrize("name", ["plain_jax", "flax_nnx", "equinox_mlp", "recurrent"])
 def test_script_is_one_for_the_command_line(name: str) -> None:
     assert load_exportable(f"{EXAMPLES / name}.py:model").inputs
 

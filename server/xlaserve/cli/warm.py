@@ -104,6 +104,7 @@ def _warmed_here(
                 config=source.config,
                 device=platform,
                 max_on_demand_shapes=settings.max_on_demand_shapes,
+                max_sequences=settings.max_sequences_per_model,
                 roots=version.roots,
                 compilation=made,
             )

@@ -13,6 +13,7 @@ EXTENSIONS = (
     "model_configuration",
     "binary_tensor_data",
     "parameters",
+    "sequence",
     "statistics",
 )
 """The protocol extensions that are always there (V2 protocol, Server Metadata)."""

@@ -179,6 +179,8 @@ def _listed(config: ModelConfig) -> tuple[int, ...]:
 def _preferred(config: ModelConfig) -> tuple[int, ...]:
     if config.message is None:
         return ()
+    if config.sequence_batching is not None:
+        return config.sequence_batching.preferred_batch_size
     _, scheduling = betterproto.which_one_of(config.message, "scheduling_choice")
     if not isinstance(scheduling, inference.ModelDynamicBatching):
         return ()

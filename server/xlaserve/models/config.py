@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from xlaserve.errors import InvalidModel
+from xlaserve.models.sequence_batching import SequenceBatching
 from xlaserve.tensors import Datatype, Shape
 from xlaserve_proto import inference
 
@@ -85,6 +86,8 @@ class ModelConfig:
     """Whether it says that a request may have any number of answers."""
     response_cache: bool = False
     """Whether equal requests may be given the answer of the first of them again."""
+    sequence_batching: SequenceBatching | None = None
+    """How sequences are served; None for a model whose requests are independent."""
     steps: tuple[EnsembleStep, ...] = ()
     """Not empty for an ensemble; each follows those whose tensors it takes."""
     parameters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -96,6 +99,28 @@ class ModelConfig:
     def with_defaults(self, parameters: Mapping[str, str]) -> "ModelConfig":
         """Return it with these parameters where it has none of the same name."""
         return replace(self, parameters=MappingProxyType({**parameters, **self.parameters}))
+
+    def of_artifact(self) -> "ModelConfig":
+        """Return it with the tensors that only the server and the model see: controls and states.
+
+        What lists no inputs, or no outputs, leaves them to the artifact, which has all.
+        """
+        sequences = self.sequence_batching
+        if sequences is None:
+            return self
+        inputs = [ConfigTensor(one.name, one.datatype, (1,)) for one in sequences.controls]
+        inputs += [ConfigTensor(one.input_name, one.datatype, one.dims) for one in sequences.states]
+        shown = {tensor.name for tensor in self.outputs}
+        outputs = [
+            ConfigTensor(one.output_name, one.datatype, one.dims)
+            for one in sequences.states
+            if one.output_name not in shown
+        ]
+        return replace(
+            self,
+            inputs=(*self.inputs, *inputs) if self.inputs else (),
+            outputs=(*self.outputs, *outputs) if self.outputs else (),
+        )
 
     @property
     def is_ensemble(self) -> bool:

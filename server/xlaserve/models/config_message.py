@@ -15,6 +15,7 @@ from xlaserve.models.config import (
 from xlaserve.models.config_ensemble import in_order
 from xlaserve.models.config_fields import without_effect
 from xlaserve.models.config_schema import BadConfig, given_of, shown
+from xlaserve.models.config_sequence import sequence_batching_of
 from xlaserve.tensors import BY_CONFIG_NAME
 from xlaserve_proto import inference
 
@@ -41,6 +42,7 @@ def config_of(message: inference.ModelConfig) -> ModelConfig:
         dynamic_batching=_dynamic_batching(message),
         is_decoupled=message.model_transaction_policy.decoupled,
         response_cache=_response_cache(message),
+        sequence_batching=sequence_batching_of(message),
         steps=_steps(message, inputs, outputs),
         parameters=MappingProxyType(
             {name: value.string_value for name, value in message.parameters.items()}

@@ -47,7 +47,7 @@ from xlaserve.models.programs import (
 )
 from xlaserve.models.shapes import OpenDimensions, Sizes
 from xlaserve.models.signature import Signature
-from xlaserve.models.sites import Layout
+from xlaserve.models.sites import Layout, Site
 from xlaserve.models.stepped import SteppedModel, max_steps
 from xlaserve.tensors import Tensor, TensorSpec
 
@@ -112,7 +112,7 @@ class JaxExportModel:
                 inputs, resident=resident, replica=replica, programs=programs
             ).fetch()
         try:
-            outputs, arguments, rows, padded = self._called(inputs, replica, programs)
+            outputs, arguments, rows, padded = self.called(inputs, replica, programs)
             if resident:
                 shown = left_there(self._model, outputs, arguments, rows)
                 return dict(zip(self._output_names, shown, strict=True))
@@ -145,7 +145,7 @@ class JaxExportModel:
         Raises OutOfMemory.
         """
         try:
-            outputs, arguments, rows, padded = self._called(inputs, replica, programs)
+            outputs, arguments, rows, padded = self.called(inputs, replica, programs)
             if not resident:
                 for output in outputs:
                     output.copy_to_host_async()
@@ -155,7 +155,7 @@ class JaxExportModel:
         kept = rows if resident or padded else None
         return JaxInFlight(self._model, self._output_names, outputs, arguments, kept, resident)
 
-    def _called(
+    def called(
         self, inputs: Mapping[str, Value], replica: int, programs: Sequence[Program] | None
     ) -> tuple[list[jax.Array], Arrays, int | None, bool]:
         """Return outputs, which may be computed later, of what, its rows, whether more were added.
@@ -177,6 +177,10 @@ class JaxExportModel:
                 arguments = self._arguments(copy, values, program.rows)
                 break
         return program.call(copy.leaves, arguments), arguments, rows, padded
+
+    def site_of(self, replica: int) -> Site:
+        """Return where a replica is."""
+        return self._by_replica[replica].site
 
     def expected_seconds(self, rows: int) -> float:
         """Return what the warm-up measured for the bucket that so many rows would run in now."""

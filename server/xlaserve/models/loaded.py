@@ -16,6 +16,9 @@ from xlaserve.tensors import Parameter, Shape, Tensor, TensorSpec
 MAX_ON_DEMAND_SHAPES = 64
 """The most shapes of one model that are compiled on request, unless a setting says otherwise."""
 
+DEFAULT_MAX_SEQUENCES = 65_536
+"""The most slots for sequences of one replica, unless a setting says otherwise."""
+
 IN_FLIGHT = 2
 """The most executions that each replica on an accelerator has begun and not ended: while it
 computes one, the inputs of the next are copied to it. A third would only wait there, and hold
@@ -61,6 +64,8 @@ class ModelMemory:
     per_device: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """The same bytes by the device that holds them: `cpu:0`, `cuda:1`. Empty where a kind of model
     does not know; otherwise the sum is `total_bytes`."""
+    states_bytes: int = 0
+    """States of sequences: those of all slots of all replicas, whether they are in use or not."""
 
     def on_devices(self, first: str) -> Mapping[str, int]:
         """Return what each device holds: all on the first where that is not known."""
@@ -74,6 +79,7 @@ class ModelMemory:
             + self.constants_bytes
             + self.temporaries_bytes
             + self.executables_bytes
+            + self.states_bytes
         )
 
 
@@ -122,6 +128,8 @@ class ModelInfo:
     """Whether it gives any number of answers to a request: it is Generating."""
     state_bytes: int = 0
     """Bytes that it holds for a request between two answers."""
+    has_sequences: bool = False
+    """Whether each request belongs to a sequence, which its parameters name."""
     notice: str = ""
     """Why its requests are not put together, for the log of its load; empty where there is nothing
     to say."""
@@ -358,6 +366,8 @@ class LoadContext:
     """Whether parameters may stay in their file, mapped into memory, instead of being read."""
     max_on_demand_shapes: int = MAX_ON_DEMAND_SHAPES
     """The most shapes that a model may ask to have compiled on request."""
+    max_sequences: int = DEFAULT_MAX_SEQUENCES
+    """The most slots for sequences that a model may ask for, on each replica."""
     roots: Roots = ANYWHERE
     """Directories that its files may lie in, wherever links lead."""
     is_sent: bool = False

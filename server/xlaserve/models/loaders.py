@@ -22,6 +22,16 @@ class _Load(Protocol):
     def __call__(self, path: Path, context: LoadContext) -> LoadedModel: ...
 
 
+class _Wrap(Protocol):
+    def __call__(
+        self, inner: LoadedModel, directory: Path, context: LoadContext
+    ) -> LoadedModel: ...
+
+
+_SEQUENCES = "xlaserve.models.sequence_model"
+"""Imported with the first model that serves sequences, as those of the table are."""
+
+
 @dataclass(frozen=True, slots=True)
 class Loader:
     """One kind of model."""
@@ -111,7 +121,10 @@ def load(path: Path, context: LoadContext) -> LoadedModel:
             "model_transaction_policy.decoupled: expected false, since the model gives one answer "
             "to each request, got true"
         )
-    return model
+    if context.config.sequence_batching is None:
+        return model
+    wrap: _Wrap = importlib.import_module(_SEQUENCES).wrap
+    return wrap(model, path, context)
 
 
 def predict_size(
@@ -133,16 +146,23 @@ def predict_size(
     seats = list(wanted.seats(present))
     used = set(seats)
     row, sharding = _loader_for(path, config), wanted.sharding
+    states = 0
+    if config.sequence_batching is not None:
+        states = config.sequence_batching.states_bytes(config.max_batch_size)
     if sharding is None and wanted.platform == devices.platform:
         recorded = _recorded(row, path, config, devices, roots)
         if recorded is not None:
             return {
                 device_name(wanted.platform, index): recorded.on_device(seats.count(index))
+                + states * seats.count(index)
                 for index in sorted(used)
             }
     parts = partial(sharding.parts, devices=len(used)) if sharding else sizes.whole
     size = row.predict_size(path, parts, roots)
-    return {device_name(wanted.platform, index): size for index in sorted(used)}
+    return {
+        device_name(wanted.platform, index): size + states * seats.count(index)
+        for index in sorted(used)
+    }
 
 
 def _recorded(

@@ -26,6 +26,7 @@ class Signature:
 
 def from_config(config: ModelConfig) -> Signature:
     """Return the signature that a configuration alone describes; InvalidModel where it does not."""
+    config = config.of_artifact()
     batch = _batch_size(config.max_batch_size)
     for kind, tensors in (("input", config.inputs), ("output", config.outputs)):
         if not tensors:
@@ -42,8 +43,10 @@ def agreed(artifact: Signature, config: ModelConfig) -> Signature:
     """Return the artifact's signature with the configuration's batch size.
 
     What the configuration leaves out is taken from the artifact; what it says must be what the
-    artifact says, or InvalidModel names the tensor, what was expected and what came.
+    artifact says, or InvalidModel names the tensor, what was expected and what came. Controls and
+    states of sequences are tensors of both.
     """
+    config = config.of_artifact()
     batch = _batch_size(config.max_batch_size)
     if batch and not artifact.is_open:
         raise InvalidModel(

@@ -59,6 +59,8 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
             Status.RESOURCE_EXHAUSTED, HTTPStatus.SERVICE_UNAVAILABLE
         ),
         errors.QueueTimeout: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
+        errors.SequenceInterrupted: WireStatus(Status.ABORTED, HTTPStatus.CONFLICT),
+        errors.StatesLost: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
         errors.DeadlineExceeded: WireStatus(Status.DEADLINE_EXCEEDED, HTTPStatus.GATEWAY_TIMEOUT),
         errors.TooLarge: WireStatus(Status.RESOURCE_EXHAUSTED, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
         errors.ShuttingDown: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),

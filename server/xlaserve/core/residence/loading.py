@@ -33,7 +33,12 @@ from xlaserve.errors import (
 )
 from xlaserve.models.compilation import Compilation
 from xlaserve.models.config import ModelConfig
-from xlaserve.models.loaded import MAX_ON_DEMAND_SHAPES, LoadContext, LoadedModel
+from xlaserve.models.loaded import (
+    DEFAULT_MAX_SEQUENCES,
+    MAX_ON_DEMAND_SHAPES,
+    LoadContext,
+    LoadedModel,
+)
 from xlaserve.models.mappings import UNLIMITED, Mappings
 from xlaserve.models.placement import ONE_CPU, Devices, without_effect
 from xlaserve.models.python.host import PythonHost
@@ -82,9 +87,11 @@ class VersionLoader:
         mmap_parameters: bool = False,
         max_on_demand_shapes: int = MAX_ON_DEMAND_SHAPES,
         python: PythonHost | None = None,
+        max_sequences: int = DEFAULT_MAX_SEQUENCES,
     ) -> None:
         self._make_station = make_station
         self._max_on_demand_shapes = max_on_demand_shapes
+        self._max_sequences = max_sequences
         self._mmap_parameters = mmap_parameters
         self._python = python
         self._background_compile = background_compile
@@ -333,6 +340,7 @@ class VersionLoader:
             background_compile=self._background_compile,
             mmap_parameters=self._mmap_parameters,
             max_on_demand_shapes=self._max_on_demand_shapes,
+            max_sequences=self._max_sequences,
             roots=source.roots,
             is_sent=source.sent,
             python=self._python,

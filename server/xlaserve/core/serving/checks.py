@@ -5,7 +5,7 @@ from typing import NoReturn
 
 from xlaserve.core.serving import parameters
 from xlaserve.core.serving.inference import InferInput, InferRequest, RequestedOutput
-from xlaserve.core.serving.parameters import NamedParameters
+from xlaserve.core.serving.parameters import SEQUENCE, NamedParameters
 from xlaserve.errors import (
     DuplicateTensor,
     InvalidTensor,
@@ -23,9 +23,13 @@ class QuickCheck:
         self._wanted = {spec.name: (spec.datatype, spec.shape[1:]) for spec in info.inputs}
         self._count = len(info.inputs)
         self._most_rows = info.max_batch_size
-        if not self._most_rows or any(-1 in spec.shape[1:] for spec in info.inputs):
+        if (
+            info.has_sequences
+            or not self._most_rows
+            or any(-1 in spec.shape[1:] for spec in info.inputs)
+        ):
             self._most_rows = 0  # so that none is ordinary
-        self.parameters = NamedParameters()
+        self.parameters = NamedParameters(SEQUENCE if info.has_sequences else ())
 
     def inputs(self, request: InferRequest) -> tuple[dict[str, Tensor], int] | None:
         """Return the inputs by name and their rows if `check_inputs` would say nothing.

@@ -228,6 +228,8 @@ class Engine:
             call.model = version.model
             _find(call, version, instance)
             call.started_ns = self._clock()
+            if isinstance(call.parent, InferCall):
+                call.parameters = call.parent.parameters  # a sequence goes through its steps
             call.inputs = inputs
             call.rows, call.key = rows_of(instance.info, inputs), key_of(instance.info, inputs)
             self._gates.admit_to_model(call)

@@ -9,6 +9,7 @@ import msgspec
 
 from xlaserve.core.serving.call import NO_HEADERS, NOBODY, Admission, Call, Headers, Peer
 from xlaserve.core.serving.inference import InferOutput, InferResponse
+from xlaserve.core.serving.sequence_table import Turn
 from xlaserve.core.serving.statistics import VersionStatistics
 from xlaserve.core.threads.completion import settle
 from xlaserve.models.loaded import ModelInfo
@@ -133,6 +134,8 @@ class InferCall(Call):
     """The outputs that it asks for; None for all of them."""
     shaping: Shaping | None = None
     """Puts those into the forms that it asks for; None where they are as they are computed."""
+    turn: Turn | None = None
+    """Its place in its sequence; None for models without sequences."""
     resident = False
     """Whether inputs may be on a device, and outputs may stay there: it is a step of an ensemble,
     executed by itself."""

@@ -4,7 +4,7 @@ The protocol lets anybody add parameters. Those that it defines, and those that 
 row; a value that they cannot have is refused, whether they have an effect here or not.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias
@@ -59,7 +59,7 @@ _OF_TENSORS: Table = {
 
 REQUEST: Table = MappingProxyType(
     {
-        # A model that has a sequence_batching does not load: none of its requests meet a state.
+        # Obeyed by models that have a sequence_batching.
         "sequence_id": Row(_SEQUENCE_ID),
         "sequence_start": Row(_BOOLEAN),
         "sequence_end": Row(_BOOLEAN),
@@ -72,6 +72,9 @@ REQUEST: Table = MappingProxyType(
         "binary_data_output": Row(_BOOLEAN, Effect.OBEYED),
     }
 )
+SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
+"""Parameters that models obey which serve sequences."""
+
 INPUT: Table = MappingProxyType({**_OF_TENSORS, "binary_data_size": Row(_COUNT, Effect.OBEYED)})
 OUTPUT: Table = MappingProxyType(
     {
@@ -119,8 +122,9 @@ def _shown(value: Parameter) -> str:
 class NamedParameters:
     """Names parameters without effect in the log, each once while a version is loaded."""
 
-    def __init__(self) -> None:
-        self._named: set[str] = set()
+    def __init__(self, obeyed: Collection[str] = ()) -> None:
+        """`obeyed` are parameters that have an effect on this model, whatever the table says."""
+        self._named = set(obeyed)
         self._log = structlog.get_logger("parameters")
 
     def are_ordinary(self, parameters: Mapping[str, Parameter]) -> bool:

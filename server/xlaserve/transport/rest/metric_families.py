@@ -91,6 +91,7 @@ def _bytes(reading: VersionReading) -> list[Row]:
         ("", ',part="constants"', memory.constants_bytes),
         ("", ',part="temporaries"', memory.temporaries_bytes),
         ("", ',part="executables"', memory.executables_bytes),
+        ("", ',part="states"', memory.states_bytes),
     ]
 
 

@@ -221,6 +221,41 @@ class Clock(Protocol):
         ...
 
 
+class RequestQueue(Protocol):
+    """Requests that wait, and the rule by which they make batches."""
+
+    @property
+    def policy(self) -> BatchPolicy:
+        """Return its delay and its timeout."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def add(self, request: InferCall) -> None:
+        """Let a request wait, or raise Overloaded at once."""
+        ...
+
+    def remove(self, request: InferCall) -> None:
+        """Dequeue a request that was cancelled; one that has left is no error."""
+        ...
+
+    def clear(self) -> list[InferCall]:
+        """Remove and return all requests, in order."""
+        ...
+
+    def take(self, now_ns: int) -> Sequence[InferCall]:
+        """Return the requests of the next batch, or none if it should wait for more."""
+        ...
+
+    def expire(self, now_ns: int) -> Sequence[InferCall]:
+        """Remove and return the requests that have expired in the queue."""
+        ...
+
+    def due_ns(self, *, could_leave: bool) -> int | None:
+        """Return when to look at the queue again though nothing else happened."""
+        ...
+
+
 class Batcher:
     """Gathers the requests of one model, and keeps its lanes busy.
 
@@ -229,7 +264,7 @@ class Batcher:
     next that it need not wait for the end of the pass.
     """
 
-    def __init__(self, queue: BatchQueue, runner: Runner, clock: Clock, deliver: Deliver) -> None:
+    def __init__(self, queue: RequestQueue, runner: Runner, clock: Clock, deliver: Deliver) -> None:
         self._queue = queue
         self._runner = runner
         self._clock = clock

@@ -1,0 +1,140 @@
+"""Batches of sequences: a row for each, laid out as its strategy wants, executed on one replica."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+
+from xlaserve.core.serving.infer_call import Ended, Executed, InferCall, Tensors
+from xlaserve.core.serving.stations.dispatch import Dispatcher
+from xlaserve.core.serving.stations.host import HostWork, executed
+from xlaserve.models.loaded import InFlight, Value
+from xlaserve.models.sequential import SequentialModel, Step
+from xlaserve.tensors import Tensor
+
+
+class Batch:
+    """The rows of one batch. Made on the event loop; laid out in the thread that executes it."""
+
+    def __init__(self, model: SequentialModel, calls: Sequence[InferCall], replica: int) -> None:
+        self._model = model
+        # Now: a call that is cancelled meanwhile may drop its own.
+        self._inputs = [call.inputs for call in calls]
+        self._replica = replica
+        self._is_batched = bool(model.info.max_batch_size)
+        self._steps = [_step(call) for call in calls]
+        for call in calls:
+            assert call.turn is not None
+            call.turn.is_begun = True
+        if model.batching.is_direct and self._is_batched and model.batch_limit:
+            self._rows: Sequence[int] = [step.slot for step in self._steps]
+            """Which row of the batch each call has."""
+        else:
+            self._rows = range(len(calls))
+
+    def execute(self) -> Mapping[str, Tensor]:
+        """Take the step of all its sequences, and return the outputs of its calls in order."""
+        inputs, steps = self._laid_out()
+        return self._own(self._model.step(inputs, steps, replica=self._replica))
+
+    def dispatch(self) -> InFlight:
+        """Start the step on an accelerator."""
+        inputs, steps = self._laid_out()
+        return _InFlight(self._model.dispatch_step(inputs, steps, replica=self._replica), self._own)
+
+    def _laid_out(self) -> tuple[Tensors, Sequence[Step]]:
+        given, steps = self._inputs, self._steps
+        if not self._is_batched:
+            return {name: _host(value) for name, value in given[0].items()}, steps
+        count = self._model.padded_rows(max(self._rows) + 1)
+        # Rows that are no request repeat the last one's: a loop may never end on zeros.
+        sources = [given[-1]] * count
+        told = [Step(0, is_ready=False)] * count
+        for row, own, step in zip(self._rows, given, steps, strict=True):
+            sources[row], told[row] = own, step
+        if count == 1:
+            return {name: _host(value) for name, value in given[0].items()}, told
+        inputs = {
+            name: np.concatenate([_host(source[name]) for source in sources]) for name in given[0]
+        }
+        return inputs, told
+
+    def _own(self, outputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return the rows of the calls, without those between and behind them."""
+        if not self._is_batched:
+            return outputs
+        count = len(self._steps)
+        if self._rows == range(count):
+            return {name: output[:count] for name, output in outputs.items()}
+        return {name: output[list(self._rows)] for name, output in outputs.items()}
+
+
+class _InFlight:
+    """A batch on its way (an InFlight)."""
+
+    def __init__(
+        self, inner: InFlight, own: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+    ) -> None:
+        self._inner = inner
+        self._own = own
+
+    def fetch(self) -> Mapping[str, Value]:
+        """Wait for the outputs, and return those of the calls."""
+        return self._own({name: _host(value) for name, value in self._inner.fetch().items()})
+
+
+class HostSteps:
+    """Executes the batches of one replica in threads, one after the other (a Runner)."""
+
+    lanes = 1
+    is_inline = False
+
+    def __init__(
+        self, model: SequentialModel, work: HostWork, replica: int, now_ns: Callable[[], int]
+    ) -> None:
+        self._model = model
+        self._work = work
+        self._replica = replica
+        self._now_ns = now_ns
+
+    def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
+        """Start a batch; both are called on completion."""
+        batch = Batch(self._model, requests, self._replica)
+
+        def over(result: Executed | BaseException) -> None:
+            freed()
+            ended(result)
+
+        self._work.in_thread(lambda _: executed(self._now_ns, batch.execute), over)
+
+
+class DeviceSteps:
+    """Executes the batches of one replica on its device, the next while one computes (a Runner)."""
+
+    lanes = 1
+    is_inline = False
+
+    def __init__(self, model: SequentialModel, dispatcher: Dispatcher, replica: int) -> None:
+        self._model = model
+        self._dispatcher = dispatcher
+        self._replica = replica
+
+    def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
+        """Start a batch as soon as there is a slot."""
+        batch = Batch(self._model, requests, self._replica)
+        self._dispatcher.submit(partial(_dispatch, batch), ended, freed)
+
+
+def _dispatch(batch: Batch, replica: int) -> InFlight:
+    return batch.dispatch()
+
+
+def _step(call: InferCall) -> Step:
+    turn = call.turn
+    assert turn is not None
+    assert turn.seat is not None
+    return Step(turn.seat.slot, turn.is_start, turn.is_end, turn.id)
+
+
+def _host(value: Value) -> Tensor:
+    return value if isinstance(value, np.ndarray) else value.numpy()

@@ -1,0 +1,135 @@
+"""Models that serve sequences: each in its order, and many in one batch (a Station)."""
+
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from xlaserve.core.serving.answers import deliver
+from xlaserve.core.serving.infer_call import Executed, InferCall
+from xlaserve.core.serving.sequence_table import Changed, SequenceTable, Turn
+from xlaserve.core.serving.stations.batching import Batcher, Clock
+from xlaserve.errors import MissingSequence, SequenceInterrupted, SequenceRows, StatesLost
+from xlaserve.models.sequential import SequenceId, SequentialModel
+
+
+class Sequences:
+    """Executes the requests of each sequence one after the other."""
+
+    def __init__(
+        self,
+        model: SequentialModel,
+        table: SequenceTable,
+        clock: Clock,
+        make_batcher: "Callable[[Sequences, int], Batcher]",
+    ) -> None:
+        """`make_batcher` returns what gathers the turns of a replica."""
+        self._model = model
+        self._table = table
+        self._clock = clock
+        # Not the station itself, which has the batchers.
+        this: Sequences = weakref.proxy(self)
+        self._batchers = [make_batcher(this, replica) for replica in range(model.replicas)]
+        self._due_ns: int | None = None
+        """When the timer looks for sequences that expired; None where none is set."""
+
+    @property
+    def pending(self) -> int:
+        """Return how many requests wait for their batch, or for a slot."""
+        return self._table.backlog + sum(batcher.waiting for batcher in self._batchers)
+
+    def begin(self, call: InferCall) -> None:
+        """Execute a call behind those of its sequence.
+
+        Raises MissingSequence, SequenceNotStarted, SequenceRows, or InvalidParameter for an id that
+        the model cannot be told.
+        """
+        if call.rows != 1:
+            raise SequenceRows(call.instance.model, call.rows)
+        parameters = call.parameters
+        sequence = parameters.get("sequence_id")
+        if not sequence:
+            raise MissingSequence(call.instance.model)
+        assert isinstance(sequence, SequenceId)
+        self._model.check_id(sequence)
+        turn = Turn(
+            call,
+            sequence,
+            bool(parameters.get("sequence_start")),
+            bool(parameters.get("sequence_end")),
+        )
+        call.submitted_ns = call.submitted_ns or self._clock.now_ns()
+        changed = self._table.add(turn)
+        call.turn = turn
+        call.wait_at(self)
+        self._follow(changed)
+
+    def retire(self) -> Sequence[InferCall]:
+        """Return nothing: no other station can go on with its sequences."""
+        return ()
+
+    def leave(self, call: InferCall) -> None:
+        """Drop a call that has not begun, and refuse those that build on it."""
+        turn = call.turn
+        assert turn is not None
+        if turn.is_begun:
+            return  # its state counts, only its answer is nobody's
+        if turn.seat is not None:
+            self._batchers[turn.seat.replica].leave(call)
+        self._follow(self._table.drop(turn, self._clock.now_ns()))
+
+    def delivered(
+        self, replica: int, calls: Sequence[InferCall], result: Executed | BaseException
+    ) -> None:
+        """Go on with the sequences of a batch that has ended, and answer its calls."""
+        now, turns = self._clock.now_ns(), [call.turn for call in calls if call.turn is not None]
+        if isinstance(result, BaseException):
+            changed = self._table.failed(turns, now)
+            if isinstance(result, StatesLost):
+                lost = self._table.lost(replica, now)
+                changed.refused += lost.refused
+                changed.ready += lost.ready
+        else:
+            changed = self._table.executed(turns, now)
+        deliver(calls, result)
+        self._follow(changed)
+
+    def _follow(self, changed: Changed) -> None:
+        """Enqueue what may be executed, and refuse what will not be."""
+        for turn in changed.refused:
+            call: InferCall = turn.call
+            call.place = None
+            if turn.seat is not None:
+                self._batchers[turn.seat.replica].leave(call)
+        if changed.refused:
+            # Later: this may be within the end of another call.
+            self._clock.soon(partial(self._refuse, changed.refused))
+        for turn in changed.ready:
+            assert turn.seat is not None
+            self._batchers[turn.seat.replica].submit(turn.call)
+            turn.call.wait_at(self)
+        self._wake_later()
+
+    def _refuse(self, turns: Sequence[Turn]) -> None:
+        for turn in turns:
+            model = turn.call.instance.model
+            deliver([turn.call], SequenceInterrupted(model, turn.id))
+
+    # --- sequences that expire ---
+
+    def _wake_later(self) -> None:
+        due = self._table.due_ns
+        if self._due_ns is None and due is not None:
+            self._due_ns = due
+            # A timer must not keep a model that is unloaded.
+            self._clock.at(due, partial(_wake, weakref.ref(self)))
+
+    def wake(self) -> None:
+        """End the sequences that have expired."""
+        self._due_ns = None
+        self._follow(self._table.expire(self._clock.now_ns()))
+
+
+def _wake(station: "weakref.ref[Sequences]") -> None:
+    found = station()
+    if found is not None:
+        found.wake()

@@ -1,0 +1,203 @@
+"""Sequences over the wire: a recurrent JAX model, its state on the device, and stock clients."""
+
+import asyncio
+import json
+import queue
+import random
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.grpc.aio
+import tritonclient.http
+from support import sequence_models
+from support.http import ask
+from support.sequence_models import configure, export_fold, folded
+from support.server import RunningServer, Serve
+from tritonclient.utils import InferenceServerException
+
+SMALL = """
+parameters { key: "batch_sizes" value { string_value: "1,4" } }
+instance_group [ { count: 1 kind: KIND_CPU } ]
+"""
+TWO = """
+parameters { key: "batch_sizes" value { string_value: "1,4" } }
+parameters { key: "devices" value { string_value: "0,1" } }
+"""
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model that folds, for each strategy, and on two devices."""
+    root = tmp_path_factory.mktemp("models")
+    oldest = "oldest { max_candidate_sequences: 16 }"
+    for name, strategy, more in (
+        ("fold", oldest, SMALL),
+        ("direct", "direct { }", SMALL),
+        ("two", oldest, TWO),
+    ):
+        export_fold(root, name, max_batch_size=4)
+        configure(root, name, strategy=strategy, more=more, max_batch_size=4)
+    (root / "two" / "initial_state").mkdir()
+    (root / "two" / "initial_state" / "seven").write_bytes(np.int64(7).tobytes())
+    initial = 'initial_state { data_type: TYPE_INT64 dims: [ 1 ] data_file: "seven" }'
+    configure(root, "two", strategy=oldest, more=TWO, max_batch_size=4, initial=initial)
+    return root
+
+
+@pytest.fixture
+def model() -> str:
+    return "fold"
+
+
+@pytest.fixture
+async def server(serve: Serve, repository: Path, model: str) -> AsyncIterator[RunningServer]:
+    async with serve(repository, load_model=(model,), http_endpoint="port:0") as running:
+        yield running
+
+
+class Client:
+    """Sends requests of sequences over gRPC, and knows what the answers should be."""
+
+    def __init__(self, client: tritonclient.grpc.aio.InferenceServerClient, model: str) -> None:
+        self._client = client
+        self._model = model
+
+    async def ask(self, id: int, value: int, *, start: bool = False, end: bool = False) -> int:
+        given = tritonclient.grpc.aio.InferInput("x", [1, 1], "INT32")
+        given.set_data_from_numpy(sequence_models.x(value))
+        answer: Any = await self._client.infer(
+            self._model, [given], sequence_id=id, sequence_start=start, sequence_end=end
+        )
+        assert answer.as_numpy("told").tolist() == [[start, 1, end]]
+        assert answer.as_numpy("id").tolist() == [[id]]
+        return int(answer.as_numpy("y")[0, 0])
+
+    async def interleaved(self, count: int, length: int, *, initial: int = 0) -> None:
+        """Have so many sequences in progress, and send what is next of any of them at random."""
+        values = {id: [random.randrange(-99, 99) for _ in range(length)] for id in range(1, count)}
+        order = [id for id in values for _ in range(length)]
+        random.shuffle(order)
+        sent: dict[int, asyncio.Task[None]] = {}
+        at = dict.fromkeys(values, 0)
+
+        async def step(id: int, index: int, before: "asyncio.Task[None] | None") -> None:
+            if before is not None:
+                await before
+            start, end = index == 0, index == length - 1
+            state = await self.ask(id, values[id][index], start=start, end=end)
+            assert state == folded(values[id][: index + 1], initial)
+
+        for id in order:
+            sent[id] = asyncio.ensure_future(step(id, at[id], sent.get(id)))
+            at[id] += 1
+        await asyncio.gather(*sent.values())
+
+
+@pytest.mark.parametrize(("model", "initial"), [("fold", 0), ("direct", 0), ("two", 7)])
+async def test_interleaved_sequences_end_right(
+    server: RunningServer, model: str, initial: int
+) -> None:
+    """More of them than there are slots, in any order of their messages."""
+    async with tritonclient.grpc.aio.InferenceServerClient(server.url) as client:
+        await Client(client, model).interleaved(60, 4, initial=initial)
+        statistics: Any = await client.get_inference_statistics(model, as_json=True)
+
+    (found,) = statistics["model_stats"]
+    assert found["inference_count"] == str(59 * 4)
+    assert int(found["execution_count"]) < 59 * 4, "no two shared a batch"
+
+
+async def test_a_stream_and_http_go_on_with_the_same_sequence(server: RunningServer) -> None:
+    """Integer and string ids, of the blocking stock clients."""
+    assert server.http is not None
+    url = server.http.removeprefix("http://")
+    await asyncio.to_thread(partial(_stream, server.url))
+    await asyncio.to_thread(partial(_over_http, url))
+
+
+def _stream(url: str) -> None:
+    answers: queue.Queue[Any] = queue.Queue()
+    with tritonclient.grpc.InferenceServerClient(url) as client:
+        client.start_stream(lambda result, error: answers.put(error or result))
+        values = {101: [1, 2, 3, 4], 102: [5, 6, 7, 8]}
+        for index in range(4):
+            for id, inputs in values.items():
+                given = tritonclient.grpc.InferInput("x", [1, 1], "INT32")
+                given.set_data_from_numpy(sequence_models.x(inputs[index]))
+                client.async_stream_infer(
+                    "fold",
+                    [given],
+                    request_id=f"{id}",
+                    sequence_id=id,
+                    sequence_start=index == 0,
+                    sequence_end=index == 3,
+                )
+        for index in range(4):
+            for id, inputs in values.items():
+                answer = answers.get(timeout=30)
+                assert answer.get_response().id == f"{id}"
+                assert answer.as_numpy("y").tolist() == [[folded(inputs[: index + 1])]]
+        client.stop_stream()
+
+
+def _over_http(url: str) -> None:
+    with tritonclient.http.InferenceServerClient(url) as client:
+        for index, value in enumerate((3, 4, 5)):
+            given = tritonclient.http.InferInput("x", [1, 1], "INT32")
+            given.set_data_from_numpy(sequence_models.x(value), binary_data=index % 2 == 0)
+            answer: Any = client.infer(
+                "fold",
+                [given],
+                sequence_id=9,
+                sequence_start=index == 0,
+                sequence_end=index == 2,
+            )
+            assert answer.as_numpy("y").tolist() == [[folded((3, 4, 5)[: index + 1])]]
+        given = tritonclient.http.InferInput("x", [1, 1], "INT32")
+        given.set_data_from_numpy(sequence_models.x(1))
+        with pytest.raises(InferenceServerException, match="must specify the START flag"):
+            client.infer("fold", [given], sequence_id=9)
+        with pytest.raises(InferenceServerException, match="non-zero or non-empty correlation ID"):
+            client.infer("fold", [given])
+        text: Any = "a"
+        with pytest.raises(InferenceServerException, match="'CORRID' of model 'fold' is UINT64"):
+            client.infer("fold", [given], sequence_id=text, sequence_start=True)
+
+
+@pytest.mark.parametrize(("model", "replicas"), [("fold", 1), ("two", 2)])
+async def test_what_clients_see_has_no_controls_and_no_states(
+    server: RunningServer, model: str, replicas: int
+) -> None:
+    """The configuration stays as it was written; the states are in the memory of the model."""
+    assert server.http is not None
+    metadata = json.loads((await ask(server.http, "GET", f"/v2/models/{model}")).body)
+    config = json.loads((await ask(server.http, "GET", f"/v2/models/{model}/config")).body)
+    extensions = json.loads((await ask(server.http, "GET", "/v2")).body)["extensions"]
+    memory = server.application.registry.resolve(model)[1].info.memory
+
+    assert [tensor["name"] for tensor in metadata["inputs"]] == ["x"]
+    assert [tensor["name"] for tensor in metadata["outputs"]] == ["y", "told", "id"]
+    assert config["sequence_batching"]["oldest"]["max_candidate_sequences"] == 16
+    assert "sequence" in extensions
+    # An INT64 for each of 16 slots, of each replica.
+    assert memory.states_bytes == 128 * replicas
+    assert sum(memory.per_device.values()) == memory.total_bytes
+
+
+@pytest.mark.large
+async def test_ten_thousand_interleaved_sequences_end_right(serve: Serve, tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    export_fold(root, max_batch_size=64)
+    strategy = "oldest { max_candidate_sequences: 10000 }"
+    configure(root, strategy=strategy, max_batch_size=64)
+    settings = {"max_requests_per_model": 20_000}
+    async with (
+        serve(root, load_model=("fold",), **settings) as server,
+        tritonclient.grpc.aio.InferenceServerClient(server.url) as client,
+    ):
+        await Client(client, "fold").interleaved(10_001, 4)
