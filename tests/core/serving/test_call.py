@@ -4,11 +4,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from support.calls import NotedCall, NotingObserver
 
 from xlaserve.core.serving.call import Call, end_together
 from xlaserve.core.serving.gates import Gates
+from xlaserve.core.serving.infer_call import AwaitedInfer
 from xlaserve.errors import DeadlineExceeded, Unsupported
 
 ERROR = Unsupported("this")
@@ -226,3 +228,18 @@ def test_calls_of_one_batch_end_before_any_of_them_is_told() -> None:
     assert [True, True] == gates
     assert [(tuple(calls), "executed")] == observer.ended_with
     assert [False, True] == [call.is_cancelled for call in calls]
+
+
+async def test_a_call_that_is_cancelled_keeps_its_inputs_for_the_thread_that_has_its_batch() -> (
+    None
+):
+    """Without them the whole batch would fail: it may be put together after that."""
+    call, inputs = AwaitedInfer(), {"x": np.zeros(1, np.float32)}
+    call.inputs = inputs
+    waiting = asyncio.ensure_future(call.answered())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+
+    assert call.has_ended
+    assert call.inputs is inputs

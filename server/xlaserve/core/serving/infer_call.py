@@ -227,8 +227,9 @@ class AwaitedInfer(InferCall):
             # A timer that was cancelled keeps its context until it is due, and `current_call` with
             # that: the call may live on, but not the tensors.
             self._answer = _answered()
-            self.inputs = _NOTHING
             if self.executed is not None:
+                # Before that a thread may be about to read them, for a batch with others.
+                self.inputs = _NOTHING
                 self.executed = Executed({}, self.executed.begun_ns, self.executed.ended_ns)
 
 
