@@ -67,6 +67,7 @@ async def test_server_metadata(stub: Any) -> None:
         "binary_tensor_data",
         "parameters",
         "statistics",
+        "classification",
         "system_shared_memory",
     ] == list(metadata.extensions)
 

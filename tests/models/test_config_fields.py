@@ -176,7 +176,7 @@ def test_a_default_that_is_written_out_asks_for_nothing(text: str) -> None:
             "output_map { key: 'b' value: 'y' } } }",
             ("response_cache.enable",),
         ),
-        (f'output {{ {X} label_filename: "l.txt" }}', ("output.label_filename",)),
+        (f'output {{ {X} label_filename: "l.txt" }}', ()),
         ('parameters { key: "mine" value { string_value: "1" } }', ('parameters["mine"]',)),
         ('parameters { key: "batch_rows" value {} }', ('parameters["batch_rows"]',)),
         ('parameters { key: "devices" value { string_value: "0" } }', ()),

@@ -15,6 +15,7 @@ EXTENSIONS = (
     "parameters",
     "sequence",
     "statistics",
+    "classification",
 )
 """The protocol extensions that are always there (V2 protocol, Server Metadata)."""
 

@@ -91,6 +91,8 @@ class ModelConfig:
     steps: tuple[EnsembleStep, ...] = ()
     """Not empty for an ensemble; each follows those whose tensors it takes."""
     parameters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    labels: Mapping[str, tuple[bytes, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    """Names of the classes of outputs, by output and by index; read from their files."""
     without_effect: tuple[str, ...] = field(default=(), compare=False)
     """Fields written that change no answer, by the table of `config_fields`; for the log."""
     message: inference.ModelConfig | None = field(default=None, compare=False, repr=False)

@@ -91,8 +91,7 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
         "output.name": _OBEYED,
         "output.data_type": _OBEYED,
         "output.dims": _OBEYED,
-        # Labels are for the classification extension, which a request is refused that asks for it.
-        "output.label_filename": _NONE,
+        "output.label_filename": _OBEYED,
         "output.reshape": _refused(_TENSOR, _another_shape),
         "output.is_shape_tensor": _refused(_TENSOR),
         "output.is_non_linear_format_io": _refused(_TENSOR),

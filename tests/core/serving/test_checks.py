@@ -7,7 +7,7 @@ import pytest
 
 from xlaserve.core.serving.checks import QuickCheck, check_inputs, check_outputs
 from xlaserve.core.serving.inference import Form, InferInput, InferRequest, RequestedOutput
-from xlaserve.errors import InvalidRequest, Unsupported
+from xlaserve.errors import InvalidRequest
 from xlaserve.models.loaded import ModelInfo
 from xlaserve.tensors import DATATYPES, TensorSpec
 
@@ -160,8 +160,3 @@ def test_outputs_come_in_the_order_asked_for(asked: list[str], expected: list[st
 def test_outputs_that_the_model_lacks_are_refused(asked: list[str], text: str) -> None:
     with pytest.raises(InvalidRequest, match=text):
         check_outputs("m", INFO, [RequestedOutput(name) for name in asked])
-
-
-def test_classification_is_said_to_be_missing() -> None:
-    with pytest.raises(Unsupported, match="classification"):
-        check_outputs("m", INFO, [RequestedOutput("y", {"classification": 1})])

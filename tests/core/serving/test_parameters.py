@@ -16,7 +16,7 @@ from xlaserve.core.serving.parameters import (
     check_request,
     check_tensor,
 )
-from xlaserve.errors import InvalidParameter, InvalidTensor, Unsupported
+from xlaserve.errors import InvalidParameter, InvalidTensor
 from xlaserve.models.config_fields import Effect
 from xlaserve.tensors import DATATYPES
 
@@ -79,17 +79,6 @@ def test_a_value_that_a_parameter_of_a_tensor_cannot_have_is_refused(
 ) -> None:
     with pytest.raises(InvalidTensor, match=f"'x': expected parameter '{name}' to be .*, got "):
         check_tensor("m", "input", "x", table, {name: value})
-
-
-@pytest.mark.parametrize(
-    ("table", "name", "value"),
-    [
-        (OUTPUT, "classification", 1),
-    ],
-)
-def test_what_is_not_implemented_is_said_so(table: Any, name: str, value: Any) -> None:
-    with pytest.raises(Unsupported, match="is not implemented"):
-        check_tensor("m", "output", "y", table, {name: value})
 
 
 def test_a_classification_into_no_classes_asks_for_none() -> None:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from xlaserve.core.residence.exhaustion import load_failure
 from xlaserve.core.residence.fingerprints import Fingerprint, files_below, fingerprint_of
@@ -205,6 +206,7 @@ class Repository:
         try:
             confined = directory if override else self._roots.confine(directory)
             config = self._config(name, confined, config_text)
+            config = self._labelled(confined, config, sent=override is not None)
             versions = self._versions(confined, config, sent=override is not None)
         except InvalidModel as error:
             raise load_failure(name, str(error), error.__cause__) from error
@@ -277,6 +279,7 @@ class Repository:
             return found
         try:
             config = parse_json(config_text, limit_bytes=self._max_config_bytes)
+            config = self._labelled(self._roots.confine(self.root), config)
             versions = self._versions_at(self._roots.confine(self.root), config)
         except InvalidModel as error:
             raise LoadFailed(self._bare_name, str(error)) from error
@@ -295,7 +298,7 @@ class Repository:
     def _config_at(self, path: Path, schema: str) -> ModelConfig:
         config = ModelConfig()
         if path.is_dir():
-            config = self._read_config(path)
+            config = self._labelled(path, self._read_config(path))
         if not schema:
             return config
         file, limit = self._existing(schema), self._max_config_bytes
@@ -326,21 +329,28 @@ class Repository:
     def _read_config(self, directory: Path) -> ModelConfig:
         return read_config(directory, limit_bytes=self._max_config_bytes, roots=self._roots)
 
-    def _check_labels(self, directory: Path, config: ModelConfig, roots: Roots) -> None:
-        """Raise InvalidModel unless the files are there that outputs have their labels in."""
+    def _labelled(self, directory: Path, config: ModelConfig, *, sent: bool = False) -> ModelConfig:
+        """Return a configuration with the labels of its outputs, read from their files.
+
+        Raises InvalidModel for a file that is not there, or leads out of the roots.
+        """
+        roots, labels = self._roots_of(directory, sent=sent), {}
         for output in config.message.output if config.message else ():
             if name := output.label_filename:
                 try:
-                    files.size_of(directory, name, limit_bytes=_MAX_LABEL_BYTES, roots=roots)
+                    data = files.read_checked(
+                        directory, name, limit_bytes=_MAX_LABEL_BYTES, roots=roots
+                    )
                 except InvalidModel as error:
                     raise InvalidModel(
                         f"label_filename of output '{output.name}': {error}"
                     ) from None
+                labels[output.name] = tuple(bytes(data).splitlines())
+        return replace(config, labels=MappingProxyType(labels)) if labels else config
 
     def _versions(
         self, directory: Path, config: ModelConfig, *, sent: bool
     ) -> tuple[VersionSource, ...]:
-        self._check_labels(directory, config, self._roots_of(directory, sent=sent))
         found = {
             int(path.name): path
             for path in directory.iterdir()

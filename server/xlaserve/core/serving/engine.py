@@ -1,7 +1,7 @@
 """Infer: find the model, check the request, and let the station of the model answer it."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Protocol
@@ -22,12 +22,11 @@ from xlaserve.core.serving.infer_call import (
     Tensors,
 )
 from xlaserve.core.serving.inference import InferRequest, InferResponse, SharedInput
+from xlaserve.core.serving.output_forms import OutputForms, asks_for_form
 from xlaserve.core.serving.shared_memory import Regions
 from xlaserve.core.serving.shared_tensors import (
     AT_ONCE_BYTES,
-    OutputPlaces,
     SharedInputs,
-    has_places,
 )
 from xlaserve.core.serving.stations.station import Served, Working
 from xlaserve.core.threads.host import HostThreads
@@ -133,9 +132,11 @@ class Engine:
         check_inputs(name, info, images.promised() if images else request)
         if request.outputs:
             call.chosen = check_outputs(name, info, request.outputs)
-            if has_places(request.outputs):
-                places = OutputPlaces(name, request.outputs, self.regions, call.peer)
-                call.shaping = places.write
+            if asks_for_form(request.outputs):
+                labels = partial(self._labels, instance)
+                call.shaping = OutputForms(
+                    name, info, request.outputs, labels, regions=self.regions, peer=call.peer
+                )
         instance.quick.parameters.note(request)
         call.inputs = {tensor.name: tensor.data for tensor in request.inputs}
         self._gates.admit_to_model(call)
@@ -144,6 +145,17 @@ class Engine:
             return
         call.rows, call.key = rows_of(info, call.inputs), key_of(info, call.inputs)
         instance.station.begin(call)
+
+    def _labels(self, instance: Served, output: str) -> Sequence[bytes]:
+        """Return the labels of an output; those of an ensemble may be those of its steps."""
+        config = instance.config
+        found = config.labels.get(output, ())
+        for step in config.steps if not found else ():
+            for name, tensor in step.output_map.items():
+                if tensor == output:
+                    _, other = self._residents.resolve(step.model_name, step.model_version)
+                    found = other.config.labels.get(name, ())
+        return found
 
     def _read_shared(self, call: InferCall, instance: Served, shared: SharedInputs) -> None:
         """Read the inputs of a call that are in shared memory, in a thread where they are large."""

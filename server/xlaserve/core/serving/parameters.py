@@ -1,4 +1,4 @@
-"""The table of the parameters of an inference request: obeyed, refused, or without effect.
+"""The table of the parameters of an inference request: obeyed, or without effect.
 
 The protocol lets anybody add parameters. Those that it defines, and those that Triton does, have a
 row; a value that they cannot have is refused, whether they have an effect here or not.
@@ -12,7 +12,7 @@ from typing import TypeAlias
 import structlog
 
 from xlaserve.core.serving.inference import InferRequest
-from xlaserve.errors import InvalidParameter, InvalidTensor, Unsupported
+from xlaserve.errors import InvalidParameter, InvalidTensor
 from xlaserve.models.config_fields import Effect
 from xlaserve.tensors import Parameter
 
@@ -37,8 +37,6 @@ class Row:
 
     kind: Kind
     effect: Effect = Effect.NONE
-    extension: str = ""
-    """Extension of a parameter that is refused."""
 
 
 _BOOLEAN = Kind("true or false", lambda value: type(value) is bool)
@@ -80,7 +78,8 @@ OUTPUT: Table = MappingProxyType(
     {
         **_OF_TENSORS,
         "binary_data": Row(_BOOLEAN, Effect.OBEYED),
-        "classification": Row(_COUNT, Effect.REFUSED, "the classification extension"),
+        # 0 classes are those of a request that asks for none.
+        "classification": Row(_COUNT, Effect.OBEYED),
     }
 )
 
@@ -110,9 +109,6 @@ def check_tensor(
         if not row.kind.fits(value):
             expected = f"parameter '{name}' to be {row.kind.expected}"
             raise InvalidTensor(model, kind, tensor, expected, _shown(value))
-        # 0 classes are those of a request that asks for none.
-        if row.effect is Effect.REFUSED and value != 0:
-            raise Unsupported(row.extension)
 
 
 def _shown(value: Parameter) -> str:

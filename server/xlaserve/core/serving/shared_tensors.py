@@ -187,8 +187,3 @@ class OutputPlaces:
         if place.offset:
             answered[_OFFSET] = place.offset
         return PlacedOutput(output.name, output.datatype, output.data, answered)
-
-
-def has_places(outputs: Sequence[RequestedOutput]) -> bool:
-    """Tell whether a request has outputs that are to be written to shared memory."""
-    return any(REGION in output.parameters for output in outputs)
