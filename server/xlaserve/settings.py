@@ -384,6 +384,9 @@ class Settings:
     """Most pixels of a JPEG or PNG that is decoded for a model."""
     message_timeout_seconds: float = 30.0
     """Seconds a request may take to send its message after its headers, and over HTTP those."""
+    answer_timeout_seconds: float = 120.0
+    """Seconds within which a client has to read some more of an answer that waits for it. Else its
+    connection is closed, or its gRPC stream where others go on, and all they held is released."""
     max_health_watchers: int = 1024
     """Health watches that may be open."""
     max_reflection_requests: int = 1000

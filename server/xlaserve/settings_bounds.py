@@ -32,6 +32,7 @@ SMALLEST: Mapping[str, float] = MappingProxyType(
         "max_concurrency": 1,
         "container_memory_bytes": 0,
         "message_timeout_seconds": 0.001,
+        "answer_timeout_seconds": 0.001,
         "grace_seconds": 0,
         "max_message_bytes": 1024,
         "max_typed_answer_bytes": 0,

@@ -157,6 +157,7 @@ def _http2_limits(settings: Settings) -> Http2Limits:
         max_work=settings.max_work_per_pass,
         preface_seconds=settings.preface_seconds,
         message_seconds=settings.message_timeout_seconds,
+        answer_seconds=settings.answer_timeout_seconds,
     )
 
 

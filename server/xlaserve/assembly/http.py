@@ -32,6 +32,7 @@ def http_server(core: Core, routes: RouteTable) -> HttpServer:
             settings.message_timeout_seconds,
         ),
         settings.max_http_heads,
+        settings.answer_timeout_seconds,
     )
     return HttpServer(routes, limits, core.workers.host, core.shared, core.gates)
 

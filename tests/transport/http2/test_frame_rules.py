@@ -652,8 +652,8 @@ def test_an_answer_within_the_last_frame_of_a_request_resets_nothing(cut: int) -
     frame = bytes(data(1, b"\2" + bytes(60), end_stream=True))
     client.send(OPEN, frame[:cut])
     if not client.route.streams:
-        client.core.sweep(0)
-        client.core.sweep(0)
+        client.core.sweep(0, 0)
+        client.core.sweep(0, 0)
     stream = client.route.streams[1]
     assert stream.problem is not None
     assert not stream.ended_by_client

@@ -167,7 +167,7 @@ BROKEN: Mapping[str, Callable[[MemoryClient], object]] = {
 
 def sweep(client: MemoryClient) -> None:
     for _ in range(TICKS + 2):
-        client.core.sweep(TICKS)
+        client.core.sweep(TICKS, TICKS)
 
 
 def end_it(client: MemoryClient) -> None:

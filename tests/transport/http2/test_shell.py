@@ -58,6 +58,9 @@ class Transport:
     def set_write_buffer_limits(self, high: int) -> None:
         self.high = high
 
+    def get_write_buffer_size(self) -> int:
+        return len(self.buffered) if self._paused else 0  # the kernel has it, else
+
     def get_extra_info(self, name: str) -> Any:
         if self._alpn is None:
             return None
@@ -211,13 +214,13 @@ async def test_a_client_that_does_not_greet_is_dropped_in_time() -> None:
     protocol = Host().connection(transport, greets=False)
     read(protocol, PREFACE[:10])
     for _ in range(3):
-        protocol.sweep(preface_ticks=3, message_ticks=100)
+        protocol.sweep(preface_ticks=3, message_ticks=100, answer_ticks=100)
         assert not transport.ended
-    protocol.sweep(preface_ticks=3, message_ticks=100)
+    protocol.sweep(preface_ticks=3, message_ticks=100, answer_ticks=100)
 
     assert "SETTINGS_TIMEOUT" == transport.code
     assert transport.ended
-    protocol.sweep(preface_ticks=3, message_ticks=100)
+    protocol.sweep(preface_ticks=3, message_ticks=100, answer_ticks=100)
     assert "SETTINGS_TIMEOUT" == transport.code
 
 
@@ -225,11 +228,29 @@ async def test_a_client_that_has_greeted_may_say_nothing() -> None:
     transport = Transport()
     protocol = Host().connection(transport)
     for _ in range(50):
-        protocol.sweep(preface_ticks=3, message_ticks=3)
+        protocol.sweep(preface_ticks=3, message_ticks=3, answer_ticks=3)
 
     assert not transport.ended
     read(protocol, ping())
     assert ping(ack=True) == transport.frames[-1]
+
+
+async def test_a_client_that_takes_nothing_is_cut_off_in_time() -> None:
+    """Also once its connection has ended: a GOAWAY that it does not read holds nothing up."""
+    transport = Transport(alpn="h2", half_closes=False)
+    protocol = Host().connection(transport)
+    transport._paused, transport.buffered = True, b"x" * 1000
+    for _ in range(4):
+        protocol.sweep(preface_ticks=3, message_ticks=3, answer_ticks=3)
+    transport.buffered = b"x" * 999
+    protocol.end()
+    assert transport.closed
+    for _ in range(4):
+        protocol.sweep(preface_ticks=3, message_ticks=3, answer_ticks=3)
+        assert not transport.aborted
+    protocol.sweep(preface_ticks=3, message_ticks=3, answer_ticks=3)
+
+    assert transport.aborted
 
 
 # --- backpressure ------------------------------------------------------------------------------

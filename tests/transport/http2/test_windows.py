@@ -252,12 +252,12 @@ def test_a_header_block_that_does_not_end_ends_the_connection_in_time() -> None:
     client = Client()
     client.send(headers(1, REQUEST[:5], end_headers=False))
     for _ in range(TICKS):
-        client.core.sweep(TICKS)
+        client.core.sweep(TICKS, TICKS)
         client.send()
     before = list(client.said)
     # More of it is no end.
     client.send(continuation(1, REQUEST[5:10], end_headers=False))
-    client.core.sweep(TICKS)
+    client.core.sweep(TICKS, TICKS)
     client.send()
 
     assert [] == before
@@ -270,10 +270,10 @@ def test_a_header_block_that_ends_late_is_a_request_like_any_other() -> None:
     client = Client()
     client.send(headers(1, REQUEST[:5], end_headers=False))
     for _ in range(TICKS):
-        client.core.sweep(TICKS)
+        client.core.sweep(TICKS, TICKS)
     client.send(continuation(1, REQUEST[5:]), data(1, message(100), end_stream=True))
     for _ in range(2 * TICKS):
-        client.core.sweep(TICKS)
+        client.core.sweep(TICKS, TICKS)
     client.send()
 
     assert [] == client.said

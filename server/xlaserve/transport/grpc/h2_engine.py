@@ -124,6 +124,7 @@ class H2Engine(H2Protocol):
         )
         connection = _Connection(h2, cast("asyncio.Transport", transport), config=self.config)
         connection.max_message_bytes = self._limits.max_message_bytes
+        connection.answer_seconds = self._limits.answer_seconds
         connection.account = self._account
         self.connection = connection
         self.connection.flush()
@@ -181,6 +182,7 @@ class _Connection(Connection):
     """A connection whose streams bound the messages that they receive."""
 
     max_message_bytes = 0
+    answer_seconds = 0.0
     account: Account
 
     def create_stream(self, *, stream_id: int | None = None, wrapper: Any = None) -> Stream:
@@ -199,6 +201,8 @@ class _Stream(Stream):
     """Bytes that count for the message which was read last."""
     _charged = 0
     """Bytes that count for the stream until it ends."""
+    _expecting: asyncio.TimerHandle | None = None
+    """While it sends: looks whether the client reads."""
 
     def keep(self) -> int:
         """Return the bytes that are counted for the message read last; count them on."""
@@ -242,7 +246,18 @@ class _Stream(Stream):
         account = self.connection.account
         if not account.reserve(len(data), Kind.ANSWERS):
             raise GRPCError(Status.RESOURCE_EXHAUSTED, NO_ROOM_FOR_ANSWERS)
+        self._expect_progress()
         try:
             await super().send_data(data, end_stream)
         finally:
             account.release(len(data), Kind.ANSWERS)
+            assert self._expecting is not None
+            self._expecting.cancel()
+
+    def _expect_progress(self, sent: int = -1) -> None:
+        """Cut the connection off if no more than `sent` bytes of the stream have left in time."""
+        if self.data_sent == sent:
+            self._transport.abort()
+            return
+        loop, seconds = asyncio.get_running_loop(), self.connection.answer_seconds
+        self._expecting = loop.call_later(seconds, self._expect_progress, self.data_sent)

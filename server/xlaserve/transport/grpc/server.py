@@ -142,7 +142,8 @@ class GrpcServer:
 
     @property
     def _sweep_seconds(self) -> float:
-        shortest = min(self._limits.preface_seconds, self._limits.message_seconds)
+        limits = self._limits
+        shortest = min(limits.preface_seconds, limits.message_seconds, limits.answer_seconds)
         return min(1.0, shortest / _SWEEPS)
 
     def _sweep(self) -> None:
@@ -152,6 +153,7 @@ class GrpcServer:
                 protocol.sweep(
                     preface_ticks=round(self._limits.preface_seconds / every),
                     message_ticks=round(self._limits.message_seconds / every),
+                    answer_ticks=round(self._limits.answer_seconds / every),
                 )
         self._shared.memory.drop_unused(_SPARE_SECONDS)
         self._sweep_later()

@@ -40,6 +40,7 @@ class ServerConnection:
         """`wake` is called when there is output though nothing was received."""
         conduct = Conduct(limits, now)
         self._limits = limits
+        self._conduct = conduct
         self.account = account or shared.ledger.open()
         self._sender = Sender(self.account, conduct, wake)
         self._windows = ReceiveWindows(limits, self._sender)
@@ -136,6 +137,16 @@ class ServerConnection:
         self._sender.paused = False
         self._sender.pump()
 
+    @property
+    def frames_sent(self) -> int:
+        """Return how many frames of answers were made so far."""
+        return self._conduct.served
+
+    @property
+    def is_held_back(self) -> bool:
+        """Tell whether answers wait for the window of the connection (5.2, 6.9)."""
+        return self._sender.is_held_back
+
     # --- the life of the connection ---
 
     @property
@@ -148,7 +159,7 @@ class ServerConnection:
         """Tell whether the client has sent a GOAWAY (6.8)."""
         return self._control.client_leaves
 
-    def sweep(self, ticks_for_a_message: int) -> None:
+    def sweep(self, ticks_for_a_message: int, ticks_for_an_answer: int) -> None:
         """End what has taken too long; called at even intervals."""
         streams = self._streams
         streams.tick += 1
@@ -159,6 +170,8 @@ class ServerConnection:
         expired = [s for s in streams.open.values() if not s.begun and s.tick < oldest]
         for stream in expired:
             stream.begin(Problem.EXPIRED)
+        for stream in self._sender.stalled(streams.tick - ticks_for_an_answer):
+            streams.cut_off(stream, "its client does not read the answer")
 
     def go_away(self) -> None:
         """Ask the client to open no more streams; those on their way are still served (6.8)."""

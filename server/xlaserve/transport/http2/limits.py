@@ -32,6 +32,8 @@ class Http2Limits:
     window_seconds: float = 30.0
     preface_seconds: float = 5.0
     message_seconds: float = 30.0
+    answer_seconds: float = 120.0
+    """Seconds within which a client has to read some more of an answer that waits for it."""
     max_work: int = 1024
     """Frames that are handled in one pass; a request counts as sixteen of them, and its header
     block, where it has to be decoded, as one more for each sixteen bytes."""

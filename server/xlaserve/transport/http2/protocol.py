@@ -6,6 +6,7 @@ from typing import Protocol, cast
 from xlaserve.transport.http2.busy_poll import BusyPoll
 from xlaserve.transport.http2.connection import RECEIVE_BYTES, ReceiveBuffer, ServerConnection
 from xlaserve.transport.http2.frames import ErrorCode
+from xlaserve.transport.stall import Stall
 
 _WRITE_BUFFER_BYTES = 1 << 18
 """Bytes that the transport may hold for a client that does not read."""
@@ -47,6 +48,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
         self._unread = False
         """Whether the core has bytes that it left for another pass."""
         self._ticks = 0
+        self._stall = Stall()
 
     # --- as asyncio calls it ---
 
@@ -167,13 +169,23 @@ class Http2Protocol(asyncio.BufferedProtocol):
         else:
             self._loop.call_later(_LINGER_SECONDS, self.transport.abort)
 
-    def sweep(self, *, preface_ticks: int, message_ticks: int) -> None:
+    def sweep(self, *, preface_ticks: int, message_ticks: int, answer_ticks: int) -> None:
         """Look for what takes too long; called at even intervals."""
+        if self._looks_without_progress() > answer_ticks:
+            # A GOAWAY would wait behind all that the client does not read.
+            self.abort()
+            return
         if self._closing:
             return
         self._ticks += 1
         if not self.core.greeted and self._ticks > preface_ticks:
             self.end(ErrorCode.SETTINGS_TIMEOUT, "no preface came in time")
             return
-        self.core.sweep(message_ticks)
+        self.core.sweep(message_ticks, answer_ticks)
         self.flush()
+
+    def _looks_without_progress(self) -> int:
+        waits = self.transport.get_write_buffer_size()
+        return self._stall.look(
+            (waits, self.core.frames_sent), waits=bool(waits or self.core.is_held_back)
+        )

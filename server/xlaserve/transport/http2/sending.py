@@ -168,6 +168,8 @@ class Sender:
         else:
             stream.pending.extend(views)
             stream.keeps_more = True
+        if not stream.unsent:
+            stream.tick = stream.owner.tick
         stream.unsent += size
         self._send(stream, size + 1)
         self._keep(stream)
@@ -223,8 +225,18 @@ class Sender:
             most -= size
             self.output_bytes += size
             self._conduct.served += 1
+            stream.tick = stream.owner.tick
         if not stream.unsent:
             self._sent(stream, ended=flags == END_STREAM)
+
+    def stalled(self, since: int) -> list[ServerStream]:
+        """Return the streams whose own window has held back the rest since a tick (5.2)."""
+        return [s for s in self._blocked.values() if s.send_window <= 0 and s.tick < since]
+
+    @property
+    def is_held_back(self) -> bool:
+        """Tell whether something waits for the window of the connection."""
+        return bool(self._blocked) and self.window <= 0
 
     def _sent(self, stream: ServerStream, *, ended: bool) -> None:
         if stream.ending:

@@ -167,6 +167,7 @@ class ServerStream:
         self.send_window = owner.peer_window
         self.recv_window = owner.stream_window
         self.tick = owner.tick
+        """Sweep in which it was opened, then in which bytes of its answer left last."""
 
     def advance(self, happening: Input) -> State | Reaction:
         """Take the step that the table has for an input; or return its reaction, and take none.

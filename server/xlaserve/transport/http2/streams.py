@@ -139,6 +139,11 @@ class Streams:
         self.write_reset(stream.id, code)
         self.sender.wake()
 
+    def cut_off(self, stream: ServerStream, reason: str) -> None:
+        """Reset a stream whose client does not read, and cancel its call (7)."""
+        self.reset_stream(stream, ErrorCode.ENHANCE_YOUR_CALM)
+        stream.cancel(reason)
+
     def complete(self, stream: ServerStream) -> None:
         """Take the step of a frame with END_STREAM that was sent, and close the stream.
 

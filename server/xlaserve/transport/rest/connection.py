@@ -21,6 +21,7 @@ from xlaserve.transport.rest.fast_path import FastPath, head_of
 from xlaserve.transport.rest.heads import Heads, size_of
 from xlaserve.transport.rest.held import Held
 from xlaserve.transport.rest.states import Input, State
+from xlaserve.transport.stall import Stall
 
 _LISTENER = "http_endpoint"
 """The setting of the one endpoint that HTTP is served on."""
@@ -83,6 +84,7 @@ class Connection(AiohttpConnection):
         """Bytes of that request; None where that is not known, or not yet."""
         self._head = b""
         """Its header block, until aiohttp has read it."""
+        self._stall = Stall()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         server = self.server
@@ -175,6 +177,11 @@ class Connection(AiohttpConnection):
         if self._fast is not None:
             self.held.resume()
             self._fast.resume()
+
+    def looks_without_progress(self) -> int:
+        """Return how many looks ago the last bytes left, or no answer waited for its client."""
+        waits = self.held.waits_in_transport if self._fast is not None else 0
+        return self._stall.look(waits, waits=waits > 0)
 
     # --- the end ---
 

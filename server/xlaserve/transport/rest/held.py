@@ -131,11 +131,15 @@ class Held:
         if not self._is_paused:
             self.account.release_all(Kind.ANSWERS)
 
+    @property
+    def waits_in_transport(self) -> int:
+        """Return how many bytes wait in the transport for the client."""
+        return self._transport.get_write_buffer_size()
+
     def pause(self) -> None:
         """Count what waits in the transport: the client does not read."""
         self._is_paused = True
-        size = self._transport.get_write_buffer_size()
-        more = size - self.account.held_for(Kind.ANSWERS)
+        more = self.waits_in_transport - self.account.held_for(Kind.ANSWERS)
         if more > 0:
             self.account.hold(more, Kind.ANSWERS)
 

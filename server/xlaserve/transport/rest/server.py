@@ -28,6 +28,7 @@ from xlaserve.transport.rest.messages import JOINED_BYTES, HttpRequest, HttpResp
 from xlaserve.transport.rest.plans import Finish
 from xlaserve.transport.rest.routing import Match, Route, RouteTable
 from xlaserve.transport.rest.threads import OffLoop
+from xlaserve.transport.stall import LOOKS
 
 _COMPRESSED_BYTES = 1 << 10
 """Smaller answers do not become smaller by much."""
@@ -50,6 +51,8 @@ class HttpLimits:
     body: BodyLimits
     max_heads: int
     """Heads of requests that are known."""
+    answer_seconds: float = 120.0
+    """Seconds within which a client has to read some more of an answer that waits for it."""
 
 
 class HttpServer:
@@ -72,6 +75,7 @@ class HttpServer:
         self._heads = Heads(limits.max_heads, limits.body.max_bytes)
         self._server: Server | None = None
         self._drain: Drain | None = None
+        self._looking: asyncio.TimerHandle | None = None
         self._streams: set[Call] = set()
         """Calls whose answers are being sent part by part."""
 
@@ -96,12 +100,26 @@ class HttpServer:
         self._drain = await Drain.prepare(
             self._server, self._bodies, self._end_streams, listening, backlog
         )
+        self._look_later(self._server)
 
     async def drain(self, seconds: float) -> None:
         """Take no new connections, let requests in flight end within the time, and stop."""
         drain, self._drain = self._drain, None
         if drain is not None:
             await drain.run(seconds)
+        if self._looking is not None:
+            self._looking.cancel()
+
+    def _look_later(self, server: Server) -> None:
+        every = self._limits.answer_seconds / LOOKS
+        self._looking = asyncio.get_running_loop().call_later(every, self._look, server)
+
+    def _look(self, server: Server) -> None:
+        """Cut off the connections whose clients do not read."""
+        for connection in tuple(server.connections):
+            if isinstance(connection, Connection) and connection.looks_without_progress() > LOOKS:
+                connection.abort()
+        self._look_later(server)
 
     @property
     def connections(self) -> int:

@@ -1,0 +1,27 @@
+"""Clients that do not read: how long nothing has left of what waits for them."""
+
+
+class Stall:
+    """Counts the looks at one connection between which nothing left though something waited."""
+
+    __slots__ = ("_looks", "_seen")
+
+    def __init__(self) -> None:
+        self._looks = 0
+        self._seen: object = None
+
+    def look(self, seen: object, *, waits: bool) -> int:
+        """Return how many looks ago the last bytes left, or nothing waited.
+
+        `seen` differs from what it was whenever bytes have left, and seldom else.
+        """
+        if not waits or seen != self._seen:
+            self._seen = seen
+            self._looks = 0
+        else:
+            self._looks += 1
+        return self._looks
+
+
+LOOKS = 8
+"""Looks at a connection within the time that a client may read nothing."""
