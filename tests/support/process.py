@@ -48,14 +48,20 @@ class ServerProcess:
         while not any(record.get("event") == event for record in self.log):
             line = await self.process.stderr.readline()
             assert line, f"the server ended before it was {event}: {self.log}"
-            with suppress(ValueError):
-                self.log.append(json.loads(line))
+            self._note(line)
+
+    def _note(self, line: bytes) -> None:
+        with suppress(ValueError):
+            self.log.append(json.loads(line))
 
     async def stop(self, number: int = signal.SIGTERM) -> int:
-        """Send a signal and return the exit status."""
+        """Send a signal and return the exit status; the log is whole then."""
         self.process.send_signal(number)
         async with asyncio.timeout(STOP_SECONDS):
-            await self.process.wait()
+            # asyncio hears of the end of a process once its pipes were read to their end.
+            _, rest = await self.process.communicate()
+        for line in rest.splitlines():
+            self._note(line)
         assert self.process.returncode is not None
         return self.process.returncode
 
@@ -86,7 +92,7 @@ async def served(repository: Path, *flags: str) -> AsyncIterator[ServerProcess]:
     finally:
         if process.returncode is None:
             process.kill()
-            await process.wait()
+            await process.communicate()
 
 
 async def run(*arguments: str) -> tuple[int, str, str]:
