@@ -51,6 +51,7 @@ from xlaserve.errors import (
     SequenceNotStarted,
     SequenceRows,
     ShuttingDown,
+    StartFailed,
     StatesLost,
     SwitchedOff,
     TooLarge,
@@ -271,6 +272,8 @@ TEXTS = [
         RepositoryUnreadable("/models", "it cannot be read: Input/output error"),
         "model repository '/models': it cannot be read: Input/output error",
     ),
+    (StartFailed(["a", "b"]), "not loaded at the start: 'a', 'b' (exit_on_error)"),
+    (StartFailed(["a", "b"], shown=1), "not loaded at the start: 'a' and 1 more (exit_on_error)"),
     (DeviceUnavailable("cuda", "no driver"), "device 'cuda' is not available: no driver"),
 ]
 

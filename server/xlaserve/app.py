@@ -2,10 +2,9 @@
 
 import asyncio
 import gc
-import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,7 @@ import structlog
 from xlaserve import allocator
 from xlaserve.assembly.core import Core
 from xlaserve.assembly.grpc import GrpcDoor, assemble_grpc
-from xlaserve.assembly.http import http_routes, http_server
+from xlaserve.assembly.http import METRICS_ON_HTTP, http_routes, http_server, metrics_routes
 from xlaserve.core.host import capacity_bytes
 from xlaserve.core.residence.capacity import Capacity
 from xlaserve.core.residence.catalog import IndexEntry
@@ -28,6 +27,7 @@ from xlaserve.core.residence.predictions import FilesLook
 from xlaserve.core.residence.registry import Registry
 from xlaserve.core.residence.repository import Repository
 from xlaserve.core.residence.runtime import RuntimeLimits
+from xlaserve.core.residence.wrong_root import check_roots
 from xlaserve.core.server import ServerDescription
 from xlaserve.core.serving.answers import Counting
 from xlaserve.core.serving.engine import Engine
@@ -82,6 +82,8 @@ class Addresses:
     http: str | None
     grpc_data: str
     """The same as `grpc` where there is one endpoint."""
+    metrics: str | None = None
+    """None where metrics have no address of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +126,13 @@ class Application:
     """The whole server, from settings; `running` starts it and ends it."""
 
     def __init__(self, settings: Settings, display: Display | None = None) -> None:
-        _check_directories(settings)
+        check_roots(settings)
         self.settings = settings
         self.display = display or NoDisplay()
         self.grpc: GrpcServer
         self.http: HttpServer | None = None
+        self.metrics: HttpServer | None = None
+        """What serves metrics alone; None where they have no address of their own."""
         self.compilation = compilation.of_settings(settings)
         self.mappings = Mappings(settings.max_memory_mappings)
         self._closing_until: float | None = None
@@ -239,12 +243,16 @@ class Application:
                 self.http = http_server(self._core, self.http_routes())
                 backlog = self.settings.listen_backlog
                 await self.http.listen(http_listener.socket, backlog=backlog)
+            metrics = await self._listen_metrics(stack)
             stack.push_async_callback(self._stop, door)
             await stack.enter_async_context(_running(self._returning.run()))
             http = http_listener.address if http_listener else None
             grpc = [listener.address for listener in grpc_listeners] or [NO_ENDPOINT]
-            addresses = Addresses(grpc[0], http, grpc_data=grpc[-1])
-            _log.info("listening", grpc=addresses.grpc, grpc_data=addresses.grpc_data, http=http)
+            addresses = Addresses(grpc[0], http, grpc_data=grpc[-1], metrics=metrics)
+            more = {} if metrics is None else {"metrics": metrics}
+            _log.info(
+                "listening", grpc=addresses.grpc, grpc_data=addresses.grpc_data, http=http, **more
+            )
             self.display.listening(addresses)
             yield addresses
 
@@ -275,6 +283,8 @@ class Application:
         if unused := compilation.without_effect(self.settings, platform):
             _log.warning("settings have no effect", platform=platform, settings=list(unused))
         await self.control.follower.start()
+        if self.settings.exit_on_error:
+            self.control.follower.check_start()
         rows = await self.rows()
         ready = sum(row.size_bytes is not None for row in rows)
         _log.info("started", ready=ready, models=len(rows))
@@ -348,13 +358,29 @@ class Application:
         stack.callback(listener.close)
         return listener
 
+    async def _listen_metrics(self, stack: AsyncExitStack) -> str | None:
+        text = self.settings.metrics_endpoint
+        setting = "metrics_endpoint"
+        endpoint = None if text == METRICS_ON_HTTP else Endpoint.parse(setting, text)
+        listener = self._bind(setting, endpoint, stack)
+        if listener is None:
+            return None
+        self.metrics = http_server(self._core, metrics_routes(self._core, self._connections()))
+        await self.metrics.listen(listener.socket, backlog=self.settings.listen_backlog)
+        return listener.address
+
     def http_routes(self) -> RouteTable:
         """Return the table of every route that HTTP is served on."""
-        connections = {
+        return http_routes(self._core, self._connections())
+
+    def _connections(self) -> Mapping[str, Callable[[], int]]:
+        return {
             "grpc": lambda: self.grpc.connections,
-            "http": lambda: self.http.connections if self.http else 0,
+            "http": lambda: sum(server.connections for server in self._http_servers()),
         }
-        return http_routes(self._core, connections)
+
+    def _http_servers(self) -> list[HttpServer]:
+        return [server for server in (self.http, self.metrics) if server is not None]
 
     # --- stop ---
 
@@ -366,7 +392,7 @@ class Application:
         self.gates.drain()
         loop = asyncio.get_running_loop()
         until = loop.time() + self.settings.grace_seconds
-        servers = (self.grpc, self.http) if self.http else (self.grpc,)
+        servers: list[GrpcServer | HttpServer] = [self.grpc, *self._http_servers()]
         await asyncio.gather(*(server.drain(self.settings.grace_seconds) for server in servers))
         self._closing_until = loop.time() + min(
             _MOST_CLOSING_SECONDS, max(_LEAST_CLOSING_SECONDS, until - loop.time())
@@ -385,20 +411,6 @@ class Application:
         self.has_threads_left = not self.workers.close(seconds)
         if self.has_threads_left:
             _log.warning("threads did not end", abandoned=len(self.workers.abandoned))
-
-
-def _check_directories(settings: Settings) -> None:
-    """Raise InvalidSettings unless each repository is a directory of its own."""
-    given = {"repository": [settings.repository], "model_repository": settings.model_repository}
-    seen: set[str] = set()
-    for setting, paths in given.items():
-        for path in paths:
-            # SageMaker makes the directory with the first model.
-            if not os.path.isdir(path) and not settings.sagemaker_multi_model:  # noqa: PTH112
-                raise InvalidSettings(setting, "a directory", str(path))
-            if os.path.realpath(path) in seen:
-                raise InvalidSettings(setting, "another directory than those before", str(path))
-            seen.add(os.path.realpath(path))
 
 
 def _try_loading(seconds: float, directory: Path, config: ModelConfig) -> None:

@@ -4,7 +4,7 @@ Nothing here knows a status code. `transport/status.py` holds the one table from
 gRPC and HTTP statuses; a test demands a row for every class.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class XlaserveError(Exception):
@@ -530,6 +530,15 @@ class RepositoryUnreadable(XlaserveError):
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"model repository '{path}': {reason}")
+
+
+class StartFailed(XlaserveError):
+    """A model that is loaded at the start failed, and the operator wants none to."""
+
+    def __init__(self, models: Sequence[str], shown: int = 10) -> None:
+        names = ", ".join(f"'{name}'" for name in models[:shown])
+        more = f" and {len(models) - shown} more" if len(models) > shown else ""
+        super().__init__(f"not loaded at the start: {names}{more} (exit_on_error)")
 
 
 class InvalidReference(XlaserveError):

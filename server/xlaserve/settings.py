@@ -114,6 +114,9 @@ class Settings:
     """A second place where gRPC is served, for inference; empty for none. ModelMesh knows both."""
     http_endpoint: str = "port:8000"
     """Address of HTTP: port:<n>, unix:<path> or none."""
+    metrics_endpoint: str = "http"
+    """Address of GET /metrics alone: port:<n>, unix:<path>; http for where HTTP is served, or none.
+    With an address of its own it is served there only."""
     unix_socket_mode: int = 0o666
     """Permission bits of unix sockets."""
     server_name: str = "xlaserve"
@@ -154,6 +157,8 @@ class Settings:
     """With poll: time between two looks at the repository."""
     readiness: Readiness = Readiness.STARTUP
     """startup: ready once every load of the start has ended; models: and every one succeeded."""
+    exit_on_error: bool = False
+    """End the server with an error once a model that is loaded at start has failed."""
     device: Device = Device.AUTO
     """Device of models. Anything but auto fails at start when that device is absent."""
 

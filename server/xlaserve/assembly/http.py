@@ -12,11 +12,14 @@ from xlaserve.transport.rest.inference import InferenceRoutes
 from xlaserve.transport.rest.metrics import Metrics
 from xlaserve.transport.rest.pages import page_routes
 from xlaserve.transport.rest.repository import RepositoryRoutes
-from xlaserve.transport.rest.routing import RouteTable
+from xlaserve.transport.rest.routing import Route, RouteTable
 from xlaserve.transport.rest.sagemaker import sagemaker_routes
 from xlaserve.transport.rest.server import HttpLimits, HttpServer
 from xlaserve.transport.rest.shared_memory import SharedMemoryRoutes
 from xlaserve.transport.rest.threads import OffLoop
+
+METRICS_ON_HTTP = "http"
+"""The value of `metrics_endpoint` for where HTTP is served."""
 
 
 def http_server(core: Core, routes: RouteTable) -> HttpServer:
@@ -59,16 +62,6 @@ def http_routes(core: Core, connections: Mapping[str, Callable[[], int]]) -> Rou
         max_stream_bytes=core.settings.max_infer_stream_bytes,
     )
     repository = RepositoryRoutes(core.control, max_json_depth=depth)
-    metrics = Metrics(
-        core.registry,
-        core.capacity,
-        connections,
-        core.control.follower.watch,
-        abandoned=core.workers.abandoned,
-        mappings=core.mappings,
-        shared=core.shared,
-        of_code=core.of_code,
-    )
     container = MultiModelContainer(
         core.control,
         core.registry,
@@ -88,7 +81,7 @@ def http_routes(core: Core, connections: Mapping[str, Callable[[], int]]) -> Rou
         *generate.table(),
         *repository.table(),
         *sagemaker,
-        *metrics.table(),
+        *(_metrics(core, connections) if core.settings.metrics_endpoint == METRICS_ON_HTTP else ()),
         *SharedMemoryRoutes(core.engine.regions, max_json_depth=depth).table(),
         *absent_routes(),
     ]
@@ -96,3 +89,21 @@ def http_routes(core: Core, connections: Mapping[str, Callable[[], int]]) -> Rou
         core.control, core.registry, core.capacity, core.settings.model_control_mode
     )
     return RouteTable([*rows, *page_routes(rows, board, core.description)])
+
+
+def metrics_routes(core: Core, connections: Mapping[str, Callable[[], int]]) -> RouteTable:
+    """Return the table of the endpoint that serves metrics alone."""
+    return RouteTable(_metrics(core, connections))
+
+
+def _metrics(core: Core, connections: Mapping[str, Callable[[], int]]) -> list[Route]:
+    return Metrics(
+        core.registry,
+        core.capacity,
+        connections,
+        core.control.follower.watch,
+        abandoned=core.workers.abandoned,
+        mappings=core.mappings,
+        shared=core.shared,
+        of_code=core.of_code,
+    ).table()

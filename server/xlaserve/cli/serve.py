@@ -3,7 +3,7 @@
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -14,20 +14,22 @@ from rich.console import Console
 
 from xlaserve import log
 from xlaserve.best_effort import best_effort
-from xlaserve.cli.serve_help import POSITIONAL, flags
+from xlaserve.cli.serve_help import POSITIONAL, WITHOUT_EFFECT, flags
 from xlaserve.errors import XlaserveError
 from xlaserve.settings import Settings
 from xlaserve.settings_description import SettingDescription, describe_settings
+
+_CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
 
 def command() -> Callable[..., None]:
     """Return the command with one parameter for each setting, for typer to read."""
 
-    def serve(**values: Any) -> None:
+    def serve(*, context: typer.Context, **values: Any) -> None:
         given = {name: value for name, value in values.items() if value not in (None, [])}
-        _serve(Settings.read(**given))
+        _serve(Settings.read(**given), context.meta.get(WITHOUT_EFFECT, ()))
 
-    parameters = [_parameter(setting) for setting in describe_settings()]
+    parameters = [_CONTEXT, *(_parameter(setting) for setting in describe_settings())]
     serve.__doc__ = "Serve the models of a repository until told to stop."
     serve.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     serve.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -49,12 +51,16 @@ def _parameter(setting: SettingDescription) -> inspect.Parameter:
     )
 
 
-def _serve(settings: Settings) -> None:
+def _serve(settings: Settings, without_effect: Sequence[str]) -> None:
     in_terminal = best_effort(sys.stdout).isatty() and best_effort(sys.stderr).isatty()
     level = settings.log_level
     if level == "auto":
         level = "warning" if in_terminal else "info"
     log.configure(level)
+    if without_effect:
+        structlog.get_logger("serve").warning(
+            "flags of tritonserver have no effect", flags=list(without_effect)
+        )
     try:
         _run(settings, in_terminal=in_terminal)
     except* XlaserveError as group:

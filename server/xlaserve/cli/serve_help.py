@@ -7,9 +7,13 @@ from typing import Any
 
 from typer.core import TyperCommand
 
+from xlaserve.cli.triton_flags import translate
 from xlaserve.settings_description import SettingDescription, describe_settings
 
 _NO_BREAK = "\N{NO-BREAK SPACE}"
+
+WITHOUT_EFFECT = "xlaserve.without_effect"
+"""The key in the context of the command for flags of tritonserver that change nothing."""
 
 POSITIONAL = "repository"
 """The setting that needs no flag."""
@@ -51,11 +55,19 @@ def _whole(text: str) -> str:
 
 
 class ServeCommand(TyperCommand):
-    """Writes the help from the settings themselves."""
+    """Writes the help from the settings themselves, and understands flags of tritonserver."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read a command line; what the log has to say of it is kept in the context."""
+        translation = translate(args)
+        rest = super().parse_args(ctx, list(translation.arguments))
+        ctx.meta[WITHOUT_EFFECT] = translation.without_effect
+        return rest
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write usage, purpose and every option."""
         formatter.write(f"{self.get_usage(ctx)}\n\n  {self.help}\n")
         for line in help_lines(describe_settings(), formatter.width):
             formatter.write(f"{line}\n")
+        formatter.write("\n  Flags of tritonserver are understood as well: docs/from-triton.md.\n")
         formatter.write("\nHelp:\n  --help\n      Show this message and exit.\n")

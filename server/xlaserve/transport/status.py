@@ -76,6 +76,9 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
         errors.InvalidSettings: WireStatus(
             Status.FAILED_PRECONDITION, HTTPStatus.INTERNAL_SERVER_ERROR
         ),
+        errors.StartFailed: WireStatus(
+            Status.FAILED_PRECONDITION, HTTPStatus.INTERNAL_SERVER_ERROR
+        ),
         errors.RepositoryUnreadable: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
         errors.InvalidReference: WireStatus(
             Status.FAILED_PRECONDITION, HTTPStatus.INTERNAL_SERVER_ERROR

@@ -11,6 +11,7 @@ from xlaserve.core.residence.watches import RepositoryWatches
 from xlaserve.core.threads.workers import Workers
 from xlaserve.errors import (
     RepositoryUnreadable,
+    StartFailed,
     XlaserveError,
 )
 from xlaserve.settings import ModelControlMode, Readiness, Settings
@@ -53,6 +54,11 @@ class RepositoryFollower:
         if self._settings.readiness is Readiness.MODELS:
             return self._started and all(map(self._registry.ready, self._failed))
         return self._started
+
+    def check_start(self) -> None:
+        """Raise StartFailed if a model that was to be loaded is not there."""
+        if self._failed:
+            raise StartFailed(sorted(self._failed))
 
     def stop(self) -> None:
         """Be ready no more."""

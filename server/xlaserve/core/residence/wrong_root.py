@@ -1,15 +1,32 @@
-"""A hint for a root that holds no model: which directory was probably meant."""
+"""Roots that are none, or hold no model: what is wrong, and which directory was probably meant."""
 
+import os
 from pathlib import Path
 
 from xlaserve.core.residence.listing import Listing, is_model, subdirectories
 from xlaserve.core.residence.names import is_version
+from xlaserve.errors import InvalidSettings
 from xlaserve.models.manifest import ARTIFACT, FILE_NAME
+from xlaserve.settings import Settings
 
 _LAYOUT = "expected MODEL/VERSION/, as `xlaserve export` and `xlaserve import` write it"
 _ARTIFACT_SUFFIX = Path(ARTIFACT).suffix
 _MAX_LOOKED_INTO = 100
 """Directories that are looked into for models one level below."""
+
+
+def check_roots(settings: Settings) -> None:
+    """Raise InvalidSettings unless each repository is a directory of its own."""
+    given = {"repository": [settings.repository], "model_repository": settings.model_repository}
+    seen: set[str] = set()
+    for setting, paths in given.items():
+        for path in paths:
+            # SageMaker makes the directory with the first model.
+            if not os.path.isdir(path) and not settings.sagemaker_multi_model:  # noqa: PTH112
+                raise InvalidSettings(setting, "a directory", str(path))
+            if os.path.realpath(path) in seen:
+                raise InvalidSettings(setting, "another directory than those before", str(path))
+            seen.add(os.path.realpath(path))
 
 
 def hint(root: Path, listing: Listing) -> str:
