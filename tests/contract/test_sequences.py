@@ -189,6 +189,41 @@ async def test_what_clients_see_has_no_controls_and_no_states(
     assert sum(memory.per_device.values()) == memory.total_bytes
 
 
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("strategy", ["oldest { max_candidate_sequences: 8 }", "direct { }"])
+async def test_python_models_keep_their_states_by_the_id_of_the_sequence(
+    serve: Serve, tmp_path: Path, strategy: str, batched: bool
+) -> None:
+    """Ids are strings; a request that fails interrupts what waits behind it."""
+    sequence_models.write_keeper(tmp_path / "models", "keeper", strategy, batched=batched)
+    async with (
+        serve(tmp_path / "models", load_model=("keeper",), allow_python_models=True) as server,
+        tritonclient.grpc.aio.InferenceServerClient(server.url) as client,
+    ):
+
+        async def keep(id: str, value: int, *, start: bool = False, end: bool = False) -> int:
+            given = tritonclient.grpc.aio.InferInput("INPUT", [1, 1], "INT32")
+            given.set_data_from_numpy(sequence_models.x(value))
+            text: Any = id
+            answer: Any = await client.infer(
+                "keeper", [given], sequence_id=text, sequence_start=start, sequence_end=end
+            )
+            return int(answer.as_numpy("OUTPUT")[0, 0])
+
+        async def follow(id: int) -> list[int]:
+            await keep(str(id), id, start=True)
+            with pytest.raises(InferenceServerException, match="it cannot be added"):
+                await keep(str(id), 1000)
+            return [await keep(str(id), 1), await keep(str(id), 10, end=True)]
+
+        alone = await follow(1)
+        # A batch fails as a whole where the class puts it together.
+        together = [] if batched else await asyncio.gather(*map(follow, range(2, 30)))
+
+    assert alone == [2, 12 + 1]
+    assert together == [[id + 1, 2 * id + 11] for id in range(2, 30)][: len(together)]
+
+
 @pytest.mark.large
 async def test_ten_thousand_interleaved_sequences_end_right(serve: Serve, tmp_path: Path) -> None:
     root = tmp_path / "models"

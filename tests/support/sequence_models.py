@@ -87,3 +87,59 @@ sequence_batching {{
 def x(value: int) -> np.ndarray[Any, np.dtype[np.int32]]:
     """Return an input of one row."""
     return np.array([[value]], np.int32)
+
+
+KEEPER = '''
+"""Adds up the inputs of each sequence, which it tells apart by their ids."""
+
+import numpy as np
+
+from xlaserve import PythonModel
+
+
+class Keeper(PythonModel):
+    inputs = {"INPUT": ("INT32", [1])}
+    outputs = {"OUTPUT": ("INT32", [1])}
+    max_batch_size = 8
+    batched = BATCHED
+
+    def load(self, context):
+        self.sums = {}
+
+    def infer(self, inputs):
+        rows = zip(*(inputs[name][:, 0] for name in ("INPUT", "START", "END", "CORRID")))
+        return {"OUTPUT": np.array([[self.follow(*row)] for row in rows], np.int32)}
+
+    def follow(self, value, start, end, sequence):
+        if value == 1000:
+            raise ValueError("it cannot be added")
+        total = value + (0 if start else self.sums.pop(sequence))
+        if not end:
+            self.sums[sequence] = total
+        # As Triton's example does.
+        return total + int(sequence) if end else total
+'''
+
+KEEPER_CONFIG = """
+backend: "python"
+max_batch_size: 8
+sequence_batching {
+  max_sequence_idle_microseconds: 60000000
+  STRATEGY
+  control_input [
+    { name: "START" control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } ] },
+    { name: "END" control [ { kind: CONTROL_SEQUENCE_END int32_false_true: [ 0, 1 ] } ] },
+    { name: "CORRID" control [ { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_STRING } ] }
+  ]
+}
+"""
+
+
+def write_keeper(root: Path, name: str, strategy: str, *, batched: bool) -> None:
+    """Write a Python model that keeps the state of its sequences itself."""
+    directory = root / name / "1"
+    directory.mkdir(parents=True)
+    code = directory / "model.py"
+    code.write_text(KEEPER.replace("BATCHED", str(batched)))
+    code.chmod(0o644)
+    (root / name / "config.pbtxt").write_text(KEEPER_CONFIG.replace("STRATEGY", strategy))

@@ -54,6 +54,7 @@ class SequenceModel:
         self._model = model
         self._inner = inner
         self._states = states
+        self.handling = inner if isinstance(inner, Handling) else None
         hidden = {control.name for control in batching.controls}
         hidden |= {state.input_name for state in batching.states}
         kept = {state.output_name for state in batching.states}.difference(listed)
@@ -121,7 +122,7 @@ class SequenceModel:
         self, inputs: Mapping[str, Value], steps: Sequence[Step], *, replica: int = 0
     ) -> Mapping[str, Tensor]:
         """Execute one step of several sequences, a row for each. Blocks."""
-        values = {**inputs, **self._controls(steps)}
+        values = {**inputs, **self.controls(steps)}
         if self._states is not None:
             return self._states.step(values, steps, replica, self._shown)
         outputs = self._inner.execute(values, replica=replica)
@@ -131,7 +132,7 @@ class SequenceModel:
         self, inputs: Mapping[str, Value], steps: Sequence[Step], *, replica: int = 0
     ) -> InFlight:
         """Start a step on an accelerator."""
-        values = {**inputs, **self._controls(steps)}
+        values = {**inputs, **self.controls(steps)}
         if self._states is not None:
             return self._states.dispatch(values, steps, replica, self._shown)
         assert self._inner.dispatching is not None
@@ -143,7 +144,8 @@ class SequenceModel:
         """Execute one row as a sequence of its own, in the first slot."""
         return self.step(inputs, [Step(0, is_start=True, is_end=True)], replica=replica)
 
-    def _controls(self, steps: Sequence[Step]) -> dict[str, Tensor]:
+    def controls(self, steps: Sequence[Step]) -> dict[str, Tensor]:
+        """Return the inputs that tell the model of some rows."""
         found = {}
         for control in self.batching.controls:
             values = _values(control, steps)
@@ -200,10 +202,8 @@ def wrap(inner: LoadedModel, directory: Path, context: LoadContext) -> SequenceM
 def _wrapped(
     inner: LoadedModel, batching: SequenceBatching, directory: Path, context: LoadContext
 ) -> SequenceModel:
-    if isinstance(inner, Generating):
+    if isinstance(inner, Generating) or (isinstance(inner, Handling) and inner.is_decoupled):
         raise InvalidModel("sequence_batching: a model of many answers serves no sequences")
-    if isinstance(inner, Handling):
-        raise InvalidModel("sequence_batching: a model that is Python code serves no sequences")
     info = inner.info
     _check(batching, info)
     _check_compiled(inner)

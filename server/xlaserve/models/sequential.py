@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
+from xlaserve.models.handling import Handling
 from xlaserve.models.loaded import InFlight, LoadedModel, Value
 from xlaserve.models.sequence_batching import SequenceBatching
 from xlaserve.tensors import Tensor
@@ -42,6 +43,15 @@ class Sequential(Protocol):
     @property
     def slots(self) -> int:
         """Return how many sequences each replica may have in progress."""
+        ...
+
+    @property
+    def handling(self) -> Handling | None:
+        """Return what is handed its requests, with their controls; None where it takes steps."""
+        ...
+
+    def controls(self, steps: Sequence[Step]) -> Mapping[str, Tensor]:
+        """Return the inputs that tell the model of some rows."""
         ...
 
     def check_id(self, sequence: SequenceId) -> None:

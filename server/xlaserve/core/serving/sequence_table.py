@@ -36,6 +36,8 @@ class Turn:
     is_end: bool = False
     is_begun: bool = False
     """Whether its execution has begun; set by who executes it."""
+    is_settled: bool = False
+    """Whether the table knows how its execution ended, before that of its batch has."""
     seat: Seat | None = None
     """Where it is executed; set once it is its turn."""
 
@@ -48,6 +50,12 @@ class Changed:
     """Turns that may be executed now, each with its seat."""
     refused: list[Turn] = field(default_factory=list)
     """Turns that will not be executed: one that they waited for was not."""
+
+    def __iadd__(self, other: "Changed") -> "Changed":
+        """Add what changed after that."""
+        self.ready += other.ready
+        self.refused += other.refused
+        return self
 
 
 @dataclass(slots=True, eq=False)

@@ -35,6 +35,7 @@ class Sums(FakeModel):
     """Adds up the inputs of each sequence, in the slots that it is told."""
 
     batching = SequenceBatching(idle_microseconds=60_000_000, max_candidates=4)
+    handling = None
 
     def __init__(self, amount: float, world: World, devices: Sequence[str]) -> None:
         super().__init__(amount, world, devices)
@@ -48,6 +49,9 @@ class Sums(FakeModel):
         self.slots = self.batching.slots(self.info.max_batch_size)
         self.states = np.zeros((world.replicas, self.slots), np.float32)
         self.batches: list[list[SequenceId]] = []
+
+    def controls(self, steps: Sequence[Step]) -> Mapping[str, Tensor]:
+        return {}
 
     def check_id(self, sequence: SequenceId) -> None:
         if sequence == "wrong":

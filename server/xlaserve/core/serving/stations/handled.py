@@ -136,6 +136,7 @@ class Exchange:
         "call",
         "ended_ns",
         "has_ended",
+        "has_failed",
         "inputs",
         "outputs",
     )
@@ -150,6 +151,8 @@ class Exchange:
         self.begun_ns = self.ended_ns = 0
         self.has_ended = False
         """Whether the model has said its last word; set in its thread."""
+        self.has_failed = False
+        """Whether that was an error, or nothing at all."""
         self._answers = 0
         """Answers that are on their way to the event loop, or to a client that does not read."""
         self._resume: Callable[[], None] | None = None
@@ -204,7 +207,7 @@ class Exchange:
 
     def fail(self, error: BaseException) -> None:
         """End the request with an error."""
-        self.has_ended = True
+        self.has_ended = self.has_failed = True
         self.ended_ns = self._now_ns()
         self._outbox.post(partial(deliver, [self.call], error))
 
@@ -220,6 +223,7 @@ class Exchange:
 
     def check_answered(self) -> None:
         """Fail a call that the model has left without an answer."""
+        self.has_failed = self.has_failed or not self.has_ended
         if not self.has_ended and not self.call.has_ended:
             deliver([self.call], ModelFailed(self.call.found.model, "its code gave no answer"))
 

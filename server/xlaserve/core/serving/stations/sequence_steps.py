@@ -2,15 +2,27 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 
 from xlaserve.core.serving.infer_call import Ended, Executed, InferCall, Tensors
 from xlaserve.core.serving.stations.dispatch import Dispatcher
+from xlaserve.core.serving.stations.handled import Exchange
 from xlaserve.core.serving.stations.host import HostWork, executed
+from xlaserve.core.serving.stations.outbox import Outbox
+from xlaserve.core.serving.stations.station import Served
 from xlaserve.models.loaded import InFlight, Value
 from xlaserve.models.sequential import SequentialModel, Step
 from xlaserve.tensors import Tensor
+
+
+class Settle(Protocol):
+    """Hears of a call that ends before its batch has."""
+
+    def __call__(self, call: InferCall, *, has_failed: bool) -> None:
+        """Go on with its sequence."""
+        ...
 
 
 class Batch:
@@ -123,6 +135,66 @@ class DeviceSteps:
         """Start a batch as soon as there is a slot."""
         batch = Batch(self._model, requests, self._replica)
         self._dispatcher.submit(partial(_dispatch, batch), ended, freed)
+
+
+class CopySteps:
+    """Hands the requests of a batch to one copy of a model, with its controls (a Runner).
+
+    The copy answers each request by itself; the batch has ended when it takes others.
+    """
+
+    is_inline = False
+
+    def __init__(
+        self,
+        instance: Served,
+        model: SequentialModel,
+        outbox: Outbox,
+        replica: int,
+        *,
+        now_ns: Callable[[], int],
+        settle: Settle,
+    ) -> None:
+        """`settle` is told how a call has ended, before its client is."""
+        assert model.handling is not None
+        self._settle = settle
+        self.lanes = model.handling.concurrency
+        self._instance = instance
+        self._model = model
+        self._handling = model.handling
+        self._outbox = outbox
+        self._replica = replica
+        self._now_ns = now_ns
+
+    def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
+        """Hand over a batch; both are called when the copy takes others."""
+        handed = [self._exchange(call) for call in requests]
+        self._instance.acquire()
+        over = partial(self._outbox.post, partial(self._over, handed, freed, ended))
+        self._handling.handle(self._replica, handed, over)
+
+    def _exchange(self, call: InferCall) -> Exchange:
+        exchange = Exchange(call, self._outbox, self._now_ns)
+        exchange.inputs = {**call.inputs, **self._model.controls([_step(call)])}
+        assert call.turn is not None
+        call.turn.is_begun = True
+        call.hold(partial(self._ended, exchange))
+        return exchange
+
+    def _ended(self, exchange: Exchange) -> None:
+        """Settle a call, unless its client has left before the model has ended with it."""
+        if exchange.has_ended or exchange.has_failed:
+            self._settle(exchange.call, has_failed=exchange.has_failed)
+
+    def _over(self, handed: Sequence[Exchange], freed: Callable[[], None], ended: Ended) -> None:
+        for exchange in handed:
+            exchange.check_answered()
+            turn = exchange.call.turn
+            if exchange.has_failed and turn is not None and not turn.is_settled:
+                self._settle(exchange.call, has_failed=True)
+        self._instance.release()
+        freed()
+        ended(Executed({}, handed[0].begun_ns, handed[-1].ended_ns))
 
 
 def _dispatch(batch: Batch, replica: int) -> InFlight:

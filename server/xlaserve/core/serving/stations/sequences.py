@@ -81,17 +81,29 @@ class Sequences:
         self, replica: int, calls: Sequence[InferCall], result: Executed | BaseException
     ) -> None:
         """Go on with the sequences of a batch that has ended, and answer its calls."""
-        now, turns = self._clock.now_ns(), [call.turn for call in calls if call.turn is not None]
+        now = self._clock.now_ns()
+        turns = [turn for call in calls if (turn := call.turn) and not turn.is_settled]
         if isinstance(result, BaseException):
             changed = self._table.failed(turns, now)
             if isinstance(result, StatesLost):
-                lost = self._table.lost(replica, now)
-                changed.refused += lost.refused
-                changed.ready += lost.ready
+                changed += self._table.lost(replica, now)
         else:
             changed = self._table.executed(turns, now)
-        deliver(calls, result)
+        # Some models have answered each call by itself.
+        if not all(call.has_ended for call in calls):
+            deliver(calls, result)
         self._follow(changed)
+
+    def settle(self, call: InferCall, *, has_failed: bool) -> None:
+        """Go on with the sequence of a call that ends before its batch has.
+
+        Before its client is told: that may send the next request at once.
+        """
+        turn, now = call.turn, self._clock.now_ns()
+        assert turn is not None
+        turn.is_settled = True
+        change = self._table.failed if has_failed else self._table.executed
+        self._follow(change([turn], now))
 
     def _follow(self, changed: Changed) -> None:
         """Enqueue what may be executed, and refuse what will not be."""

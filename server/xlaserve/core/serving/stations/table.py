@@ -13,13 +13,11 @@ from xlaserve.core.serving.answers import Counting, deliver
 from xlaserve.core.serving.call import Observer
 from xlaserve.core.serving.ensemble import EnsemblePlan
 from xlaserve.core.serving.response_cache import ResponseCache
-from xlaserve.core.serving.sequence_table import SequenceTable
 from xlaserve.core.serving.stations.batches import Batches, LoopClock
 from xlaserve.core.serving.stations.batching import (
     Batcher,
     BatchPolicy,
     BatchQueue,
-    RequestQueue,
     Runner,
 )
 from xlaserve.core.serving.stations.by_itself import ByItself
@@ -33,9 +31,7 @@ from xlaserve.core.serving.stations.host import HostRunner, HostWork, Inline, In
 from xlaserve.core.serving.stations.on_demand import ShapeCompiler
 from xlaserve.core.serving.stations.outbox import Outbox
 from xlaserve.core.serving.stations.overruns import Overruns
-from xlaserve.core.serving.stations.sequence_steps import DeviceSteps, HostSteps
-from xlaserve.core.serving.stations.sequences import Sequences
-from xlaserve.core.serving.stations.slot_queue import SlotQueue
+from xlaserve.core.serving.stations.sequence_station import SequenceParts
 from xlaserve.core.serving.stations.station import Served, Station, Wrapper
 from xlaserve.core.threads.workers import Workers
 from xlaserve.models.config import ModelConfig
@@ -208,49 +204,11 @@ class Candidate:
 
 
 def _sequences(of: Candidate) -> Station:
-    model = cast(SequentialModel, of.instance.runner)
-    clock = LoopClock(asyncio.get_running_loop(), of.stations.now_ns)
-    batching = model.batching
-    table = SequenceTable(
-        of.instance.model,
-        model.replicas,
-        model.slots,
-        batching.idle_microseconds * _MICROSECOND_NS,
-    )
-    work = of.work()
-
-    def batcher(station: Sequences, replica: int) -> Batcher:
-        return Batcher(
-            _turns(of, model),
-            _steps(of, model, work, replica),
-            clock,
-            lambda calls, result: station.delivered(replica, calls, result),
-        )
-
-    return Sequences(model, table, clock, batcher)
-
-
-def _turns(of: Candidate, model: SequentialModel) -> RequestQueue:
-    """Return what gathers the turns of a replica."""
-    batching, is_gathered = model.batching, of.stations.policy.batching
-    policy = BatchPolicy(
-        # No more can come: each sequence with a slot has one turn at a time.
-        max_requests=model.slots,
-        preferred_rows=batching.preferred_batch_size,
-        delay_ns=batching.max_queue_delay_microseconds * _MICROSECOND_NS,
-    )
-    if batching.is_direct and model.batch_limit and is_gathered:
-        return SlotQueue(policy, model.slots, batching.minimum_slot_utilization)
-    most = (lambda: model.batch_limit or 1) if is_gathered else (lambda: 1)
-    return BatchQueue(of.instance.model, policy, most)
-
-
-def _steps(of: Candidate, model: SequentialModel, work: HostWork, replica: int) -> Runner:
-    """Return what executes the batches of a replica."""
-    if model.dispatching is None:
-        return HostSteps(model, work, replica, of.stations.now_ns)
-    device = of.stations.workers.device(model.dispatching.queues[replica])
-    return DeviceSteps(model, Dispatcher(of.instance, [device], of.stations.now_ns), replica)
+    stations, model = of.stations, cast(SequentialModel, of.instance.runner)
+    clock = LoopClock(asyncio.get_running_loop(), stations.now_ns)
+    return SequenceParts(
+        of.instance, model, of.work(), stations.workers, clock, stations.policy.batching
+    ).station()
 
 
 def _ensemble(of: Candidate) -> Station:

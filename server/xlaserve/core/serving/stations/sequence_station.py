@@ -1,0 +1,87 @@
+"""The station of a model that serves sequences, put together."""
+
+import asyncio
+from dataclasses import dataclass
+
+from xlaserve.core.serving.infer_call import InferCall
+from xlaserve.core.serving.sequence_table import SequenceTable
+from xlaserve.core.serving.stations.batching import (
+    Batcher,
+    BatchPolicy,
+    BatchQueue,
+    Clock,
+    RequestQueue,
+    Runner,
+)
+from xlaserve.core.serving.stations.dispatch import Dispatcher
+from xlaserve.core.serving.stations.host import HostWork
+from xlaserve.core.serving.stations.outbox import Outbox
+from xlaserve.core.serving.stations.sequence_steps import CopySteps, DeviceSteps, HostSteps
+from xlaserve.core.serving.stations.sequences import Sequences
+from xlaserve.core.serving.stations.slot_queue import SlotQueue
+from xlaserve.core.serving.stations.station import Served
+from xlaserve.core.threads.workers import Workers
+from xlaserve.models.sequential import SequentialModel
+
+_MICROSECOND_NS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceParts:
+    """All that the station of a model takes."""
+
+    instance: Served
+    model: SequentialModel
+    work: HostWork
+    workers: Workers
+    clock: Clock
+    is_gathered: bool
+    """Whether requests of several sequences are put together (dynamic_batching of the server)."""
+
+    def station(self) -> Sequences:
+        """Return the station, with a batcher for each replica."""
+        model = self.model
+        idle_ns = model.batching.idle_microseconds * _MICROSECOND_NS
+        table = SequenceTable(self.instance.model, model.replicas, model.slots, idle_ns)
+        outbox = Outbox(asyncio.get_running_loop())
+
+        def batcher(station: Sequences, replica: int) -> Batcher:
+            return Batcher(
+                self._queue(),
+                self._runner(station, outbox, replica),
+                self.clock,
+                lambda calls, result: station.delivered(replica, calls, result),
+            )
+
+        return Sequences(model, table, self.clock, batcher)
+
+    def _queue(self) -> RequestQueue:
+        """Return what gathers the turns of a replica."""
+        model, batching = self.model, self.model.batching
+        policy = BatchPolicy(
+            # No more can come: each sequence with a slot has one turn at a time.
+            max_requests=model.slots,
+            preferred_rows=batching.preferred_batch_size,
+            delay_ns=batching.max_queue_delay_microseconds * _MICROSECOND_NS,
+        )
+        # Code that is handed requests one by one sees no rows.
+        has_rows = model.batch_limit > (model.handling is not None)
+        if batching.is_direct and has_rows and self.is_gathered:
+            return SlotQueue(policy, model.slots, batching.minimum_slot_utilization)
+        most = (lambda: model.batch_limit or 1) if self.is_gathered else (lambda: 1)
+        return BatchQueue(self.instance.model, policy, most)
+
+    def _runner(self, station: Sequences, outbox: Outbox, replica: int) -> Runner:
+        """Return what executes the batches of a replica."""
+        instance, model, now_ns = self.instance, self.model, self.clock.now_ns
+        if model.handling is not None:
+
+            def settle(call: InferCall, *, has_failed: bool) -> None:
+                # `station` is a weak reference: a method of it would keep it.
+                station.settle(call, has_failed=has_failed)
+
+            return CopySteps(instance, model, outbox, replica, now_ns=now_ns, settle=settle)
+        if model.dispatching is None:
+            return HostSteps(model, self.work, replica, now_ns)
+        device = self.workers.device(model.dispatching.queues[replica])
+        return DeviceSteps(model, Dispatcher(instance, [device], now_ns), replica)
