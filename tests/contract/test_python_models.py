@@ -349,7 +349,9 @@ async def test_what_keeps_code_from_loading_is_in_the_error_of_the_load(
 
     for name, (_, expected) in LOADS.items():
         assert f"failed to load '{name}', {expected}" in found[name]
-    assert "expected one class that is a xlaserve.PythonModel, got none" in found["none"]
+    assert (
+        "expected a TritonPythonModel, or one class that is a xlaserve.PythonModel" in found["none"]
+    )
     assert "the configuration must have at least one input" in found["bare"]
 
 
@@ -374,6 +376,22 @@ async def test_code_outside_of_the_roots_is_not_run(start: Any, root: Path, tmp_
         text = await client.refused("m")
 
     assert "'model.py' is neither in the model repository nor in a model_root" in text
+
+
+async def test_another_name_of_the_file_is_obeyed(start: Any, root: Path) -> None:
+    names = {"named": "other.py", "lost": "none.py", "led_out": "../2/model.py", "no_code": "m.txt"}
+    for name, file in names.items():
+        named = f'{python_models.VECTORS} default_model_filename: "{file}"'
+        version = write_function(root, name, "return {'y': x}", named)
+        (version / "model.py").rename(version / "other.py")
+    async with start(load="named") as client:
+        outputs = await client.infer("named", x=ones)
+        found = {name: await client.refused(name) for name in names if name != "named"}
+
+    assert [1, 1] == outputs["y"].tolist()
+    assert "none.py is missing" in found["lost"]
+    assert "expected a file of the version directory, got '../2/model.py'" in found["led_out"]
+    assert "expected the name of a module, got 'm.txt'" in found["no_code"]
 
 
 async def test_an_unload_cleans_up_behind_the_last_request(start: Any, root: Path) -> None:

@@ -51,7 +51,6 @@ def test_unknown_backend_is_refused(affine_directory: Path, load: Load) -> None:
     ("backend", "name", "expected"),
     [
         ("", "model.plan", "one of model.jaxexp, model.json, model.stablehlo"),
-        ("python", "other.py", "model.py"),
         ("identity", "model.onnx", "none"),
     ],
 )

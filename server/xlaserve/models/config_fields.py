@@ -221,6 +221,7 @@ PARAMETERS: Mapping[str, Effect] = MappingProxyType(
 
 
 _KINDS = ("platform", "backend")
+_CODE = "python"
 _ONNX = frozenset({"onnxruntime", "onnxruntime_onnx"})
 
 
@@ -236,10 +237,11 @@ def without_effect(message: inference.ModelConfig) -> tuple[str, ...]:
     """
     # A dict: a field of many tensors is named once.
     found = dict.fromkeys(_without_effect(message, ""))
-    for name in message.parameters:
-        if PARAMETERS.get(name) is not Effect.OBEYED:
-            found[f"parameters[{shown(name)}]"] = None
     kinds = [getattr(message, kind) for kind in _KINDS]
+    for name in message.parameters:
+        # What others mean by it, the code of a Python model reads.
+        if PARAMETERS.get(name) is not Effect.OBEYED and _CODE not in kinds:
+            found[f"parameters[{shown(name)}]"] = None
     found |= dict.fromkeys(
         f"{name} ({kind})" for name, kind in zip(_KINDS, kinds, strict=True) if is_onnx(kind)
     )

@@ -11,7 +11,7 @@ from xlaserve.errors import InvalidModel
 from xlaserve.models import foreign, manifest, onnx_source, placement, sizes, target_sizes
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_fields import is_onnx
-from xlaserve.models.loaded import Generating, LoadContext, LoadedModel, Stage
+from xlaserve.models.loaded import LoadContext, LoadedModel, Stage
 from xlaserve.models.placement import ONE_CPU, Devices, device_name
 from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.models.target_sizes import TargetSizes
@@ -62,7 +62,8 @@ def _is_artifact(path: Path, config: ModelConfig) -> bool:
 
 
 def _has_code(directory: Path, config: ModelConfig) -> bool:
-    return (directory / _CODE).is_file()
+    name = config.default_model_filename or _CODE
+    return name.endswith(_CODE_SUFFIX) and (directory / name).is_file()
 
 
 def _has_onnx(path: Path, config: ModelConfig) -> bool:
@@ -82,6 +83,7 @@ def _never(directory: Path, config: ModelConfig) -> bool:
 
 JAX_EXPORT = "jax_export"
 _CODE = "model.py"
+_CODE_SUFFIX = ".py"
 
 LOADERS = (
     Loader(
@@ -96,7 +98,7 @@ LOADERS = (
         "xlaserve.models.python.loading",
         _has_code,
         lambda path, parts, roots: 0,
-        (_CODE,),
+        None,
     ),
     Loader(JAX_EXPORT, "xlaserve.models.onnx.loading", _has_onnx, sizes.predict_onnx, None),
     Loader("identity", "xlaserve.models.identity", _never, lambda directory, parts, roots: 0),
@@ -115,7 +117,7 @@ def load(path: Path, context: LoadContext) -> LoadedModel:
     row = _loader_for(path, context.config)
     function: _Load = importlib.import_module(row.module).load
     model = function(path, context)
-    if context.config.is_decoupled and not isinstance(model, Generating):
+    if context.config.is_decoupled and not model.info.is_decoupled:
         model.close()
         raise InvalidModel(
             "model_transaction_policy.decoupled: expected false, since the model gives one answer "

@@ -44,14 +44,18 @@ class ModelCode:
         self,
         directory: Path,
         roots: Roots = ANYWHERE,
-        offered: Mapping[str, ModuleType] | None = None,
+        file_name: str = FILE_NAME,
     ) -> None:
-        """`offered` modules come before all others of their names."""
         self.directory = directory
+        self._file_name = file_name
         self.package = f"{_PREFIX}{next(_NUMBERS)}"
         self._roots = roots
-        self._offered = dict(offered or {})
+        self._offered: dict[str, ModuleType] = {}
         self._finder = _Finder(self)
+
+    def offer(self, name: str, module: ModuleType) -> None:
+        """Have its code find a module of this name before all others."""
+        self._offered[name] = module
 
     def load(self) -> ModuleType:
         """Run model.py, and return its module. Whatever the code raises passes."""
@@ -61,7 +65,7 @@ class ModelCode:
         with _importing:
             sys.meta_path.insert(0, self._finder)
             sys.modules[self.package] = package
-        return importlib.import_module(f"{self.package}.{Path(FILE_NAME).stem}")
+        return importlib.import_module(f"{self.package}.{Path(self._file_name).stem}")
 
     def close(self) -> None:
         """Forget all modules; code that still runs keeps what it has."""

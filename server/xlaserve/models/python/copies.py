@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any, Protocol, TypeAlias
@@ -10,19 +10,19 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from xlaserve.models.handling import ModelRequest
-from xlaserve.models.loaded import ModelInfo, Value
+from xlaserve.models.loaded import ModelInfo
 from xlaserve.models.python.author import PythonModel, Request
 from xlaserve.models.python.calls import computing
 from xlaserve.models.python.context import Context
 from xlaserve.models.python.failures import failure
+from xlaserve.models.python.inputs import on_host
 from xlaserve.models.python.outputs import OutputCheck
 from xlaserve.models.python.threads import CodeThread, LoopThread, PlainThread, wait_for
-from xlaserve.tensors import Tensor
 
 Freed: TypeAlias = Callable[[], None]
 """Called when a copy takes other requests."""
 
-_UNLOAD_SECONDS = 30.0
+UNLOAD_SECONDS = 30.0
 """Seconds that the `unload` of a model is waited for; its thread is left to itself then."""
 
 _NONE = object()
@@ -98,7 +98,7 @@ class OwnCopy:
     def close(self) -> None:
         """Call `unload` of the model, and end its thread."""
         try:
-            wait_for(self._thread, self._model.unload, _UNLOAD_SECONDS)
+            wait_for(self._thread, self._model.unload, UNLOAD_SECONDS)
         except BaseException as error:
             failure(self._name, error, "unload")
         self._thread.close()
@@ -236,11 +236,3 @@ def _closed(answers: Iterator[Any]) -> None:
     close = getattr(answers, "close", None)
     if close is not None:
         close()
-
-
-def on_host(inputs: Mapping[str, Value]) -> dict[str, Tensor]:
-    """Return inputs as arrays of the host; what an ensemble left on a device is fetched."""
-    return {
-        name: value if isinstance(value, np.ndarray) else value.numpy()
-        for name, value in inputs.items()
-    }

@@ -24,7 +24,6 @@ class LoadedPython:
         copies: Sequence[Copy],
         *,
         is_batched: bool,
-        is_decoupled: bool,
         concurrency: int,
         forget: Callable[[], None],
     ) -> None:
@@ -32,7 +31,7 @@ class LoadedPython:
         self.info = info
         self.replicas = len(copies)
         self.is_batched = is_batched
-        self.is_decoupled = is_decoupled
+        self.is_decoupled = info.is_decoupled
         self.concurrency = concurrency
         self._copies = copies
         self._forget = forget

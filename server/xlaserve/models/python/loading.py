@@ -1,12 +1,15 @@
 """A version directory with a model.py becomes a model whose code runs in this process."""
 
+import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 from xlaserve.errors import InvalidModel, LoadCancelled
 from xlaserve.models import placement
 from xlaserve.models.config import ModelConfig
+from xlaserve.models.config_served import ServedConfig
 from xlaserve.models.loaded import LoadContext, ModelInfo, Stage
 from xlaserve.models.python.author import PythonModel
 from xlaserve.models.python.code import FILE_NAME, ModelCode
@@ -16,6 +19,10 @@ from xlaserve.models.python.declared import agreed, asks_for_batches
 from xlaserve.models.python.failures import described, failure
 from xlaserve.models.python.host import PythonHost
 from xlaserve.models.python.loaded import PLATFORM, LoadedPython, close_all
+from xlaserve.models.python.triton import module
+from xlaserve.models.python.triton.config import as_dict, completed
+from xlaserve.models.python.triton.copies import TritonCopy
+from xlaserve.models.signature import Signature
 
 CONCURRENCY = 64
 """The most requests that one copy of a model with an `async` method works on at a time."""
@@ -30,7 +37,9 @@ def load(directory: Path, context: LoadContext) -> LoadedPython:
     for code that raises.
     """
     host = _allowed(context)
-    code = ModelCode(directory, context.roots)
+    file_name = _file_name(directory, context)
+    code = ModelCode(directory, context.roots, file_name)
+    code.offer(module.NAME, module.module_of(context.model, host, code))
 
     def forget() -> None:
         host.metrics.forget(code)
@@ -38,14 +47,26 @@ def load(directory: Path, context: LoadContext) -> LoadedPython:
 
     copies: list[Copy] = []
     try:
-        return _load(code, context, copies, forget)
+        making = _making(code, context)
+        for replica in range(making.count):
+            context.check_cancelled()
+            context.on_stage(Stage("running its load", replica + 1, making.count))
+            copies.append(making.make(replica))
+            copies[-1].load()
     except (InvalidModel, LoadCancelled):
         close_all(copies, forget)
         raise
     except BaseException as error:
         close_all(copies, forget)
         failure(context.model, error, "load")
-        raise InvalidModel(f"{FILE_NAME} raised {described(error)}") from error
+        raise InvalidModel(f"{file_name} raised {described(error)}") from error
+    return LoadedPython(
+        making.info,
+        copies,
+        is_batched=making.is_batched,
+        concurrency=making.concurrency,
+        forget=forget,
+    )
 
 
 def _allowed(context: LoadContext) -> PythonHost:
@@ -59,18 +80,49 @@ def _allowed(context: LoadContext) -> PythonHost:
     return context.python
 
 
-def _load(
-    code: ModelCode, context: LoadContext, copies: list[Copy], forget: Callable[[], None]
-) -> LoadedPython:
-    kind = _class_of(code.load())
+def _file_name(directory: Path, context: LoadContext) -> str:
+    name = context.config.default_model_filename or FILE_NAME
+    stem, _, suffix = name.rpartition(".")
+    if not stem.isidentifier() or suffix != "py":
+        raise InvalidModel(
+            f"default_model_filename: expected the name of a module, got '{name[:200]}'"
+        )
+    if not (directory / name).is_file():
+        raise InvalidModel(f"{name} is missing")
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class _Making:
+    """A model whose class is known, and whose copies are to be made."""
+
+    info: ModelInfo
+    make: Callable[[int], Copy]
+    """Makes the copy of an index; the code runs."""
+    count: int
+    is_batched: bool
+    concurrency: int
+
+
+def _making(code: ModelCode, context: LoadContext) -> _Making:
+    found = code.load()
+    kind = getattr(found, "TritonPythonModel", None)
+    if isinstance(kind, type):
+        return _tritons(kind, code, context)
+    return _own(_class_of(found), code, context)
+
+
+def _own(kind: type[PythonModel], code: ModelCode, context: LoadContext) -> _Making:
     config = context.config
-    signature = agreed(config, kind)
-    info = ModelInfo(PLATFORM, signature.inputs, signature.outputs, signature.max_batch_size)
+    is_decoupled = is_generator(kind.infer)
+    info = _info(agreed(config, kind), is_decoupled=is_decoupled)
+    if config.is_decoupled and not is_decoupled:
+        raise InvalidModel(
+            "model_transaction_policy.decoupled: expected false, since its infer is no generator"
+        )
     is_batched = _is_batched(kind, config, info)
-    count = _count(config, context.device)
-    for replica in range(count):
-        context.check_cancelled()
-        context.on_stage(Stage("running its load", replica + 1, count))
+
+    def make(replica: int) -> Copy:
         own = Context(
             context.model,
             context.version,
@@ -80,16 +132,45 @@ def _load(
             context.python,
             code,
         )
-        copy = OwnCopy(kind(), own, info, is_batched=is_batched)
-        copies.append(copy)
-        copy.load()
-    return LoadedPython(
-        info,
-        copies,
-        is_batched=is_batched,
-        is_decoupled=is_generator(kind.infer),
-        concurrency=CONCURRENCY if is_async(kind.infer) else 1,
-        forget=forget,
+        return OwnCopy(kind(), own, info, is_batched=is_batched)
+
+    concurrency = CONCURRENCY if is_async(kind.infer) else 1
+    return _Making(info, make, _count(config, context.device), is_batched, concurrency)
+
+
+def _tritons(kind: type, code: ModelCode, context: LoadContext) -> _Making:
+    execute = getattr(kind, "execute", None)
+    if not callable(execute):
+        raise InvalidModel("its TritonPythonModel has no method 'execute'")
+    config = completed(context.model, context.config, kind)
+    info = _info(agreed(config, None), is_decoupled=config.is_decoupled)
+    message = ServedConfig(context.model, config, info).message()
+    args = {
+        "model_config": json.dumps(as_dict(message)),
+        "model_instance_kind": "CPU",
+        "model_instance_device_id": "0",
+        "model_repository": str(code.directory.parent),
+        "model_version": context.version,
+        "model_name": context.model,
+    }
+
+    def make(replica: int) -> Copy:
+        own = {**args, "model_instance_name": f"{context.model}_{replica}"}
+        return TritonCopy(kind(), own, replica, info)
+
+    is_batched = asks_for_batches(config) and bool(info.max_batch_size)
+    # Coroutines of a model with one answer to each request run one after the other, as Triton's do.
+    concurrency = CONCURRENCY if is_async(execute) and config.is_decoupled else 1
+    return _Making(info, make, _count(config, context.device), is_batched, concurrency)
+
+
+def _info(signature: Signature, *, is_decoupled: bool) -> ModelInfo:
+    return ModelInfo(
+        PLATFORM,
+        signature.inputs,
+        signature.outputs,
+        signature.max_batch_size,
+        is_decoupled=is_decoupled,
     )
 
 
@@ -105,7 +186,8 @@ def _class_of(module: ModuleType) -> type[PythonModel]:
     if len(found) != 1:
         names = ", ".join(kind.__name__ for kind in found) or "none"
         raise InvalidModel(
-            f"{FILE_NAME}: expected one class that is a xlaserve.PythonModel, got {names}"
+            f"{FILE_NAME}: expected a TritonPythonModel, or one class that is a "
+            f"xlaserve.PythonModel, got {names}"
         )
     return found[0]
 

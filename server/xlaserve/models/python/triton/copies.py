@@ -1,0 +1,140 @@
+"""A copy of a model that is a TritonPythonModel."""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from xlaserve.errors import ModelFailed
+from xlaserve.models.handling import ModelRequest
+from xlaserve.models.loaded import ModelInfo
+from xlaserve.models.python.calls import computing
+from xlaserve.models.python.copies import UNLOAD_SECONDS, Freed
+from xlaserve.models.python.failures import failure, told
+from xlaserve.models.python.outputs import OutputCheck
+from xlaserve.models.python.threads import CodeThread, LoopThread, PlainThread, wait_for
+from xlaserve.models.python.triton.messages import (
+    InferenceResponse,
+    ServedRequest,
+    error_code,
+)
+
+
+class TritonCopy:
+    """Hands requests to `execute` of an object, in a thread of its own."""
+
+    def __init__(self, model: Any, args: dict[str, str], replica: int, info: ModelInfo) -> None:
+        self._model = model
+        self._args = args
+        self.name = args["model_name"]
+        self.version = int(args["model_version"])
+        self.is_decoupled = info.is_decoupled
+        batched = bool(info.max_batch_size)
+        self._check = OutputCheck(self.name, info.outputs, batched=batched, converts=True)
+        title = f"python {self.name} {replica}"
+        self._loop = LoopThread(title) if inspect.iscoroutinefunction(model.execute) else None
+        self._thread: CodeThread = self._loop or PlainThread(title)
+
+    def load(self) -> None:
+        """Call `initialize`, where there is one."""
+        initialize = getattr(self._model, "initialize", None)
+        if initialize is not None:
+            wait_for(self._thread, lambda: initialize(dict(self._args)))
+
+    def handle(self, requests: Sequence[ModelRequest], freed: Freed) -> None:
+        """Hand requests to `execute`, together."""
+        if self._loop is not None:
+            self._loop.start(lambda: self._handle_async(requests, freed))
+        else:
+            self._thread.submit(lambda: self._handle(requests, freed))
+
+    def close(self) -> None:
+        """Call `finalize`, where there is one, and end the thread."""
+        finalize = getattr(self._model, "finalize", None)
+        try:
+            if finalize is not None:
+                wait_for(self._thread, finalize, UNLOAD_SECONDS)
+        except BaseException as error:
+            failure(self.name, error, "finalize")
+        self._thread.close()
+
+    def answer(self, request: ModelRequest, response: InferenceResponse, *, last: bool) -> None:
+        """Give a request an answer of the code, or its error, which is the last word."""
+        try:
+            outputs = self._outputs(request, response)
+        except BaseException as error:
+            request.fail(failure(self.name, error))
+            return
+        request.answer(outputs, last=last)
+
+    # --- in the thread ---
+
+    def _handle(self, requests: Sequence[ModelRequest], freed: Freed) -> None:
+        served = self._served(requests)
+        try:
+            if served:
+                with computing(requests[0]):
+                    self._take(served, self._model.execute([one for _, one in served]))
+        except BaseException as error:
+            self._fail(served, error)
+        finally:
+            freed()
+
+    async def _handle_async(self, requests: Sequence[ModelRequest], freed: Freed) -> None:
+        served = self._served(requests)
+        try:
+            if served:
+                with computing(requests[0]):
+                    self._take(served, await self._model.execute([one for _, one in served]))
+        except BaseException as error:
+            self._fail(served, error)
+        finally:
+            freed()
+
+    def _served(self, requests: Sequence[ModelRequest]) -> list[tuple[ModelRequest, ServedRequest]]:
+        served = []
+        for request in requests:
+            if not request.is_cancelled:
+                request.begin()
+                served.append((request, ServedRequest(request, self)))
+        return served
+
+    def _take(self, served: Sequence[tuple[ModelRequest, ServedRequest]], given: Any) -> None:
+        """Answer requests with what `execute` returned."""
+        if self.is_decoupled:
+            if given is not None:
+                got = type(given).__name__
+                raise ModelFailed(self.name, f"execute is decoupled: expected None, got {got}")
+            for request, one in served:
+                if one.sender is None:
+                    request.fail(ModelFailed(self.name, "execute took no response sender"))
+            return
+        if given is None:
+            given = [None] * len(served)
+        if not isinstance(given, list | tuple) or len(given) != len(served):
+            count = len(given) if isinstance(given, list | tuple) else type(given).__name__
+            raise ModelFailed(
+                self.name, f"execute: expected a list of {len(served)} responses, got {count}"
+            )
+        for (request, one), response in zip(served, given, strict=True):
+            if isinstance(response, InferenceResponse) and one.sender is None:
+                self.answer(request, response, last=True)
+            elif response is not None or one.sender is None:
+                got = "another through its sender" if one.sender else type(response).__name__
+                reason = f"execute: expected an InferenceResponse for each request, got {got}"
+                request.fail(ModelFailed(self.name, reason))
+
+    def _outputs(self, request: ModelRequest, response: InferenceResponse) -> Any:
+        error = response.error()
+        if error is not None:
+            raise told(self.name, error_code(error), error.message())
+        found = {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
+        return self._check.checked(found, request.outputs, request.rows)
+
+    def _fail(
+        self, served: Sequence[tuple[ModelRequest, ServedRequest]], error: BaseException
+    ) -> None:
+        told_error = failure(self.name, error, "execute")
+        for request, one in served:
+            if one.sender is not None:
+                one.sender.is_closed = True
+            request.fail(told_error)

@@ -1,0 +1,71 @@
+"""Datatypes as Triton's configurations, its server and numpy call them, and BYTES in raw form."""
+
+from typing import Any
+
+import numpy as np
+
+from xlaserve.tensors import (
+    BY_CONFIG_NAME,
+    TensorDataError,
+    datatype_of,
+    pack_bytes,
+    unpack_bytes,
+)
+
+_NUMBERS = (
+    *("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"),
+    *("FP16", "FP32", "FP64", "BYTES", "BF16"),
+)
+_BY_NUMBER = dict(enumerate(_NUMBERS, 1))
+_BY_NAME = {name: number for number, name in _BY_NUMBER.items()}
+_OF_STRINGS = {
+    name: np.bool_ if name == "TYPE_BOOL" else row.dtype.type
+    for name, row in BY_CONFIG_NAME.items()
+}
+TRITON_STRING_TO_NUMPY = _OF_STRINGS
+
+
+def triton_string_to_numpy(triton_type_string: str) -> Any:
+    """Return the type of numpy for a datatype of a configuration: `TYPE_FP32`."""
+    return _OF_STRINGS[triton_type_string]
+
+
+def triton_to_numpy_type(data_type: int) -> Any:
+    """Return the type of numpy for the number of a datatype; None for another number."""
+    name = _BY_NUMBER.get(data_type)
+    config_name = "TYPE_STRING" if name == "BYTES" else f"TYPE_{name}"
+    return _OF_STRINGS.get(config_name)
+
+
+def numpy_to_triton_type(data_type: Any) -> int | None:
+    """Return the number of a datatype for a type of numpy; None where it has none."""
+    if np.dtype(data_type).kind in "SU":
+        return _BY_NAME["BYTES"]
+    row = datatype_of(data_type)
+    return None if row is None else _BY_NAME[row.name]
+
+
+def serialize_byte_tensor(input_tensor: Any) -> Any:
+    """Return the raw form of a tensor of texts: each with its length before it.
+
+    An empty tuple for an empty tensor, and None for one that holds no texts, as Triton has it.
+    """
+    if not input_tensor.size:
+        return ()
+    if input_tensor.dtype.kind not in "OS":
+        return None
+    texts = [e if isinstance(e, bytes) else str(e) for e in input_tensor.ravel().tolist()]
+    return pack_bytes(np.array(texts, np.object_))
+
+
+def deserialize_bytes_tensor(encoded_tensor: Any) -> Any:
+    """Return the texts of a raw form, as an array of one dimension; raises ValueError."""
+    raw = bytes(encoded_tensor)
+    count = position = 0
+    while position < len(raw):
+        position += 4 + int.from_bytes(raw[position : position + 4], "little")
+        count += 1
+    try:
+        return unpack_bytes((count,), raw)
+    except TensorDataError as error:
+        raise ValueError(str(error)) from None
