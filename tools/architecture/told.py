@@ -237,6 +237,13 @@ WORKERS: tuple[Worker, ...] = (
         "its exit status",
     ),
     Worker(
+        "transport/grpc/compression.py: compress",
+        "asyncio's threads",
+        "compresses a large answer",
+        "the answer",
+        "a future",
+    ),
+    Worker(
         "transport/grpc/compression.py: decompress",
         "asyncio's threads",
         "inflates a large message",

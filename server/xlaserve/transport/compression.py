@@ -1,7 +1,8 @@
-"""Inflates what clients send compressed, in steps: a bomb is known before it has gone off."""
+"""Inflates what clients send compressed, in steps: a bomb is known before it has gone off; and
+compresses what they are answered."""
 
 import zlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
 
@@ -22,6 +23,17 @@ CODINGS: Mapping[str, int] = MappingProxyType(
     {"gzip": _GZIP_BITS, "x-gzip": _GZIP_BITS, "deflate": _ZLIB_BITS}
 )
 """Coding -> window bits of zlib, in the order in which answers prefer them."""
+
+
+_LEVEL = 1
+"""Tensors compress badly: more effort is spent on the time than on the size."""
+
+
+def deflate(coding: str, parts: Iterable[Buffer]) -> bytes:
+    """Compress what is in pieces."""
+    stream = zlib.compressobj(_LEVEL, zlib.DEFLATED, CODINGS[coding])
+    pieces = [stream.compress(part) for part in parts]
+    return b"".join([*pieces, stream.flush()])
 
 
 class BadCompression(Exception):

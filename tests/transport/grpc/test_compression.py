@@ -2,12 +2,14 @@
 
 import gzip
 import zlib
+from random import Random
 
 import pytest
 from grpclib import GRPCError
 from grpclib.const import Status
 
-from xlaserve.transport.grpc.compression import decompress
+from xlaserve.transport.grpc.compression import answer_encoding, compress, decompress
+from xlaserve.transport.http2.messages import PREFIX, PREFIX_BYTES
 
 LIMIT = 1 << 20
 GZIP = (("grpc-encoding", "gzip"),)
@@ -80,3 +82,44 @@ async def test_a_bomb_is_defused_where_memory_ends() -> None:
         await decompress(gzip.compress(bytes(LIMIT)), GZIP, LIMIT, reserve)
 
     assert sum(asked) <= 2 * (LIMIT // 2)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "accepted", "expected"),
+    [
+        ("gzip", "identity, deflate, gzip", "gzip"),
+        ("deflate", "deflate", "deflate"),
+        ("gzip", "identity,deflate", ""),
+        ("gzip", None, ""),
+        ("identity", "identity,gzip", ""),
+        (None, "gzip", ""),
+        ("snappy", "snappy", ""),
+    ],
+)
+def test_answers_have_the_encoding_of_their_request_if_the_client_takes_it(
+    encoding: str | None, accepted: str | None, expected: str
+) -> None:
+    headers = {"grpc-encoding": encoding, "grpc-accept-encoding": accepted}
+    sent = [(name, value) for name, value in headers.items() if value is not None]
+
+    assert expected == answer_encoding(sent)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+@pytest.mark.parametrize("size", [300, 20_000, LIMIT])
+async def test_an_answer_is_compressed_behind_its_prefix(encoding: str, size: int) -> None:
+    message = bytes(size)
+    sent = bytes(await compress(encoding, PREFIX.pack(0, size) + message))
+    is_compressed, length = PREFIX.unpack(sent[:PREFIX_BYTES])
+
+    assert (1, len(sent) - PREFIX_BYTES) == (is_compressed, length)
+    assert length < size
+    headers = (("grpc-encoding", encoding),)
+    assert message == await decompress(sent[PREFIX_BYTES:], headers, LIMIT)
+
+
+@pytest.mark.parametrize("message", [b"", b"short", Random(1).randbytes(40_000)])
+async def test_what_would_not_be_shorter_stays_as_it_is(message: bytes) -> None:
+    plain = PREFIX.pack(0, len(message)) + message
+
+    assert plain == await compress("gzip", plain)

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xlaserve.errors import InvalidBody, TooLarge, XlaserveError
+from xlaserve.transport.compression import deflate
 from xlaserve.transport.rest.compression import (
     UnsupportedEncoding,
     accepted_coding,
-    deflate,
     inflate,
     request_coding,
 )

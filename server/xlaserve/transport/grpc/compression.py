@@ -1,4 +1,4 @@
-"""Compressed messages: gzip and deflate, bounded after inflation (gRPC Compression)."""
+"""Compressed messages both ways: gzip and deflate, bounded after inflation (gRPC Compression)."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
@@ -9,6 +9,7 @@ from grpclib.const import Status
 
 from xlaserve.transport import compression
 from xlaserve.transport.compression import BadCompression, InflatesTooFar
+from xlaserve.transport.http2.messages import PREFIX, PREFIX_BYTES
 from xlaserve.transport.http2.stream import Buffer
 
 _ENCODINGS = ("gzip", "deflate")
@@ -18,6 +19,10 @@ ACCEPTED = ",".join(("identity", *_ENCODINGS))
 
 _INLINE_BYTES = 1 << 10
 """A message that is longer is inflated in a thread: it may become a thousand times as long."""
+_LEAST_BYTES = 256
+"""Bytes of an answer below which there is nothing to save."""
+_AT_ONCE_BYTES = 16 << 10
+"""An answer that is longer is compressed in a thread."""
 
 
 async def decompress(
@@ -46,6 +51,30 @@ async def decompress(
         inflated = compression.inflate(encoding, message, limit)
         reserve(len(inflated))
         return inflated
+
+
+def answer_encoding(headers: Iterable[tuple[str, str]]) -> str:
+    """Return the encoding of the answers to a request: its own, if the client takes that.
+
+    Empty where they are not compressed. A client that compresses nothing gets nothing compressed.
+    """
+    fields = dict(headers)
+    encoding = fields.get("grpc-encoding", "")
+    accepted = fields.get("grpc-accept-encoding", "").replace(" ", "").split(",")
+    return encoding if encoding in _ENCODINGS and encoding in accepted else ""
+
+
+async def compress(encoding: str, data: Buffer) -> Buffer:
+    """Return a message behind its prefix, compressed where that makes it shorter."""
+    size = len(data) - PREFIX_BYTES
+    if size < _LEAST_BYTES:
+        return data
+    message = memoryview(data)[PREFIX_BYTES:]
+    if size > _AT_ONCE_BYTES:
+        deflated = await asyncio.to_thread(compression.deflate, encoding, [message])
+    else:
+        deflated = compression.deflate(encoding, [message])
+    return data if len(deflated) >= size else PREFIX.pack(1, len(deflated)) + deflated
 
 
 @contextmanager

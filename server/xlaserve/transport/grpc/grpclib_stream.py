@@ -10,7 +10,7 @@ from grpclib.protocol import Stream as GrpclibStreamType
 from h2.errors import ErrorCodes
 from h2.exceptions import StreamClosedError
 
-from xlaserve.transport.grpc.compression import ACCEPTED, decompress
+from xlaserve.transport.grpc.compression import ACCEPTED, answer_encoding, compress, decompress
 from xlaserve.transport.grpc.handler import RequestHandler
 from xlaserve.transport.grpc.problems import refuse
 from xlaserve.transport.grpc.request_headers import Headers
@@ -70,6 +70,8 @@ class GrpclibStream:
         self._more: asyncio.Future[None] | None = None
         self._sent: asyncio.Future[None] | None = None
         self._reader: StreamingReader | None = None
+        self._encoding = ""
+        """Encoding of the answers; empty where they are not compressed."""
         self.waiting = False
         """Whether nothing is done about it until its client sends something."""
 
@@ -202,14 +204,21 @@ class GrpclibStream:
             raise StreamClosedError(self.id)
         if not stream.headers_sent:
             headers = [*headers, ("grpc-accept-encoding", ACCEPTED)]
+            self._encoding = "" if end_stream else answer_encoding(stream.head.fields)
+            if self._encoding:
+                headers.append(("grpc-encoding", self._encoding))
         stream.send_headers(self.connection.writer.write(headers), end=end_stream)
 
     async def send_data(self, data: bytes, end_stream: bool = False) -> None:
-        """Send data and return when it has left; RESOURCE_EXHAUSTED when too much waits."""
+        """Send a message and return when it has left; RESOURCE_EXHAUSTED when too much waits.
+
+        `data` is one message behind its prefix, which is how grpclib sends them.
+        """
         stream = self._stream
+        sent: Buffer = await compress(self._encoding, data) if self._encoding else data
         if not stream.open:
             raise StreamClosedError(self.id)
-        if not stream.send_data((data,), len(data), end=end_stream):
+        if not stream.send_data((sent,), len(sent), end=end_stream):
             raise GRPCError(Status.RESOURCE_EXHAUSTED, NO_ROOM_FOR_ANSWERS)
         if stream.unsent:
             self._sent = asyncio.get_running_loop().create_future()

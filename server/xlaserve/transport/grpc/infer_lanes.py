@@ -56,6 +56,8 @@ class InferLanes:
 
     def __call__(self, kind: RequestKind[Route]) -> Route:
         """Return the route of the requests with headers of these names."""
+        if "grpc-encoding" in kind.places:
+            return self._otherwise  # which compresses answers too
         route: Route = self._lane
         if self._mesh is not None and any(name.startswith(OF_A_MESH) for name in kind.places):
             if any(len(kind.places.get(name, ())) > 1 for name in ID_HEADERS):

@@ -1,16 +1,12 @@
 """The content codings of HTTP bodies: gzip and deflate, both ways, within a limit."""
 
-import zlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 from xlaserve.errors import InvalidBody, TooLarge, Unsupported
 from xlaserve.tensors import Buffer
 from xlaserve.transport import compression
 from xlaserve.transport.compression import CODINGS, BadCompression, InflatesTooFar
-
-_LEVEL = 1
-"""Tensors compress badly: more effort is spent on the time than on the size."""
 
 IDENTITY = "identity"
 
@@ -48,13 +44,6 @@ async def inflate_within(
     """Decompress a body in threads as there is memory; raises as `inflate` and `reserve` do."""
     with _refusing(coding, limit_bytes):
         return await compression.inflate_within(coding, body, limit_bytes, reserve, run)
-
-
-def deflate(coding: str, parts: Sequence[Buffer]) -> bytes:
-    """Compress a body that is in pieces."""
-    stream = zlib.compressobj(_LEVEL, zlib.DEFLATED, CODINGS[coding])
-    pieces = [stream.compress(part) for part in parts]
-    return b"".join([*pieces, stream.flush()])
 
 
 def request_coding(content_encoding: str) -> str:

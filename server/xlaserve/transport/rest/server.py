@@ -15,6 +15,7 @@ from xlaserve.core.serving.call import Call, Headers, Operation, Peer
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.threads.host import HostThreads
 from xlaserve.errors import CrossSiteRequest, ShuttingDown, XlaserveError
+from xlaserve.transport.compression import deflate
 from xlaserve.transport.http2.limits import Shared
 from xlaserve.transport.rest import compression
 from xlaserve.transport.rest.bodies import BodyLimits, BodyReader
@@ -248,7 +249,7 @@ class HttpServer:
             response.force_close()
 
     async def _compress(self, coding: str, answer: HttpResponse) -> HttpResponse:
-        pack = partial(compression.deflate, coding, answer.parts)
+        pack = partial(deflate, coding, answer.parts)
         body = await self._threads.run(answer.size, pack)
         headers = {**answer.headers, "Content-Encoding": coding, "Vary": "Accept-Encoding"}
         return HttpResponse(answer.status, answer.content_type, [body], headers)
