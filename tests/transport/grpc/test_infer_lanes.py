@@ -67,6 +67,7 @@ class Stream:
 
     compressed = False
     call: Any = None
+    deadline: float | None = None
     refused = b""
 
     def __init__(self, head: Head[Any]) -> None:

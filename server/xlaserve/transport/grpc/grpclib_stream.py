@@ -60,6 +60,7 @@ class GrpclibStream:
     def __init__(self, stream: ServerStream, connection: GrpclibConnection) -> None:
         self.id = stream.id
         self.connection = connection
+        self.deadline = stream.deadline
         self._transport = connection.transport
         self._stream = stream
         self._message: Buffer | None = None

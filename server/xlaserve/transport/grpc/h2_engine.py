@@ -24,6 +24,7 @@ from xlaserve.transport.grpc.request_headers import (
     malformed,
     refusal,
     refusal_headers,
+    timeout_seconds,
 )
 from xlaserve.transport.grpc.routes import CONTENT_TYPES
 from xlaserve.transport.http2.limits import Http2Limits
@@ -63,6 +64,10 @@ class CheckingHandler(RequestHandler):
         found = dict(headers)
         answer = _not_grpc(found) or self._refused(found[":path"], headers)
         if answer is None:
+            seconds = timeout_seconds(headers)
+            if seconds is not None:
+                own = cast("_Stream", stream)
+                own.deadline = asyncio.get_running_loop().time() + seconds
             await super()._handle(stream, headers)
             return
         await stream.send_headers([*answer], end_stream=True)
@@ -196,6 +201,8 @@ class _Stream(Stream):
     connection: _Connection
     waiting = False
     """Whether nothing is done about it until its client sends something."""
+    deadline: float | None = None
+    """When its client stops waiting, by the clock of the event loop; None for never."""
 
     _held = 0
     """Bytes that count for the message which was read last."""

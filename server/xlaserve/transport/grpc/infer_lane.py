@@ -123,9 +123,9 @@ class LaneCall(InferCall):
         self._lane = lane
         self._stream = stream
         self.peer = lane.peer
-        head = self.headers = stream.head
-        if head.timeout is not None:
-            self.deadline = asyncio.get_running_loop().time() + head.timeout
+        self.headers = stream.head
+        if stream.deadline is not None:
+            self.deadline = stream.deadline
 
     def write(self, response: InferResponse, *, last: bool) -> None:
         """Send a response, or what is wrong with it."""

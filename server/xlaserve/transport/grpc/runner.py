@@ -22,11 +22,16 @@ from xlaserve.transport.grpc.edge import translate
 from xlaserve.transport.grpc.identifiers import split_binary_lists
 from xlaserve.transport.grpc.injection import Injection
 from xlaserve.transport.grpc.methods import Method, Row
-from xlaserve.transport.grpc.request_headers import Headers, timeout_seconds
+from xlaserve.transport.grpc.request_headers import Headers
 
 
 class Accepted(Protocol):
     """The stream of an HTTP/2 engine, as methods with many requests know it."""
+
+    @property
+    def deadline(self) -> float | None:
+        """Return when the client stops waiting, counted from its headers; None for never."""
+        ...
 
     def keep(self) -> int:
         """Return the bytes that are counted for the message read last, for the caller to release.
@@ -108,8 +113,7 @@ class Runner:
         """
         fields = dict(headers)
         method = self.methods[fields[":path"]]
-        seconds = timeout_seconds(headers)
-        deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
+        deadline = cast(Accepted, accepted).deadline
         call = _call(method.row, FieldsView(headers), peer, deadline)
         stream = RpcStream(
             accepted,
@@ -120,7 +124,7 @@ class Runner:
             codec=_RAW if method.row.raw else self._codec,
             status_details_codec=None,
             dispatch=self._dispatch,
-            deadline=None if seconds is None else Deadline.from_timeout(seconds),
+            deadline=_left(deadline),
             user_agent=fields.get("user-agent"),
         )
         stream.call, stream.method = call, method
@@ -148,6 +152,13 @@ class Runner:
         assert stream.metadata is not None
         with self._injection.into(stream, stream.method.path, stream.metadata):
             await stream.method.handler.func(stream)
+
+
+def _left(deadline: float | None) -> Deadline | None:
+    """Return a deadline as methods of services read it."""
+    if deadline is None:
+        return None
+    return Deadline.from_timeout(max(0.0, deadline - asyncio.get_running_loop().time()))
 
 
 def _call(row: Row, headers: FieldsView, peer: Peer, deadline: float | None) -> Call:

@@ -56,11 +56,11 @@ class Conduct:
     it: one that cancels a tenth of a million requests behaves.
     """
 
-    __slots__ = ("_begun", "_limits", "_now", "_served", "control", "resets", "served")
+    __slots__ = ("_begun", "_limits", "_served", "control", "now", "resets", "served")
 
     def __init__(self, limits: Http2Limits, now: Callable[[], float]) -> None:
         self._limits = limits
-        self._now = now
+        self.now = now
         self._begun = now()
         self._served = 0
         self.control = 0
@@ -88,7 +88,7 @@ class Conduct:
     def _judge(self, counted: int, allowed: int, what: str) -> None:
         if counted <= allowed:
             return
-        now = self._now()
+        now = self.now()
         if now - self._begun < self._limits.window_seconds:
             seconds = self._limits.window_seconds
             text = f"too many {what}: {counted} in {seconds:g} seconds"

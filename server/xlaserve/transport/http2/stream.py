@@ -78,6 +78,9 @@ class Owner(Protocol):
     peer_window: int
     """Client's window of a new stream, in bytes."""
 
+    now: Callable[[], float]
+    """Returns the time by a clock that goes with that of the event loop."""
+
     @property
     def sender(self) -> Output:
         """Return the sender of the connection."""
@@ -132,6 +135,8 @@ class ServerStream:
     """The call in flight that answers it."""
     arriving = False
     """Whether the frame that ends it has come only in part: its state is half-closed already."""
+    deadline: float | None = None
+    """When its client stops waiting, by the clock of the event loop; None for never."""
     received = 0
     """Bytes of DATA, without padding."""
     charged = 0
@@ -168,6 +173,9 @@ class ServerStream:
         self.recv_window = owner.stream_window
         self.tick = owner.tick
         """Sweep in which it was opened, then in which bytes of its answer left last."""
+        if head.timeout is not None:
+            # From now on, however long its message takes to come (gRPC over HTTP/2, Timeout).
+            self.deadline = owner.now() + head.timeout
 
     def advance(self, happening: Input) -> State | Reaction:
         """Take the step that the table has for an input; or return its reaction, and take none.

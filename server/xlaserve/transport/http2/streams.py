@@ -39,6 +39,7 @@ class Streams:
         windows: ReceiveWindows,
     ) -> None:
         self.account = account
+        self.now = conduct.now
         self.open: dict[int, ServerStream] = {}
         self.highest = 0
         """The highest stream that the client has opened."""
