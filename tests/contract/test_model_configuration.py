@@ -21,7 +21,6 @@ from tritonclient.grpc import service_pb2_grpc
 from xlaserve.settings import ModelControlMode
 
 TENSOR = {"name": "x", "data_type": "TYPE_FP32", "dims": [2]}
-QUEUE: dict[str, Any] = {"timeout_action": "DELAY", "default_timeout_microseconds": 5}
 AGENT = {"name": "checksum", "parameters": {"MD5:model.json": "0"}}
 
 REFUSED: dict[str, dict[str, Any]] = {
@@ -33,10 +32,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "input[0].is_shape_tensor": {"input": [TENSOR | {"is_shape_tensor": True}]},
     "batch_input": {"batch_input": [{"target_name": ["n"], "source_input": ["x"]}]},
     "batch_output": {"batch_output": [{"target_name": ["y"], "source_input": ["x"]}]},
-    "timeout_action": {"dynamic_batching": {"default_queue_policy": QUEUE}},
-    "allow_timeout_override": {
-        "dynamic_batching": {"default_queue_policy": {"allow_timeout_override": True}}
-    },
     "input_data_file": {
         "model_warmup": [{"name": "w", "inputs": {"x": {"input_data_file": "missing"}}}]
     },

@@ -19,6 +19,7 @@ SOURCES = Path(config_fields.__file__).parent
 X = 'name: "x" data_type: TYPE_FP32 dims: [ 4 ]'
 AGENT = 'agents { name: "checksum" parameters { key: "MD5:a" value: "0" } }'
 QUEUE = "dynamic_batching { default_queue_policy"
+LEVELS = "priority_levels: 2 default_priority_level: 1"
 
 
 def inner(field: Field) -> type[betterproto.Message] | None:
@@ -82,18 +83,6 @@ def test_rows_say_why_they_refuse() -> None:
             "model_operations.op_library_filename",
         ),
         (
-            f"{QUEUE} {{ timeout_action: DELAY }} }}",
-            "dynamic_batching.default_queue_policy.timeout_action",
-        ),
-        (
-            f"{QUEUE} {{ allow_timeout_override: true }} }}",
-            "dynamic_batching.default_queue_policy.allow_timeout_override",
-        ),
-        (
-            "dynamic_batching { priority_queue_policy { key: 1 value { max_queue_size: 1 } } }",
-            "dynamic_batching.priority_queue_policy",
-        ),
-        (
             'model_warmup { inputs { key: "x" value { input_data_file: "raw" } } }',
             'model_warmup[0].inputs["x"].input_data_file',
         ),
@@ -154,8 +143,6 @@ def test_a_step_in_another_namespace_is_refused() -> None:
         '{"response_cache": {"enable": false}, "default_model_filename": ""}',
         '{"default_model_filename": "model.stablehlo", "batch_input": [], "model_warmup": []}',
         '{"dynamic_batching": {"default_queue_policy": {"timeout_action": "REJECT"}}}',
-        '{"dynamic_batching": {"default_queue_policy": {"max_queue_size": 3},'
-        ' "priority_queue_policy": {"1": {"max_queue_size": 3}}}}',
         '{"instance_group": [{"passive": false, "count": 1}], "runtime": null}',
     ],
 )
@@ -186,14 +173,16 @@ def test_a_default_that_is_written_out_asks_for_nothing(text: str) -> None:
             ("instance_group.rate_limiter", "instance_group.profile"),
         ),
         (
-            "dynamic_batching { preserve_ordering: true priority_levels: 3 "
-            "default_priority_level: 2 }",
-            (
-                "dynamic_batching.preserve_ordering",
-                "dynamic_batching.priority_levels",
-                "dynamic_batching.default_priority_level",
-            ),
+            "dynamic_batching { priority_levels: 3 default_priority_level: 2 "
+            "priority_queue_policy { key: 3 value { timeout_action: DELAY } } }",
+            (),
         ),
+        (
+            "dynamic_batching { preserve_ordering: true priority_levels: 1 "
+            "default_priority_level: 1 }",
+            (),
+        ),
+        (f'backend: "identity" {QUEUE} {{ max_queue_size: 1 }} }}', ()),
         (
             'model_warmup { name: "w" inputs { key: "x" value { zero_data: true } } }',
             ("model_warmup.name", "model_warmup.inputs.zero_data"),
@@ -222,6 +211,33 @@ def test_a_priority_beyond_its_levels_is_refused(levels: int, default: int) -> N
     text = f"dynamic_batching {{ priority_levels: {levels} default_priority_level: {default} }}"
     with pytest.raises(InvalidModel, match=f"default_priority_level: expected .*, got {default}"):
         parse_pbtxt(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("priority_queue_policy { key: 1 value {} }", "no level without priority_levels, got 1"),
+        (
+            f"{LEVELS} priority_queue_policy {{ key: 3 value {{}} }}",
+            "expected a level of 1 to 2, got 3",
+        ),
+        (
+            f"{LEVELS} priority_queue_policy {{ key: 0 value {{}} }}",
+            "expected a level of 1 to 2, got 0",
+        ),
+        (
+            f"{LEVELS} preserve_ordering: true",
+            "priority_levels: expected 1 at most, or none, with preserve_ordering, got 2",
+        ),
+        (
+            "priority_levels: 4000000000 default_priority_level: 1",
+            "priority_levels: expected at most 1000, got 4000000000",
+        ),
+    ],
+)
+def test_levels_that_cannot_be_are_refused(text: str, problem: str) -> None:
+    with pytest.raises(InvalidModel, match=problem):
+        parse_pbtxt(f"dynamic_batching {{ {text} }}")
 
 
 def test_parameters_that_are_obeyed_are_in_the_documentation() -> None:

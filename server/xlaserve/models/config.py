@@ -40,16 +40,37 @@ class ConfigTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class QueuePolicy:
+    """What becomes of requests that wait (ModelQueuePolicy); 0 where nothing is said."""
+
+    default_timeout_microseconds: int = 0
+    """Longest wait of a request."""
+    max_queue_size: int = 0
+    """Requests that may wait."""
+    allow_timeout_override: bool = False
+    """Whether the `timeout` of a request counts where it is the shorter one."""
+    delays_expired: bool = False
+    """Whether a request that has expired waits behind the others, instead of being refused."""
+
+
+@dataclass(frozen=True, slots=True)
 class DynamicBatching:
     """The dynamic batching of requests (ModelDynamicBatching); 0 where nothing is said."""
 
     preferred_batch_size: tuple[int, ...] = ()
     """Ascending; a batch of one of these sizes does not wait for the delay."""
     max_queue_delay_microseconds: int = 0
-    default_timeout_microseconds: int = 0
-    """Microseconds that a request may wait in the queue; of the default queue policy."""
-    max_queue_size: int = 0
-    """Requests that may wait in the queue; of the default queue policy."""
+    default_queue_policy: QueuePolicy = QueuePolicy()
+    preserve_ordering: bool = False
+    """Whether answers leave in the order in which their requests came."""
+    priority_levels: int = 0
+    """Levels, of which 1 is executed first; 0 where all requests are equal."""
+    default_priority_level: int = 0
+    """The level of requests that name none."""
+    priority_queue_policy: Mapping[int, QueuePolicy] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    """By level; the others have the default policy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,13 +47,6 @@ def _another_shape(value: inference.ModelTensorReshape, message: betterproto.Mes
     return list(value.shape) != list(getattr(message, "dims"))  # noqa: B009 - of two classes
 
 
-def _another_policy(
-    value: Mapping[int, inference.ModelQueuePolicy], message: betterproto.Message
-) -> bool:
-    default: object = getattr(message, "default_queue_policy")  # noqa: B009 - as above
-    return any(policy != default for policy in value.values())
-
-
 _OBEYED = Row(Effect.OBEYED)
 _NONE = Row(Effect.NONE)
 _TENSOR = "the model would be given, or give, other tensors"
@@ -118,21 +111,19 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
         "dynamic_batching": _OBEYED,
         "dynamic_batching.preferred_batch_size": _OBEYED,
         "dynamic_batching.max_queue_delay_microseconds": _OBEYED,
-        "dynamic_batching.preserve_ordering": _NONE,
-        "dynamic_batching.priority_levels": _NONE,
-        "dynamic_batching.default_priority_level": _NONE,
+        "dynamic_batching.preserve_ordering": _OBEYED,
+        "dynamic_batching.priority_levels": _OBEYED,
+        "dynamic_batching.default_priority_level": _OBEYED,
         "dynamic_batching.default_queue_policy": _OBEYED,
-        "dynamic_batching.default_queue_policy.timeout_action": _refused(
-            "a request past its time is refused, never delayed"
-        ),
+        "dynamic_batching.default_queue_policy.timeout_action": _OBEYED,
         "dynamic_batching.default_queue_policy.default_timeout_microseconds": _OBEYED,
-        "dynamic_batching.default_queue_policy.allow_timeout_override": _refused(
-            "the timeout of a request would not count"
-        ),
+        "dynamic_batching.default_queue_policy.allow_timeout_override": _OBEYED,
         "dynamic_batching.default_queue_policy.max_queue_size": _OBEYED,
-        "dynamic_batching.priority_queue_policy": _refused(
-            "all requests have the default_queue_policy", _another_policy
-        ),
+        "dynamic_batching.priority_queue_policy": _OBEYED,
+        "dynamic_batching.priority_queue_policy.timeout_action": _OBEYED,
+        "dynamic_batching.priority_queue_policy.default_timeout_microseconds": _OBEYED,
+        "dynamic_batching.priority_queue_policy.allow_timeout_override": _OBEYED,
+        "dynamic_batching.priority_queue_policy.max_queue_size": _OBEYED,
         "sequence_batching": _OBEYED,
         "sequence_batching.max_sequence_idle_microseconds": _OBEYED,
         "sequence_batching.control_input": _OBEYED,
@@ -247,7 +238,7 @@ def without_effect(message: inference.ModelConfig) -> tuple[str, ...]:
     )
     is_unbatched = not message.max_batch_size and "max_batch_size" in given_of(message)
     is_unbatched |= message.model_transaction_policy.decoupled
-    if ("identity" in kinds or is_unbatched) and _scheduling(message) == "dynamic_batching":
+    if ("identity" in kinds or is_unbatched) and _only_batches(message):
         found["dynamic_batching"] = None  # no request waits for another
     if message.response_cache.enable and _scheduling(message) == "ensemble_scheduling":
         # A step that is loaded anew would give other answers: each step has a cache of its own.
@@ -256,6 +247,15 @@ def without_effect(message: inference.ModelConfig) -> tuple[str, ...]:
     if len(names) > SHOWN_FIELDS:
         names[SHOWN_FIELDS:] = [f"and {len(names) - SHOWN_FIELDS} more"]
     return tuple(names)
+
+
+def _only_batches(message: inference.ModelConfig) -> bool:
+    """Tell whether it asks for dynamic batching, and for nothing of a queue besides."""
+    _, batching = betterproto.which_one_of(message, "scheduling_choice")
+    if not isinstance(batching, inference.ModelDynamicBatching):
+        return False
+    policy = betterproto.serialized_on_wire(batching.default_queue_policy)
+    return not (batching.priority_levels or batching.preserve_ordering or policy)
 
 
 def _scheduling(message: inference.ModelConfig) -> str:

@@ -10,6 +10,7 @@ from xlaserve.models.config import (
     DynamicBatching,
     EnsembleStep,
     ModelConfig,
+    QueuePolicy,
     VersionPolicy,
 )
 from xlaserve.models.config_ensemble import in_order
@@ -21,6 +22,10 @@ from xlaserve_proto import inference
 
 ENSEMBLE = "ensemble"
 """The platform of a model that is made of other models."""
+
+
+MAX_PRIORITY_LEVELS = 1000
+"""A queue looks through its levels for each batch."""
 
 
 def config_of(message: inference.ModelConfig) -> ModelConfig:
@@ -104,12 +109,25 @@ def _dynamic_batching(message: inference.ModelConfig) -> DynamicBatching:
             place = f"dynamic_batching.preferred_batch_size[{index}]"
             raise _unfit(place, f"1 to {message.max_batch_size or 'the largest batch'}", size)
     _check_priorities(batching)
-    policy = batching.default_queue_policy
     return DynamicBatching(
         tuple(sorted(batching.preferred_batch_size)),
         batching.max_queue_delay_microseconds,
+        _queue_policy(batching.default_queue_policy),
+        batching.preserve_ordering,
+        batching.priority_levels,
+        batching.default_priority_level,
+        MappingProxyType(
+            {n: _queue_policy(policy) for n, policy in batching.priority_queue_policy.items()}
+        ),
+    )
+
+
+def _queue_policy(policy: inference.ModelQueuePolicy) -> QueuePolicy:
+    return QueuePolicy(
         policy.default_timeout_microseconds,
         policy.max_queue_size,
+        policy.allow_timeout_override,
+        policy.timeout_action is inference.ModelQueuePolicyTimeoutAction.DELAY,
     )
 
 
@@ -118,6 +136,16 @@ def _check_priorities(batching: inference.ModelDynamicBatching) -> None:
     if not bool(levels) <= default <= levels:
         expected = f"1 to {levels} (priority_levels)" if levels else "0 without priority_levels"
         raise _unfit("dynamic_batching.default_priority_level", expected, default)
+    if levels > MAX_PRIORITY_LEVELS:
+        expected = f"at most {MAX_PRIORITY_LEVELS}"
+        raise _unfit("dynamic_batching.priority_levels", expected, levels)
+    if levels > 1 and batching.preserve_ordering:
+        place = "dynamic_batching.priority_levels"
+        raise _unfit(place, "1 at most, or none, with preserve_ordering", levels)
+    for level in batching.priority_queue_policy:
+        if not 1 <= level <= levels:
+            expected = f"a level of 1 to {levels}" if levels else "no level without priority_levels"
+            raise _unfit("dynamic_batching.priority_queue_policy", expected, level)
 
 
 def _response_cache(message: inference.ModelConfig) -> bool:

@@ -62,7 +62,7 @@ class Instance:
         self.platform = device.partition(":")[0]
         """The JAX platform of the server."""
         self.reservation = reservation
-        self.quick = QuickCheck(runner.info)
+        self.quick = QuickCheck(runner.info, config)
         self.stuck: LimitedCall[Any] | None = None
         """A compilation that was abandoned in a thread which may go on and use the model."""
         self._users = 0

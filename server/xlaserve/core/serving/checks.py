@@ -5,21 +5,24 @@ from typing import NoReturn
 
 from xlaserve.core.serving import parameters
 from xlaserve.core.serving.inference import InferInput, InferRequest, RequestedOutput
-from xlaserve.core.serving.parameters import SEQUENCE, NamedParameters
+from xlaserve.core.serving.parameters import NamedParameters
 from xlaserve.errors import (
     DuplicateTensor,
     InvalidTensor,
     MissingInputs,
     UnknownTensor,
 )
+from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import ModelInfo
 from xlaserve.tensors import Tensor, TensorSpec, describe
+
+_NO_CONFIG = ModelConfig()
 
 
 class QuickCheck:
     """Knows an ordinary request at a glance; `check_inputs` has the last word on all others."""
 
-    def __init__(self, info: ModelInfo) -> None:
+    def __init__(self, info: ModelInfo, config: ModelConfig = _NO_CONFIG) -> None:
         self._wanted = {spec.name: (spec.datatype, spec.shape[1:]) for spec in info.inputs}
         self._count = len(info.inputs)
         self._most_rows = info.max_batch_size
@@ -29,7 +32,7 @@ class QuickCheck:
             or any(-1 in spec.shape[1:] for spec in info.inputs)
         ):
             self._most_rows = 0  # so that none is ordinary
-        self.parameters = NamedParameters(SEQUENCE if info.has_sequences else ())
+        self.parameters = NamedParameters(parameters.obeyed_by(config, info))
 
     def inputs(self, request: InferRequest) -> tuple[dict[str, Tensor], int] | None:
         """Return the inputs by name and their rows if `check_inputs` would say nothing.

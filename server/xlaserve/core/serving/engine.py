@@ -129,6 +129,7 @@ class Engine:
                 self._read_shared(call, instance, shared)
                 return
         images = find_images(request, info, instance.config, self._image_limits)
+        instance.quick.parameters.check(request)
         check_inputs(name, info, images.promised() if images else request)
         if request.outputs:
             call.chosen = check_outputs(name, info, request.outputs)

@@ -4,7 +4,7 @@ The protocol lets anybody add parameters. Those that it defines, and those that 
 row; a value that they cannot have is refused, whether they have an effect here or not.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias
@@ -13,7 +13,9 @@ import structlog
 
 from xlaserve.core.serving.inference import InferRequest
 from xlaserve.errors import InvalidParameter, InvalidTensor
+from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_fields import Effect
+from xlaserve.models.loaded import ModelInfo
 from xlaserve.tensors import Parameter
 
 MAX_NAMED = 32
@@ -61,16 +63,15 @@ REQUEST: Table = MappingProxyType(
         "sequence_id": Row(_SEQUENCE_ID),
         "sequence_start": Row(_BOOLEAN),
         "sequence_end": Row(_BOOLEAN),
-        # All requests of a model wait in one queue, first come, first served.
+        # Obeyed by models that have priority_levels, or an allow_timeout_override.
         "priority": Row(_COUNT),
-        # Counts only with an allow_timeout_override, with which no model loads.
         "timeout": Row(_COUNT),
         # Of streams: elsewhere every answer is the final one, and has its tensors.
         "triton_enable_empty_final_response": Row(_BOOLEAN, Effect.OBEYED),
         "binary_data_output": Row(_BOOLEAN, Effect.OBEYED),
     }
 )
-SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
+_SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 """Parameters that models obey which serve sequences."""
 
 INPUT: Table = MappingProxyType({**_OF_TENSORS, "binary_data_size": Row(_COUNT, Effect.OBEYED)})
@@ -84,10 +85,28 @@ OUTPUT: Table = MappingProxyType(
 )
 
 
-def check_request(parameters: Mapping[str, Parameter]) -> None:
+def obeyed_by(config: ModelConfig, info: ModelInfo) -> Table:
+    """Return the rows of the parameters that this model obeys, and others do not."""
+    batching = config.dynamic_batching
+    policies = (batching.default_queue_policy, *batching.priority_queue_policy.values())
+    rows = {}
+    if info.has_sequences:
+        rows = {name: Row(REQUEST[name].kind, Effect.OBEYED) for name in _SEQUENCE}
+    if config.is_ensemble:
+        # They are for its steps.
+        rows["priority"] = rows["timeout"] = Row(_COUNT, Effect.OBEYED)
+    if levels := batching.priority_levels:
+        within = Kind(f"0 to {levels}", lambda value: _COUNT.fits(value) and value <= levels)  # type: ignore[operator]
+        rows["priority"] = Row(within, Effect.OBEYED)
+    if any(policy.allow_timeout_override for policy in policies):
+        rows["timeout"] = Row(_COUNT, Effect.OBEYED)
+    return rows
+
+
+def check_request(parameters: Mapping[str, Parameter], table: Table = REQUEST) -> None:
     """Raise an InvalidRequest for a parameter of a request that it cannot have, or is reserved."""
     for name, value in parameters.items():
-        row = REQUEST.get(name)
+        row = table.get(name)
         if row is None and name.startswith(_RESERVED_PREFIX):
             raise InvalidParameter(
                 name[:_SHOWN_CHARACTERS],
@@ -118,15 +137,16 @@ def _shown(value: Parameter) -> str:
 class NamedParameters:
     """Names parameters without effect in the log, each once while a version is loaded."""
 
-    def __init__(self, obeyed: Collection[str] = ()) -> None:
-        """`obeyed` are parameters that have an effect on this model, whatever the table says."""
-        self._named = set(obeyed)
+    def __init__(self, obeyed: Table = MappingProxyType({})) -> None:
+        """`obeyed` are the rows of parameters that have an effect on this model alone."""
+        self._table = {**REQUEST, **obeyed}
+        self._named: set[str] = set()
         self._log = structlog.get_logger("parameters")
 
     def are_ordinary(self, parameters: Mapping[str, Parameter]) -> bool:
         """Tell whether nothing is wrong with those of a request, and none is to be named."""
         for name, value in parameters.items():
-            row = REQUEST.get(name)
+            row = self._table.get(name)
             if row is None:
                 if name.startswith(_RESERVED_PREFIX) or self._is_new(name):
                     return False
@@ -134,10 +154,14 @@ class NamedParameters:
                 return False
         return True
 
+    def check(self, request: InferRequest) -> None:
+        """Raise an InvalidRequest for a parameter that a request for this model cannot have."""
+        check_request(request.parameters, self._table)
+
     def note(self, request: InferRequest) -> None:
         """Name what a request has that has no effect, and was not named yet."""
         new: dict[str, None] = {}
-        for name in _without_effect(request):
+        for name in _without_effect(request, self._table):
             if self._is_new(name):
                 # Not the whole: a client makes it as long as a message.
                 self._named.add(name[:_SHOWN_CHARACTERS])
@@ -154,8 +178,8 @@ class NamedParameters:
         return name[:_SHOWN_CHARACTERS] not in self._named and len(self._named) < MAX_NAMED
 
 
-def _without_effect(request: InferRequest) -> Iterator[str]:
-    yield from _of(REQUEST, request.parameters)
+def _without_effect(request: InferRequest, table: Table) -> Iterator[str]:
+    yield from _of(table, request.parameters)
     for tensor in request.inputs:
         if tensor.parameters:
             yield from _of(INPUT, tensor.parameters)

@@ -4,10 +4,9 @@ The queue knows no asyncio and no clock; the batcher around it has both handed i
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -40,6 +39,8 @@ class BatchPolicy:
     """Longest wait of a request for others, while nothing else holds it up."""
     timeout_ns: int = 0
     """Longest wait of a request at all; 0 for as long as its client does."""
+    timeouts_differ: bool = False
+    """Whether a request may expire before others that came earlier."""
 
 
 class BatchQueue:
@@ -81,30 +82,18 @@ class BatchQueue:
         """
         if not self._waiting:
             return []
-        chosen, full = self._fitting(self._max_rows())
+        chosen, full = fitting(self._waiting, self._max_rows())
         if not full and self.policy.delay_ns and not self._overdue(now_ns):
             rows = sum(request.rows for request in chosen)
             sizes = [size for size in self.policy.preferred_rows if size <= rows]
             if not sizes:
                 return []
-            chosen, _ = self._fitting(sizes[-1])
+            chosen, _ = fitting(self._waiting, sizes[-1])
         self._drop(chosen)
         return chosen
 
     def _overdue(self, now_ns: int) -> bool:
         return now_ns - self._waiting[0].submitted_ns >= self.policy.delay_ns
-
-    def _fitting(self, max_rows: int) -> tuple[list[InferCall], bool]:
-        first = self._waiting[0]
-        chosen, rows, key = [first], first.rows, first.key
-        for request in islice(self._waiting, 1, None):
-            if request.key != key:
-                continue
-            rows += request.rows
-            if rows > max_rows:
-                return chosen, True
-            chosen.append(request)
-        return chosen, rows >= max_rows
 
     def _drop(self, chosen: Sequence[InferCall]) -> None:
         waiting = self._waiting
@@ -127,6 +116,10 @@ class BatchQueue:
     def _late(self, now_ns: int) -> bool:
         return now_ns - self._waiting[0].submitted_ns >= self.policy.timeout_ns
 
+    def timeout_ns(self, request: InferCall) -> int:
+        """Return how long a request may wait; 0 for as long as its client does."""
+        return self.policy.timeout_ns
+
     def due_ns(self, *, could_leave: bool) -> int | None:
         """Return when to look at the queue again though nothing else happened.
 
@@ -137,6 +130,21 @@ class BatchQueue:
         if not self._waiting or not waits:
             return None
         return self._waiting[0].submitted_ns + min(waits)
+
+
+def fitting(waiting: Iterable[InferCall], max_rows: int) -> tuple[list[InferCall], bool]:
+    """Return the first of those that wait and what fits beside it, and whether that is a batch."""
+    requests = iter(waiting)
+    first = next(requests)
+    chosen, rows, key = [first], first.rows, first.key
+    for request in requests:
+        if request.key != key:
+            continue
+        rows += request.rows
+        if rows > max_rows:
+            return chosen, True
+        chosen.append(request)
+    return chosen, rows >= max_rows
 
 
 # --- one array for a batch, and back -----------------------------------------------------------
@@ -255,6 +263,10 @@ class RequestQueue(Protocol):
         """Return when to look at the queue again though nothing else happened."""
         ...
 
+    def timeout_ns(self, request: InferCall) -> int:
+        """Return how long a request may wait; 0 for as long as its client does."""
+        ...
+
 
 class Batcher:
     """Gathers the requests of one model, and keeps its lanes busy.
@@ -266,6 +278,7 @@ class Batcher:
 
     def __init__(self, queue: RequestQueue, runner: Runner, clock: Clock, deliver: Deliver) -> None:
         self._queue = queue
+        self._policy = queue.policy
         self._runner = runner
         self._clock = clock
         self._now_ns = clock.now_ns
@@ -311,7 +324,9 @@ class Batcher:
             return
         if self._free:
             self._look_soon()
-        elif self._queue.policy.timeout_ns and self._cancel_timer is None:
+        elif self._policy.timeouts_differ or (
+            self._policy.timeout_ns and self._cancel_timer is None
+        ):
             self._wake_later()
 
     def leave(self, call: InferCall) -> None:
@@ -335,7 +350,7 @@ class Batcher:
         now = self._now_ns()
         late = self._queue.expire(now)
         if late:
-            self._deliver(late, QueueTimeout(self._queue.policy.timeout_ns // 1000))
+            self._refuse(late)
         if self._free:
             requests = self._queue.take(now)
             if requests:
@@ -346,6 +361,13 @@ class Batcher:
                 if len(self._queue):
                     self._look_soon()
         self._wake_later()
+
+    def _refuse(self, late: Sequence[InferCall]) -> None:
+        if not self._policy.timeouts_differ:
+            self._deliver(late, QueueTimeout(self._policy.timeout_ns // 1000))
+            return
+        for request in late:
+            self._deliver([request], QueueTimeout(self._queue.timeout_ns(request) // 1000))
 
     def _start(self, requests: Sequence[InferCall]) -> None:
         self._free -= 1

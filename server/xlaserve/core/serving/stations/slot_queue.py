@@ -50,6 +50,10 @@ class SlotQueue:
         """Return nothing: a turn waits for as long as its client does."""
         return ()
 
+    def timeout_ns(self, request: InferCall) -> int:
+        """Return 0: as above."""
+        return 0
+
     def due_ns(self, *, could_leave: bool) -> int | None:
         """Return when the oldest turn has waited for long enough; None where none is to wait."""
         if not (self._waiting and could_leave and self._wanted and self.policy.delay_ns):

@@ -16,8 +16,6 @@ from xlaserve.core.serving.response_cache import ResponseCache
 from xlaserve.core.serving.stations.batches import Batches, LoopClock
 from xlaserve.core.serving.stations.batching import (
     Batcher,
-    BatchPolicy,
-    BatchQueue,
     Runner,
 )
 from xlaserve.core.serving.stations.by_itself import ByItself
@@ -29,12 +27,14 @@ from xlaserve.core.serving.stations.generator import Generator
 from xlaserve.core.serving.stations.handled import CopiesRunner, Handed
 from xlaserve.core.serving.stations.host import HostRunner, HostWork, Inline, InlineLimit
 from xlaserve.core.serving.stations.on_demand import ShapeCompiler
+from xlaserve.core.serving.stations.ordered import Ordered
 from xlaserve.core.serving.stations.outbox import Outbox
 from xlaserve.core.serving.stations.overruns import Overruns
+from xlaserve.core.serving.stations.queue_policy import queue_for
 from xlaserve.core.serving.stations.sequence_station import SequenceParts
 from xlaserve.core.serving.stations.station import Served, Station, Wrapper
 from xlaserve.core.threads.workers import Workers
-from xlaserve.models.config import ModelConfig
+from xlaserve.models.config import QueuePolicy
 from xlaserve.models.handling import Handling
 from xlaserve.models.loaded import Generating, LoadedModel, ModelInfo
 from xlaserve.models.sequential import Sequential, SequentialModel
@@ -46,8 +46,8 @@ _PACK_SECONDS_PER_BYTE = 1e-10
 """The cost of copying a row into a batch: large rows are read in place where they came."""
 
 DEFAULT_MAX_QUEUED = 1024
-DEFAULT_COMPILE_SECONDS = 600.0
 _MICROSECOND_NS = 1000
+DEFAULT_COMPILE_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,12 @@ class Stations:
         kind = next(kind for kind in KINDS if kind.fits(candidate))
         if before is not None and not kind.learns:
             return before
+        if before is None and candidate.needs_queue and not kind.queues:
+            structlog.get_logger("queue").warning(
+                "priorities and queue policies have no effect",
+                model=instance.model,
+                reason=f"its requests do not wait for batches ({kind.name})",
+            )
         made = kind.make(candidate)
         if wrappers:
             wrappers[-1].renew(made)
@@ -148,6 +154,12 @@ class Candidate:
         return not follows and not self.stations.overruns.is_away(self.instance)
 
     @property
+    def needs_queue(self) -> bool:
+        """Tell whether its configuration says more of its queue than how batches are made."""
+        batching = self.instance.config.dynamic_batching
+        return bool(batching.priority_levels) or batching.default_queue_policy != QueuePolicy()
+
+    @property
     def gains(self) -> bool:
         """Tell whether a row takes longer by itself than its part of the largest batch.
 
@@ -194,9 +206,10 @@ class Candidate:
     def batcher(self, runner: Runner) -> Batcher:
         """Return what gathers calls for a runner."""
         stations, model = self.stations, self.model
-        queue = BatchQueue(
+        queue = queue_for(
             self.instance.model,
-            policy_of(self.instance.config, stations.policy.max_queued),
+            self.instance.config.dynamic_batching,
+            stations.policy.max_queued,
             (lambda: model.batch_limit) if stations.policy.batching else (lambda: 1),
         )
         clock = LoopClock(asyncio.get_running_loop(), stations.now_ns)
@@ -273,6 +286,13 @@ class Kind:
     learns: bool = False
     """Whether another kind may be better once something is learnt."""
 
+    @property
+    def queues(self) -> bool:
+        """Tell whether calls wait in a queue of their model."""
+        return self.name in _WITH_QUEUE
+
+
+_WITH_QUEUE = frozenset({"batched on a device", "batched on the host", "handed over"})
 
 KINDS = (
     Kind("ensemble", lambda of: isinstance(of.instance.runner, EnsemblePlan), _ensemble),
@@ -286,7 +306,12 @@ KINDS = (
         _alone_on_device,
     ),
     Kind("batched on a device", lambda of: of.model.dispatching is not None, _batched_on_device),
-    Kind("batched on the host", lambda of: of.gains, _batched_on_host, learns=True),
+    Kind(
+        "batched on the host",
+        lambda of: of.gains or (of.needs_queue and of.model.on_demand is None),
+        _batched_on_host,
+        learns=True,
+    ),
     Kind("inline", lambda of: of.may_be_inline, _inline, learns=True),
     Kind("in threads", lambda of: True, _in_threads, learns=True),
 )
@@ -329,20 +354,15 @@ def _caching(of: Candidate, within: Station) -> Station:
     )
 
 
-WRAPPINGS = (Wrapping("response cache", _asks_for_cache, _caching),)
+WRAPPINGS = (
+    Wrapping("response cache", _asks_for_cache, _caching),
+    Wrapping(
+        "preserve_ordering",
+        lambda of: of.instance.config.dynamic_batching.preserve_ordering,
+        lambda of, within: Ordered(within, of.stations.counting),
+    ),
+)
 """All that fit count, the first is the innermost."""
-
-
-def policy_of(config: ModelConfig, max_queued: int) -> BatchPolicy:
-    """Read how a model wants its requests gathered (ModelDynamicBatching)."""
-    wanted = config.dynamic_batching
-    return BatchPolicy(
-        max_requests=wanted.max_queue_size or max_queued,
-        setting="max_queue_size" if wanted.max_queue_size else "max_requests_per_model",
-        preferred_rows=wanted.preferred_batch_size,
-        delay_ns=wanted.max_queue_delay_microseconds * _MICROSECOND_NS,
-        timeout_ns=wanted.default_timeout_microseconds * _MICROSECOND_NS,
-    )
 
 
 def _row_bytes(info: ModelInfo) -> int:

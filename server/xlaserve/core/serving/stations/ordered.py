@@ -1,0 +1,96 @@
+"""Answers in the order of the requests (a Station around another): `preserve_ordering`."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import partial
+
+from xlaserve.core.serving.answers import answer_with, deliver
+from xlaserve.core.serving.call import Observer
+from xlaserve.core.serving.infer_call import InferCall, Relayed
+from xlaserve.core.serving.inference import InferResponse
+from xlaserve.core.serving.stations.relay import Relay
+from xlaserve.core.serving.stations.station import Station
+
+_Result = tuple[Relay, InferResponse | BaseException]
+
+
+class Ordered:
+    """Has the station within execute, and answers each call behind those that came before it.
+
+    An error is an answer. A call that has ended, whose client cancelled or whose deadline passed,
+    holds up nobody.
+    """
+
+    def __init__(self, within: Station, counting: Observer) -> None:
+        self.within = within
+        self._counting = counting
+        self._order: OrderedDict[InferCall, Relay] = OrderedDict()
+        """The calls that are not answered, and who is executed for each."""
+        self._results: dict[InferCall, _Result] = {}
+        """Results that wait for those of calls before them."""
+        self._is_answering = False
+
+    @property
+    def pending(self) -> int:
+        """Return how many executions wait to begin."""
+        return self.within.pending
+
+    def begin(self, call: InferCall) -> None:
+        """Have a call executed; raises as the station within does."""
+        relay = Relay(call, self._counting, partial(self._completed, call))
+        self._order[call] = relay
+        call.wait_at(self)
+        try:
+            self.within.begin(relay)
+        except BaseException:
+            self._order.pop(call, None)
+            raise
+
+    def leave(self, call: InferCall) -> None:
+        """Take back what is executed for a call that has ended, and go on behind it."""
+        relay = self._order.pop(call, None)
+        self._results.pop(call, None)
+        if relay is not None:
+            relay.cancel("nobody waits for the answer")
+            self._answer()
+
+    def renew(self, within: Station) -> None:
+        """Have another station execute from now on; what waits in the one before moves there."""
+        before, self.within = self.within, within
+        for relay in before.retire():
+            try:
+                within.begin(relay)
+            except Exception as error:
+                relay.fail(error)
+
+    def retire(self) -> Sequence[InferCall]:
+        """Return nothing: it is never replaced, what is within is."""
+        return ()
+
+    def _completed(
+        self, call: InferCall, relay: Relay, result: InferResponse | BaseException
+    ) -> None:
+        self._results[call] = relay, result
+        self._answer()
+
+    def _answer(self) -> None:
+        """Answer the calls that nobody is before, one after the other.
+
+        An answer may make a client cancel another call, or ask again: that is not to be answered
+        before this one is written.
+        """
+        if self._is_answering:
+            return
+        self._is_answering = True
+        try:
+            while self._order and (first := next(iter(self._order))) in self._results:
+                relay, result = self._results.pop(first)
+                del self._order[first]
+                first.place = None
+                if isinstance(result, BaseException):
+                    deliver([first], result)
+                else:
+                    first.executed, first.submitted_ns = relay.executed, relay.submitted_ns
+                    answer_with(first, result.outputs, Relayed())
+        finally:
+            self._is_answering = False
