@@ -284,7 +284,8 @@ class Settings:
     max_requests_per_model: int = 1024
     """Requests of one model that may be in progress; more are refused with RESOURCE_EXHAUSTED."""
     drain_seconds: float = 10.0
-    """Seconds an unload waits for requests in progress."""
+    """Seconds an unload waits for requests in progress. Streams of answers that still go on are cut
+    off then; other requests end by themselves, and the memory is free behind them."""
     grace_seconds: float = 30.0
     """Seconds the server waits for requests in progress when it is told to exit. What does not end
     by then, or computes without a request, is waited for some seconds at most."""

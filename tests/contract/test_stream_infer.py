@@ -4,6 +4,8 @@
 # protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
 
 import asyncio
+import gc
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -15,11 +17,13 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
+import trustme
 from support import generating, identity_models
 from support.calls import NotingObserver
 from support.engines import own_engine_only
 from support.generating import Generation
 from support.server import RunningServer, Serve
+from support.tls import write_certificate
 from support.wire import Wire, connect, framed, request_headers
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
@@ -529,6 +533,121 @@ async def test_an_unload_lets_what_is_in_flight_end(start: Serve, generation: Ge
     assert [("a", False)] * 3 + [("b", True), ("c", False)] == [
         (one.id, bool(one.error)) for one in told
     ]
+
+
+async def test_an_unload_cuts_off_answers_that_go_on(
+    start: Serve, generation: Generation, seen: NotingObserver
+) -> None:
+    """After `drain_seconds`, whether their client reads or not: the memory of the model is free."""
+    async with (
+        start(drain_seconds=0.3) as server,
+        connect(server.url) as wire,
+        open_stream(server.url) as reading,
+    ):
+        endless = asking("count", 1_000_000_000, SIZE).SerializeToString()
+        stream = wire.open(request_headers(METHOD))
+        wire.h2.send_data(stream, framed(endless))
+        wire.flush()
+        await reading.write(asking("count", 1_000_000_000, 1))
+        await until(lambda: any(call.on_writable for call in seen.began_with))
+        await read(reading)
+        _, instance = server.application.registry.resolve("count")
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            await server.application.control.unload("count")
+            await until(lambda: not instance.users)
+            while not (told := await read(reading)).error:
+                pass
+        await reading.write(asking("fp32", 5))
+        after = await read(reading)
+
+    assert "'count' version '1' is not ready" in told.error.replace("version 1", "version '1'")
+    assert "drain_seconds" in told.error
+    assert [[5.0]] == after.values
+    assert 2 == generation.ended
+
+
+# --- many streams ------------------------------------------------------------------------------
+
+
+def data_frame(stream: int, data: bytes) -> bytes:
+    """Return a frame that the h2 library would not send on a stream that it has reset."""
+    return len(data).to_bytes(3) + bytes(2) + stream.to_bytes(4) + data
+
+
+def kept(seen: NotingObserver) -> dict[str, int]:
+    """Count what streams and their requests are made of, but for what a test noted of them."""
+    seen.began_with.clear()
+    seen.ended_with.clear()
+    gc.collect()
+    kinds = ("InferStream", "StreamedInfer", "Generation", "RpcStream")
+    found = Counter(type(thing).__name__ for thing in gc.get_objects())
+    return {kind: found[kind] for kind in kinds}
+
+
+_MANY = {"ended": 310, "reset": 310, "half-closed": 310, "lost": 70}
+"""Those that are lost are all open at a time."""
+
+
+@pytest.mark.parametrize("way", _MANY)
+async def test_streams_that_were_open_leave_nothing(
+    start: Serve, generation: Generation, seen: NotingObserver, way: str
+) -> None:
+    """A thousand, with answers on their way but for those that ended by themselves."""
+    endless = asking("count", 1_000_000_000, 16).SerializeToString()
+    request = framed(asking("count", 3, 16).SerializeToString() if way == "ended" else endless)
+
+    async def open_and_end(count: int) -> None:
+        async with connect(server.url) as wire:
+            for _ in range(count):
+                stream = wire.open(request_headers(METHOD))
+                wire.h2.send_data(stream, request, end_stream=way in ("ended", "half-closed"))
+                wire.flush()
+                if way == "ended":
+                    assert "0" == (await wire.trailers(stream))["grpc-status"]
+                elif way != "lost":
+                    await wire.until(h2.events.DataReceived, stream)
+                    wire.h2.reset_stream(stream)
+                    if way == "reset":
+                        wire.writer.write(data_frame(stream, request))
+                    wire.flush()
+            if way == "lost":
+                await until(lambda: server.application.registry.requests == count)
+        await nothing_left(server)
+        _, instance = server.application.registry.resolve("count")
+        await until(lambda: not instance.users)
+
+    async with start() as server:
+        await open_and_end(5)
+        before, tasks = kept(seen), len(asyncio.all_tasks())
+        await open_and_end(_MANY[way])
+        await until(lambda: len(asyncio.all_tasks()) <= tasks)
+        after = kept(seen)
+
+    assert [] == [kind for kind in before if after[kind] > before[kind]]
+    assert generation.begun == generation.ended
+
+
+async def test_streams_over_tls(start: Serve, tmp_path: Path) -> None:
+    """With backpressure through what TLS keeps of its own."""
+    authority = trustme.CA()
+    root = tmp_path / "root.pem"
+    authority.cert_pem.write_to_path(str(root))
+    async with start(**write_certificate(authority, tmp_path)) as server:
+        url = server.url.replace("127.0.0.1", "localhost")
+        async with triton_aio.InferenceServerClient(
+            url, ssl=True, root_certificates=str(root)
+        ) as client:
+
+            async def requests() -> AsyncIterator[dict[str, Any]]:
+                for name in "ab":
+                    inputs = triton_input(triton_aio, 200, SIZE)
+                    yield {"model_name": "count", "inputs": inputs, "request_id": name}
+
+            stream: Any = client.stream_infer(requests())
+            told = [(one.get_response().id, one.as_numpy("y")[-1]) async for one, _ in stream]
+        await nothing_left(server)
+
+    assert [(name, number) for name in "ab" for number in range(200)] == told
 
 
 # --- the unmodified client ---------------------------------------------------------------------

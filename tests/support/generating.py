@@ -23,6 +23,8 @@ class Generation:
     def __init__(self) -> None:
         self.computed = 0
         """Answers, of all requests together."""
+        self.begun = 0
+        """Requests whose first answer was asked for."""
         self.ended = 0
         """Requests whose answers were computed to the end, or not wanted any more."""
         self.may_go_on = threading.Event()
@@ -30,6 +32,7 @@ class Generation:
         self.may_go_on.set()
 
     def answers(self, count: int, size: int) -> Iterator[Answer]:
+        self.begun += 1
         try:
             for number in range(count):
                 if number:

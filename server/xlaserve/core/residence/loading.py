@@ -188,7 +188,7 @@ class VersionLoader:
         """Stop answering from these versions and return once their memory is free.
 
         Requests in progress end first; after `drain_seconds` the rest is left to end by itself
-        and the memory is freed behind it.
+        and the memory is freed behind it. But answers that may go on for ever are cut off then.
         """
         answering = [version for version in versions if version.state.answers]
         instances = []
@@ -375,6 +375,9 @@ class VersionLoader:
         await asyncio.wait([freeing], timeout=self._drain_seconds)
         if freeing.done():
             freeing.result()
+            return
+        for instance in instances:
+            instance.expire_drain()
 
     async def _free(self, instances: Sequence[Instance]) -> None:
         closed = []

@@ -68,6 +68,7 @@ class Instance:
         self._users = 0
         self._idle = asyncio.Event()
         self._leaving: list[Callable[[], None]] = []
+        self._overstaying: list[Callable[[], None]] = []
         self._make_station = make_station
         self.station: Station = make_station(self, None)
         """Its station; `renew` replaces it."""
@@ -125,6 +126,19 @@ class Instance:
         """Call what waits for that, once."""
         leaving, self._leaving = self._leaving, []
         for call in leaving:
+            call()
+
+    def on_drain_expired(self, call: Callable[[], None]) -> None:
+        """Have something called when requests are still in progress `drain_seconds` after it left.
+
+        For those that need not end by themselves.
+        """
+        self._overstaying.append(call)
+
+    def expire_drain(self) -> None:
+        """Call what waits for that, once."""
+        overstaying, self._overstaying = self._overstaying, []
+        for call in overstaying:
             call()
 
     @property

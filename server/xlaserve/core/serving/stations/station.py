@@ -73,6 +73,10 @@ class Served(ServedInstance, Protocol):
         """Have something called when it begins to leave; requests may still be in progress."""
         ...
 
+    def on_drain_expired(self, call: Callable[[], None]) -> None:
+        """Have something called when requests are still in progress `drain_seconds` after that."""
+        ...
+
     @property
     def is_stuck(self) -> bool:
         """Tell whether a thread that was abandoned may still use the model."""
