@@ -21,11 +21,11 @@ from tritonclient.grpc import service_pb2_grpc
 from xlaserve.settings import ModelControlMode
 
 TENSOR = {"name": "x", "data_type": "TYPE_FP32", "dims": [2]}
-AGENT = {"name": "checksum", "parameters": {"MD5:model.json": "0"}}
+AGENT = {"name": "decrypt", "parameters": {"key": "0"}}
 
 REFUSED: dict[str, dict[str, Any]] = {
     "iterative_sequence": {"sequence_batching": {"iterative_sequence": True}},
-    "model_repository_agents.agents": {"model_repository_agents": {"agents": [AGENT]}},
+    "model_repository_agents.agents[0].name": {"model_repository_agents": {"agents": [AGENT]}},
     "input[0].reshape": {"input": [TENSOR | {"reshape": {"shape": [1, 2]}}]},
     "input[0].optional": {"input": [TENSOR | {"optional": True}]},
     "input[0].allow_ragged_batch": {"input": [TENSOR | {"allow_ragged_batch": True}]},

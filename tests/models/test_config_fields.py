@@ -17,7 +17,7 @@ from xlaserve_proto import inference
 DOCS = Path(__file__).parents[2] / "docs"
 SOURCES = Path(config_fields.__file__).parent
 X = 'name: "x" data_type: TYPE_FP32 dims: [ 4 ]'
-AGENT = 'agents { name: "checksum" parameters { key: "MD5:a" value: "0" } }'
+AGENT = 'agents { name: "decrypt" parameters { key: "a" value: "0" } }'
 QUEUE = "dynamic_batching { default_queue_policy"
 LEVELS = "priority_levels: 2 default_priority_level: 1"
 
@@ -64,7 +64,7 @@ def test_rows_say_why_they_refuse() -> None:
             "use_growable_memory: true } }",
             "sequence_batching.state[0].use_growable_memory",
         ),
-        (f"model_repository_agents {{ {AGENT} }}", "model_repository_agents.agents"),
+        (f"model_repository_agents {{ {AGENT} }}", "model_repository_agents.agents[0].name"),
         (f"input {{ {X} reshape {{ shape: [ 2, 2 ] }} }}", "input[0].reshape"),
         (f"input {{ {X} reshape {{}} }}", "input[0].reshape"),
         (f"output {{ {X} reshape {{ shape: [ 2, 2 ] }} }}", "output[0].reshape"),

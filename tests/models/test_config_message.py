@@ -37,10 +37,10 @@ def test_everything_the_server_acts_on_is_taken() -> None:
 
 
 def test_whole_message_is_kept_but_not_compared() -> None:
-    config = parse_json('{"default_model_filename": "model.onnx"}')
+    config = parse_json('{"metric_tags": {"a": "b"}}')
 
     assert isinstance(config.message, inference.ModelConfig)
-    assert "model.onnx" == config.message.default_model_filename
+    assert {"a": "b"} == config.message.metric_tags
     assert parse_json("{}") == config
 
 

@@ -74,6 +74,16 @@ class DynamicBatching:
 
 
 @dataclass(frozen=True, slots=True)
+class Checksum:
+    """One entry of the `checksum` agent (ModelRepositoryAgents)."""
+
+    file: str
+    """Relative to the model's directory."""
+    md5: str
+    """In lower-case hexadecimal."""
+
+
+@dataclass(frozen=True, slots=True)
 class EnsembleStep:
     """One step of an ensemble."""
 
@@ -111,6 +121,8 @@ class ModelConfig:
     """How sequences are served; None for a model whose requests are independent."""
     steps: tuple[EnsembleStep, ...] = ()
     """Not empty for an ensemble; each follows those whose tensors it takes."""
+    checksums: tuple[Checksum, ...] = ()
+    """Checksums of files that a load verifies."""
     parameters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     labels: Mapping[str, tuple[bytes, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """Names of the classes of outputs, by output and by index; read from their files."""

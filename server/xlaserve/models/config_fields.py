@@ -56,6 +56,9 @@ def _refused(because: str, asks: _Asks = lambda value, message: True) -> Row:
     return Row(Effect.REFUSED, because, asks)
 
 
+CHECKSUM = "checksum"
+"""The name of the one agent of a model repository."""
+
 FIELDS: Mapping[str, Row] = MappingProxyType(
     {
         "name": _OBEYED,
@@ -106,7 +109,11 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
         "model_operations": _OBEYED,
         "model_operations.op_library_filename": _refused("no library is loaded"),
         "model_repository_agents": _OBEYED,
-        "model_repository_agents.agents": _refused("no agent looks at the files of a model"),
+        "model_repository_agents.agents": _OBEYED,
+        "model_repository_agents.agents.name": _refused(
+            "the only agent is 'checksum'", lambda value, message: value != CHECKSUM
+        ),
+        "model_repository_agents.agents.parameters": _OBEYED,
         # --- scheduling ---
         "dynamic_batching": _OBEYED,
         "dynamic_batching.preferred_batch_size": _OBEYED,

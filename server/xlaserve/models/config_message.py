@@ -1,11 +1,12 @@
 """The meaning of a configuration message: ModelConfig, or the fault that forbids it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import MappingProxyType
 
 import betterproto
 
 from xlaserve.models.config import (
+    Checksum,
     ConfigTensor,
     DynamicBatching,
     EnsembleStep,
@@ -14,7 +15,7 @@ from xlaserve.models.config import (
     VersionPolicy,
 )
 from xlaserve.models.config_ensemble import in_order
-from xlaserve.models.config_fields import without_effect
+from xlaserve.models.config_fields import CHECKSUM, without_effect
 from xlaserve.models.config_schema import BadConfig, given_of, shown
 from xlaserve.models.config_sequence import sequence_batching_of
 from xlaserve.tensors import BY_CONFIG_NAME
@@ -52,6 +53,7 @@ def config_of(message: inference.ModelConfig) -> ModelConfig:
         parameters=MappingProxyType(
             {name: value.string_value for name, value in message.parameters.items()}
         ),
+        checksums=tuple(_checksums(message)),
         without_effect=without_effect(message),
         message=message,
     )
@@ -87,6 +89,20 @@ def _tensor(place: str, tensor: inference.ModelInput | inference.ModelOutput) ->
         if size == 0 or size < -1:
             raise _unfit(f"{place}.dims[{index}]", "a size above 0, or -1 for any", size)
     return ConfigTensor(tensor.name, datatype, tuple(tensor.dims))
+
+
+def _checksums(message: inference.ModelConfig) -> Iterator[Checksum]:
+    """Yield what the agent `checksum` verifies: its parameters are `MD5:file` and the sum."""
+    for index, agent in enumerate(message.model_repository_agents.agents):
+        place = f"model_repository_agents.agents[{index}]"
+        if not agent.name:
+            raise _unfit(f"{place}.name", "'checksum'", "none")
+        # Another one is refused by the table of fields.
+        for key, value in agent.parameters.items() if agent.name == CHECKSUM else ():
+            algorithm, _, file = key.partition(":")
+            if algorithm.lower() != "md5" or not file:
+                raise _unfit(f"{place}.parameters", "MD5:<file>", shown(key))
+            yield Checksum(file, value.lower())
 
 
 def _version_policy(message: inference.ModelVersionPolicy) -> VersionPolicy:

@@ -111,3 +111,11 @@ def unpacked(path: Path) -> Path:
         return models[0]
     visible = [child for child in path.iterdir() if child.name[:1] != "."] if inner else []
     return inner[0] if visible == inner and len(inner) == 1 else path
+
+
+def is_version_directory(path: Path) -> bool:
+    """Tell whether an entry may be a version; raises InvalidModel for a link to nothing."""
+    if path.is_symlink() and not path.exists():
+        # Where it leads to may be back later; a version is gone when its name is.
+        raise InvalidModel(f"version '{path.name}' is a link to nothing")
+    return path.is_dir()

@@ -158,6 +158,7 @@ class LoadRunner:
             on_stage=on_stage,
             check_cancelled=run.check_cancelled,
         )
+        loading.source.verify(context.config, run.check_cancelled)
         return self._load(loading.source.directory, context)
 
 

@@ -222,6 +222,7 @@ class VersionLoader:
     ) -> LoadedModel | EnsemblePlan:
         try:
             if model.config.is_ensemble:
+                await self._workers.wait(source.verify, model.config, lambda: None)
                 return self._plan(model)
             return await self._load_booked(version, model, source, reservation)
         except InvalidModel as error:

@@ -4,7 +4,7 @@ Everything here waits for the disk and is called from a thread, never from the e
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -14,6 +14,7 @@ from xlaserve.core.residence.fingerprints import Fingerprint, files_below, finge
 from xlaserve.core.residence.listing import (
     Listing,
     is_model,
+    is_version_directory,
     list_root,
     subdirectories,
     unpacked,
@@ -22,7 +23,7 @@ from xlaserve.core.residence.names import check_name, is_version
 from xlaserve.core.residence.overrides import Override
 from xlaserve.core.residence.wrong_root import hint
 from xlaserve.errors import InvalidModel, InvalidName, LoadFailed, ModelNotFound
-from xlaserve.models import files
+from xlaserve.models import checksums, files
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_text import parse_json, read_config
 from xlaserve.models.roots import ANYWHERE, Roots
@@ -65,8 +66,18 @@ class VersionSource:
     fingerprint: Fingerprint
     roots: Roots = ANYWHERE
     """The directories that its files may lie in, wherever links lead."""
+    home: Path = Path()
+    """The model's directory, which files of its configuration are relative to."""
     sent: bool = False
     """Whether its files came with a request, and not from the operator's disk."""
+
+    def verify(self, config: ModelConfig, check_cancelled: Callable[[], None]) -> None:
+        """Return if the files have the checksums of the configuration; raises InvalidModel.
+
+        Reads each of them to its end.
+        """
+        roots = Roots.of((self.home,)) if self.sent else self.roots
+        checksums.verify(self.home, config.checksums, roots, check_cancelled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +322,7 @@ class Repository:
             versions = self._versions(path, config, sent=False)
             if versions:
                 return versions
-        return (self._version(UNVERSIONED, path, config, sent=False),)
+        return (self._version(UNVERSIONED, path, config, path, sent=False),)
 
     def fingerprint(self, name: str) -> Fingerprint:
         """Return what changes when anything of a model of this part does, without reading it."""
@@ -354,25 +365,27 @@ class Repository:
         found = {
             int(path.name): path
             for path in directory.iterdir()
-            if is_version(path.name) and _is_directory(path)
+            if is_version(path.name) and is_version_directory(path)
         }
         if config.is_ensemble and not found:
             found = {ENSEMBLE_VERSION: directory}
         chosen = config.version_policy.select(found)
-        return tuple(self._version(number, found[number], config, sent=sent) for number in chosen)
+        return tuple(
+            self._version(number, found[number], config, directory, sent=sent) for number in chosen
+        )
 
     def _roots_of(self, directory: Path, *, sent: bool) -> Roots:
         return Roots.of((directory,)) if sent else self._roots
 
     def _version(
-        self, number: int, path: Path, config: ModelConfig, *, sent: bool
+        self, number: int, path: Path, config: ModelConfig, home: Path, *, sent: bool
     ) -> VersionSource:
         roots = self._roots_of(path, sent=sent)
         directory = path if sent else roots.confine(path)
         for file in files_below(directory):
             roots.confine(file)
         mark = (str(directory), config, fingerprint_of(directory))
-        return VersionSource(number, directory, mark, roots, sent=sent)
+        return VersionSource(number, directory, mark, roots, home, sent=sent)
 
 
 def _is_name(name: str) -> bool:
@@ -381,10 +394,3 @@ def _is_name(name: str) -> bool:
     except InvalidName:
         return False
     return True
-
-
-def _is_directory(path: Path) -> bool:
-    if path.is_symlink() and not path.exists():
-        # Where it leads to may be back later; a version is gone when its name is.
-        raise InvalidModel(f"version '{path.name}' is a link to nothing")
-    return path.is_dir()
