@@ -99,13 +99,27 @@ def test_a_change_of_the_table_drops_only_what_refers_to_it(counter: Counter) ->
     assert decoded + 1 == counter.decoded
 
 
-def test_a_block_that_writes_the_table_is_decoded_each_time(counter: Counter) -> None:
-    reader: HeaderReader[str] = counter.reader()
-    block = b"\x83\x86\x84\x40\x01a\x01b"
-    for _ in range(5):
-        assert "b" == reader.read(block).get("a")
+def test_a_block_that_writes_the_table_is_read_each_time() -> None:
+    """It adds an entry each time, and older ones move (RFC 7541, 2.3.3)."""
+    reader: HeaderReader[str] = HeaderReader(LIMIT)
+    block = b"\x83\x86\x84\x40\x01a\x01"
+    for value in (b"1", b"2", b"2", b"2", b"3"):
+        assert value.decode() == reader.read(block + value).get("a")
 
-    assert 5 == counter.decoded
+    added = [reader.read(b"\x83\x86\x84" + bytes((index,))).get("a") for index in range(0xBE, 0xC3)]
+    assert ["3", "2", "2", "2", "1"] == added
+
+
+def test_a_block_is_read_again_when_the_table_has_another_name_for_it() -> None:
+    """A literal whose name is that of an entry means something else once there is a newer one."""
+    reader: HeaderReader[str] = HeaderReader(LIMIT)
+    block = b"\x83\x86\x84\x0f\x2f\x01v"
+    reader.read(b"\x83\x86\x84\x40\x01a\x01b")
+    for _ in range(3):
+        assert "v" == reader.read(block).get("a")
+    reader.read(b"\x83\x86\x84\x40\x01c\x01d")
+
+    assert [("c", "v")] == reader.read(block).fields[3:]
 
 
 def test_a_change_of_the_tables_size_is_obeyed_each_time() -> None:

@@ -2,91 +2,20 @@
 refuses them."""
 
 import os
-from typing import TypeAlias
 
 import hpack
 import pytest
-from hpack.exceptions import HPACKError, OversizedHeaderListError
-from hpack.huffman import HuffmanEncoder
-from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 from hpack.table import HeaderTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.frames import integer
+from support.hpack_pair import LayoutPair, Lines, Pair, string
 
-from xlaserve.transport.http2.hpack import STATIC, BlockTooLarge, Decoder, MalformedBlock
+from xlaserve.transport.http2.hpack import STATIC, BlockTooLarge, Decoder
 
 _EXAMPLES = int(os.environ.get("HPACK_BLOCKS", "150"))
 """How many strings and blocks each comparison with the reference draws."""
 LIMIT = 1 << 10
-
-Lines: TypeAlias = list[tuple[bytes, bytes]]
-
-huffman = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH).encode
-
-
-class Pair:
-    """Our decoder and the reference, on the same connection."""
-
-    def __init__(self, limit: int = LIMIT) -> None:
-        self.ours = Decoder(limit)
-        self.reference = hpack.Decoder(max_header_list_size=limit)
-
-    def ours_of(self, block: bytes) -> Lines | str:
-        try:
-            found = self.ours.decode(block)
-        except BlockTooLarge:
-            return "too large"
-        except MalformedBlock:
-            return "malformed"
-        assert all(
-            (name.octets, 32 + len(name.octets) + len(value)) == (name.text.encode("latin-1"), size)
-            for _, value, size, name in found
-        )
-        return [(name.octets, value) for _, value, _, name in found]
-
-    def reference_of(self, block: bytes) -> Lines | str:
-        try:
-            found = self.reference.decode(block, raw=True)
-        except OversizedHeaderListError:
-            return "too large"
-        # It lets a few of the builtin exceptions through where a block is cut off.
-        except (HPACKError, IndexError, ValueError):
-            return "malformed"
-        return [(bytes(name), bytes(value)) for name, value in found]
-
-    def tables(self) -> tuple[list[Lines], list[int]]:
-        """Return both tables and their sizes."""
-        ours, theirs = self.ours, self.reference.header_table
-        return (
-            [
-                [(name.octets, value) for _, value, _, name in ours.table],
-                [(bytes(name), bytes(value)) for name, value in theirs.dynamic_entries],
-            ],
-            [ours._table_bytes, theirs._current_size],
-        )
-
-    def compare(self, *blocks: bytes) -> "list[Lines | str]":
-        """Decode blocks up to the first that is refused; return what came out."""
-        outcomes = []
-        for block in blocks:
-            outcome = self.reference_of(block)
-            assert outcome == self.ours_of(block), block.hex()
-            outcomes.append(outcome)
-            if isinstance(outcome, str):
-                break
-            (ours, theirs), (our_size, their_size) = self.tables()
-            assert (theirs, their_size) == (ours, our_size)
-        return outcomes
-
-
-def string(octets: bytes, coded: bool) -> bytes:
-    """Write a string (RFC 7541, 5.2)."""
-    if coded:
-        octets = huffman(octets)
-        return integer(len(octets), 7, 0x80) + octets
-    return integer(len(octets), 7) + octets
-
 
 NAMES = st.sampled_from(
     [b":method", b":path", b"grpc-timeout", b"traceparent", b"te", b"X", b"", b"a" * 130]
@@ -175,11 +104,11 @@ FIELDS = st.tuples(
     st.lists(st.lists(FIELDS, max_size=4), min_size=1, max_size=60),
     st.booleans(),
 )
-def test_blocks_that_begin_alike_are_decoded_as_by_the_reference(
+def test_blocks_that_begin_alike_are_read_as_by_the_reference(
     constant: Lines, varying: list[Lines], coded: bool
 ) -> None:
     """What is added moves the references of the next block, and what is evicted ends them."""
-    encoder, pair = hpack.Encoder(), Pair(1 << 16)
+    encoder, pair = hpack.Encoder(), LayoutPair()
     for more in varying:
         fields = [(b":method", b"POST"), *constant, *more]
 

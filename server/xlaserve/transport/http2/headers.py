@@ -18,7 +18,9 @@ from xlaserve.transport.http2.hpack import (
     is_bad_value,
     name_problem,
     token_of,
+    value_of,
 )
+from xlaserve.transport.http2.layouts import Layouts
 
 Fields: TypeAlias = list[tuple[str, str]]
 """Names and values; every character stands for one byte (ISO 8859-1)."""
@@ -55,6 +57,7 @@ class RequestKind(Generic[R]):
         "check",
         "content_length",
         "method",
+        "names",
         "path",
         "places",
         "problem",
@@ -67,6 +70,8 @@ class RequestKind(Generic[R]):
         places: dict[str, tuple[int, ...]] = {}
         for place, (_, _, _, name) in enumerate(found):
             places[name.text] = (*places.get(name.text, ()), place)
+        self.names = [name.text for _, _, _, name in found]
+        """Names of the headers in their order."""
         self.places: Mapping[str, tuple[int, ...]] = places
         """Name -> indices of its headers."""
         times = places.get(TIMEOUT, ())
@@ -106,7 +111,8 @@ class Head(msgspec.Struct, Generic[R], gc=False):
     """The headers of a request: its kind, and the values of its own, decoded when asked for."""
 
     kind: RequestKind[R]
-    found: Sequence[Field]
+    values: Sequence[bytes]
+    """Values of the headers in their order."""
     content_length: int | None
     route: R | None
     """The route of the request; None if malformed."""
@@ -137,7 +143,8 @@ class Head(msgspec.Struct, Generic[R], gc=False):
     @property
     def fields(self) -> Fields:
         """Return all names and values in their order, pseudo-headers among them."""
-        return [(name.text, value.decode("latin-1")) for _, value, _, name in self.found]
+        pairs = zip(self.kind.names, self.values, strict=True)
+        return [(name, value.decode("latin-1")) for name, value in pairs]
 
     def get(self, name: str) -> str | None:
         """Return the value of a header, its name in lower case; None where it is not there.
@@ -148,13 +155,13 @@ class Head(msgspec.Struct, Generic[R], gc=False):
         if places is None:
             return None
         if len(places) == 1:
-            return self.found[places[0]][1].decode("latin-1")
+            return self.values[places[0]].decode("latin-1")
         return ", ".join(self.getall(name))
 
     def getall(self, name: str) -> list[str]:
         """Return the value of each header of a name."""
-        found = self.found
-        return [found[place][1].decode("latin-1") for place in self.kind.places.get(name, ())]
+        values = self.values
+        return [values[place].decode("latin-1") for place in self.kind.places.get(name, ())]
 
 
 def _least_timeout(values: Iterable[bytes]) -> float | None:
@@ -181,13 +188,14 @@ class HeaderReader(Generic[R]):
     ) -> None:
         """`router` finds the route of a kind, and may give it a check; it is asked once."""
         self._decoder = Decoder(max_bytes * HARD_FACTOR)
+        self._layouts: Layouts[RequestKind[R]] = Layouts(self._decoder, max_bytes)
         self._max_bytes = max_bytes
         self._router = router
         self._kinds = BoundedCache[tuple[str, ...], RequestKind[R]](_MAX_KINDS)
         self.seen: dict[bytes, Head[R]] = {}
         """Blocks that have come more than once, for as long as they mean the same."""
         self._dependent: list[bytes] = []
-        """Those of the blocks seen that refer to the dynamic table."""
+        """Those of the blocks seen that refer to the dynamic table, with a field or a name."""
         self._once: set[bytes] = set()
         """Blocks that have come once. Caching one that never comes again would waste memory."""
         self._rest = 0
@@ -203,21 +211,20 @@ class HeaderReader(Generic[R]):
             return head
         decoder = self._decoder
         changes = decoder.changes
-        try:
-            found = decoder.decode(block)
-        except (BlockTooLarge, MalformedBlock) as error:
-            raise self._failure(error) from error
-        kind = self._kinds.get(tuple(map(token_of, found)))
-        if kind is None or decoder.list_bytes > self._max_bytes:
-            kind = self._make_kind(found, decoder.list_bytes)
+        layout = self._layouts.layout
+        values: Sequence[bytes] | None = None if layout is None else self._layouts.read(block)
+        if layout is None or values is None:
+            kind, values = self._decode(block)
+        else:
+            kind = layout.kind
         place = kind.timeout_place
         if place is None:
             timeout = None
         elif place >= 0:
-            timeout = read_timeout(found[place][1])
+            timeout = read_timeout(values[place])
         else:
-            timeout = _least_timeout(found[place][1] for place in kind.places[TIMEOUT])
-        head = Head(kind, found, kind.content_length, kind.route, timeout)
+            timeout = _least_timeout(values[place] for place in kind.places[TIMEOUT])
+        head = Head(kind, values, kind.content_length, kind.route, timeout)
         if kind.check is not None:
             head.route = kind.check(head) or kind.route
         if decoder.changes != changes:
@@ -228,6 +235,19 @@ class HeaderReader(Generic[R]):
         else:
             self._note(block, head)
         return head
+
+    def _decode(self, block: bytes) -> tuple[RequestKind[R], Sequence[bytes]]:
+        decoder = self._decoder
+        try:
+            found = decoder.decode(block)
+        except (BlockTooLarge, MalformedBlock) as error:
+            raise self._failure(error) from error
+        kind = self._kinds.get(tuple(map(token_of, found)))
+        if kind is None or decoder.list_bytes > self._max_bytes:
+            kind = self._make_kind(found, decoder.list_bytes)
+        if kind.problem is None and not kind.too_large:
+            self._layouts.note(kind, block, found)
+        return kind, list(map(value_of, found))
 
     def read_trailers(self, block: bytes) -> str | None:
         """Decode the trailers of a request, and say what is wrong with them."""
@@ -262,7 +282,7 @@ class HeaderReader(Generic[R]):
 
     def _note(self, block: bytes, head: Head[R]) -> None:
         """Cache a block that has come a second time."""
-        if len(block) > _MAX_BLOCK_BYTES or self._decoder.list_bytes > _MAX_BLOCK_LIST_BYTES:
+        if len(block) > _MAX_BLOCK_BYTES or sum(map(len, head.values)) > _MAX_BLOCK_LIST_BYTES:
             return
         if block not in self._once:
             if len(self._once) >= _MAX_BLOCKS:
@@ -276,7 +296,7 @@ class HeaderReader(Generic[R]):
                 self.seen.clear()
                 self._dependent.clear()
             self.seen[block] = head
-            if self._decoder.refers(head.found):
+            if self._decoder.refers:
                 self._dependent.append(block)
 
     def _drop_dependent(self) -> None:

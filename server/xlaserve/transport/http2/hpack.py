@@ -8,7 +8,7 @@ written out.
 
 import re
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import Final, NoReturn, TypeAlias
 
@@ -198,21 +198,13 @@ def _static_fields() -> list[Field]:
 
 
 STATIC: Final[Sequence[Field]] = _static_fields()
-_FIRST_DYNAMIC = len(STATIC) + 1
-_INDEXED = 0x80
-_INDEXED_STATIC = {_INDEXED + index: field for index, field in enumerate(STATIC, 1)}
+FIRST_DYNAMIC = len(STATIC) + 1
+INDEXED = 0x80
+INDEXED_STATIC = {INDEXED + index: field for index, field in enumerate(STATIC, 1)}
 """The fields that one octet stands for whatever was sent before. Index 0 is none of them."""
-_FIRST_INDEXED_DYNAMIC = _INDEXED + _FIRST_DYNAMIC
-_REFERENCES = re.compile(rb"[\x81-\xfe]+")
+FIRST_INDEXED_DYNAMIC = INDEXED + FIRST_DYNAMIC
+REFERENCES = re.compile(rb"[\x81-\xfe]+")
 """Fields of one octet each (6.1)."""
-_MOVED = tuple(
-    bytes(
-        octet + added if _FIRST_INDEXED_DYNAMIC <= octet < 0xFF - added else octet
-        for octet in range(0x100)
-    )
-    for added in range(0xFF - _FIRST_INDEXED_DYNAMIC)
-)
-"""Tables that move references by the number of entries added to the dynamic table."""
 _STATIC_NAMES = {index: name_of(field) for index, field in enumerate(STATIC, 1)}
 
 
@@ -227,28 +219,22 @@ class Decoder:
         self.table: deque[Field] = deque()
         """The dynamic table, from the newest entry on."""
         self._table_bytes = 0
-        self._max_table_bytes = TABLE_BYTES
+        self.max_table_bytes = TABLE_BYTES
         self.changes = 0
         """Counts what has changed the table: blocks may mean something else since."""
         self.list_bytes = 0
         """The size of the fields of the last block."""
-        self._prefix = b""
-        self._prefix_fields: list[Field] = []
-        self._prefix_bytes = 0
-        """Start of the next block if it repeats the first fields of the last one; these fields,
-        and their size in bytes."""
+        self.refers = False
+        """Whether the last block referred to the table."""
 
     def decode(self, block: bytes) -> list[Field]:
         """Return the fields of a block. Raises MalformedBlock and BlockTooLarge.
 
         The table is lost with a block that is either of them.
         """
-        prefix, changes = self._prefix, self.changes
-        if block.startswith(prefix):
-            found, self.list_bytes = self._prefix_fields.copy(), self._prefix_bytes
-        else:
-            prefix, found, self.list_bytes = b"", [], 0
-        position, end = len(prefix), len(block)
+        found: list[Field] = []
+        self.list_bytes, self.refers = 0, False
+        position, end = 0, len(block)
         try:
             while position < end and self.list_bytes <= self._max_list_bytes:
                 # At least an octet for each field: they are not many before they are counted.
@@ -259,8 +245,6 @@ class Decoder:
             raise MalformedBlock(str(error)) from error
         if position != end or self.list_bytes > self._max_list_bytes:
             self._refuse(found, position > end)
-        if self.changes != changes or not prefix:
-            self._expect(block, prefix, found, self.changes - changes)
         return found
 
     def _refuse(self, found: list[Field], is_cut_off: bool) -> NoReturn:
@@ -269,31 +253,16 @@ class Decoder:
             raise BlockTooLarge
         raise MalformedBlock("a string that is cut off")
 
-    def _expect(self, block: bytes, prefix: bytes, found: list[Field], added: int) -> None:
-        """Note how the next block begins if it repeats the first fields of this one.
+    def insert(self, fields: Sequence[Field], size: int) -> None:
+        """Add fields of `size` bytes to the table, in order, and evict the oldest ones (4.4)."""
+        table = self.table
+        table.extendleft(fields)
+        self.changes += len(fields)
+        self._table_bytes += size
+        while self._table_bytes > self.max_table_bytes:
+            self._table_bytes -= table.pop()[2]
 
-        Most fields are written as one octet that refers to the table. What is added to the table
-        moves the older entries by one index each (RFC 7541, 2.3.3).
-        """
-        if not prefix:
-            references = _REFERENCES.match(block)
-            prefix = references[0] if references else b""
-            self._prefix_fields = found[: len(prefix)]
-            self._prefix_bytes = sum(map(size_of, self._prefix_fields))
-        oldest = max(prefix, default=0)
-        if added and oldest >= _FIRST_INDEXED_DYNAMIC:
-            if oldest + added < min(_FIRST_INDEXED_DYNAMIC + len(self.table), 0xFF):
-                prefix = prefix.translate(_MOVED[added])
-            else:
-                prefix, self._prefix_fields, self._prefix_bytes = b"", [], 0
-        self._prefix = prefix
-
-    def refers(self, fields: Iterable[Field]) -> bool:
-        """Tell whether one of these fields is an entry of the dynamic table."""
-        entries = set(map(id, self.table))
-        return any(id(field) in entries for field in fields)
-
-    # Inlined as far as most blocks go: this is what a request costs whose headers vary.
+    # Inlined as far as most blocks go.
     def _decode_part(  # noqa: C901, PLR0912, PLR0915
         self, block: bytes, position: int, stop: int, found: list[Field]
     ) -> int:
@@ -304,14 +273,15 @@ class Decoder:
         while position < stop:
             octet = block[position]
             position += 1
-            if octet >= _INDEXED:
-                if octet < _FIRST_INDEXED_DYNAMIC:
-                    field = _INDEXED_STATIC[octet]
-                elif octet != 0xFF:
-                    field = table[octet - _FIRST_INDEXED_DYNAMIC]
+            if octet >= INDEXED:
+                if octet < FIRST_INDEXED_DYNAMIC:
+                    field = INDEXED_STATIC[octet]
                 else:
-                    index, position = _integer(block, position, 0x7F)
-                    field = table[index - _FIRST_DYNAMIC]
+                    self.refers = True
+                    index = octet - INDEXED
+                    if octet == 0xFF:
+                        index, position = integer(block, position, 0x7F)
+                    field = table[index - FIRST_DYNAMIC]
                 append(field)
                 list_bytes += field[2]
                 continue
@@ -339,9 +309,9 @@ class Decoder:
                     else:
                         name = _NAMES.get(octets) or _name(octets)
                 else:
-                    octets, position = _long_string(block, position, length)
+                    octets, position = long_string(block, position, length)
                     name = _name(octets)
-            elif index != most and index < _FIRST_DYNAMIC:
+            elif index != most and index < FIRST_DYNAMIC:
                 name = _STATIC_NAMES[index]
             else:
                 if index == most:
@@ -350,12 +320,12 @@ class Decoder:
                     if index < 0x80:
                         index += most
                     else:
-                        index, position = _integer(block, position - 1, most)
-                name = (
-                    table[index - _FIRST_DYNAMIC][3]
-                    if index >= _FIRST_DYNAMIC
-                    else _STATIC_NAMES[index]
-                )
+                        index, position = integer(block, position - 1, most)
+                if index >= FIRST_DYNAMIC:
+                    self.refers = True
+                    name = table[index - FIRST_DYNAMIC][3]
+                else:
+                    name = _STATIC_NAMES[index]
             length = block[position]
             position += 1
             if length < 0x7F:
@@ -366,7 +336,7 @@ class Decoder:
                 value = decode(block[position : position + length])
                 position += length
             else:
-                value, position = _long_string(block, position, length)
+                value, position = long_string(block, position, length)
             token = name.token
             size = name.size + len(value)
             list_bytes += size
@@ -379,18 +349,18 @@ class Decoder:
                 table.appendleft(field)
                 changes += 1
                 table_bytes += size
-                while table_bytes > self._max_table_bytes:
+                while table_bytes > self.max_table_bytes:
                     table_bytes -= table.pop()[2]
         self.list_bytes, self._table_bytes, self.changes = list_bytes, table_bytes, changes
         return position
 
     def _resize(self, block: bytes, position: int, size: int) -> int:
         if size == 0x1F:
-            size, position = _integer(block, position, 0x1F)
+            size, position = integer(block, position, 0x1F)
         if size > TABLE_BYTES:
             raise MalformedBlock(f"a table of {size} bytes, at most {TABLE_BYTES}")  # 6.3
         self.changes += 1
-        self._max_table_bytes = size
+        self.max_table_bytes = size
         while self._table_bytes > size:
             self._table_bytes -= self.table.pop()[2]
         return position
@@ -399,7 +369,7 @@ class Decoder:
 _MAX_INTEGER_OCTETS = 5
 
 
-def _integer(block: bytes, position: int, number: int) -> tuple[int, int]:
+def integer(block: bytes, position: int, number: int) -> tuple[int, int]:
     """Return a number that goes on behind its prefix, and the position behind it (5.1)."""
     for shift in range(0, 7 * _MAX_INTEGER_OCTETS, 7):
         octet = block[position]
@@ -410,7 +380,7 @@ def _integer(block: bytes, position: int, number: int) -> tuple[int, int]:
     raise MalformedBlock("a number that is too long")
 
 
-def _long_string(block: bytes, position: int, length: int) -> tuple[bytes, int]:
+def long_string(block: bytes, position: int, length: int) -> tuple[bytes, int]:
     """Return a string that is long or in the Huffman code, and the position behind it (5.2).
 
     Both may be past the end of the block.
@@ -418,6 +388,6 @@ def _long_string(block: bytes, position: int, length: int) -> tuple[bytes, int]:
     is_coded = length >= 0x80
     length &= 0x7F
     if length == 0x7F:
-        length, position = _integer(block, position, length)
+        length, position = integer(block, position, length)
     octets = block[position : position + length]
     return huffman.decode(octets) if is_coded else octets, position + length
