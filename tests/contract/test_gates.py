@@ -125,6 +125,8 @@ GRPC_DOORS = (
     # The stream is a call, and so is each request on it.
     inference("ModelStreamInfer", Operation.INFER, asking("fp32"), calls=2),
     inference("ModelStreamInfer", Operation.INFER, MALFORMED, "13", label="malformed"),
+    inference("Nothing", Operation.SERVICE, NAME, "12"),
+    Door("/nobody.Knows/This", Operation.SERVICE, answer="12"),
     inference("ServerLive", Operation.HEALTH),
     inference("ServerReady", Operation.HEALTH),
     inference("ModelReady", Operation.HEALTH, NAME),

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from xlaserve.core.serving.call import Call, Operation, Peer
+from xlaserve.core.serving.call import Call, Headers, Operation, Peer
 
 
 class FieldsView:
@@ -27,7 +27,7 @@ class RpcCall(Call):
     """A request whose answers grpclib writes, as a method of a service gives them to it."""
 
     def __init__(
-        self, operation: Operation, headers: FieldsView, peer: Peer, deadline: float | None
+        self, operation: Operation, headers: Headers, peer: Peer, deadline: float | None
     ) -> None:
         self.operation = operation
         self.headers = headers

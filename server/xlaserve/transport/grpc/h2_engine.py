@@ -15,11 +15,11 @@ from h2.settings import SettingCodes
 from hyperframe.frame import GoAwayFrame
 
 from xlaserve.core.serving.ledger import Account, Kind
+from xlaserve.transport.grpc.calls import FieldsView
 from xlaserve.transport.grpc.grpclib_stream import NO_ROOM_FOR_ANSWERS
 from xlaserve.transport.grpc.handler import RequestHandler
 from xlaserve.transport.grpc.problems import PROBLEMS
 from xlaserve.transport.grpc.request_headers import (
-    NOT_FOUND,
     Headers,
     malformed,
     refusal,
@@ -62,22 +62,21 @@ class CheckingHandler(RequestHandler):
             stream.reset_nowait(ErrorCodes.PROTOCOL_ERROR)
             return
         found = dict(headers)
-        answer = _not_grpc(found) or self._refused(found[":path"], headers)
+        seconds, own = timeout_seconds(headers), cast("_Stream", stream)
+        if seconds is not None:
+            own.deadline = asyncio.get_running_loop().time() + seconds
+        answer = _not_grpc(found) or self._refused(found[":path"], headers, own.deadline)
         if answer is None:
-            seconds = timeout_seconds(headers)
-            if seconds is not None:
-                own = cast("_Stream", stream)
-                own.deadline = asyncio.get_running_loop().time() + seconds
             await super()._handle(stream, headers)
             return
         await stream.send_headers([*answer], end_stream=True)
         if stream.closable:
             stream.reset_nowait()
 
-    def _refused(self, path: str, headers: Headers) -> Headers | None:
+    def _refused(self, path: str, headers: Headers, deadline: float | None) -> Headers | None:
         refused = refusal(headers)
         if refused is None and path not in self._runner.methods:
-            refused = NOT_FOUND
+            refused = self.no_method(path, FieldsView(headers), deadline)
         return refused and refusal_headers(*refused)
 
 

@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
+from grpclib.const import Status
 from grpclib.protocol import AbstractHandler, Stream
 
 from xlaserve.core.serving.call import NOBODY, Peer
+from xlaserve.core.serving.call import Headers as CallHeaders
 from xlaserve.core.serving.ledger import Account
 from xlaserve.transport.grpc.request_headers import Headers
 from xlaserve.transport.grpc.runner import Runner
@@ -44,6 +46,12 @@ class RequestHandler(AbstractHandler):
             release.close()
 
         task.add_done_callback(done)
+
+    def no_method(
+        self, path: str, headers: CallHeaders, deadline: float | None
+    ) -> tuple[Status, str]:
+        """Return the status and the text for a request of a method that does not exist."""
+        return self._runner.no_method(path, headers, self.peer, deadline)
 
     def cancel(self, stream: Stream) -> None:
         """Stop to answer a request: nobody wants it any more."""

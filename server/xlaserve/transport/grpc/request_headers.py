@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from grpclib.const import Status
+from grpclib.metadata import encode_grpc_message
 
 from xlaserve.transport.http2.headers import TIMEOUT, read_timeout
 
@@ -48,7 +49,7 @@ def refusal_headers(status: Status, text: str) -> Headers:
         (":status", "200"),
         ("content-type", GRPC),
         ("grpc-status", str(status.value)),
-        ("grpc-message", text),
+        ("grpc-message", encode_grpc_message(text)),
     )
 
 

@@ -11,7 +11,6 @@ from xlaserve.transport.grpc.grpclib_stream import GrpclibConnection, GrpclibRou
 from xlaserve.transport.grpc.methods import Method
 from xlaserve.transport.grpc.request_headers import (
     NO_SECONDS,
-    NOT_FOUND,
     is_checked,
     refusal,
     refusal_headers,
@@ -50,6 +49,7 @@ class Router:
         lanes: Mapping[str, LanesFactory],
     ) -> None:
         self._methods = methods
+        self._no_method = NoMethod(connection)
         self._streaming = GrpclibRoute(connection, streaming=True)
         self._unary = GrpclibRoute(connection, streaming=False)
         self._lanes = {
@@ -67,7 +67,7 @@ class Router:
             kind.check = _refused_for_time if is_usual else _refused
         method = self._methods.get(kind.path)
         if method is None:
-            return Refused(*NOT_FOUND)
+            return self._no_method
         if method.handler.cardinality.client_streaming:
             return self._streaming
         lanes = self._lanes.get(kind.path)
@@ -127,6 +127,22 @@ class Refused:
     def begin(self, stream: ServerStream) -> None:
         """Send the status."""
         stream.send_headers(self._block, end=True)
+
+
+class NoMethod:
+    """Answers the requests of methods that do not exist, each of which is a call."""
+
+    message_first = False
+    place: Placement | None = None
+
+    def __init__(self, connection: GrpclibConnection) -> None:
+        self._connection = connection
+
+    def begin(self, stream: ServerStream) -> None:
+        """Let the call pass the gates, and send the status."""
+        head = stream.head
+        found = self._connection.handler.no_method(head.path, head, stream.deadline)
+        Refused(*found).begin(stream)
 
 
 class Malformed:

@@ -13,7 +13,8 @@ from grpclib.protocol import Stream as AcceptedStream
 from grpclib.server import Stream
 from h2.exceptions import StreamClosedError
 
-from xlaserve.core.serving.call import Call, Peer
+from xlaserve.core.serving.call import Call, Operation, Peer
+from xlaserve.core.serving.call import Headers as CallHeaders
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.infer_call import AwaitedInfer
 from xlaserve.errors import DeadlineExceeded
@@ -22,7 +23,7 @@ from xlaserve.transport.grpc.edge import translate
 from xlaserve.transport.grpc.identifiers import split_binary_lists
 from xlaserve.transport.grpc.injection import Injection
 from xlaserve.transport.grpc.methods import Method, Row
-from xlaserve.transport.grpc.request_headers import Headers
+from xlaserve.transport.grpc.request_headers import NOT_FOUND, Headers
 
 
 class Accepted(Protocol):
@@ -133,6 +134,21 @@ class Runner:
         stream.metadata = decode_metadata(split_binary_lists(headers))
         refused = await self._outcome(stream)
         await stream.__aexit__(None if refused is None else GRPCError, refused, None)
+
+    def no_method(
+        self, path: str, headers: CallHeaders, peer: Peer, deadline: float | None
+    ) -> tuple[Status, str]:
+        """Return the status and the text for a request of a method that does not exist.
+
+        It is a call that passes the gates too: who may not ask is not told what there is.
+        """
+        call = RpcCall(Operation.SERVICE, headers, peer, deadline)
+        try:
+            with self._gates.passing(call):
+                return NOT_FOUND
+        except Exception as error:
+            refused = translate(path, error)
+            return refused.status, refused.message or ""
 
     async def _outcome(self, stream: RpcStream) -> GRPCError | None:
         """Run the method and return why it gave no answer, or None.
