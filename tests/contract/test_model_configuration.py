@@ -32,9 +32,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "input[0].is_shape_tensor": {"input": [TENSOR | {"is_shape_tensor": True}]},
     "batch_input": {"batch_input": [{"target_name": ["n"], "source_input": ["x"]}]},
     "batch_output": {"batch_output": [{"target_name": ["y"], "source_input": ["x"]}]},
-    "input_data_file": {
-        "model_warmup": [{"name": "w", "inputs": {"x": {"input_data_file": "missing"}}}]
-    },
 }
 
 _LONG = "\x1b[2J" + "x" * 900_000
@@ -237,6 +234,22 @@ async def test_a_configuration_that_is_a_link_out_is_not_read(
 
     assert f"'{name}' is neither in the model repository nor in a model_root" in answer
     assert "hunter2" not in answer
+
+
+async def test_a_warm_up_is_executed_before_the_model_is_ready(stub: Any, repository: Path) -> None:
+    """With a file that is there; without it the load fails, and says which one."""
+    data = {"data_type": "TYPE_FP32", "dims": [2], "input_data_file": "raw"}
+    config = {"model_warmup": [{"name": "w", "batch_size": 2, "inputs": {"x": data}}]}
+    answer = await load(stub, "double", json.dumps(config))
+    assert "warmup/raw is missing" in answer
+    folder = repository / "double" / "warmup"
+    folder.mkdir()
+    (folder / "raw").write_bytes(np.ones(2, np.float32).tobytes())
+    with capture_logs() as lines:
+        assert "" == await load(stub, "double", json.dumps(config))
+    shutil.rmtree(folder)
+
+    assert not [line for line in lines if "no effect" in line["event"]]
 
 
 async def test_fields_without_effect_are_one_line_of_the_log(stub: Any) -> None:

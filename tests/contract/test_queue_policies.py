@@ -5,6 +5,7 @@ import json
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -195,9 +196,13 @@ async def test_answers_of_two_replicas_keep_the_order_of_their_requests(gate: Ga
     runner.execute = slowly
     ended: list[int] = []
     asked = []
+
+    def noted(number: int, task: Any) -> None:
+        ended.append(number)
+
     for number in (1, 2, 3):
         asked.append(gate.ask(number))
-        asked[-1].add_done_callback(lambda task, number=number: ended.append(number))
+        asked[-1].add_done_callback(partial(noted, number))
         while gate.server.application.registry.requests < number:
             await asyncio.sleep(0.001)
     while len(gate.executed) < 2:

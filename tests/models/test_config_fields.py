@@ -82,10 +82,6 @@ def test_rows_say_why_they_refuse() -> None:
             'model_operations { op_library_filename: "a.so" }',
             "model_operations.op_library_filename",
         ),
-        (
-            'model_warmup { inputs { key: "x" value { input_data_file: "raw" } } }',
-            'model_warmup[0].inputs["x"].input_data_file',
-        ),
     ],
 )
 def test_a_field_that_would_change_answers_is_refused(text: str, place: str) -> None:
@@ -163,6 +159,11 @@ def test_a_default_that_is_written_out_asks_for_nothing(text: str) -> None:
             "output_map { key: 'b' value: 'y' } } }",
             ("response_cache.enable",),
         ),
+        (
+            "sequence_batching { direct {} } model_warmup { inputs { key: 'x' value {"
+            " zero_data: true dims: 1 data_type: TYPE_FP32 } } }",
+            ("model_warmup",),
+        ),
         (f'output {{ {X} label_filename: "l.txt" }}', ()),
         ('parameters { key: "mine" value { string_value: "1" } }', ('parameters["mine"]',)),
         ('parameters { key: "batch_rows" value {} }', ('parameters["batch_rows"]',)),
@@ -184,8 +185,9 @@ def test_a_default_that_is_written_out_asks_for_nothing(text: str) -> None:
         ),
         (f'backend: "identity" {QUEUE} {{ max_queue_size: 1 }} }}', ()),
         (
-            'model_warmup { name: "w" inputs { key: "x" value { zero_data: true } } }',
-            ("model_warmup.name", "model_warmup.inputs.zero_data"),
+            'model_warmup { name: "w" inputs { key: "x" value { zero_data: true dims: 1'
+            " data_type: TYPE_FP32 } } }",
+            (),
         ),
         ('backend: "identity" dynamic_batching {}', ("dynamic_batching",)),
         ("max_batch_size: 0 dynamic_batching {}", ("dynamic_batching",)),

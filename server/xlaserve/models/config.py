@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from xlaserve.errors import InvalidModel
+from xlaserve.models.config_warmup import Sample
 from xlaserve.models.sequence_batching import SequenceBatching
 from xlaserve.tensors import Datatype, Shape
 from xlaserve_proto import inference
@@ -115,6 +116,8 @@ class ModelConfig:
     dynamic_batching: DynamicBatching = field(default_factory=DynamicBatching)
     is_decoupled: bool = False
     """Whether it says that a request may have any number of answers."""
+    warmup: tuple[Sample, ...] = ()
+    """Requests that are executed before it is ready."""
     response_cache: bool = False
     """Whether equal requests may be given the answer of the first of them again."""
     sequence_batching: SequenceBatching | None = None

@@ -179,19 +179,15 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
         "parameters": _OBEYED,
         "parameters.string_value": _OBEYED,
         "model_warmup": _OBEYED,
-        # The load runs every batch size that it compiles.
-        "model_warmup.name": _NONE,
-        "model_warmup.batch_size": _NONE,
-        "model_warmup.count": _NONE,
+        "model_warmup.name": _OBEYED,
+        "model_warmup.batch_size": _OBEYED,
+        "model_warmup.count": _OBEYED,
         "model_warmup.inputs": _OBEYED,
-        "model_warmup.inputs.data_type": _NONE,
-        "model_warmup.inputs.dims": _NONE,
-        "model_warmup.inputs.zero_data": _NONE,
-        "model_warmup.inputs.random_data": _NONE,
-        "model_warmup.inputs.input_data_file": _refused(
-            "the load would not fail with this file; leave model_warmup out, every batch size is "
-            "warmed up"
-        ),
+        "model_warmup.inputs.data_type": _OBEYED,
+        "model_warmup.inputs.dims": _OBEYED,
+        "model_warmup.inputs.zero_data": _OBEYED,
+        "model_warmup.inputs.random_data": _OBEYED,
+        "model_warmup.inputs.input_data_file": _OBEYED,
         "optimization": _NONE,
         "metric_tags": _NONE,
         "model_metrics": _NONE,
@@ -247,6 +243,8 @@ def without_effect(message: inference.ModelConfig) -> tuple[str, ...]:
     is_unbatched |= message.model_transaction_policy.decoupled
     if ("identity" in kinds or is_unbatched) and _only_batches(message):
         found["dynamic_batching"] = None  # no request waits for another
+    if message.model_warmup and _scheduling(message) in _NOT_WARMED:
+        found["model_warmup"] = None
     if message.response_cache.enable and _scheduling(message) == "ensemble_scheduling":
         # A step that is loaded anew would give other answers: each step has a cache of its own.
         found["response_cache.enable"] = None
@@ -254,6 +252,10 @@ def without_effect(message: inference.ModelConfig) -> tuple[str, ...]:
     if len(names) > SHOWN_FIELDS:
         names[SHOWN_FIELDS:] = [f"and {len(names) - SHOWN_FIELDS} more"]
     return tuple(names)
+
+
+_NOT_WARMED = frozenset({"ensemble_scheduling", "sequence_batching"})
+"""An ensemble's steps are warmed by themselves; a sequence would have to begin and end."""
 
 
 def _only_batches(message: inference.ModelConfig) -> bool:

@@ -18,6 +18,7 @@ from xlaserve.models.config_ensemble import in_order
 from xlaserve.models.config_fields import CHECKSUM, without_effect
 from xlaserve.models.config_schema import BadConfig, given_of, shown
 from xlaserve.models.config_sequence import sequence_batching_of
+from xlaserve.models.config_warmup import samples_of
 from xlaserve.tensors import BY_CONFIG_NAME
 from xlaserve_proto import inference
 
@@ -47,6 +48,7 @@ def config_of(message: inference.ModelConfig) -> ModelConfig:
         version_policy=_version_policy(message.version_policy),
         dynamic_batching=_dynamic_batching(message),
         is_decoupled=message.model_transaction_policy.decoupled,
+        warmup=samples_of(message),
         response_cache=_response_cache(message),
         sequence_batching=sequence_batching_of(message),
         steps=_steps(message, inputs, outputs),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models import foreign, manifest, onnx_source, placement, sizes, target_sizes
+from xlaserve.models import foreign, manifest, onnx_source, placement, sizes, target_sizes, warmup
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_fields import is_onnx
 from xlaserve.models.loaded import LoadContext, LoadedModel, Stage
@@ -124,9 +124,20 @@ def load(path: Path, context: LoadContext) -> LoadedModel:
             "to each request, got true"
         )
     if context.config.sequence_batching is None:
+        if context.config.warmup:
+            _warm_up(model, path, context)
         return model
     wrap: _Wrap = importlib.import_module(_SEQUENCES).wrap
     return wrap(model, path, context)
+
+
+def _warm_up(model: LoadedModel, path: Path, context: LoadContext) -> None:
+    context.on_stage(Stage("warming"))
+    try:
+        warmup.run(model, path, context)
+    except BaseException:
+        model.close()
+        raise
 
 
 def predict_size(

@@ -161,6 +161,7 @@ class Engine:
     def _read_shared(self, call: InferCall, instance: Served, shared: SharedInputs) -> None:
         """Read the inputs of a call that are in shared memory, in a thread where they are large."""
         size, account = shared.copied_bytes, call.peer.account
+        call.is_volatile = shared.has_views
         if account is not None and size:
             if not account.reserve(size):
                 limit = account.ledger.limit

@@ -139,6 +139,8 @@ class InferCall(Call):
     resident = False
     """Whether inputs may be on a device, and outputs may stay there: it is a step of an ensemble,
     executed by itself."""
+    is_volatile = False
+    """Whether a client can change the inputs meanwhile: they are in shared memory."""
     takes_many = False
     """Whether the client can be given more than one answer."""
     started_ns = 0

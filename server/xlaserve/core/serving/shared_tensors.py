@@ -94,6 +94,11 @@ class SharedInputs:
             if not self._is_view(self._request.inputs[index].datatype)
         )
 
+    @property
+    def has_views(self) -> bool:
+        """Tell whether some are read in place, where their client may change them."""
+        return any(self._is_view(self._request.inputs[index].datatype) for index in self._places)
+
     def read(self) -> InferRequest:
         """Return the request with the tensors that are in shared memory now; for any thread.
 

@@ -256,6 +256,21 @@ async def test_long_inputs_are_hashed_in_a_thread(
     assert 2.0 not in cached.model.executed
 
 
+async def test_inputs_that_a_client_may_change_meanwhile_are_not_cached(start: Any) -> None:
+    """What was looked for could be another than what is executed: an answer for somebody else."""
+    cached = await start()
+    for _ in range(2):
+        client = Client()
+        client.is_volatile = True
+        data = np.ones((1, 2), np.float32)
+        request = InferRequest("m", id="7", inputs=(InferInput("x", FP32, data),))
+        cached.core.engine.begin(client, request)
+        await answered(client)
+
+    assert [1.0, 1.0] == cached.model.executed
+    assert 0 == len(cached.cache)
+
+
 async def test_an_overload_refuses_the_request_and_leaves_no_flight(
     start: Any, world: World
 ) -> None:

@@ -51,8 +51,8 @@ class Caching:
 
     def begin(self, call: InferCall) -> None:
         """Answer a call from the cache, or have it executed; raises as the station within does."""
-        if call.resident:
-            # Its tensors may be on a device.
+        if call.resident or call.is_volatile:
+            # Its tensors may be on a device, or be others when they are executed.
             self.within.begin(call)
         elif input_bytes(call) > _INLINE_BYTES:
             self._begin_later(call)

@@ -46,7 +46,6 @@ _PACK_SECONDS_PER_BYTE = 1e-10
 """The cost of copying a row into a batch: large rows are read in place where they came."""
 
 DEFAULT_MAX_QUEUED = 1024
-_MICROSECOND_NS = 1000
 DEFAULT_COMPILE_SECONDS = 600.0
 
 
