@@ -82,3 +82,20 @@ def test_what_was_lost_is_counted_in_the_next_record() -> None:
     assert [("told", 2), ("told again", None)] == [
         (record["event"], record.get("lost_before")) for record in records
     ]
+
+
+def test_levels_are_turned_off_and_on_one_by_one(stream: io.StringIO) -> None:
+    logger = structlog.get_logger()
+    log.set_levels(log.Levels(verbose_level=1, info=False, error=False))
+    for method in ("debug", "info", "warning", "error", "critical"):
+        getattr(logger, method)(method)
+    log.set_levels(log.Levels.from_lowest("error"))
+    for method in ("debug", "info", "warning", "error"):
+        getattr(logger, method)(f"later {method}")
+
+    records = [json.loads(line)["event"] for line in stream.getvalue().splitlines()]
+    assert ["debug", "warning", "later error"] == records
+
+
+def test_the_levels_of_a_process_are_those_of_its_start(stream: io.StringIO) -> None:
+    assert log.Levels(0, info=True, warning=True, error=True) == log.levels()

@@ -39,6 +39,7 @@ from xlaserve.core.serving.response_cache import ResponseCache
 from xlaserve.core.serving.returning import Returning
 from xlaserve.core.serving.shared_memory import Regions, SharedMemoryPolicy
 from xlaserve.core.serving.stations.table import ExecutionPolicy, Stations
+from xlaserve.core.serving.tracing import Tracing
 from xlaserve.core.threads.workers import Workers
 from xlaserve.errors import InvalidSettings
 from xlaserve.models import compilation, device, loaders, onnx_source, trial
@@ -208,6 +209,9 @@ class Application:
         )
         self.control = ModelControl(settings, self.registry, self.repository, loader, self.workers)
         self._look = FilesLook()
+        self.tracing = Tracing(
+            self.gates, settings.trace_path, settings.max_trace_bytes, self.workers.wait
+        )
         self._core = Core(
             settings,
             ServerDescription.of(settings, version=metadata.version("xlaserve")),
@@ -222,6 +226,7 @@ class Application:
             self.shared,
             self._look,
             metrics,
+            self.tracing,
         )
 
     @asynccontextmanager
@@ -394,6 +399,7 @@ class Application:
         until = loop.time() + self.settings.grace_seconds
         servers: list[GrpcServer | HttpServer] = [self.grpc, *self._http_servers()]
         await asyncio.gather(*(server.drain(self.settings.grace_seconds) for server in servers))
+        await self.tracing.close()
         self._closing_until = loop.time() + min(
             _MOST_CLOSING_SECONDS, max(_LEAST_CLOSING_SECONDS, until - loop.time())
         )

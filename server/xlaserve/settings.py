@@ -428,6 +428,14 @@ class Settings:
     log_level: str = "auto"
     """debug, info, warning or error; auto is info, and warning in a terminal, which shows more."""
 
+    # --- Traces ---
+
+    trace_file: str = ""
+    """File of traces, in Triton's form; with a log_frequency, of numbered files beside it. Clients
+    turn traces on and off at run time; empty if they may not. Its directory must be there."""
+    max_trace_bytes: int = 64 << 20
+    """Most bytes of traces that one run of the server writes; then tracing ends."""
+
     def __post_init__(self) -> None:
         for name, smallest in SMALLEST.items():
             if getattr(self, name) < smallest:
@@ -458,6 +466,11 @@ class Settings:
     def _check_server_name(self) -> None:
         if not self.server_name.strip() or not self.server_name.isprintable():
             raise InvalidSettings("server_name", "a name that can be printed", self.server_name)
+
+    @property
+    def trace_path(self) -> Path | None:
+        """Return the file of traces; None for none."""
+        return Path(self.trace_file) if self.trace_file else None
 
     @property
     def bare_model(self) -> str:

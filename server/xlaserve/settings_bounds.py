@@ -68,6 +68,7 @@ SMALLEST: Mapping[str, float] = MappingProxyType(
         "max_override_files": 0,
         "trial_seconds": 0,
         "max_models": 1,
+        "max_trace_bytes": 1024,
         "max_shared_memory_regions": 1,
         "max_shared_memory_bytes": 1,
         "max_infer_streams": 1,

@@ -19,11 +19,8 @@ MODEL = "/v2/models/echo"
 
 ABSENT = [
     ("POST", "/v2/cudasharedmemory/region/a/register"),
-    *[(method, "/v2/trace/setting") for method in ("GET", "POST")],
-    *[(method, f"{MODEL}/trace/setting") for method in ("GET", "POST")],
-    *[(method, "/v2/logging") for method in ("GET", "POST")],
 ]
-"""Routes of the CUDA shared memory, trace and logging extensions."""
+"""Routes of the CUDA shared memory extension."""
 NO_VERSIONS = ("abc", "-1", "1.0", " 1", "\N{SUPERSCRIPT TWO}")
 
 

@@ -66,8 +66,10 @@ async def test_server_metadata(stub: Any) -> None:
         "model_configuration",
         "binary_tensor_data",
         "parameters",
+        "sequence",
         "statistics",
         "classification",
+        "logging",
         "system_shared_memory",
     ] == list(metadata.extensions)
 

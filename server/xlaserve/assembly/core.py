@@ -10,6 +10,7 @@ from xlaserve.core.residence.repository import Repository
 from xlaserve.core.server import ServerDescription
 from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.gates import Gates
+from xlaserve.core.serving.tracing import Tracing
 from xlaserve.core.threads.workers import Workers
 from xlaserve.models.mappings import Mappings
 from xlaserve.models.python.metrics import ModelMetrics
@@ -36,3 +37,4 @@ class Core:
     look: FilesLook
     of_code: ModelMetrics
     """Metrics that the code of models reports."""
+    tracing: Tracing

@@ -79,7 +79,9 @@ def assemble_grpc(core: Core) -> GrpcDoor:
         ),
     )
     services: list[IServable] = [
-        InferenceService(core.description, core.engine, core.control, typed, streams),
+        InferenceService(
+            core.description, core.engine, core.control, typed, streams, tracing=core.tracing
+        ),
         *(service.handler for service in added),
     ]
     paths = {**INFERENCE_PATHS, **injection_paths(added)} if settings.modelmesh else {}

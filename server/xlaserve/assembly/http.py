@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from xlaserve.assembly.core import Core
 from xlaserve.core.residence.multi_model import MultiModelContainer
 from xlaserve.core.residence.status_board import StatusBoard
-from xlaserve.transport.rest.absent import absent_routes
 from xlaserve.transport.rest.bodies import BodyLimits
 from xlaserve.transport.rest.generate import GenerateRoutes
 from xlaserve.transport.rest.inference import InferenceRoutes
@@ -13,6 +12,7 @@ from xlaserve.transport.rest.metrics import Metrics
 from xlaserve.transport.rest.pages import page_routes
 from xlaserve.transport.rest.repository import RepositoryRoutes
 from xlaserve.transport.rest.routing import Route, RouteTable
+from xlaserve.transport.rest.runtime_settings import RuntimeSettingsRoutes
 from xlaserve.transport.rest.sagemaker import sagemaker_routes
 from xlaserve.transport.rest.server import HttpLimits, HttpServer
 from xlaserve.transport.rest.shared_memory import SharedMemoryRoutes
@@ -83,7 +83,7 @@ def http_routes(core: Core, connections: Mapping[str, Callable[[], int]]) -> Rou
         *sagemaker,
         *(_metrics(core, connections) if core.settings.metrics_endpoint == METRICS_ON_HTTP else ()),
         *SharedMemoryRoutes(core.engine.regions, max_json_depth=depth).table(),
-        *absent_routes(),
+        *RuntimeSettingsRoutes(core.tracing, core.engine, max_json_depth=depth).table(),
     ]
     board = StatusBoard(
         core.control, core.registry, core.capacity, core.settings.model_control_mode

@@ -16,6 +16,7 @@ EXTENSIONS = (
     "sequence",
     "statistics",
     "classification",
+    "logging",
 )
 """The protocol extensions that are always there (V2 protocol, Server Metadata)."""
 
@@ -31,7 +32,9 @@ class ServerDescription:
     @classmethod
     def of(cls, settings: Settings, *, version: str) -> Self:
         """Return the description of a server with these settings."""
-        extensions = list(EXTENSIONS)
+        extensions: list[str] = [*EXTENSIONS]
         if settings.shared_memory is not SharedMemoryClients.NONE:
             extensions.append("system_shared_memory")
+        if settings.trace_file:
+            extensions.append("trace")
         return cls(version, settings.server_name, tuple(extensions))

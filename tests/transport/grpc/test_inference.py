@@ -276,12 +276,10 @@ async def test_a_message_over_the_limit_is_refused_by_its_length(service: Servic
 
 async def test_what_is_not_built_says_so(service: Service) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await service.stub.TraceSetting(pb.TraceSettingRequest())
+        await service.stub.CudaSharedMemoryRegister(pb.CudaSharedMemoryRegisterRequest())
 
     assert grpc.StatusCode.UNIMPLEMENTED is caught.value.code()
-    assert "inference.GRPCInferenceService/TraceSetting is not implemented by this server" == (
-        caught.value.details()
-    )
+    assert "CUDA shared memory is not implemented by this server" == caught.value.details()
 
 
 async def test_a_text_of_the_client_is_cut_before_it_comes_back(service: Service) -> None:

@@ -51,10 +51,23 @@ class Gates:
             Gate("limits", _below_limit, of_model=True),
             Gate("deadline", _in_time, of_deadline=True),
         )
-        self._observers = tuple(observers)
-        self._began = tuple(observer.began for observer in observers if observer.began is not None)
+        self._observers: tuple[Observer, ...] = ()
+        self._began: tuple[Callable[[Call], None], ...] = ()
+        self._see_with(observers)
         self._is_draining = False
         self._open()
+
+    def observe(self, observer: Observer) -> None:
+        """Have one observer more see the calls that begin from now on."""
+        self._see_with((*self._observers, observer))
+
+    def observe_no_more(self, observer: Observer) -> None:
+        """Have an observer see no call that begins from now on."""
+        self._see_with([other for other in self._observers if other is not observer])
+
+    def _see_with(self, observers: Sequence[Observer]) -> None:
+        self._observers = tuple(observers)
+        self._began = tuple(observer.began for observer in observers if observer.began is not None)
 
     def admit(self, call: Call) -> None:
         """Begin a call, as soon as its headers are there.

@@ -4,15 +4,23 @@ import asyncio
 
 from grpclib.const import Handler
 
+from xlaserve.core.log_settings import log_settings, update_log_settings
 from xlaserve.core.residence.control import ModelControl
 from xlaserve.core.server import ServerDescription
 from xlaserve.core.serving.call import NOBODY, Peer, current_call
 from xlaserve.core.serving.engine import Engine
+from xlaserve.core.serving.tracing import Tracing
 from xlaserve.errors import Unsupported
 from xlaserve.tensors import TensorSpec
 from xlaserve.transport.grpc.infer_stream import METHOD as STREAM_METHOD
 from xlaserve.transport.grpc.infer_stream import InferStreams
 from xlaserve.transport.grpc.parameters import read_parameters
+from xlaserve.transport.grpc.runtime_settings import (
+    read_log,
+    update_trace,
+    write_log,
+    write_trace,
+)
 from xlaserve.transport.grpc.statistics import write_statistics
 from xlaserve.transport.grpc.tensors import is_typed, read_request, write_outputs
 from xlaserve.transport.grpc.typed_answers import TypedAnswers
@@ -29,12 +37,15 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         control: ModelControl,
         typed: TypedAnswers,
         streams: InferStreams,
+        *,
+        tracing: Tracing,
     ) -> None:
         self._description = description
         self._engine = engine
         self._control = control
         self._typed = typed
         self._streams = streams
+        self._tracing = tracing
 
     def __mapping__(self) -> dict[str, Handler]:
         """Return the handlers of all methods; a stream of inferences has one of its own."""
@@ -151,6 +162,27 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         _refuse_repository_name(request.repository_name)
         await self._control.unload(request.model_name, read_parameters(request.parameters))
         return pb.RepositoryModelUnloadResponse()
+
+    # --- settings that act at run time ---
+
+    async def trace_setting(
+        self, trace_setting_request: pb.TraceSettingRequest
+    ) -> pb.TraceSettingResponse:
+        """Change what is traced, of one model or of all, and return it."""
+        request = trace_setting_request
+        if request.model_name:
+            self._engine.info(request.model_name)
+        update_trace(self._tracing, request)
+        return write_trace(self._tracing, request.model_name)
+
+    async def log_settings(
+        self, log_settings_request: pb.LogSettingsRequest
+    ) -> pb.LogSettingsResponse:
+        """Change which records the log has, and return that."""
+        change = read_log(log_settings_request)
+        if change:
+            update_log_settings(change)
+        return write_log(log_settings())
 
     # --- shared memory ---
 

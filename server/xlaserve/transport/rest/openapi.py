@@ -28,7 +28,7 @@ TAGS: Mapping[str, str] = MappingProxyType(
         "shared memory": "Tensors that clients of this machine leave in shared memory.",
         "sagemaker": "The container contract of SageMaker, for one model or many.",
         "people": "What people and their monitoring read.",
-        "absent": "What the protocol defines and this server does not have, which is 501.",
+        "settings": "Settings of the log and of traces, which act at run time.",
     }
 )
 """The groups of routes, in the order of the documentation."""

@@ -1,0 +1,285 @@
+"""Traces of requests: which are traced is set at run time, for all models or for one.
+
+While nothing is traced this observes no call and costs nothing (trace extension).
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+
+from xlaserve.core.serving.call import Call, Outcome
+from xlaserve.core.serving.gates import Gates
+from xlaserve.core.serving.infer_call import Executed, InferCall
+from xlaserve.core.serving.trace_file import Trace, TraceFile
+from xlaserve.errors import InvalidParameter, SwitchedOff, Unsupported
+
+T = TypeVar("T")
+
+MODE = "triton"
+"""The only mode: files of Triton's form."""
+OFF, TIMESTAMPS = "OFF", "TIMESTAMPS"
+
+_LARGEST = 2**31 - 1
+_INTEGER = re.compile("-?[0-9]{1,10}", re.ASCII)
+_MOST_PENDING = 4096
+"""Traces that may wait to be written; beyond them, others are lost."""
+_FLUSH_SECONDS = 0.5
+_SHOWN_CHARACTERS = 80
+
+_log = structlog.get_logger("tracing")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSetting:
+    """What is traced of a model; None in one of a model stands for that of all models."""
+
+    level: str | None = None
+    rate: int | None = None
+    """One of so many requests is traced."""
+    count: int | None = None
+    """Requests that are still to be traced; -1 for any number."""
+    log_frequency: int | None = None
+    """Traces of each file, which has a number; 0 for one file."""
+
+    def over(self, below: "TraceSetting") -> "TraceSetting":
+        """Return it with what the one below says, where it says nothing."""
+        given = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if getattr(self, field.name) is not None
+        }
+        return replace(below, **given)
+
+
+DEFAULT = TraceSetting(OFF, 1000, -1, 0)
+"""Triton's own."""
+
+
+class Tracing:
+    """The trace settings, and the observer that writes traces while something is traced."""
+
+    began = None
+
+    def __init__(
+        self,
+        gates: Gates,
+        path: Path | None,
+        max_bytes: int,
+        in_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
+        clock: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        """Without a path nothing can be traced; `in_thread` runs what blocks."""
+        self._gates = gates
+        self._in_thread = in_thread
+        self._clock = clock
+        self.path = path
+        self._file = None if path is None else TraceFile(path, max_bytes)
+        self._all = DEFAULT
+        self._models: dict[str, TraceSetting] = {}
+        self._seen: dict[str, int] = {}
+        """Requests that were looked at, by the model of their setting; empty for that of all."""
+        self._ids = count(1)
+        self._pending: list[tuple[Trace, int]] = []
+        self._lost = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing: asyncio.Task[None] | None = None
+        self._is_on = False
+
+    # --- the settings ---
+
+    def get(self, model: str = "") -> TraceSetting:
+        """Return what is traced of a model, or of all that have no setting of their own."""
+        return self._models.get(model, TraceSetting()).over(self._all)
+
+    def texts(self, model: str = "") -> dict[str, str | list[str]]:
+        """Return what is traced as clients of Triton know it: texts, and the level in a list."""
+        setting = self.get(model)
+        return {
+            "trace_level": [str(setting.level)],
+            "trace_rate": str(setting.rate),
+            "trace_count": str(setting.count),
+            "log_frequency": str(setting.log_frequency),
+            "trace_file": "" if self.path is None else str(self.path),
+            "trace_mode": MODE,
+        }
+
+    def update(self, model: str, change: Mapping[str, Sequence[str] | None]) -> None:
+        """Change what is traced; None, or nothing, clears a setting (trace extension).
+
+        All of it is changed or nothing. Raises InvalidParameter, Unsupported for what can be
+        changed at the start of the server only, SwitchedOff where there is no file.
+        """
+        old = self._models.get(model, TraceSetting()) if model else self._all
+        new = old
+        for name, values in change.items():
+            if name in ("trace_file", "trace_mode"):
+                raise Unsupported(f"changing {name} by a request")
+            if name not in _FIELDS:
+                known = ", ".join(_FIELDS)
+                raise InvalidParameter(name[:_SHOWN_CHARACTERS], f"one of {known}", "another name")
+            field, read = _FIELDS[name]
+            cleared = None if model else getattr(DEFAULT, field)
+            new = replace(new, **{field: read(name, values) if values else cleared})
+        if new.level == TIMESTAMPS and self._file is None:
+            raise SwitchedOff("tracing", "trace_file")
+        if model:
+            self._models[model] = new
+        else:
+            self._all = new
+        self._seen.pop(model, None)
+        self._observe()
+        _log.info(
+            "trace setting changed", model=model, **{k: list(v or ()) for k, v in change.items()}
+        )
+
+    def _observe(self) -> None:
+        """Observe calls while some setting traces any."""
+        settings = [self._all, *(self.get(model) for model in self._models)]
+        is_on = any(setting.level == TIMESTAMPS and setting.count for setting in settings)
+        if is_on != self._is_on:
+            self._is_on = is_on
+            (self._gates.observe if is_on else self._gates.observe_no_more)(self)
+
+    # --- the traces ---
+
+    def ended(self, calls: Sequence[Call], outcome: Outcome) -> None:
+        """Trace those of the calls that their settings pick."""
+        now = self._clock()
+        for call in calls:
+            if isinstance(call, InferCall) and call.is_found and call.started_ns:
+                setting = self._picked(call.found.model)
+                if setting is not None:
+                    self._keep(self._traced(call, outcome, now), setting)
+
+    def _picked(self, model: str) -> TraceSetting | None:
+        """Return the setting of a model if the next request of it is traced."""
+        setting = self.get(model)
+        if setting.level != TIMESTAMPS or not setting.count:
+            return None
+        key = model if model in self._models else ""
+        seen = self._seen[key] = self._seen.get(key, 0) + 1
+        if seen % (setting.rate or 1):
+            return None
+        if setting.count is not None and setting.count > 0:
+            left = setting.count - 1
+            # Of whom the count is: that of all models counts for all of them together.
+            if self._models.get(model, TraceSetting()).count is not None:
+                self._models[model] = replace(self._models[model], count=left)
+            else:
+                self._all = replace(self._all, count=left)
+            if not left:
+                # The gates hand this call to other observers yet.
+                asyncio.get_running_loop().call_soon(self._observe)
+        return setting
+
+    def _traced(self, call: InferCall, outcome: Outcome, now: int) -> Trace:
+        number = next(self._ids)
+        found = call.found
+        head: dict[str, Any] = {"id": number, "model_name": found.model}
+        head["model_version"] = int(found.number) if found.number.isdigit() else found.number
+        if call.id:
+            head["request_id"] = call.id
+        times = [("REQUEST_START", call.started_ns)]
+        if isinstance(outcome, Executed):
+            times += [
+                ("QUEUE_START", call.submitted_ns or call.started_ns),
+                ("COMPUTE_START", outcome.begun_ns),
+                ("COMPUTE_INPUT_END", outcome.begun_ns),
+                ("COMPUTE_OUTPUT_START", outcome.ended_ns),
+                ("COMPUTE_END", outcome.ended_ns),
+            ]
+        times.append(("REQUEST_END", now))
+        return head, {"id": number, "timestamps": [{"name": n, "ns": ns} for n, ns in times]}
+
+    # --- their file ---
+
+    def _keep(self, trace: Trace, setting: TraceSetting) -> None:
+        if len(self._pending) >= _MOST_PENDING:
+            self._lost += 1
+            return
+        self._pending.append((trace, setting.log_frequency or 0))
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(_FLUSH_SECONDS, self._begin_to_write)
+
+    def _begin_to_write(self) -> None:
+        self._timer = None
+        if self._writing is None:
+            self._writing = asyncio.ensure_future(self._write())
+
+    async def _write(self) -> None:
+        assert self._file is not None
+        try:
+            while self._pending:
+                pending, self._pending = self._pending, []
+                lost, self._lost = self._lost, 0
+                if lost:
+                    _log.warning("traces were lost", count=lost)
+                for each in dict.fromkeys(each for _, each in pending):
+                    traces = [trace for trace, wanted in pending if wanted == each]
+                    if not await self._in_thread(partial(self._file.write, traces, each)):
+                        self._stop("the files have max_trace_bytes")
+        except OSError as error:
+            self._stop(str(error))
+        finally:
+            self._writing = None
+
+    def _stop(self, reason: str) -> None:
+        """Trace nothing more: it cannot be written."""
+        self._pending.clear()
+        self._all = replace(self._all, level=OFF)
+        self._models.clear()
+        self._observe()
+        _log.warning("tracing has ended", reason=reason, file=str(self.path))
+
+    async def close(self) -> None:
+        """Observe nothing more, and write what is pending."""
+        self._all, self._models = DEFAULT, {}
+        self._observe()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._writing is not None:
+            await self._writing
+        if self._pending:
+            await self._write()
+
+
+def _level(name: str, values: Sequence[str]) -> str:
+    known = (OFF, TIMESTAMPS)
+    if "TENSORS" in values:
+        raise Unsupported("tracing of tensors (trace_level TENSORS)")
+    if len(values) != 1 or values[0] not in known:
+        shown = ", ".join(values)[:_SHOWN_CHARACTERS]
+        raise InvalidParameter(name, " or ".join(known), shown)
+    return values[0]
+
+
+def _number(smallest: int, name: str, values: Sequence[str]) -> int:
+    text = values[0] if len(values) == 1 else ", ".join(values)
+    if (
+        text.removeprefix("-").isdecimal()
+        and text.isascii()
+        and len(text) <= len(str(_LARGEST)) + 1
+    ):
+        number = int(text)
+        if smallest <= number <= _LARGEST:
+            return number
+    expected = f"an integer of {smallest} to {_LARGEST}"
+    raise InvalidParameter(name, expected, repr(text[:_SHOWN_CHARACTERS]))
+
+
+_FIELDS: Mapping[str, tuple[str, Callable[[str, Sequence[str]], Any]]] = {
+    "trace_level": ("level", _level),
+    "trace_rate": ("rate", partial(_number, 1)),
+    "trace_count": ("count", partial(_number, -1)),
+    "log_frequency": ("log_frequency", partial(_number, 0)),
+}
+"""Name of a setting -> its field, and what reads its values."""
