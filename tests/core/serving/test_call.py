@@ -1,6 +1,7 @@
 """A call begins, is answered any number of times, and ends exactly once."""
 
 import asyncio
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -243,3 +244,15 @@ async def test_a_call_that_is_cancelled_keeps_its_inputs_for_the_thread_that_has
 
     assert call.has_ended
     assert call.inputs is inputs
+
+
+async def test_a_deadline_keeps_no_call_that_has_ended() -> None:
+    """A timer that is cancelled keeps its context until it is due: without `current_call`."""
+    call = Call()
+    call.deadline = asyncio.get_running_loop().time() + 60
+    reference = weakref.ref(call)
+    with Gates().passing(call):
+        call.expire_in_time()
+    del call
+
+    assert reference() is None

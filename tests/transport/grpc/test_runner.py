@@ -5,6 +5,7 @@
 
 import asyncio
 import gc
+import gzip
 import weakref
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -18,6 +19,7 @@ from support.server import RunningServer, serving
 from support.wire import connect, framed, request_headers
 from tritonclient.grpc import service_pb2 as pb
 
+from xlaserve.core.serving.infer_call import AwaitedInfer
 from xlaserve.transport.grpc import runner
 from xlaserve.transport.grpc.runner import RpcStream
 
@@ -103,3 +105,40 @@ async def test_a_request_that_ended_leaves_no_reference_cycle(
                 await asyncio.sleep(0.001)
 
     assert 3 == len(streams)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """Refer weakly to calls of inferences, while nothing is collected."""
+    references: list[Any] = []
+    made = AwaitedInfer.__init__
+
+    def noted(call: AwaitedInfer, *args: Any, **named: Any) -> None:
+        made(call, *args, **named)
+        references.append(weakref.ref(call))
+
+    monkeypatch.setattr(AwaitedInfer, "__init__", noted)
+    gc.disable()
+    try:
+        yield references
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("headers", [{}, {"grpc-timeout": "60S"}])
+async def test_no_timer_keeps_a_call_that_was_answered(
+    server: RunningServer, calls: list[Any], headers: dict[str, str]
+) -> None:
+    """Cancelled timers keep their context until they are due: those of its message and its end."""
+    message = gzip.compress(asking("fp32", 1, 2))  # compressed, so that it takes the general path
+    async with connect(server.url) as wire:
+        headers = {"grpc-encoding": "gzip", **headers}
+        stream = wire.open(request_headers(SERVICE + "ModelInfer", *headers.items()))
+        wire.h2.send_data(stream, b"\x01" + framed(message)[1:], end_stream=True)
+        wire.flush()
+        assert "0" == (await wire.trailers(stream))["grpc-status"]
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            while any(reference() is not None for reference in calls):
+                await asyncio.sleep(0.001)
+
+    assert 1 == len(calls)

@@ -13,7 +13,7 @@ Nothing leaves ENDED: an answer that comes later is nobody's, which is no error.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -206,7 +206,9 @@ class Call:
     def expire_in_time(self) -> None:
         """Have the call expire at its deadline, if it has one and has not ended by then."""
         if self.deadline is not None and not self.has_ended:
-            self._timer = asyncio.get_running_loop().call_at(self.deadline, self.expire)
+            context = outside_call() if current_call.get() is not None else None
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at(self.deadline, self.expire, context=context)
             self.holds_anything = True
 
     # --- the end ---
@@ -248,3 +250,13 @@ def end_together(calls: Sequence[Call], outcome: Outcome) -> None:
 
 current_call: ContextVar[Call | None] = ContextVar("current_call", default=None)
 """The call that a coroutine answers; set by `Gates.passing` around its handler."""
+
+
+def outside_call() -> Context:
+    """Return a copy of the context that has no `current_call`, for timers.
+
+    A timer that is cancelled keeps its context until it is due, and would keep the call that long.
+    """
+    context = copy_context()
+    context.run(current_call.set, None)
+    return context

@@ -226,17 +226,3 @@ class AwaitedInfer(InferCall):
             return await self._answer
         finally:
             self.cancel("nobody waits for the answer")
-            # A timer that was cancelled keeps its context until it is due, and `current_call` with
-            # that: the call may live on, but not the tensors.
-            self._answer = _answered()
-            if self.executed is not None:
-                # Before that a thread may be about to read them, for a batch with others.
-                self.inputs = _NOTHING
-                self.executed = Executed({}, self.executed.begun_ns, self.executed.ended_ns)
-
-
-def _answered() -> "asyncio.Future[InferResponse]":
-    """Return a future that is done, in the place of one whose result was taken."""
-    future: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
-    future.cancel()
-    return future

@@ -14,6 +14,7 @@ from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
 from hyperframe.frame import GoAwayFrame
 
+from xlaserve.core.serving.call import outside_call
 from xlaserve.core.serving.ledger import Account, Kind
 from xlaserve.transport.grpc.calls import FieldsView
 from xlaserve.transport.grpc.grpclib_stream import NO_ROOM_FOR_ANSWERS
@@ -266,4 +267,6 @@ class _Stream(Stream):
             self._transport.abort()
             return
         loop, seconds = asyncio.get_running_loop(), self.connection.answer_seconds
-        self._expecting = loop.call_later(seconds, self._expect_progress, self.data_sent)
+        self._expecting = loop.call_later(
+            seconds, self._expect_progress, self.data_sent, context=outside_call()
+        )

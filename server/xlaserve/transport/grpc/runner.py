@@ -13,7 +13,7 @@ from grpclib.protocol import Stream as AcceptedStream
 from grpclib.server import Stream
 from h2.exceptions import StreamClosedError
 
-from xlaserve.core.serving.call import Call, Operation, Peer
+from xlaserve.core.serving.call import Call, Operation, Peer, outside_call
 from xlaserve.core.serving.call import Headers as CallHeaders
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.infer_call import AwaitedInfer
@@ -67,9 +67,11 @@ class RpcStream(Stream[Any, Any]):
         """
         if self.method.handler.cardinality.client_streaming:
             return await super().recv_message()
-        timeout = asyncio.timeout(self.message_seconds)
+        timeout = asyncio.timeout(None)
+        due = asyncio.get_running_loop().time() + self.message_seconds
         try:
             async with timeout:
+                outside_call().run(timeout.reschedule, due)
                 message = await super().recv_message()
         except TimeoutError:
             if not timeout.expired():
@@ -205,9 +207,11 @@ _RAW = _RawCodec()
 
 async def _in_time(call: Call, work: Awaitable[None]) -> None:
     """Wait for the work; raises DeadlineExceeded once the deadline of the call has passed."""
-    timeout = asyncio.timeout_at(call.deadline)
+    timeout = asyncio.timeout(None)
     try:
         async with timeout:
+            if call.deadline is not None:
+                outside_call().run(timeout.reschedule, call.deadline)
             await work
     except TimeoutError:
         if timeout.expired():

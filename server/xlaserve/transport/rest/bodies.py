@@ -7,6 +7,7 @@ from functools import partial
 from aiohttp import ClientPayloadError, StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from xlaserve.core.serving.call import outside_call
 from xlaserve.errors import BodyTimeout, InvalidBody, ShuttingDown, TooLarge
 from xlaserve.transport.http2.messages import Allocate
 from xlaserve.transport.rest import compression
@@ -73,17 +74,20 @@ class BodyReader:
         if length is not None and length > self._limits.max_bytes:
             self._raise_too_large()
         await _let_it_come(request)
-        timeout = asyncio.timeout(self._limits.timeout_seconds - waited_seconds)
-        body = await self._receive_in_time(request.content, length, held, timeout)
+        seconds = self._limits.timeout_seconds - waited_seconds
+        body = await self._receive_in_time(request.content, length, held, seconds)
         if coding == compression.IDENTITY:
             return body
         return await self._inflate(coding, body, held)
 
     async def _receive_in_time(
-        self, content: StreamReader, length: int | None, held: Held, timeout: asyncio.Timeout
+        self, content: StreamReader, length: int | None, held: Held, seconds: float
     ) -> memoryview:
+        timeout = asyncio.timeout(None)
+        due = asyncio.get_running_loop().time() + seconds
         try:
             async with timeout:
+                outside_call().run(timeout.reschedule, due)
                 self._timeouts.add(timeout)
                 self._expect_more(timeout)
                 return await self._receive(content, length, held, timeout)
