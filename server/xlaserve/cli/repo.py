@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from xlaserve.cli import repo_check
 from xlaserve.cli.termination import unwinding_on_signals
 
 _FAILED = 1
@@ -18,6 +19,7 @@ def repo() -> typer.Typer:
     group = typer.Typer(help="Look after the models of a repository.", no_args_is_help=True)
     group.callback()(_group)
     group.command("migrate")(migrate)
+    group.command("check")(repo_check.check)
     return group
 
 

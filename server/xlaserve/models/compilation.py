@@ -73,8 +73,8 @@ def flags() -> str:
     return " ".join(sorted({word for word in words if not word.startswith(_WITHOUT_EFFECT)}))
 
 
-def of_settings(settings: Settings) -> Compilation:
-    """Return what an operator decided."""
+def of_settings(settings: Settings, *, compare: bool = False) -> Compilation:
+    """Return what an operator decided; with `compare` what is converted is compared, too."""
     cache = None
     text = settings.compilation_cache_directory
     if text not in ("", NO_CACHE):
@@ -89,7 +89,8 @@ def of_settings(settings: Settings) -> Compilation:
         autotune_directory=autotune,
     )
     limits = ConversionLimits(settings.conversion_cache_max_bytes, settings.max_conversion_bytes)
-    return Compilation(cache, options, Conversions(cache, limits, settings.scratch_directory))
+    conversions = Conversions(cache, limits, settings.scratch_directory, compare=compare)
+    return Compilation(cache, options, conversions)
 
 
 def without_effect(settings: Settings, platform: str) -> tuple[str, ...]:

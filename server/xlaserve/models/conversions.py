@@ -55,9 +55,13 @@ class Conversions:
         cache: CompilationCache | None = None,
         limits: ConversionLimits | None = None,
         scratch: Path = _TEMPORARY,
+        *,
+        compare: bool = False,
     ) -> None:
         """Without a cache nothing is kept, and `scratch` has what a load needs while it goes on."""
         self.limits = limits or ConversionLimits()
+        self.compare = compare
+        """Whether what is converted is compared with onnxruntime, where that is installed."""
         self.converted = 0
         """Conversions that this process has made; changed by any thread that loads."""
         self._cache = cache

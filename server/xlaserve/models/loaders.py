@@ -140,6 +140,12 @@ def _warm_up(model: LoadedModel, path: Path, context: LoadContext) -> None:
         raise
 
 
+def recognised(path: Path, config: ModelConfig) -> str:
+    """Return the kind of a version: that of its loader, or `onnx`. Raises InvalidModel."""
+    row = _loader_for(path, config)
+    return "onnx" if row.sniff is _has_onnx else row.kind
+
+
 def predict_size(
     path: Path,
     config: ModelConfig | None = None,

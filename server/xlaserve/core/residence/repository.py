@@ -131,6 +131,11 @@ class Repository:
 
         return one(settings.repository, [one(root) for root in settings.model_repository])
 
+    @property
+    def confines(self) -> Roots:
+        """Return the directories that files of its models may lie in, wherever links lead."""
+        return self._roots
+
     def listing(self) -> Listing:
         """Return what the root holds; raises OSError unless the whole of it can be read."""
         if self._is_bare():

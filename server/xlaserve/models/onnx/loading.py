@@ -60,9 +60,7 @@ def found(directory: Path, config: ModelConfig) -> OnnxSource:
     return source
 
 
-def converted(
-    source: OnnxSource, target: Path, context: LoadContext, *, check: bool = False
-) -> None:
+def converted(source: OnnxSource, target: Path, context: LoadContext) -> None:
     """Convert a model to a version directory; raises InvalidModel that names it. Blocks."""
 
     def on_stage(stage: Stage) -> None:
@@ -73,7 +71,7 @@ def converted(
         version=1,
         max_batch_size=0 if source.is_unbatched else None,
         sizes=source.sizes,
-        check=check,
+        check=context.compilation.conversions.compare,
         limit_bytes=context.compilation.conversions.limits.model_bytes,
         roots=context.roots,
     )

@@ -1,0 +1,138 @@
+"""`xlaserve repo check`: what a server would make of a repository, before there is one."""
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import structlog
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from xlaserve import log
+from xlaserve.cli.printable import printable
+from xlaserve.cli.termination import unwinding_on_signals
+from xlaserve.core.residence.checkup import Checkup, Finding, ModelReport
+from xlaserve.core.residence.repository import ModelSource, Repository, VersionSource
+from xlaserve.errors import InvalidSettings, ModelNotFound
+from xlaserve.models import compilation, device, loaders
+from xlaserve.models.loaded import LoadContext
+from xlaserve.models.python.author import Arrays
+from xlaserve.models.python.calls import Asked, Replies
+from xlaserve.models.python.host import PythonHost
+from xlaserve.models.python.metrics import ModelMetrics
+from xlaserve.settings import Settings
+
+_FAILED = 1
+_COLOURS = {Finding.WORKS: "green", Finding.NOTES: "yellow", Finding.REFUSED: "red"}
+
+
+def check(
+    repository: Annotated[
+        list[Path], typer.Argument(help="Directories of models, as `serve` takes them.")
+    ],
+    cache: Annotated[
+        str,
+        typer.Option(
+            help="The server's --compilation-cache-directory, where what is compiled and converted "
+            "is kept; none keeps nothing."
+        ),
+    ] = compilation.NO_CACHE,
+    allow_python_models: Annotated[
+        bool, typer.Option("--allow-python-models", help="Run the code of Python models too.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, a line for each model.")
+    ] = False,
+) -> None:
+    """Say for each model whether a server would serve it, and why not.
+
+    Each is loaded as a server loads it, one after the other; ONNX models are converted, and
+    compared with onnxruntime where that is installed. The exit status is 1 if one is refused.
+    """
+    log.configure("error")
+    settings = Settings.read(
+        model_repository=repository,
+        compilation_cache_directory=cache,
+        allow_python_models=allow_python_models,
+    )
+    for root in (settings.repository, *settings.model_repository):
+        if not root.is_dir():
+            raise InvalidSettings("repository", "a directory", str(root))
+    reports: list[ModelReport] = []
+    with unwinding_on_signals():
+        for report in _checked(settings):
+            reports.append(report)
+            if as_json:
+                typer.echo(json.dumps({**asdict(report), "finding": report.finding}))
+    if not as_json:
+        _show(Console(), settings, reports)
+    if not reports or any(report.finding is Finding.REFUSED for report in reports):
+        raise typer.Exit(_FAILED)
+
+
+def _checked(settings: Settings) -> Iterator[ModelReport]:
+    runs_python = settings.allow_python_models
+    made = compilation.of_settings(settings, compare=True)
+    platform = device.start(settings.device.value, made.cache)
+    if importlib.util.find_spec("onnxruntime") is None:
+        structlog.get_logger("check").warning("nothing is compared: onnxruntime is not installed")
+
+    def context(source: ModelSource, version: VersionSource) -> LoadContext:
+        return LoadContext(
+            source.name,
+            str(version.number),
+            source.config,
+            platform,
+            max_on_demand_shapes=settings.max_on_demand_shapes,
+            max_sequences=settings.max_sequences_per_model,
+            python=PythonHost(_NoCalls(), ModelMetrics()) if runs_python else None,
+            compilation=made,
+        )
+
+    models = Repository.of_settings(settings)
+    yield from Checkup(models, loaders.load, context, runs_python=runs_python).run()
+
+
+class _NoCalls:
+    """Other models do not answer: only one is there at a time."""
+
+    def infer(self, asked: Asked, within: object) -> "Future[Arrays]":
+        """Fail."""
+        raise ModelNotFound(asked.model, asked.version)
+
+    def stream(self, asked: Asked, within: object) -> Replies:
+        """Fail."""
+        raise ModelNotFound(asked.model, asked.version)
+
+    def is_ready(self, model: str, version: str = "") -> bool:
+        """Tell that no other model would answer."""
+        return False
+
+
+def _show(console: Console, settings: Settings, reports: list[ModelReport]) -> None:
+    if not reports:
+        typer.echo(f"{settings.repository}: no models")
+        return
+    table = Table("model", "kind", "versions", "a server", "why, and notes")
+    for column in table.columns:
+        column.overflow = "fold"
+    for row in sorted(reports, key=lambda report: report.model):
+        said = "\n".join(filter(None, (row.reason, *row.notes)))
+        table.add_row(
+            Text(printable(row.model)),
+            row.kind,
+            ", ".join(row.versions),
+            Text(row.finding, style=_COLOURS[row.finding]),
+            Text("\n".join(map(printable, said.splitlines()))),
+        )
+    console.print(table)
+    for row in reports:
+        if row.configuration:
+            typer.echo(f"\n# {printable(row.model)}/config.pbtxt, for its model-settings.json")
+            typer.echo("\n".join(map(printable, row.configuration.splitlines())))
