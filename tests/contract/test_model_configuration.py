@@ -26,7 +26,6 @@ AGENT = {"name": "decrypt", "parameters": {"key": "0"}}
 REFUSED: dict[str, dict[str, Any]] = {
     "iterative_sequence": {"sequence_batching": {"iterative_sequence": True}},
     "model_repository_agents.agents[0].name": {"model_repository_agents": {"agents": [AGENT]}},
-    "input[0].reshape": {"input": [TENSOR | {"reshape": {"shape": [1, 2]}}]},
     "input[0].optional": {"input": [TENSOR | {"optional": True}]},
     "input[0].allow_ragged_batch": {"input": [TENSOR | {"allow_ragged_batch": True}]},
     "input[0].is_shape_tensor": {"input": [TENSOR | {"is_shape_tensor": True}]},

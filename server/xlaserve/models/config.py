@@ -38,6 +38,8 @@ class ConfigTensor:
     datatype: Datatype
     dims: Shape
     """As written: without the batch dimension where `max_batch_size` is positive."""
+    reshape: Shape | None = None
+    """The shape that the model has it in, where that is another one than clients see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +141,13 @@ class ModelConfig:
         return replace(self, parameters=MappingProxyType({**parameters, **self.parameters}))
 
     def of_artifact(self) -> "ModelConfig":
-        """Return it with the tensors that only the server and the model see: controls and states.
+        """Return it with the tensors that the model sees: reshaped, with controls and states.
 
         What lists no inputs, or no outputs, leaves them to the artifact, which has all.
         """
         sequences = self.sequence_batching
         if sequences is None:
-            return self
+            return self._of_model() if self.is_reshaped else self
         inputs = [ConfigTensor(one.name, one.datatype, (1,)) for one in sequences.controls]
         inputs += [ConfigTensor(one.input_name, one.datatype, one.dims) for one in sequences.states]
         shown = {tensor.name for tensor in self.outputs}
@@ -159,6 +161,18 @@ class ModelConfig:
             inputs=(*self.inputs, *inputs) if self.inputs else (),
             outputs=(*self.outputs, *outputs) if self.outputs else (),
         )
+
+    @property
+    def is_reshaped(self) -> bool:
+        """Tell whether clients see other shapes than the model."""
+        return any(one.reshape is not None for one in (*self.inputs, *self.outputs))
+
+    def _of_model(self) -> "ModelConfig":
+        inputs, outputs = (
+            tuple(one if one.reshape is None else replace(one, dims=one.reshape) for one in side)
+            for side in (self.inputs, self.outputs)
+        )
+        return replace(self, inputs=inputs, outputs=outputs)
 
     @property
     def is_ensemble(self) -> bool:

@@ -43,10 +43,6 @@ class Row:
     asks: _Asks = lambda value, message: True
 
 
-def _another_shape(value: inference.ModelTensorReshape, message: betterproto.Message) -> bool:
-    return list(value.shape) != list(getattr(message, "dims"))  # noqa: B009 - of two classes
-
-
 _OBEYED = Row(Effect.OBEYED)
 _NONE = Row(Effect.NONE)
 _TENSOR = "the model would be given, or give, other tensors"
@@ -78,7 +74,8 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
         "input.data_type": _OBEYED,
         "input.format": _OBEYED,
         "input.dims": _OBEYED,
-        "input.reshape": _refused(_TENSOR, _another_shape),
+        "input.reshape": _OBEYED,
+        "input.reshape.shape": _OBEYED,
         "input.is_shape_tensor": _refused(_TENSOR),
         "input.allow_ragged_batch": _refused("requests of different shapes share no batch"),
         "input.optional": _refused("every input of the model must be sent"),
@@ -88,7 +85,8 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
         "output.data_type": _OBEYED,
         "output.dims": _OBEYED,
         "output.label_filename": _OBEYED,
-        "output.reshape": _refused(_TENSOR, _another_shape),
+        "output.reshape": _OBEYED,
+        "output.reshape.shape": _OBEYED,
         "output.is_shape_tensor": _refused(_TENSOR),
         "output.is_non_linear_format_io": _refused(_TENSOR),
         "batch_input": _refused(_TENSOR),

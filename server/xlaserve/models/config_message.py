@@ -36,6 +36,7 @@ def config_of(message: inference.ModelConfig) -> ModelConfig:
         raise _unfit("max_batch_size", "0 or more", message.max_batch_size)
     inputs = _tensors("input", message.input)
     outputs = _tensors("output", message.output)
+    _check_reshapes(message, (*inputs, *outputs))
     return ModelConfig(
         name=message.name,
         platform=message.platform,
@@ -90,7 +91,48 @@ def _tensor(place: str, tensor: inference.ModelInput | inference.ModelOutput) ->
     for index, size in enumerate(tensor.dims):
         if size == 0 or size < -1:
             raise _unfit(f"{place}.dims[{index}]", "a size above 0, or -1 for any", size)
-    return ConfigTensor(tensor.name, datatype, tuple(tensor.dims))
+    return ConfigTensor(tensor.name, datatype, tuple(tensor.dims), _reshape(place, tensor))
+
+
+def _reshape(
+    place: str, tensor: inference.ModelInput | inference.ModelOutput
+) -> tuple[int, ...] | None:
+    """Return the shape that the model has a tensor in; None where it is the same."""
+    if not betterproto.serialized_on_wire(tensor.reshape):
+        return None
+    shape = tuple(tensor.reshape.shape)
+    for index, size in enumerate(shape):
+        if size == 0 or size < -1:
+            raise _unfit(f"{place}.reshape.shape[{index}]", "a size above 0, or -1 for any", size)
+    if shape == tuple(tensor.dims):
+        return None
+    if _between_open(shape) != _between_open(tensor.dims):
+        expected = (
+            f"as many elements as in dims {list(tensor.dims)}, and so many before, between and "
+            "behind the open sizes"
+        )
+        raise _unfit(f"{place}.reshape", expected, list(shape))
+    return shape
+
+
+def _check_reshapes(message: inference.ModelConfig, tensors: Iterable[ConfigTensor]) -> None:
+    scheduling, _ = betterproto.which_one_of(message, "scheduling_choice")
+    if scheduling in ("ensemble_scheduling", "sequence_batching"):
+        for tensor in tensors:
+            if tensor.reshape is not None:
+                because = f"is not implemented together with {scheduling}"
+                raise BadConfig(because).within(f"reshape of '{shown(tensor.name)}'")
+
+
+def _between_open(dims: Iterable[int]) -> list[int]:
+    """Return the products of the sizes before, between and behind those that are open."""
+    products = [1]
+    for size in dims:
+        if size == -1:
+            products.append(1)
+        else:
+            products[-1] *= size
+    return products
 
 
 def _checksums(message: inference.ModelConfig) -> Iterator[Checksum]:

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Protocol
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models import foreign, manifest, onnx_source, placement, sizes, target_sizes, warmup
+from xlaserve.models import (
+    foreign,
+    manifest,
+    onnx_source,
+    placement,
+    reshaping,
+    sizes,
+    target_sizes,
+    warmup,
+)
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_fields import is_onnx
 from xlaserve.models.loaded import LoadContext, LoadedModel, Stage
@@ -123,12 +132,22 @@ def load(path: Path, context: LoadContext) -> LoadedModel:
             "model_transaction_policy.decoupled: expected false, since the model gives one answer "
             "to each request, got true"
         )
+    if context.config.is_reshaped:
+        model = _reshaped(model, context)
     if context.config.sequence_batching is None:
         if context.config.warmup:
             _warm_up(model, path, context)
         return model
     wrap: _Wrap = importlib.import_module(_SEQUENCES).wrap
     return wrap(model, path, context)
+
+
+def _reshaped(model: LoadedModel, context: LoadContext) -> LoadedModel:
+    try:
+        return reshaping.wrap(model, context.config)
+    except BaseException:
+        model.close()
+        raise
 
 
 def _warm_up(model: LoadedModel, path: Path, context: LoadContext) -> None:
