@@ -4,6 +4,7 @@ On either engine, with limits that are quickly reached.
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,10 +12,11 @@ from typing import Any
 
 import grpc
 import pytest
-from support import frames
+from support import frames, identity_models
 from support.engines import own_engine_only
 from support.floods import INFER, LIVE
 from support.frames import data, headers, literals, peer
+from support.http import connect, message
 from support.server import RunningServer, serving
 from support.wire import framed, request_headers
 from tritonclient.grpc import service_pb2 as pb
@@ -105,3 +107,87 @@ async def test_a_header_block_in_progress_counts(tmp_path: Path) -> None:
             client.send(frames.continuation(1, block[2000:]), data(1, framed(b""), end_stream=True))
             assert "grpc-status 0" in await client.outcome(1)
             assert 0 == ledger.held
+
+
+Tensor: Any = Request.InferInputTensor
+Contents: Any = pb.InferTensorContents  # pyright: ignore[reportAttributeAccessIssue]
+ELEMENTS = 500_000
+
+
+def typed_integers() -> Any:
+    """A byte for each element becomes eight."""
+    contents = Contents(int64_contents=[1] * ELEMENTS)
+    tensor = Tensor(name="x", datatype="INT64", shape=[ELEMENTS], contents=contents)
+    return Request(model_name="int64", inputs=[tensor])
+
+
+def raw_strings() -> Any:
+    """Six bytes for each element become some sixty."""
+    count = ELEMENTS // 8
+    tensor = Tensor(name="x", datatype="BYTES", shape=[count])
+    raw = b"\2\0\0\0ab" * count
+    return Request(model_name="bytes", inputs=[tensor], raw_input_contents=[raw])
+
+
+@pytest.mark.parametrize("large", [typed_integers, raw_strings])
+@pytest.mark.parametrize("limit", [4 * MIB, 64 * MIB])
+async def test_what_a_message_becomes_is_held_as_well(
+    tmp_path: Path, large: Callable[[], Any], limit: int
+) -> None:
+    identity_models.write(tmp_path / "models", "int64", "INT64")
+    identity_models.write(tmp_path / "models", "bytes", "BYTES")
+    settings: Any = {"max_held_bytes": limit, "load_model": ("int64", "bytes")}
+    async with serving(tmp_path, tmp_path / "models", http_endpoint="port:0", **settings) as server:
+        ledger = server.application.ledger
+        async with grpc.aio.insecure_channel(server.url) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            code, text = grpc.StatusCode.OK, ""
+            try:
+                await stub.ModelInfer(large())
+            except grpc.aio.AioRpcError as error:
+                code, text = error.code(), error.details() or ""
+        await until(lambda: ledger.held == 0)
+
+    if limit == 4 * MIB:
+        assert grpc.StatusCode.RESOURCE_EXHAUSTED is code
+        assert "the tensors" in text
+        assert "max_held_bytes" in text
+    else:
+        assert grpc.StatusCode.OK is code
+
+
+async def test_what_a_message_of_a_stream_becomes_is_held_as_well(tmp_path: Path) -> None:
+    identity_models.write(tmp_path / "models", "int64", "INT64")
+    settings: Any = {"max_held_bytes": 4 * MIB, "load_model": ("int64",)}
+    async with serving(tmp_path, tmp_path / "models", **settings) as server:
+        async with grpc.aio.insecure_channel(server.url) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            answers = [answer async for answer in stub.ModelStreamInfer(iter([typed_integers()]))]
+        await until(lambda: server.application.ledger.held == 0)
+
+    assert 1 == len(answers)
+    assert "the tensors" in answers[0].error_message
+
+
+async def test_binary_strings_over_http_are_held_as_well(tmp_path: Path) -> None:
+    identity_models.write(tmp_path / "models", "bytes", "BYTES")
+    settings: Any = {"max_held_bytes": 4 * MIB, "load_model": ("bytes",)}
+    count = ELEMENTS // 8
+    raw = b"\2\0\0\0ab" * count
+    described = {
+        "name": "x",
+        "datatype": "BYTES",
+        "shape": [count],
+        "parameters": {"binary_data_size": len(raw)},
+    }
+    text = json.dumps({"inputs": [described]}).encode()
+    length = ("Inference-Header-Content-Length", str(len(text)))
+    async with serving(tmp_path, tmp_path / "models", http_endpoint="port:0", **settings) as server:
+        assert server.http is not None
+        async with connect(server.http) as client:
+            request = message("POST", "/v2/models/bytes/infer", length, body=text + raw)
+            answer = await client.ask(request)
+        await until(lambda: server.application.ledger.held == 0)
+
+    assert 503 == answer.status
+    assert "the tensors" in answer.error

@@ -8,17 +8,21 @@ import pytest
 from grpclib.const import Cardinality
 from structlog.contextvars import get_contextvars
 
+from xlaserve.core.serving.call import Peer
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.infer_call import InferCall
 from xlaserve.core.serving.inference import InferRequest
+from xlaserve.core.serving.ledger import Ledger
 from xlaserve.errors import VersionNotFound
 from xlaserve.transport.grpc.infer_codec import InferCodec
+from xlaserve.transport.grpc.infer_lane import InferLane
 from xlaserve.transport.grpc.infer_lanes import InferLanes
 from xlaserve.transport.grpc.routes import Refused, Router
 from xlaserve.transport.grpc.splice import InjectionPath, splice_string
 from xlaserve.transport.http2.headers import Head, HeaderReader, RequestKind, encode_fields
 from xlaserve.transport.http2.messages import Placement
 from xlaserve.transport.http2.stream import Route, ServerStream
+from xlaserve_proto import inference as pb
 
 LIMITS: dict[str, Any] = {"max_fields": 1000, "max_depth": 10}
 PSEUDO = ((":method", "POST"), (":scheme", "http"), (":path", "/a"))
@@ -93,6 +97,29 @@ def asked(engine: Engine, *headers: tuple[str, str], mesh: bool = True) -> tuple
     assert head.route is not None
     head.route.begin(cast(ServerStream, stream))
     return stream, otherwise.begun
+
+
+@pytest.mark.parametrize(("answer", "held"), [(never, 8 * 3), (InferCall.end, 0)])
+def test_what_a_short_message_becomes_is_held_while_it_waits(
+    answer: Callable[[InferCall], object], held: int
+) -> None:
+    contents = pb.InferTensorContents(int64_contents=[1, 2, 3])
+    tensor = pb.ModelInferRequestInferInputTensor(
+        name="x", datatype="INT64", shape=[3], contents=contents
+    )
+    account = Ledger(1 << 20).open()
+    engine = Engine(answer)
+    codec = InferCodec(**LIMITS)
+    peer = Peer(account=account)
+    lane = InferLane(cast(Any, engine), Gates(), codec, Otherwise(), peer=peer)
+    stream = Stream(HeaderReader(1 << 14, lambda kind: lane).read(encode_fields(PSEUDO)))
+    stream.message = bytes(pb.ModelInferRequest(model_name="m", inputs=[tensor]))
+    lane.begin(cast(ServerStream, stream))
+
+    assert held == account.held
+    assert engine.call is not None
+    engine.call.end()
+    assert 0 == account.held
 
 
 NAMED = (("mm-model-id", "m"), ("mm-vmodel-id", "v"))

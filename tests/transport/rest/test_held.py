@@ -4,7 +4,8 @@ import asyncio
 import gzip
 import os
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from support.http import chunked, connect, message
 from xlaserve.core.serving.call import Operation
 from xlaserve.core.serving.ledger import Kind, Ledger
 from xlaserve.transport.rest.bodies import BodyLimits
-from xlaserve.transport.rest.held import Held
+from xlaserve.transport.rest.held import Held, read_bytes
 from xlaserve.transport.rest.messages import BINARY_TYPE, HttpRequest, HttpResponse, json_response
 from xlaserve.transport.rest.routing import Route, RouteTable
 from xlaserve.transport.rest.server import HttpLimits
@@ -99,6 +100,50 @@ async def test_what_waits_for_too_long_is_503_and_may_be_tried_again() -> None:
 
     assert (503, "1") == (waited.status, waited.headers["retry-after"])
     assert "max_held_bytes" in waited.error
+
+
+async def test_what_comes_of_bodies_that_wait_is_held_too() -> None:
+    """And bounded: of those who wait for memory only as many may as hold an eighth of it."""
+    ledger = Ledger(LIMIT)
+    ahead = 2 * read_bytes(LIMIT)
+    async with serving(ledger) as address:
+        other = ledger.open()
+        other.hold(700_000)
+        async with AsyncExitStack() as stack:
+            for number in range(1, LIMIT // 8 // ahead + 1):
+                waits = await stack.enter_async_context(connect(address))
+                await waits.send(post("/length", 300_000))
+                await until(partial(waits_for, ledger, number))
+                assert 700_000 + number * ahead == ledger.held
+            small = await stack.enter_async_context(connect(address))
+            refused = await small.ask(post("/length", 300_000, 0))
+            other.close()
+        await until(lambda: ledger.held == 0)
+
+    assert 503 == refused.status
+
+
+def waits_for(ledger: Ledger, count: int) -> bool:
+    return ledger.waiting == count
+
+
+async def test_what_has_waited_is_held_once() -> None:
+    ledger = Ledger(LIMIT)
+    other, held = ledger.open(), Held(ledger.open(), Wire())
+    other.hold(700_000)
+    waiting = asyncio.ensure_future(held.reserve(300_000))
+    await until(lambda: ledger.waiting)
+    other.close()
+    await waiting
+
+    assert 300_000 == ledger.held
+
+
+@pytest.mark.parametrize(
+    ("limit", "size"), [(1 << 20, 16 << 10), (32 << 20, 128 << 10), (1 << 30, 256 << 10)]
+)
+def test_less_is_read_of_what_nobody_wants_where_little_may_be_held(limit: int, size: int) -> None:
+    assert size == read_bytes(limit)
 
 
 async def test_a_client_that_leaves_waits_no_longer() -> None:

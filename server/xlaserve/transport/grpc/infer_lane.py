@@ -12,6 +12,7 @@ from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.infer_call import InferCall
 from xlaserve.core.serving.inference import InferRequest, InferResponse
+from xlaserve.core.serving.made_arrays import SHORT_BYTES, hold_made, made_bytes, reserve_made
 from xlaserve.errors import InvalidRequest
 from xlaserve.transport.grpc.codec import refusal_of
 from xlaserve.transport.grpc.edge import translate
@@ -71,16 +72,22 @@ class InferLane:
         try:
             self._gates.admit(call)
             request = self._recognise(message)
+            is_view = request is not None
             if request is None:
                 decoded = self._decode(message)
                 call.typed = decoded.typed
                 request = self._read(call, decoded)
+                if len(message) > SHORT_BYTES:
+                    reserve_made(call, made_bytes(request.inputs))
+                    is_view = True  # or counted, which is the same from here on
         except Exception as error:
             call.fail(error)
             return
         self._engine.begin(call, request)
         if not call.has_ended:
             stream.call = call
+            if not is_view:
+                hold_made(call, made_bytes(request.inputs))
 
     def _read(self, call: "LaneCall", decoded: DecodedInfer) -> InferRequest:
         try:

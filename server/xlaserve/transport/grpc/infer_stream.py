@@ -12,6 +12,7 @@ from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.infer_call import InferCall
 from xlaserve.core.serving.inference import InferRequest, InferResponse
+from xlaserve.core.serving.made_arrays import made_bytes, reserve_made
 from xlaserve.errors import InvalidRequest, ShuttingDown
 from xlaserve.transport.grpc.grpclib_stream import NO_ROOM_FOR_ANSWERS
 from xlaserve.transport.grpc.infer_codec import DecodedInfer, InferCodec
@@ -226,6 +227,7 @@ class InferStream:
             self._gates.admit(call)
             call.typed = decoded.typed
             request = self._read(call, decoded)
+            reserve_made(call, made_bytes(request.inputs))
         except Exception as error:
             call.fail(error)
             return call

@@ -9,6 +9,8 @@ from xlaserve.core.residence.control import ModelControl
 from xlaserve.core.server import ServerDescription
 from xlaserve.core.serving.call import NOBODY, Peer, current_call
 from xlaserve.core.serving.engine import Engine
+from xlaserve.core.serving.inference import InferRequest
+from xlaserve.core.serving.made_arrays import made_bytes, reserve_made
 from xlaserve.core.serving.tracing import Tracing
 from xlaserve.errors import Unsupported
 from xlaserve.tensors import TensorSpec
@@ -99,6 +101,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         message = model_infer_request
         with self._engine.require(message.model_name, message.model_version):
             request = read_request(message)
+        _reserve(message, request)
         response = await self._engine.infer(request)
         form = self._typed.write(response.outputs) if is_typed(message) else None
         outputs, raw = write_outputs(response.outputs, form)
@@ -237,6 +240,20 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     ) -> pb.CudaSharedMemoryUnregisterResponse:
         """Have nothing registered afterwards: as nothing can be, that is so already."""
         return pb.CudaSharedMemoryUnregisterResponse()
+
+
+_LISTED_BYTES = 40
+"""Bytes of a number in a list of Python, as messages have them, with the reference to it."""
+
+
+def _reserve(message: pb.ModelInferRequest, request: InferRequest) -> None:
+    """Count what is made of a message until its call ends; raises BudgetExhausted."""
+    call = current_call.get()
+    if call is not None:
+        size = made_bytes(request.inputs)
+        if is_typed(message):
+            size += _LISTED_BYTES * sum(given.data.size for given in request.inputs)
+        reserve_made(call, size)
 
 
 def _peer() -> Peer:

@@ -10,6 +10,18 @@ from xlaserve.errors import BudgetExhausted
 from xlaserve.transport.rest.edge import translate
 from xlaserve.transport.rest.messages import JOINED_BYTES, HttpResponse
 
+_READ_BYTES = 256 << 10
+_READ_PART = 256
+_LEAST_READ_BYTES = 16 << 10
+
+
+def read_bytes(limit: int) -> int:
+    """Return how many bytes of a body that is not wanted aiohttp reads; up to twice as many come.
+
+    `limit` is that of the ledger: what all who wait have sent ahead is a small part of it.
+    """
+    return max(_LEAST_READ_BYTES, min(_READ_BYTES, limit // _READ_PART))
+
 
 class Held:
     """The account of a connection, which has one request after the other."""
@@ -53,8 +65,17 @@ class Held:
         if account.admits(count) and not account.ledger.is_behind(count):
             account.hold(count)
             return
+        # What is read of it nevertheless, while it waits.
+        ahead = min(count, 2 * read_bytes(account.ledger.limit))
+        account.hold(ahead)
+        try:
+            await self._wait(count)
+        finally:
+            account.release(ahead)
+
+    async def _wait(self, count: int) -> None:
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        wait = account.wait(count, partial(settle, granted, None))
+        wait = self.account.wait(count, partial(settle, granted, None))
         if wait is None:
             raise self.refusal("the body", count)
         self.is_waiting = True

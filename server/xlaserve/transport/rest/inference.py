@@ -12,6 +12,7 @@ from xlaserve.core.serving.call import Call, Headers, Operation, Peer
 from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.inference import InferRequest, InferResponse
+from xlaserve.core.serving.made_arrays import made_bytes
 from xlaserve.tensors import TensorSpec
 from xlaserve.transport.rest.calls import call_of
 from xlaserve.transport.rest.events import (
@@ -266,6 +267,8 @@ class InferenceRoutes:
             request.grow(await parsed_bytes(self._threads, info, text), "the parsed body")
             read = partial(read_infer_request, info, name, version, body, length, max_depth=depth)
             inference = await self._threads.run(len(body) if length is None else length, read)
+            if length is not None:
+                request.grow(made_bytes(inference.inputs), "the tensors")
         if isinstance(request.call, EventCall):
             return self._infer_events(request.call, request, inference)
         return await self._write(inference, await self._engine.infer(inference))

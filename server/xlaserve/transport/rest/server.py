@@ -25,6 +25,7 @@ from xlaserve.transport.rest.drain import Drain
 from xlaserve.transport.rest.edge import error_response, translate_errors
 from xlaserve.transport.rest.headers import ReadHeaders
 from xlaserve.transport.rest.heads import Heads, deciding
+from xlaserve.transport.rest.held import read_bytes
 from xlaserve.transport.rest.messages import JOINED_BYTES, HttpRequest, HttpResponse, HttpStream
 from xlaserve.transport.rest.plans import Finish
 from xlaserve.transport.rest.routing import Match, Route, RouteTable
@@ -35,7 +36,6 @@ _COMPRESSED_BYTES = 1 << 10
 """Smaller answers do not become smaller by much."""
 _LINGER_SECONDS = 2.0
 """Seconds the rest of an unwanted body is read, so that its sender sees the answer."""
-_READ_BYTES = 256 << 10
 _NOT_KEPT = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 """Headers with which proxies neither keep a stream nor collect it before they pass it on."""
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -96,7 +96,7 @@ class HttpServer:
             lingering_time=_LINGER_SECONDS,
             max_line_size=limits.max_header_bytes,
             max_field_size=limits.max_header_bytes,
-            read_bufsize=_READ_BYTES,
+            read_bufsize=read_bytes(self._ledger.limit),
         )
         self._drain = await Drain.prepare(
             self._server, self._bodies, self._end_streams, listening, backlog

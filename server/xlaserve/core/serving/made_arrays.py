@@ -1,0 +1,54 @@
+"""Arrays that a request makes beside its message, on the ledger of its connection.
+
+Most inputs are views of their message, which is counted already. Numbers in typed contents and
+elements of BYTES are not: what is one byte of a message may become eight, or fifty.
+"""
+
+from collections.abc import Iterable
+from functools import partial
+
+import numpy as np
+
+from xlaserve.core.serving.call import Call
+from xlaserve.core.serving.inference import InferInput
+from xlaserve.errors import BudgetExhausted
+from xlaserve.tensors import Tensor
+
+_ELEMENT_BYTES = 56
+"""Bytes that Python takes for an element of BYTES besides its octets, with the reference to it."""
+
+SHORT_BYTES = 64 << 10
+"""Messages up to this length are counted where they wait, and not where they are answered at once:
+what they become is gone then."""
+
+
+def made_bytes(inputs: Iterable[InferInput]) -> int:
+    """Return how many bytes the arrays of inputs take that are no views of their message."""
+    return sum(_own_bytes(given.data) for given in inputs)
+
+
+def _own_bytes(array: Tensor) -> int:
+    if array.dtype.hasobject:
+        return array.size * _ELEMENT_BYTES + sum(map(len, array.ravel().tolist()))
+    owner: object = array
+    while isinstance(owner, np.ndarray) and owner.base is not None:
+        owner = owner.base
+    return array.nbytes if isinstance(owner, np.ndarray) else 0
+
+
+def reserve_made(call: Call, size: int) -> None:
+    """Count so many bytes until a call ends; raises BudgetExhausted where there is no memory."""
+    account = call.peer.account
+    if account is None or not size:
+        return
+    if not account.reserve(size):
+        raise BudgetExhausted("the tensors", size, account.ledger.limit)
+    call.hold(partial(account.release, size))
+
+
+def hold_made(call: Call, size: int) -> None:
+    """Count so many bytes of a call that waits already until it ends."""
+    account = call.peer.account
+    if account is not None and size:
+        account.hold(size)
+        call.hold(partial(account.release, size))
