@@ -243,6 +243,32 @@ async def test_each_copy_calls_its_object_in_one_thread(start: Any, root: Path) 
     assert [0, 1] == sorted(int(answer["replica"][0]) for answer in answers)
 
 
+async def test_copies_that_were_quick_and_are_slow_are_handed_less(start: Any, root: Path) -> None:
+    """What they have been handed by then is more than they should have."""
+    write(
+        root,
+        "m",
+        """
+        import time
+
+        class Model(PythonModel):
+            inputs = outputs = {"x": ("INT32", [1])}
+
+            def infer(self, inputs):
+                time.sleep(0.005 if inputs["x"][0] else 0)
+                return {"x": inputs["x"]}
+        """,
+        "instance_group { count: 2 kind: KIND_CPU }",
+    )
+    async with start() as client:
+        for _ in range(20):
+            await client.infer("m", x=np.zeros(1, np.int32))
+        asked = [client.infer("m", x=np.array([n], np.int32)) for n in range(1, 101)]
+        answers = await asyncio.gather(*asked)
+
+    assert list(range(1, 101)) == [int(answer["x"][0]) for answer in answers]
+
+
 async def test_a_coroutine_works_on_many_requests_away_from_the_servers_loop(
     start: Any, root: Path
 ) -> None:

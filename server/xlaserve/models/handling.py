@@ -99,9 +99,14 @@ class Handling(Protocol):
         ...
 
     def handle(
-        self, replica: int, requests: Sequence[ModelRequest], freed: Callable[[], None]
+        self,
+        replica: int,
+        requests: Sequence[ModelRequest],
+        freed: Callable[[], None],
+        *,
+        together: bool = True,
     ) -> None:
-        """Hand requests to a copy, and return at once.
+        """Hand requests to a copy, for one execution or for one each, and return at once.
 
         `freed` is called in any thread when it takes others; each request is answered by then,
         unless the model is decoupled.

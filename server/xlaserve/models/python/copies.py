@@ -35,8 +35,13 @@ class Copy(Protocol):
         """Get ready. Blocks; raises what the code raises."""
         ...
 
-    def handle(self, requests: Sequence[ModelRequest], freed: Freed) -> None:
-        """Answer requests, and call `freed` when others may come. Returns at once."""
+    def handle(
+        self, requests: Sequence[ModelRequest], freed: Freed, *, together: bool = True
+    ) -> None:
+        """Answer requests in one execution or each in one, and call `freed` when others may come.
+
+        Returns at once.
+        """
         ...
 
     def close(self) -> None:
@@ -88,7 +93,9 @@ class OwnCopy:
         """Call `load` of the model, in its thread."""
         wait_for(self._thread, lambda: self._model.load(self._context))
 
-    def handle(self, requests: Sequence[ModelRequest], freed: Freed) -> None:
+    def handle(
+        self, requests: Sequence[ModelRequest], freed: Freed, *, together: bool = True
+    ) -> None:
         """Answer requests: one by one, or put together where the model is batched."""
         if self._loop is not None:
             self._loop.start(lambda: self._handle_async(requests, freed))

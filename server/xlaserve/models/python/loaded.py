@@ -42,10 +42,15 @@ class LoadedPython:
         return self.info.max_batch_size if self.is_batched else 1
 
     def handle(
-        self, replica: int, requests: Sequence[ModelRequest], freed: Callable[[], None]
+        self,
+        replica: int,
+        requests: Sequence[ModelRequest],
+        freed: Callable[[], None],
+        *,
+        together: bool = True,
     ) -> None:
         """Hand requests to a copy, and return at once."""
-        self._copies[replica].handle(requests, freed)
+        self._copies[replica].handle(requests, freed, together=together)
 
     def execute(
         self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0

@@ -8,6 +8,7 @@ from xlaserve.core.serving.answers import answer_last, deliver, respond
 from xlaserve.core.serving.infer_call import Ended, Executed, InferCall
 from xlaserve.core.serving.stations.batching import Batcher
 from xlaserve.core.serving.stations.deadlock import Waits
+from xlaserve.core.serving.stations.direct import DirectQueue
 from xlaserve.core.serving.stations.outbox import Outbox
 from xlaserve.core.serving.stations.replicas import Replicas
 from xlaserve.core.serving.stations.station import Served
@@ -15,11 +16,11 @@ from xlaserve.errors import Decoupled, ModelFailed
 from xlaserve.models.handling import Handling
 from xlaserve.tensors import Parameter, Tensor
 
-AHEAD = 8
-"""Executions that a copy has been handed, where one takes less time than a handing-over."""
+AHEAD = 32
+"""Executions that a copy may have been handed: waking its thread takes longer than many a model."""
 
-_QUICK_NS = 500_000
-"""The most that an execution takes which is quick."""
+_QUICK_NS = 2_000_000
+"""The most that an execution takes which is quick. Most of that may be a wait for Python's lock."""
 
 WINDOW = 16
 """Answers of one request that may be on their way to its client before the model pauses."""
@@ -29,37 +30,39 @@ class Handed:
     """Queues calls, and hands them to the copies of their model (a Station)."""
 
     def __init__(
-        self, instance: Served, runner: "CopiesRunner", batcher: Batcher, waits: Waits
+        self, instance: Served, runner: "CopiesRunner", queue: Batcher | DirectQueue, waits: Waits
     ) -> None:
         self._instance = instance
         self._runner = runner
         self._is_decoupled = runner.model.is_decoupled
-        self._batcher = batcher
+        self._queue = queue
+        if isinstance(queue, DirectQueue):
+            runner.on_over = queue.hand_on
         self._waits = waits
 
     @property
     def pending(self) -> int:
         """Return how many calls wait for a copy."""
-        return self._batcher.waiting
+        return self._queue.waiting + self._runner.pending
 
     def begin(self, call: InferCall) -> None:
         """Enqueue a call; raises Overloaded, or Decoupled where it can have one answer only."""
         if self._is_decoupled and not call.takes_many:
             raise Decoupled(self._instance.model)
-        self._batcher.submit(call)
+        self._queue.submit(call)
         if call.parent is not None:
             self._waits.watch(call, self._runner)
 
     def retire(self) -> Sequence[InferCall]:
         """Begin nothing more; return the calls that wait."""
-        return self._batcher.retire()
+        return self._queue.retire()
 
 
 class CopiesRunner:
     """Hands batches to the copies of a model (a Runner).
 
-    A copy is handed a few executions ahead of time while they are quick, so that its thread need
-    not wait for the event loop between two of them.
+    A copy is handed executions ahead of time, so that its thread need not wait for the event loop
+    between two of them; where there are several copies, while executions are quick.
     """
 
     is_inline = False
@@ -82,27 +85,59 @@ class CopiesRunner:
         """Whether its code calls other models: what waits for them holds up what is behind it."""
         self._recent_ns = _QUICK_NS
         """Time of an execution, as a moving average."""
+        self.on_over: Callable[[], None] = self._free
+        """Called when a copy has less to do."""
 
     @property
     def executing(self) -> Mapping[InferCall, bool]:
         """Return the calls that copies have, and whether the code has begun with each."""
         return {exchange.call: bool(exchange.begun_ns) for exchange in self._exchanges}
 
+    @property
+    def pending(self) -> int:
+        """Return how many calls copies have been handed ahead of time."""
+        return sum(not exchange.begun_ns for exchange in self._exchanges)
+
+    @property
+    def room(self) -> int:
+        """Return how many executions may be handed over now."""
+        return max(0, max(self.lanes, self._ahead) - self._in_flight)
+
+    @property
+    def group(self) -> int:
+        """Return how many executions one copy should be handed at a time, at most."""
+        return max(1, self._ahead // self.model.replicas) if self.model.concurrency == 1 else 1
+
+    @property
+    def _ahead(self) -> int:
+        """Return how many executions copies are handed ahead of time; 0 for none."""
+        # What waits for one copy might be begun by another, if there is one.
+        may_wait = self.model.replicas == 1 or self._recent_ns < _QUICK_NS
+        return self.model.replicas * AHEAD if may_wait and not self._calls_others else 0
+
+    def hand(self, calls: Sequence[InferCall]) -> None:
+        """Hand calls to the copy with the least to do, each for an execution of its own."""
+        self._hand(calls, together=False)
+
     def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
         """Hand a batch to the copy with the least to do; its calls are answered one by one."""
-        replica = self._replicas.take()
-        self._instance.acquire()
-        self._in_flight += 1
         self._owed.append(freed)
-        handed = [Exchange(call, self._outbox, self._now_ns) for call in requests]
-        self._exchanges.update(handed)
-        over = partial(self._outbox.post, partial(self._over, replica, handed))
-        self.model.handle(replica, handed, over)
+        self._hand(requests, together=True)
         self._free()
 
-    def _over(self, replica: int, handed: Sequence["Exchange"]) -> None:
-        self._replicas.leave(replica)
-        self._in_flight -= 1
+    def _hand(self, calls: Sequence[InferCall], *, together: bool) -> None:
+        count = 1 if together else len(calls)
+        replica = self._replicas.take(count)
+        self._instance.acquire()
+        self._in_flight += count
+        handed = [Exchange(call, self._outbox, self._now_ns) for call in calls]
+        self._exchanges.update(handed)
+        over = partial(self._outbox.post, partial(self._over, replica, count, handed))
+        self.model.handle(replica, handed, over, together=together)
+
+    def _over(self, replica: int, count: int, handed: Sequence["Exchange"]) -> None:
+        self._replicas.leave(replica, count)
+        self._in_flight -= count
         self._exchanges.difference_update(handed)
         if not self._calls_others:
             self._calls_others = any(exchange.call.nested is not None for exchange in handed)
@@ -110,15 +145,13 @@ class CopiesRunner:
             for exchange in handed:
                 exchange.check_answered()
         took = (handed[-1].ended_ns - handed[0].begun_ns) if handed[0].begun_ns else 0
-        self._recent_ns += (max(took, 0) - self._recent_ns) // 4
-        self._free()
+        self._recent_ns += (max(took, 0) // count - self._recent_ns) // 4
+        self.on_over()
         self._instance.release()
 
     def _free(self) -> None:
         """Let the next batches start, as far ahead as executions are quick."""
-        is_quick = self._recent_ns < _QUICK_NS and not self._calls_others
-        ahead = self.model.replicas * AHEAD if is_quick else 0
-        most_owed = max(0, self._in_flight - max(0, ahead - self.lanes))
+        most_owed = max(0, self._in_flight - max(0, self._ahead - self.lanes))
         while len(self._owed) > most_owed:
             self._owed.pop()()
 
@@ -195,8 +228,9 @@ class Exchange:
         self.ended_ns = self._now_ns()
         if last:
             self.has_ended = True
-        with self._lock:
-            self._answers += 1
+        else:
+            with self._lock:
+                self._answers += 1
         self._outbox.post(partial(self._write, outputs, last))
 
     def end(self) -> None:

@@ -7,12 +7,12 @@ class Replicas:
     def __init__(self, count: int) -> None:
         self._in_flight = [0] * count
 
-    def take(self) -> int:
-        """Give one more to the replica with the fewest, and return its index."""
+    def take(self, count: int = 1) -> int:
+        """Give so many more to the replica with the fewest, and return its index."""
         replica = self._in_flight.index(min(self._in_flight))
-        self._in_flight[replica] += 1
+        self._in_flight[replica] += count
         return replica
 
-    def leave(self, replica: int) -> None:
-        """Count one less."""
-        self._in_flight[replica] -= 1
+    def leave(self, replica: int, count: int = 1) -> None:
+        """Count so many less."""
+        self._in_flight[replica] -= count

@@ -21,6 +21,7 @@ from xlaserve.core.serving.stations.batching import (
 from xlaserve.core.serving.stations.by_itself import ByItself
 from xlaserve.core.serving.stations.caching import Caching
 from xlaserve.core.serving.stations.deadlock import Waits
+from xlaserve.core.serving.stations.direct import DirectQueue
 from xlaserve.core.serving.stations.dispatch import DeviceRunner, Dispatcher
 from xlaserve.core.serving.stations.ensemble import Ensemble, Steps
 from xlaserve.core.serving.stations.generator import Generator
@@ -34,7 +35,7 @@ from xlaserve.core.serving.stations.queue_policy import queue_for
 from xlaserve.core.serving.stations.sequence_station import SequenceParts
 from xlaserve.core.serving.stations.station import Served, Station, Wrapper
 from xlaserve.core.threads.workers import Workers
-from xlaserve.models.config import QueuePolicy
+from xlaserve.models.config import DynamicBatching, QueuePolicy
 from xlaserve.models.handling import Handling
 from xlaserve.models.loaded import Generating, LoadedModel, ModelInfo
 from xlaserve.models.sequential import Sequential, SequentialModel
@@ -232,7 +233,11 @@ def _handed(of: Candidate) -> Station:
     model, stations = cast(Handling, of.instance.runner), of.stations
     loop = asyncio.get_running_loop()
     runner = CopiesRunner(of.instance, model, Outbox(loop), stations.now_ns)
-    return Handed(of.instance, runner, of.batcher(runner), stations.waits)
+    # A queue policy is the batcher's to obey, also where it gathers nothing.
+    if model.is_batched or of.instance.config.dynamic_batching != DynamicBatching():
+        return Handed(of.instance, runner, of.batcher(runner), stations.waits)
+    direct = DirectQueue(runner, stations.policy.max_queued, stations.now_ns)
+    return Handed(of.instance, runner, direct, stations.waits)
 
 
 def _generator(of: Candidate) -> Station:

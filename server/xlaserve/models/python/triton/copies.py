@@ -40,12 +40,15 @@ class TritonCopy:
         if initialize is not None:
             wait_for(self._thread, lambda: initialize(dict(self._args)))
 
-    def handle(self, requests: Sequence[ModelRequest], freed: Freed) -> None:
-        """Hand requests to `execute`, together."""
+    def handle(
+        self, requests: Sequence[ModelRequest], freed: Freed, *, together: bool = True
+    ) -> None:
+        """Hand requests to `execute`, together or one after the other."""
+        parts = [requests] if together else [[request] for request in requests]
         if self._loop is not None:
-            self._loop.start(lambda: self._handle_async(requests, freed))
+            self._loop.start(lambda: self._handle_async(parts, freed))
         else:
-            self._thread.submit(lambda: self._handle(requests, freed))
+            self._thread.submit(lambda: self._handle(parts, freed))
 
     def close(self) -> None:
         """Call `finalize`, where there is one, and end the thread."""
@@ -68,7 +71,14 @@ class TritonCopy:
 
     # --- in the thread ---
 
-    def _handle(self, requests: Sequence[ModelRequest], freed: Freed) -> None:
+    def _handle(self, parts: Sequence[Sequence[ModelRequest]], freed: Freed) -> None:
+        try:
+            for requests in parts:
+                self._execute(requests)
+        finally:
+            freed()
+
+    def _execute(self, requests: Sequence[ModelRequest]) -> None:
         served = self._served(requests)
         try:
             if served:
@@ -76,10 +86,15 @@ class TritonCopy:
                     self._take(served, self._model.execute([one for _, one in served]))
         except BaseException as error:
             self._fail(served, error)
+
+    async def _handle_async(self, parts: Sequence[Sequence[ModelRequest]], freed: Freed) -> None:
+        try:
+            for requests in parts:
+                await self._execute_async(requests)
         finally:
             freed()
 
-    async def _handle_async(self, requests: Sequence[ModelRequest], freed: Freed) -> None:
+    async def _execute_async(self, requests: Sequence[ModelRequest]) -> None:
         served = self._served(requests)
         try:
             if served:
@@ -87,8 +102,6 @@ class TritonCopy:
                     self._take(served, await self._model.execute([one for _, one in served]))
         except BaseException as error:
             self._fail(served, error)
-        finally:
-            freed()
 
     def _served(self, requests: Sequence[ModelRequest]) -> list[tuple[ModelRequest, ServedRequest]]:
         served = []

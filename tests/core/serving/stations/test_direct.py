@@ -1,0 +1,75 @@
+"""The queue of models whose requests are handed over one by one."""
+
+import asyncio
+
+import pytest
+
+from xlaserve.core.serving.infer_call import AwaitedInfer, InferCall
+from xlaserve.core.serving.stations.direct import DirectQueue
+from xlaserve.errors import Overloaded
+
+
+class Copies:
+    """Takes as many calls as a test lets it."""
+
+    def __init__(self, room: int, group: int = 4) -> None:
+        self.room = room
+        self.group = group
+        self.handed: list[list[InferCall]] = []
+
+    def hand(self, calls: list[InferCall]) -> None:
+        assert calls
+        assert len(calls) <= self.room
+        self.room -= len(calls)
+        self.handed.append(calls)
+
+
+async def test_the_first_is_handed_on_at_once_and_the_rest_in_groups() -> None:
+    copies = Copies(room=6)
+    queue = DirectQueue(copies, 100, lambda: 1)
+    calls = [AwaitedInfer() for _ in range(9)]
+    for call in calls:
+        queue.submit(call)
+
+    assert [[calls[0]]] == copies.handed
+    await asyncio.sleep(0)
+    assert [[calls[0]], calls[1:5], [calls[5]]] == copies.handed
+    assert 3 == queue.waiting
+    copies.room = 2
+    queue.hand_on()
+    assert calls[6:8] == copies.handed[-1]
+
+
+async def test_a_call_that_ends_leaves_the_queue() -> None:
+    copies = Copies(room=0)
+    queue = DirectQueue(copies, 100, lambda: 1)
+    calls = [AwaitedInfer() for _ in range(3)]
+    for call in calls:
+        queue.submit(call)
+    calls[1].cancel()
+    queue.leave(AwaitedInfer())
+
+    assert 2 == queue.waiting
+    assert [calls[0], calls[2]] == queue.retire()
+    assert 0 == queue.waiting
+
+
+async def test_what_waits_is_bounded() -> None:
+    queue = DirectQueue(Copies(room=0), 2, lambda: 1)
+    for _ in range(2):
+        queue.submit(AwaitedInfer())
+
+    with pytest.raises(Overloaded, match="max_requests_per_model"):
+        queue.submit(AwaitedInfer())
+
+
+async def test_a_call_does_not_pass_those_that_wait() -> None:
+    copies = Copies(room=0)
+    queue = DirectQueue(copies, 100, lambda: 1)
+    first, second = AwaitedInfer(), AwaitedInfer()
+    queue.submit(first)
+    copies.room = 2
+    queue.submit(second)
+    await asyncio.sleep(0)
+
+    assert [[first, second]] == copies.handed
