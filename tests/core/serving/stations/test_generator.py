@@ -50,7 +50,8 @@ class CountingModel(FakeModel):
                 self.threads.add(threading.current_thread().name)
                 self.computed += 1
                 is_last = number + 1 == parameters.get("last")
-                yield Answer({"y": np.full((1, 2), number, np.float32)}, is_last)
+                size = int(parameters.get("size", 2))
+                yield Answer({"y": np.full((1, size), number, np.float32)}, is_last)
             if last < 0:
                 raise ArithmeticError("below zero")
         finally:
@@ -168,14 +169,14 @@ async def test_all_answers_to_a_request_are_computed_by_one_replica(
     await core.control.load("m")
     (model,) = world.open
     assert isinstance(model, CountingModel)
-    first, second = (asking(core, 3, window=1) for _ in range(2))
+    first, second = (asking(core, 1e6, window=1) for _ in range(2))
     await until(lambda: first.told and second.told)
     first.cancel()
     await until(lambda: model.finished == 1)
     await settled()
     third = asking(core, 1)
     await until(lambda: third.has_ended)
-    second.read(10)
+    second.cancel()
     await nothing_is_in_use(core)
 
     assert {0, 1} == set(model.requests_of[:2])
@@ -185,7 +186,7 @@ async def test_all_answers_to_a_request_are_computed_by_one_replica(
 async def test_answers_that_cannot_be_closed_are_logged(core: Core, model: CountingModel) -> None:
     """And nothing stays in use for them."""
     model.fails_to_close = True
-    client = asking(core, 5, window=1)
+    client = asking(core, 1e6, window=1)
     await until(lambda: client.told)
     with structlog.testing.capture_logs() as logged:
         client.cancel()
@@ -196,6 +197,40 @@ async def test_answers_that_cannot_be_closed_are_logged(core: Core, model: Count
     ]
 
 
+async def test_what_closing_raises_behind_the_last_answer_is_logged(
+    core: Core, model: CountingModel
+) -> None:
+    model.fails_to_close = True
+    with structlog.testing.capture_logs() as logged:
+        client = asking(core, 5, {"last": 1})
+        await until(lambda: client.has_ended)
+        await nothing_is_in_use(core)
+
+    assert [[0]] == client.told
+    assert ["OSError('it cannot be closed')"] == [e["error"] for e in logged if "error" in e]
+
+
+async def test_answers_are_closed_of_a_call_that_is_cancelled_while_they_wait_for_a_thread(
+    core: Core, model: CountingModel, world: World
+) -> None:
+    client = asking(core, 1e6, window=1)
+    await until(lambda: client.told)
+    instance = core.registry.resolve("m")[1]
+    world.may_execute.clear()
+    others = []
+    while not instance.pending:  # until all threads compute for others
+        others.append(asking(core, 3))
+        await settled()
+    client.read(1)
+    await until(lambda: client.on_writable is None)
+    client.cancel()
+    world.may_execute.set()
+    await until(lambda: all(other.has_ended for other in others))
+    await nothing_is_in_use(core)
+
+    assert len(others) + 1 == model.finished
+
+
 async def test_a_request_may_have_no_answer_but_the_last(core: Core) -> None:
     client = asking(core, 0)
     await until(lambda: client.has_ended)
@@ -203,25 +238,29 @@ async def test_a_request_may_have_no_answer_but_the_last(core: Core) -> None:
     assert [[]] == client.told
 
 
-async def test_nothing_is_computed_that_the_client_does_not_read(
-    core: Core, model: CountingModel
+@pytest.mark.parametrize(("size", "ahead"), [(2, 2), (1 << 12, 1)])
+async def test_little_is_computed_that_the_client_does_not_read(
+    core: Core, model: CountingModel, size: int, ahead: int
 ) -> None:
-    """Backpressure, for each stream by itself."""
-    slow, quick = asking(core, 5, window=2), asking(core, 5)
+    """Backpressure, for each stream by itself: as much is ahead as was read, and 16 KiB at most."""
+    slow, quick = asking(core, 1e6, {"size": size}, window=2), asking(core, 5)
     await until(lambda: quick.has_ended)
+    await until(lambda: len(slow.told) == 2)
     await settled()
-    first = list(slow.told)
-    slow.read(1)
-    await until(lambda: len(slow.told) == 3)
+    first, computed = list(slow.told), [model.computed]
+    for count in range(3, 20):
+        slow.read(1)
+        await until(lambda count=count: len(slow.told) == count)
     await settled()
-    computed = model.computed
-    slow.read(10)
-    await until(lambda: slow.has_ended)
+    computed.append(model.computed)
+    slow.cancel()
+    await nothing_is_in_use(core)
 
     assert [[0], [1]] == first
-    assert 5 + 3 == computed
-    assert [[0], [1], [2], [3], [4], []] == slow.told == quick.told
-    await nothing_is_in_use(core)
+    assert [[number] for number in range(19)] == slow.told
+    assert 5 + 2 <= computed[0] <= 5 + 1 + ahead
+    assert 5 + 19 <= computed[1] <= 5 + 18 + ahead
+    assert [[0], [1], [2], [3], [4], []] == quick.told
 
 
 @pytest.mark.parametrize("window", [0, 2, 1000], ids=["unread", "held back", "read"])
@@ -305,6 +344,33 @@ async def test_a_stream_counts_towards_the_limit_until_it_ends(
 
     assert [Overloaded] == [type(error) for error in second.told]
     assert [[0], []] == third.told
+
+
+async def test_quick_answers_are_computed_together_for_a_client_that_reads(
+    core: Core, world: World
+) -> None:
+    """The first by itself: nobody waits for it any longer. An error comes behind all of them."""
+    groups: list[int] = []
+
+    class Reading(Client):
+        def write(self, response: InferResponse, *, last: bool) -> None:
+            if not self.told or self.told[-1] is None:
+                groups.append(0)
+                asyncio.get_running_loop().call_soon(self.told.append, None)
+            groups[-1] += 1
+            super().write(response, last=last)
+
+    data = np.full((1, 2), -300, np.float32)
+    client = Reading()
+    core.engine.begin(client, InferRequest("m", inputs=(InferInput("x", FP32, data),)))
+    await until(lambda: client.has_ended)
+    await nothing_is_in_use(core)
+    told = [one for one in client.told if one is not None]
+
+    assert [[float(number)] for number in range(300)] == told[:300]
+    assert [ArithmeticError] == [type(error) for error in told[300:]]
+    assert 1 == groups[0]
+    assert 1 < max(groups) <= 16
 
 
 async def test_who_can_have_one_answer_is_refused(core: Core) -> None:

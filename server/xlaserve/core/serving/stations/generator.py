@@ -1,6 +1,8 @@
 """Models that give any number of answers to one request (a Station)."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import structlog
@@ -13,6 +15,14 @@ from xlaserve.core.serving.stations.station import Served
 from xlaserve.core.threads.host import HostJob
 from xlaserve.errors import BudgetExhausted, Decoupled, ModelNotReady
 from xlaserve.models.loaded import Answer, Answers, Generating
+
+_AHEAD_SECONDS = 200e-6
+"""How long a thread computes further answers of a request: to hand one over takes as long."""
+_AHEAD_ANSWERS = 16
+_AHEAD_BYTES = 1 << 14
+"""The most that is computed before the client is asked whether it reads; it has read as many
+before that."""
+_SECOND_NS = 1e9
 
 
 class Generator:
@@ -70,6 +80,17 @@ class Generator:
             generation.cut_off()
 
 
+@dataclass(slots=True)
+class Computed:
+    """The answers that a thread has computed in one go, quick ones several together."""
+
+    answers: deque[Answer] = field(default_factory=deque)
+    is_done: bool = False
+    """Whether there are no more; they are closed then."""
+    error: BaseException | None = None
+    """Why there are no more."""
+
+
 class Generation:
     """The answers to one call (its Place).
 
@@ -88,6 +109,11 @@ class Generation:
         )
         self._answers: Answers | None = None
         """None until a thread has begun, and once they are closed. Of the thread that computes."""
+        self._ready = Computed()
+        """Those that were not written yet."""
+        self._ahead = 1
+        """How many may be computed in one go: more and more for a client that reads, 1 behind a
+        pause."""
         self._job: HostJob | None = None
         # A user of its own: the answers may be closed a while after the call has ended.
         station.instance.acquire()
@@ -115,52 +141,66 @@ class Generation:
 
     # --- on the event loop ---
 
-    def _computed(self, found: Answer | BaseException | None) -> None:
-        """Take what `_next` returned or raised, and go on."""
+    def _computed(self, found: Computed | BaseException) -> None:
+        """Take what `_next` returned, or why no thread ran it, and go on."""
         self._job = None
-        call = self._call
-        if call.has_ended:
+        if isinstance(found, Computed):
+            self._ready = found
+            self._go_on()
+        elif self._call.has_ended:
             self._close()
-        elif isinstance(found, BaseException):
-            self._finish()
-            deliver([call], found)
-        elif found is None:
-            self._finish()
-            # Only now it is known that the one before was the last one with outputs.
-            answer_last(call, self._executed())
         else:
-            self._answer(found)
+            self._finish()
+            deliver([self._call], found)
 
-    def _answer(self, found: Answer) -> None:
+    def _go_on(self) -> None:
+        """Write answers, or have more computed, while the client may be sent one (backpressure)."""
+        call, ready = self._call, self._ready
+        while not call.has_ended:
+            if ready.is_done and not ready.answers:
+                self._finish()
+                if ready.error is not None:
+                    deliver([call], ready.error)
+                else:
+                    # Only now it is known that the one before was the last one with outputs.
+                    answer_last(call, self._executed())
+                return
+            if not call.is_writable:
+                self._ahead = 0
+                call.on_writable = self._go_on
+                call.holds_anything = True
+                return
+            if not ready.answers:
+                self._compute()
+                return
+            if self._answer(ready.answers.popleft()):
+                return
+        self._close()
+
+    def _compute(self) -> None:
+        self._ahead = min(max(1, 2 * self._ahead), _AHEAD_ANSWERS)
+        try:
+            self._job = self._station.work.in_thread(self._next, self._computed)
+        except RuntimeError as error:
+            self._finish()
+            deliver([self._call], error)
+
+    def _answer(self, found: Answer) -> bool:
+        """Write an answer, and tell whether it is known to have been the last one."""
         call = self._call
         try:
             response = respond(call, found.outputs)
         except Exception as error:
             # Outputs that are not what the model promised.
             deliver([call], error)
-            self._close()
-            return
+            return False
         if found.is_last:
+            self._report(self._ready.error)
             self._finish()
             answer_last(call, self._executed(), response)
-            return
+            return True
         call.answer(response, last=False)
-        self._go_on()
-
-    def _go_on(self) -> None:
-        """Have the next answer computed once the client may be sent one (backpressure)."""
-        call = self._call
-        if call.has_ended:
-            self._close()
-        elif not call.is_writable:
-            call.on_writable = self._go_on
-            call.holds_anything = True
-        else:
-            try:
-                self._job = self._station.work.in_thread(self._next, self._computed)
-            except RuntimeError as error:
-                self._finish()
-                deliver([call], error)
+        return False
 
     def _executed(self) -> Executed:
         return Executed({}, self._begun_ns, self._station.now_ns(), self._call.rows)
@@ -177,9 +217,12 @@ class Generation:
 
     def _closed(self, problem: BaseException | None) -> None:
         self._finish()
+        self._report(problem)
+
+    def _report(self, problem: BaseException | None) -> None:
         if problem is not None:
             structlog.get_logger("generator").warning(
-                "the answers to a cancelled request could not be closed",
+                "answers that nobody waits for could not be closed",
                 model=self._station.instance.model,
                 error=repr(problem),
             )
@@ -189,23 +232,42 @@ class Generation:
         del self._start
         self._station.in_progress.discard(self)
         self._answers = None
+        self._ready = Computed()
         self._station.replicas.leave(self._replica)
         self._station.instance.release()
 
     # --- in a thread ---
 
-    def _next(self, replica: int) -> Answer | None:
-        """Return the next answer, or None behind the last one; raises what the model raises."""
+    def _next(self, replica: int) -> Computed:
+        """Return the next answer, and those behind it that take next to no time; raises nothing."""
+        computed = Computed()
         try:
             if self._answers is None:
                 self._answers = self._start()
-            found = next(self._answers, None)
-        except BaseException:
+            if not self._fill(computed, self._answers):
+                return computed
+        except BaseException as error:
+            computed.error = error
+        computed.is_done = True
+        try:
             self._end()
-            raise
-        if found is None or found.is_last:
-            self._end()
-        return found
+        except BaseException as error:
+            computed.error = computed.error or error
+        return computed
+
+    def _fill(self, computed: Computed, answers: Answers) -> bool:
+        """Compute answers, and tell whether there are no more."""
+        now_ns, size = self._station.now_ns, 0
+        until = now_ns() + _AHEAD_SECONDS * _SECOND_NS
+        while (found := next(answers, None)) is not None:
+            computed.answers.append(found)
+            if found.is_last:
+                break
+            size += sum(tensor.nbytes for tensor in found.outputs.values())
+            is_enough = len(computed.answers) >= self._ahead or size >= _AHEAD_BYTES
+            if is_enough or self._call.has_ended or now_ns() >= until:
+                return False
+        return True
 
     def _end(self) -> None:
         answers, self._answers = self._answers, None
