@@ -222,7 +222,6 @@ FLAGS: Mapping[str, Flag] = MappingProxyType(
         "log-format": _NONE,
         "log-file": Flag(refused="the log goes to stderr", harmless=("",)),
         "trace-config": _NONE,
-        "trace-file": _NONE,
         "trace-level": _NONE,
         "trace-rate": _NONE,
         "trace-count": _NONE,
