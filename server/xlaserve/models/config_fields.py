@@ -195,6 +195,9 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
 )
 """Rows by path. A newcomer of `protos/model_config.proto` needs one, or the tests fail."""
 
+CONTENT_TYPE = "content_type"
+"""The parameter that says what the elements of tensors stand for; `content_type.x` is that of x."""
+
 PARAMETERS: Mapping[str, Effect] = MappingProxyType(
     {
         **dict.fromkeys(
@@ -202,6 +205,7 @@ PARAMETERS: Mapping[str, Effect] = MappingProxyType(
                 *("batch_sizes", "batch_independent", "compiled_shapes", "max_on_demand_shapes"),
                 *("devices", "placement", "mesh", "partition"),
                 *("image_channel_order", "image_scale", "max_concurrency", "max_steps"),
+                CONTENT_TYPE,
             ),
             Effect.OBEYED,
         ),
@@ -232,7 +236,8 @@ def without_effect(message: inference.ModelConfig) -> tuple[str, ...]:
     kinds = [getattr(message, kind) for kind in _KINDS]
     for name in message.parameters:
         # What others mean by it, the code of a Python model reads.
-        if PARAMETERS.get(name) is not Effect.OBEYED and _CODE not in kinds:
+        known = CONTENT_TYPE if name.startswith(f"{CONTENT_TYPE}.") else name
+        if PARAMETERS.get(known) is not Effect.OBEYED and _CODE not in kinds:
             found[f"parameters[{shown(name)}]"] = None
     found |= dict.fromkeys(
         f"{name} ({kind})" for name, kind in zip(_KINDS, kinds, strict=True) if is_onnx(kind)

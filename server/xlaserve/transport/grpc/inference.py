@@ -1,6 +1,7 @@
 """The V2 inference service: live, ready, metadata, infer, and the model repository."""
 
 import asyncio
+from collections.abc import Mapping
 
 from grpclib.const import Handler
 
@@ -13,6 +14,7 @@ from xlaserve.core.serving.inference import InferRequest
 from xlaserve.core.serving.made_arrays import made_bytes, reserve_made
 from xlaserve.core.serving.tracing import Tracing
 from xlaserve.errors import Unsupported
+from xlaserve.models.metadata_parameters import of_input, of_model, of_output
 from xlaserve.tensors import TensorSpec
 from xlaserve.transport.grpc.infer_stream import METHOD as STREAM_METHOD
 from xlaserve.transport.grpc.infer_stream import InferStreams
@@ -85,15 +87,17 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     async def model_metadata(
         self, model_metadata_request: pb.ModelMetadataRequest
     ) -> pb.ModelMetadataResponse:
-        """Return the versions that answer, the platform, and the tensors with their shapes."""
+        """Return the versions that answer, the platform, the tensors, and what parameters say."""
         request = model_metadata_request
         info, versions = self._control.catalog.describe(request.name, request.version)
+        config = self._control.catalog.config(request.name, request.version).config
         return pb.ModelMetadataResponse(
             name=request.name,
             versions=versions,
             platform=info.platform,
-            inputs=[_tensor_metadata(spec) for spec in info.inputs],
-            outputs=[_tensor_metadata(spec) for spec in info.outputs],
+            inputs=[_tensor_metadata(spec, of_input(config, spec.name)) for spec in info.inputs],
+            outputs=[_tensor_metadata(spec, of_output(config, spec.name)) for spec in info.outputs],
+            parameters=_texts(of_model(config)),
         )
 
     async def model_infer(self, model_infer_request: pb.ModelInferRequest) -> pb.ModelInferResponse:
@@ -262,10 +266,19 @@ def _peer() -> Peer:
     return NOBODY if call is None else call.peer
 
 
-def _tensor_metadata(spec: TensorSpec) -> pb.ModelMetadataResponseTensorMetadata:
+def _tensor_metadata(
+    spec: TensorSpec, parameters: Mapping[str, str]
+) -> pb.ModelMetadataResponseTensorMetadata:
     return pb.ModelMetadataResponseTensorMetadata(
-        name=spec.name, datatype=spec.datatype.name, shape=list(spec.shape)
+        name=spec.name,
+        datatype=spec.datatype.name,
+        shape=list(spec.shape),
+        parameters=_texts(parameters),
     )
+
+
+def _texts(parameters: Mapping[str, str]) -> dict[str, pb.InferParameter]:
+    return {name: pb.InferParameter(string_param=text) for name, text in parameters.items()}
 
 
 def _refuse_repository_name(name: str) -> None:

@@ -13,6 +13,7 @@ from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.inference import InferRequest, InferResponse
 from xlaserve.core.serving.made_arrays import made_bytes
+from xlaserve.models.metadata_parameters import of_input, of_model, of_output
 from xlaserve.tensors import TensorSpec
 from xlaserve.transport.rest.calls import call_of
 from xlaserve.transport.rest.events import (
@@ -231,16 +232,18 @@ class InferenceRoutes:
         return json_response(ModelReady(name, ready), _STATUS_OF_READY[ready])
 
     async def model_metadata(self, request: HttpRequest) -> HttpResponse:
-        """Return the versions that answer, the platform, and the tensors with their shapes."""
+        """Return the versions that answer, the platform, the tensors, and what parameters say."""
         name, version = _model(request)
         info, versions = self._control.catalog.describe(name, version)
+        config = self._control.catalog.config(name, version).config
         return json_response(
             ModelMetadata(
                 name,
                 versions,
                 info.platform,
-                [_tensor_metadata(spec) for spec in info.inputs],
-                [_tensor_metadata(spec) for spec in info.outputs],
+                [_tensor_metadata(spec, of_input(config, spec.name)) for spec in info.inputs],
+                [_tensor_metadata(spec, of_output(config, spec.name)) for spec in info.outputs],
+                of_model(config),
             )
         )
 
@@ -323,5 +326,5 @@ _STATUS_OF_READY: Mapping[bool, HTTPStatus] = MappingProxyType(
 """Readiness -> status: 4xx if not (KServe compatible RESTful API, Server Ready, Model Ready)."""
 
 
-def _tensor_metadata(spec: TensorSpec) -> TensorMetadata:
-    return TensorMetadata(spec.name, spec.datatype.name, list(spec.shape))
+def _tensor_metadata(spec: TensorSpec, parameters: dict[str, str]) -> TensorMetadata:
+    return TensorMetadata(spec.name, spec.datatype.name, list(spec.shape), parameters)

@@ -38,15 +38,17 @@ class ModelNames(msgspec.Struct):
     models: list[str]
 
 
-class TensorMetadata(msgspec.Struct):
+class TensorMetadata(msgspec.Struct, omit_defaults=True):
     """One input or output of a model; -1 where any size is accepted."""
 
     name: str
     datatype: str
     shape: list[int]
+    parameters: dict[str, str] = {}
+    """Its `content_type`, `format` and `labels`, as far as the configuration has them."""
 
 
-class ModelMetadata(msgspec.Struct):
+class ModelMetadata(msgspec.Struct, omit_defaults=True):
     """The metadata of a model, and the versions that answer."""
 
     name: str
@@ -54,6 +56,8 @@ class ModelMetadata(msgspec.Struct):
     platform: str
     inputs: list[TensorMetadata]
     outputs: list[TensorMetadata]
+    parameters: dict[str, str] = {}
+    """Those of the configuration."""
 
 
 class RequestInput(msgspec.Struct, omit_defaults=True):
