@@ -40,6 +40,8 @@ def plan_ensemble(config: ModelConfig, described: Mapping[str, ModelInfo]) -> En
         inputs=_specs(config.inputs, config.max_batch_size),
         outputs=_specs(config.outputs, config.max_batch_size),
         max_batch_size=config.max_batch_size,
+        # Its steps have the parameters of its requests.
+        has_sequences=any(step.has_sequences for step in described.values()),
     )
     if not info.inputs or not info.outputs:
         raise InvalidModel("an ensemble's configuration must name its inputs and outputs")

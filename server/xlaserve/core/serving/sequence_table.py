@@ -175,9 +175,8 @@ class SequenceTable:
                 continue
             sequence.has_state = False
             running = sequence.running
-            if running is None:
-                changed.refused.extend(self._interrupt(sequence))
-            elif not (running.is_start or running.is_begun):
+            # Where none is with the batcher, none waits.
+            if running is not None and not (running.is_start or running.is_begun):
                 sequence.running = None
                 changed.refused += [running, *self._interrupt(sequence)]
             changed.ready.extend(self._go_on(sequence, now_ns))

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 from support.core import FP32, AddModel, Core, FakeModel, MakeCore, World
 
 from xlaserve.core.serving.infer_call import AwaitedInfer
@@ -129,7 +130,8 @@ def ask(core: Core, id: object, value: float, flags: str = "") -> "asyncio.Task[
 
 
 async def answer_to(call: AwaitedInfer) -> float:
-    response = await call.answered()
+    async with asyncio.timeout(30):
+        response = await call.answered()
     return float(response.outputs[0].data[0, 0])
 
 
@@ -270,6 +272,22 @@ async def test_a_request_that_is_cancelled_while_it_waits_has_not_happened(
     assert await ask(sums, 1, 1000 - 1) == 1000
 
 
+async def test_a_request_that_is_cancelled_in_the_queue_is_not_executed(
+    sums: Core, world: World
+) -> None:
+    world.may_execute.clear()
+    first = ask(sums, 1, 1, "s")
+    await begun(sums)
+    second = ask(sums, 2, 1, "s")
+    await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.wait([second])
+    world.may_execute.set()
+
+    assert [*await asyncio.gather(first, ask(sums, 3, 1, "s"))] == [1, 1]
+    assert model_of(sums).batches == [[1], [3]]
+
+
 async def test_a_request_that_is_cancelled_while_it_executes_has_happened(
     sums: Core, world: World
 ) -> None:
@@ -382,3 +400,87 @@ async def test_a_server_that_drains_answers_what_has_come_and_refuses_the_rest(
     world.may_execute.set()
 
     assert await asyncio.gather(*tasks) == [1, 3]
+
+
+class Patient(Sums):
+    """Sums, whose batches wait for three sequences, or for a time that never passes."""
+
+    batching = SequenceBatching(
+        idle_microseconds=60_000_000,
+        max_candidates=8,
+        preferred_batch_size=(3,),
+        max_queue_delay_microseconds=60_000_000,
+    )
+
+
+async def test_batches_wait_for_a_preferred_size(
+    core: Core, world: World, add_model: AddModel
+) -> None:
+    await loaded(core, world, add_model, Patient)
+    tasks = [ask(core, id, id, "s") for id in (1, 2)]
+    await asyncio.sleep(0.01)
+    assert not any(task.done() for task in tasks)
+    tasks.append(ask(core, 3, 3, "s"))
+
+    assert await asyncio.gather(*tasks) == [1, 2, 3]
+    assert model_of(core).batches == [[1, 2, 3]]
+
+
+class Hurried(Pinned):
+    """Sums of sequences that keep their row, whose batches wait for half of the slots."""
+
+    batching = SequenceBatching(
+        idle_microseconds=60_000_000,
+        is_direct=True,
+        minimum_slot_utilization=0.5,
+        max_queue_delay_microseconds=60_000_000,
+    )
+
+
+async def test_pinned_batches_wait_for_their_part_of_the_slots(
+    core: Core, world: World, add_model: AddModel
+) -> None:
+    await loaded(core, world, add_model, Hurried)
+    first = ask(core, 1, 1, "s")
+    await asyncio.sleep(0.01)
+    assert not first.done()
+
+    assert [*await asyncio.gather(first, ask(core, 2, 2, "s"))] == [1, 2]
+
+
+async def test_a_step_of_an_ensemble_has_the_sequence_of_its_request(
+    sums: Core, add_model: AddModel
+) -> None:
+    tensor = {"data_type": "TYPE_FP32", "dims": [2]}
+    add_model(
+        "e",
+        {1: 0.0},
+        {
+            "platform": "ensemble",
+            "max_batch_size": 4,
+            "input": [{"name": "x", **tensor}],
+            "output": [{"name": "z", **tensor}],
+            "ensemble_scheduling": {
+                "step": [
+                    {
+                        "model_name": "m",
+                        "model_version": -1,
+                        "input_map": {"x": "x"},
+                        "output_map": {"y": "z"},
+                    }
+                ]
+            },
+        },
+    )
+    await sums.control.load("e")
+    found = []
+    for value, flag in ((1, "sequence_start"), (2, "sequence_end")):
+        data = np.full((1, 2), value, np.float32)
+        parameters: Any = {"sequence_id": 5, flag: True}
+        request = InferRequest("e", inputs=(InferInput("x", FP32, data),), parameters=parameters)
+        with capture_logs() as lines:
+            response = await sums.engine.infer(request)
+        assert not lines, "parameters without effect"
+        found.append(float(response.outputs[0].data[0, 0]))
+
+    assert found == [1, 3]
