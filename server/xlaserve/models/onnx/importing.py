@@ -1,7 +1,7 @@
 """The import of an ONNX file as a version directory that was seen to give the same answers."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import jax
@@ -16,6 +16,7 @@ from xlaserve.models.onnx.checking import Checked
 from xlaserve.models.onnx.graph import DEFAULT_LIMIT_BYTES, Model
 from xlaserve.models.onnx.planning import Plan
 from xlaserve.models.onnx.signature import Inputs
+from xlaserve.models.onnx.texts import Texts, refuse, without_casts
 from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.temporary import TemporaryDirectory, remove_leftovers
 
@@ -52,6 +53,8 @@ class Options:
     """Most bytes of the model and its external data together."""
     batch_independent: bool | None = None
     """Declaration about the rows of a batch; None for what is proved of them."""
+    with_texts: bool = False
+    """Whether texts at the edges of the graph are read and written by who loads it."""
     roots: Roots = ANYWHERE
     """Directories that the file may lie in, wherever links lead."""
 
@@ -70,6 +73,8 @@ class Imported:
     """None where nothing was compared."""
     notice: str = ""
     """Why requests will not be put together, and what it will not run on; empty for neither."""
+    texts: Texts = field(default_factory=Texts)
+    """Tensors that are numbers here, and texts in the model."""
 
 
 def import_model(
@@ -88,6 +93,11 @@ def import_model(
     target = _target(directory, options.version)
     on_stage(Stage("reading"))
     model = read(path, options.limit_bytes, options.roots)
+    texts = Texts()
+    if options.with_texts:
+        graph, texts = without_casts(model.graph)
+        model = replace(model, graph=graph)
+    refuse(model.graph)
     inputs = signature.resolve(
         model.graph.inputs,
         shapes=options.shapes,
@@ -110,7 +120,7 @@ def import_model(
     with TemporaryDirectory(directory.parent) as staging:
         written = made.write(staging.path / target.name, on_notice=notices.append)
         checked = None
-        if options.check:
+        if options.check and not texts:  # onnxruntime would have to be given them
             checked = checking.check(
                 path,
                 written,
@@ -128,6 +138,7 @@ def import_model(
         len(plan.nodes),
         checked,
         notice="; ".join(notices),
+        texts=texts,
     )
 
 

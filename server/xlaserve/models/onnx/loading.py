@@ -8,8 +8,9 @@ from xlaserve.models import files, jax_export, manifest, onnx_source
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.failures import raise_if_exhausted
 from xlaserve.models.loaded import LoadContext, LoadedModel, Stage
-from xlaserve.models.onnx import importing
+from xlaserve.models.onnx import importing, texts
 from xlaserve.models.onnx.importing import Options
+from xlaserve.models.onnx.text_model import TextModel, with_numbers
 from xlaserve.models.onnx_source import OnnxSource
 from xlaserve.models.roots import Roots
 
@@ -38,8 +39,7 @@ def load(directory: Path, context: LoadContext) -> LoadedModel:
         for _attempt in range(2):
             with conversions.version(name, convert) as version:
                 try:
-                    inside = replace(context, roots=Roots.of((version,)))
-                    return jax_export.load(version, inside)
+                    return _loaded(version, replace(context, roots=Roots.of((version,))))
                 except InvalidModel:
                     # What another process evicts, or a disk damages, is converted anew, once.
                     if _is_intact(version):
@@ -73,6 +73,7 @@ def converted(source: OnnxSource, target: Path, context: LoadContext) -> None:
         sizes=source.sizes,
         check=context.compilation.conversions.compare,
         limit_bytes=context.compilation.conversions.limits.model_bytes,
+        with_texts=True,
         roots=context.roots,
     )
     holder = target.with_name(f"{target.name}-import")
@@ -88,7 +89,22 @@ def converted(source: OnnxSource, target: Path, context: LoadContext) -> None:
         raise_if_exhausted(context.model, error)
         lines = str(error).strip().splitlines() or [""]
         raise InvalidModel(f"{problem}: {type(error).__name__}: {lines[0][:300]}") from error
+    if made.texts:
+        texts.write(made.path, made.texts)
     made.path.rename(target)
+
+
+def _loaded(version: Path, context: LoadContext) -> LoadedModel:
+    found = texts.read(version, context.roots)
+    if not found:
+        return jax_export.load(version, context)
+    config = with_numbers(context.config, found, manifest.read(version, context.roots))
+    inner = jax_export.load(version, replace(context, config=config))
+    try:
+        return TextModel(context.model, inner, found)
+    except InvalidModel:
+        inner.close()
+        raise
 
 
 def _is_intact(directory: Path) -> bool:
@@ -97,6 +113,7 @@ def _is_intact(directory: Path) -> bool:
         described = manifest.read(directory)
         for name, record in described.files.items():
             files.read_checked(directory, name, limit_bytes=record.size_bytes, record=record)
+        texts.read(directory)
     except InvalidModel:
         return False
     return True

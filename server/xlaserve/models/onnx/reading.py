@@ -26,7 +26,7 @@ from xlaserve.models.onnx.graph import (
     Node,
 )
 from xlaserve.models.roots import ANYWHERE, Roots
-from xlaserve.tensors import Tensor, datatype_of
+from xlaserve.tensors import DATATYPES, Tensor, datatype_of
 
 OLDEST_OPSET, NEWEST_OPSET = 13, 28
 """Opsets of ONNX's own operators; an older model is brought to the oldest by onnx."""
@@ -194,7 +194,9 @@ def _input(proto: onnx.ValueInfoProto) -> GraphInput:
         raise InvalidModel(f"input '{proto.name}' is no tensor")
     described = proto.type.tensor_type
     try:
-        datatype = datatype_of(dtype_of(described.elem_type))
+        # Text is refused, or read on the host, once it is known what reads it.
+        is_text = described.elem_type == STRING
+        datatype = DATATYPES["BYTES"] if is_text else datatype_of(dtype_of(described.elem_type))
     except InvalidModel as error:
         raise InvalidModel(f"input '{proto.name}': {error}") from None
     assert datatype is not None
