@@ -127,3 +127,90 @@ def test_text_is_left_to_zlib(monkeypatch: pytest.MonkeyPatch) -> None:
         "Bearer " + "aZ09-_" * 70,
     ):
         assert text.encode() == huffman.decode(encode(text.encode()))
+
+
+# --- several strings at once ----------------------------------------------------------------
+
+DAMAGED = st.builds(
+    lambda octets, place, bit, more: _flipped(encode(octets), place, bit) + more,
+    OCTETS,
+    st.integers(0, 1 << 16),
+    st.integers(0, 7),
+    st.sampled_from([b"", b"\xff", b"\xff" * 4, huffman._MARK]),
+)
+MARKS = [b"09,", b"=9,", b"E9,", b"Uo(", b"wa'", b"&a'", b"X1#", b"!a'"]
+
+
+def _flipped(data: bytes, place: int, bit: int) -> bytes:
+    octets = bytearray(data)
+    if octets:
+        octets[place % len(octets)] ^= 1 << bit
+    return bytes(octets)
+
+
+def all_of(strings: list[bytes]) -> list[bytes] | None:
+    try:
+        return huffman.decode_all(strings)
+    except huffman.MalformedHuffman:
+        return None
+
+
+@settings(max_examples=_EXAMPLES, deadline=None)
+@given(
+    st.lists(
+        OCTETS.map(encode)
+        | TEXT.map(str.encode).map(encode)
+        | st.tuples(TEXT, st.sampled_from(MARKS)).map(lambda two: encode(two[0].encode() + two[1]))
+        | DAMAGED
+        | st.binary(max_size=20),
+        max_size=5,
+    )
+)
+def test_strings_are_decoded_at_once_as_one_by_one(strings: list[bytes]) -> None:
+    """Malformed ones too: the mark between two of them says where each ends."""
+    each = [expected(string) for string in strings]
+
+    assert (None if None in each else each) == all_of(strings)
+
+
+def test_strings_of_text_are_left_to_zlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With each padding there is, and a symbol that marks are made of in front of it."""
+    strings = [b"0" * count + mark for mark in MARKS for count in range(8)]
+    coded = list(map(encode, strings))
+    monkeypatch.delattr(huffman, "decode")
+
+    assert strings == huffman.decode_all(coded)
+
+
+def test_the_mark_synchronises_from_whatever_bits() -> None:
+    """After it all that came is symbols, the last of them NUL; padding alone gives the marks.
+
+    Other bits give other symbols before NUL, or one NUL more.
+    """
+    longest = 15
+    codes = {
+        f"{code:0{REQUEST_CODES_LENGTH[symbol]}b}": symbol
+        for symbol, code in enumerate(REQUEST_CODES[:256])
+        if REQUEST_CODES_LENGTH[symbol] <= longest
+    }
+    bits = "".join(f"{octet:08b}" for octet in huffman._MARK)
+    states = {code[:count] for code in codes for count in range(len(code))} | {"1" * 14}
+    symbols = {}
+    for state in states:
+        path, given_ = state, bytearray()
+        for bit in bits:
+            path += bit
+            assert path != "1" * longest  # which ends what zlib reads
+            if path in codes:
+                given_.append(codes[path])
+                path = ""
+        assert "" == path
+        symbols[state] = bytes(given_)
+    padding = ["1" * count for count in range(8)]
+
+    assert [mark + b"\0" for mark in MARKS] == [symbols[state] for state in padding]
+    assert all(
+        octets.endswith(b"\0") and (octets.count(0) > 1 or octets[-4:-1] not in MARKS)
+        for state, octets in symbols.items()
+        if state not in padding
+    )

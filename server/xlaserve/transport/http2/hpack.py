@@ -258,9 +258,11 @@ class Decoder:
         table = self.table
         table.extendleft(fields)
         self.changes += len(fields)
-        self._table_bytes += size
-        while self._table_bytes > self.max_table_bytes:
-            self._table_bytes -= table.pop()[2]
+        size += self._table_bytes
+        most, pop = self.max_table_bytes, table.pop
+        while size > most:
+            size -= pop()[2]
+        self._table_bytes = size
 
     # Inlined as far as most blocks go.
     def _decode_part(  # noqa: C901, PLR0912, PLR0915

@@ -6,6 +6,7 @@ as the code that ends a block, the code is one of DEFLATE, and zlib decodes it a
 string with a longer symbol, or so short that a call of zlib takes longer, is decoded by a table.
 """
 
+import re
 import zlib
 from collections.abc import Sequence
 from typing import Final
@@ -47,6 +48,17 @@ def decode(data: bytes) -> bytes:
     return _decode_by_table(data)
 
 
+def decode_all(strings: Sequence[bytes]) -> list[bytes]:
+    """Return the octets of each of some strings, in one go where all of it is text."""
+    inflater = _INFLATER.copy()
+    data = _MARK.join((*strings, b"")).translate(_REVERSED)
+    octets = inflater.decompress(data, 2 * len(data))
+    found: list[bytes] = _MARKED.findall(octets)
+    if len(found) == len(strings) == octets.count(b"\0"):
+        return found
+    return list(map(decode, strings))
+
+
 def _padding(data: bytes, octets: bytes) -> int:
     """Return how many bits of a string are behind the last of its symbols."""
     return 8 * len(data) - sum(octets.translate(_LENGTHS[:_EOS]))
@@ -71,6 +83,17 @@ _REVERSED = bytes(int(f"{octet:08b}"[::-1], 2) for octet in range(256))
 _BLOCK_END = b"\xff\x7f"
 """15 ones and a zero. With the padding before it, the first 15 ones end the block. The zero keeps a
 code from ending it that lacks its last bit: 15 ones behind that bit are not there."""
+
+_MARK = bytes.fromhex("03ff5ff8")
+"""Separates strings that are decoded in one go: 0000001111111111010, and the code of NUL.
+
+The first 19 bits synchronise: from whatever bits of a symbol they follow, they end with one. So NUL
+is found behind every string. If there are no more of them, each is the end of one string; and the
+three symbols before it are those that the bits make of padding, of up to seven ones, and of
+nothing else: what is before these is all of a string that is not malformed.
+"""
+_MARKED = re.compile(rb"([^\0]*)(?:09,|=9,|E9,|Uo\(|wa'|&a'|X1#|!a')\0")
+"""A string and its mark, by the ones of padding: none to seven."""
 
 
 class _BitWriter:

@@ -161,27 +161,35 @@ def _behind_name(layout: Layout[K], block: bytes, position: int, name: Name) -> 
 
 def _values(layout: Layout[K], block: bytes) -> list[bytes]:
     """Return the values of a block; none for a block of another layout. Raises as a decoder."""
-    startswith, decode = block.startswith, huffman.decode
+    startswith = block.startswith
     if not startswith(layout.references):
         return []
     position = len(layout.references)
     values = layout.values.copy()
+    coded: list[int] = []
     for place, opener, size in layout.steps:
         if not startswith(opener, position):
             return []
         position += size
         length = block[position - 1]
-        end = position + (length & 0x7F)
         if length < 0x7F:
+            end = position + length
             values[place] = block[position:end]
         elif length & 0x7F != 0x7F:
-            values[place] = decode(block[position:end])
+            end = position + length - 0x80
+            values[place] = block[position:end]
+            coded.append(place)
         else:
             values[place], end = long_string(block, position, length)
         position = end
     # A string that is cut off ends behind the block.
-    is_whole = position + len(layout.tail) == len(block) and block.endswith(layout.tail)
-    return values if is_whole else []
+    if position + len(layout.tail) != len(block) or not block.endswith(layout.tail):
+        return []
+    if coded:
+        decoded = huffman.decode_all([values[place] for place in coded])
+        for place, value in zip(coded, decoded, strict=True):
+            values[place] = value
+    return values
 
 
 class Layouts(Generic[K]):
