@@ -84,8 +84,6 @@ class InferResponse(msgspec.Struct, gc=False):
 class PlacedOutput(InferOutput, gc=False):
     """One output whose elements are in shared memory; `data` says what its shape is."""
 
-    parameters: Mapping[str, Parameter] = msgspec.field(default_factory=dict)
-
 
 class PlacedResponse(InferResponse, gc=False):
     """An answer with a PlacedOutput."""

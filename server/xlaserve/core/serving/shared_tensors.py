@@ -188,7 +188,4 @@ class OutputPlaces:
         if place.region.shares_memory_with(output.data):
             raw = bytes(raw)  # an input that the model handed back, where it may overlap
         place.region.write(place.offset, [raw])
-        answered: dict[str, Parameter] = {REGION: place.region.name, _SIZE: len(raw)}
-        if place.offset:
-            answered[_OFFSET] = place.offset
-        return PlacedOutput(output.name, output.datatype, output.data, answered)
+        return PlacedOutput(output.name, output.datatype, output.data)

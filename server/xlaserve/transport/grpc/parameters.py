@@ -6,8 +6,6 @@ from typing import Any
 import betterproto
 
 from xlaserve.errors import InvalidRequest
-from xlaserve.tensors import Parameter
-from xlaserve_proto import inference as pb
 
 _SHOWN_CHARACTERS = 80
 
@@ -24,16 +22,3 @@ def read_parameters(parameters: Mapping[str, betterproto.Message]) -> dict[str, 
             raise InvalidRequest(f"parameter '{name[:_SHOWN_CHARACTERS]}' has no value")
         plain[name] = value
     return plain
-
-
-def write_parameter(value: Parameter) -> pb.InferParameter:
-    """Return the InferParameter of a plain value."""
-    match value:
-        case bool():
-            return pb.InferParameter(bool_param=value)
-        case int():
-            return pb.InferParameter(int64_param=value)
-        case float():
-            return pb.InferParameter(double_param=value)
-        case str():
-            return pb.InferParameter(string_param=value)

@@ -25,7 +25,7 @@ from xlaserve.tensors import (
     from_elements,
     to_bytes,
 )
-from xlaserve.transport.grpc.parameters import read_parameters, write_parameter
+from xlaserve.transport.grpc.parameters import read_parameters
 from xlaserve.transport.grpc.typed_answers import Form
 from xlaserve_proto import inference as pb
 
@@ -170,11 +170,6 @@ def write_outputs(
 
 
 def _described(output: InferOutput) -> pb.ModelInferResponseInferOutputTensor:
-    message = pb.ModelInferResponseInferOutputTensor(
+    return pb.ModelInferResponseInferOutputTensor(
         name=output.name, datatype=output.datatype.name, shape=list(output.data.shape)
     )
-    if isinstance(output, PlacedOutput):
-        message.parameters = {
-            name: write_parameter(value) for name, value in output.parameters.items()
-        }
-    return message

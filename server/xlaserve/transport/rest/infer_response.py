@@ -1,6 +1,6 @@
 """Inference responses as HTTP bodies: JSON, and JSON with binary tensors behind it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -8,10 +8,9 @@ from xlaserve.core.serving.inference import (
     InferOutput,
     InferRequest,
     InferResponse,
-    PlacedOutput,
 )
 from xlaserve.errors import InvalidTensor, OutputNotInForm
-from xlaserve.tensors import BYTES, DATATYPES, Buffer, Parameter, TensorDataError, to_bytes
+from xlaserve.tensors import BYTES, DATATYPES, Buffer, TensorDataError, to_bytes
 from xlaserve.transport.rest.infer_request import BINARY_DATA, BINARY_OUTPUT
 from xlaserve.transport.rest.json_tensors import NotInJson, write_elements
 from xlaserve.transport.rest.messages import BINARY_TYPE, JSON_TYPE, HttpResponse
@@ -33,7 +32,7 @@ class _Output(msgspec.Struct):
     name: str
     datatype: str
     shape: Sequence[int]
-    parameters: Mapping[str, Parameter] | msgspec.UnsetType = msgspec.UNSET
+    parameters: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Response(msgspec.Struct):
@@ -91,7 +90,7 @@ def write_infer_response(
         if index:
             json.append(b",")
         if type(output) is not InferOutput:
-            json.append(_describe_placed(output))
+            json.append(_describe(output))  # it is in shared memory
         elif wanted.get(output.name, default):
             tensors.append(to_bytes(output.datatype, output.data))
             json.append(_describe(output, {"binary_data_size": len(tensors[-1])}))
@@ -143,16 +142,10 @@ def output_bytes(response: InferResponse) -> int:
 
 
 def _describe(
-    output: InferOutput, parameters: Mapping[str, Parameter] | msgspec.UnsetType = msgspec.UNSET
+    output: InferOutput, parameters: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
 ) -> bytes:
     shape = output.data.shape
     return _ENCODER.encode(_Output(output.name, output.datatype.name, shape, parameters))
-
-
-def _describe_placed(output: InferOutput) -> bytes:
-    """Describe an output that is in shared memory (shared memory extension)."""
-    assert isinstance(output, PlacedOutput)
-    return _describe(output, output.parameters)
 
 
 def _with_data(model: str, output: InferOutput, *, strict: bool) -> list[Buffer]:
