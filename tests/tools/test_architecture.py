@@ -7,7 +7,7 @@ import pytest
 import draw_architecture
 from architecture import lives, told, workers
 from architecture.lives import Life, Step
-from architecture.rooms import arrows, rooms
+from architecture.rooms import Room, arrows, rooms
 from architecture.workers import Worker
 from draw_architecture import SERVER
 
@@ -61,3 +61,20 @@ def test_an_arrow_that_follows_from_others_is_left_out(tmp_path: Path) -> None:
 
 def test_every_row_says_all_that_it_should() -> None:
     assert all(row.name and row.does and row.touches and row.hands_over for row in told.WORKERS)
+
+
+def test_arrows_of_rooms_in_a_circle_do_not_follow_from_one_another() -> None:
+    """Whatever the order of sets is: an outsider keeps its arrows to both."""
+    names = ["xlaserve.a", "xlaserve.b", "xlaserve.c", "xlaserve.d"]
+    a, b, c, d = (Room(name) for name in names)
+    a.imports |= {"xlaserve.b", "xlaserve.c", "xlaserve.d"}
+    b.imports |= {"xlaserve.c", "xlaserve.d"}
+    c.imports |= {"xlaserve.b"}
+
+    assert [
+        ("xlaserve.a", "xlaserve.b"),
+        ("xlaserve.a", "xlaserve.c"),
+        ("xlaserve.b", "xlaserve.c"),
+        ("xlaserve.b", "xlaserve.d"),
+        ("xlaserve.c", "xlaserve.b"),
+    ] == list(arrows([a, b, c, d]))

@@ -1,8 +1,7 @@
 """The packages of the server, what each is for, and which imports which."""
 
 import ast
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -71,19 +70,24 @@ def room_of(module: str) -> str | None:
 def arrows(found: list[Room]) -> Iterator[tuple[str, str]]:
     """List who imports whom, without the arrows that follow from others."""
     direct = {room.name: room.imports for room in found}
-    reached: dict[str, set[str]] = defaultdict(set)
-
-    def reach(name: str, seen: frozenset[str]) -> set[str]:
-        if name not in reached:
-            for target in direct.get(name, set()) - seen:
-                reached[name] |= {target} | reach(target, seen | {name})
-        return reached[name]
-
     for room in found:
         for target in sorted(room.imports):
-            others = room.imports - {target}
-            if not any(target in reach(other, frozenset({room.name})) for other in others):
+            # Of rooms that import one another in a circle no arrow follows from the other.
+            back = _reached(direct, target, room.name)
+            others = room.imports - {target} - back
+            if not any(target in _reached(direct, other, room.name) for other in others):
                 yield room.name, target
+
+
+def _reached(direct: Mapping[str, set[str]], start: str, without: str) -> set[str]:
+    """Return what a room imports, directly or not, on ways that lead not through another one."""
+    reached: set[str] = set()
+    left = [start]
+    while left:
+        more = direct.get(left.pop(), set()) - reached - {without}
+        reached |= more
+        left += more
+    return reached
 
 
 def _imports(tree: ast.AST) -> Iterator[str]:
