@@ -7,13 +7,15 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from support.accelerators import until
 
 from xlaserve.core.serving.infer_call import Executed
+from xlaserve.core.serving.stations.host import HostWork
+from xlaserve.core.serving.stations.station import Served
 from xlaserve.core.threads.device import DeviceThreads
 from xlaserve.core.threads.host import HostJob, HostThreads
 
@@ -151,6 +153,44 @@ async def test_what_is_over_leaves_no_garbage() -> None:
     assert held() is None
     assert not job.cancel()
     assert not job.waits
+
+
+class Instance:
+    """A model that counts its users."""
+
+    model = "m"
+    users = 0
+
+    def acquire(self) -> None:
+        self.users += 1
+
+    def release(self) -> None:
+        self.users -= 1
+
+
+@pytest.mark.usefixtures("no_collection")
+async def test_work_that_is_over_leaves_no_garbage() -> None:
+    """Nor does the job that its call may still know: it knows what is called at its end."""
+
+    class Input:
+        pass
+
+    threads, given, instance, heard = HostThreads(1), Input(), Instance(), list[object]()
+    held = weakref.ref(given)
+    work = HostWork(cast(Served, instance), threads, 1, lambda: 0)
+    jobs: list[HostJob] = []
+
+    def ended(result: object, given: object = given) -> None:
+        heard.append(jobs.pop())
+
+    jobs.append(work.in_thread(lambda replica: None, ended))
+    del given, ended
+    await until(lambda: heard != [])
+    heard.clear()
+    threads.close()
+
+    assert held() is None
+    assert (0, 0) == (instance.users, work.pending)
 
 
 async def test_a_thread_of_a_device_holds_nothing_of_what_it_gave(lingering: Lingering) -> None:

@@ -21,9 +21,13 @@ _NONE = object()
 
 
 class HostJob:
-    """A call that a thread of the host runs, or that is pending."""
+    """A call that a thread of the host runs, or that is pending.
 
-    __slots__ = ("_call", "_completion", "_result", "_threads", "loop", "model")
+    Its threads own it until it is completed. Its completion must not refer to it: a reference cycle
+    would keep inputs and result until garbage is collected.
+    """
+
+    __slots__ = ("__weakref__", "_call", "_completion", "_result", "_threads", "loop", "model")
 
     def __init__(
         self,
@@ -37,7 +41,7 @@ class HostJob:
         """The model that it computes for; jobs of equal models share the turns of one."""
         self._threads = threads
         self._call: Callable[[], object] | None = call
-        self._completion: Callable[[Any], None] | None = completion
+        self._completion: Callable[[Any], None] = completion
         self._result: object = None
 
     def cancel(self) -> bool:
@@ -64,11 +68,9 @@ class HostJob:
 
     def complete(self, failure: BaseException | None = None) -> None:
         """Call the completion with the result of the call, or with why there was none."""
-        completion, result = self._completion, failure or self._result
-        # The completion refers to the job: a reference cycle would keep the inputs alive.
-        self._completion = self._call = self._result = None
-        if completion is not None:
-            completion(result)
+        # Ownership passes on: the thread may have the job for a moment longer.
+        result, self._result = self._result, None
+        self._completion(failure or result)
 
 
 class HostThreads:

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias, cast
+from weakref import ReferenceType, ref
 
 from xlaserve.core.serving.infer_call import Ended, Executed, InferCall, Tensors, User
 from xlaserve.core.serving.stations.batching import pack
@@ -50,12 +51,16 @@ class Job:
         self.freed = freed
         """Called when the next batch may come; None for what is not a batch."""
         self.is_dispatched = False
-        self.work: Future[Callable[[], Executed]] | None = None
-        """The dispatch; None before it has a slot, and on completion."""
+        self.work: ReferenceType[Future[Callable[[], Executed]]] | None = None
+        """The dispatch; None before it has a slot. Its thread owns it, and it owns the completion,
+        which refers to the job."""
 
     def cancel(self) -> bool:
         """Cancel it, unless a thread has begun; `ended` is called with that. Not for a batch."""
-        return self._dispatcher.dequeue(self) if self.work is None else self.work.cancel()
+        if self.work is None:
+            return self._dispatcher.dequeue(self)
+        work = self.work()
+        return work is not None and work.cancel()
 
 
 class Dispatcher:
@@ -143,11 +148,12 @@ class Dispatcher:
         self._user.acquire()
         over = partial(self._over, job, replica)
         try:
-            job.work = replica.threads.start(
+            work = replica.threads.start(
                 partial(_dispatched, self._now_ns, job.dispatch, replica.index),
                 partial(self._dispatched, job),
                 over,
             )
+            job.work = ref(work)
         except RuntimeError as error:  # the threads have ended, as the server does
             asyncio.get_running_loop().call_soon(over, error)
 
@@ -161,8 +167,6 @@ class Dispatcher:
             self._expect_another(job)
         replica.in_flight -= 1
         replica.threads.in_flight -= 1
-        # Breaks a reference cycle that keeps arrays on the device until garbage is collected.
-        job.work = None
         self._user.release()
         # Before the answers: a caller may ask again at once.
         self._go_on()

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
+from weakref import WeakSet
 
 from xlaserve.core.serving.answers import answer_now
 from xlaserve.core.serving.infer_call import Ended, Executed, InferCall, Tensors
@@ -34,8 +35,8 @@ class HostWork:
         self._now_ns = now_ns
         self.replicas = Replicas(replicas)
         """Shares the executions."""
-        self._jobs: set[HostJob] = set()
-        """Those whose completion has not reached the event loop."""
+        self._jobs: WeakSet[HostJob] = WeakSet()
+        """Those whose completion has not reached the event loop; their threads own them."""
 
     @property
     def pending(self) -> int:
@@ -63,7 +64,6 @@ class HostWork:
         replica, instance = self.replicas.take(), self.instance
 
         def over(result: T | BaseException) -> None:
-            self._jobs.discard(job)
             self.replicas.leave(replica)
             instance.release()
             ended(result)
