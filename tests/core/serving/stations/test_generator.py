@@ -229,6 +229,7 @@ async def test_answers_are_closed_of_a_call_that_is_cancelled_while_they_wait_fo
     await nothing_is_in_use(core)
 
     assert len(others) + 1 == model.finished
+    assert all(name.startswith("execute") for name in model.threads)
 
 
 async def test_a_request_may_have_no_answer_but_the_last(core: Core) -> None:
@@ -248,9 +249,9 @@ async def test_little_is_computed_that_the_client_does_not_read(
     await until(lambda: len(slow.told) == 2)
     await settled()
     first, computed = list(slow.told), [model.computed]
-    for count in range(3, 20):
+    for _ in range(17):
         slow.read(1)
-        await until(lambda count=count: len(slow.told) == count)
+        await until(lambda: len(slow.told) == slow.window)
     await settled()
     computed.append(model.computed)
     slow.cancel()
