@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from xlaserve.tensors import Parameter
 
 PREFIX = "count"
 """What the names of the models that count begin with; others stay identities."""
+IN_ORDER = "_in_order"
+"""What the names of those end with that do not say that they are decoupled."""
 
 
 class Generation:
@@ -69,7 +72,10 @@ def install(patch: pytest.MonkeyPatch) -> Generation:
 
     def load_counting(directory: Path, context: LoadContext) -> IdentityModel:
         model = load(directory, context)
-        return CountingModel(model, generation) if context.model.startswith(PREFIX) else model
+        if not context.model.startswith(PREFIX):
+            return model
+        model.info = replace(model.info, is_decoupled=not context.model.endswith(IN_ORDER))
+        return CountingModel(model, generation)
 
     patch.setattr(identity, "load", load_counting)
     return generation

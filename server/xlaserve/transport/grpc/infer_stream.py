@@ -1,4 +1,7 @@
-"""ModelStreamInfer: the requests of one stream, and their answers in the order of the requests."""
+"""ModelStreamInfer: the requests of one stream, and their answers in the order of the requests.
+
+Those of models that give many answers are sent as they come, beside others.
+"""
 
 import asyncio
 from collections import deque
@@ -79,6 +82,8 @@ class StreamedInfer(InferCall):
     typed = False
     """Whether the inputs came as typed contents."""
     wants_empty_final = False
+    is_decoupled = False
+    """Whether its answers wait for no other request."""
     failure: tuple[Status, str | None] | None = None
     """The status that ends the stream instead of its answers."""
 
@@ -153,6 +158,8 @@ class InferStream:
         self._stream = stream
         self._calls: deque[StreamedInfer] = deque()
         """Requests whose last answer was not sent yet, in their order."""
+        self._decoupled: dict[StreamedInfer, None] = {}
+        """Those among them whose answers wait for no other request; in turns."""
         self._answer_bytes = 0
         """Bytes of answers that wait, of all of them."""
         self._changed = asyncio.Event()
@@ -171,7 +178,9 @@ class InferStream:
             await self._send_all()
         finally:
             self._reading.cancel()
-            calls, self._calls = self._calls, deque()
+            calls = [*self._calls, *self._decoupled]
+            self._calls.clear()
+            self._decoupled.clear()
             for call in calls:
                 call.cancel("the stream has ended")
             await asyncio.wait([self._reading])
@@ -233,6 +242,10 @@ class InferStream:
             return call
         call.wants_empty_final = request.parameters.get(_EMPTY_FINAL) is True
         self._engine.begin(call, request)
+        if call.is_found and call.instance.info.is_decoupled and not call.has_ended:
+            call.is_decoupled = True
+            self._calls.remove(call)
+            self._decoupled[call] = None
         return call
 
     def _read(self, call: StreamedInfer, decoded: DecodedInfer) -> InferRequest:
@@ -247,6 +260,8 @@ class InferStream:
 
     def takes_answer_of(self, call: StreamedInfer) -> bool:
         """Tell whether a request may be answered once more."""
+        if call.is_decoupled:
+            return self._answer_bytes < self._limits.max_bytes
         if self._calls and self._calls[0] is call:
             return call.answer_bytes < self._limits.max_bytes
         return not call.answers
@@ -263,26 +278,44 @@ class InferStream:
         self._changed.set()
 
     async def _send_all(self) -> None:
-        while self._calls or not self._is_read:
+        while self._is_in_use:
             self._changed.clear()
+            for call in tuple(self._decoupled):
+                if await self._is_answered(call):
+                    del self._decoupled[call]
+                    self._forget(call)
             while self._calls and await self._is_answered(self._calls[0]):
-                answered = self._calls.popleft()
-                self._stream.accepted.release(answered.message_bytes)
-                self._has_room.set()
-            if not self._changed.is_set() and (self._calls or not self._is_read):
+                self._forget(self._calls.popleft())
+            if not self._changed.is_set() and self._is_in_use:
                 await self._changed.wait()
 
+    @property
+    def _is_in_use(self) -> bool:
+        return bool(self._calls or self._decoupled or not self._is_read)
+
+    def _forget(self, answered: StreamedInfer) -> None:
+        self._stream.accepted.release(answered.message_bytes)
+        self._has_room.set()
+
     async def _is_answered(self, call: StreamedInfer) -> bool:
-        """Send the answers of the first request as they come; tell whether the last one was."""
-        while call.answers:
+        """Send the answers that a request has by now; tell whether the last one was sent."""
+        for _ in range(len(call.answers)):
             message, counted = call.answers.popleft()
             # The connection counts what waits from here on.
             self._stream.accepted.release(counted)
             await self._stream.send_message(message)
             self._answer_bytes -= counted
             call.answer_bytes -= len(message)
-            call.resume()
-            self._has_room.set()
+            self._resume(call)
         if call.failure is not None:
             raise GRPCError(*call.failure)
-        return call.has_ended
+        return call.has_ended and not call.answers
+
+    def _resume(self, sent: StreamedInfer) -> None:
+        """Let those go on that wait for answers to be sent: the budget of a stream is for all."""
+        self._has_room.set()
+        if not sent.is_decoupled:
+            sent.resume()
+        if self._answer_bytes < self._limits.max_bytes:
+            for call in tuple(self._decoupled):
+                call.resume()
