@@ -211,12 +211,12 @@ class HeaderReader(Generic[R]):
             return head
         decoder = self._decoder
         changes = decoder.changes
-        layout = self._layouts.layout
-        values: Sequence[bytes] | None = None if layout is None else self._layouts.read(block)
-        if layout is None or values is None:
+        layouts = self._layouts
+        values: Sequence[bytes] | None = layouts.read(block)
+        if layouts.layout is None or values is None:
             kind, values = self._decode(block)
         else:
-            kind = layout.kind
+            kind = layouts.layout.kind
         place = kind.timeout_place
         if place is None:
             timeout = None

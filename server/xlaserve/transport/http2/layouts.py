@@ -193,20 +193,35 @@ def _values(layout: Layout[K], block: bytes) -> list[bytes]:
 
 
 class Layouts(Generic[K]):
-    """Reads the blocks of one connection that are of the layout seen last."""
+    """Reads the blocks of one connection that are of one of two layouts.
+
+    A client that adds to the table writes anew what that has evicted, every few requests: these
+    blocks have a layout of their own.
+    """
 
     def __init__(self, decoder: Decoder, max_bytes: int) -> None:
         self._decoder = decoder
         self._max_bytes = max_bytes
         self.layout: Layout[K] | None = None
+        """The layout of the block that was read last."""
+        self._other: Layout[K] | None = None
         self._misses = 0
-        """Blocks of another layout since one was read."""
+        """Blocks of neither layout."""
+        self._in_a_row = 0
+        """Those of them since one was read."""
 
     def read(self, block: bytes) -> list[bytes] | None:
         """Return the values of the fields of a block, and take what it adds into the table.
 
         None, and nothing has changed, for a block that `Decoder` is to decode.
         """
+        values = self._read(block)
+        if values is None and self._other is not None:
+            self.layout, self._other = self._other, self.layout
+            values = self._read(block)
+        return values
+
+    def _read(self, block: bytes) -> list[bytes] | None:
         layout, decoder = self.layout, self._decoder
         if layout is None or (layout.known_at != decoder.changes and not self._renew(block)):
             return None
@@ -225,7 +240,7 @@ class Layouts(Generic[K]):
             return None
         if layout.insertions and not self._insert(layout, values):
             return None
-        self._misses = 0
+        self._in_a_row = 0
         decoder.refers = layout.refers
         return values
 
@@ -276,11 +291,18 @@ class Layouts(Generic[K]):
         return True
 
     def note(self, kind: K, block: bytes, found: Sequence[Field]) -> None:
-        """Learn the layout of a block that had to be decoded, if the one known is of no use.
+        """Learn the layout of a block that had to be decoded, in the place of the older one.
 
-        The next one is learned after twice as many: a client whose blocks are never of the same
-        layout pays little for that.
+        The next one is learned after twice as many, in all or in a row: a client whose blocks are
+        never of the same layout pays little for that.
         """
-        self._misses = misses = self._misses + 1
-        if misses > 1 and not misses & (misses - 1):
-            self.layout = layout_of(kind, block, found)
+        self._misses += 1
+        self._in_a_row += 1
+        if _is_power_of_two(self._misses) or _is_power_of_two(self._in_a_row):
+            layout = layout_of(kind, block, found)
+            if layout is not None:
+                self.layout, self._other = layout, self.layout
+
+
+def _is_power_of_two(count: int) -> bool:
+    return count > 1 and not count & (count - 1)
