@@ -222,7 +222,7 @@ class InferStream:
     @property
     def _is_full(self) -> bool:
         return (
-            len(self._calls) >= self._limits.max_requests
+            len(self._calls) + len(self._decoupled) >= self._limits.max_requests
             or self._answer_bytes >= self._limits.max_bytes
         )
 
