@@ -42,6 +42,7 @@ from xlaserve.errors import (
     OutOfSpace,
     OutputNotInForm,
     Overloaded,
+    ProcessLost,
     QueueTimeout,
     RefusedByModel,
     RegionExists,
@@ -94,6 +95,11 @@ TEXTS = [
         Deadlock("m", ["a", "m"]),
         "model 'm': deadlock: every copy of it waits for a call like this one (a -> m), "
         "give it more copies (instance_group)",
+    ),
+    (
+        ProcessLost("m", "it ended with exit status 3"),
+        "model 'm': its process was lost, it ended with exit status 3; it is started again, "
+        "try again",
     ),
     (MissingOutputs("m", ["y"], []), "model 'm': its code gave no output 'y', it gave none"),
     (ModelNotFound("m"), "Request for unknown model: 'm' is not found"),

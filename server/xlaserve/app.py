@@ -204,7 +204,11 @@ class Application:
             background_compile=settings.background_compile and not settings.modelmesh,
             mmap_parameters=settings.mmap_parameters,
             max_on_demand_shapes=settings.max_on_demand_shapes,
-            python=PythonHost(nested, metrics) if settings.allow_python_models else None,
+            python=(
+                PythonHost(nested, metrics, settings.python_process_seconds)
+                if settings.allow_python_models
+                else None
+            ),
             max_sequences=settings.max_sequences_per_model,
         )
         self.control = ModelControl(settings, self.registry, self.repository, loader, self.workers)

@@ -487,6 +487,13 @@ class Deadlock(ModelFailed):
         )
 
 
+class ProcessLost(ModelFailed):
+    """The process that the code of a model runs in is not there, or has just been lost."""
+
+    def __init__(self, model: str, reason: str) -> None:
+        super().__init__(model, f"its process was lost, {reason}; it is started again, try again")
+
+
 class RefusedByModel(ModelFailed):
     """The code of a model says that the request is wrong."""
 

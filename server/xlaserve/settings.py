@@ -153,6 +153,9 @@ class Settings:
     allow_python_models: bool = False
     """Run the code of models that are Python (model.py). It may do all that the server may: allow
     it only where nobody else can write to the repository. Never what a client sends with a load."""
+    python_process_seconds: float = 60.0
+    """Time that the process of a Python model may be silent while it has requests; then it is ended
+    and started again. 0 for any time."""
     poll_interval_seconds: float = 15.0
     """With poll: time between two looks at the repository."""
     readiness: Readiness = Readiness.STARTUP

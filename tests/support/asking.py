@@ -47,10 +47,10 @@ class Client:
         )
         return {one.name: result.as_numpy(one.name) for one in result.get_response().outputs}
 
-    async def fails(self, model: str, *, timeout: float | None = None, **inputs: Any) -> str:
+    async def fails(self, model: str, **asked: Any) -> str:
         """Return status and text of an inference that fails."""
         with pytest.raises(InferenceServerException) as raised:
-            await self.infer(model, timeout=timeout, **inputs)
+            await self.infer(model, **asked)
         return f"{raised.value.status()}: {raised.value.message()}".removeprefix("StatusCode.")
 
     async def refused(self, model: str, **parameters: Any) -> str:

@@ -223,6 +223,27 @@ WORKERS: tuple[Worker, ...] = (
         "as above",
     ),
     Worker(
+        "models/python/process/copies.py: ProcessCopy.__init__",
+        "`python MODEL COPY`, and the same with `out`",
+        "one starts the process of a copy, and hears it; one writes to it",
+        "the pipe, the requests that the process has",
+        "`Outbox.post` to the loop",
+    ),
+    Worker(
+        "models/python/process/copies.py: ProcessCopy._life",
+        "a process for each copy, and a thread for what it prints",
+        "runs the code of a Python model that asks for a process",
+        "its pipe, and whatever the code touches; nothing of the server",
+        "messages on its pipe; lines to the log",
+    ),
+    Worker(
+        "models/python/process/child.py: Child.run",
+        "in that process: `load`, `unload`",
+        "load and unload the model, while the process listens",
+        "the model",
+        "messages on the pipe",
+    ),
+    Worker(
         "core/residence/predictions.py: FilesLook.__init__",
         "`predict`",
         "looks at files to predict what a model will take",

@@ -204,6 +204,7 @@ PARAMETERS: Mapping[str, Effect] = MappingProxyType(
             (
                 *("batch_sizes", "batch_independent", "compiled_shapes", "max_on_demand_shapes"),
                 *("devices", "placement", "mesh", "partition"),
+                "execution",
                 *("image_channel_order", "image_scale", "max_concurrency", "max_steps"),
                 CONTENT_TYPE,
             ),

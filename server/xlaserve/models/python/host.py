@@ -12,3 +12,5 @@ class PythonHost:
 
     calls: Calls
     metrics: ModelMetrics
+    process_seconds: float = 0.0
+    """Seconds that a process of a model may be silent while it has requests; 0 for any."""

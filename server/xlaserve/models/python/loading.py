@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -19,6 +19,7 @@ from xlaserve.models.python.declared import agreed, asks_for_batches
 from xlaserve.models.python.failures import described, failure
 from xlaserve.models.python.host import PythonHost
 from xlaserve.models.python.loaded import PLATFORM, LoadedPython, close_all
+from xlaserve.models.python.process.loading import in_processes
 from xlaserve.models.python.triton import module
 from xlaserve.models.python.triton.config import as_dict, completed
 from xlaserve.models.python.triton.copies import TritonCopy
@@ -37,36 +38,65 @@ def load(directory: Path, context: LoadContext) -> LoadedPython:
     for code that raises.
     """
     host = _allowed(context)
-    file_name = _file_name(directory, context)
-    code = ModelCode(directory, context.roots, file_name)
+    _file_name(directory, context)
+    if _execution(context.config) == "process":
+        return in_processes(directory, context, host, _count(context.config, context.device))
+    making = make_here(directory, context)
+    copies: list[Copy] = []
+    try:
+        for replica in range(making.count):
+            context.check_cancelled()
+            context.on_stage(Stage("running its load", replica + 1, making.count))
+            copies.append(making.make(replica))
+            copies[-1].load()
+    except BaseException as error:
+        close_all(copies, making.forget)
+        raise _as_invalid(context, error) from error
+    return LoadedPython(
+        making.info,
+        copies,
+        is_batched=making.is_batched,
+        concurrency=making.concurrency,
+        forget=making.forget,
+    )
+
+
+def make_here(directory: Path, context: LoadContext) -> "Making":
+    """Run the code of a version directory in this process, and return what makes its copies.
+
+    Raises InvalidModel.
+    """
+    host = _allowed(context)
+    code = ModelCode(directory, context.roots, _file_name(directory, context))
     code.offer(module.NAME, module.module_of(context.model, host, code))
 
     def forget() -> None:
         host.metrics.forget(code)
         code.close()
 
-    copies: list[Copy] = []
     try:
-        making = _making(code, context)
-        for replica in range(making.count):
-            context.check_cancelled()
-            context.on_stage(Stage("running its load", replica + 1, making.count))
-            copies.append(making.make(replica))
-            copies[-1].load()
-    except (InvalidModel, LoadCancelled):
-        close_all(copies, forget)
-        raise
+        return _making(code, context, forget)
     except BaseException as error:
-        close_all(copies, forget)
-        failure(context.model, error, "load")
-        raise InvalidModel(f"{file_name} raised {described(error)}") from error
-    return LoadedPython(
-        making.info,
-        copies,
-        is_batched=making.is_batched,
-        concurrency=making.concurrency,
-        forget=forget,
-    )
+        forget()
+        raise _as_invalid(context, error) from error
+
+
+def _as_invalid(context: LoadContext, error: BaseException) -> BaseException:
+    """Return what a load raises for an error of the code."""
+    if isinstance(error, InvalidModel | LoadCancelled):
+        return error
+    failure(context.model, error, "load")
+    name = context.config.default_model_filename or FILE_NAME
+    return InvalidModel(f"{name} raised {described(error)}")
+
+
+def _execution(config: ModelConfig) -> str:
+    found = config.parameters.get("execution", "threads")
+    if found not in ("threads", "process"):
+        raise InvalidModel(
+            f"parameter 'execution': expected threads or process, got '{found[:64]}'"
+        )
+    return found
 
 
 def _allowed(context: LoadContext) -> PythonHost:
@@ -93,7 +123,7 @@ def _file_name(directory: Path, context: LoadContext) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Making:
+class Making:
     """A model whose class is known, and whose copies are to be made."""
 
     info: ModelInfo
@@ -102,17 +132,21 @@ class _Making:
     count: int
     is_batched: bool
     concurrency: int
+    forget: Callable[[], None]
+    """Drops its modules and metrics, once no copy runs any more."""
 
 
-def _making(code: ModelCode, context: LoadContext) -> _Making:
+def _making(code: ModelCode, context: LoadContext, forget: Callable[[], None]) -> Making:
     found = code.load()
     kind = getattr(found, "TritonPythonModel", None)
     if isinstance(kind, type):
-        return _tritons(kind, code, context)
-    return _own(_class_of(found), code, context)
+        made = _tritons(kind, code, context)
+    else:
+        made = _own(_class_of(found), code, context)
+    return replace(made, forget=forget)
 
 
-def _own(kind: type[PythonModel], code: ModelCode, context: LoadContext) -> _Making:
+def _own(kind: type[PythonModel], code: ModelCode, context: LoadContext) -> Making:
     config = context.config
     is_decoupled = is_generator(kind.infer)
     info = _info(agreed(config, kind), is_decoupled=is_decoupled)
@@ -135,10 +169,10 @@ def _own(kind: type[PythonModel], code: ModelCode, context: LoadContext) -> _Mak
         return OwnCopy(kind(), own, info, is_batched=is_batched)
 
     concurrency = CONCURRENCY if is_async(kind.infer) else 1
-    return _Making(info, make, _count(config, context.device), is_batched, concurrency)
+    return Making(info, make, _count(config, context.device), is_batched, concurrency, code.close)
 
 
-def _tritons(kind: type, code: ModelCode, context: LoadContext) -> _Making:
+def _tritons(kind: type, code: ModelCode, context: LoadContext) -> Making:
     execute = getattr(kind, "execute", None)
     if not callable(execute):
         raise InvalidModel("its TritonPythonModel has no method 'execute'")
@@ -161,7 +195,7 @@ def _tritons(kind: type, code: ModelCode, context: LoadContext) -> _Making:
     is_batched = asks_for_batches(config) and bool(info.max_batch_size)
     # Coroutines of a model with one answer to each request run one after the other, as Triton's do.
     concurrency = CONCURRENCY if is_async(execute) and config.is_decoupled else 1
-    return _Making(info, make, _count(config, context.device), is_batched, concurrency)
+    return Making(info, make, _count(config, context.device), is_batched, concurrency, code.close)
 
 
 def _info(signature: Signature, *, is_decoupled: bool) -> ModelInfo:

@@ -1,0 +1,1 @@
+"""Python models whose code runs in processes of their own."""

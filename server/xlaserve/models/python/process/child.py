@@ -1,0 +1,279 @@
+"""The process of one copy of a Python model, `python -P -m` this module with a descriptor.
+
+It has one end of a pair of sockets, does what comes there, and ends when the other end is closed.
+"""
+
+import ctypes
+import itertools
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from xlaserve.errors import InvalidModel, Unsupported
+from xlaserve.models.config import ModelConfig
+from xlaserve.models.config_text import parse_json
+from xlaserve.models.loaded import LoadContext
+from xlaserve.models.python import loading
+from xlaserve.models.python.author import Arrays
+from xlaserve.models.python.calls import Asked, Replies
+from xlaserve.models.python.failures import described
+from xlaserve.models.python.host import PythonHost
+from xlaserve.models.python.metrics import Described, Metric, ModelMetrics
+from xlaserve.models.python.process.errors import named, raised
+from xlaserve.models.python.process.loading import described as of_model
+from xlaserve.models.python.process.pipe import Pipe, PipeError, plain
+from xlaserve.models.roots import Roots
+from xlaserve.tensors import Tensor
+
+_PR_SET_PDEATHSIG = 1
+
+
+class ChildRequest:
+    """A request, in the process of the model (a ModelRequest)."""
+
+    def __init__(self, number: int, said: Mapping[str, Any], inputs: Arrays, pipe: Pipe) -> None:
+        self.number = number
+        self.id: str = said["id"]
+        self.rows: int = said["rows"]
+        self.outputs: Sequence[str] = said["outputs"]
+        self.parameters: Mapping[str, Any] = said["parameters"]
+        self.inputs = inputs
+        self.is_cancelled = False
+        self.is_writable = True
+        self._pipe = pipe
+        self._resume: Callable[[], None] | None = None
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """Tell the server that the code begins with it."""
+        self._send("begin", {})
+
+    def answer(self, outputs: Mapping[str, Tensor], *, last: bool = True) -> None:
+        """Send an answer; after one that is not the last, the server says when to go on."""
+        self.is_writable = last
+        self._send("answer", plain(outputs), last=last)
+
+    def end(self) -> None:
+        """End the request."""
+        self._send("end", {})
+
+    def fail(self, error: BaseException) -> None:
+        """End the request with an error."""
+        self._send("fail", {}, error=named(error))
+
+    def when_writable(self, resume: Callable[[], None]) -> None:
+        """Call once when the client may be sent another answer."""
+        with self._lock:
+            if not (self.is_writable or self.is_cancelled):
+                self._resume = resume
+                return
+        resume()
+
+    def go_on(self, *, cancelled: bool) -> None:
+        """Let the model go on: the server said so."""
+        with self._lock:
+            self.is_writable = True
+            self.is_cancelled = self.is_cancelled or cancelled
+            resume, self._resume = self._resume, None
+        if resume is not None:
+            resume()
+
+    def _send(self, kind: str, tensors: Mapping[str, Tensor], **more: Any) -> None:
+        self._pipe.send({"kind": kind, "request": self.number, **more}, tensors)
+
+
+class ChildCalls:
+    """Calls of other models, through the server (Calls)."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
+        self._numbers = itertools.count()
+        self._waiting: dict[int, Future[Any]] = {}
+
+    def infer(self, asked: Asked, within: object) -> "Future[Arrays]":
+        """Ask for one answer."""
+        said = {
+            "model": asked.model,
+            "version": asked.version,
+            "outputs": list(asked.outputs),
+            "id": asked.id,
+            "parameters": dict(asked.parameters),
+            "seconds": asked.seconds,
+            "within": within.number if isinstance(within, ChildRequest) else None,
+        }
+        return self._ask("call", said, plain(asked.inputs))
+
+    def stream(self, asked: Asked, within: object) -> Replies:
+        """Refuse: many answers of another model are for code that runs in the server."""
+        replies = Replies()
+        replies.end(Unsupported("a call for many answers, from a model in a process of its own,"))
+        return replies
+
+    def is_ready(self, model: str, version: str = "") -> bool:
+        """Tell whether a model would answer now."""
+        found = self._ask("is_ready", {"model": model, "version": version}, {})
+        return bool(found.result())
+
+    def settle(self, number: int, header: Mapping[str, Any], tensors: Arrays) -> None:
+        """Give a call its answer."""
+        waiting = self._waiting.pop(number)
+        if header.get("error") is not None:
+            waiting.set_exception(raised(header["error"]))
+        else:
+            waiting.set_result(header.get("value", tensors))
+
+    def _ask(self, kind: str, said: Mapping[str, Any], tensors: Arrays) -> "Future[Any]":
+        number = next(self._numbers)
+        answer: Future[Any] = Future()
+        self._waiting[number] = answer
+        self._pipe.send({"kind": kind, "call": number, **said}, tensors)
+        return answer
+
+
+class ChildMetric(Metric):
+    """A series that is kept here too, and changed in the server with each change."""
+
+    tell: Callable[[str, float], None]
+
+    def increment(self, by: float = 1) -> None:
+        """Add."""
+        super().increment(by)
+        self.tell("increment", by)
+
+    def set(self, value: float) -> None:
+        """Set a gauge."""
+        super().set(value)
+        self.tell("set", value)
+
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        super().observe(value)
+        self.tell("observe", value)
+
+
+class ChildMetrics(ModelMetrics):
+    """Metrics that the server shows."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        super().__init__()
+        self._pipe = pipe
+
+    def metric(
+        self,
+        owner: object,
+        described: Described,
+        labels: Mapping[str, str],
+        bounds: Sequence[float] = (),
+    ) -> Metric:
+        """Return a series, whose changes the server is told."""
+        super().metric(owner, described, labels, bounds)
+        found = ChildMetric(described.kind, bounds)
+        said = {
+            "kind": "metric",
+            "name": described.name,
+            "of": described.kind,
+            "help": described.help,
+            "labels": {str(name): str(value) for name, value in labels.items()},
+            "bounds": list(bounds),
+        }
+        found.tell = lambda what, value: self._pipe.send({**said, "what": what, "value": value})
+        return found
+
+
+class Child:
+    """Does what the server says."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
+        self._calls = ChildCalls(pipe)
+        self._requests: dict[int, ChildRequest] = {}
+        self._copy: Any = None
+
+    def run(self) -> None:
+        """Load, and answer requests until the server says that it is over, or is gone."""
+        said, _ = self._pipe.receive()
+        threading.Thread(target=self._load, args=(said,), daemon=True).start()
+        while True:
+            header, tensors = self._pipe.receive()
+            if header["kind"] == "unload":
+                threading.Thread(target=self._unload, daemon=True).start()
+            else:
+                getattr(self, f"_on_{header['kind']}")(header, tensors)
+
+    def _load(self, said: Mapping[str, Any]) -> None:
+        config = parse_json(said["config"]) if said["config"] else ModelConfig()
+        context = LoadContext(
+            said["model"],
+            said["version"],
+            replace(config, is_unbatched=said["is_unbatched"]),
+            said["device"],
+            roots=Roots(tuple(map(Path, said["roots"]))),
+            python=PythonHost(self._calls, ChildMetrics(self._pipe)),
+        )
+        try:
+            made = loading.make_here(Path(said["directory"]), context)
+            self._copy = made.make(said["replica"])
+            self._copy.load()
+        except InvalidModel as error:
+            self._pipe.send({"kind": "failed", "text": str(error)})
+        except BaseException as error:
+            self._pipe.send({"kind": "failed", "text": f"its code raised {described(error)}"})
+        else:
+            said = of_model(made.info, is_batched=made.is_batched, concurrency=made.concurrency)
+            self._pipe.send({"kind": "loaded", **said})
+
+    def _unload(self) -> None:
+        self._copy.close()
+        os._exit(0)
+
+    def _on_requests(self, header: Mapping[str, Any], tensors: Arrays) -> None:
+        requests, start = [], iter(tensors.items())
+        for number, said in header["requests"]:
+            inputs = {name: next(start)[1] for name in said["inputs"]}
+            self._requests[number] = request = ChildRequest(number, said, inputs, self._pipe)
+            requests.append(request)
+        freed = partial(self._freed, header["group"])
+        self._copy.handle(requests, freed, together=header["together"])
+
+    def _freed(self, group: int) -> None:
+        self._pipe.send({"kind": "freed", "group": group})
+
+    def _on_go_on(self, header: Mapping[str, Any], tensors: Arrays) -> None:
+        request = self._requests.get(header["request"])
+        if request is not None:
+            request.go_on(cancelled=header["cancelled"])
+
+    def _on_over(self, header: Mapping[str, Any], tensors: Arrays) -> None:
+        for number in header["requests"]:
+            request = self._requests.pop(number, None)
+            if request is not None:
+                request.go_on(cancelled=True)
+
+    def _on_called(self, header: Mapping[str, Any], tensors: Arrays) -> None:
+        self._calls.settle(header["call"], header, tensors)
+
+
+def main(descriptor: int, parent: int) -> None:
+    """Serve the pipe of a descriptor; ends the process."""
+    # Nothing may outlive the server, whatever the code of the model does meanwhile.
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        Child(Pipe(socket.socket(fileno=descriptor))).run()
+    except PipeError:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,431 @@
+"""A copy of a Python model in a process of its own, as the server has it."""
+
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+import structlog
+
+from xlaserve.errors import InvalidModel, ProcessLost
+from xlaserve.models.handling import ModelRequest
+from xlaserve.models.python.calls import Asked
+from xlaserve.models.python.copies import UNLOAD_SECONDS, Freed
+from xlaserve.models.python.host import PythonHost
+from xlaserve.models.python.inputs import on_host
+from xlaserve.models.python.metrics import Described, MetricError
+from xlaserve.models.python.process.errors import named, raised
+from xlaserve.models.python.process.pipe import Pipe, PipeError
+from xlaserve.tensors import Tensor
+
+COMMAND = (sys.executable, "-P", "-m", "xlaserve.models.python.process.child")
+_LOOK_SECONDS = 0.25
+_LEAST_PAUSE_SECONDS = 0.1
+_MOST_PAUSE_SECONDS = 30.0
+"""Pauses before a process that died is started again: longer each time that it dies at once."""
+_SHOWN = 2000
+_LINES_PER_SECOND = 200
+"""The most lines that a process prints which the log takes in a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """All that a process is told first, and what the server gives its code."""
+
+    said: Mapping[str, Any]
+    host: PythonHost
+    owner: object
+    seconds: float
+    """Time that it may be silent while it has requests; 0 for any."""
+    check_cancelled: Callable[[], None]
+
+    @property
+    def model(self) -> str:
+        """Return the name of the model."""
+        return str(self.said["model"])
+
+
+@dataclass(slots=True)
+class _Group:
+    requests: dict[int, ModelRequest]
+    freed: Freed
+    open: set[int] = field(default_factory=set)
+    """Requests that have not ended."""
+    is_freed: bool = False
+
+
+class ProcessCopy:
+    """Hands requests to a process, and starts it again when it dies (a Copy)."""
+
+    def __init__(self, beginning: Beginning) -> None:
+        self._beginning = beginning
+        self._name = beginning.model
+        self._log: Any = structlog.get_logger("python").bind(model=self._name)
+        self.loaded: Future[Mapping[str, Any]] = Future()
+        """What the process says of the model, once it is loaded."""
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        """Held for the groups and the pipe."""
+        self._groups: dict[int, _Group] = {}
+        self._pipe: Pipe | None = None
+        """None while there is no process that takes requests."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_closing = False
+        self._heard = time.monotonic()
+        self._paused: set[int] = set()
+        """Requests whose clients have to read first."""
+        self._calling = 0
+        """Calls of other models that the process waits for."""
+        self._lost = ""
+        self._outgoing: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        title = f"python {self._name} {beginning.said['replica']}"
+        # The kernel ends the process when the thread ends that started it: one that lasts.
+        self._reader = threading.Thread(target=self._run, name=title, daemon=True)
+        self._writer = threading.Thread(target=self._write, name=f"{title} out", daemon=True)
+
+    def load(self) -> None:
+        """Start the process; raises InvalidModel where it cannot load the model. Blocks."""
+        self._reader.start()
+        self._writer.start()
+        while True:
+            try:
+                self.loaded.result(_LOOK_SECONDS)
+            except NotYet:
+                self._beginning.check_cancelled()
+            else:
+                return
+
+    @property
+    def resident_bytes(self) -> int:
+        """Return the memory that the process holds; 0 where that is not known."""
+        with suppress(OSError, AttributeError, ValueError, IndexError):
+            assert self._process is not None
+            with open(f"/proc/{self._process.pid}/statm") as file:  # noqa: PTH123
+                return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return 0
+
+    def handle(
+        self, requests: Sequence[ModelRequest], freed: Freed, *, together: bool = True
+    ) -> None:
+        """Hand requests to the process; they fail where there is none now."""
+        numbered = {next(self._numbers): request for request in requests}
+        number = next(self._numbers)
+        with self._lock:
+            pipe = self._pipe
+            if pipe is not None:
+                self._groups[number] = _Group(numbered, freed, set(numbered))
+                if len(self._groups) == 1:
+                    self._heard = time.monotonic()
+        if pipe is None:
+            for request in requests:
+                request.fail(ProcessLost(self._name, self._lost or "it is not there"))
+            freed()
+            return
+        self._outgoing.put(partial(self._send_requests, pipe, number, numbered, together=together))
+
+    def close(self) -> None:
+        """Have the code clean up, and end the process. Blocks."""
+        self._is_closing = True
+        process, pipe = self._process, self._pipe
+        if process is not None:
+            if pipe is not None:
+                with suppress(PipeError):
+                    pipe.send({"kind": "unload"})
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(UNLOAD_SECONDS)
+            with suppress(OSError):
+                process.kill()
+            process.wait()
+        self._outgoing.put(None)
+        if self._reader.ident is not None:
+            self._reader.join(UNLOAD_SECONDS)
+
+    # --- the thread that starts the process, and hears what it says ---
+
+    def _run(self) -> None:
+        pause = _LEAST_PAUSE_SECONDS
+        while not self._is_closing:
+            started = time.monotonic()
+            reason = self._life()
+            self._fail_all(reason)
+            if self._is_closing:
+                return
+            if not self.loaded.done():
+                self.loaded.set_exception(InvalidModel(reason))
+                return
+            self._log.error("the process of a model was lost", reason=reason, again_in=pause)
+            if time.monotonic() - started > _MOST_PAUSE_SECONDS:
+                pause = _LEAST_PAUSE_SECONDS
+            time.sleep(pause)
+            pause = min(2 * pause, _MOST_PAUSE_SECONDS)
+
+    def _life(self) -> str:
+        """Run one process to its end, and say why it ended."""
+        ours, theirs = socket.socketpair()
+        ours.settimeout(_LOOK_SECONDS)
+        try:
+            process = subprocess.Popen(
+                [*COMMAND, str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+            )
+        except OSError as error:
+            ours.close()
+            return f"its process cannot be started: {error.strerror}"
+        finally:
+            theirs.close()
+        self._process = process
+        if self._is_closing:
+            process.kill()
+        printing = threading.Thread(target=self._print, args=(process,), daemon=True)
+        printing.start()
+        pipe = Pipe(ours)
+        reason = ""
+        try:
+            pipe.send(self._beginning.said)
+            reason = self._listen(pipe)
+        except PipeError:
+            pass
+        finally:
+            with self._lock:
+                self._pipe = None
+            pipe.close()
+            if reason:
+                process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_LOOK_SECONDS)
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        return reason or _status(process.returncode)
+
+    def _listen(self, pipe: Pipe) -> str:
+        """Do what the process says until it is gone; return why to end it, if there is a reason."""
+        while True:
+            try:
+                header, tensors = pipe.receive()
+            except TimeoutError:
+                if reason := self._is_overdue():
+                    return reason
+                continue
+            self._heard = time.monotonic()
+            kind = header["kind"]
+            if kind == "failed":
+                return str(header["text"])
+            if kind == "loaded":
+                with self._lock:
+                    self._pipe, self._lost = pipe, ""
+                if not self.loaded.done():
+                    self.loaded.set_result(header)
+                continue
+            getattr(self, f"_on_{kind}")(pipe, header, tensors)
+
+    def _is_overdue(self) -> str:
+        """Say why the process is to be ended, if it is silent though it is its turn."""
+        limit = self._beginning.seconds
+        # A model that waits for others, or for clients that do not read, may be silent.
+        is_due = not self._calling and any(
+            not group.is_freed or group.open - self._paused for group in list(self._groups.values())
+        )
+        if not (limit and is_due):
+            self._heard = time.monotonic()
+        elif time.monotonic() - self._heard > limit:
+            return f"it was silent for {limit:g} seconds (python_process_seconds) and was ended"
+        return ""
+
+    def _fail_all(self, reason: str) -> None:
+        with self._lock:
+            self._lost = reason
+            groups, self._groups = self._groups, {}
+        for group in groups.values():
+            for number in group.open:
+                group.requests[number].fail(ProcessLost(self._name, reason))
+            if not group.is_freed:
+                group.freed()
+
+    # --- what the process says ---
+
+    def _found(self, number: int) -> ModelRequest | None:
+        for group in self._groups.values():
+            if number in group.open:
+                return group.requests[number]
+        return None
+
+    def _on_begin(self, pipe: Pipe, header: Mapping[str, Any], tensors: Any) -> None:
+        request = self._found(header["request"])
+        if request is not None:
+            request.begin()
+
+    def _on_answer(self, pipe: Pipe, header: Mapping[str, Any], tensors: Any) -> None:
+        number = header["request"]
+        request = self._found(number)
+        if request is None:
+            return
+        if header["last"]:
+            request.answer(tensors)
+            self._ended(pipe, number)
+            return
+        request.answer(tensors, last=False)
+        self._paused.add(number)
+        request.when_writable(partial(self._go_on, pipe, number, request))
+
+    def _on_end(self, pipe: Pipe, header: Mapping[str, Any], tensors: Any) -> None:
+        request = self._found(header["request"])
+        if request is not None:
+            request.end()
+            self._ended(pipe, header["request"])
+
+    def _on_fail(self, pipe: Pipe, header: Mapping[str, Any], tensors: Any) -> None:
+        request = self._found(header["request"])
+        if request is not None:
+            request.fail(raised(header["error"]))
+            self._ended(pipe, header["request"])
+
+    def _on_freed(self, pipe: Pipe, header: Mapping[str, Any], tensors: Any) -> None:
+        group = self._groups.get(header["group"])
+        if group is not None:
+            group.is_freed = True
+            self._drop(header["group"], pipe)
+            group.freed()
+
+    def _on_call(self, pipe: Pipe, header: Mapping[str, Any], tensors: Any) -> None:
+        asked = Asked(
+            header["model"],
+            tensors,
+            header["version"],
+            header["outputs"],
+            header["id"],
+            header["parameters"],
+            header["seconds"],
+        )
+        with self._lock:
+            self._calling += 1
+        within = header["within"]
+        request = None if within is None else self._found(within)
+        answer = self._beginning.host.calls.infer(asked, request)
+        answer.add_done_callback(partial(self._called, pipe, header["call"]))
+
+    def _on_is_ready(self, pipe: Pipe, header: Mapping[str, Any], tensors: Any) -> None:
+        ready = self._beginning.host.calls.is_ready(header["model"], header["version"])
+        said = {"kind": "called", "call": header["call"], "value": ready}
+        self._outgoing.put(partial(_send, pipe, said))
+
+    def _on_metric(self, pipe: Pipe, header: Mapping[str, Any], tensors: Any) -> None:
+        described = Described(header["name"], header["of"], header["help"])
+        metrics, beginning = self._beginning.host.metrics, self._beginning
+        try:
+            found = metrics.metric(beginning.owner, described, header["labels"], header["bounds"])
+            getattr(found, {"set": "set", "observe": "observe"}.get(header["what"], "increment"))(
+                header["value"]
+            )
+        except MetricError as error:
+            self._log.warning("a metric is not shown", reason=str(error))
+
+    # --- what the process is told ---
+
+    def _send_requests(
+        self, pipe: Pipe, number: int, requests: Mapping[int, ModelRequest], *, together: bool
+    ) -> None:
+        described, tensors = [], {}
+        for key, request in requests.items():
+            inputs = on_host(request.inputs)
+            said = {
+                "id": request.id,
+                "rows": request.rows,
+                "outputs": list(request.outputs),
+                "parameters": dict(request.parameters),
+                "inputs": list(inputs),
+            }
+            described.append((key, said))
+            tensors.update({f"{key} {name}": array for name, array in inputs.items()})
+        header = {
+            "kind": "requests",
+            "group": number,
+            "requests": described,
+            "together": together,
+        }
+        try:
+            pipe.send(header, tensors)
+        except PipeError:
+            pipe.close()  # the reader fails them
+
+    def _go_on(self, pipe: Pipe, number: int, request: ModelRequest) -> None:
+        self._heard = time.monotonic()
+        self._paused.discard(number)
+        said = {"kind": "go_on", "request": number, "cancelled": request.is_cancelled}
+        self._outgoing.put(partial(_send, pipe, said))
+
+    def _called(self, pipe: Pipe, number: int, answer: "Future[Any]") -> None:
+        with self._lock:
+            self._calling -= 1
+            self._heard = time.monotonic()
+        said: dict[str, Any] = {"kind": "called", "call": number}
+        error = answer.exception()
+        tensors: Mapping[str, Tensor] = {}
+        if error is not None:
+            said["error"] = named(error)
+        else:
+            tensors = dict(answer.result())
+        self._outgoing.put(partial(_send, pipe, said, tensors))
+
+    def _ended(self, pipe: Pipe, number: int) -> None:
+        for key, group in list(self._groups.items()):
+            if number in group.open:
+                group.open.discard(number)
+                self._drop(key, pipe)
+
+    def _drop(self, key: int, pipe: Pipe) -> None:
+        group = self._groups[key]
+        if group.is_freed and not group.open:
+            with self._lock:
+                self._groups.pop(key, None)
+            said = {"kind": "over", "requests": list(group.requests)}
+            self._outgoing.put(partial(_send, pipe, said))
+
+    def _write(self) -> None:
+        while (send := self._outgoing.get()) is not None:
+            send()
+            del send
+
+    def _print(self, process: "subprocess.Popen[bytes]") -> None:
+        """Write what a process prints into the log, a bounded number of lines in a second."""
+        assert process.stdout is not None
+        second, count, dropped = 0, 0, 0
+        with process.stdout as lines:
+            while line := lines.readline(_SHOWN):
+                now = int(time.monotonic())
+                if now != second:
+                    if dropped:
+                        self._log.warning("lines that a model printed are not shown", lines=dropped)
+                    second, count, dropped = now, 0, 0
+                count += 1
+                if count > _LINES_PER_SECOND:
+                    dropped += 1
+                else:
+                    text = line.decode(errors="replace").rstrip()
+                    self._log.info("the process of a model printed", line=text)
+
+
+def _send(pipe: Pipe, said: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
+    with suppress(PipeError):
+        pipe.send(said, tensors or {})
+
+
+def _status(status: int) -> str:
+    if status < 0:
+        return f"it ended by signal {signal.Signals(-status).name}"
+    return f"it ended with exit status {status}"

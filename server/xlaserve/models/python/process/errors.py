@@ -1,0 +1,25 @@
+"""Errors on their way between the server and the process of a model."""
+
+from xlaserve import errors
+from xlaserve.errors import ModelFailed, XlaserveError
+
+
+def named(error: BaseException) -> tuple[str, str]:
+    """Return class and text of an error."""
+    kind = type(error)
+    while kind.__name__ not in vars(errors) and kind is not BaseException:
+        kind = kind.__base__ or BaseException
+    return kind.__name__, str(error)
+
+
+def raised(said: tuple[str, str]) -> XlaserveError:
+    """Return the error again; one that is not the server's own is a ModelFailed."""
+    name, text = said
+    found = getattr(errors, name, None)
+    kind: type[XlaserveError] = ModelFailed
+    if isinstance(found, type) and issubclass(found, XlaserveError):
+        kind = found
+    # Its class forms texts from facts; this one is formed already.
+    made = kind.__new__(kind)
+    Exception.__init__(made, text)
+    return made

@@ -1,0 +1,84 @@
+"""A Python model whose copies are processes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from xlaserve.models.loaded import LoadContext, ModelInfo, ModelMemory, Stage
+from xlaserve.models.python.host import PythonHost
+from xlaserve.models.python.loaded import PLATFORM, LoadedPython, close_all
+from xlaserve.models.python.process.copies import Beginning, ProcessCopy
+from xlaserve.tensors import DATATYPES, TensorSpec
+
+
+def in_processes(
+    directory: Path, context: LoadContext, host: PythonHost, count: int
+) -> LoadedPython:
+    """Start a process for each copy, and return the model that they serve; raises InvalidModel."""
+    owner = object()
+    forget = _forgetting(host, owner)
+    copies: list[ProcessCopy] = []
+    try:
+        for replica in range(count):
+            context.check_cancelled()
+            context.on_stage(Stage("starting its process", replica + 1, count))
+            said = _beginning(directory, context, replica)
+            seconds = host.process_seconds
+            beginning = Beginning(said, host, owner, seconds, context.check_cancelled)
+            copies.append(ProcessCopy(beginning))
+            copies[-1].load()
+    except BaseException:
+        close_all(copies, forget)
+        raise
+    made = copies[0].loaded.result()
+    resident = sum(copy.resident_bytes for copy in copies)
+    info = ModelInfo(
+        PLATFORM,
+        _specs(made["inputs"]),
+        _specs(made["outputs"]),
+        made["max_batch_size"],
+        memory=ModelMemory(parameters_bytes=resident),
+        is_decoupled=made["is_decoupled"],
+    )
+    return LoadedPython(
+        info,
+        copies,
+        is_batched=made["is_batched"],
+        concurrency=made["concurrency"],
+        forget=forget,
+    )
+
+
+def described(info: ModelInfo, *, is_batched: bool, concurrency: int) -> dict[str, Any]:
+    """Return what a process says of its model."""
+    return {
+        "inputs": [(one.name, one.datatype.name, one.shape) for one in info.inputs],
+        "outputs": [(one.name, one.datatype.name, one.shape) for one in info.outputs],
+        "max_batch_size": info.max_batch_size,
+        "is_decoupled": info.is_decoupled,
+        "is_batched": is_batched,
+        "concurrency": concurrency,
+    }
+
+
+def _forgetting(host: PythonHost, owner: object) -> Callable[[], None]:
+    return lambda: host.metrics.forget(owner)
+
+
+def _beginning(directory: Path, context: LoadContext, replica: int) -> Mapping[str, Any]:
+    config = context.config
+    return {
+        "kind": "load",
+        "model": context.model,
+        "version": context.version,
+        "directory": str(directory),
+        "device": context.device,
+        "roots": [str(root) for root in context.roots.directories],
+        "config": config.message.to_json() if config.message is not None else "",
+        "is_unbatched": config.is_unbatched,
+        "replica": replica,
+    }
+
+
+def _specs(said: Sequence[Any]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(name, DATATYPES[kind], tuple(shape)) for name, kind, shape in said)
