@@ -54,7 +54,12 @@ def write(repository: Path, policy: str) -> None:
 async def answering(client: Any, version: str = "") -> str:
     tensor = triton.InferInput("x", [1], "FP32")
     tensor.set_data_from_numpy(np.ones(1, np.float32))
-    return str((await client.infer("m", [tensor], version)).get_response().model_version)
+    answer: Any = await client.infer("m", [tensor], version)
+    return str(answer.get_response().model_version)
+
+
+async def versions(client: Any) -> list[str]:
+    return list((await client.get_model_metadata("m")).versions)
 
 
 async def test_each_policy_serves_its_versions_and_no_other(
@@ -65,11 +70,10 @@ async def test_each_policy_serves_its_versions_and_no_other(
     for policy, expected in POLICIES.items():
         write(repository, policy)
         await client.load_model("m")
-        metadata = await client.get_model_metadata("m")
         index = await client.get_model_repository_index()
         ready = [row.version for row in index.models if row.state == "READY"]
 
-        assert expected == list(metadata.versions), policy
+        assert expected == await versions(client), policy
         assert expected == sorted(ready, key=int), policy
         assert expected[-1] == await answering(client), policy
         assert expected == [await answering(client, version) for version in expected], policy
@@ -96,13 +100,13 @@ async def test_a_newer_version_takes_the_place_of_the_latest(
         serve(repository, model_control_mode="poll", poll_interval_seconds=3600) as server,
         triton.InferenceServerClient(server.url) as client,
     ):
-        seen = [list((await client.get_model_metadata("m")).versions)]
+        seen = [await versions(client)]
         (repository / "m/11").mkdir()
         (repository / "m/11/file").write_text("")
         await server.application.control.follower.poll()
-        seen.append(list((await client.get_model_metadata("m")).versions))
+        seen.append(await versions(client))
         (repository / "m/11").rename(repository / "m/.11")
         await server.application.control.follower.poll()
-        seen.append(list((await client.get_model_metadata("m")).versions))
+        seen.append(await versions(client))
 
     assert [["3", "10"], ["10", "11"], ["3", "10"]] == seen

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models import files
+from xlaserve.models import files, manifest
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.roots import ANYWHERE, Roots
 
@@ -52,6 +52,12 @@ def find(version: Path, config: ModelConfig) -> OnnxSource | None:
     if path is None:
         return None
     return OnnxSource(path, path == version, _sizes(config), config.is_unbatched)
+
+
+def is_unconverted(version: Path, config: ModelConfig) -> bool:
+    """Tell whether a version is an ONNX model that was not imported."""
+    was_imported = (version / manifest.FILE_NAME).exists()
+    return not was_imported and find(version, config) is not None
 
 
 def _path(version: Path, config: ModelConfig) -> Path | None:

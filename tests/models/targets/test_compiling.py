@@ -104,16 +104,23 @@ def test_what_was_compiled_once_is_known(
 def test_a_model_is_to_blame_for_what_is_wrong_with_it(
     compilers: Compilers, affine_directory: Path, tmp_path: Path
 ) -> None:
+    (tmp_path / "onnx").mkdir()
+    (tmp_path / "onnx/model.onnx").write_bytes(b"")
     jobs = [
         Job("none", str(tmp_path), "cpu"),
+        Job("onnx", str(tmp_path / "onnx"), "cpu"),
         Job("affine", str(affine_directory), "cpu", parameters={"batch_sizes": "7"}),
         Job("affine", str(affine_directory), "cpu", parameters={"batch_sizes": "6"}),
     ]
     problems = [done.problem for done in compilers.compile(jobs)]
 
-    assert ["model.json is missing", "batch_sizes: expected 1 to 6, got 7", None] == [
-        problem and str(problem) for problem in problems
-    ]
+    assert [
+        "model.json is missing",
+        "an ONNX model is converted by its first load; to compile it ahead of that, import it: "
+        "xlaserve import",
+        "batch_sizes: expected 1 to 6, got 7",
+        None,
+    ] == [problem and str(problem) for problem in problems]
 
 
 def test_more_devices_than_a_host_has_are_refused(

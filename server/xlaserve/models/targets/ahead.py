@@ -11,7 +11,8 @@ from typing import NoReturn
 
 import jax
 
-from xlaserve.models import neighbours, single_file, sites, version_files
+from xlaserve.errors import InvalidModel
+from xlaserve.models import neighbours, onnx_source, single_file, sites, version_files
 from xlaserve.models.compilation import Compilation
 from xlaserve.models.compile_plan import CompilePlan
 from xlaserve.models.config import ModelConfig
@@ -61,6 +62,11 @@ class Ahead:
         Raises InvalidModel as a load does. Rows that are only declared independent are not tried,
         which takes an execution. With a `compilation` that has a cache, programs may be prepared.
         """
+        if onnx_source.is_unconverted(path, config):
+            raise InvalidModel(
+                "an ONNX model is converted by its first load; to compile it ahead of that, "
+                "import it: xlaserve import"
+            )
         read = single_file.read if path.is_file() else version_files.read
         version = read(path, config, platform, roots)
         # A model may go to the CPU of a server with GPUs.
