@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.utils as triton
@@ -21,6 +22,8 @@ from support import identity_models
 from support.doubling import export_double
 from support.server import RunningServer, Serve
 from support.stock import KINDS, Stock, stock_client
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
 
 from xlaserve.core.serving.call import NOBODY
 from xlaserve.core.serving.inference import InferOutput, RequestedOutput
@@ -560,3 +563,45 @@ async def test_answered_requests_leave_no_region_behind(
     gc.collect()
 
     assert region() is None
+
+
+@pytest.mark.parametrize("beside", ["raw", "contents", "too many"])
+async def test_an_input_in_shared_memory_has_no_elements_in_the_message(
+    server: RunningServer, memory: Memory, beside: str
+) -> None:
+    """However often it is asked: nothing takes its place."""
+    request = pb.ModelInferRequest(model_name="echo")
+    request.inputs.add(name="x", datatype="FP32", shape=DATA.shape)
+    request.inputs[0].parameters["shared_memory_region"].string_param = "r"
+    request.inputs[0].parameters["shared_memory_byte_size"].int64_param = SIZE
+    if beside == "contents":
+        request.inputs[0].contents.fp32_contents.extend([1] * 4)
+    else:
+        request.raw_input_contents.extend([bytes(SIZE)] * (1 + (beside == "too many")))
+    async with grpc.aio.insecure_channel(server.url) as channel:
+        stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        for _ in range(3):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.ModelInfer(request)
+
+            assert grpc.StatusCode.INVALID_ARGUMENT is refused.value.code()
+            text = str(refused.value.details())
+            assert "raw_input_contents" in text or "no contents field beside" in text
+
+
+async def test_requests_of_one_form_name_their_own_places(
+    server: RunningServer, quick: Stock, memory: Memory
+) -> None:
+    """Also where the server knows the form by its bytes, and where inputs are mixed."""
+    memory.put(DATA, 2 * DATA)
+    await register(quick, memory)
+    for index in range(6):
+        offset = SIZE * (index % 2)
+        outputs = [wanted(quick, SIZE, 512)] if index > 3 else None
+        answer = await quick.ask(
+            "infer", "echo", [placed(quick, SIZE, offset)], outputs=outputs, request_id=f"{index}"
+        )
+        found = memory.get(np.float32, DATA.shape, 512) if outputs else answer.as_numpy("y")
+
+        assert ((1 + index % 2) * DATA).tolist() == found.tolist()
+        assert f"{index}" == answer.get_response().id

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xlaserve.core.serving.images import unpack_bytes_or_image
-from xlaserve.core.serving.inference import InferInput, InferRequest, RequestedOutput
+from xlaserve.core.serving.inference import InferInput, InferRequest, RequestedOutput, SharedInput
 from xlaserve.tensors import (
     BYTES,
     Datatype,
@@ -23,6 +23,9 @@ from xlaserve.transport.grpc.typed_contents import Contents
 from xlaserve.transport.grpc.wire import Data
 from xlaserve_proto import inference as pb
 
+IN_SHARED_MEMORY = -2
+"""In place of a number of bytes: the elements of an input are not in the message."""
+
 
 class Head(NamedTuple):
     """The metadata of one input, without its elements."""
@@ -33,7 +36,8 @@ class Head(NamedTuple):
     parameters: Mapping[str, Parameter]
     dtype: "np.dtype[Any]"
     plain_bytes: int
-    """Bytes of raw contents that are the tensor as they are; -1 where they have to be decoded."""
+    """Bytes of raw contents that are the tensor as they are; -1 where they have to be decoded, and
+    IN_SHARED_MEMORY where there are none."""
 
 
 @dataclass(slots=True)
@@ -49,13 +53,17 @@ class Structure:
 
     def inputs(self, data: Data) -> tuple[InferInput, ...]:
         """Read the tensors from the message; raises TensorDataError."""
-        inputs = []
+        inputs: list[InferInput] = []
         for head, (start, stop, elements) in zip(self.heads, self.contents, strict=True):
             name, datatype, shape, parameters, dtype, plain_bytes = head
             if elements is not None:
                 tensor = from_elements(datatype, shape, elements)
             elif stop - start == plain_bytes:
                 tensor = np.ndarray(shape, dtype, data, start)
+            elif plain_bytes == IN_SHARED_MEMORY:
+                nothing = np.empty(0, dtype)
+                inputs.append(SharedInput(name, datatype, nothing, parameters, shape))
+                continue
             elif datatype is BYTES:
                 tensor = unpack_bytes_or_image(shape, memoryview(data)[start:stop])
             else:

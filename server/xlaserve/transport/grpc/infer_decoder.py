@@ -17,10 +17,10 @@ from xlaserve.errors import XlaserveError
 from xlaserve.tensors import BYTES, Parameter, datatype_named, element_count
 from xlaserve.transport.bounded_cache import BoundedCache, MakingCache
 from xlaserve.transport.grpc.codec import WireCodec
-from xlaserve.transport.grpc.decoded_infer import DecodedInfer, Head, Structure
+from xlaserve.transport.grpc.decoded_infer import IN_SHARED_MEMORY, DecodedInfer, Head, Structure
 from xlaserve.transport.grpc.decoder import PACKED_BYTES, PACKED_COST
 from xlaserve.transport.grpc.parameters import read_parameters
-from xlaserve.transport.grpc.tensors import CONTENTS_FIELDS
+from xlaserve.transport.grpc.tensors import CONTENTS_FIELDS, SHARED_MEMORY
 from xlaserve.transport.grpc.typed_contents import (
     CONTENTS_DEPTH,
     MOST_FIELDS,
@@ -193,14 +193,18 @@ class InferDecoder:
             else:
                 raise NotOrdinary
             pos = stop
-        contents = raw or typed
-        if pos != end or len(heads) != len(contents) or (raw and typed):
+        contents = _paired(heads, raw, typed)
+        if pos != end:
             raise NotOrdinary
         if end * BYTE_COST > self._max_fields:
             self._count(end, raw, typed)
         names = model_name, model_version, str(data[id_start:id_stop], "utf-8")
         structure = Structure(
-            heads, contents, tuple(outputs), MappingProxyType(parameters), typed=not raw
+            heads,
+            contents,
+            tuple(outputs),
+            MappingProxyType(parameters),
+            typed=contents is typed,
         )
         if type(data) is bytes and all(elements is None for _, _, elements in contents):
             span = id_start, id_stop
@@ -249,13 +253,14 @@ class InferDecoder:
         datatype = datatype_named(tensor.datatype)
         count = element_count(tensor.shape)
         plain = count > 0 and datatype.dtype.kind not in "bO"
+        plain_bytes = count * datatype.itemsize if plain else -1
         return Head(
             tensor.name,
             datatype,
             tuple(tensor.shape),
             MappingProxyType(read_parameters(tensor.parameters)),
             datatype.dtype,
-            count * datatype.itemsize if plain else -1,
+            IN_SHARED_MEMORY if SHARED_MEMORY in tensor.parameters else plain_bytes,
         )
 
     def _read_output(self, body: bytes) -> RequestedOutput:
@@ -276,6 +281,33 @@ def _key(data: Data, start: int, stop: int) -> bytes:
     if stop - start > MAX_KEY_BYTES:
         raise NotOrdinary
     return bytes(data[start:stop])
+
+
+def _paired(heads: list[Head], raw: list[Contents], typed: list[Contents]) -> list[Contents]:
+    """Return the contents of each input, or raise NotOrdinary."""
+    contents = raw or typed
+    for head in heads:
+        if head.plain_bytes == IN_SHARED_MEMORY:
+            contents = _aligned(heads, contents)
+            break
+    if len(heads) != len(contents) or (raw and typed):
+        raise NotOrdinary
+    return contents
+
+
+def _aligned(heads: list[Head], contents: list[Contents]) -> list[Contents]:
+    """Return the contents with an empty one for each input whose elements are in shared memory."""
+    left = iter(contents)
+    nothing: Contents = (0, 0, None)
+    try:
+        aligned = [
+            nothing if head.plain_bytes == IN_SHARED_MEMORY else next(left) for head in heads
+        ]
+    except StopIteration:
+        raise NotOrdinary from None
+    if next(left, None) is not None:
+        raise NotOrdinary
+    return aligned
 
 
 def tensor_offset(first_bytes: memoryview, message_bytes: int) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from xlaserve.core.serving.inference import InferOutput, InferResponse
+from xlaserve.core.serving.inference import InferOutput, InferResponse, PlacedOutput
 from xlaserve.tensors import BYTES, Shape, pack_bytes, to_bytes
 from xlaserve.transport.bounded_cache import MakingCache
 from xlaserve.transport.grpc.codec import WireCodec
@@ -93,6 +93,8 @@ class InferEncoder:
 
     def _encode_placed(self, response: InferResponse, form: Form | None) -> tuple[Parts, int]:
         """Write a response with outputs that are in shared memory."""
+        if form is None:
+            return self._encode_placed_raw(response)
         outputs, raw = write_outputs(response.outputs, form)
         message = pb.ModelInferResponse(
             model_name=response.model_name,
@@ -104,6 +106,19 @@ class InferEncoder:
         for tensor in raw:
             parts += (self._sizes[len(tensor)], tensor)
         return parts, sum(map(len, parts))
+
+    def _encode_placed_raw(self, response: InferResponse) -> tuple[Parts, int]:
+        parts: Parts = [self._models[response.model_name, response.model_version]]
+        if response.id:
+            text = response.id.encode()
+            parts += (_ID, write_varint(len(text)), text)
+        for output in response.outputs:
+            parts.append(self._outputs[output.name, output.datatype.name, output.data.shape])
+        for output in response.outputs:
+            raw = b"" if isinstance(output, PlacedOutput) else _raw(output)
+            parts += (self._sizes[len(raw)], raw)
+        total = sum(map(len, parts))
+        return ([b"".join(parts)], total) if total <= JOINED_BYTES else (parts, total)
 
     def _write_typed(self, small: list[bytes], outputs: Sequence[InferOutput], form: Form) -> None:
         for output, contents in zip(outputs, form.contents, strict=True):

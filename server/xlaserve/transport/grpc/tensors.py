@@ -29,7 +29,7 @@ from xlaserve.transport.grpc.parameters import read_parameters
 from xlaserve.transport.grpc.typed_answers import Form
 from xlaserve_proto import inference as pb
 
-_SHARED_MEMORY = "shared_memory_region"
+SHARED_MEMORY = "shared_memory_region"
 """Parameter of an input whose elements are not in the request (shared memory extension)."""
 
 CONTENTS_FIELDS = tuple(pb.InferTensorContents.__dataclass_fields__)
@@ -80,7 +80,7 @@ def read_inputs(request: pb.ModelInferRequest) -> tuple[InferInput, ...]:
 
 def is_shared(tensor: pb.ModelInferRequestInferInputTensor) -> bool:
     """Tell whether the elements of an input are in shared memory (shared memory extension)."""
-    return _SHARED_MEMORY in tensor.parameters
+    return SHARED_MEMORY in tensor.parameters
 
 
 def _shared_input(model: str, tensor: pb.ModelInferRequestInferInputTensor) -> SharedInput:
@@ -88,7 +88,7 @@ def _shared_input(model: str, tensor: pb.ModelInferRequestInferInputTensor) -> S
     datatype = datatype_named(tensor.datatype)
     filled = _filled(_contents(tensor))
     if filled:
-        expected = f"no contents field beside {_SHARED_MEMORY}"
+        expected = f"no contents field beside {SHARED_MEMORY}"
         raise InvalidTensor(model, "input", tensor.name, expected, ", ".join(filled))
     nothing = np.empty(0, datatype.dtype)
     given = read_parameters(tensor.parameters)
