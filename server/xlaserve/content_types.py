@@ -1,0 +1,212 @@
+"""What the elements of tensors stand for, by the `content_type` of MLServer.
+
+    decode(tensor, "str") -> ["cat", "dog"]         encode(["cat", "dog"], "str") -> BYTES[2,1]
+
+Texts, binaries and times are lists, an element for each of the tensor in the order of rows; they
+are written one to a row, as MLServer writes them.
+"""
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from xlaserve.tensors import Tensor, TensorDataError, encoded_elements
+
+DATA_FRAME = "pd"
+"""The content type of a whole request: each tensor is a column of a `pandas.DataFrame`."""
+
+_SHOWN_CHARACTERS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class ContentType:
+    """One row of the table."""
+
+    decode: Callable[[Tensor], object]
+    """Returns what a tensor stands for."""
+    encode: Callable[[Any], Tensor]
+    """Returns the tensor for that."""
+
+
+def decode(tensor: Tensor, content_type: str) -> Any:
+    """Return what a tensor stands for.
+
+    Raises TensorDataError, which says what was expected and what came.
+    """
+    return _row(content_type).decode(tensor)
+
+
+def encode(value: object, content_type: str) -> Tensor:
+    """Return the tensor for a value; the inverse of `decode`. Raises TensorDataError."""
+    return _row(content_type).encode(value)
+
+
+def decode_all(
+    tensors: Mapping[str, Tensor],
+    content_types: Mapping[str, str] = MappingProxyType({}),
+    of_request: str = "",
+) -> Any:
+    """Return what the tensors of a request stand for, by name; a DataFrame where it is `pd`.
+
+    A tensor without a content type of its own has that of the request, or is an array. Raises
+    TensorDataError, which names the tensor.
+    """
+    default = "np" if of_request in ("", DATA_FRAME) else of_request
+    found = {}
+    for name, tensor in tensors.items():
+        try:
+            found[name] = decode(tensor, content_types.get(name, default))
+        except TensorDataError as error:
+            raise TensorDataError(f"'{name}': {error.expected}", error.got) from error
+    return _data_frame(found) if of_request == DATA_FRAME else found
+
+
+def encode_all(
+    value: Any, content_types: Mapping[str, str] = MappingProxyType({}), of_request: str = ""
+) -> dict[str, Tensor]:
+    """Return the tensors by name for a mapping, or a DataFrame; the inverse of `decode_all`."""
+    columns = _columns(value) if of_request == DATA_FRAME else dict(value)
+    default = "np" if of_request in ("", DATA_FRAME) else of_request
+    return {
+        name: encode(column, content_types.get(name, default)) for name, column in columns.items()
+    }
+
+
+def _row(content_type: str) -> ContentType:
+    row = CONTENT_TYPES.get(content_type)
+    if row is None:
+        got = repr(content_type[:_SHOWN_CHARACTERS])
+        raise TensorDataError(f"a content_type of {', '.join(CONTENT_TYPES)}", got)
+    return row
+
+
+# --- the elements of a tensor of BYTES ---
+
+
+def _each(expected: str, read: Callable[[bytes], object]) -> Callable[[Tensor], list[object]]:
+    def decode(tensor: Tensor) -> list[object]:
+        return [_one(expected, read, element) for element in _elements(tensor)]
+
+    return decode
+
+
+def _one(expected: str, read: Callable[[bytes], object], element: bytes) -> object:
+    try:
+        return read(element)
+    except (ValueError, binascii.Error, RecursionError):
+        raise TensorDataError(expected, repr(element[:_SHOWN_CHARACTERS])) from None
+
+
+def _elements(tensor: Tensor) -> list[bytes]:
+    if not tensor.dtype.hasobject:
+        raise TensorDataError("a tensor of BYTES", str(tensor.dtype))
+    return encoded_elements(tensor)
+
+
+def _rows(expected: str, write: Callable[[Any], bytes]) -> Callable[[Any], Tensor]:
+    def encode(values: Any) -> Tensor:
+        if isinstance(values, str | bytes) or not isinstance(values, Sequence | np.ndarray):
+            raise TensorDataError(f"a list of {expected}", type(values).__name__)
+        written = []
+        for value in values:
+            try:
+                written.append(write(value))
+            except (TypeError, ValueError, AttributeError):
+                raise TensorDataError(expected, type(value).__name__) from None
+        return _column(written)
+
+    return encode
+
+
+def _column(elements: Sequence[bytes]) -> Tensor:
+    return np.fromiter(elements, np.object_, len(elements)).reshape(-1, 1)
+
+
+def _written_text(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    return str.encode(value, "utf-8")
+
+
+def _written_time(value: Any) -> bytes:
+    text: str = value if isinstance(value, str) else value.isoformat()
+    return text.encode("ascii")
+
+
+def _read_object(tensor: Tensor) -> object:
+    elements = _elements(tensor)
+    if len(elements) != 1:
+        raise TensorDataError("one element, a document of JSON", f"{len(elements)} elements")
+    return _one("a document of JSON", json.loads, elements[0])
+
+
+def _write_object(value: object) -> Tensor:
+    try:
+        return _column([json.dumps(value).encode()])
+    except (TypeError, ValueError):
+        raise TensorDataError("what JSON can say", type(value).__name__) from None
+
+
+CONTENT_TYPES: Mapping[str, ContentType] = MappingProxyType(
+    {
+        "np": ContentType(lambda tensor: tensor, np.asarray),
+        "str": ContentType(
+            _each("a text in UTF-8", lambda element: element.decode()),
+            _rows("texts", _written_text),
+        ),
+        "base64": ContentType(
+            _each("base64", lambda element: base64.b64decode(element, validate=True)),
+            _rows("binaries", base64.b64encode),
+        ),
+        "datetime": ContentType(
+            _each("a time of ISO 8601", lambda e: datetime.fromisoformat(e.decode("ascii"))),
+            _rows("times", _written_time),
+        ),
+        "hg_json": ContentType(_read_object, _write_object),
+    }
+)
+"""By name. `pd` is that of a whole request, and has no row."""
+
+
+# --- data frames ---
+
+
+def _data_frame(columns: Mapping[str, object]) -> Any:
+    # A column has one value for each row; a tensor of more dimensions is a column of arrays.
+    return _pandas().DataFrame({name: list(column) for name, column in _flat(columns).items()})  # type: ignore[call-overload]
+
+
+def _flat(columns: Mapping[str, object]) -> dict[str, object]:
+    return {
+        name: column[:, 0]
+        if isinstance(column, np.ndarray) and column.ndim == 2 and column.shape[1] == 1
+        else column
+        for name, column in columns.items()
+    }
+
+
+def _columns(frame: Any) -> dict[str, Tensor]:
+    if not hasattr(frame, "columns"):
+        raise TensorDataError("a pandas.DataFrame", type(frame).__name__)
+    found = {}
+    for name in frame.columns:
+        array = frame[name].to_numpy()
+        if array.dtype.hasobject:
+            array = np.array([_written_text(value) for value in array], np.object_)
+        found[str(name)] = array.reshape(-1, 1)
+    return found
+
+
+def _pandas() -> Any:
+    try:
+        return import_module("pandas")
+    except ImportError:
+        raise TensorDataError("pandas, which content_type pd needs", "no such module") from None
