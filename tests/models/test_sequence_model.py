@@ -11,11 +11,12 @@ import pytest
 from support.sequence_models import configure, export_fold, folded
 
 import xlaserve
-from xlaserve.errors import InvalidModel, InvalidParameter, StatesLost
+from xlaserve.errors import InvalidModel, InvalidParameter, OutOfMappings, StatesLost
 from xlaserve.models import loaders
 from xlaserve.models.config_text import read_config
 from xlaserve.models.jax_export import JaxExportModel
 from xlaserve.models.loaded import LoadContext
+from xlaserve.models.mappings import Mappings
 from xlaserve.models.outputs import JaxInFlight
 from xlaserve.models.sequence_model import SequenceModel
 from xlaserve.models.sequential import Sequential, Step
@@ -126,6 +127,40 @@ def test_what_is_predicted_has_the_states(root: Path) -> None:
     (few,) = loaders.predict_size(root / "fold" / "1", read_config(root / "fold")).values()
 
     assert with_states - few == (50_000 - SLOTS) * 8
+
+
+def test_no_batch_waits_for_programs_that_read_its_states(root: Path) -> None:
+    """A size that the load left out serves once its states can be read too."""
+    sizes = SIZES.replace("1,4", "1,2,4")
+    configure(root, strategy=OLDEST, more=sizes, max_batch_size=4)
+    model = loaded(root, background_compile=True)
+    first = [model.padded_rows(rows) for rows in (1, 2, 3)]
+    model._inner.compile_rest()
+    between = model.padded_rows(2)
+    before = model.info.memory.total_bytes
+    model.prepare()
+    after = model.padded_rows(2)
+    found = stepped(model, [1, 2], [start(0), start(1)])
+    grown = model.info.memory.total_bytes > before
+    model.close()
+
+    assert first == [1, 4, 4]
+    assert (between, after) == (4, 2)
+    assert found == [1, 2]
+    assert grown
+
+
+def test_programs_of_states_are_admitted_as_others_are(root: Path) -> None:
+    """Linux ends a process with too many memory mappings."""
+
+    class Refusing(Mappings):
+        def admit(self, model: str, programs: int = 1) -> None:
+            if programs == 2:
+                raise OutOfMappings(model, 2, 1, 1, 1)
+
+    configure(root, strategy=OLDEST, more=SIZES.replace("1,4", "4"), max_batch_size=4)
+    with pytest.raises(OutOfMappings):
+        loaded(root, mappings=Refusing(1))
 
 
 # --- where states begin --------------------------------------------------------------------------

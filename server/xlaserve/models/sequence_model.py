@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -100,8 +101,9 @@ class SequenceModel:
         return self._inner.expected_seconds(rows)
 
     def padded_rows(self, rows: int) -> int:
-        """Return the size of the bucket of so many rows."""
-        return self._inner.padded_rows(rows)
+        """Return the size of the bucket of so many rows, of those whose states can be read."""
+        size = self._inner.padded_rows(rows)
+        return size if self._states is None else self._states.prepared(size)
 
     # --- steps ---
 
@@ -228,6 +230,7 @@ def _wrapped(
             initials,
             slots,
             is_batched=bool(info.max_batch_size),
+            admit=partial(context.mappings.admit, context.model),
         )
     listed = [tensor.name for tensor in context.config.outputs]
     model = SequenceModel(context.model, inner, batching, states, slots, listed=listed)

@@ -9,7 +9,7 @@ and those of the model stay what they are for any other.
 # mypy: disallow-untyped-calls=False
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -57,7 +57,10 @@ class States:
         slots: int,
         *,
         is_batched: bool,
+        admit: Callable[[int], None] = lambda programs: None,
     ) -> None:
+        """`admit` raises OutOfMappings unless so many programs may be compiled."""
+        self._admit = admit
         self._model = model
         self._inner = inner
         self._states = tuple(states)
@@ -90,11 +93,22 @@ class States:
         return found
 
     def prepare(self, rows: int) -> None:
-        """Compile and run what a step of so many rows takes, for all replicas. Blocks."""
+        """Compile what a step of so many rows takes, for all replicas. Blocks.
+
+        Steps are taken meanwhile. Raises OutOfMappings.
+        """
         for pool in self._pools:
             with pool.lock:
                 self._fill(pool)
+            if rows not in pool.scatters:
+                self._admit(2)
                 self._programs(pool, rows)
+
+    def prepared(self, rows: int) -> int:
+        """Return the smallest size that is prepared and holds so many rows."""
+        scatters = self._pools[-1].scatters  # the last that is prepared
+        # A copy: another thread may prepare more meanwhile.
+        return rows if rows in scatters else min(size for size in list(scatters) if size >= rows)
 
     def step(
         self,
@@ -226,8 +240,9 @@ class States:
 
         slots = jax.ShapeDtypeStruct((rows,), np.int32, sharding=pool.site.outputs)
         starts = jax.ShapeDtypeStruct((rows,), np.bool_, sharding=pool.site.outputs)
+        initials = [self._abstract(pool, one.shape, one) for one in self._initials]
         jitted = jax.jit(gather, out_shardings=self._of_rows(pool, rows))
-        return jitted.lower(pool.arrays, pool.initials, slots, starts).compile()
+        return jitted.lower(self._wholes(pool), initials, slots, starts).compile()
 
     def _scatter(self, pool: _Pool, rows: int) -> jax.stages.Compiled:
         is_batched, sharding = self._is_batched, self._of_rows(pool, rows)
@@ -249,7 +264,14 @@ class States:
         ]
         # Donated: the states are updated in place.
         jitted = jax.jit(scatter, donate_argnums=0, out_shardings=pool.site.outputs)
-        return jitted.lower(pool.arrays, slots, states).compile()
+        return jitted.lower(self._wholes(pool), slots, states).compile()
+
+    def _wholes(self, pool: _Pool) -> list[jax.ShapeDtypeStruct]:
+        return [self._abstract(pool, (self._slots, *one.shape), one) for one in self._initials]
+
+    @staticmethod
+    def _abstract(pool: _Pool, shape: Sequence[int], like: Tensor) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, like.dtype, sharding=pool.site.outputs)
 
     def _of_rows(self, pool: _Pool, rows: int) -> jax.sharding.Sharding:
         """Return where the rows of a batch lie, as the program of the model takes them."""

@@ -223,6 +223,13 @@ async def test_a_sequence_that_was_not_started_is_refused(sums: Core) -> None:
         await ask(sums, 5, 1)
 
 
+async def test_an_id_has_a_bounded_length(sums: Core) -> None:
+    with pytest.raises(InvalidParameter, match="128 characters at most, got 129 characters"):
+        await ask(sums, "x" * 129, 1, "s")
+
+    assert await ask(sums, "x" * 128, 1, "s") == 1
+
+
 async def test_several_rows_of_a_sequence_are_refused(sums: Core) -> None:
     data = np.zeros((2, 2), np.float32)
     parameters: Any = {"sequence_id": 1, "sequence_start": True}

@@ -8,8 +8,17 @@ from xlaserve.core.serving.answers import deliver
 from xlaserve.core.serving.infer_call import Executed, InferCall
 from xlaserve.core.serving.sequence_table import Changed, SequenceTable, Turn
 from xlaserve.core.serving.stations.batching import Batcher, Clock
-from xlaserve.errors import MissingSequence, SequenceInterrupted, SequenceRows, StatesLost
+from xlaserve.errors import (
+    InvalidParameter,
+    MissingSequence,
+    SequenceInterrupted,
+    SequenceRows,
+    StatesLost,
+)
 from xlaserve.models.sequential import SequenceId, SequentialModel
+
+MAX_ID_CHARACTERS = 128
+"""The longest id of a sequence, as in Triton: the table keeps it until the sequence ends."""
 
 
 class Sequences:
@@ -50,6 +59,9 @@ class Sequences:
         if not sequence:
             raise MissingSequence(call.instance.model)
         assert isinstance(sequence, SequenceId)
+        if isinstance(sequence, str) and len(sequence) > MAX_ID_CHARACTERS:
+            expected = f"a string of {MAX_ID_CHARACTERS} characters at most"
+            raise InvalidParameter("sequence_id", expected, f"{len(sequence)} characters")
         self._model.check_id(sequence)
         turn = Turn(
             call,
