@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc.aio as triton
 import tritonclient.http as triton_http
+from support import python_models
 from support.server import RunningServer, Serve
 from support.stepped import export_counter
 from tritonclient.utils import InferenceServerException
@@ -217,3 +218,55 @@ async def test_the_state_of_all_requests_is_bounded(serve: Serve, repository: Pa
     assert [1] == found[1].as_numpy("number").tolist()
     for refused in (found[0], found[2]):
         assert "no memory for the state of the model of 2097152 bytes" in refused.message()
+
+
+ENDLESS = {
+    "plain": """
+        class Model(PythonModel):
+            inputs = outputs = {"x": ("INT32", [1])}
+
+            def infer(self, inputs):
+                while True:
+                    yield {"x": inputs["x"]}
+        """,
+    "awaits": """
+        import asyncio
+
+        class Model(PythonModel):
+            inputs = outputs = {"x": ("INT32", [1])}
+
+            async def infer(self, inputs):
+                while True:
+                    await asyncio.sleep(0)
+                    yield {"x": inputs["x"]}
+        """,
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+async def test_an_unload_cuts_off_python_models_that_go_on(
+    serve: Serve, tmp_path: Path, kind: str
+) -> None:
+    """Their memory is free after `drain_seconds`, whoever still reads."""
+    python_models.write(tmp_path / "models", "m", ENDLESS[kind])
+    tensor = triton.InferInput("x", [1], "INT32")
+    tensor.set_data_from_numpy(np.zeros(1, np.int32))
+    settings = {"allow_python_models": True, "drain_seconds": 0.2, "load_model": ("m",)}
+    async with (
+        serve(tmp_path / "models", **settings) as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
+        _, instance = server.application.registry.resolve("m")
+
+        async def requests() -> AsyncIterator[dict[str, Any]]:
+            yield {"model_name": "m", "inputs": [tensor]}
+
+        stream: Any = client.stream_infer(requests())
+        await anext(stream)
+        async with asyncio.timeout(60):
+            await client.unload_model("m")
+            ends = [error async for _, error in stream if error]
+            while instance.users:
+                await asyncio.sleep(0.001)
+
+    assert ["drain_seconds" in end.message() for end in ends] == [True]

@@ -12,8 +12,9 @@ from xlaserve.core.serving.infer_call import Executed, InferCall
 from xlaserve.core.serving.stations.host import HostWork
 from xlaserve.core.serving.stations.replicas import Replicas
 from xlaserve.core.serving.stations.station import Served
+from xlaserve.core.serving.stations.unending import Unending
 from xlaserve.core.threads.host import HostJob
-from xlaserve.errors import BudgetExhausted, Decoupled, ModelNotReady
+from xlaserve.errors import BudgetExhausted, Decoupled
 from xlaserve.models.loaded import Answer, Answers, Generating
 
 _AHEAD_SECONDS = 200e-6
@@ -41,8 +42,7 @@ class Generator:
         self.now_ns = now_ns
         self.replicas = Replicas(model.replicas)
         """Shares the requests: all answers to one are computed by one replica."""
-        self.in_progress: set[Generation] = set()
-        instance.on_drain_expired(self._cut_off)
+        self._unending = Unending(instance)
 
     @property
     def pending(self) -> int:
@@ -60,6 +60,7 @@ class Generator:
         self._reserve(call)
         call.submitted_ns = self.now_ns()
         Generation(self, call).start()
+        self._unending.add(call)
 
     def _reserve(self, call: InferCall) -> None:
         """Count what a call holds between its answers; raises BudgetExhausted."""
@@ -73,11 +74,6 @@ class Generator:
     def retire(self) -> Sequence[InferCall]:
         """Return nothing: no call waits."""
         return ()
-
-    def _cut_off(self) -> None:
-        """End all calls: answers may go on for ever, and so may a client that reads none."""
-        for generation in tuple(self.in_progress):
-            generation.cut_off()
 
 
 @dataclass(slots=True)
@@ -117,7 +113,6 @@ class Generation:
         self._job: HostJob | None = None
         # A user of its own: the answers may be closed a while after the call has ended.
         station.instance.acquire()
-        station.in_progress.add(self)
 
     def start(self) -> None:
         """Have the first answer computed; raises RuntimeError where there is no thread."""
@@ -132,12 +127,6 @@ class Generation:
         """Compute no more, since the call has ended; what goes on with it sees that."""
         if self._job is not None:
             self._job.cancel()
-
-    def cut_off(self) -> None:
-        """End the call: its model was unloaded long ago."""
-        version = self._call.found
-        because = "its answers went on for longer than drain_seconds"
-        self._call.fail(ModelNotReady(version.model, version.number, "unloading", because))
 
     # --- on the event loop ---
 
@@ -230,7 +219,6 @@ class Generation:
     def _finish(self) -> None:
         # Whoever keeps this a little longer keeps no tensors.
         del self._start
-        self._station.in_progress.discard(self)
         self._answers = None
         self._ready = Computed()
         self._station.replicas.leave(self._replica)

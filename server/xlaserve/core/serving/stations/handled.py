@@ -12,6 +12,7 @@ from xlaserve.core.serving.stations.direct import DirectQueue
 from xlaserve.core.serving.stations.outbox import Outbox
 from xlaserve.core.serving.stations.replicas import Replicas
 from xlaserve.core.serving.stations.station import Served
+from xlaserve.core.serving.stations.unending import Unending
 from xlaserve.errors import Decoupled, ModelFailed
 from xlaserve.models.handling import Handling
 from xlaserve.tensors import Parameter, Tensor
@@ -35,6 +36,7 @@ class Handed:
         self._instance = instance
         self._runner = runner
         self._is_decoupled = runner.model.is_decoupled
+        self._unending = Unending(instance) if self._is_decoupled else None
         self._queue = queue
         if isinstance(queue, DirectQueue):
             runner.on_over = queue.hand_on
@@ -50,6 +52,8 @@ class Handed:
         if self._is_decoupled and not call.takes_many:
             raise Decoupled(self._instance.model)
         self._queue.submit(call)
+        if self._unending is not None:
+            self._unending.add(call)
         if call.parent is not None:
             self._waits.watch(call, self._runner)
 
