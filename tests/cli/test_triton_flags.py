@@ -47,6 +47,7 @@ OBEYED: list[tuple[list[str], dict[str, str]]] = [
         ["--grpc-use-ssl=true", "--grpc-server-cert=c", "--grpc-root-cert=r"],
         {"grpc_tls_certificate": "c"},
     ),
+    (["--trace-config=triton,file=/t"], {"trace_file": "/t"}),
     (["--cache-config=local,size=5"], {"response_cache_bytes": "5"}),
     (["--response-cache-byte-size=5"], {"response_cache_bytes": "5"}),
     (["--allow-client-shm=true"], {"shared_memory": "all"}),
@@ -96,9 +97,11 @@ def test_what_is_not_obeyed_and_matters_is_refused(given: str, problem: str) -> 
 def test_what_does_not_matter_is_named_once() -> None:
     """Of a flag that takes no value, the word behind it is kept."""
     given = ["--host-policy", "a,b=c", "--host-policy=x,y=z", "--disable-auto-complete-config"]
-    translated = translate([*given, "/models", "--", "--host-policy"])
+    partial = ["--trace-config", "level=TIMESTAMPS"]
+    translated = translate([*given, *partial, "/models", "--", "--host-policy"])
+    named = ["--host-policy", "--disable-auto-complete-config", "--trace-config"]
 
-    assert ["--host-policy", "--disable-auto-complete-config"] == list(translated.without_effect)
+    assert named == list(translated.without_effect)
     assert ["/models", "--", "--host-policy"] == list(translated.arguments)
 
 

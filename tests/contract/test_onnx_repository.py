@@ -251,7 +251,10 @@ async def test_a_full_disk_everywhere_is_a_lack_of_space(
 async def test_no_more_is_kept_than_the_limit_allows(
     serve_kept: Callable[..., Any], repository: Path, cache: Path
 ) -> None:
-    """The least recently used goes, and a model that does not fit by itself is not kept."""
+    """The least recently used goes, and a model that does not fit by itself is not kept.
+
+    What a process before kept beyond the limit goes as well.
+    """
     for name in ("second", "third"):
         put(repository, name, adding(operator="Sub" if name == "second" else "Mul"))
     async with serve_kept(repository):
@@ -260,12 +263,13 @@ async def test_no_more_is_kept_than_the_limit_allows(
     shutil.rmtree(cache)
     async with serve_kept(repository, conversion_cache_max_bytes=sum(sizes) - 1) as server:
         assert server.application.registry.ready("third")
-    left = len(list((cache / kept.DIRECTORY).iterdir()))
-    shutil.rmtree(cache)
-    async with serve_kept(repository, conversion_cache_max_bytes=1) as server:
-        assert server.application.registry.ready("third")
+    left = [len(list((cache / kept.DIRECTORY).iterdir()))]
+    for limit in (1, sum(sizes), 0):
+        async with serve_kept(repository, conversion_cache_max_bytes=limit) as server:
+            assert server.application.registry.ready("third")
+            left.append(len(list((cache / kept.DIRECTORY).iterdir())))
 
-    assert (2, 0) == (left, len(list((cache / kept.DIRECTORY).iterdir())))
+    assert [2, 0, 3, 0] == left
 
 
 async def test_default_model_filename_is_obeyed(empty: tuple[Path, Any]) -> None:

@@ -32,6 +32,8 @@ class Flag:
     harmless: tuple[str, ...] = ()
     """Values that ask for nothing, and are not refused."""
     takes_value: bool = True
+    is_partial: bool = False
+    """Whether a value for which there are no settings has no effect."""
     is_switch: bool = False
     """Whether `serve` has a switch of this name, which takes no value."""
 
@@ -133,6 +135,12 @@ def _shared_memory(value: str, values: Values) -> Mapping[str, str]:
     return {"shared_memory": "all" if truth("allow-client-shm", value) else "none"}
 
 
+def _trace_file(value: str, values: Values) -> Mapping[str, str]:
+    """Return the file; levels and rates are set while the server runs (trace extension)."""
+    prefix = "triton,file="
+    return {"trace_file": value.removeprefix(prefix)} if value.startswith(prefix) else {}
+
+
 def _cache(value: str, values: Values) -> Mapping[str, str]:
     name, _, setting = value.partition(",")
     size = setting.removeprefix("size=")
@@ -221,7 +229,7 @@ FLAGS: Mapping[str, Flag] = MappingProxyType(
         "log-error": _NONE,
         "log-format": _NONE,
         "log-file": Flag(refused="the log goes to stderr", harmless=("",)),
-        "trace-config": _NONE,
+        "trace-config": Flag(_trace_file, is_partial=True),
         "trace-level": _NONE,
         "trace-rate": _NONE,
         "trace-count": _NONE,
@@ -272,7 +280,10 @@ def translate(arguments: Sequence[str]) -> Translation:
         if row.settings is None:
             unused.append(f"--{name}")
             continue
-        for setting, text in row.settings(value, values).items():
+        settings = row.settings(value, values)
+        if row.is_partial and not settings:
+            unused.append(f"--{name}")
+        for setting, text in settings.items():
             if setting in _REPEATED or obeyed.get(setting) != text:
                 made += _spelled(setting, text)
             obeyed[setting] = text

@@ -70,6 +70,8 @@ class Conversions:
         """Held while entries are counted and evicted."""
         self._is_refusing = False
         """Whether the directory could not be used, and that was logged."""
+        self._is_pruned = False
+        """Whether what was kept before is within the limit of this process."""
 
     @contextmanager
     def version(self, key: str, convert: Convert) -> Iterator[Path]:
@@ -94,13 +96,18 @@ class Conversions:
             shutil.rmtree(self._cache.directory / DIRECTORY / key, ignore_errors=True)
 
     def _prepared(self) -> Path | None:
-        if self._cache is None or not self.limits.kept_bytes:
+        if self._cache is None:
             return None
         try:
-            return self._cache.prepare(DIRECTORY)
+            parent = self._cache.prepare(DIRECTORY)
         except InvalidSettings as error:
             self._refuse(str(error))
             return None
+        with self._lock:
+            if not self._is_pruned:
+                _evict(parent, self.limits.kept_bytes)
+            self._is_pruned = True
+        return parent if self.limits.kept_bytes else None
 
     def _refuse(self, reason: str) -> None:
         if not self._is_refusing:

@@ -3,12 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from onnx import TensorProto
 from support.onnx_models import model, node, save
 
 from xlaserve.errors import InvalidModel, LoadCancelled
-from xlaserve.models import compilation, onnx_source
+from xlaserve.models import compilation, loaders, onnx_source
 from xlaserve.models.compilation import Compilation
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.conversions import Conversions
@@ -98,6 +99,18 @@ def test_whatever_conversion_raises_names_the_file(
         InvalidModel, match="^model.onnx cannot be converted: RecursionError: too deep$"
     ):
         loading.load(version, LoadContext("m", "1", ModelConfig()))
+
+
+def test_a_file_may_be_the_whole_model(version: Path, tmp_path: Path) -> None:
+    context = LoadContext(
+        "m", "1", ModelConfig(), compilation=Compilation(conversions=Conversions(scratch=tmp_path))
+    )
+    loaded = loaders.load(version / "model.onnx", context)
+    found = loaded.execute({"x": np.array([[-1, 2]], np.float32)})["y"]
+    loaded.close()
+
+    assert [[0, 2]] == np.asarray(found).tolist()
+    assert ["1"] == [path.name for path in tmp_path.iterdir()]
 
 
 def _key(version: Path, config: ModelConfig | None = None) -> str:
