@@ -9,12 +9,14 @@ import h2.events
 import numpy as np
 import pytest
 from support import identity_models
-from support.engines import ENGINE
+from support.engines import own_engine_only
 from support.server import RunningServer, Serve
 from support.stock import stock_client
 from support.wire import connect, request_headers
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
+
+pytestmark = own_engine_only
 
 DATA = np.zeros((1, 2048), np.float32)
 ALGORITHMS = {"gzip": grpc.Compression.Gzip, "deflate": grpc.Compression.Deflate}
@@ -69,7 +71,6 @@ async def test_tritonclient_compresses(server: RunningServer, kind: str, algorit
         ((("grpc-accept-encoding", "gzip,identity"),), False),
     ],
 )
-@pytest.mark.skipif(ENGINE == "h2", reason="the reference compresses no answers")
 async def test_an_answer_is_compressed_where_its_request_says_so(
     server: RunningServer, headers: Sequence[tuple[str, str]], is_compressed: bool
 ) -> None:
