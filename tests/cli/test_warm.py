@@ -25,6 +25,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("good", "broken"):
         xlaserve.export_model(double, None, inputs, root / name / "1", max_batch_size=2)
     (root / "broken" / "1" / "model.stablehlo").write_bytes(b"no module")
+    (root / "code" / "1").mkdir(parents=True)
+    (root / "code" / "1" / "model.py").write_text("raise AssertionError('it ran')")
     (root / "chain").mkdir()
     (root / "chain" / "config.json").write_text(
         json.dumps(

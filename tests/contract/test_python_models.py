@@ -1,6 +1,7 @@
 """Models that are Python code, of our own interface, through the front door."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,8 @@ from support import asking, python_models
 from support.asking import Client, given
 from support.python_models import write, write_function
 from support.server import Serve
+
+EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples" / "python_models"
 
 
 @pytest.fixture
@@ -444,6 +447,36 @@ async def test_an_unload_cleans_up_behind_the_last_request(start: Any, root: Pat
 
         assert marker.exists()
         assert not await client.grpc.is_model_ready("m")
+
+
+async def test_the_examples_answer_their_client(serve: Serve) -> None:
+    settings = {"model_control_mode": "none", "http_endpoint": "port:0"}
+    async with serve(EXAMPLES, allow_python_models=True, **settings) as server:
+        client = await asyncio.create_subprocess_exec(
+            *(sys.executable, str(EXAMPLES.parent / "python_client.py"), server.http or ""),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        printed, _ = await client.communicate()
+
+    assert "[[2.0], [-1.5]]" == printed.decode().strip()
+
+
+async def test_a_warm_up_runs_the_code_and_its_failure_is_that_of_the_load(
+    start: Any, root: Path
+) -> None:
+    sample = """model_warmup { name: "sample" batch_size: 1 inputs { key: "x" value {
+        data_type: TYPE_FP32 dims: [ 2 ] zero_data: true } } }"""
+    for name, body in (
+        ("runs", "assert not x.any(); return {'y': x}"),
+        ("fails", "raise KeyError"),
+    ):
+        write_function(root, name, body, python_models.VECTORS + sample)
+    async with start(load="runs") as client:
+        outputs = await client.infer("runs", x=np.zeros(2, np.float32))
+        text = await client.refused("fails")
+
+    assert [0, 0] == outputs["y"].tolist()
+    assert "KeyError" in text
 
 
 async def test_a_python_model_is_a_step_of_an_ensemble(start: Any, root: Path) -> None:

@@ -14,8 +14,8 @@ from rich.text import Text
 from xlaserve.cli.printable import printable
 from xlaserve.cli.termination import unwinding_on_signals
 from xlaserve.core.residence.repository import ModelSource, Repository
-from xlaserve.errors import InvalidSettings, XlaserveError
-from xlaserve.models import compilation, device, warming
+from xlaserve.errors import InvalidModel, InvalidSettings, XlaserveError
+from xlaserve.models import compilation, device, loaders, warming
 from xlaserve.models.loaded import LoadContext
 from xlaserve.models.targets import kinds
 from xlaserve.models.targets.compiling import Compilers
@@ -154,9 +154,22 @@ def _sources(repository: Repository) -> Iterator[ModelSource | Warmed]:
         except XlaserveError as error:
             yield Warmed(name, "", problem=str(error))
             continue
-        # An ensemble has no programs of its own.
-        if not source.config.is_ensemble:
+        if _has_programs(source):
             yield source
+
+
+def _has_programs(source: ModelSource) -> bool:
+    """Tell whether there is anything to compile: not of an ensemble, nor of code, which is not run.
+
+    What cannot be recognised is left to the load, which says what is wrong with it.
+    """
+    if source.config.is_ensemble:
+        return False
+    try:
+        found = {loaders.recognised(one.directory, source.config) for one in source.versions}
+    except InvalidModel:
+        return True
+    return found != {loaders.PYTHON}
 
 
 def _table(outcomes: list[Warmed]) -> Table:

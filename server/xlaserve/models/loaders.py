@@ -91,6 +91,7 @@ def _never(directory: Path, config: ModelConfig) -> bool:
 
 
 JAX_EXPORT = "jax_export"
+PYTHON = "python"
 _CODE = "model.py"
 _CODE_SUFFIX = ".py"
 
@@ -103,7 +104,7 @@ LOADERS = (
     ),
     # What its code will take, nobody can tell.
     Loader(
-        "python",
+        PYTHON,
         "xlaserve.models.python.loading",
         _has_code,
         lambda path, parts, roots: 0,

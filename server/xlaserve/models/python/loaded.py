@@ -8,6 +8,7 @@ import structlog
 from xlaserve.models.handling import ModelRequest
 from xlaserve.models.loaded import ModelInfo, Stage, Value
 from xlaserve.models.python.copies import Copy
+from xlaserve.models.python.waiting import WaitedRequest
 
 PLATFORM = "python"
 
@@ -20,6 +21,7 @@ class LoadedPython:
 
     def __init__(
         self,
+        name: str,
         info: ModelInfo,
         copies: Sequence[Copy],
         *,
@@ -28,6 +30,7 @@ class LoadedPython:
         forget: Callable[[], None],
     ) -> None:
         """`forget` is called once nothing of it runs any more."""
+        self._name = name
         self.info = info
         self.replicas = len(copies)
         self.is_batched = is_batched
@@ -55,8 +58,10 @@ class LoadedPython:
     def execute(
         self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
     ) -> Mapping[str, Value]:
-        """Refuse: its code is handed requests, which have more than inputs."""
-        raise TypeError("a Python model is handed requests")
+        """Have a copy answer a request of the server itself: of a warm-up, for instance. Blocks."""
+        request = WaitedRequest(self._name, self.info, inputs)
+        self._copies[replica].handle([request], request.freed)
+        return request.result()
 
     def expected_seconds(self, rows: int) -> float:
         """Return infinity: nothing was measured."""

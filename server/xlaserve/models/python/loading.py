@@ -53,6 +53,7 @@ def load(directory: Path, context: LoadContext) -> LoadedPython:
         close_all(copies, making.forget)
         raise _as_invalid(context, error) from error
     return LoadedPython(
+        context.model,
         making.info,
         copies,
         is_batched=making.is_batched,

@@ -41,6 +41,7 @@ def in_processes(
         is_decoupled=made["is_decoupled"],
     )
     return LoadedPython(
+        context.model,
         info,
         copies,
         is_batched=made["is_batched"],

@@ -1,0 +1,12 @@
+"""Asks the examples, with Triton's client: python python_client.py [HOST:PORT]"""
+
+import sys
+
+import numpy as np
+import tritonclient.http as triton
+
+with triton.InferenceServerClient(sys.argv[1] if len(sys.argv) > 1 else "localhost:8000") as client:
+    texts = np.array([[b"The film was great"], [b"Poor film"]], np.object_)
+    text = triton.InferInput("text", texts.shape, "BYTES")
+    text.set_data_from_numpy(texts)
+    print(client.infer("sentiment", [text]).as_numpy("score").tolist())
