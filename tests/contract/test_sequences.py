@@ -220,6 +220,10 @@ async def test_python_models_keep_their_states_by_the_id_of_the_sequence(
             return [await keep(str(id), 1), await keep(str(id), 10, end=True)]
 
         alone = await follow(1)
+        with pytest.raises(InferenceServerException, match="it cannot be added"):
+            await keep("99", 1000, start=True)
+        with pytest.raises(InferenceServerException, match="must specify the START flag"):
+            await keep("99", 1)
         # A batch fails as a whole where the class puts it together.
         together = [] if batched else await asyncio.gather(*map(follow, range(2, 30)))
 
