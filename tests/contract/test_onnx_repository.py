@@ -256,7 +256,8 @@ async def test_no_more_is_kept_than_the_limit_allows(
     What a process before kept beyond the limit goes as well.
     """
     for name in ("second", "third"):
-        put(repository, name, adding(operator="Sub" if name == "second" else "Mul"))
+        operator = "Sub" if name == "second" else "Mul"
+        put(repository, name, adding(operator=operator), "max_batch_size: 1")
     async with serve_kept(repository):
         pass
     sizes = [kept._size(entry) for entry in (cache / kept.DIRECTORY).iterdir()]
