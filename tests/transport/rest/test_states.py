@@ -5,10 +5,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from aiohttp import web
+from aiohttp import ClientConnectionResetError, web
+from structlog.testing import capture_logs
 from support.http import chunked, message
 
 from xlaserve.core.serving.call import Headers, Peer
@@ -457,3 +458,15 @@ async def test_an_answer_of_the_fast_path_restarts_the_idle_time() -> None:
     connection._next_keepalive_close_time = 0.0
     connection._process_keepalive()
     assert bench.wire.closed
+
+
+@pytest.mark.parametrize(
+    ("error", "logged"), [(ClientConnectionResetError("gone"), 0), (ValueError("wrong"), 1)]
+)
+async def test_a_client_that_leaves_within_its_answer_is_not_logged(
+    error: Exception, logged: int
+) -> None:
+    with capture_logs() as logs:
+        Bench().connection.handle_error(cast(web.BaseRequest, None), exc=error)
+
+    assert logged == len(logs)

@@ -219,7 +219,8 @@ class Connection(AiohttpConnection):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        if status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        # A client that leaves while it is sent an answer is no mistake, and costs no traceback.
+        if status == HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(exc, ConnectionError):
             _log.error("unexpected exception", exc_info=exc)
         text = f"the request cannot be read: {message or exc}" if status < 500 else "internal error"
         answer = error_response(text, HTTPStatus(status))

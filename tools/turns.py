@@ -1,0 +1,264 @@
+"""Measure how long the turns of connections are while others wait.
+
+    python tools/turns.py [--scenario NAME] [--seconds 2] [--connections 4]
+
+A turn is one callback of the event loop: what one connection, or the task of one request, does
+before others can go on. A server is started in this process, on asyncio's own loop, whose
+callbacks can be timed; clients in others ask it for what takes long. Each line says how many turns
+there were, how long the longest was, and the one of a thousand: of processor time, so that other
+processes of the machine do not count. CONNECTION_TURN_MS is what a connection is to keep to.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from hpack import Encoder
+
+from xlaserve.app import Application
+from xlaserve.settings import Settings
+from xlaserve.transport.http2.frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    frame_header,
+    settings,
+    window_update,
+)
+from xlaserve_proto import inference as pb
+
+CONNECTION_TURN_MS = 5.0
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings({}) + window_update(0, 1 << 30)
+_FRAME_BYTES = 1 << 14
+_ROUND = 64
+"""Requests that are sent before their answers are read."""
+
+
+# --- what clients send -------------------------------------------------------------------------
+
+
+def _fields(*more: tuple[str, str]) -> list[tuple[str, str]]:
+    path = "/inference.GRPCInferenceService/ModelInfer"
+    pseudo = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "a")]
+    return [*pseudo, ("content-type", "application/grpc"), ("te", "trailers"), *more]
+
+
+def _infer(tensor: Any, *raw: bytes) -> bytes:
+    message = pb.ModelInferRequest(model_name="m", inputs=[tensor], raw_input_contents=list(raw))
+    data = bytes(message)
+    return b"\0" + len(data).to_bytes(4, "big") + data
+
+
+def _small() -> bytes:
+    shape = [1, 16]
+    tensor = pb.ModelInferRequestInferInputTensor(name="x", datatype="FP32", shape=shape)
+    return _infer(tensor, bytes(64))
+
+
+def _typed(elements: int) -> bytes:
+    contents = pb.InferTensorContents(fp32_contents=[0.5] * elements)
+    tensor = pb.ModelInferRequestInferInputTensor(
+        name="x", datatype="FP32", shape=[elements // 16, 16], contents=contents
+    )
+    return _infer(tensor)
+
+
+def _large(rows: int) -> bytes:
+    shape = [rows, 16]
+    tensor = pb.ModelInferRequestInferInputTensor(name="x", datatype="FP32", shape=shape)
+    return _infer(tensor, bytes(64 * rows))
+
+
+def _http2(block: Callable[[Encoder, int], bytes], body: bytes, count: int) -> Iterator[bytes]:
+    """Yield rounds of requests, whose streams are numbered on."""
+    encoder, stream = Encoder(), 1
+    yield _PREFACE
+    while True:
+        parts = []
+        for _ in range(count):
+            head = block(encoder, stream)
+            parts += [frame_header(len(head), HEADERS, END_HEADERS, stream), head]
+            for start in range(0, len(body), _FRAME_BYTES):
+                part = body[start : start + _FRAME_BYTES]
+                flags = END_STREAM if start + len(part) == len(body) else 0
+                parts += [frame_header(len(part), DATA, flags, stream), part]
+            stream += 2
+        yield b"".join(parts)
+
+
+def _equal(encoder: Encoder, stream: int) -> bytes:
+    return encoder.encode(_fields(), huffman=False)
+
+
+def _huffman(encoder: Encoder, stream: int) -> bytes:
+    """Return headers that vary, of nearly as many bytes as may be, whose strings are Huffman's."""
+    value = f"{stream:08d}" * 1600
+    return encoder.encode([*_fields(), ("x-request-id", value)], huffman=True)
+
+
+def _rest(body: bytes, count: int, *headers: str) -> Iterator[bytes]:
+    lines = [
+        "POST /v2/models/m/infer HTTP/1.1",
+        "Host: a",
+        f"Content-Length: {len(body)}",
+        *headers,
+    ]
+    one = "\r\n".join([*lines, "", ""]).encode() + body
+    yield one  # alone, so that its header block is known from then on
+    while True:
+        yield one * count
+
+
+def _json(rows: int) -> bytes:
+    tensor = {"name": "x", "datatype": "FP32", "shape": [rows, 16], "data": [0.125] * 16 * rows}
+    return json.dumps({"inputs": [tensor]}).encode()
+
+
+_RAW = "Inference-Header-Content-Length: 0"
+SCENARIOS: Mapping[str, Callable[[], Iterator[bytes]]] = MappingProxyType(
+    {
+        "gRPC, small requests": lambda: _http2(_equal, _small(), _ROUND),
+        "gRPC, 12 KB of Huffman headers": lambda: _http2(_huffman, _small(), 8),
+        "gRPC, typed contents of 256 KiB": lambda: _http2(_equal, _typed(1 << 16), 4),
+        "gRPC, messages of 4 MiB": lambda: _http2(_equal, _large(1 << 16), 1),
+        "REST, small requests": lambda: _rest(_json(1), _ROUND),
+        "REST, JSON of 60 KB": lambda: _rest(_json(530), 8),
+        "REST, JSON of 600 KB": lambda: _rest(_json(5300), 2),
+        "REST, binary of 4 MiB": lambda: _rest(bytes(4 << 20), 1, _RAW),
+    }
+)
+"""Name -> what one client sends, without an end."""
+
+
+def ask(name: str, address: tuple[str, int], seconds: float) -> None:
+    """Send a scenario for a while, and drop the answers as they come."""
+    until = time.monotonic() + seconds
+    with suppress(ConnectionError), socket.create_connection(address) as client:
+        client.setblocking(False)
+        for data in SCENARIOS[name]():
+            view = memoryview(data)
+            while view or not _is_quiet(client):
+                if time.monotonic() > until:
+                    return
+                with suppress(BlockingIOError):
+                    view = view[client.send(view) :]
+                with suppress(BlockingIOError):
+                    client.recv(1 << 20)
+
+
+def _is_quiet(client: socket.socket) -> bool:
+    """Drop what has come; tell whether nothing came for a moment."""
+    client.settimeout(0.002)
+    try:
+        while True:
+            if not client.recv(1 << 20):
+                raise ConnectionError
+    except TimeoutError:
+        return True
+    finally:
+        client.setblocking(False)
+
+
+# --- the server --------------------------------------------------------------------------------
+
+
+@contextmanager
+def timed(turns: list[float]) -> Iterator[None]:
+    """Have the processor time of each callback of the event loop noted, in milliseconds."""
+    run = asyncio.Handle._run
+
+    def timed_run(handle: asyncio.Handle) -> None:
+        begun = time.thread_time_ns()
+        run(handle)
+        turns.append((time.thread_time_ns() - begun) / 1e6)
+
+    asyncio.Handle._run = timed_run  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        asyncio.Handle._run = run  # type: ignore[method-assign]
+
+
+def write_model(root: Path) -> None:
+    """Write a model that answers its input: nothing is computed."""
+    tensor = {"data_type": "TYPE_FP32", "dims": [16]}
+    config = {
+        "backend": "identity",
+        "max_batch_size": 65536,
+        "input": [{"name": "x", **tensor}],
+        "output": [{"name": "y", **tensor}],
+    }
+    (root / "m" / "1").mkdir(parents=True)
+    (root / "m" / "config.json").write_text(json.dumps(config))
+
+
+async def measure(names: list[str], seconds: float, connections: int) -> bool:
+    """Print a line for each scenario; tell whether all turns were short enough."""
+    turns: list[float] = []
+    fine = True
+    with tempfile.TemporaryDirectory() as folder, timed(turns):
+        write_model(Path(folder) / "models")
+        chosen: dict[str, Any] = {
+            "grpc_endpoint": "port:0",
+            "http_endpoint": "port:0",
+            "device": "cpu",
+            "load_model": ("m",),
+            "model_control_mode": "explicit",
+        }
+        settings = Settings.read({}, repository=Path(folder) / "models", **chosen)
+        application = Application(settings)
+        async with application.running() as addresses:
+            await application.load()
+            for name in names:
+                place = addresses.grpc if name.startswith("gRPC") else addresses.http
+                assert place is not None
+                host, _, port = place.rpartition(":")
+                turns.clear()
+                clients = [
+                    multiprocessing.get_context("spawn").Process(
+                        target=ask, args=(name, (host, int(port)), seconds)
+                    )
+                    for _ in range(connections)
+                ]
+                for client in clients:
+                    client.start()
+                for client in clients:
+                    await asyncio.to_thread(client.join)
+                longest, rare = max(turns), float(np.quantile(turns, 0.999))
+                over = sum(turn > CONNECTION_TURN_MS for turn in turns)
+                fine = fine and not over
+                print(
+                    f"{name:34} {len(turns):7} turns, longest {longest:6.2f} ms, 99.9 % below "
+                    f"{rare:5.2f} ms, {over} above {CONNECTION_TURN_MS:g} ms",
+                    flush=True,
+                )
+    return fine
+
+
+def main() -> int:
+    """Read the arguments, and measure."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--scenario", action="append", choices=tuple(SCENARIOS))
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--connections", type=int, default=4)
+    arguments = parser.parse_args()
+    measured = measure(
+        arguments.scenario or list(SCENARIOS), arguments.seconds, arguments.connections
+    )
+    return 0 if asyncio.run(measured) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
