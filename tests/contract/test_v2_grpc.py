@@ -66,6 +66,7 @@ async def test_server_metadata(stub: Any) -> None:
         "model_configuration",
         "binary_tensor_data",
         "parameters",
+        "schedule_policy",
         "sequence",
         "statistics",
         "classification",

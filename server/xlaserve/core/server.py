@@ -13,6 +13,7 @@ EXTENSIONS = (
     "model_configuration",
     "binary_tensor_data",
     "parameters",
+    "schedule_policy",
     "sequence",
     "statistics",
     "classification",
