@@ -256,6 +256,7 @@ OPENERS = {
     "models/compilation_cache.py",
     "models/mappings.py",
     "models/onnx/importing.py",
+    "models/python/process/copies.py",
     "models/targets/child.py",
     "models/targets/results.py",
     "core/residence/overrides.py",
