@@ -24,7 +24,7 @@ class Heads:
     def learn(
         self, head: bytes, request: web.BaseRequest, begin: Begin, finish: Finish | None
     ) -> None:
-        """Keep the head of a request that the short lane could have answered as well."""
+        """Keep the head of a request that the fast path could have answered as well."""
         length = request.content_length
         if (
             length is not None

@@ -23,7 +23,7 @@ from xlaserve.transport.rest.events import (
     refuse_binary,
     wants_events,
 )
-from xlaserve.transport.rest.infer_lane import Asked, InferLane
+from xlaserve.transport.rest.fast_infer import Asked, FastInfer
 from xlaserve.transport.rest.infer_request import read_header_length, read_infer_request
 from xlaserve.transport.rest.infer_response import (
     HEADER_LENGTH,
@@ -306,14 +306,14 @@ class InferenceRoutes:
         if isinstance(request.call, EventCall):
             return None
         length = read_header_length(request.headers.get(HEADER_LENGTH))
-        lane = InferLane(
+        fast = FastInfer(
             self._engine,
             self._gates,
             self._threads,
             max_json_depth=self._max_json_depth,
             strict_json=self._strict_json,
         )
-        return partial(lane.begin, Asked(*_model(request), length))
+        return partial(fast.begin, Asked(*_model(request), length))
 
 
 def _model(request: HttpRequest) -> tuple[str, str]:

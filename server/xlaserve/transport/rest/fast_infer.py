@@ -24,7 +24,7 @@ class Asked(NamedTuple):
     """Bytes of JSON before binary tensors; None for a body that is all JSON."""
 
 
-class InferLane:
+class FastInfer:
     """Answers the bodies of inference requests that are small enough to be read at once."""
 
     def __init__(
@@ -51,7 +51,7 @@ class InferLane:
         peer: Peer = NOBODY,
     ) -> HttpResponse | Pending:
         """Answer a body at once, or call back; raises what the handler would raise."""
-        call = LaneCall(self, asked, done, headers, peer)
+        call = FastInferCall(self, asked, done, headers, peer)
         name, version, length = asked
         try:
             self._gates.admit(call)
@@ -80,7 +80,7 @@ class InferLane:
         return asyncio.ensure_future(self._threads.run(output_bytes(response), write))
 
 
-class LaneCall(InferCall):
+class FastInferCall(InferCall):
     """An inference whose answer is handed to the connection."""
 
     request: InferRequest
@@ -91,10 +91,10 @@ class LaneCall(InferCall):
     _writing: "asyncio.Task[HttpResponse] | None" = None
 
     def __init__(
-        self, lane: InferLane, asked: Asked, done: Answered, headers: Headers, peer: Peer
+        self, fast_infer: FastInfer, asked: Asked, done: Answered, headers: Headers, peer: Peer
     ) -> None:
         self.model, self.version, _ = asked
-        self._lane = lane
+        self._fast_infer = fast_infer
         self._done = done
         self.headers = headers
         self.peer = peer
@@ -102,12 +102,12 @@ class LaneCall(InferCall):
     def write(self, response: InferResponse, *, last: bool) -> None:
         """Hand over the answer; a large one is written while others are served."""
         if output_bytes(response) > INLINE_BYTES:
-            self._writing = self._lane.answer_later(self.request, response)
+            self._writing = self._fast_infer.answer_later(self.request, response)
             self._writing.add_done_callback(self._written)
             return
         answer: HttpResponse | BaseException
         try:
-            answer = write_infer_answer(self.request, response, strict=self._lane.strict_json)
+            answer = write_infer_answer(self.request, response, strict=self._fast_infer.strict_json)
         except Exception as error:
             answer = error
         if self.is_waited_for:
