@@ -64,16 +64,18 @@ async def until_idle(server: RunningServer) -> None:
 
 
 async def answers(client: Any, *requests: dict[str, Any]) -> list[Any]:
-    """Return the responses, or errors, to requests to the counter on one stream."""
+    """Return the responses to requests on one stream, by their ids, and then the errors."""
 
     async def sent() -> AsyncIterator[dict[str, Any]]:
         for request in requests:
             yield {"model_name": "counter", **request}
 
-    found = []
+    found: list[Any] = []
+    errors: list[Any] = []
     async for result, error in client.stream_infer(sent()):
-        found.append(error or result)
-    return found
+        (errors if error else found).append(error or result)
+    # Those to different requests come as they are computed.
+    return [*sorted(found, key=lambda one: one.get_response().id), *errors]
 
 
 @pytest.mark.parametrize("empty_final", [False, True])
@@ -99,12 +101,14 @@ async def test_a_stepped_model_streams_its_answers(
 async def test_more_answers_than_it_may_give_are_an_error(server: RunningServer) -> None:
     """Behind those that it may; and the stream goes on."""
     async with triton.InferenceServerClient(server.url) as client:
-        found = await answers(client, {"inputs": asking(0, 51)}, {"inputs": asking(0, 1)})
+        found = await answers(
+            client, {"inputs": asking(0, 51)}, {"inputs": asking(7, 1), "request_id": "z"}
+        )
     await until_idle(server)
 
-    assert 52 == len(found)
-    assert "'counter' was not done after 50 answers (max_steps)" in found[50].message()
-    assert [0] == found[51].as_numpy("number").tolist()
+    assert [*range(50), 7] == [one.as_numpy("number")[0] for one in found[:51]]
+    (error,) = found[51:]
+    assert "'counter' was not done after 50 answers (max_steps)" in error.message()
 
 
 async def test_one_answer_is_not_to_be_had(server: RunningServer) -> None:
@@ -215,8 +219,9 @@ async def test_the_state_of_all_requests_is_bounded(serve: Serve, repository: Pa
         found = await answers(client, request, {"inputs": asking(1, 1)}, request)
         await until_idle(server)
 
-    assert [1] == found[1].as_numpy("number").tolist()
-    for refused in (found[0], found[2]):
+    assert [1] == found[0].as_numpy("number").tolist()
+    assert 3 == len(found)
+    for refused in found[1:]:
         assert "no memory for the state of the model of 2097152 bytes" in refused.message()
 
 
