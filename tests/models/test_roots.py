@@ -261,11 +261,13 @@ OPENERS = {
     "models/targets/results.py",
     "core/residence/overrides.py",
     "core/host.py",
+    "core/serving/shared_memory.py",
+    "core/serving/trace_file.py",
 }
 """The modules that may open a file by themselves. A newcomer goes through `roots.py`."""
 
 METHODS = {"open", "fdopen", "read_bytes", "read_text", "fromfile", "memmap"}
-NOT_FILES = {"tokens", "roots", "self._roots"}
+NOT_FILES = {"ledger", "tokens", "roots", "self._roots"}
 """What else has such a method."""
 
 
