@@ -54,6 +54,7 @@ async def infer(server: ServerProcess) -> Any:
     return answer.json["outputs"][0]["data"]
 
 
+@pytest.mark.slow
 async def test_a_load_that_does_not_end_fails_and_others_go_on(repository: Path) -> None:
     """The server gets ready, says what is wrong through every door, and ends when it is told to."""
     flags = ("--model-control-mode", "explicit", "--load-model", "*", "--model-root")
@@ -87,6 +88,7 @@ async def test_a_load_that_does_not_end_fails_and_others_go_on(repository: Path)
     assert 0 == status
 
 
+@pytest.mark.slow
 async def test_a_mesh_is_told_that_a_load_did_not_end(repository: Path) -> None:
     flags = ("--modelmesh", "--model-root", str(repository))
     async with served(repository, *SECONDS, *flags) as server, mesh.dial(server.url) as sidecar:
@@ -103,6 +105,7 @@ async def test_a_mesh_is_told_that_a_load_did_not_end(repository: Path) -> None:
     assert 0 == status
 
 
+@pytest.mark.slow
 async def test_a_server_ends_though_a_load_does_not(repository: Path) -> None:
     """While it is not abandoned yet."""
     flags = ("--model-control-mode", "explicit", "--drain-seconds", "1")

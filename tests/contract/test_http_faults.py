@@ -207,6 +207,7 @@ async def answer_to(server: RunningServer, request: bytes) -> Answer:
         return await connection.ask(request)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "route"), PAIRS)
 async def test_every_fault_on_every_route(
     server: RunningServer, fault: Fault, route: Route

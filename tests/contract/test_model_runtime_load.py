@@ -347,6 +347,7 @@ async def cancelled(
         await waiting
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("endpoint", ["port:0"])
 async def test_a_cancelled_load_never_comes_back(
     start: StartRuntime, models: Shelf, tmp_path: Path, endpoint: str

@@ -36,6 +36,7 @@ def _usual_promotion() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_script_writes_a_model_that_loads(
     tmp_path: Path, load: Load, run: Run, monkeypatch: pytest.MonkeyPatch, name: str

@@ -52,6 +52,7 @@ def test_artifact_that_cannot_be_read_is_refused_with_the_reason(sent: Path) -> 
         try_loading(sent, SECONDS)
 
 
+@pytest.mark.slow
 def test_it_is_loaded_with_the_parameters_of_its_configuration(tmp_path: Path) -> None:
     """But for where it goes and its batches: a trial has one device and one row."""
     directory = export_model(

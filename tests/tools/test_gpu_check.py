@@ -139,6 +139,7 @@ def test_check_that_raises_is_a_failure_beside_what_it_found() -> None:
     assert "ZeroDivisionError: no" == found[1].said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refused", [True, False])
 def test_exhaustion_has_to_be_refused_and_survived(
     monkeypatch: pytest.MonkeyPatch, example_models: Path, refused: bool

@@ -31,7 +31,9 @@ class ServedConfig:
         It may be sent back as the `config` of a load. Shares its parts with what was written:
         not to be changed.
         """
-        written = self.config.message or inference.ModelConfig()
+        written = self.config.message
+        if written is None:  # one that has nothing but empty messages is false
+            written = inference.ModelConfig()
         message = copy.copy(written)
         message.name = self.name
         message.platform = written.platform or self.info.platform

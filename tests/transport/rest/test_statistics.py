@@ -49,11 +49,16 @@ def test_a_config_names_its_fields_as_the_contract_does() -> None:
     assert not {"dynamic_batching", "optimization"} & set(found)
 
 
+WARM = {"x": {"data_type": "TYPE_FP32", "dims": [4], "zero_data": True}}
 WRITTEN = {
     "optimization": {"cuda": {"graphs": True}},
-    "dynamic_batching": {"priority_queue_policy": {"7": {"timeout_action": "REJECT"}}},
+    "dynamic_batching": {
+        "priority_levels": 7,
+        "default_priority_level": 3,
+        "priority_queue_policy": {"7": {"timeout_action": "REJECT"}},
+    },
     "model_metrics": {"metric_control": [{"histogram_options": {"buckets": [0.5, "Infinity"]}}]},
-    "model_warmup": [{"name": "w", "inputs": {"x": {"dims": [4], "zero_data": False}}}],
+    "model_warmup": [{"name": "w", "batch_size": 1, "inputs": WARM}],
     "version_policy": {"specific": {"versions": [1, 3]}},
 }
 
@@ -68,10 +73,15 @@ def contains(whole: Any, part: Any) -> bool:
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_was_written_is_in_the_json(name: str) -> None:
-    """Members of a oneof are there when they were chosen, whatever their value."""
     found = config(json.dumps({name: WRITTEN[name]}))
 
     assert contains(found[name], WRITTEN[name])
+
+
+def test_a_member_of_a_oneof_is_there_though_it_is_empty() -> None:
+    found = config('{"version_policy": {"all": {}}}')
+
+    assert {"all": {}} == found["version_policy"]
 
 
 def test_the_json_of_a_config_reads_back_as_the_same() -> None:
