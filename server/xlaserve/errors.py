@@ -15,7 +15,7 @@ _REPEATED_CHARACTERS = 1_000
 """The most of a reason: it may repeat what a client or a file says, which has no end."""
 
 
-def _repeatable(text: str) -> str:
+def repeatable(text: str) -> str:
     """Return a text that a log and a terminal can take: printable, and not without end."""
     if len(text) > _REPEATED_CHARACTERS:
         text = f"{text[:_REPEATED_CHARACTERS]}..."
@@ -59,7 +59,7 @@ class LoadFailed(XlaserveError):
     """A model could not be loaded; what it served before, it still serves."""
 
     def __init__(self, model: str, reason: str) -> None:
-        self.reason = _repeatable(reason)
+        self.reason = repeatable(reason)
         super().__init__(f"failed to load '{model}', {self.reason}")
 
 
@@ -163,7 +163,7 @@ class InvalidVersion(InvalidRequest):
     """A version is asked for that no model can have."""
 
     def __init__(self, model: str, version: str) -> None:
-        shown = _repeatable(version)
+        shown = repeatable(version)
         super().__init__(f"model '{model}': expected a version in digits, got '{shown}'")
 
 
@@ -228,7 +228,7 @@ class SequenceNotStarted(InvalidRequest):
 
     def __init__(self, model: str, sequence: object) -> None:
         super().__init__(
-            f"inference request for sequence {_repeatable(str(sequence))} to model '{model}' must "
+            f"inference request for sequence {repeatable(str(sequence))} to model '{model}' must "
             "specify the START flag on the first request of the sequence"
         )
 
@@ -412,7 +412,7 @@ class SequenceInterrupted(XlaserveError):
 
     def __init__(self, model: str, sequence: object) -> None:
         super().__init__(
-            f"model '{model}': a request of sequence {_repeatable(str(sequence))} before this one "
+            f"model '{model}': a request of sequence {repeatable(str(sequence))} before this one "
             "failed, expired or was cancelled, so neither has been executed; send it again from "
             "there"
         )
@@ -447,79 +447,6 @@ class ShuttingDown(XlaserveError):
 
     def __init__(self) -> None:
         super().__init__("the server is shutting down")
-
-
-# --- the code of models ------------------------------------------------------------------------
-
-
-class ModelFailed(XlaserveError):
-    """The code of a model raised an error, or ended otherwise than by an answer."""
-
-    def __init__(self, model: str, reason: str) -> None:
-        super().__init__(f"model '{model}': {_repeatable(reason)}")
-
-
-class WrongOutput(ModelFailed):
-    """The code of a model gave another output than its model promises."""
-
-    def __init__(self, model: str, tensor: str, expected: str, got: str) -> None:
-        place = f"output '{tensor}' of its code: " if tensor else "its code: "
-        super().__init__(model, f"{place}expected {expected}, got {got}")
-
-
-class MissingOutputs(ModelFailed):
-    """The code of a model gave an answer without some of its outputs."""
-
-    def __init__(self, model: str, missing: Iterable[str], got: Iterable[str]) -> None:
-        names = ", ".join(f"'{name}'" for name in missing)
-        found = ", ".join(f"'{name}'" for name in got) or "none"
-        super().__init__(model, f"its code gave no output {names}, it gave {found}")
-
-
-class Deadlock(ModelFailed):
-    """Models that call one another wait for copies of themselves, all of which wait for them."""
-
-    def __init__(self, model: str, chain: Iterable[str]) -> None:
-        super().__init__(
-            model,
-            f"deadlock: every copy of it waits for a call like this one ({' -> '.join(chain)}), "
-            "give it more copies (instance_group)",
-        )
-
-
-class ProcessLost(ModelFailed):
-    """The process that the code of a model runs in is not there, or has just been lost."""
-
-    def __init__(self, model: str, reason: str) -> None:
-        super().__init__(model, f"its process was lost, {reason}; it is started again, try again")
-
-
-class RefusedByModel(ModelFailed):
-    """The code of a model says that the request is wrong."""
-
-
-class NotFoundByModel(ModelFailed):
-    """The code of a model says that something is not there. That is never the model itself."""
-
-
-class ExistsForModel(ModelFailed):
-    """The code of a model says that something is there already."""
-
-
-class UnavailableToModel(ModelFailed):
-    """The code of a model says that something cannot be had now; it may be later."""
-
-
-class UnsupportedByModel(ModelFailed):
-    """The code of a model says that it does not do that."""
-
-
-class CancelledByModel(ModelFailed):
-    """The code of a model stopped, since the request was cancelled."""
-
-
-class UnknownToModel(ModelFailed):
-    """The code of a model does not say what is wrong."""
 
 
 # --- start-up ----------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ def descendants(kind: type[XlaserveError]) -> Iterator[type[XlaserveError]]:
         yield from descendants(child)
 
 
-OURS = [kind for kind in descendants(XlaserveError) if kind.__module__ == "xlaserve.errors"]
+MODULES = ("xlaserve.errors", "xlaserve.code_errors")
+OURS = [kind for kind in descendants(XlaserveError) if kind.__module__ in MODULES]
 
 
 @pytest.mark.parametrize("kind", OURS, ids=lambda kind: kind.__name__)

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from grpclib.const import Status
 
-from xlaserve import errors
+from xlaserve import code_errors, errors
 from xlaserve.errors import XlaserveError
 
 
@@ -64,16 +64,20 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
         errors.DeadlineExceeded: WireStatus(Status.DEADLINE_EXCEEDED, HTTPStatus.GATEWAY_TIMEOUT),
         errors.TooLarge: WireStatus(Status.RESOURCE_EXHAUSTED, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
         errors.ShuttingDown: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
-        errors.ModelFailed: WireStatus(Status.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR),
-        errors.ProcessLost: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
-        errors.RefusedByModel: WireStatus(Status.INVALID_ARGUMENT, HTTPStatus.BAD_REQUEST),
+        code_errors.ModelFailed: WireStatus(Status.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR),
+        code_errors.ProcessLost: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
+        code_errors.RefusedByModel: WireStatus(Status.INVALID_ARGUMENT, HTTPStatus.BAD_REQUEST),
         # Not NOT_FOUND: a mesh would believe that the model is gone, and load it again.
-        errors.NotFoundByModel: WireStatus(Status.FAILED_PRECONDITION, HTTPStatus.NOT_FOUND),
-        errors.ExistsForModel: WireStatus(Status.ALREADY_EXISTS, HTTPStatus.CONFLICT),
-        errors.UnavailableToModel: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
-        errors.UnsupportedByModel: WireStatus(Status.UNIMPLEMENTED, HTTPStatus.NOT_IMPLEMENTED),
-        errors.CancelledByModel: WireStatus(Status.CANCELLED, HTTPStatus.SERVICE_UNAVAILABLE),
-        errors.UnknownToModel: WireStatus(Status.UNKNOWN, HTTPStatus.INTERNAL_SERVER_ERROR),
+        code_errors.NotFoundByModel: WireStatus(Status.FAILED_PRECONDITION, HTTPStatus.NOT_FOUND),
+        code_errors.ExistsForModel: WireStatus(Status.ALREADY_EXISTS, HTTPStatus.CONFLICT),
+        code_errors.UnavailableToModel: WireStatus(
+            Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE
+        ),
+        code_errors.UnsupportedByModel: WireStatus(
+            Status.UNIMPLEMENTED, HTTPStatus.NOT_IMPLEMENTED
+        ),
+        code_errors.CancelledByModel: WireStatus(Status.CANCELLED, HTTPStatus.SERVICE_UNAVAILABLE),
+        code_errors.UnknownToModel: WireStatus(Status.UNKNOWN, HTTPStatus.INTERNAL_SERVER_ERROR),
         errors.InvalidSettings: WireStatus(
             Status.FAILED_PRECONDITION, HTTPStatus.INTERNAL_SERVER_ERROR
         ),

@@ -9,11 +9,16 @@ from typing import Any
 
 import numpy as np
 
+from xlaserve.code_errors import CancelledByModel
 from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.infer_call import InferCall
 from xlaserve.core.serving.inference import InferRequest, InferResponse, RequestedOutput
 from xlaserve.core.serving.models_api import input_of
-from xlaserve.errors import CancelledByModel, ModelNotFound, ModelNotReady, ShuttingDown
+from xlaserve.errors import (
+    ModelNotFound,
+    ModelNotReady,
+    ShuttingDown,
+)
 from xlaserve.models.python.author import Arrays
 from xlaserve.models.python.calls import Asked, Replies
 from xlaserve.tensors import BYTES, Tensor, encoded_elements

@@ -6,20 +6,24 @@ from types import MappingProxyType
 
 import structlog
 
-from xlaserve import errors
-from xlaserve.errors import ModelFailed, ModelNotFound, XlaserveError
+from xlaserve import code_errors
+from xlaserve.code_errors import ModelFailed
+from xlaserve.errors import (
+    ModelNotFound,
+    XlaserveError,
+)
 from xlaserve.models.python.author import CODES, InferenceError
 
 _OF_CODES: Mapping[str, type[ModelFailed]] = MappingProxyType(
     {
-        "internal": errors.ModelFailed,
-        "invalid_argument": errors.RefusedByModel,
-        "not_found": errors.NotFoundByModel,
-        "already_exists": errors.ExistsForModel,
-        "unavailable": errors.UnavailableToModel,
-        "unsupported": errors.UnsupportedByModel,
-        "cancelled": errors.CancelledByModel,
-        "unknown": errors.UnknownToModel,
+        "internal": code_errors.ModelFailed,
+        "invalid_argument": code_errors.RefusedByModel,
+        "not_found": code_errors.NotFoundByModel,
+        "already_exists": code_errors.ExistsForModel,
+        "unavailable": code_errors.UnavailableToModel,
+        "unsupported": code_errors.UnsupportedByModel,
+        "cancelled": code_errors.CancelledByModel,
+        "unknown": code_errors.UnknownToModel,
     }
 )
 assert _OF_CODES.keys() == CODES
@@ -39,7 +43,7 @@ def failure(model: str, error: BaseException, doing: str = "infer") -> XlaserveE
         return told(model, error.code, str(error))
     if isinstance(error, ModelNotFound):
         # It is another model that is not there: a mesh must not believe that this one is gone.
-        return errors.NotFoundByModel(model, str(error))
+        return code_errors.NotFoundByModel(model, str(error))
     if isinstance(error, XlaserveError):
         return error
     # The log takes a bounded piece: a recursion without end has a thousand lines.

@@ -5,7 +5,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from xlaserve.errors import MissingOutputs, WrongOutput
+from xlaserve.code_errors import (
+    MissingOutputs,
+    WrongOutput,
+)
 from xlaserve.tensors import (
     BYTES,
     Datatype,

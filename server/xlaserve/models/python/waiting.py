@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from xlaserve.errors import ModelFailed
+from xlaserve.code_errors import ModelFailed
 from xlaserve.models.loaded import ModelInfo, Value
 from xlaserve.tensors import Parameter, Tensor
 

@@ -9,9 +9,9 @@ import asyncio
 from collections.abc import Mapping
 from typing import Protocol
 
+from xlaserve.code_errors import Deadlock
 from xlaserve.core.serving.answers import deliver
 from xlaserve.core.serving.infer_call import InferCall
-from xlaserve.errors import Deadlock
 
 FIRST_SECONDS = 0.05
 MOST_SECONDS = 1.0

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from xlaserve.code_errors import ModelFailed
 from xlaserve.core.serving.answers import answer_last, deliver, respond
 from xlaserve.core.serving.infer_call import Ended, Executed, InferCall
 from xlaserve.core.serving.stations.batching import Batcher
@@ -13,7 +14,7 @@ from xlaserve.core.serving.stations.outbox import Outbox
 from xlaserve.core.serving.stations.replicas import Replicas
 from xlaserve.core.serving.stations.station import Served
 from xlaserve.core.serving.stations.unending import Unending
-from xlaserve.errors import Decoupled, ModelFailed
+from xlaserve.errors import Decoupled
 from xlaserve.models.handling import Handling
 from xlaserve.tensors import Parameter, Tensor
 

@@ -19,7 +19,8 @@ from typing import Any
 
 import structlog
 
-from xlaserve.errors import InvalidModel, ProcessLost
+from xlaserve.code_errors import ProcessLost
+from xlaserve.errors import InvalidModel
 from xlaserve.models.handling import ModelRequest
 from xlaserve.models.python.calls import Asked
 from xlaserve.models.python.copies import UNLOAD_SECONDS, Freed

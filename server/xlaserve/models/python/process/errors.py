@@ -1,13 +1,16 @@
 """Errors on their way between the server and the process of a model."""
 
-from xlaserve import errors
-from xlaserve.errors import ModelFailed, XlaserveError
+from xlaserve import code_errors, errors
+from xlaserve.code_errors import ModelFailed
+from xlaserve.errors import XlaserveError
+
+_KNOWN = {**vars(errors), **vars(code_errors)}
 
 
 def named(error: BaseException) -> tuple[str, str]:
     """Return class and text of an error."""
     kind = type(error)
-    while kind.__name__ not in vars(errors) and kind is not BaseException:
+    while kind.__name__ not in _KNOWN and kind is not BaseException:
         kind = kind.__base__ or BaseException
     return kind.__name__, str(error)
 
@@ -15,7 +18,7 @@ def named(error: BaseException) -> tuple[str, str]:
 def raised(said: tuple[str, str]) -> XlaserveError:
     """Return the error again; one that is not the server's own is a ModelFailed."""
     name, text = said
-    found = getattr(errors, name, None)
+    found = _KNOWN.get(name)
     kind: type[XlaserveError] = ModelFailed
     if isinstance(found, type) and issubclass(found, XlaserveError):
         kind = found

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from xlaserve.errors import ModelFailed
+from xlaserve.code_errors import ModelFailed
 from xlaserve.models.handling import ModelRequest
 from xlaserve.models.loaded import ModelInfo
 from xlaserve.models.python.calls import computing

@@ -6,8 +6,9 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from xlaserve import errors
-from xlaserve.errors import ModelFailed, XlaserveError
+from xlaserve import code_errors, errors
+from xlaserve.code_errors import ModelFailed
+from xlaserve.errors import XlaserveError
 from xlaserve.models.handling import ModelRequest
 from xlaserve.models.python.author import Arrays
 from xlaserve.models.python.calls import Asked, Calls, Replies, current_request
@@ -361,16 +362,16 @@ async def _answered(begun: "asyncio.Future[Arrays]") -> InferenceResponse:
 
 _CODES: tuple[tuple[type[XlaserveError], int], ...] = (
     (errors.ModelNotFound, TritonError.NOT_FOUND),
-    (errors.NotFoundByModel, TritonError.NOT_FOUND),
+    (code_errors.NotFoundByModel, TritonError.NOT_FOUND),
     (errors.InvalidRequest, TritonError.INVALID_ARG),
-    (errors.RefusedByModel, TritonError.INVALID_ARG),
+    (code_errors.RefusedByModel, TritonError.INVALID_ARG),
     (errors.ModelNotReady, TritonError.UNAVAILABLE),
     (errors.Overloaded, TritonError.UNAVAILABLE),
-    (errors.UnavailableToModel, TritonError.UNAVAILABLE),
+    (code_errors.UnavailableToModel, TritonError.UNAVAILABLE),
     (errors.Unsupported, TritonError.UNSUPPORTED),
-    (errors.UnsupportedByModel, TritonError.UNSUPPORTED),
-    (errors.ExistsForModel, TritonError.ALREADY_EXISTS),
-    (errors.CancelledByModel, TritonError.CANCELLED),
+    (code_errors.UnsupportedByModel, TritonError.UNSUPPORTED),
+    (code_errors.ExistsForModel, TritonError.ALREADY_EXISTS),
+    (code_errors.CancelledByModel, TritonError.CANCELLED),
 )
 
 

@@ -1,0 +1,75 @@
+"""Errors of models that are code: what it raised, what it gave, and how it ended."""
+
+from collections.abc import Iterable
+
+from xlaserve.errors import XlaserveError, repeatable
+
+
+class ModelFailed(XlaserveError):
+    """The code of a model raised an error, or ended otherwise than by an answer."""
+
+    def __init__(self, model: str, reason: str) -> None:
+        super().__init__(f"model '{model}': {repeatable(reason)}")
+
+
+class WrongOutput(ModelFailed):
+    """The code of a model gave another output than its model promises."""
+
+    def __init__(self, model: str, tensor: str, expected: str, got: str) -> None:
+        place = f"output '{tensor}' of its code: " if tensor else "its code: "
+        super().__init__(model, f"{place}expected {expected}, got {got}")
+
+
+class MissingOutputs(ModelFailed):
+    """The code of a model gave an answer without some of its outputs."""
+
+    def __init__(self, model: str, missing: Iterable[str], got: Iterable[str]) -> None:
+        names = ", ".join(f"'{name}'" for name in missing)
+        found = ", ".join(f"'{name}'" for name in got) or "none"
+        super().__init__(model, f"its code gave no output {names}, it gave {found}")
+
+
+class Deadlock(ModelFailed):
+    """Models that call one another wait for copies of themselves, all of which wait for them."""
+
+    def __init__(self, model: str, chain: Iterable[str]) -> None:
+        super().__init__(
+            model,
+            f"deadlock: every copy of it waits for a call like this one ({' -> '.join(chain)}), "
+            "give it more copies (instance_group)",
+        )
+
+
+class ProcessLost(ModelFailed):
+    """The process that the code of a model runs in is not there, or has just been lost."""
+
+    def __init__(self, model: str, reason: str) -> None:
+        super().__init__(model, f"its process was lost, {reason}; it is started again, try again")
+
+
+class RefusedByModel(ModelFailed):
+    """The code of a model says that the request is wrong."""
+
+
+class NotFoundByModel(ModelFailed):
+    """The code of a model says that something is not there. That is never the model itself."""
+
+
+class ExistsForModel(ModelFailed):
+    """The code of a model says that something is there already."""
+
+
+class UnavailableToModel(ModelFailed):
+    """The code of a model says that something cannot be had now; it may be later."""
+
+
+class UnsupportedByModel(ModelFailed):
+    """The code of a model says that it does not do that."""
+
+
+class CancelledByModel(ModelFailed):
+    """The code of a model stopped, since the request was cancelled."""
+
+
+class UnknownToModel(ModelFailed):
+    """The code of a model does not say what is wrong."""
