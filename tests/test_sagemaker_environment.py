@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from xlaserve.errors import InvalidSettings
-from xlaserve.settings import ModelControlMode, Readiness, Settings
+from xlaserve.settings import Settings
+from xlaserve.settings_choices import ModelControlMode, Readiness
 
 MULTI = {"SAGEMAKER_MULTI_MODEL": "true"}
 

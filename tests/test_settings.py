@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from xlaserve.errors import InvalidSettings
-from xlaserve.settings import Device, ModelControlMode, Settings
+from xlaserve.settings import Settings
+from xlaserve.settings_choices import Device, ModelControlMode
 from xlaserve.settings_description import describe_settings
 
 REPOSITORY = {"XLASERVE_REPOSITORY": "/models"}

@@ -30,7 +30,8 @@ from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.infer_call import AwaitedInfer, InferCall
 from xlaserve.core.serving.inference import InferInput, InferRequest, InferResponse
 from xlaserve.errors import XlaserveError
-from xlaserve.settings import ModelControlMode, Settings
+from xlaserve.settings import Settings
+from xlaserve.settings_choices import ModelControlMode
 from xlaserve.tensors import DATATYPES, Tensor, from_bytes, to_bytes
 
 REPETITIONS = 7

@@ -20,7 +20,7 @@ from PIL import Image
 
 from xlaserve.models import jax_runtime, loaders
 from xlaserve.models.config import ModelConfig
-from xlaserve.models.export import load_exportable
+from xlaserve.models.export import Exportable, load_exportable
 from xlaserve.models.loaded import LoadContext, LoadedModel
 
 ROOT = Path(__file__).parent.parent
@@ -50,6 +50,7 @@ def make(directory: Path, exported_at: datetime) -> None:
     """Write every example model to `directory/models`, and a held-out seven to its `data`."""
     for name in MODELS:
         model = load_exportable(f"{EXAMPLES / name}.py:model")
+        assert isinstance(model, Exportable)
         path = model.write(
             directory / "models" / name / "1", exported_at=exported_at, overwrite=True
         )

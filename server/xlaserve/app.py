@@ -48,7 +48,8 @@ from xlaserve.models.loaded import Stage
 from xlaserve.models.mappings import Mappings
 from xlaserve.models.python.host import PythonHost
 from xlaserve.models.python.metrics import ModelMetrics
-from xlaserve.settings import ModelControlMode, Settings
+from xlaserve.settings import Settings
+from xlaserve.settings_choices import ModelControlMode
 from xlaserve.transport.endpoints import (
     NO_ENDPOINT,
     Endpoint,

@@ -16,6 +16,15 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 from xlaserve import sagemaker_environment
 from xlaserve.errors import InvalidSettings
 from xlaserve.settings_bounds import LARGEST, SMALLEST
+from xlaserve.settings_choices import (
+    Device,
+    Http2Engine,
+    IdInjection,
+    ModelControlMode,
+    Readiness,
+    SharedMemoryClients,
+    TypedAnswerForm,
+)
 
 ENVIRONMENT_PREFIX = "XLASERVE_"
 
@@ -26,75 +35,6 @@ _OF_KUBERNETES = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT(_\d+_\w
 """Variables that a pod has when a Service of the cluster is called `xlaserve`."""
 
 _TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-
-
-class ModelControlMode(StrEnum):
-    """Modes of deciding which models are loaded (Triton's model control)."""
-
-    NONE = "none"
-    """Every model is loaded at start; clients can change nothing."""
-    POLL = "poll"
-    """The repository is watched; changes on disk load, reload and unload."""
-    EXPLICIT = "explicit"
-    """Clients load and unload."""
-
-
-class Device(StrEnum):
-    """Kinds of devices."""
-
-    AUTO = "auto"
-    CPU = "cpu"
-    CUDA = "cuda"
-    TPU = "tpu"
-
-
-class IdInjection(StrEnum):
-    """Ways for ModelMesh to send the id of a model."""
-
-    PATH = "path"
-    """In the request message, at the path that runtimeStatus advertises, and in a header."""
-    HEADER = "header"
-    """In a header only; the message keeps the name that the client wrote."""
-
-
-class Readiness(StrEnum):
-    """Conditions of readiness."""
-
-    STARTUP = "startup"
-    """Every model that is loaded at start has been tried."""
-    MODELS = "models"
-    """And none of them is without a ready version."""
-
-
-class Http2Engine(StrEnum):
-    """HTTP/2 engines under gRPC."""
-
-    OWN = "own"
-    """The server's own engine."""
-    H2 = "h2"
-    """The h2 library, through grpclib: slower, and the reference."""
-
-
-class TypedAnswerForm(StrEnum):
-    """Answers to gRPC requests whose inputs came as typed contents."""
-
-    BOTH = "both"
-    """In typed contents and in raw_output_contents: there are clients that read only one."""
-    TYPED = "typed"
-    """In typed contents."""
-    RAW = "raw"
-    """In raw_output_contents, as a request with raw inputs is."""
-
-
-class SharedMemoryClients(StrEnum):
-    """Clients that may register shared memory and name it in requests."""
-
-    LOCAL = "local"
-    """Those on a unix socket or a loopback address."""
-    ALL = "all"
-    """All: whoever reaches the server reads and writes shared memory of its user."""
-    NONE = "none"
-    """None: the extension is turned off."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

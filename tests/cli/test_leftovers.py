@@ -9,9 +9,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
+import pytest
 from support import mesh
 from support.process import STOP_SECONDS, served
 from support.server import Serve
+
+pytestmark = pytest.mark.slow
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 
@@ -19,6 +22,7 @@ HELD = """
 import sys, time
 from xlaserve.cli import main
 from xlaserve.models import manifest
+
 write = manifest.write
 
 def hold(*arguments):

@@ -16,6 +16,8 @@ from support.process import ENVIRONMENT, START_SECONDS, STOP_SECONDS, command
 from xlaserve.transport.client import CallFailed
 from xlaserve.transport.grpc.client import Client
 
+pytestmark = pytest.mark.slow
+
 
 def full() -> int:
     """Open a device that is full."""

@@ -11,7 +11,7 @@ from support.compilations import noted_compilations
 from support.runtime import Runtime, StartRuntime
 from support.server import Serve
 
-from xlaserve.settings import ModelControlMode
+from xlaserve.settings_choices import ModelControlMode
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ from support.wire import Wire, connect, framed, request_headers
 from tritonclient.grpc import service_pb2 as pb
 
 from xlaserve.core.serving.call import Operation
-from xlaserve.settings import Http2Engine
+from xlaserve.settings_choices import Http2Engine
 
 # pyright: reportAttributeAccessIssue=false
 # protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.

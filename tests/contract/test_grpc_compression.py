@@ -1,5 +1,8 @@
 """Compression of gRPC messages both ways, with the stock clients."""
 
+# pyright: reportAttributeAccessIssue=false
+# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any

@@ -10,7 +10,7 @@ from support import identity_models
 from support.http import Answer, Connection, connect, message
 from support.server import Serve
 
-from xlaserve.transport.rest import infer_lane
+from xlaserve.transport.rest import fast_infer
 
 LENGTH = "Inference-Header-Content-Length"
 NUMBERS = np.array([1.5, np.nan, np.inf, -np.inf], np.float64)
@@ -85,7 +85,7 @@ async def test_bytes_that_are_not_text(client: Connection, *, strict: bool) -> N
 async def test_answers_that_are_written_in_a_thread(
     client: Connection, monkeypatch: pytest.MonkeyPatch, *, strict: bool
 ) -> None:
-    monkeypatch.setattr(infer_lane, "INLINE_BYTES", 0)
+    monkeypatch.setattr(fast_infer, "INLINE_BYTES", 0)
     answers = await ask(client, "FP64", len(NUMBERS), NUMBERS.tobytes())
 
     assert [406 if strict else 200] * 3 == [answer.status for answer in answers]

@@ -17,7 +17,7 @@ from support.server import Serve
 from support.shelf import addition, export_adder
 
 from xlaserve.models import loaders
-from xlaserve.settings import ModelControlMode
+from xlaserve.settings_choices import ModelControlMode
 
 MODELS, FIT = 40, 10
 """How many there are, and for how many there is nearly memory."""

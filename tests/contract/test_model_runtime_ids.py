@@ -12,7 +12,7 @@ from support.runtime import Runtime, StartRuntime
 from support.shelf import Shelf, addition, sums
 from support.wire import base64_unpadded, connect, request_headers
 
-from xlaserve.settings import Http2Engine
+from xlaserve.settings_choices import Http2Engine
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 

@@ -14,7 +14,8 @@ from tritonclient.utils import InferenceServerException
 
 from xlaserve.core.residence import listing
 from xlaserve.errors import InvalidSettings, RepositoryUnreadable
-from xlaserve.settings import ModelControlMode, Readiness, Settings
+from xlaserve.settings import Settings
+from xlaserve.settings_choices import ModelControlMode, Readiness
 
 IDENTITY = """
     backend: "identity"

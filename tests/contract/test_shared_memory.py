@@ -1,5 +1,8 @@
 """The system shared memory extension, with the stock clients over both transports."""
 
+# pyright: reportAttributeAccessIssue=false
+# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+
 import asyncio
 import gc
 import os

@@ -16,7 +16,7 @@ pytest.importorskip("onnx", reason="onnx is not installed")
 import tritonclient.grpc.aio as triton
 import tritonclient.http.aio as triton_http
 from onnx import TensorProto
-from support.onnx_models import model, node, save
+from support.onnx_models import Inputs, model, node, save
 from support.server import serving
 
 FLOAT, INT8, INT32 = TensorProto.FLOAT, TensorProto.INT8, TensorProto.INT32
@@ -61,7 +61,7 @@ def models() -> dict[str, tuple[Any, str]]:
     batched = f"{onnx} max_batch_size: 8\n"
     one = tensors("input", "x", "TYPE_INT32", "1") + tensors("output", "y", "TYPE_INT32", "1")
     controls = control("START", "START") + control("READY", "READY")
-    of_sequence = dict.fromkeys(("x", "START", "READY"), (INT32, ("n", 1)))
+    of_sequence: Inputs = dict.fromkeys(("x", "START", "READY"), (INT32, ("n", 1)))
     rows = ("n", 4)
     return {
         "simple": (

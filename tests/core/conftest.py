@@ -19,7 +19,8 @@ from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.stations.table import ExecutionPolicy, Stations
 from xlaserve.core.threads.workers import Workers
-from xlaserve.settings import ModelControlMode, Settings
+from xlaserve.settings import Settings
+from xlaserve.settings_choices import ModelControlMode
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ from xlaserve.app import Application
 from xlaserve.core.serving.inference import InferInput, InferRequest
 from xlaserve.models.jax_export import JaxExportModel
 from xlaserve.models.loaded import Value
-from xlaserve.settings import ModelControlMode, Settings
+from xlaserve.settings import Settings
+from xlaserve.settings_choices import ModelControlMode
 from xlaserve.tensors import DATATYPES
 
 ROUNDS = 3

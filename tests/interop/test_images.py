@@ -8,9 +8,10 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import pytest_asyncio
 import tritonclient.grpc.aio as triton
 from PIL import Image
-from support.server import Serve
+from support.server import serving
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
@@ -28,16 +29,19 @@ def as_jpeg() -> bytes:
     return data.getvalue()
 
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 FILES = pytest.mark.parametrize("image", [SEVEN.read_bytes(), as_jpeg()], ids=["PNG", "JPEG"])
 
 
-@pytest.fixture
-async def url(serve: Serve, example_models: Path) -> AsyncIterator[str]:
-    async with serve(example_models, load_model=("digits",)) as server:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def url(tmp_path_factory: pytest.TempPathFactory, example_models: Path) -> AsyncIterator[str]:
+    scratch = tmp_path_factory.mktemp("scratch")
+    async with serving(scratch, example_models, load_model=("digits",)) as server:
         yield server.url
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def client(url: str) -> AsyncIterator[Any]:
     async with triton.InferenceServerClient(url) as connection:
         yield connection

@@ -10,8 +10,9 @@ from typing import TypedDict
 
 import jax.monitoring
 import numpy as np
+from support.plain_models import load_plain
 
-from xlaserve.models import jax_export, jax_runtime, sites
+from xlaserve.models import jax_runtime, sites
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_message import config_of
 from xlaserve.models.jax_export import JaxExportModel
@@ -51,7 +52,7 @@ class Seen(TypedDict):
 def look(directory: Path, name: str, compiled: list[str]) -> Seen:
     """Load in one placement, execute 1, 3 and 4 rows on each replica, and let it go."""
     compiled.clear()
-    model = jax_export.load(directory, LoadContext("m", "1", _config(name)))
+    model = load_plain(directory, LoadContext("m", "1", _config(name)))
     count, memory = len(compiled), model.info.memory
     expected = np.load(directory.parent / "expected.npy")
     rows = np.load(directory.parent / "x.npy")

@@ -14,9 +14,10 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from support.plain_models import load_plain
 
 from xlaserve.errors import InvalidModel, LoadCancelled, OutOfMemory
-from xlaserve.models import jax_export, programs
+from xlaserve.models import programs
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.jax_export import JaxExportModel
 from xlaserve.models.loaded import LoadContext, LoadedModel, Stage
@@ -30,7 +31,7 @@ def model(affine_directory: Path, compilations: list[str]) -> Iterator[JaxExport
     """The affine model, ready to serve: two of its five buckets are compiled."""
     compilations.clear()
     context = LoadContext("m", "1", ModelConfig(), background_compile=True)
-    loaded = jax_export.load(affine_directory, context)
+    loaded = load_plain(affine_directory, context)
     yield loaded
     loaded.close()
 
@@ -173,7 +174,7 @@ def test_close_ends_the_rest_and_leaves_nothing(affine_directory: Path) -> None:
     gc.collect()
     before = len(jax.live_arrays())
     context = LoadContext("m", "1", ModelConfig(), background_compile=True)
-    model = jax_export.load(affine_directory, context)
+    model = load_plain(affine_directory, context)
     leaves = [weakref.ref[object](leaf) for copy in model._copies for leaf in copy.leaves]
     compiling, closing = threading.Event(), threading.Event()
 

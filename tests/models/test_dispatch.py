@@ -10,9 +10,9 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from support.plain_models import load_plain
 
 from xlaserve.errors import OutOfMemory
-from xlaserve.models import jax_export
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.jax_export import JaxExportModel
 from xlaserve.models.loaded import IN_FLIGHT, LoadContext, LoadedModel
@@ -31,7 +31,7 @@ def accelerated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def loaded(directory: Path, **parameters: str) -> JaxExportModel:
-    return jax_export.load(directory, LoadContext("m", "1", ModelConfig(parameters=parameters)))
+    return load_plain(directory, LoadContext("m", "1", ModelConfig(parameters=parameters)))
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import jax
 import jax.monitoring
 import numpy as np
 import pytest
+from support.plain_models import load_plain
 
 from xlaserve.errors import InvalidModel, InvalidTensor, OutOfMemory
 from xlaserve.models import jax_export, outputs, programs
@@ -320,7 +321,7 @@ def test_resident_of_another_kind_is_fetched(affine_model: LoadedModel, run: Run
 def test_nothing_is_left_of_a_closed_model(affine_directory: Path) -> None:
     gc.collect()
     before = len(jax.live_arrays())
-    model = jax_export.load(affine_directory, LoadContext("m", "1", ModelConfig()))
+    model = load_plain(affine_directory, LoadContext("m", "1", ModelConfig()))
     (copy,) = model._copies
     watched = [weakref.ref[object](leaf) for leaf in copy.leaves]
     watched += [weakref.ref[object](program.call) for program in copy.programs]

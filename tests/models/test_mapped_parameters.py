@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from support.plain_models import load_plain
 
 from xlaserve.errors import InvalidModel
 from xlaserve.models import jax_export, programs
@@ -45,7 +46,7 @@ def _mappings(directory: Path) -> list[range]:
 
 def test_arrays_on_the_cpu_are_the_file(directory: Path) -> None:
     """Nothing is copied; and an unload lets go of the file."""
-    model = jax_export.load(directory, CONTEXT)
+    model = load_plain(directory, CONTEXT)
     (mapping,) = _mappings(directory)
 
     (copy,) = model._copies

@@ -54,6 +54,7 @@ def test_versions_are_those_that_can_be_installed() -> None:
     assert _numbers(jax.__version__)[:2] <= max(map(_numbers, VERSIONS))[:2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_model_of_any_jax_answers_as_it_did(load: Load, run: Run, version: str, name: str) -> None:

@@ -23,6 +23,7 @@ _BRANCHES = "If"
 
 REASONS = (
     ("datatype ", "a datatype that the V2 protocol does not have"),
+    ("are texts, which JAX", "texts"),
     ("is no tensor", "sequences and optionals"),
     ("no sequences", "sequences and optionals"),
     ("of a kind that is not implemented", "sequences and optionals"),

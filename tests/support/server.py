@@ -9,7 +9,8 @@ from typing import Any
 from support.engines import ENGINE
 from xlaserve.app import Application
 from xlaserve.core.serving.stations.table import KINDS, Candidate
-from xlaserve.settings import ModelControlMode, Settings
+from xlaserve.settings import Settings
+from xlaserve.settings_choices import ModelControlMode
 
 
 @dataclass(frozen=True)

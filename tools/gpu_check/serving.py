@@ -17,7 +17,8 @@ from grpclib.client import Channel
 from gpu_check.device import Device, Options
 from gpu_check.findings import Finding, judged, measured, unknown
 from xlaserve.app import Application
-from xlaserve.settings import ModelControlMode, Settings
+from xlaserve.settings import Settings
+from xlaserve.settings_choices import ModelControlMode
 from xlaserve.tensors import Tensor, TensorSpec
 from xlaserve.transport.address import parse_address
 from xlaserve.transport.client import ServerClient

@@ -12,7 +12,8 @@ from xlaserve.core.residence.readiness import Readiness
 from xlaserve.core.residence.runtime import ModelRuntime
 from xlaserve.core.serving.models_api import Models
 from xlaserve.models import loaders
-from xlaserve.settings import IdInjection, Settings
+from xlaserve.settings import Settings
+from xlaserve.settings_choices import IdInjection
 from xlaserve.transport.endpoints import (
     Listener,
 )

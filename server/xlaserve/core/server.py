@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Self
 
-from xlaserve.settings import Settings, SharedMemoryClients
+from xlaserve.settings import Settings
+from xlaserve.settings_choices import SharedMemoryClients
 
 NAME = "xlaserve"
 

@@ -289,12 +289,13 @@ class JaxExportModel:
             self._check_open()
             check_cancelled()
 
+        def of_all(stage: Stage) -> None:
+            on_stage(Stage(stage.name, steps - len(self._rest) + 1, steps))
+
         steps = len(self._rest)
         try:
             with invalid_model(self._model, manifest.ARTIFACT):
-                while self._compile_one(
-                    check, partial(_numbered, on_stage, steps - len(self._rest) + 1, steps)
-                ):
+                while self._compile_one(check, of_all):
                     pass
         except LoadCancelled:
             if not self._closed:
@@ -476,11 +477,6 @@ def _find_difference(
     (sizes,) = tried.combinations
     inputs = tried.specs(signature.inputs, sizes)
     return neighbours.find_difference(compiler.run_on(sizes), inputs, signature.outputs)
-
-
-def _numbered(on_stage: Callable[[Stage], None], step: int, steps: int, stage: Stage) -> None:
-    """Report a stage of one bucket as one of all that are left."""
-    on_stage(Stage(stage.name, step, steps))
 
 
 def _rows(value: Value) -> int:

@@ -24,7 +24,7 @@ from xlaserve.errors import (
     OutOfSpace,
     TooLarge,
 )
-from xlaserve.settings import ModelControlMode, Readiness
+from xlaserve.settings_choices import ModelControlMode, Readiness
 from xlaserve.tensors import DATATYPES
 
 ONE = np.ones((1, 2), np.float32)

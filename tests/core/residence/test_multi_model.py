@@ -25,7 +25,7 @@ from xlaserve.errors import (
     ModelNotFound,
     OutOfMemory,
 )
-from xlaserve.settings import ModelControlMode
+from xlaserve.settings_choices import ModelControlMode
 
 Unpack = Callable[..., str]
 """Writes a version directory below the directory of all archives and returns the url."""

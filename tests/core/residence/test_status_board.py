@@ -5,7 +5,7 @@ from support.clock import HandClock
 from support.core import AddModel, Core, MakeCore
 
 from xlaserve.core.residence.status_board import MAX_ROWS, REPOSITORY_SECONDS, StatusBoard
-from xlaserve.settings import ModelControlMode
+from xlaserve.settings_choices import ModelControlMode
 
 
 @pytest.fixture

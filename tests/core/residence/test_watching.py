@@ -15,7 +15,7 @@ from structlog.testing import LogCapture
 from support.core import AddModel, Core, MakeCore, World
 
 from xlaserve.errors import RepositoryUnreadable
-from xlaserve.settings import ModelControlMode, Readiness
+from xlaserve.settings_choices import ModelControlMode, Readiness
 
 ODD: Mapping[str, str] = {
     "loop": "it cannot be read: Too many levels of symbolic links",

@@ -17,6 +17,8 @@ from xlaserve.models.targets import wheels
 from xlaserve.models.targets.compiling import Compilers
 from xlaserve.models.targets.jobs import Compiled, Job
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def compilers() -> Iterator[Compilers]:

@@ -12,7 +12,7 @@ from support.protobuf import Google
 
 from xlaserve.core.serving.inference import InferOutput, InferResponse
 from xlaserve.errors import InvalidTensor
-from xlaserve.settings import TypedAnswerForm
+from xlaserve.settings_choices import TypedAnswerForm
 from xlaserve.tensors import BYTES, DATATYPES, Datatype, to_bytes
 from xlaserve.transport.bounded_cache import BoundedCache
 from xlaserve.transport.grpc.codec import WireCodec

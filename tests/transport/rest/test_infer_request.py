@@ -402,8 +402,8 @@ def test_an_input_in_shared_memory_takes_no_bytes_of_the_body() -> None:
     message = refusal(InvalidTensor, {"inputs": [tensor | {"data": [1, 2]}]})
     assert "expected one of data, binary_data_size and shared_memory_region" in message
     assert "got data and shared_memory_region" in message
-    tensor["parameters"]["binary_data_size"] = 8
-    message = refusal(InvalidTensor, {"inputs": [tensor]})
+    both = {"shared_memory_region": "r", "binary_data_size": 8}
+    message = refusal(InvalidTensor, {"inputs": [tensor | {"parameters": both}]})
     assert "got binary_data_size and shared_memory_region" in message
 
 

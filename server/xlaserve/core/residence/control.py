@@ -30,7 +30,8 @@ from xlaserve.errors import (
     ShuttingDown,
     XlaserveError,
 )
-from xlaserve.settings import ModelControlMode, Settings
+from xlaserve.settings import Settings
+from xlaserve.settings_choices import ModelControlMode
 
 _NOTHING: Mapping[str, LoadParameter] = MappingProxyType({})
 _PLAIN = LoadParameters()

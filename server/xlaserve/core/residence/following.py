@@ -14,7 +14,8 @@ from xlaserve.errors import (
     StartFailed,
     XlaserveError,
 )
-from xlaserve.settings import ModelControlMode, Readiness, Settings
+from xlaserve.settings import Settings
+from xlaserve.settings_choices import ModelControlMode, Readiness
 from xlaserve.temporary import remove_leftovers
 
 EVERY_MODEL = "*"

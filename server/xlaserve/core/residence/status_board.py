@@ -10,7 +10,7 @@ from xlaserve.core.residence.lifecycle import State
 from xlaserve.core.residence.monitor import StatusRow, status_rows
 from xlaserve.core.residence.registry import Registry
 from xlaserve.core.serving.statistics import REQUEST_BOUNDS_NS
-from xlaserve.settings import ModelControlMode
+from xlaserve.settings_choices import ModelControlMode
 
 MAX_ROWS = 2000
 """Rows of one reading: a repository may hold more models than anybody can look at."""

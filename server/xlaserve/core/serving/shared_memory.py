@@ -27,7 +27,8 @@ from xlaserve.errors import (
     SwitchedOff,
     TooManyRegions,
 )
-from xlaserve.settings import Settings, SharedMemoryClients
+from xlaserve.settings import Settings
+from xlaserve.settings_choices import SharedMemoryClients
 from xlaserve.tensors import Buffer, Octets, Tensor
 
 DIRECTORY = Path("/dev/shm")

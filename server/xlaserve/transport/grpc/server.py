@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeAlias
 
-from xlaserve.settings import Http2Engine
+from xlaserve.settings_choices import Http2Engine
 from xlaserve.transport.grpc.grpclib_stream import GrpclibConnection
 from xlaserve.transport.grpc.h2_engine import CheckingHandler, H2Engine
 from xlaserve.transport.grpc.handler import RequestHandler

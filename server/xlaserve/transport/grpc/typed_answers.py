@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from xlaserve.core.serving.inference import InferOutput, PlacedOutput
 from xlaserve.errors import TooLarge
-from xlaserve.settings import TypedAnswerForm
+from xlaserve.settings_choices import TypedAnswerForm
 from xlaserve.tensors import BYTES, encoded_elements
 from xlaserve_proto import inference as pb
 

@@ -1,0 +1,72 @@
+"""The settings that are one of a few words, with what each word stands for."""
+
+from enum import StrEnum
+
+
+class ModelControlMode(StrEnum):
+    """Modes of deciding which models are loaded (Triton's model control)."""
+
+    NONE = "none"
+    """Every model is loaded at start; clients can change nothing."""
+    POLL = "poll"
+    """The repository is watched; changes on disk load, reload and unload."""
+    EXPLICIT = "explicit"
+    """Clients load and unload."""
+
+
+class Device(StrEnum):
+    """Kinds of devices."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+    TPU = "tpu"
+
+
+class IdInjection(StrEnum):
+    """Ways for ModelMesh to send the id of a model."""
+
+    PATH = "path"
+    """In the request message, at the path that runtimeStatus advertises, and in a header."""
+    HEADER = "header"
+    """In a header only; the message keeps the name that the client wrote."""
+
+
+class Readiness(StrEnum):
+    """Conditions of readiness."""
+
+    STARTUP = "startup"
+    """Every model that is loaded at start has been tried."""
+    MODELS = "models"
+    """And none of them is without a ready version."""
+
+
+class Http2Engine(StrEnum):
+    """HTTP/2 engines under gRPC."""
+
+    OWN = "own"
+    """The server's own engine."""
+    H2 = "h2"
+    """The h2 library, through grpclib: slower, and the reference."""
+
+
+class TypedAnswerForm(StrEnum):
+    """Answers to gRPC requests whose inputs came as typed contents."""
+
+    BOTH = "both"
+    """In typed contents and in raw_output_contents: there are clients that read only one."""
+    TYPED = "typed"
+    """In typed contents."""
+    RAW = "raw"
+    """In raw_output_contents, as a request with raw inputs is."""
+
+
+class SharedMemoryClients(StrEnum):
+    """Clients that may register shared memory and name it in requests."""
+
+    LOCAL = "local"
+    """Those on a unix socket or a loopback address."""
+    ALL = "all"
+    """All: whoever reaches the server reads and writes shared memory of its user."""
+    NONE = "none"
+    """None: the extension is turned off."""
