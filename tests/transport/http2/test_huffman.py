@@ -7,7 +7,7 @@ from hpack.exceptions import HPACKDecodingError
 from hpack.huffman import HuffmanEncoder
 from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 from hpack.huffman_table import decode_huffman
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from xlaserve.transport.http2 import huffman
@@ -140,6 +140,9 @@ DAMAGED = st.builds(
 )
 MARKS = [b"09,", b"=9,", b"E9,", b"Uo(", b"wa'", b"&a'", b"X1#", b"!a'"]
 
+PIECES = [huffman._MARK, encode(b"0\0"), encode(b"\xff"), b"\xff" * 2, b"\xff\xff\xb1", b"\x07"]
+"""A NUL, what ends a block of DEFLATE, and what the mark is made of."""
+
 
 def _flipped(data: bytes, place: int, bit: int) -> bytes:
     octets = bytearray(data)
@@ -162,10 +165,13 @@ def all_of(strings: list[bytes]) -> list[bytes] | None:
         | TEXT.map(str.encode).map(encode)
         | st.tuples(TEXT, st.sampled_from(MARKS)).map(lambda two: encode(two[0].encode() + two[1]))
         | DAMAGED
+        | st.lists(st.sampled_from(PIECES), max_size=4).map(b"".join)
         | st.binary(max_size=20),
         max_size=5,
     )
 )
+@example([huffman._MARK, b"\xff\xff\xb1"])  # a NUL too many, and one that is not read
+@example([b"", huffman._MARK, b"\xff\xff\xff\xff"])
 def test_strings_are_decoded_at_once_as_one_by_one(strings: list[bytes]) -> None:
     """Malformed ones too: the mark between two of them says where each ends."""
     each = [expected(string) for string in strings]

@@ -53,9 +53,11 @@ def decode_all(strings: Sequence[bytes]) -> list[bytes]:
     inflater = _INFLATER.copy()
     data = _MARK.join((*strings, b"")).translate(_REVERSED)
     octets = inflater.decompress(data, 2 * len(data))
-    found: list[bytes] = _MARKED.findall(octets)
-    if len(found) == len(strings) == octets.count(b"\0"):
-        return found
+    # A longer symbol ends the block: a NUL of a string may stand for that of a mark behind it.
+    if not inflater.eof:
+        found: list[bytes] = _MARKED.findall(octets)
+        if len(found) == len(strings) == octets.count(b"\0"):
+            return found
     return list(map(decode, strings))
 
 
@@ -88,9 +90,9 @@ _MARK = bytes.fromhex("03ff5ff8")
 """Separates strings that are decoded in one go: 0000001111111111010, and the code of NUL.
 
 The first 19 bits synchronise: from whatever bits of a symbol they follow, they end with one. So NUL
-is found behind every string. If there are no more of them, each is the end of one string; and the
-three symbols before it are those that the bits make of padding, of up to seven ones, and of
-nothing else: what is before these is all of a string that is not malformed.
+is found behind every string that is read. If all are read, and there are no more of them, each is
+the end of one string; and the three symbols before it are those that the bits make of padding, of
+up to seven ones, and of nothing else: before these is all of a string that is not malformed.
 """
 _MARKED = re.compile(rb"([^\0]*)(?:09,|=9,|E9,|Uo\(|wa'|&a'|X1#|!a')\0")
 """A string and its mark, by the ones of padding: none to seven."""
