@@ -6,16 +6,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tritonclient.grpc.aio as triton
-from support import asking, python_models
+from support import python_models
 from support.asking import Client, given
-from support.python_models import write
+from support.python_models import Start, starting, write
 from support.server import Serve
 from tritonclient.utils import InferenceServerException
 
@@ -59,16 +58,8 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def start(serve: Serve, root: Path) -> Any:
-    """Run a server that allows Python models, with all there are loaded, and a client of it."""
-
-    @asynccontextmanager
-    async def run(**settings: Any) -> AsyncIterator[Client]:
-        defaults = {"load_model": ("*",), "allow_python_models": True}
-        async with serve(root, **defaults | settings) as server, asking.client(server) as client:
-            yield client
-
-    return run
+def start(serve: Serve, root: Path) -> Start:
+    return starting(serve, root)
 
 
 def what(number: int) -> "np.ndarray[Any, Any]":

@@ -3,16 +3,13 @@
 import asyncio
 import builtins
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support import asking, python_models
-from support.asking import Client
-from support.python_models import write, write_function
+from support import python_models
+from support.python_models import Start, starting, write, write_function
 from support.server import Serve
 
 SYNC = """
@@ -33,16 +30,8 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def start(serve: Serve, root: Path) -> Any:
-    """Run a server that allows Python models, with all there are loaded, and a client of it."""
-
-    @asynccontextmanager
-    async def run(**settings: Any) -> AsyncIterator[Client]:
-        defaults = {"load_model": ("*",), "allow_python_models": True}
-        async with serve(root, **defaults | settings) as server, asking.client(server) as client:
-            yield client
-
-    return run
+def start(serve: Serve, root: Path) -> Start:
+    return starting(serve, root)
 
 
 def call(root: Path, name: str, body: str, kind: str = SYNC, more: str = "") -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,9 @@ import numpy as np
 import pytest
 import tritonclient.grpc.aio as triton
 import tritonclient.http as triton_http
-from support import asking, python_models
-from support.asking import Client, given
-from support.python_models import write, write_function
+from support import python_models
+from support.asking import given
+from support.python_models import Start, starting, write, write_function
 from support.server import Serve
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples" / "python_models"
@@ -25,16 +24,8 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def start(serve: Serve, root: Path) -> Any:
-    """Run a server that allows Python models, with all there are loaded, and a client of it."""
-
-    @asynccontextmanager
-    async def run(load: str = "*", **settings: Any) -> AsyncIterator[Client]:
-        defaults = {"load_model": (load,), "allow_python_models": True}
-        async with serve(root, **defaults | settings) as server, asking.client(server) as client:
-            yield client
-
-    return run
+def start(serve: Serve, root: Path) -> Start:
+    return starting(serve, root)
 
 
 ones = np.ones(2, np.float32)

@@ -3,16 +3,14 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tritonclient.grpc.aio as triton
-from support import asking
-from support.asking import Client, given
-from support.python_models import write
+from support.asking import given
+from support.python_models import Start, starting, write
 from support.server import Serve
 
 BEGIN = "import json\nimport numpy as np\nimport triton_python_backend_utils as pb_utils\n\n"
@@ -73,16 +71,8 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def start(serve: Serve, root: Path) -> Any:
-    """Run a server that allows Python models, with all there are loaded, and a client of it."""
-
-    @asynccontextmanager
-    async def run(**settings: Any) -> AsyncIterator[Client]:
-        defaults = {"load_model": ("*",), "allow_python_models": True}
-        async with serve(root, **defaults | settings) as server, asking.client(server) as client:
-            yield client
-
-    return run
+def start(serve: Serve, root: Path) -> Start:
+    return starting(serve, root)
 
 
 def model(root: Path, name: str, code: str, config: str = ONE) -> Path:

@@ -1,8 +1,16 @@
 """Models that are Python code, written into repositories of tests."""
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from textwrap import dedent
+from typing import Any, TypeAlias
+
+from support import asking
+from support.asking import Client
+from support.server import Serve
+
+Start: TypeAlias = Callable[..., AbstractAsyncContextManager[Client]]
 
 OWN = "from xlaserve import Context, InferenceError, PythonModel, Request\nimport numpy as np\n\n"
 """How a model.py of our own interface begins."""
@@ -38,3 +46,18 @@ def write_function(root: Path, name: str, body: str, config: str = VECTORS) -> P
     lines = "\n".join("        " + line for line in dedent(body).strip().splitlines())
     begin = "class Model(PythonModel):\n    def infer(self, inputs):\n        x = inputs['x']\n"
     return write(root, name, f"{begin}{lines}\n", config)
+
+
+def starting(serve: Serve, root: Path) -> Start:
+    """Return what runs a server that allows Python models, with all of a repository loaded.
+
+    The block has a client of it.
+    """
+
+    @asynccontextmanager
+    async def run(load: str = "*", **settings: Any) -> AsyncIterator[Client]:
+        defaults = {"load_model": (load,), "allow_python_models": True}
+        async with serve(root, **defaults | settings) as server, asking.client(server) as client:
+            yield client
+
+    return run

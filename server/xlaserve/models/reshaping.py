@@ -1,11 +1,12 @@
 """Models whose clients see other shapes than they do: `reshape` of a configuration."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from xlaserve.errors import InvalidModel
+from xlaserve.models.around import AroundModel
 from xlaserve.models.config import ConfigTensor, ModelConfig
 from xlaserve.models.handling import Handling
 from xlaserve.models.loaded import (
@@ -16,7 +17,6 @@ from xlaserve.models.loaded import (
     LoadedModel,
     ModelInfo,
     OnDemand,
-    Stage,
     Value,
 )
 from xlaserve.tensors import Shape, Tensor, TensorSpec
@@ -96,7 +96,7 @@ class _ReshapedExecutable:
         return self._shapes.returned(outputs)
 
 
-class ReshapedModel(_ReshapedExecutable):
+class ReshapedModel(AroundModel, _ReshapedExecutable):
     """A model whose tensors are reshaped on their way in and out (a LoadedModel)."""
 
     def __init__(self, inner: LoadedModel, config: ModelConfig) -> None:
@@ -128,11 +128,6 @@ class ReshapedModel(_ReshapedExecutable):
         """Return how many rows to gather at most."""
         return self._inner.batch_limit
 
-    @property
-    def next_bucket_bytes(self) -> Mapping[str, int]:
-        """Return what the next step of `compile_rest` may add."""
-        return self._inner.next_bucket_bytes
-
     def expected_seconds(self, rows: int) -> float:
         """Return what the warm-up measured."""
         return self._inner.expected_seconds(rows)
@@ -140,22 +135,6 @@ class ReshapedModel(_ReshapedExecutable):
     def padded_rows(self, rows: int) -> int:
         """Return the size of the bucket that so many rows run in."""
         return self._inner.padded_rows(rows)
-
-    def compile_rest(
-        self,
-        check_cancelled: Callable[[], None] = lambda: None,
-        on_stage: Callable[[Stage], None] = lambda stage: None,
-    ) -> None:
-        """Compile what the load left out. Blocks."""
-        self._inner.compile_rest(check_cancelled, on_stage)
-
-    def stop(self) -> None:
-        """Compile nothing more."""
-        self._inner.stop()
-
-    def close(self) -> None:
-        """Drop every buffer and executable."""
-        self._inner.close()
 
 
 class _ReshapedOnDemand:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from xlaserve.errors import InvalidModel, InvalidParameter
+from xlaserve.models.around import AroundModel
 from xlaserve.models.handling import Handling
 from xlaserve.models.jax_export import JaxExportModel
 from xlaserve.models.loaded import (
@@ -31,7 +32,7 @@ INITIAL_STATE = "initial_state"
 """The directory beside the versions of a model with the files of its initial states."""
 
 
-class SequenceModel:
+class SequenceModel(AroundModel):
     """A model whose clients see neither its controls nor its states (a SequentialModel)."""
 
     on_demand = None
@@ -157,11 +158,6 @@ class SequenceModel:
 
     # --- the rest of a loaded model ---
 
-    @property
-    def next_bucket_bytes(self) -> Mapping[str, int]:
-        """Return what the next step of `compile_rest` may add, in bytes by device."""
-        return self._inner.next_bucket_bytes
-
     def prepare(self) -> None:
         """Compile what reads and writes the states of batches of every size that there is."""
         if self._states is not None:
@@ -176,18 +172,14 @@ class SequenceModel:
         on_stage: Callable[[Stage], None] = lambda stage: None,
     ) -> None:
         """Compile and warm what the load left out. Blocks."""
-        self._inner.compile_rest(check_cancelled, on_stage)
+        super().compile_rest(check_cancelled, on_stage)
         self.prepare()
-
-    def stop(self) -> None:
-        """Compile nothing more."""
-        self._inner.stop()
 
     def close(self) -> None:
         """Drop the states and the model."""
         if self._states is not None:
             self._states.clear()
-        self._inner.close()
+        super().close()
 
 
 def wrap(inner: LoadedModel, directory: Path, context: LoadContext) -> SequenceModel:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from xlaserve.errors import InvalidModel, InvalidTensor
+from xlaserve.models.around import AroundModel
 from xlaserve.models.config import ConfigTensor, ModelConfig
-from xlaserve.models.loaded import LoadedModel, ModelInfo, Stage, Value
+from xlaserve.models.loaded import LoadedModel, ModelInfo, Value
 from xlaserve.models.manifest import Manifest
 from xlaserve.models.onnx.texts import BYTES, Texts
 from xlaserve.tensors import Datatype, Tensor, TensorSpec
@@ -44,7 +45,7 @@ def with_numbers(config: ModelConfig, texts: Texts, described: Manifest) -> Mode
     )
 
 
-class TextModel:
+class TextModel(AroundModel):
     """Reads and writes the texts of a model, on the host and in a thread.
 
     No request is put together with another: a text that is no number fails its own request alone.
@@ -96,27 +97,6 @@ class TextModel:
     def padded_rows(self, rows: int) -> int:
         """Return the rows as they are."""
         return rows
-
-    @property
-    def next_bucket_bytes(self) -> Mapping[str, int]:
-        """Return what the next step of `compile_rest` may add, in bytes by device."""
-        return self._inner.next_bucket_bytes
-
-    def compile_rest(
-        self,
-        check_cancelled: Callable[[], None] = lambda: None,
-        on_stage: Callable[[Stage], None] = lambda stage: None,
-    ) -> None:
-        """Compile and warm what a load with `background_compile` left out. Blocks."""
-        self._inner.compile_rest(check_cancelled, on_stage)
-
-    def stop(self) -> None:
-        """Compile nothing more."""
-        self._inner.stop()
-
-    def close(self) -> None:
-        """Drop every buffer and executable."""
-        self._inner.close()
 
 
 def _shown(spec: TensorSpec, is_text: bool) -> TensorSpec:

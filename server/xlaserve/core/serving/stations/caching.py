@@ -8,6 +8,7 @@ from xlaserve.core.serving.call import Observer
 from xlaserve.core.serving.infer_call import Executed, InferCall, Relayed
 from xlaserve.core.serving.inference import InferOutput, InferResponse
 from xlaserve.core.serving.response_cache import Key, Section, input_bytes, key_of
+from xlaserve.core.serving.stations.around import Around
 from xlaserve.core.serving.stations.relay import Relay
 from xlaserve.core.serving.stations.station import Served, Station, Working
 from xlaserve.core.threads.host import HostThreads
@@ -16,7 +17,7 @@ _INLINE_BYTES = 1 << 16
 """Inputs whose key is made on the event loop: in some 50 us. That of longer ones is in a thread."""
 
 
-class Caching:
+class Caching(Around):
     """Answers from the cache, and has the station within execute what is not there, once at a time.
 
     Equal calls in flight share one execution: a flight. The first of them is the leader, and counts
@@ -35,7 +36,7 @@ class Caching:
         counting: Observer,
         now_ns: Callable[[], int],
     ) -> None:
-        self.within = within
+        super().__init__(within)
         self._section = section
         self._names = tuple(spec.name for spec in instance.info.inputs)
         self._instance = instance
@@ -43,11 +44,6 @@ class Caching:
         self._counting = counting
         self._now_ns = now_ns
         self._flights: dict[Key, _Flight] = {}
-
-    @property
-    def pending(self) -> int:
-        """Return how many executions wait to begin."""
-        return self.within.pending
 
     def begin(self, call: InferCall) -> None:
         """Answer a call from the cache, or have it executed; raises as the station within does."""
@@ -59,19 +55,6 @@ class Caching:
         else:
             begun = self._now_ns()
             self._begin(call, key_of(call, self._names), begun)
-
-    def renew(self, within: Station) -> None:
-        """Have another station execute from now on; what waits in the one before moves there."""
-        before, self.within = self.within, within
-        for relay in before.retire():
-            try:
-                within.begin(relay)
-            except Exception as error:
-                relay.fail(error)
-
-    def retire(self) -> Sequence[InferCall]:
-        """Return nothing: it is never replaced, what is within is."""
-        return ()
 
     def _begin_later(self, call: InferCall) -> None:
         """Begin once a thread has made the key of a call with long inputs."""

@@ -1,20 +1,20 @@
 """Answers in the order of the requests (a Station around another): `preserve_ordering`."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from functools import partial
 
 from xlaserve.core.serving.answers import answer_with, deliver
 from xlaserve.core.serving.call import Observer
 from xlaserve.core.serving.infer_call import InferCall, Relayed
 from xlaserve.core.serving.inference import InferResponse
+from xlaserve.core.serving.stations.around import Around
 from xlaserve.core.serving.stations.relay import Relay
 from xlaserve.core.serving.stations.station import Station
 
 _Result = tuple[Relay, InferResponse | BaseException]
 
 
-class Ordered:
+class Ordered(Around):
     """Has the station within execute, and answers each call behind those that came before it.
 
     An error is an answer. A call that has ended, whose client cancelled or whose deadline passed,
@@ -22,18 +22,13 @@ class Ordered:
     """
 
     def __init__(self, within: Station, counting: Observer) -> None:
-        self.within = within
+        super().__init__(within)
         self._counting = counting
         self._order: OrderedDict[InferCall, Relay] = OrderedDict()
         """The calls that are not answered, and who is executed for each."""
         self._results: dict[InferCall, _Result] = {}
         """Results that wait for those of calls before them."""
         self._is_answering = False
-
-    @property
-    def pending(self) -> int:
-        """Return how many executions wait to begin."""
-        return self.within.pending
 
     def begin(self, call: InferCall) -> None:
         """Have a call executed; raises as the station within does."""
@@ -53,19 +48,6 @@ class Ordered:
         if relay is not None:
             relay.cancel("nobody waits for the answer")
             self._answer()
-
-    def renew(self, within: Station) -> None:
-        """Have another station execute from now on; what waits in the one before moves there."""
-        before, self.within = self.within, within
-        for relay in before.retire():
-            try:
-                within.begin(relay)
-            except Exception as error:
-                relay.fail(error)
-
-    def retire(self) -> Sequence[InferCall]:
-        """Return nothing: it is never replaced, what is within is."""
-        return ()
 
     def _completed(
         self, call: InferCall, relay: Relay, result: InferResponse | BaseException
