@@ -52,8 +52,9 @@ async def test_every_answer_is_as_the_description_says(
         # The log is read while it is written, or its pipe would fill up.
         reading = asyncio.create_task(server.until("stopped"))
         status, output = await _schemathesis(f"http://{server.http}/v2/docs/openapi.json", tmp_path)
+        reading.cancel()
+        await asyncio.wait([reading])
         await server.stop()
-        await reading
     faults = [r for r in server.log if r.get("event") == "unexpected exception"]
 
     operations = json.loads((tmp_path / REPORT).read_text())["operations"]

@@ -80,6 +80,18 @@ def test_rows_have_the_states_of_their_slots(model: SequenceModel) -> None:
     assert found == [folded(of) for of in ([4, 5], [2, 6], [1, 7], [3, 8])]
 
 
+def test_what_a_load_left_out_is_compiled_behind_it(root: Path) -> None:
+    """And then the states of batches of its size can be read."""
+    configure(root, strategy=OLDEST, more=SIZES.replace("1,4", "1,2,4"), max_batch_size=4)
+    model = loaded(root, background_compile=True)
+    before = model.padded_rows(2)
+    model.compile_rest()
+    after = model.padded_rows(2)
+    model.close()
+
+    assert (before, after) == (4, 2)
+
+
 @pytest.mark.parametrize("position", range(4))
 def test_a_start_counts_for_its_row_alone(model: SequenceModel, position: int) -> None:
     stepped(model, [1] * 4, [start(slot) for slot in range(4)])

@@ -11,6 +11,7 @@ import msgspec
 
 from xlaserve.core.server import NAME
 from xlaserve.errors import XlaserveError
+from xlaserve.transport.rest.events import EVENT_STREAM_TYPE
 from xlaserve.transport.rest.messages import JSON_TYPE
 from xlaserve.transport.rest.routing import Body, Header, Route
 from xlaserve.transport.status import STATUSES
@@ -128,6 +129,8 @@ def _content(body: Body, schemas: Mapping[object, Object]) -> Object:
 
 
 def _media(body: Body, media_type: str, schemas: Mapping[object, Object]) -> Object:
+    if media_type == EVENT_STREAM_TYPE:
+        return {}  # what a schema says is said of each event by some readers, of all by others
     if media_type.startswith("text/"):
         return {"schema": {"type": "string"}}
     if media_type != JSON_TYPE:
