@@ -134,7 +134,7 @@ class Application:
         self.grpc: GrpcServer
         self.http: HttpServer | None = None
         self.metrics: HttpServer | None = None
-        """What serves metrics alone; None where they have no address of their own."""
+        """The listener for metrics alone; None where they have no address of their own."""
         self.compilation = compilation.of_settings(settings)
         self.mappings = Mappings(settings.max_memory_mappings)
         self._closing_until: float | None = None

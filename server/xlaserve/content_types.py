@@ -1,4 +1,4 @@
-"""What the elements of tensors stand for, by the `content_type` of MLServer.
+"""Meanings of the elements of tensors, by the `content_type` of MLServer.
 
     decode(tensor, "str") -> ["cat", "dog"]         encode(["cat", "dog"], "str") -> BYTES[2,1]
 

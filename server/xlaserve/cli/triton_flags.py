@@ -13,7 +13,7 @@ from typing import TypeAlias
 from xlaserve.errors import InvalidSettings
 
 Values: TypeAlias = Mapping[str, str]
-"""What was given last for each flag, by its name without dashes."""
+"""The last value given for each flag, by its name without dashes."""
 
 _TRUTHS = {
     **dict.fromkeys(("true", "on", "1"), True),

@@ -1,4 +1,4 @@
-"""What models that stand around another one leave to it."""
+"""The base of models that wrap another one, and delegate to it."""
 
 from collections.abc import Callable, Mapping
 

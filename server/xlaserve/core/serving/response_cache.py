@@ -21,7 +21,7 @@ MOST_EXACT_BYTES = 2048
 """Longest inputs that are in a key as they are: comparing them is as quick as their hash."""
 
 ENTRY_BYTES = 1024
-"""What the objects of an entry take besides the elements of its tensors and its key."""
+"""Bytes of the objects of an entry, besides the elements of its tensors and its key."""
 
 _NO_EFFECT = frozenset({"priority", "timeout", "binary_data_output"})
 """Parameters that say when and how a request is answered, and not with what."""

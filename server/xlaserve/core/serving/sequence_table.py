@@ -39,7 +39,7 @@ class Turn:
     is_settled: bool = False
     """Whether the table knows how its execution ended, before that of its batch has."""
     seat: Seat | None = None
-    """Where it is executed; set once it is its turn."""
+    """The seat in which it is executed; set when it leaves the queue."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""What stations that stand around another one leave to it."""
+"""The base of stations that wrap another one, and delegate to it."""
 
 from collections.abc import Sequence
 
