@@ -170,6 +170,9 @@ async def test_generate_is_for_one_answer(server: RunningServer, generation: Gen
         await ask(server, "count", {"x": [1_000_000, 1]}),
     ]
     await until_idle(server)
+    async with asyncio.timeout(60):
+        while generation.ended < 2:
+            await asyncio.sleep(0.001)
 
     assert (200, 4) == (one.status, one.json["number"])
     assert (200, 0) == (other.status, other.json["y"])

@@ -419,7 +419,7 @@ async def test_an_answer_for_which_there_is_no_memory_is_an_error(
     assert [("a", True), ("b", False)] == [(one.id, bool(one.error)) for one in told]
     assert "max_held_bytes" in told[0].error
     assert generation.computed <= 2, "it went on"
-    assert 1 == generation.ended
+    await until(lambda: 1 == generation.ended)
 
 
 async def all_data(wire: Wire, stream: int) -> int:
@@ -541,7 +541,7 @@ async def test_a_drain_cuts_off_a_client_that_does_not_read(
             computed = generation.computed
 
     assert computed == generation.computed < 1000
-    assert 1 == generation.ended
+    await until(lambda: 1 == generation.ended)
 
 
 async def test_an_unload_lets_what_is_in_flight_end(start: Serve, generation: Generation) -> None:
@@ -595,7 +595,7 @@ async def test_an_unload_cuts_off_answers_that_go_on(
     assert "'count' version '1' is not ready" in told.error.replace("version 1", "version '1'")
     assert "drain_seconds" in told.error
     assert [[5.0]] == after.values
-    assert 2 == generation.ended
+    await until(lambda: 2 == generation.ended)
 
 
 # --- many streams ------------------------------------------------------------------------------
@@ -656,7 +656,7 @@ async def test_streams_that_were_open_leave_nothing(
         after = kept(seen)
 
     assert [] == [kind for kind in before if after[kind] > before[kind]]
-    assert generation.begun == generation.ended
+    await until(lambda: generation.begun == generation.ended)
 
 
 async def test_streams_over_tls(start: Serve, tmp_path: Path) -> None:

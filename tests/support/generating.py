@@ -33,17 +33,22 @@ class Generation:
         self.may_go_on = threading.Event()
         """Cleared to hold every answer but the first of each request."""
         self.may_go_on.set()
+        self._counting = threading.Lock()
+        """Requests begin and end in threads of their own, and `+=` is more than one step."""
 
     def answers(self, count: int, size: int) -> Iterator[Answer]:
-        self.begun += 1
+        with self._counting:
+            self.begun += 1
         try:
             for number in range(count):
                 if number:
                     assert self.may_go_on.wait(60)
-                self.computed += 1
+                with self._counting:
+                    self.computed += 1
                 yield Answer({"y": np.full(size, number, np.float32)})
         finally:
-            self.ended += 1
+            with self._counting:
+                self.ended += 1
 
 
 class CountingModel(IdentityModel):
