@@ -5,13 +5,11 @@ each field is its documentation: `xlaserve serve --help` and docs/settings.md ar
 """
 
 import os
-import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self, get_args, get_origin, get_type_hints
+from typing import Self, get_type_hints
 
 from xlaserve import sagemaker_environment
 from xlaserve.errors import InvalidSettings
@@ -25,16 +23,7 @@ from xlaserve.settings_choices import (
     SharedMemoryClients,
     TypedAnswerForm,
 )
-
-ENVIRONMENT_PREFIX = "XLASERVE_"
-
-CONTAINER_MEMORY_VARIABLES = ("MODEL_SERVER_MEM_REQ_BYTES", "CONTAINER_MEM_REQ_BYTES")
-"""Variables of a pod's memory request, by the Downward API; the first that is set counts."""
-
-_OF_KUBERNETES = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT(_\d+_\w+)?$")
-"""Variables that a pod has when a Service of the cluster is called `xlaserve`."""
-
-_TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+from xlaserve.settings_reading import read_values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -431,69 +420,7 @@ class Settings:
         read, and for an `XLASERVE_` variable that names no setting.
         """
         environ = os.environ if environment is None else environment
-        hints = get_type_hints(cls)
-        values: dict[str, Any] = {}
-        for variable, text in environ.items():
-            if not variable.startswith(ENVIRONMENT_PREFIX):
-                continue
-            name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
-            if name not in hints and _OF_KUBERNETES.search(variable):
-                continue
-            if name not in hints:
-                took_place = f"{_REPLACED.get(name)}, which took its place"
-                expected = took_place if name in _REPLACED else "the name of a setting"
-                raise InvalidSettings(variable, expected, text)
-            values[name] = _from_text(variable, hints[name], text)
-        values |= {
-            name: _from_flag(name, hints[name], value)
-            for name, value in flags.items()
-            if value is not None
-        }
-        if "container_memory_bytes" not in values:
-            for variable in CONTAINER_MEMORY_VARIABLES:
-                if environ.get(variable):
-                    values["container_memory_bytes"] = _from_text(variable, int, environ[variable])
-                    break
-        if values.get("sagemaker"):
-            below = sagemaker_environment.settings_below(environ, values)
-            values |= {name: _from_flag(name, hints[name], text) for name, text in below.items()}
-        return cls(**_with_repository(values))
+        return cls(**read_values(get_type_hints(cls), environ, flags))
 
-
-_REPLACED: Mapping[str, str] = {
-    "max_receiving_bytes": "max_held_bytes",
-    "max_parked_bytes": "max_held_bytes",
-}
-"""Settings that there were, and what is obeyed now."""
 
 _LOG_LEVELS = ("auto", "debug", "info", "warning", "error")
-
-
-def _with_repository(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the values with the first of the repositories as the one; raises InvalidSettings."""
-    if "repository" in values:
-        return values
-    if not values.get("model_repository"):
-        raise InvalidSettings("repository", "a directory", None)
-    first, *others = values["model_repository"]
-    return {**values, "repository": first, "model_repository": tuple(others)}
-
-
-def _from_flag(name: str, hint: Any, value: object) -> Any:
-    if get_origin(hint) is tuple and isinstance(value, list | tuple):
-        return tuple(_from_flag(name, get_args(hint)[0], part) for part in value)
-    return _from_text(name, hint, value) if type(value) is str else value
-
-
-def _from_text(variable: str, hint: Any, text: str) -> Any:
-    if get_origin(hint) is tuple:
-        inner = get_args(hint)[0]
-        return tuple(_from_text(variable, inner, part) for part in text.split(",") if part)
-    try:
-        if hint is bool:
-            return _TRUTHS[text.lower()]
-        # 0o666 and 1_000 read as Python writes them.
-        return int(text, 0) if hint is int else hint(text)
-    except (KeyError, ValueError):
-        expected = "|".join(hint) if issubclass(hint, StrEnum) else hint.__name__
-        raise InvalidSettings(variable, expected, text) from None

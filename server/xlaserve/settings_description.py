@@ -12,7 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from xlaserve import settings
-from xlaserve.settings import ENVIRONMENT_PREFIX, Settings
+from xlaserve.settings import Settings
+from xlaserve.settings_reading import ENVIRONMENT_PREFIX
 
 _HEADING = re.compile(r"    # --- (.+) ---")
 _FIELD = re.compile(r"    (\w+): ")

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from xlaserve import sagemaker_environment
-from xlaserve.settings import ENVIRONMENT_PREFIX, Settings
+from xlaserve.settings import Settings
 from xlaserve.settings_description import describe_settings
+from xlaserve.settings_reading import ENVIRONMENT_PREFIX
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCKERFILE = ROOT / "deploy/Dockerfile"

@@ -10,9 +10,10 @@ import yaml
 
 from xlaserve.cli.health import health
 from xlaserve.errors import InvalidSettings
-from xlaserve.settings import CONTAINER_MEMORY_VARIABLES, Settings
+from xlaserve.settings import Settings
 from xlaserve.settings_choices import Device
 from xlaserve.settings_description import describe_settings
+from xlaserve.settings_reading import CONTAINER_MEMORY_VARIABLES
 from xlaserve.transport.endpoints import MAX_UNIX_PATH_BYTES, Endpoint
 
 Manifest: TypeAlias = dict[str, Any]
