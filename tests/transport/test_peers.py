@@ -89,8 +89,10 @@ async def test_over_tls_it_is_the_subject_of_a_certificate_that_was_verified(
     assert first is second
     if known:
         assert "commonName=client" in str(first.tls_identity).split(",")
+        assert ("DNS:client.example",) == first.tls_names
     else:
         assert first.tls_identity is None
+        assert () == first.tls_names
 
 
 def test_a_unix_socket_of_uvloop_tells_its_user_too(tmp_path: Path) -> None:
@@ -135,3 +137,20 @@ def test_an_address_is_text(name: Any, address: str) -> None:
     transport: Any = Transport()
 
     assert address == peer_of(transport, "").address
+
+
+def test_no_value_of_a_subject_reads_as_another_attribute() -> None:
+    subject = ((("commonName", "a,organizationName=b\\"),), (("organizationName", "c"),))
+
+    class Tls:
+        def getpeercert(self) -> dict[str, Any]:
+            return {"subject": subject}
+
+    class Transport:
+        def get_extra_info(self, asked: str) -> Any:
+            return Tls() if asked == "ssl_object" else None
+
+    transport: Any = Transport()
+
+    expected = r"commonName=a\,organizationName=b\\,organizationName=c"
+    assert expected == peer_of(transport, "").tls_identity

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import socket
 import struct
 from typing import Any
@@ -10,10 +11,13 @@ from xlaserve.core.serving.call import Peer
 from xlaserve.core.serving.ledger import Account
 
 _UNIX = "unix"
+_ESCAPED, _ESCAPE = re.compile(r"[\\,]"), r"\\\g<0>"
 _CREDENTIALS = struct.Struct("3i")
 """`struct ucred` of Linux: process, user, group."""
 _SHOWN_CHARACTERS = 1024
 """Most characters of a subject: a trusted authority may sign a long one."""
+_MOST_NAMES = 64
+"""Most alternative names of a certificate that are known."""
 
 
 def peer_of(
@@ -27,12 +31,14 @@ def peer_of(
     tls = transport.get_extra_info("ssl_object")
     connection = transport.get_extra_info("socket")
     is_unix = connection is not None and connection.family == socket.AF_UNIX
+    certificate = None if tls is None else tls.getpeercert()
     return Peer(
         listener=listener,
         address=_UNIX if is_unix else _address(name),
-        tls_identity=None if tls is None else _subject(tls.getpeercert()),
+        tls_identity=_subject(certificate),
         unix_user=_user(connection) if is_unix else None,
         account=account,
+        tls_names=_alternative_names(certificate),
     )
 
 
@@ -44,11 +50,24 @@ def _address(name: Any) -> str:
 
 
 def _subject(certificate: Any) -> str | None:
-    """Return the subject of a certificate that was verified: of others nothing is told."""
+    """Return the subject of a certificate that was verified: of others nothing is told.
+
+    Commas within values are escaped (RFC 4514 2.4), so that no value reads as another attribute.
+    """
     if not certificate:
         return None
     names = (pair for relative in certificate.get("subject", ()) for pair in relative)
-    return ",".join(f"{name}={value}" for name, value in names)[:_SHOWN_CHARACTERS]
+    text = ",".join(f"{name}={_ESCAPED.sub(_ESCAPE, value)}" for name, value in names)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+
+
+def _alternative_names(certificate: Any) -> tuple[str, ...]:
+    """Return the names beside the subject of a certificate that was verified (RFC 5280 4.2.1.6)."""
+    if not certificate:
+        return ()
+    found = certificate.get("subjectAltName", ())[:_MOST_NAMES]
+    named = (f"{kind}:{name}" for kind, name in found if isinstance(name, str))
+    return tuple(name for name in named if len(name) <= _SHOWN_CHARACTERS)
 
 
 def _user(connection: Any) -> int | None:

@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
 from xlaserve.core.serving.ledger import Account
+from xlaserve.core.serving.principal import Principal
 from xlaserve.core.threads.completion import settle
 from xlaserve.errors import DeadlineExceeded
 
@@ -67,6 +68,10 @@ class Peer:
     """The user id of the process at the other end of a unix socket."""
     account: Account | None = field(default=None, compare=False, repr=False)
     """Account of its connection; None inside the process, where nothing is counted."""
+    tls_names: tuple[str, ...] = ()
+    """The alternative names of that certificate: `DNS:gateway.example`, `URI:spiffe://mesh/a`."""
+    granted: dict[str | None, object] = field(default_factory=dict, compare=False, repr=False)
+    """What the permission gate found for the tokens of its calls, None for none; of that gate."""
 
 
 NOBODY = Peer()
@@ -116,7 +121,7 @@ class Call:
     """The version that is asked for; empty for the newest."""
     headers: Headers = NO_HEADERS
     peer: Peer = NOBODY
-    principal: object | None = None
+    principal: Principal | None = None
     """The caller, as the permission gate found it; None for anybody."""
     deadline: float | None = None
     """When the client stops waiting, by the clock of the event loop; None for never."""
