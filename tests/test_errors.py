@@ -160,6 +160,10 @@ TEXTS = [
         MissingInputs("m", 2, 1, ["y"]),
         "model 'm': expected 2 inputs but got 1, missing 'y'",
     ),
+    (
+        MissingInputs("m", 3, 1, ["y"], optional=1),
+        "model 'm': expected 2 to 3 inputs but got 1, missing 'y'",
+    ),
     (DuplicateTensor("m", "input", "x"), "model 'm': input 'x' already exists in request"),
     (
         UnknownDatatype("FLOAT", ["FP32", "FP64"]),

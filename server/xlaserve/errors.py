@@ -185,11 +185,13 @@ class UnknownTensor(InvalidRequest):
 class MissingInputs(InvalidRequest):
     """Inputs that the model needs were not sent."""
 
-    def __init__(self, model: str, expected: int, got: int, missing: Iterable[str]) -> None:
+    def __init__(
+        self, model: str, expected: int, got: int, missing: Iterable[str], *, optional: int = 0
+    ) -> None:
+        """`optional` inputs of the `expected` ones may be left out."""
         names = ", ".join(f"'{name}'" for name in missing)
-        super().__init__(
-            f"model '{model}': expected {expected} inputs but got {got}, missing {names}"
-        )
+        count = f"{expected - optional} to {expected}" if optional else str(expected)
+        super().__init__(f"model '{model}': expected {count} inputs but got {got}, missing {names}")
 
 
 class DuplicateTensor(InvalidRequest):

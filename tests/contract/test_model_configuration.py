@@ -26,7 +26,6 @@ AGENT = {"name": "decrypt", "parameters": {"key": "0"}}
 REFUSED: dict[str, dict[str, Any]] = {
     "iterative_sequence": {"sequence_batching": {"iterative_sequence": True}},
     "model_repository_agents.agents[0].name": {"model_repository_agents": {"agents": [AGENT]}},
-    "input[0].optional": {"input": [TENSOR | {"optional": True}]},
     "input[0].allow_ragged_batch": {"input": [TENSOR | {"allow_ragged_batch": True}]},
     "input[0].is_shape_tensor": {"input": [TENSOR | {"is_shape_tensor": True}]},
     "batch_input": {"batch_input": [{"target_name": ["n"], "source_input": ["x"]}]},
@@ -66,6 +65,12 @@ HOSTILE: dict[str, str] = {
     **{name: json.dumps({"parameters": {name: {"string_value": _LONG}}}) for name in _PARAMETERS},
     "file": json.dumps({"default_model_filename": _LONG}),
     "key": json.dumps({"model_warmup": [{"inputs": {_LONG: {"input_data_file": "a"}}}]}),
+    "default": json.dumps(
+        {
+            "input": [TENSOR | {"optional": True}],
+            "parameters": {"default.x": {"string_value": _LONG}},
+        }
+    ),
     "step": json.dumps(
         {
             "input": [TENSOR],

@@ -65,7 +65,6 @@ def test_rows_say_why_they_refuse() -> None:
             "sequence_batching.state[0].use_growable_memory",
         ),
         (f"model_repository_agents {{ {AGENT} }}", "model_repository_agents.agents[0].name"),
-        (f"input {{ {X} }} input {{ {X.replace('x', 'z')} optional: true }}", "input[1].optional"),
         (f"input {{ {X} allow_ragged_batch: true }}", "input[0].allow_ragged_batch"),
         (f"input {{ {X} is_shape_tensor: true }}", "input[0].is_shape_tensor"),
         (f"output {{ {X} is_shape_tensor: true }}", "output[0].is_shape_tensor"),

@@ -21,6 +21,7 @@ from xlaserve.models.export import export_model
 from xlaserve.models.failures import raise_if_exhausted
 from xlaserve.models.loaded import LoadContext, LoadedModel
 from xlaserve.models.outputs import DeviceTensor
+from xlaserve.models.shapes import padded
 from xlaserve.tensors import DATATYPES, Tensor, TensorSpec
 
 Load = Callable[..., LoadedModel]
@@ -56,7 +57,7 @@ def test_padding_is_the_last_row() -> None:
     """A loop that ends on every row of a request may never end on zeros."""
     rows = np.arange(6, dtype=np.int32).reshape(3, 2)
 
-    assert [[0, 1], [2, 3], [4, 5], [4, 5], [4, 5]] == jax_export._padded(rows, 5).tolist()
+    assert [[0, 1], [2, 3], [4, 5], [4, 5], [4, 5]] == padded(rows, 5).tolist()
 
 
 def test_executing_compiles_nothing(

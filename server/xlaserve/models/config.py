@@ -40,6 +40,8 @@ class ConfigTensor:
     """As written: without the batch dimension where `max_batch_size` is positive."""
     reshape: Shape | None = None
     """The shape that the model has it in, where that is another one than clients see."""
+    is_optional: bool = False
+    """Whether it is an input that a request may leave out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
         "input.reshape.shape": _OBEYED,
         "input.is_shape_tensor": _refused(_TENSOR),
         "input.allow_ragged_batch": _refused("requests of different shapes share no batch"),
-        "input.optional": _refused("every input of the model must be sent"),
+        "input.optional": _OBEYED,
         "input.is_non_linear_format_io": _refused(_TENSOR),
         "output": _OBEYED,
         "output.name": _OBEYED,
@@ -198,6 +198,9 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
 CONTENT_TYPE = "content_type"
 """The parameter that says what the elements of tensors stand for; `content_type.x` is that of x."""
 
+DEFAULT = "default."
+"""The parameter with the default of an optional input begins so, before the name of the input."""
+
 PARAMETERS: Mapping[str, Effect] = MappingProxyType(
     {
         **dict.fromkeys(
@@ -235,10 +238,12 @@ def without_effect(message: inference.ModelConfig) -> tuple[str, ...]:
     # A dict: a field of many tensors is named once.
     found = dict.fromkeys(_without_effect(message, ""))
     kinds = [getattr(message, kind) for kind in _KINDS]
+    defaults = {f"{DEFAULT}{tensor.name}" for tensor in message.input if tensor.optional}
     for name in message.parameters:
         # What others mean by it, the code of a Python model reads.
         known = CONTENT_TYPE if name.startswith(f"{CONTENT_TYPE}.") else name
-        if PARAMETERS.get(known) is not Effect.OBEYED and _CODE not in kinds:
+        is_obeyed = PARAMETERS.get(known) is Effect.OBEYED or name in defaults
+        if not is_obeyed and _CODE not in kinds:
             found[f"parameters[{shown(name)}]"] = None
     found |= dict.fromkeys(
         f"{name} ({kind})" for name, kind in zip(_KINDS, kinds, strict=True) if is_onnx(kind)

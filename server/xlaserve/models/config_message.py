@@ -91,7 +91,13 @@ def _tensor(place: str, tensor: inference.ModelInput | inference.ModelOutput) ->
     for index, size in enumerate(tensor.dims):
         if size == 0 or size < -1:
             raise _unfit(f"{place}.dims[{index}]", "a size above 0, or -1 for any", size)
-    return ConfigTensor(tensor.name, datatype, tuple(tensor.dims), _reshape(place, tensor))
+    return ConfigTensor(
+        tensor.name,
+        datatype,
+        tuple(tensor.dims),
+        _reshape(place, tensor),
+        is_optional=isinstance(tensor, inference.ModelInput) and tensor.optional,
+    )
 
 
 def _reshape(

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from xlaserve.errors import InvalidModel
+from xlaserve.models import optional_inputs
 from xlaserve.models.loaded import LoadContext, ModelInfo, Stage, Value
 from xlaserve.models.signature import from_config
 from xlaserve.tensors import describe
@@ -80,7 +81,10 @@ def load(directory: Path, context: LoadContext) -> IdentityModel:
                 f"output '{output.name}': expected {source} as its input '{source.name}' has it, "
                 f"got {describe(output.datatype, output.shape)}"
             )
-    return IdentityModel(ModelInfo(PLATFORM, inputs, outputs, signature.max_batch_size))
+    optional = optional_inputs.of_computation(context.config)
+    return IdentityModel(
+        ModelInfo(PLATFORM, inputs, outputs, signature.max_batch_size, optional=optional)
+    )
 
 
 def _on_host(value: Value) -> Value:

@@ -21,6 +21,7 @@ from xlaserve.models import (
     artifact,
     manifest,
     neighbours,
+    optional_inputs,
     shapes,
     sites,
     version_files,
@@ -389,7 +390,7 @@ class JaxExportModel:
         if isinstance(value, DeviceTensor) and _takes(copy, spec, value.array, bucket):
             return value.array
         host = value if isinstance(value, np.ndarray) else value.numpy()
-        return host if bucket == FIXED or len(host) == bucket else _padded(host, bucket)
+        return host if bucket == FIXED or len(host) == bucket else shapes.padded(host, bucket)
 
 
 def load(directory: Path, context: LoadContext) -> JaxExportModel | SteppedModel:
@@ -454,6 +455,7 @@ def compiled(
         loops_follow_inputs=plan.loops_follow_inputs,
         verdict=plan.verdict,
         notice=plan.rows.notice,
+        optional=optional_inputs.of_computation(context.config),
     )
     compiler = Compiler(
         exported,
@@ -489,12 +491,3 @@ def _takes(copy: Copy, spec: TensorSpec, array: jax.Array, bucket: int) -> bool:
         and array.dtype == spec.datatype.dtype
         and array.sharding == copy.site.inputs(bucket)
     )
-
-
-def _padded(tensor: Tensor, bucket: int) -> Tensor:
-    # Always fresh memory: XLA may read it in place until the outputs are there.
-    padded = np.empty((bucket, *tensor.shape[1:]), tensor.dtype)
-    padded[: len(tensor)] = tensor
-    # Not zeros: a loop that ends on each of the rows may never end on those.
-    padded[len(tensor) :] = tensor[-1:] if len(tensor) else 0
-    return padded

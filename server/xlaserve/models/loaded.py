@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 from xlaserve.models.compilation import Compilation
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.mappings import UNLIMITED, Mappings
+from xlaserve.models.optional_inputs import NONE_OPTIONAL, Optional
 from xlaserve.models.python.host import PythonHost
 from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.models.rows.verdict import Verdict
@@ -130,6 +131,8 @@ class ModelInfo:
     """Bytes that it holds for a request between two answers."""
     has_sequences: bool = False
     """Whether each request belongs to a sequence, which its parameters name."""
+    optional: Optional = NONE_OPTIONAL
+    """The inputs that a request may leave out, with their defaults."""
     notice: str = ""
     """Why its requests are not put together, for the log of its load; empty where there is nothing
     to say."""

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import NoReturn, TypeAlias
 
 import msgspec
+import numpy as np
 from jax.core import ShapedArray
 
 from xlaserve.errors import InvalidModel, InvalidTensor
@@ -100,6 +101,16 @@ class OpenDimensions:
                 got = describe(spec.datatype, shape)
                 raise InvalidTensor(model, "input", spec.name, expected, got)
         return tuple(found[dimension] for dimension in sorted(found))
+
+
+def padded(tensor: Tensor, bucket: int) -> Tensor:
+    """Return the rows of a tensor, with the last one again behind them up to `bucket` rows."""
+    # Always fresh memory: XLA may read it in place until the outputs are there.
+    found = np.empty((bucket, *tensor.shape[1:]), tensor.dtype)
+    found[: len(tensor)] = tensor
+    # Not zeros: a loop that ends on each of the rows may never end on those.
+    found[len(tensor) :] = tensor[-1:] if len(tensor) else 0
+    return found
 
 
 def is_sized(config: ModelConfig) -> bool:

@@ -13,6 +13,7 @@ from xlaserve.models.config_warmup import Sample, SampleData, SampleInput
 from xlaserve.models.files import opened, read_exactly
 from xlaserve.models.handling import Handling
 from xlaserve.models.loaded import Generating, LoadContext, LoadedModel, ModelInfo
+from xlaserve.models.optional_inputs import completed
 from xlaserve.tensors import (
     BYTES,
     Datatype,
@@ -68,7 +69,8 @@ def _inputs(
     place: str, sample: Sample, info: ModelInfo, path: Path, context: LoadContext
 ) -> dict[str, Tensor]:
     specs = {spec.name: spec for spec in info.inputs}
-    if set(specs) != set(sample.inputs):
+    required = specs.keys() - info.optional.keys()
+    if not required <= sample.inputs.keys() <= specs.keys():
         raise InvalidModel(
             f"{place}: expected the inputs {', '.join(specs)}, got {', '.join(sample.inputs)}"
         )
@@ -82,7 +84,8 @@ def _inputs(
         at = f"{place} input '{name}'"
         one = _one(at, given, specs[name], path, context, is_batched=bool(info.max_batch_size))
         inputs[name] = np.repeat(one, sample.batch_size, axis=0) if info.max_batch_size else one
-    return inputs
+    rows = sample.batch_size if info.max_batch_size else 0
+    return completed(inputs, info.inputs, info.optional, rows)
 
 
 def _one(

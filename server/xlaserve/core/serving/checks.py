@@ -84,8 +84,10 @@ def check_inputs(model: str, info: ModelInfo, request: InferRequest) -> None:
         seen.add(tensor.name)
         _check_input(model, spec, tensor)
     if len(seen) < len(specs):
-        missing = [name for name in specs if name not in seen]
-        raise MissingInputs(model, len(specs), len(seen), missing)
+        missing = [name for name in specs if name not in seen and name not in info.optional]
+        if missing:
+            optional = len(info.optional)
+            raise MissingInputs(model, len(specs), len(seen), missing, optional=optional)
     if info.max_batch_size:
         _check_rows(model, info, request.inputs)
 

@@ -32,6 +32,7 @@ from xlaserve.core.serving.stations.station import Served, Working
 from xlaserve.core.threads.host import HostThreads
 from xlaserve.errors import BudgetExhausted
 from xlaserve.models.loaded import ModelInfo, Value
+from xlaserve.models.optional_inputs import completed
 from xlaserve.tensors import Tensor
 
 
@@ -144,7 +145,7 @@ class Engine:
         if images is not None:
             self._decode(call, instance, images, AT_NO_COST_BYTES)
             return
-        call.rows, call.key = rows_of(info, call.inputs), key_of(info, call.inputs)
+        _describe(call, info)
         instance.station.begin(call)
 
     def _labels(self, instance: Served, output: str) -> Sequence[bytes]:
@@ -221,8 +222,7 @@ class Engine:
         call.place = None
         call.inputs = {**call.inputs, **images}
         try:
-            call.rows = rows_of(instance.info, call.inputs)
-            call.key = key_of(instance.info, call.inputs)
+            _describe(call, instance.info)
             instance.station.begin(call)
         except Exception as error:
             deliver([call], error)
@@ -245,7 +245,9 @@ class Engine:
             if isinstance(call.parent, InferCall):
                 call.parameters = call.parent.parameters  # a sequence goes through its steps
             call.inputs = inputs
-            call.rows, call.key = rows_of(instance.info, inputs), key_of(instance.info, inputs)
+            _describe(call, instance.info)
+            if not inputs and isinstance(call.parent, InferCall):
+                call.rows = call.parent.rows  # as many as the ensemble gives elsewhere
             self._gates.admit_to_model(call)
             instance.station.begin(call)
         except Exception as error:
@@ -284,6 +286,20 @@ def _fail(call: InferCall, error: Exception) -> None:
     call.fail(error)
 
 
+def _describe(call: InferCall, info: ModelInfo) -> None:
+    """Note the rows and the key of a call, and fill in the inputs that it leaves out."""
+    inputs = call.inputs
+    call.rows = rows_of(info, inputs)
+    if len(inputs) < len(info.inputs):
+        rows = call.rows if info.max_batch_size else 0
+        call.inputs = completed(inputs, info.inputs, info.optional, rows)
+        # Who gives other inputs is in another batch, as Triton has it.
+        left_out = tuple([spec.name for spec in info.inputs if spec.name not in inputs])
+        call.key = (left_out, *key_of(info, call.inputs))
+    else:
+        call.key = key_of(info, inputs)
+
+
 def rows_of(info: ModelInfo, inputs: Mapping[str, Value]) -> int:
     """Return how many rows the inputs of a request have; 1 without a batch dimension."""
     if not info.max_batch_size or not inputs:
@@ -296,7 +312,7 @@ def key_of(info: ModelInfo, tensors: Tensors) -> ShapeKey:
     """Return what requests must have in common with this one to be put together with it."""
     if not info.is_ragged:
         return ()
-    return tuple(tensors[spec.name].shape[1:] for spec in info.inputs)
+    return tuple([tensors[spec.name].shape[1:] for spec in info.inputs if spec.name in tensors])
 
 
 def _count_decoded(call: InferCall, images: Mapping[str, Tensor]) -> None:

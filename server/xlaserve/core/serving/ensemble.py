@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 from xlaserve.errors import InvalidModel
 from xlaserve.models.config import ConfigTensor, EnsembleStep, ModelConfig
+from xlaserve.models.config_fields import DEFAULT
 from xlaserve.models.loaded import ModelInfo
+from xlaserve.models.optional_inputs import with_defaults
 from xlaserve.tensors import TensorSpec
 
 PLATFORM = "ensemble"
@@ -42,6 +44,7 @@ def plan_ensemble(config: ModelConfig, described: Mapping[str, ModelInfo]) -> En
         max_batch_size=config.max_batch_size,
         # Its steps have the parameters of its requests.
         has_sequences=any(step.has_sequences for step in described.values()),
+        optional=with_defaults(config),
     )
     if not info.inputs or not info.outputs:
         raise InvalidModel("an ensemble's configuration must name its inputs and outputs")
@@ -72,9 +75,11 @@ def _check_tensors(
             )
         inputs = {spec.name: spec for spec in model.inputs}
         for name, spec in inputs.items():
-            if name not in step.input_map:
-                raise InvalidModel(f"ensemble step '{step.model_name}' leaves out input '{name}'")
-            _check_joint(step.model_name, spec, tensors[step.input_map[name]])
+            tensor = step.input_map.get(name)
+            if tensor is not None:
+                _check_joint(step.model_name, spec, tensors[tensor])
+            if name not in model.optional:
+                _check_given(info, step.model_name, name, tensor)
         _refuse_unknown(step.model_name, "input", step.input_map, inputs)
         outputs = {spec.name: spec for spec in model.outputs}
         _refuse_unknown(step.model_name, "output", step.output_map, outputs)
@@ -82,6 +87,18 @@ def _check_tensors(
             tensors[tensor] = outputs[name]
     for spec in info.outputs:
         _check_joint("the ensemble", spec, tensors[spec.name])
+
+
+def _check_given(info: ModelInfo, model: str, name: str, tensor: str | None) -> None:
+    """Raise InvalidModel where a step may lack an input that its model needs."""
+    if tensor is None:
+        raise InvalidModel(f"ensemble step '{model}' leaves out input '{name}'")
+    if tensor in info.optional and info.optional[tensor] is None:
+        raise InvalidModel(
+            f"input '{tensor}' of the ensemble is optional, and step '{model}' needs it for "
+            f"'{name}': expected an input that is optional there too, or a default in the "
+            f"parameter '{DEFAULT}{tensor}'"
+        )
 
 
 def _refuse_unknown(

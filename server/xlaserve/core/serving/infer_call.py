@@ -18,8 +18,8 @@ from xlaserve.tensors import Parameter, Tensor, TensorSpec
 Tensors: TypeAlias = Mapping[str, Tensor]
 """Arrays by name."""
 
-ShapeKey: TypeAlias = tuple[tuple[int, ...], ...]
-"""Input sizes that the calls of a batch must have in common: all but the rows."""
+ShapeKey: TypeAlias = tuple[tuple[int | str, ...], ...]
+"""What the calls of a batch must have in common: input sizes but the rows, and inputs left out."""
 
 _NOTHING: Tensors = MappingProxyType({})
 _NO_PARAMETERS: Mapping[str, Parameter] = MappingProxyType({})

@@ -58,6 +58,9 @@ class TextModel(AroundModel):
     def __init__(self, model: str, inner: LoadedModel, texts: Texts) -> None:
         if inner.on_demand is not None:
             raise InvalidModel("texts are served with a max_batch_size only")
+        for name in inner.info.optional:
+            if name in texts.inputs:
+                raise InvalidModel(f"input '{name}' is optional, and is of texts: expected numbers")
         self._model = model
         self._inner = inner
         self._texts = texts

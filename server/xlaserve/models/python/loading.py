@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 from xlaserve.errors import InvalidModel, LoadCancelled
-from xlaserve.models import placement
+from xlaserve.models import optional_inputs, placement
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_served import ServedConfig
 from xlaserve.models.loaded import LoadContext, ModelInfo, Stage
@@ -150,7 +150,7 @@ def _making(code: ModelCode, context: LoadContext, forget: Callable[[], None]) -
 def _own(kind: type[PythonModel], code: ModelCode, context: LoadContext) -> Making:
     config = context.config
     is_decoupled = is_generator(kind.infer)
-    info = _info(agreed(config, kind), is_decoupled=is_decoupled)
+    info = _info(agreed(config, kind), config, is_decoupled=is_decoupled)
     if config.is_decoupled and not is_decoupled:
         raise InvalidModel(
             "model_transaction_policy.decoupled: expected false, since its infer is no generator"
@@ -178,7 +178,7 @@ def _tritons(kind: type, code: ModelCode, context: LoadContext) -> Making:
     if not callable(execute):
         raise InvalidModel("its TritonPythonModel has no method 'execute'")
     config = completed(context.model, context.config, kind)
-    info = _info(agreed(config, None), is_decoupled=config.is_decoupled)
+    info = _info(agreed(config, None), config, is_decoupled=config.is_decoupled)
     message = ServedConfig(context.model, config, info).message()
     args = {
         "model_config": json.dumps(as_dict(message)),
@@ -199,13 +199,14 @@ def _tritons(kind: type, code: ModelCode, context: LoadContext) -> Making:
     return Making(info, make, _count(config, context.device), is_batched, concurrency, code.close)
 
 
-def _info(signature: Signature, *, is_decoupled: bool) -> ModelInfo:
+def _info(signature: Signature, config: ModelConfig, *, is_decoupled: bool) -> ModelInfo:
     return ModelInfo(
         PLATFORM,
         signature.inputs,
         signature.outputs,
         signature.max_batch_size,
         is_decoupled=is_decoupled,
+        optional=optional_inputs.of_code(config),
     )
 
 

@@ -77,7 +77,12 @@ class Ensemble:
             tensors: dict[str, Value] = dict(call.inputs)
             for step in self._plan.steps:
                 version, instance = found[step.model_name, step.model_version]
-                given = {name: tensors[tensor] for name, tensor in step.input_map.items()}
+                # An optional input of the ensemble may be absent; then it is in its steps.
+                given = {
+                    name: tensors[tensor]
+                    for name, tensor in step.input_map.items()
+                    if tensor in tensors
+                }
                 one = AwaitedInfer.within(call)
                 # Its outputs are left where the next step may want them.
                 one.resident = instance.platform != _CPU

@@ -39,6 +39,7 @@ def in_processes(
         made["max_batch_size"],
         memory=ModelMemory(parameters_bytes=resident),
         is_decoupled=made["is_decoupled"],
+        optional=dict.fromkeys(made["optional"]),
     )
     return LoadedPython(
         context.model,
@@ -55,6 +56,7 @@ def described(info: ModelInfo, *, is_batched: bool, concurrency: int) -> dict[st
     return {
         "inputs": [(one.name, one.datatype.name, one.shape) for one in info.inputs],
         "outputs": [(one.name, one.datatype.name, one.shape) for one in info.outputs],
+        "optional": list(info.optional),
         "max_batch_size": info.max_batch_size,
         "is_decoupled": info.is_decoupled,
         "is_batched": is_batched,
