@@ -1,25 +1,24 @@
 """Models that give back what they get: no file, no JAX, every datatype."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from xlaserve.errors import InvalidModel
 from xlaserve.models import optional_inputs
-from xlaserve.models.loaded import LoadContext, ModelInfo, Stage, Value
+from xlaserve.models.loaded import LoadContext, ModelInfo, Value
 from xlaserve.models.signature import from_config
+from xlaserve.models.uncompiled import UncompiledModel
 from xlaserve.tensors import describe
 
 PLATFORM = "identity"
 
 
-class IdentityModel:
+class IdentityModel(UncompiledModel):
     """Output i is input i. For testing a wire, and for measuring a server without a model."""
 
     replicas = 1
-    on_demand = None
-    dispatching = None
     batch_limit = 0
     """There is no time per row to lower."""
 
@@ -42,25 +41,6 @@ class IdentityModel:
     def expected_seconds(self, rows: int) -> float:
         """Return 0: there is nothing to compute."""
         return 0.0
-
-    def padded_rows(self, rows: int) -> int:
-        """Return the rows as they are."""
-        return rows
-
-    @property
-    def next_bucket_bytes(self) -> Mapping[str, int]:
-        """Return nothing: there is nothing to compile."""
-        return {}
-
-    def compile_rest(
-        self,
-        check_cancelled: Callable[[], None] = lambda: None,
-        on_stage: Callable[[Stage], None] = lambda stage: None,
-    ) -> None:
-        """Do nothing: there is nothing to compile."""
-
-    def stop(self) -> None:
-        """Do nothing: there is nothing to compile."""
 
     def close(self) -> None:
         """Do nothing: there is nothing to drop."""

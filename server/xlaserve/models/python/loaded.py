@@ -6,18 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 
 from xlaserve.models.handling import ModelRequest
-from xlaserve.models.loaded import ModelInfo, Stage, Value
+from xlaserve.models.loaded import ModelInfo, Value
 from xlaserve.models.python.copies import Copy
 from xlaserve.models.python.waiting import WaitedRequest
+from xlaserve.models.uncompiled import UncompiledModel
 
 PLATFORM = "python"
 
 
-class LoadedPython:
+class LoadedPython(UncompiledModel):
     """The copies of one version of a Python model."""
-
-    on_demand = None
-    dispatching = None
 
     def __init__(
         self,
@@ -66,25 +64,6 @@ class LoadedPython:
     def expected_seconds(self, rows: int) -> float:
         """Return infinity: nothing was measured."""
         return math.inf
-
-    def padded_rows(self, rows: int) -> int:
-        """Return the rows as they are."""
-        return rows
-
-    @property
-    def next_bucket_bytes(self) -> Mapping[str, int]:
-        """Return nothing: there is nothing to compile."""
-        return {}
-
-    def compile_rest(
-        self,
-        check_cancelled: Callable[[], None] = lambda: None,
-        on_stage: Callable[[Stage], None] = lambda stage: None,
-    ) -> None:
-        """Do nothing: there is nothing to compile."""
-
-    def stop(self) -> None:
-        """Do nothing: there is nothing to compile."""
 
     def close(self) -> None:
         """Have the code clean up, and forget its modules."""
