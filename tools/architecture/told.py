@@ -230,7 +230,7 @@ WORKERS: tuple[Worker, ...] = (
         "`Outbox.post` to the loop",
     ),
     Worker(
-        "models/python/process/copies.py: ProcessCopy._life",
+        "models/python/process/running.py: RunningProcess.__init__",
         "a process for each copy, and a thread for what it prints",
         "runs the code of a Python model that asks for a process",
         "its pipe, and whatever the code touches; nothing of the server",

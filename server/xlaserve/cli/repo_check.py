@@ -106,7 +106,7 @@ class _NoCalls:
         """Fail."""
         raise ModelNotFound(asked.model, asked.version)
 
-    def stream(self, asked: Asked, within: object) -> Replies:
+    def stream(self, asked: Asked, within: object, replies: Replies | None = None) -> Replies:
         """Fail."""
         raise ModelNotFound(asked.model, asked.version)
 

@@ -125,19 +125,23 @@ class NestedCalls:
             answer.set_exception(ShuttingDown())
         return answer
 
-    def stream(self, asked: Asked, within: object) -> Replies:
+    def stream(self, asked: Asked, within: object, replies: Replies | None = None) -> Replies:
         """Ask for any number of answers."""
-        replies = Replies()
+        found = Replies() if replies is None else replies
 
         def begin() -> None:
-            call = _Many(_call_of(within), asked, replies)
-            replies.on_taken = partial(self._post, call.resume)
-            replies.on_cancel = partial(self._post, call.cancel)
-            self._begin(call, asked)
+            call = _Many(_call_of(within), asked, found)
+            found.on_taken = partial(self._post, call.resume)
+            found.on_cancel = partial(self._post, call.cancel)
+            # Who cancelled before now had nobody to tell.
+            if found.is_cancelled:
+                call.cancel()
+            else:
+                self._begin(call, asked)
 
         if not self._post(begin):
-            replies.end(ShuttingDown())
-        return replies
+            found.end(ShuttingDown())
+        return found
 
     def is_ready(self, model: str, version: str = "") -> bool:
         """Tell whether a model would answer now."""

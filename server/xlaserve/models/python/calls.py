@@ -41,6 +41,8 @@ class Replies:
         self._waiting: deque[Arrays] = deque()
         self._has_ended = False
         self._error: BaseException | None = None
+        self.is_cancelled = False
+        """Whether no more are wanted, perhaps before anybody could be told."""
         self.on_taken: Callable[[], object] = lambda: None
         """Called when one was taken: more may come (backpressure)."""
         self.on_cancel: Callable[[], object] = lambda: None
@@ -64,6 +66,7 @@ class Replies:
 
     def cancel(self) -> None:
         """Ask for no more."""
+        self.is_cancelled = True
         self.on_cancel()
 
     def __iter__(self) -> Iterator[Arrays]:
@@ -91,8 +94,8 @@ class Calls(Protocol):
         """Ask for one answer, as part of a request; the future raises what the model fails with."""
         ...
 
-    def stream(self, asked: Asked, within: object) -> Replies:
-        """Ask for any number of answers."""
+    def stream(self, asked: Asked, within: object, replies: Replies | None = None) -> Replies:
+        """Ask for any number of answers; return what takes them, which may be given."""
         ...
 
     def is_ready(self, model: str, version: str = "") -> bool:

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from xlaserve.errors import InvalidModel, Unsupported
+from xlaserve.errors import InvalidModel
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_text import parse_json
 from xlaserve.models.loaded import LoadContext
@@ -97,30 +97,39 @@ class ChildCalls:
         self._pipe = pipe
         self._numbers = itertools.count()
         self._waiting: dict[int, Future[Any]] = {}
+        self._streams: dict[int, Replies] = {}
 
     def infer(self, asked: Asked, within: object) -> "Future[Arrays]":
         """Ask for one answer."""
-        said = {
-            "model": asked.model,
-            "version": asked.version,
-            "outputs": list(asked.outputs),
-            "id": asked.id,
-            "parameters": dict(asked.parameters),
-            "seconds": asked.seconds,
-            "within": within.number if isinstance(within, ChildRequest) else None,
-        }
-        return self._ask("call", said, plain(asked.inputs))
+        return self._ask("call", _said(asked, within), plain(asked.inputs))
 
-    def stream(self, asked: Asked, within: object) -> Replies:
-        """Refuse: many answers of another model are for code that runs in the server."""
-        replies = Replies()
-        replies.end(Unsupported("a call for many answers, from a model in a process of its own,"))
-        return replies
+    def stream(self, asked: Asked, within: object, replies: Replies | None = None) -> Replies:
+        """Ask for any number of answers."""
+        number = next(self._numbers)
+        found = Replies() if replies is None else replies
+        found.on_taken = lambda: self._pipe.send({"kind": "taken", "call": number})
+        found.on_cancel = lambda: self._pipe.send({"kind": "cancel", "call": number})
+        self._streams[number] = found
+        said = {"kind": "stream", "call": number, **_said(asked, within)}
+        self._pipe.send(said, plain(asked.inputs))
+        return found
 
     def is_ready(self, model: str, version: str = "") -> bool:
         """Tell whether a model would answer now."""
         found = self._ask("is_ready", {"model": model, "version": version}, {})
         return bool(found.result())
+
+    def reply(self, number: int, tensors: Arrays) -> None:
+        """Give a call for many answers the next one."""
+        replies = self._streams.get(number)
+        if replies is not None:
+            replies.put(tensors)
+
+    def end(self, number: int, error: tuple[str, str] | None) -> None:
+        """End a call for many answers."""
+        replies = self._streams.pop(number, None)
+        if replies is not None:
+            replies.end(None if error is None else raised(error))
 
     def settle(self, number: int, header: Mapping[str, Any], tensors: Arrays) -> None:
         """Give a call its answer."""
@@ -136,6 +145,18 @@ class ChildCalls:
         self._waiting[number] = answer
         self._pipe.send({"kind": kind, "call": number, **said}, tensors)
         return answer
+
+
+def _said(asked: Asked, within: object) -> dict[str, Any]:
+    return {
+        "model": asked.model,
+        "version": asked.version,
+        "outputs": list(asked.outputs),
+        "id": asked.id,
+        "parameters": dict(asked.parameters),
+        "seconds": asked.seconds,
+        "within": within.number if isinstance(within, ChildRequest) else None,
+    }
 
 
 class ChildMetric(Metric):
@@ -259,6 +280,12 @@ class Child:
 
     def _on_called(self, header: Mapping[str, Any], tensors: Arrays) -> None:
         self._calls.settle(header["call"], header, tensors)
+
+    def _on_reply(self, header: Mapping[str, Any], tensors: Arrays) -> None:
+        self._calls.reply(header["call"], tensors)
+
+    def _on_replied(self, header: Mapping[str, Any], tensors: Arrays) -> None:
+        self._calls.end(header["call"], header["error"])
 
 
 def main(descriptor: int, parent: int) -> None:

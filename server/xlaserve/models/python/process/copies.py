@@ -1,11 +1,6 @@
 """A copy of a Python model in a process of its own, as the server has it."""
 
 import itertools
-import os
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,40 +17,20 @@ import structlog
 from xlaserve.code_errors import ProcessLost
 from xlaserve.errors import InvalidModel
 from xlaserve.models.handling import ModelRequest
-from xlaserve.models.python.calls import Asked
+from xlaserve.models.python.author import Arrays
 from xlaserve.models.python.copies import UNLOAD_SECONDS, Freed
-from xlaserve.models.python.host import PythonHost
 from xlaserve.models.python.inputs import on_host
-from xlaserve.models.python.metrics import Described, MetricError
-from xlaserve.models.python.process.errors import named, raised
+from xlaserve.models.python.process.beginning import Beginning
+from xlaserve.models.python.process.errors import raised
 from xlaserve.models.python.process.pipe import Pipe, PipeError
+from xlaserve.models.python.process.running import RunningProcess
+from xlaserve.models.python.process.services import Header, Services
 from xlaserve.tensors import Tensor
 
-COMMAND = (sys.executable, "-P", "-m", "xlaserve.models.python.process.child")
 _LOOK_SECONDS = 0.25
 _LEAST_PAUSE_SECONDS = 0.1
 _MOST_PAUSE_SECONDS = 30.0
 """Pauses before a process that died is started again: longer each time that it dies at once."""
-_SHOWN = 2000
-_LINES_PER_SECOND = 200
-"""The most lines that a process prints which the log takes in a second."""
-
-
-@dataclass(frozen=True, slots=True)
-class Beginning:
-    """All that a process is told first, and what the server gives its code."""
-
-    said: Mapping[str, Any]
-    host: PythonHost
-    owner: object
-    seconds: float
-    """Time that it may be silent while it has requests; 0 for any."""
-    check_cancelled: Callable[[], None]
-
-    @property
-    def model(self) -> str:
-        """Return the name of the model."""
-        return str(self.said["model"])
 
 
 @dataclass(slots=True)
@@ -64,6 +39,8 @@ class _Group:
     freed: Freed
     open: set[int] = field(default_factory=set)
     """Requests that have not ended."""
+    told: set[int] = field(default_factory=set)
+    """Requests that were cancelled, as the process knows."""
     is_freed: bool = False
 
 
@@ -82,13 +59,11 @@ class ProcessCopy:
         self._groups: dict[int, _Group] = {}
         self._pipe: Pipe | None = None
         """None while there is no process that takes requests."""
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: RunningProcess | None = None
         self._is_closing = False
         self._heard = time.monotonic()
         self._paused: set[int] = set()
         """Requests whose clients have to read first."""
-        self._calling = 0
-        """Calls of other models that the process waits for."""
         self._lost = ""
         self._outgoing: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         title = f"python {self._name} {beginning.said['replica']}"
@@ -111,11 +86,8 @@ class ProcessCopy:
     @property
     def resident_bytes(self) -> int:
         """Return the memory that the process holds; 0 where that is not known."""
-        with suppress(OSError, AttributeError, ValueError, IndexError):
-            assert self._process is not None
-            with open(f"/proc/{self._process.pid}/statm") as file:  # noqa: PTH123
-                return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        return 0
+        process = self._process
+        return 0 if process is None else process.resident_bytes
 
     def handle(
         self, requests: Sequence[ModelRequest], freed: Freed, *, together: bool = True
@@ -142,13 +114,10 @@ class ProcessCopy:
         process, pipe = self._process, self._pipe
         if process is not None:
             if pipe is not None:
-                with suppress(PipeError):
-                    pipe.send({"kind": "unload"})
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(UNLOAD_SECONDS)
-            with suppress(OSError):
-                process.kill()
-            process.wait()
+                # Not sent here: a process that is stopped reads nothing.
+                self._enqueue(pipe, {"kind": "unload"}, {})
+                process.wait(UNLOAD_SECONDS)
+            process.kill()
         self._outgoing.put(None)
         if self._reader.ident is not None:
             self._reader.join(UNLOAD_SECONDS)
@@ -174,72 +143,86 @@ class ProcessCopy:
 
     def _life(self) -> str:
         """Run one process to its end, and say why it ended."""
-        ours, theirs = socket.socketpair()
-        ours.settimeout(_LOOK_SECONDS)
         try:
-            process = subprocess.Popen(
-                [*COMMAND, str(theirs.fileno()), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
-            )
+            process = self._process = RunningProcess(self._log, _LOOK_SECONDS)
         except OSError as error:
-            ours.close()
             return f"its process cannot be started: {error.strerror}"
-        finally:
-            theirs.close()
-        self._process = process
         if self._is_closing:
             process.kill()
-        printing = threading.Thread(target=self._print, args=(process,), daemon=True)
-        printing.start()
-        pipe = Pipe(ours)
+        pipe = process.pipe
+        services = Services(
+            self._beginning, partial(self._enqueue, pipe), self._found, self._has_been_heard
+        )
         reason = ""
         try:
             pipe.send(self._beginning.said)
-            reason = self._listen(pipe)
+            reason = self._listen(process, services)
         except PipeError:
             pass
+        except Exception:
+            self._log.exception("the process of a model sent what cannot be")
+            reason = "it sent what cannot be"
         finally:
             with self._lock:
                 self._pipe = None
-            pipe.close()
-            if reason:
-                process.kill()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_LOOK_SECONDS)
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-        return reason or _status(process.returncode)
+            reason = process.end(reason)
+            services.close()
+        return reason
 
-    def _listen(self, pipe: Pipe) -> str:
+    def _listen(self, process: RunningProcess, services: Services) -> str:
         """Do what the process says until it is gone; return why to end it, if there is a reason."""
+        looked = time.monotonic()
         while True:
             try:
-                header, tensors = pipe.receive()
+                message = process.pipe.receive()
             except TimeoutError:
-                if reason := self._is_overdue():
+                message = None
+                # What it forked may hold its end of the pipe.
+                if process.has_ended:
+                    return ""
+                if reason := self._is_overdue(services):
                     return reason
-                continue
-            self._heard = time.monotonic()
-            kind = header["kind"]
-            if kind == "failed":
-                return str(header["text"])
-            if kind == "loaded":
-                with self._lock:
-                    self._pipe, self._lost = pipe, ""
-                if not self.loaded.done():
-                    self.loaded.set_result(header)
-                continue
+            if time.monotonic() - looked >= _LOOK_SECONDS:
+                looked = time.monotonic()
+                self._tell_cancelled(process.pipe)
+            if message is not None:
+                self._has_been_heard()
+                header, tensors = message
+                if header["kind"] == "failed":
+                    return str(header["text"])
+                self._take(process.pipe, services, header, tensors)
+
+    def _take(self, pipe: Pipe, services: Services, header: Header, tensors: Arrays) -> None:
+        kind = header["kind"]
+        if kind == "loaded":
+            with self._lock:
+                self._pipe, self._lost = pipe, ""
+            if not self.loaded.done():
+                self.loaded.set_result(header)
+            return
+        asks = getattr(services, f"on_{kind}", None)
+        if asks is not None:
+            asks(header, tensors)
+        else:
             getattr(self, f"_on_{kind}")(pipe, header, tensors)
 
-    def _is_overdue(self) -> str:
+    def _has_been_heard(self) -> None:
+        self._heard = time.monotonic()
+
+    def _tell_cancelled(self, pipe: Pipe) -> None:
+        """Tell the process which of its requests nobody waits for any more."""
+        for group in list(self._groups.values()):
+            for number in group.open - group.told:
+                if group.requests[number].is_cancelled:
+                    group.told.add(number)
+                    said = {"kind": "go_on", "request": number, "cancelled": True}
+                    self._enqueue(pipe, said, {})
+
+    def _is_overdue(self, services: Services) -> str:
         """Say why the process is to be ended, if it is silent though it is its turn."""
         limit = self._beginning.seconds
         # A model that waits for others, or for clients that do not read, may be silent.
-        is_due = not self._calling and any(
+        is_due = not services.are_awaited and any(
             not group.is_freed or group.open - self._paused for group in list(self._groups.values())
         )
         if not (limit and is_due):
@@ -266,12 +249,12 @@ class ProcessCopy:
                 return group.requests[number]
         return None
 
-    def _on_begin(self, pipe: Pipe, header: Mapping[str, Any], tensors: Any) -> None:
+    def _on_begin(self, pipe: Pipe, header: Header, tensors: Arrays) -> None:
         request = self._found(header["request"])
         if request is not None:
             request.begin()
 
-    def _on_answer(self, pipe: Pipe, header: Mapping[str, Any], tensors: Any) -> None:
+    def _on_answer(self, pipe: Pipe, header: Header, tensors: Arrays) -> None:
         number = header["request"]
         request = self._found(number)
         if request is None:
@@ -284,57 +267,24 @@ class ProcessCopy:
         self._paused.add(number)
         request.when_writable(partial(self._go_on, pipe, number, request))
 
-    def _on_end(self, pipe: Pipe, header: Mapping[str, Any], tensors: Any) -> None:
+    def _on_end(self, pipe: Pipe, header: Header, tensors: Arrays) -> None:
         request = self._found(header["request"])
         if request is not None:
             request.end()
             self._ended(pipe, header["request"])
 
-    def _on_fail(self, pipe: Pipe, header: Mapping[str, Any], tensors: Any) -> None:
+    def _on_fail(self, pipe: Pipe, header: Header, tensors: Arrays) -> None:
         request = self._found(header["request"])
         if request is not None:
             request.fail(raised(header["error"]))
             self._ended(pipe, header["request"])
 
-    def _on_freed(self, pipe: Pipe, header: Mapping[str, Any], tensors: Any) -> None:
+    def _on_freed(self, pipe: Pipe, header: Header, tensors: Arrays) -> None:
         group = self._groups.get(header["group"])
         if group is not None:
             group.is_freed = True
             self._drop(header["group"], pipe)
             group.freed()
-
-    def _on_call(self, pipe: Pipe, header: Mapping[str, Any], tensors: Any) -> None:
-        asked = Asked(
-            header["model"],
-            tensors,
-            header["version"],
-            header["outputs"],
-            header["id"],
-            header["parameters"],
-            header["seconds"],
-        )
-        with self._lock:
-            self._calling += 1
-        within = header["within"]
-        request = None if within is None else self._found(within)
-        answer = self._beginning.host.calls.infer(asked, request)
-        answer.add_done_callback(partial(self._called, pipe, header["call"]))
-
-    def _on_is_ready(self, pipe: Pipe, header: Mapping[str, Any], tensors: Any) -> None:
-        ready = self._beginning.host.calls.is_ready(header["model"], header["version"])
-        said = {"kind": "called", "call": header["call"], "value": ready}
-        self._outgoing.put(partial(_send, pipe, said))
-
-    def _on_metric(self, pipe: Pipe, header: Mapping[str, Any], tensors: Any) -> None:
-        described = Described(header["name"], header["of"], header["help"])
-        metrics, beginning = self._beginning.host.metrics, self._beginning
-        try:
-            found = metrics.metric(beginning.owner, described, header["labels"], header["bounds"])
-            getattr(found, {"set": "set", "observe": "observe"}.get(header["what"], "increment"))(
-                header["value"]
-            )
-        except MetricError as error:
-            self._log.warning("a metric is not shown", reason=str(error))
 
     # --- what the process is told ---
 
@@ -368,19 +318,9 @@ class ProcessCopy:
         self._heard = time.monotonic()
         self._paused.discard(number)
         said = {"kind": "go_on", "request": number, "cancelled": request.is_cancelled}
-        self._outgoing.put(partial(_send, pipe, said))
+        self._enqueue(pipe, said, {})
 
-    def _called(self, pipe: Pipe, number: int, answer: "Future[Any]") -> None:
-        with self._lock:
-            self._calling -= 1
-            self._heard = time.monotonic()
-        said: dict[str, Any] = {"kind": "called", "call": number}
-        error = answer.exception()
-        tensors: Mapping[str, Tensor] = {}
-        if error is not None:
-            said["error"] = named(error)
-        else:
-            tensors = dict(answer.result())
+    def _enqueue(self, pipe: Pipe, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         self._outgoing.put(partial(_send, pipe, said, tensors))
 
     def _ended(self, pipe: Pipe, number: int) -> None:
@@ -395,38 +335,14 @@ class ProcessCopy:
             with self._lock:
                 self._groups.pop(key, None)
             said = {"kind": "over", "requests": list(group.requests)}
-            self._outgoing.put(partial(_send, pipe, said))
+            self._enqueue(pipe, said, {})
 
     def _write(self) -> None:
         while (send := self._outgoing.get()) is not None:
             send()
             del send
 
-    def _print(self, process: "subprocess.Popen[bytes]") -> None:
-        """Write what a process prints into the log, a bounded number of lines in a second."""
-        assert process.stdout is not None
-        second, count, dropped = 0, 0, 0
-        with process.stdout as lines:
-            while line := lines.readline(_SHOWN):
-                now = int(time.monotonic())
-                if now != second:
-                    if dropped:
-                        self._log.warning("lines that a model printed are not shown", lines=dropped)
-                    second, count, dropped = now, 0, 0
-                count += 1
-                if count > _LINES_PER_SECOND:
-                    dropped += 1
-                else:
-                    text = line.decode(errors="replace").rstrip()
-                    self._log.info("the process of a model printed", line=text)
 
-
-def _send(pipe: Pipe, said: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
+def _send(pipe: Pipe, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     with suppress(PipeError):
-        pipe.send(said, tensors or {})
-
-
-def _status(status: int) -> str:
-    if status < 0:
-        return f"it ended by signal {signal.Signals(-status).name}"
-    return f"it ended with exit status {status}"
+        pipe.send(said, tensors)

@@ -7,7 +7,8 @@ from typing import Any
 from xlaserve.models.loaded import LoadContext, ModelInfo, ModelMemory, Stage
 from xlaserve.models.python.host import PythonHost
 from xlaserve.models.python.loaded import PLATFORM, LoadedPython, close_all
-from xlaserve.models.python.process.copies import Beginning, ProcessCopy
+from xlaserve.models.python.process.beginning import Beginning
+from xlaserve.models.python.process.copies import ProcessCopy
 from xlaserve.tensors import DATATYPES, TensorSpec
 
 

@@ -10,7 +10,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from xlaserve.tensors import DATATYPES, Tensor, datatype_of, from_bytes, to_bytes
+from xlaserve.tensors import (
+    DATATYPES,
+    Tensor,
+    TensorDataError,
+    aligned_bytes,
+    datatype_of,
+    from_bytes,
+    to_bytes,
+)
 
 LIMIT_HEADER_BYTES = 16 << 20
 LIMIT_TENSOR_BYTES = 1 << 31
@@ -58,12 +66,15 @@ class Pipe:
         head_size, total = _SIZES.unpack(self._exactly(_SIZES.size))
         if head_size > LIMIT_HEADER_BYTES or total > LIMIT_TENSOR_BYTES:
             raise PipeError(f"a message of {head_size} and {total} bytes")
-        header: dict[str, Any] = msgspec.msgpack.decode(self._exactly(head_size))
-        body = memoryview(self._exactly(total))
-        tensors, start = {}, 0
-        for name, datatype, shape, size in header.pop("tensors"):
-            tensors[name] = from_bytes(DATATYPES[datatype], shape, body[start : start + size])
-            start += size
+        head, body = self._exactly(head_size), self._exactly(total)
+        try:
+            header: dict[str, Any] = msgspec.msgpack.decode(head)
+            tensors, start = {}, 0
+            for name, datatype, shape, size in header.pop("tensors"):
+                tensors[name] = from_bytes(DATATYPES[datatype], shape, body[start : start + size])
+                start += size
+        except (msgspec.DecodeError, TensorDataError, LookupError, TypeError) as error:
+            raise PipeError(f"a message that cannot be read, {error}") from error
         return header, tensors
 
     def close(self) -> None:
@@ -72,9 +83,9 @@ class Pipe:
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
 
-    def _exactly(self, count: int) -> bytearray:
-        data = bytearray(count)
-        view, got = memoryview(data), 0
+    def _exactly(self, count: int) -> memoryview:
+        # Unlike a bytearray, it is not filled with zeros first.
+        view, got = aligned_bytes(count).data, 0
         while got < count:
             try:
                 size = self.socket.recv_into(view[got:])
@@ -87,7 +98,7 @@ class Pipe:
             if not size:
                 raise PipeError("the other end is closed")
             got += size
-        return data
+        return view
 
 
 def plain(tensors: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -1,0 +1,100 @@
+"""The process of one copy of a model: its start, its memory, and its end."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from xlaserve.models.python.process.pipe import Pipe
+from xlaserve.models.python.process.printing import log_printed
+
+COMMAND = (sys.executable, "-P", "-m", "xlaserve.models.python.process.child")
+_END_SECONDS = 0.25
+_POLL_SECONDS = 0.005
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class RunningProcess:
+    """A process that was started, and the server's end of the pipe to it.
+
+    It leads a session of its own: what it starts ends with it, unless that leads one too.
+    """
+
+    def __init__(self, log: Any, look_seconds: float) -> None:
+        """Start it; raises OSError. Its messages are looked for `look_seconds` at a time."""
+        ours, theirs = socket.socketpair()
+        ours.settimeout(look_seconds)
+        try:
+            self._process = subprocess.Popen(
+                [*COMMAND, str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._ending = threading.Lock()
+        """Held while it is killed, and while its number is given back."""
+        self.pipe = Pipe(ours)
+        printing = threading.Thread(target=log_printed, args=(self._process, log), daemon=True)
+        printing.start()
+
+    @property
+    def has_ended(self) -> bool:
+        """Tell whether it is gone, though its end of the pipe may be held by what it forked.
+
+        It is left a zombie until `end`: so no other process is given its number, by which all that
+        it has started is ended.
+        """
+        if self._process.returncode is not None:
+            return True
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self._process.pid, flags) is not None
+
+    @property
+    def resident_bytes(self) -> int:
+        """Return the memory that it holds; 0 where that is not known."""
+        with suppress(OSError, ValueError, IndexError):
+            text = Path(f"/proc/{self._process.pid}/statm").read_text()
+            return int(text.split()[1]) * _PAGE
+        return 0
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for its end, and tell whether it came in time."""
+        until = time.monotonic() + seconds
+        while not self.has_ended and time.monotonic() < until:
+            time.sleep(_POLL_SECONDS)
+        return self.has_ended
+
+    def kill(self) -> None:
+        """End it now, with all of its session."""
+        with self._ending:
+            if self._process.returncode is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def end(self, reason: str) -> str:
+        """Close the pipe, end it, and say why it ended: the reason, or what the kernel says."""
+        self.pipe.close()
+        if not reason:
+            self.wait(_END_SECONDS)
+        self.kill()
+        with self._ending:
+            self._process.wait()
+        return reason or _status(self._process.returncode)
+
+
+def _status(status: int) -> str:
+    if status < 0:
+        return f"it ended by signal {signal.Signals(-status).name}"
+    return f"it ended with exit status {status}"

@@ -1,0 +1,132 @@
+"""Answers to what the code in a process asks of the server: other models, and metrics."""
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, TypeAlias
+
+import structlog
+
+from xlaserve.code_errors import CancelledByModel
+from xlaserve.models.handling import ModelRequest
+from xlaserve.models.python.author import Arrays
+from xlaserve.models.python.calls import Asked
+from xlaserve.models.python.metrics import Described, MetricError
+from xlaserve.models.python.process.beginning import Beginning
+from xlaserve.models.python.process.errors import named
+from xlaserve.models.python.process.streams import Send, Streams
+
+Header: TypeAlias = Mapping[str, Any]
+
+_CHANGES = {"set": "set", "observe": "observe"}
+
+
+class Services:
+    """What one process asks for, from its start to its end.
+
+    A method for each kind of message, `on_` and the kind; the thread that reads calls them.
+    """
+
+    def __init__(
+        self,
+        beginning: Beginning,
+        send: Send,
+        find: Callable[[int], ModelRequest | None],
+        heard: Callable[[], None],
+    ) -> None:
+        """`find` returns a request that has not ended; `heard` is called with each answer."""
+        self._host = beginning.host
+        self._beginning = beginning
+        self._send = send
+        self._find = find
+        self._heard = heard
+        self._lock = threading.Lock()
+        """Held for the number of calls."""
+        self._calling = 0
+        self._streams = Streams()
+        self._log: Any = structlog.get_logger("python").bind(model=beginning.model)
+
+    @property
+    def are_awaited(self) -> bool:
+        """Tell whether the process waits for another model."""
+        return bool(self._calling) or self._streams.are_awaited
+
+    def close(self) -> None:
+        """Ask other models for nothing more: the process is gone."""
+        self._streams.close()
+
+    def on_call(self, header: Header, tensors: Arrays) -> None:
+        """Ask another model for one answer."""
+        if self._is_part_of_nothing(header):
+            error = named(CancelledByModel(header["model"], "the request has ended"))
+            self._send({"kind": "called", "call": header["call"], "error": error}, {})
+            return
+        self._await(header, self._host.calls.infer(_asked(header, tensors), self._within(header)))
+
+    def on_stream(self, header: Header, tensors: Arrays) -> None:
+        """Ask another model for any number of answers."""
+        replies = self._streams.begin(header["call"], self._send)
+        if self._is_part_of_nothing(header):
+            replies.end(CancelledByModel(header["model"], "the request has ended"))
+            return
+        self._host.calls.stream(_asked(header, tensors), self._within(header), replies)
+
+    def on_taken(self, header: Header, tensors: Arrays) -> None:
+        """Let another answer come."""
+        self._streams.taken(header["call"])
+
+    def on_cancel(self, header: Header, tensors: Arrays) -> None:
+        """Ask for no more answers."""
+        self._streams.cancel(header["call"])
+
+    def on_is_ready(self, header: Header, tensors: Arrays) -> None:
+        """Tell whether a model would answer."""
+        ready = self._host.calls.is_ready(header["model"], header["version"])
+        self._send({"kind": "called", "call": header["call"], "value": ready}, {})
+
+    def on_metric(self, header: Header, tensors: Arrays) -> None:
+        """Change a metric."""
+        described = Described(header["name"], header["of"], header["help"])
+        owner = self._beginning.owner
+        try:
+            found = self._host.metrics.metric(owner, described, header["labels"], header["bounds"])
+            getattr(found, _CHANGES.get(header["what"], "increment"))(header["value"])
+        except MetricError as error:
+            self._log.warning("a metric is not shown", reason=str(error))
+
+    def _within(self, header: Header) -> ModelRequest | None:
+        within = header["within"]
+        return None if within is None else self._find(within)
+
+    def _is_part_of_nothing(self, header: Header) -> bool:
+        """Tell whether the request that a call is part of has ended by now."""
+        return header["within"] is not None and self._find(header["within"]) is None
+
+    def _await(self, header: Header, answer: "Future[Any]") -> None:
+        with self._lock:
+            self._calling += 1
+        answer.add_done_callback(partial(self._called, header["call"]))
+
+    def _called(self, number: int, answer: "Future[Any]") -> None:
+        with self._lock:
+            self._calling -= 1
+        self._heard()
+        said: dict[str, Any] = {"kind": "called", "call": number}
+        error = answer.exception()
+        if error is not None:
+            self._send({**said, "error": named(error)}, {})
+        else:
+            self._send(said, answer.result() or {})
+
+
+def _asked(header: Header, tensors: Arrays) -> Asked:
+    return Asked(
+        header["model"],
+        tensors,
+        header["version"],
+        header["outputs"],
+        header["id"],
+        header["parameters"],
+        header["seconds"],
+    )
