@@ -3,6 +3,7 @@
 import errno
 import io
 import json
+import logging
 import os
 from collections.abc import Iterator
 
@@ -10,6 +11,7 @@ import pytest
 import structlog
 
 from xlaserve import log
+from xlaserve.log_limits import MAX_RECORD_BYTES, MAX_TEXT, TracebackLimit
 
 
 class Fallible(io.StringIO):
@@ -46,7 +48,7 @@ def test_a_name_cannot_forge_a_record(stream: io.StringIO, name: str) -> None:
 def test_a_value_is_cut(stream: io.StringIO) -> None:
     structlog.get_logger().info("loaded", model="x" * 1_000_000)
 
-    assert len(stream.getvalue()) < 2 * log.MAX_TEXT
+    assert len(stream.getvalue()) < 2 * MAX_TEXT
 
 
 def test_a_record_says_when_how_bad_and_what(stream: io.StringIO) -> None:
@@ -99,3 +101,50 @@ def test_levels_are_turned_off_and_on_one_by_one(stream: io.StringIO) -> None:
 
 def test_the_levels_of_a_process_are_those_of_its_start(stream: io.StringIO) -> None:
     assert log.Levels(0, info=True, warning=True, error=True) == log.levels()
+
+
+@pytest.mark.parametrize("text", ["x" * (1 << 20), "\x1b" * (1 << 20), "\U0001f600" * (1 << 20)])
+def test_no_record_is_longer_than_8_kb(stream: io.StringIO, text: str) -> None:
+    """Whatever is in it, and in however many values and errors (S5)."""
+    many = {f"value{index}": text for index in range(20)}
+    structlog.get_logger().error("failed", exc_info=ValueError(text), list=[text], **many)
+    (line,) = stream.getvalue().splitlines()
+
+    assert len(line) <= MAX_RECORD_BYTES
+    assert json.loads(line)["exception"].startswith("ValueErr")
+
+
+def test_a_hundred_tracebacks_of_a_minute_are_logged(stream: io.StringIO) -> None:
+    """The other errors are there by their name (S5: 10,000 errors)."""
+    for number in range(10_000):
+        structlog.get_logger().error("failed", exc_info=ValueError(f"number {number}"))
+    records = [json.loads(line) for line in stream.getvalue().splitlines()]
+
+    assert 100 == sum("exception" in record for record in records)
+    assert "ValueError: number 9999" == records[-1]["error"]
+    assert 10_000 == len(records)
+
+
+def test_the_next_minute_has_tracebacks_again() -> None:
+    now = [0.0]
+    limit = TracebackLimit(1, clock=lambda: now[0])
+    events = []
+    for at in (0, 1, 2, 60, 61):
+        now[0] = float(at)
+        events.append(limit(None, "error", {"exc_info": ValueError("x")}))
+
+    assert [True, False, False, True, False] == ["exc_info" in event for event in events]
+    assert 2 == events[3]["tracebacks_left_out"]
+
+
+def test_libraries_log_as_few_tracebacks() -> None:
+    limit = TracebackLimit(1)
+    error = ValueError("100 %")
+    found = []
+    for _ in range(2):
+        info = (ValueError, error, None)
+        record = logging.LogRecord("l", logging.ERROR, "f", 1, "said %s", ("so",), info)
+        assert limit.filter(record)
+        found.append((record.getMessage(), record.exc_info is None))
+
+    assert [("said so", False), ("said so: ValueError: 100 %", True)] == found

@@ -8,18 +8,7 @@ from typing import Self, TextIO
 import structlog
 
 from xlaserve.best_effort import best_effort
-
-MAX_TEXT = 4096
-"""Characters of one logged value; names and texts of clients end up here."""
-
-
-def _bounded(
-    _logger: object, _method: str, event: structlog.typing.EventDict
-) -> structlog.typing.EventDict:
-    for key, value in event.items():
-        if isinstance(value, str) and len(value) > MAX_TEXT:
-            event[key] = value[:MAX_TEXT] + "..."
-    return event
+from xlaserve.log_limits import TracebackLimit, bounded_values, render_json
 
 
 class _Lost:
@@ -95,10 +84,11 @@ def configure(level: str = "info", stream: TextIO | None = None) -> None:
     many were (`lost_before`): a log never changes what is done.
     """
     target = best_effort(stream or sys.stderr)
+    tracebacks = TracebackLimit()
     renderers: list[structlog.typing.Processor] = (
         [structlog.dev.ConsoleRenderer(pad_event_to=32)]
         if target.isatty()
-        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        else [structlog.processors.format_exc_info, render_json]
     )
     structlog.configure(
         processors=[
@@ -106,7 +96,8 @@ def configure(level: str = "info", stream: TextIO | None = None) -> None:
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            _bounded,
+            bounded_values,
+            tracebacks,
             _Lost(target),
             *renderers,
         ],
@@ -118,3 +109,5 @@ def configure(level: str = "info", stream: TextIO | None = None) -> None:
     )
     # The libraries below us log through the standard library: warnings and worse are enough.
     logging.basicConfig(level=logging.WARNING, stream=target, format="%(name)s: %(message)s")
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(tracebacks)

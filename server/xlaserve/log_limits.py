@@ -1,0 +1,123 @@
+"""Limits of the log of the process: the length of a record, and tracebacks by the minute."""
+
+import json
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+MAX_TEXT = 4096
+"""Characters of one logged value; names and texts of clients end up here."""
+
+MAX_RECORD_BYTES = 8192
+"""Most bytes of one record of JSON."""
+
+TRACEBACKS_PER_MINUTE = 100
+"""Tracebacks of a minute: what fails with every request must not fill a disk."""
+
+_MINUTE_SECONDS = 60.0
+
+
+def bounded_values(
+    _logger: object, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Cut every text to `MAX_TEXT` (a processor)."""
+    for key, value in event.items():
+        if isinstance(value, str) and len(value) > MAX_TEXT:
+            event[key] = value[:MAX_TEXT] + "..."
+    return event
+
+
+def render_json(_logger: object, _method: str, event: structlog.typing.EventDict) -> str:
+    """Return the record as one line of ASCII of `MAX_RECORD_BYTES` at most (a processor).
+
+    Where it is longer its texts are cut in their middle: a traceback says where it came from at
+    its end.
+    """
+    record = dict(event)
+    text = json.dumps(record, default=str)
+    most = MAX_TEXT
+    while len(text) > MAX_RECORD_BYTES and most:
+        record = {key: _cut(value, most) for key, value in record.items()}
+        text = json.dumps(record, default=str)
+        most //= 2
+    return text
+
+
+def _cut(value: object, most: int) -> object:
+    text = value if isinstance(value, str) else None
+    if text is None:
+        # Numbers stay what they are; a long list or object is shown as its beginning.
+        text = json.dumps(value, default=str)
+        return value if len(text) <= most else f"{text[:most]}..."
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 4]} ... {text[-most * 3 // 4 :]}"
+
+
+class TracebackLimit:
+    """Lets so many tracebacks of a minute into the log; of others the error itself is there.
+
+    A processor of structlog, and a filter of the standard library's log; for any thread.
+    """
+
+    def __init__(
+        self,
+        per_minute: int = TRACEBACKS_PER_MINUTE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._per_minute = per_minute
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._until = clock() + _MINUTE_SECONDS
+        self._count = 0
+        self._left_out = 0
+
+    def __call__(
+        self, _logger: object, _method: str, event: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
+        """Return a record with its traceback, or with its error alone."""
+        if not event.get("exc_info"):
+            return event
+        allowed, left_out = self._take()
+        if left_out:
+            event["tracebacks_left_out"] = left_out
+        if not allowed:
+            event["error"] = _named(event.pop("exc_info"))
+        return event
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Leave out the traceback of a record of the standard library beyond the limit."""
+        if record.exc_info:
+            allowed, left_out = self._take()
+            more = f" ({left_out} tracebacks were left out)" if left_out else ""
+            if not allowed:
+                more = f": {_named(record.exc_info)}{more}"
+                record.exc_info = record.exc_text = None
+            if more:
+                record.msg, record.args = f"{record.getMessage()}{more}", ()
+        return True
+
+    def _take(self) -> tuple[bool, int]:
+        """Return whether a traceback is allowed, and how many were left out in the last minute."""
+        with self._lock:
+            now, left_out = self._clock(), 0
+            if now >= self._until:
+                self._until = now + _MINUTE_SECONDS
+                left_out, self._left_out, self._count = self._left_out, 0, 0
+            if self._count < self._per_minute:
+                self._count += 1
+                return True, left_out
+            self._left_out += 1
+            return False, left_out
+
+
+def _named(info: Any) -> str:
+    error = info if isinstance(info, BaseException) else None
+    if error is None:
+        error = (info if isinstance(info, tuple) else sys.exc_info())[1]
+    return f"{type(error).__name__}: {error}"[:MAX_TEXT]
