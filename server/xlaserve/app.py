@@ -18,6 +18,7 @@ from xlaserve import allocator
 from xlaserve.assembly.core import Core
 from xlaserve.assembly.grpc import GrpcDoor, assemble_grpc
 from xlaserve.assembly.http import METRICS_ON_HTTP, http_routes, http_server, metrics_routes
+from xlaserve.assembly.observing import observe
 from xlaserve.core.host import capacity_bytes
 from xlaserve.core.residence.capacity import Capacity
 from xlaserve.core.residence.catalog import IndexEntry
@@ -152,6 +153,7 @@ class Application:
         counting = Counting()
         self.gates = Gates(observers=[counting])
         """The gates of every call, handed to all that make calls."""
+        self.observing = observe(settings, self.gates)
         self.ledger = Ledger(settings.max_held_bytes)
         spare = MessageMemory(min(settings.max_spare_bytes, self.ledger.spare))
         self.ledger.on_pressure(spare.drop)
@@ -405,6 +407,7 @@ class Application:
         servers: list[GrpcServer | HttpServer] = [self.grpc, *self._http_servers()]
         await asyncio.gather(*(server.drain(self.settings.grace_seconds) for server in servers))
         await self.tracing.close()
+        await self.observing.close(self.workers)
         self._closing_until = loop.time() + min(
             _MOST_CLOSING_SECONDS, max(_LEAST_CLOSING_SECONDS, until - loop.time())
         )

@@ -360,6 +360,16 @@ class Settings:
     log_level: str = "auto"
     """debug, info, warning or error; auto is info, and warning in a terminal, which shows more."""
 
+    access_log: str = ""
+    """A JSON record of each request goes there: a file, which may be rotated; stderr, stdout, or
+    fd:<number>; empty for none."""
+    access_log_rate: float = 1.0
+    """Part of the requests that have an access record; those that failed or were slow always do."""
+    access_log_slow_ms: float = 1000.0
+    """Milliseconds from which on a request is slow."""
+    max_access_records: int = 8192
+    """Access records that may wait to be written; beyond them, others are dropped and counted."""
+
     # --- Traces ---
 
     trace_file: str = ""

@@ -70,6 +70,9 @@ SMALLEST: Mapping[str, float] = MappingProxyType(
         "trial_seconds": 0,
         "max_models": 1,
         "max_trace_bytes": 1024,
+        "access_log_rate": 0,
+        "access_log_slow_ms": 0,
+        "max_access_records": 1,
         "max_shared_memory_regions": 1,
         "max_shared_memory_bytes": 1,
         "max_infer_streams": 1,
@@ -85,6 +88,7 @@ _DEEPEST = 100
 LARGEST: Mapping[str, float] = MappingProxyType(
     {
         "gpu_memory_fraction": 1,
+        "access_log_rate": 1,
         # Beyond that it does not save anything.
         "busy_poll_seconds": 0.01,
         # The kernel counts in 32 bits.

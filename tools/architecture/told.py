@@ -202,6 +202,13 @@ WORKERS: tuple[Worker, ...] = (
         "from the first to the second, then to the loop",
     ),
     Worker(
+        "core/threads/batches.py: BatchThread._hand_over",
+        "`access-log`",
+        "writes what observers of calls noted",
+        "entries that nobody else has, and the file",
+        "nothing",
+    ),
+    Worker(
         "core/threads/joining.py: ended",
         "unnamed",
         "ends a pool, so that the end of the server can bound its wait",

@@ -1,10 +1,12 @@
 """The one table: error -> (gRPC status, HTTP status)."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import MappingProxyType
 
+from grpclib import GRPCError
 from grpclib.const import Status
 
 from xlaserve import code_errors, errors
@@ -97,3 +99,43 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
 def wire_status(error: XlaserveError) -> WireStatus:
     """Return the row of an error's class, or of its nearest parent that has one."""
     return next(STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES)
+
+
+_CLIENT_LEFT = 499
+"""The status that proxies log for a client that left before it was answered."""
+
+
+def told_status(error: BaseException | None, listener: str, http_status: int = 0) -> str:
+    """Name the status that the client of a call was told, in the words of its protocol.
+
+    `listener` is the setting of the endpoint that it came to, `http_status` that of an answer for
+    which nothing was raised; 0 for none.
+    """
+    if listener in _HTTP_LISTENERS:
+        return str(int(_http_status(error, http_status)))
+    return _grpc_status(error).name
+
+
+_HTTP_LISTENERS = frozenset({"http_endpoint", "metrics_endpoint"})
+
+
+def _http_status(error: BaseException | None, given: int) -> int:
+    if error is None:
+        return given or HTTPStatus.OK
+    if isinstance(error, XlaserveError):
+        return wire_status(error).http
+    if isinstance(error, asyncio.CancelledError | ConnectionError):
+        return _CLIENT_LEFT
+    return HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+def _grpc_status(error: BaseException | None) -> Status:
+    if error is None:
+        return Status.OK
+    if isinstance(error, XlaserveError):
+        return wire_status(error).grpc
+    if isinstance(error, GRPCError):
+        return error.status
+    if isinstance(error, asyncio.CancelledError):
+        return Status.CANCELLED
+    return Status.INTERNAL

@@ -20,6 +20,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
+from xlaserve.core.serving.call_record import CallRecord
 from xlaserve.core.serving.ledger import Account
 from xlaserve.core.serving.principal import Principal
 from xlaserve.core.threads.completion import settle
@@ -129,6 +130,8 @@ class Call:
     """Counts the calls of its model; None until that is found."""
     parent: "Call | None" = None
     """The call that this one is part of: of an ensemble, or of a service of one's own."""
+    record: CallRecord | None = None
+    """Times and sizes that its transport notes; None where nobody observes calls in such detail."""
     is_found = False
     """Whether a model was found that answers it: an inference."""
     has_begun = False

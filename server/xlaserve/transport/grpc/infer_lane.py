@@ -71,6 +71,8 @@ class InferLane:
         call = LaneCall(self, stream)
         try:
             self._gates.admit(call)
+            if call.record is not None:
+                call.record.received(len(message))
             request = self._recognise(message)
             is_view = request is not None
             if request is None:
@@ -143,6 +145,8 @@ class LaneCall(InferCall):
         except Exception as error:
             lane.refuse(stream, error)
             return
+        if self.record is not None:
+            self.record.sent(size)
         parts.insert(0, PREFIX.pack(0, size))
         if not stream.output.answer(stream, _HEAD, parts, size + PREFIX_BYTES, _OK):
             lane.refuse(stream, GRPCError(Status.RESOURCE_EXHAUSTED, NO_ROOM_FOR_ANSWERS))

@@ -117,6 +117,8 @@ class StreamedInfer(InferCall):
         except Exception as error:
             self._refuse_instead(error)
             return
+        if self.record is not None:
+            self.record.sent(len(message))
         if self._stream.reserve(len(message)):
             self._enqueue(message, len(message))
         else:
@@ -234,6 +236,8 @@ class InferStream:
         self._calls.append(call)
         try:
             self._gates.admit(call)
+            if call.record is not None:
+                call.record.received(len(message))
             call.typed = decoded.typed
             request = self._read(call, decoded)
             reserve_made(call, made_bytes(request.inputs))

@@ -15,6 +15,7 @@ from h2.exceptions import StreamClosedError
 
 from xlaserve.core.serving.call import Call, Operation, Peer, outside_call
 from xlaserve.core.serving.call import Headers as CallHeaders
+from xlaserve.core.serving.call_record import CallRecord
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.infer_call import AwaitedInfer
 from xlaserve.errors import DeadlineExceeded
@@ -168,6 +169,8 @@ class Runner:
 
     async def _answer(self, stream: RpcStream) -> None:
         assert stream.metadata is not None
+        if stream.call.record is not None:
+            stream._codec = _NotingCodec(stream._codec, stream.call.record)
         with self._injection.into(stream, stream.method.path, stream.metadata):
             await stream.method.handler.func(stream)
 
@@ -183,6 +186,30 @@ def _call(row: Row, headers: FieldsView, peer: Peer, deadline: float | None) -> 
     if row.infers:
         return AwaitedInfer(headers, peer, deadline)
     return RpcCall(row.operation, headers, peer, deadline)
+
+
+class _NotingCodec(CodecBase):
+    """Reads and writes messages by another codec, and notes how many bytes they have."""
+
+    def __init__(self, codec: CodecBase, record: CallRecord) -> None:
+        self._codec = codec
+        self._record = record
+
+    @property
+    def __content_subtype__(self) -> str:
+        """Return what stands behind `application/grpc+` in the content type."""
+        return self._codec.__content_subtype__
+
+    def encode(self, message: Any, message_type: Any) -> bytes:
+        """Return what the codec returns."""
+        data = self._codec.encode(message, message_type)
+        self._record.sent(len(data))
+        return data
+
+    def decode(self, data: bytes, message_type: Any) -> Any:
+        """Return what the codec returns."""
+        self._record.received(len(data))
+        return self._codec.decode(data, message_type)
 
 
 class _RawCodec(CodecBase):

@@ -55,6 +55,8 @@ class FastInfer:
         name, version, length = asked
         try:
             self._gates.admit(call)
+            if call.record is not None:
+                call.record.received(len(body))
             _, instance = self._engine.find(call, name, version)
             inference = read_infer_request(
                 instance.info, name, version, body, length, max_depth=self._max_json_depth
@@ -108,6 +110,8 @@ class FastInferCall(InferCall):
         answer: HttpResponse | BaseException
         try:
             answer = write_infer_answer(self.request, response, strict=self._fast_infer.strict_json)
+            if self.record is not None:
+                self.record.sent(answer.size)
         except Exception as error:
             answer = error
         if self.is_waited_for:
@@ -133,6 +137,8 @@ class FastInferCall(InferCall):
         except (Exception, asyncio.CancelledError) as error:
             self._tell(error)
         else:
+            if self.record is not None:
+                self.record.sent(answer.size)
             self._tell(answer)
 
     def _tell(self, answer: HttpResponse | BaseException) -> None:

@@ -153,7 +153,7 @@ class HttpServer:
         call = _call_of(match, ReadHeaders(request.headers), connection.peer)
         with self._gates.passing(call):
             if match.route is None:
-                return _no_route(method, path, match.allowed)
+                return _noted(call, _no_route(method, path, match.allowed))
             cross_site = call.headers.get("sec-fetch-site") == "cross-site"
             if cross_site and method not in _SAFE_METHODS:
                 raise CrossSiteRequest
@@ -163,7 +163,7 @@ class HttpServer:
             answer = await match.route.handle(asked)
             if isinstance(answer, HttpStream):
                 return await self._stream(request, call, answer)
-            return answer
+            return _noted(call, answer)
 
     def _asked(
         self, names: Mapping[str, str], request: web.BaseRequest, call: Call, beginning: Beginning
@@ -171,7 +171,10 @@ class HttpServer:
         held, waited = connection_of(request).held, beginning.waited_seconds
 
         async def read() -> memoryview:
-            return await self._bodies.read(request, held, waited)
+            body = await self._bodies.read(request, held, waited)
+            if call.record is not None:
+                call.record.received(len(body))
+            return body
 
         return HttpRequest(names, request.query, request.headers, read, call, held.grow)
 
@@ -230,6 +233,8 @@ class HttpServer:
                 self._close_after(response)
                 await response.prepare(request)
                 while part is not None:
+                    if call.record is not None:
+                        call.record.sent(len(part))
                     await response.write(part)
                     part = await anext(parts, None)
                 self._close_after(response)
@@ -253,6 +258,14 @@ class HttpServer:
         body = await self._threads.run(answer.size, pack)
         headers = {**answer.headers, "Content-Encoding": coding, "Vary": "Accept-Encoding"}
         return HttpResponse(answer.status, answer.content_type, [body], headers)
+
+
+def _noted(call: Call, answer: HttpResponse) -> HttpResponse:
+    """Return an answer, of which whoever observes the call now knows status and size."""
+    if call.record is not None:
+        call.record.status = answer.status
+        call.record.sent(answer.size)
+    return answer
 
 
 def _call_of(match: Match, headers: Headers, peer: Peer) -> Call:

@@ -1,0 +1,43 @@
+"""Assembles what observes calls for the operator."""
+
+from dataclasses import dataclass
+
+from xlaserve.core.serving.access_file import AccessFile
+from xlaserve.core.serving.access_log import AccessLog, Sampling
+from xlaserve.core.serving.gates import Gates
+from xlaserve.core.threads.workers import Workers
+from xlaserve.settings import Settings
+from xlaserve.transport.status import told_status
+
+
+@dataclass(frozen=True, slots=True)
+class Observing:
+    """Observers that the settings ask for."""
+
+    access_log: AccessLog | None
+
+    def reopen(self) -> None:
+        """Open files anew, as rotation of logs and SIGHUP ask for it; returns at once."""
+        if self.access_log is not None:
+            self.access_log.reopen()
+
+    async def close(self, workers: Workers) -> None:
+        """Write what is pending, for a bounded time."""
+        if self.access_log is not None:
+            await self.access_log.close(workers.wait)
+
+
+def observe(settings: Settings, gates: Gates) -> Observing:
+    """Have calls observed as the settings say; raises InvalidSettings for a file that cannot be."""
+    access_log = _access_log(settings)
+    if access_log is not None:
+        gates.observe(access_log)
+    return Observing(access_log)
+
+
+def _access_log(settings: Settings) -> AccessLog | None:
+    if not settings.access_log:
+        return None
+    sampling = Sampling(settings.access_log_rate, round(settings.access_log_slow_ms * 1_000_000))
+    file = AccessFile(settings.access_log)
+    return AccessLog(file, told_status, sampling, settings.max_access_records)

@@ -1,0 +1,105 @@
+"""The place that access records are written to: a file that may be rotated, or a descriptor."""
+
+import os
+import select
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from xlaserve.errors import InvalidSettings
+
+_SETTING = "access_log"
+_EXPECTED = "a path, stderr, stdout, or fd:<number>"
+_STANDARD = {"stdout": 1, "stderr": 2}
+_DESCRIPTOR = "fd:"
+_MODE = 0o640
+_PIPE_BYTES = select.PIPE_BUF
+"""A pipe that can be written to takes so many without waiting."""
+_PATIENCE_MS = 1000
+_LOOK_SECONDS = 1.0
+"""Seconds between two looks whether the file was renamed or removed, as log rotation does it."""
+
+
+class AccessFile:
+    """Writes whole lines. For one thread at a time; it blocks."""
+
+    def __init__(self, target: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Open the target. Raises InvalidSettings where that is impossible."""
+        self._clock = clock
+        self._looked = clock()
+        self._path: Path | None = None
+        self._torn = False
+        """Whether half a line is there, which what follows must not complete."""
+        if target in _STANDARD or target.startswith(_DESCRIPTOR):
+            self._descriptor = _descriptor(target)
+            return
+        self._path = Path(target)
+        try:
+            self._descriptor = _open(self._path)
+        except OSError as error:
+            raise InvalidSettings(
+                _SETTING, f"a file that can be written ({error})", target
+            ) from error
+
+    def write(self, line: bytes) -> bool:
+        """Write a line; false where it, or a part of it, could not be written."""
+        data = memoryview(b"\n" + line if self._torn else line)
+        rest = data
+        while rest and self._takes_more():
+            part = rest if self._path else rest[:_PIPE_BYTES]
+            try:
+                rest = rest[os.write(self._descriptor, part) :]
+            except OSError:
+                break
+        self._torn = len(rest) < len(data) if rest else False
+        return not rest
+
+    def look(self) -> None:
+        """Open the file anew if another one, or none, has its name now; looks once a second."""
+        now = self._clock()
+        if self._path is None or now - self._looked < _LOOK_SECONDS:
+            return
+        self._looked = now
+        with suppress(OSError):
+            mine = os.fstat(self._descriptor)
+            with suppress(FileNotFoundError):
+                found = self._path.stat()
+                if (found.st_dev, found.st_ino) == (mine.st_dev, mine.st_ino):
+                    return
+            self.reopen()
+
+    def reopen(self) -> None:
+        """Open the file by its name again. Raises OSError, and goes on with the old one."""
+        if self._path is not None:
+            opened = _open(self._path)
+            os.close(self._descriptor)
+            self._descriptor = opened
+            self._torn = False
+
+    def close(self) -> None:
+        """Close the file; a descriptor that was given is left open."""
+        if self._path is not None:
+            os.close(self._descriptor)
+
+    def _takes_more(self) -> bool:
+        if self._path is not None:
+            return True
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLOUT)
+        # Also true where the write will fail: that is for the write to say.
+        return bool(poll.poll(_PATIENCE_MS))
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, _MODE)
+
+
+def _descriptor(target: str) -> int:
+    text = target.removeprefix(_DESCRIPTOR)
+    number = _STANDARD.get(target, int(text) if text.isascii() and text.isdigit() else -1)
+    try:
+        os.fstat(number)
+    except (OSError, OverflowError) as error:
+        raise InvalidSettings(_SETTING, _EXPECTED, target) from error
+    return number

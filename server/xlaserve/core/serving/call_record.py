@@ -1,0 +1,37 @@
+"""Notes on one call, which observers make when it begins and transports complete.
+
+A call has none while nobody observes calls in such detail: then a transport has nothing to note.
+"""
+
+import time
+
+import msgspec
+
+UNKNOWN = -1
+
+
+# It holds no container but what a tracer puts there, which refers to nothing of the call.
+class CallRecord(msgspec.Struct, gc=False):
+    """The times and sizes of a call that only its transport knows."""
+
+    begun_ns: int
+    """Time its headers were there, by the clock of the engine."""
+    bytes_in: int = 0
+    """Bytes of its messages or its body, once they were inflated."""
+    bytes_out: int = UNKNOWN
+    """Bytes of its answers, before they are deflated; UNKNOWN until one is written."""
+    written_ns: int = 0
+    """Time its last answer was handed to its connection; 0 until then."""
+    status: int = 0
+    """The HTTP status of an answer that no error was raised for; 0 for none."""
+    trace: object = None
+    """What a tracer knows of the call; None where it is not traced."""
+
+    def received(self, count: int) -> None:
+        """Count the bytes of a message, or of a body."""
+        self.bytes_in += count
+
+    def sent(self, count: int) -> None:
+        """Count the bytes of an answer, which is written now."""
+        self.bytes_out = count if self.bytes_out < 0 else self.bytes_out + count
+        self.written_ns = time.perf_counter_ns()

@@ -1,0 +1,84 @@
+"""A thread that works off batches of items which nobody waits for."""
+
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+import structlog
+
+T = TypeVar("T")
+
+_log = structlog.get_logger("threads")
+
+
+class BatchThread(Generic[T]):
+    """Calls `work` with batches in a thread of its own; who hands them over never waits.
+
+    The thread starts with the first batch. It is a daemon: work that blocks for ever keeps neither
+    the server nor its end waiting.
+    """
+
+    def __init__(self, name: str, work: Callable[[Sequence[T]], None], max_items: int) -> None:
+        """At most `max_items` may wait to be worked off."""
+        self._name = name
+        self._work = work
+        self._max_items = max_items
+        self._queue: SimpleQueue[Sequence[T] | Callable[[], None] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._waiting = 0
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    @property
+    def free(self) -> int:
+        """Return how many items more may be handed over."""
+        return self._max_items - self._waiting
+
+    def put(self, items: Sequence[T]) -> None:
+        """Hand over items; the caller has seen that there is room for them (`free`)."""
+        with self._lock:
+            self._waiting += len(items)
+        self._hand_over(items)
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Have a function called in the thread, behind what was handed over."""
+        self._hand_over(function)
+
+    def close(self, seconds: float) -> bool:
+        """End the thread once it has worked off what it has, and wait so long at most for that.
+
+        Return whether it has ended.
+        """
+        thread = self._thread
+        if thread is None:
+            return True
+        if not self._is_closed:
+            self._is_closed = True
+            self._queue.put(None)
+        thread.join(seconds)
+        return not thread.is_alive()
+
+    def _hand_over(self, item: Sequence[T] | Callable[[], None]) -> None:
+        if self._is_closed:
+            return
+        self._queue.put(item)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            try:
+                if callable(item):
+                    item()
+                else:
+                    self._work(item)
+            except Exception as error:
+                # One batch that cannot be worked off must not end the thread.
+                _log.error("a batch was lost", thread=self._name, exc_info=error)
+            finally:
+                if not callable(item):
+                    with self._lock:
+                        self._waiting -= len(item)
+                del item
