@@ -2,52 +2,23 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.images import ROOT, of, stages
 
 from xlaserve import sagemaker_environment
 from xlaserve.settings import Settings
 from xlaserve.settings_description import describe_settings
 from xlaserve.settings_reading import ENVIRONMENT_PREFIX
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-DOCKERFILE = ROOT / "deploy/Dockerfile"
 PAGES = (ROOT / "docs/sagemaker.md", ROOT / "deploy/sagemaker/README.md")
 
-_CONTINUED = re.compile(r"\\\n\s*")
 _FLAG = re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)")
 _OURS = re.compile(rf"{ENVIRONMENT_PREFIX}[A-Z_]+")
 _THEIRS = re.compile(r"(?<!_)SAGEMAKER_[A-Z_]+")
-_FLAGS_OF_OTHERS = {"rm", "data-binary", "target"}
-"""Of docker and curl."""
-
-
-def instructions(file: Path) -> Iterator[tuple[str, str]]:
-    """Yield instruction and argument, comments left out and lines joined."""
-    text = "\n".join(line for line in file.read_text().splitlines() if line[:1] != "#")
-    for line in _CONTINUED.sub("", text).splitlines():
-        if line.strip():
-            name, _, argument = line.partition(" ")
-            yield name, argument.strip()
-
-
-def stages() -> dict[str, list[tuple[str, str]]]:
-    """Return the instructions of each stage with those of the stages below it, by name."""
-    found: dict[str, list[tuple[str, str]]] = {}
-    stage = ""
-    for name, argument in instructions(DOCKERFILE):
-        if name == "FROM":
-            base, _, stage = argument.partition(" AS ")
-            found[stage] = list(found.get(base, ()))
-        else:
-            found[stage].append((name, argument))
-    return found
-
-
-def of(name: str, stage: str = "sagemaker") -> list[str]:
-    return [argument for found, argument in stages()[stage] if found == name]
+_FLAGS_OF_OTHERS = {"rm", "data-binary", "target", "build-arg", "mode"}
+"""Of docker, tar and curl."""
 
 
 def test_the_labels_of_a_multi_model_container() -> None:
@@ -72,11 +43,10 @@ def test_its_variables_are_settings() -> None:
     assert (True, f"port:{of('EXPOSE')[0]}") == (settings.sagemaker, settings.http_endpoint)
 
 
-def test_it_runs_as_root_and_the_image_of_no_target_does_not() -> None:
-    """The platform mounts the models for root; Kubernetes checks for a user by number."""
+def test_the_image_of_no_target_is_the_server() -> None:
     *_, default = stages()
 
-    assert ("server", ["1000"], []) == (default, of("USER", "server"), of("USER"))
+    assert "server" == default
     assert [] == of("CMD", "server")
 
 

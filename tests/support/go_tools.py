@@ -1,6 +1,7 @@
 """Programs in Go that tests run: found, or built once where Go is."""
 
 import fcntl
+import json
 import os
 import shutil
 import subprocess
@@ -33,6 +34,24 @@ def go_program(config: pytest.Config, name: str, package: str, folder: Path | No
         if folder is not None or not program.exists():
             _build(go, name, package, programs, folder)
     return str(program)
+
+
+def go_module(module: str) -> Path:
+    """Return the folder of a module's source, `path@version`, fetched where Go has not got it."""
+    go = shutil.which("go")
+    if go is None:
+        missing("Go is not installed")
+    done = subprocess.run(
+        [go, "mod", "download", "-json", module],
+        capture_output=True,
+        text=True,
+        timeout=BUILD_SECONDS,
+        check=False,
+    )
+    found = json.loads(done.stdout or "{}")
+    if "Dir" not in found:
+        missing(f"{module} cannot be had: {found.get('Error', done.stderr)[-200:]}")
+    return Path(found["Dir"])
 
 
 def _build(go: str, name: str, package: str, programs: Path, folder: Path | None) -> None:

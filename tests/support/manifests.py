@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 
 import yaml
 
+from support.containers import container_settings
 from xlaserve.cli.health import health
 from xlaserve.errors import InvalidSettings
 from xlaserve.settings import Settings
 from xlaserve.settings_choices import Device
-from xlaserve.settings_description import describe_settings
 from xlaserve.settings_reading import CONTAINER_MEMORY_VARIABLES
 from xlaserve.transport.endpoints import MAX_UNIX_PATH_BYTES, Endpoint
 
@@ -196,21 +196,7 @@ def accepted_settings(manifest: Manifest) -> Iterator[str]:
 
 
 def _settings(manifest: Manifest) -> Settings:
-    """Read the arguments and the environment of the server's container as the server does."""
-    container = _server(manifest)
-    command, repository, *words = container["args"]
-    assert "serve" == command
-    rows = {f"--{row.name.replace('_', '-')}": row for row in describe_settings()}
-    given: dict[str, object] = {"repository": repository}
-    while words:
-        flag = words.pop(0)
-        if flag not in rows:
-            raise InvalidSettings(flag, "the flag of a setting", flag)
-        row = rows[flag]
-        value = "true" if row.switch else words.pop(0)
-        given[row.name] = [value] if row.many else value
-    environment = {row["name"]: row.get("value", "1") for row in container["env"]}
-    return Settings.read(environment, **given)
+    return container_settings(_server(manifest))
 
 
 def _server(manifest: Manifest) -> Manifest:

@@ -1,0 +1,28 @@
+"""The settings that a container of a manifest starts the server with."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from xlaserve.errors import InvalidSettings
+from xlaserve.settings import Settings
+from xlaserve.settings_description import describe_settings
+
+
+def container_settings(container: Mapping[str, Any]) -> Settings:
+    """Read the arguments and the environment of a container as the server does.
+
+    Raises InvalidSettings for what it would refuse.
+    """
+    command, repository, *words = container["args"]
+    assert "serve" == command
+    rows = {f"--{row.name.replace('_', '-')}": row for row in describe_settings()}
+    given: dict[str, object] = {"repository": repository}
+    while words:
+        flag = words.pop(0)
+        if flag not in rows:
+            raise InvalidSettings(flag, "the flag of a setting", flag)
+        row = rows[flag]
+        value = "true" if row.switch else words.pop(0)
+        given[row.name] = [value] if row.many else value
+    environment = {row["name"]: row.get("value", "1") for row in container["env"]}
+    return Settings.read(environment, **given)

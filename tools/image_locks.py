@@ -1,0 +1,47 @@
+"""Write the lock files of the images: every package that is installed there, with its hashes.
+
+    python tools/image_locks.py
+
+Needs uv, and the package index that it is set up for. tests/deploy/test_images.py holds the files
+to pyproject.toml; what is newest is not asked for there.
+"""
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "deploy" / "locks"
+PYTHON = "3.12"
+"""Version of Python in the images."""
+EXTRAS: Mapping[str, Sequence[str]] = {"cpu": (), "cuda12": ("cuda12",)}
+"""The lock files, each with the optional dependencies of the server that it holds."""
+BUILD = ("hatchling", "cyclonedx-bom")
+"""What builds the wheel and writes the list of what is in the image; it stays out of that."""
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for name, extras in EXTRAS.items():
+        _lock(name, ROOT / "pyproject.toml", *(f"--extra={extra}" for extra in extras))
+    with TemporaryDirectory() as directory:
+        wanted = Path(directory, "build.in")
+        wanted.write_text("\n".join(BUILD))
+        _lock("build", wanted)
+
+
+def _lock(name: str, wanted: Path, *options: str) -> None:
+    path = FOLDER / f"{name}.txt"
+    command = ["uv", "pip", "compile", "--quiet", "--upgrade", str(wanted), *options]
+    form = ["--universal", "--no-header", "--no-annotate", "--no-emit-index-url"]
+    hashes = ["--generate-hashes", "--only-binary=:all:", f"--python-version={PYTHON}"]
+    done = subprocess.run([*command, *form, *hashes, f"--output-file={path}"], check=False)
+    if done.returncode:
+        sys.exit(done.returncode)
+    print(f"wrote {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
