@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from xlaserve.core.serving.models_api import Models
     from xlaserve.models.export import Exportable, export_model
     from xlaserve.models.export_stream import ExportableStream, export_stream
-    from xlaserve.models.python.author import InferenceError, PythonModel, Request
+    from xlaserve.models.python.author import Answer, InferenceError, PythonModel, Request
     from xlaserve.models.python.context import Context
     from xlaserve.transport.grpc.services import Service
 
@@ -15,6 +15,7 @@ __version__ = metadata.version("xlaserve")
 
 __all__ = [
     "__version__",
+    "Answer",
     "Context",
     "Exportable",
     "ExportableStream",
@@ -29,7 +30,7 @@ __all__ = [
 
 _AUTHOR = "xlaserve.models.python.author"
 _HOMES = {
-    **dict.fromkeys(("InferenceError", "PythonModel", "Request"), _AUTHOR),
+    **dict.fromkeys(("Answer", "InferenceError", "PythonModel", "Request"), _AUTHOR),
     "Context": "xlaserve.models.python.context",
     "Exportable": "xlaserve.models.export",
     "ExportableStream": "xlaserve.models.export_stream",

@@ -66,14 +66,14 @@ def decode_all(
             found[name] = decode(tensor, content_types.get(name, default))
         except TensorDataError as error:
             raise TensorDataError(f"'{name}': {error.expected}", error.got) from error
-    return _data_frame(found) if of_request == DATA_FRAME else found
+    return data_frame(found) if of_request == DATA_FRAME else found
 
 
 def encode_all(
     value: Any, content_types: Mapping[str, str] = MappingProxyType({}), of_request: str = ""
 ) -> dict[str, Tensor]:
     """Return the tensors by name for a mapping, or a DataFrame; the inverse of `decode_all`."""
-    columns = _columns(value) if of_request == DATA_FRAME else dict(value)
+    columns = columns_of(value) if of_request == DATA_FRAME else dict(value)
     default = "np" if of_request in ("", DATA_FRAME) else of_request
     return {
         name: encode(column, content_types.get(name, default)) for name, column in columns.items()
@@ -179,7 +179,8 @@ CONTENT_TYPES: Mapping[str, ContentType] = MappingProxyType(
 # --- data frames ---
 
 
-def _data_frame(columns: Mapping[str, object]) -> Any:
+def data_frame(columns: Mapping[str, object]) -> Any:
+    """Return a `pandas.DataFrame` of decoded tensors; raises TensorDataError without pandas."""
     # A column has one value for each row; a tensor of more dimensions is a column of arrays.
     return _pandas().DataFrame({name: list(column) for name, column in _flat(columns).items()})  # type: ignore[call-overload]
 
@@ -193,7 +194,8 @@ def _flat(columns: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def _columns(frame: Any) -> dict[str, Tensor]:
+def columns_of(frame: Any) -> dict[str, Tensor]:
+    """Return the tensors of a `pandas.DataFrame`, one for each column; raises TensorDataError."""
     if not hasattr(frame, "columns"):
         raise TensorDataError("a pandas.DataFrame", type(frame).__name__)
     found = {}

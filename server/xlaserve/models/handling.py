@@ -1,10 +1,34 @@
 """The interface of models that are handed requests, and answer them in threads of their own."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from xlaserve.models.loaded import ModelInfo, Value
 from xlaserve.tensors import Parameter, Tensor
+
+Parameters: TypeAlias = Mapping[str, Parameter]
+"""Parameters by name."""
+
+_NONE: Mapping[str, Parameters] = MappingProxyType({})
+
+
+class TensorParameters(NamedTuple):
+    """The parameters of the tensors of a request, by tensor; only of those that have any."""
+
+    inputs: Mapping[str, Parameters] = _NONE
+    outputs: Mapping[str, Parameters] = _NONE
+    """Of the outputs that the client asks for by name."""
+
+
+class AnswerParameters(NamedTuple):
+    """The parameters of an answer, and of its outputs, by output."""
+
+    answer: Parameters = MappingProxyType({})
+    outputs: Mapping[str, Parameters] = _NONE
+
+
+NO_TENSOR_PARAMETERS = TensorParameters()
 
 
 class ModelRequest(Protocol):
@@ -36,6 +60,11 @@ class ModelRequest(Protocol):
         ...
 
     @property
+    def tensor_parameters(self) -> TensorParameters:
+        """Return the parameters that the client gave for single tensors."""
+        ...
+
+    @property
     def is_cancelled(self) -> bool:
         """Tell whether nobody waits for an answer any more."""
         ...
@@ -49,7 +78,13 @@ class ModelRequest(Protocol):
         """Take note of the time: the model begins to compute."""
         ...
 
-    def answer(self, outputs: Mapping[str, Tensor], *, last: bool = True) -> None:
+    def answer(
+        self,
+        outputs: Mapping[str, Tensor],
+        *,
+        last: bool = True,
+        parameters: AnswerParameters | None = None,
+    ) -> None:
         """Give an answer with the outputs that are asked for; nothing may follow the last one."""
         ...
 

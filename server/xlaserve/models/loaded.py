@@ -133,6 +133,10 @@ class ModelInfo:
     """Whether each request belongs to a sequence, which its parameters name."""
     optional: Optional = NONE_OPTIONAL
     """The inputs that a request may leave out, with their defaults."""
+    takes_parameters: bool = False
+    """Whether its code is given the parameters of requests, whatever their names."""
+    takes_tensor_parameters: bool = False
+    """Whether its code is given those of single tensors."""
     notice: str = ""
     """Why its requests are not put together, for the log of its load; empty where there is nothing
     to say."""

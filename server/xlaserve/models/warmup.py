@@ -11,7 +11,7 @@ import numpy as np
 from xlaserve.errors import InvalidModel, LoadCancelled, XlaserveError
 from xlaserve.models.config_warmup import Sample, SampleData, SampleInput
 from xlaserve.models.files import opened, read_exactly
-from xlaserve.models.handling import Handling
+from xlaserve.models.handling import NO_TENSOR_PARAMETERS, AnswerParameters, Handling
 from xlaserve.models.loaded import Generating, LoadContext, LoadedModel, ModelInfo
 from xlaserve.models.optional_inputs import completed
 from xlaserve.tensors import (
@@ -179,6 +179,7 @@ class WarmupRequest:
     id = ""
     is_cancelled = False
     is_writable = True
+    tensor_parameters = NO_TENSOR_PARAMETERS
 
     def __init__(self, inputs: Mapping[str, Tensor], rows: int, outputs: list[str]) -> None:
         self.inputs = inputs
@@ -190,7 +191,13 @@ class WarmupRequest:
     def begin(self) -> None:
         """Do nothing: nobody asks for the time."""
 
-    def answer(self, outputs: Mapping[str, Any], *, last: bool = True) -> None:
+    def answer(
+        self,
+        outputs: Mapping[str, Any],
+        *,
+        last: bool = True,
+        parameters: AnswerParameters | None = None,
+    ) -> None:
         """Drop an answer."""
 
     def end(self) -> None:

@@ -10,13 +10,14 @@ from typing import Any, cast
 from xlaserve.core.serving.call import Call, Outcome, end_together
 from xlaserve.core.serving.infer_call import Executed, InferCall, Relayed, Tensors
 from xlaserve.core.serving.inference import (
+    DetailedResponse,
     InferOutput,
     InferResponse,
     PlacedOutput,
-    PlacedResponse,
 )
 from xlaserve.core.serving.stations.batching import split
 from xlaserve.errors import InvalidRequest
+from xlaserve.models.handling import AnswerParameters
 from xlaserve.tensors import TensorSpec
 
 
@@ -34,7 +35,9 @@ def answer_now(call: InferCall, executed: Executed) -> None:
         _report(error)
 
 
-def respond(call: InferCall, outputs: Tensors) -> InferResponse:
+def respond(
+    call: InferCall, outputs: Tensors, parameters: AnswerParameters | None = None
+) -> InferResponse:
     """Return the response with the outputs that a call asks for, in its order.
 
     Raises an InvalidRequest for an output that cannot be put into the form that it asks for.
@@ -43,23 +46,48 @@ def respond(call: InferCall, outputs: Tensors) -> InferResponse:
     # A list is made in half the time of a generator.
     shown = tuple([InferOutput(s.name, s.datatype, outputs[s.name]) for s in specs])
     if call.shaping is not None:
-        return _shaped(call, call.shaping(shown))
+        return _shaped(call, call.shaping(shown), parameters)
+    if parameters is not None:
+        return _detailed(call, shown, parameters)
     return InferResponse(version.model, version.number, call.id, shown)
 
 
-def _shaped(call: InferCall, outputs: tuple[InferOutput, ...]) -> InferResponse:
+def _shaped(
+    call: InferCall, outputs: tuple[InferOutput, ...], parameters: AnswerParameters | None = None
+) -> InferResponse:
     is_placed = any(isinstance(output, PlacedOutput) for output in outputs)
-    kind = PlacedResponse if is_placed else InferResponse
-    return kind(call.found.model, call.found.number, call.id, outputs)
+    if is_placed or parameters is not None:
+        return _detailed(call, outputs, parameters or AnswerParameters())
+    return InferResponse(call.found.model, call.found.number, call.id, outputs)
 
 
-def answer_with(call: InferCall, outputs: tuple[InferOutput, ...], how: Relayed) -> None:
+def _detailed(
+    call: InferCall, outputs: tuple[InferOutput, ...], parameters: AnswerParameters
+) -> DetailedResponse:
+    found = call.found
+    return DetailedResponse(found.model, found.number, call.id, outputs, *parameters)
+
+
+def parameters_of(response: InferResponse) -> AnswerParameters | None:
+    """Return the parameters of a response; None where it cannot have any."""
+    if isinstance(response, DetailedResponse):
+        return AnswerParameters(response.parameters, response.output_parameters)
+    return None
+
+
+def answer_with(
+    call: InferCall,
+    outputs: tuple[InferOutput, ...],
+    how: Relayed,
+    parameters: AnswerParameters | None = None,
+) -> None:
     """Answer a call with outputs that were made for another one, in the forms that it asks for."""
     found = call.found
     response = InferResponse(found.model, found.number, call.id, outputs)
-    if call.shaping is not None:
+    if call.shaping is not None or parameters is not None:
         try:
-            response = _shaped(call, call.shaping(outputs))
+            shaped = outputs if call.shaping is None else call.shaping(outputs)
+            response = _shaped(call, shaped, parameters)
         except InvalidRequest as error:
             _refuse([call], error)
             return

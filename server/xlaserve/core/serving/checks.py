@@ -32,7 +32,7 @@ class QuickCheck:
             or any(-1 in spec.shape[1:] for spec in info.inputs)
         ):
             self._most_rows = 0  # so that none is ordinary
-        self.parameters = NamedParameters(parameters.obeyed_by(config, info))
+        self.parameters = NamedParameters(parameters.obeyed_by(config, info), info)
 
     def inputs(self, request: InferRequest) -> tuple[dict[str, Tensor], int] | None:
         """Return the inputs by name and their rows if `check_inputs` would say nothing.

@@ -23,6 +23,7 @@ from xlaserve.core.serving.infer_call import (
 )
 from xlaserve.core.serving.inference import InferRequest, InferResponse, SharedInput
 from xlaserve.core.serving.output_forms import OutputForms, asks_for_form
+from xlaserve.core.serving.parameters import of_tensors
 from xlaserve.core.serving.shared_memory import Regions
 from xlaserve.core.serving.shared_tensors import (
     AT_ONCE_BYTES,
@@ -140,6 +141,8 @@ class Engine:
                     name, info, request.outputs, labels, regions=self.regions, peer=call.peer
                 )
         instance.quick.parameters.note(request)
+        if info.takes_tensor_parameters:
+            call.tensor_parameters = of_tensors(request)
         call.inputs = {tensor.name: tensor.data for tensor in request.inputs}
         self._gates.admit_to_model(call)
         if images is not None:

@@ -12,6 +12,7 @@ from xlaserve.core.serving.inference import InferOutput, InferResponse
 from xlaserve.core.serving.sequence_table import Turn
 from xlaserve.core.serving.statistics import VersionStatistics
 from xlaserve.core.threads.completion import settle
+from xlaserve.models.handling import NO_TENSOR_PARAMETERS, TensorParameters
 from xlaserve.models.loaded import ModelInfo
 from xlaserve.tensors import Parameter, Tensor, TensorSpec
 
@@ -128,6 +129,8 @@ class InferCall(Call):
     inputs: Tensors = _NOTHING
     parameters: Mapping[str, Parameter] = _NO_PARAMETERS
     """Parameters of the request."""
+    tensor_parameters: TensorParameters = NO_TENSOR_PARAMETERS
+    """Parameters of its tensors, for a model that takes them."""
     rows = 1
     key: ShapeKey = ()
     chosen: tuple[TensorSpec, ...] | None = None

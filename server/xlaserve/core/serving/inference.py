@@ -85,8 +85,12 @@ class PlacedOutput(InferOutput, gc=False):
     """One output whose elements are in shared memory; `data` says what its shape is."""
 
 
-class PlacedResponse(InferResponse, gc=False):
-    """An answer with a PlacedOutput."""
+class DetailedResponse(InferResponse, gc=False):
+    """An answer with parameters, or with a PlacedOutput."""
+
+    parameters: Mapping[str, Parameter] = msgspec.field(default_factory=dict)
+    output_parameters: Mapping[str, Mapping[str, Parameter]] = msgspec.field(default_factory=dict)
+    """By output; those of outputs that the answer does not have are nobody's."""
 
 
 class Pending(Protocol):

@@ -12,7 +12,12 @@ import numpy as np
 from xlaserve.code_errors import CancelledByModel
 from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.infer_call import InferCall
-from xlaserve.core.serving.inference import InferRequest, InferResponse, RequestedOutput
+from xlaserve.core.serving.inference import (
+    DetailedResponse,
+    InferRequest,
+    InferResponse,
+    RequestedOutput,
+)
 from xlaserve.core.serving.models_api import input_of
 from xlaserve.errors import (
     ModelNotFound,
@@ -20,7 +25,7 @@ from xlaserve.errors import (
     ShuttingDown,
 )
 from xlaserve.models.python.author import Arrays
-from xlaserve.models.python.calls import Asked, Replies
+from xlaserve.models.python.calls import Asked, Replies, answered
 from xlaserve.tensors import BYTES, Tensor, encoded_elements
 
 
@@ -72,7 +77,7 @@ class _One(Nested):
 
     def write(self, response: InferResponse, *, last: bool) -> None:
         if not self.future.done():
-            self.future.set_result({output.name: output.data for output in response.outputs})
+            self.future.set_result(_answered(response))
 
     def settle(self, error: BaseException) -> None:
         if not self.future.done():
@@ -93,7 +98,7 @@ class _Many(Nested):
 
     def write(self, response: InferResponse, *, last: bool) -> None:
         if response.outputs or not last:
-            self._replies.put({output.name: output.data for output in response.outputs})
+            self._replies.put(_answered(response))
         if last:
             self._replies.end()
 
@@ -178,6 +183,13 @@ class NestedCalls:
             call.fail(error)
             return
         self._engine.begin(call, request)
+
+
+def _answered(response: InferResponse) -> Arrays:
+    outputs = {output.name: output.data for output in response.outputs}
+    if isinstance(response, DetailedResponse):
+        return answered(outputs, response.parameters)
+    return outputs
 
 
 def _call_of(within: Any) -> InferCall | None:

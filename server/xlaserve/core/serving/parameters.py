@@ -15,6 +15,7 @@ from xlaserve.core.serving.inference import InferRequest
 from xlaserve.errors import InvalidParameter, InvalidTensor
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_fields import Effect
+from xlaserve.models.handling import NO_TENSOR_PARAMETERS, TensorParameters
 from xlaserve.models.loaded import ModelInfo
 from xlaserve.tensors import Parameter
 
@@ -137,9 +138,14 @@ def _shown(value: Parameter) -> str:
 class NamedParameters:
     """Names parameters without effect in the log, each once while a version is loaded."""
 
-    def __init__(self, obeyed: Table = MappingProxyType({})) -> None:
-        """`obeyed` are the rows of parameters that have an effect on this model alone."""
+    def __init__(self, obeyed: Table = MappingProxyType({}), info: ModelInfo | None = None) -> None:
+        """`obeyed` are the rows of parameters that have an effect on this model alone.
+
+        What the code of a model is given is not without effect.
+        """
         self._table = {**REQUEST, **obeyed}
+        self._takes_those_of_requests = info is not None and info.takes_parameters
+        self._takes_those_of_tensors = info is not None and info.takes_tensor_parameters
         self._named: set[str] = set()
         self._log = structlog.get_logger("parameters")
 
@@ -148,9 +154,9 @@ class NamedParameters:
         for name, value in parameters.items():
             row = self._table.get(name)
             if row is None:
-                if name.startswith(_RESERVED_PREFIX) or self._is_new(name):
+                if name.startswith(_RESERVED_PREFIX) or self._is_to_name(name):
                     return False
-            elif not row.kind.fits(value) or (row.effect is Effect.NONE and self._is_new(name)):
+            elif not row.kind.fits(value) or (row.effect is Effect.NONE and self._is_to_name(name)):
                 return False
         return True
 
@@ -161,7 +167,7 @@ class NamedParameters:
     def note(self, request: InferRequest) -> None:
         """Name what a request has that has no effect, and was not named yet."""
         new: dict[str, None] = {}
-        for name in _without_effect(request, self._table):
+        for name in self._without_effect(request):
             if self._is_new(name):
                 # Not the whole: a client makes it as long as a message.
                 self._named.add(name[:_SHOWN_CHARACTERS])
@@ -174,18 +180,41 @@ class NamedParameters:
                 others_are_named=len(self._named) < MAX_NAMED,
             )
 
+    def _without_effect(self, request: InferRequest) -> Iterator[str]:
+        if not self._takes_those_of_requests:
+            yield from _of(self._table, request.parameters)
+        if self._takes_those_of_tensors:
+            return
+        for tensor in request.inputs:
+            if tensor.parameters:
+                yield from _of(INPUT, tensor.parameters)
+        for output in request.outputs:
+            if output.parameters:
+                yield from _of(OUTPUT, output.parameters)
+
+    def _is_to_name(self, name: str) -> bool:
+        return not self._takes_those_of_requests and self._is_new(name)
+
     def _is_new(self, name: str) -> bool:
         return name[:_SHOWN_CHARACTERS] not in self._named and len(self._named) < MAX_NAMED
 
 
-def _without_effect(request: InferRequest, table: Table) -> Iterator[str]:
-    yield from _of(table, request.parameters)
-    for tensor in request.inputs:
-        if tensor.parameters:
-            yield from _of(INPUT, tensor.parameters)
-    for output in request.outputs:
-        if output.parameters:
-            yield from _of(OUTPUT, output.parameters)
+def of_tensors(request: InferRequest) -> TensorParameters:
+    """Return the parameters of single tensors that are not the protocol's: the code's own."""
+    if not (request.outputs or any(tensor.parameters for tensor in request.inputs)):
+        return NO_TENSOR_PARAMETERS
+    inputs = {tensor.name: _own(INPUT, tensor.parameters) for tensor in request.inputs}
+    outputs = {output.name: _own(OUTPUT, output.parameters) for output in request.outputs}
+    if not (any(inputs.values()) or any(outputs.values())):
+        return NO_TENSOR_PARAMETERS
+    return TensorParameters(
+        {name: own for name, own in inputs.items() if own},
+        {name: own for name, own in outputs.items() if own},
+    )
+
+
+def _own(table: Table, parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    return {name: value for name, value in parameters.items() if name not in table}
 
 
 def _of(table: Table, parameters: Mapping[str, Parameter]) -> Iterator[str]:

@@ -15,6 +15,7 @@ import numpy as np
 from xlaserve.core.serving.infer_call import InferCall
 from xlaserve.core.serving.inference import InferOutput
 from xlaserve.core.serving.ledger import Kind, Ledger
+from xlaserve.models.handling import NO_TENSOR_PARAMETERS
 from xlaserve.tensors import Parameter, Tensor, pack_bytes
 
 MOST_EXACT_BYTES = 2048
@@ -44,6 +45,11 @@ def key_of(call: InferCall, names: Sequence[str]) -> Key:
         call.chosen and tuple([spec.name for spec in call.chosen]),
         _said(call.parameters) if call.parameters else (),
     ]
+    if call.tensor_parameters is not NO_TENSOR_PARAMETERS:
+        parts += [
+            tuple([(name, _said(of_tensor)) for name, of_tensor in sorted(found.items())])
+            for found in call.tensor_parameters
+        ]
     for name in names:
         tensor = inputs.get(name)
         if tensor is None:

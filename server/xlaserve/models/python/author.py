@@ -18,6 +18,9 @@ Arrays: TypeAlias = Mapping[str, Array]
 Declared: TypeAlias = Mapping[str, tuple[str, Sequence[int]]]
 """Datatype and dims by tensor, as `{"x": ("FP32", [4])}`; without the batch, -1 for any size."""
 
+Parameters: TypeAlias = Mapping[str, Mapping[str, Parameter]]
+"""Parameters of tensors, by tensor."""
+
 CODES = frozenset(
     (
         *("internal", "invalid_argument", "not_found", "already_exists"),
@@ -46,11 +49,30 @@ class Request:
     """Names of the outputs that the client asks for; others may be left out."""
     parameters: Mapping[str, Parameter]
     _of: Any = field(repr=False, compare=False)
+    input_parameters: Parameters = MappingProxyType({})
+    """Parameters of inputs, by input; only of those that have any."""
+    output_parameters: Parameters = MappingProxyType({})
+    """Parameters of the outputs that the client asks for by name, by output."""
 
     @property
     def is_cancelled(self) -> bool:
         """Tell whether nobody waits for the answer any more."""
         return bool(self._of.is_cancelled)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Outputs, with parameters that the client is told beside them; `infer` may return or yield it.
+
+    A parameter is a truth value, a number or a text.
+    """
+
+    outputs: Any
+    """The outputs by name, as `infer` returns them."""
+    parameters: Mapping[str, Parameter] = MappingProxyType({})
+    """Parameters of the answer."""
+    output_parameters: Parameters = MappingProxyType({})
+    """Parameters of outputs, by output."""
 
 
 class PythonModel:
@@ -69,6 +91,9 @@ class PythonModel:
     """Most rows of a request; 0 where tensors have no batch dimension."""
     batched: ClassVar[bool] = False
     """Whether rows of different requests may be put together for one call of `infer`."""
+    decoded: ClassVar[bool] = False
+    """Whether `infer` is given what inputs stand for by their content types, and its outputs are
+    written by theirs (`xlaserve.content_types`)."""
 
     def load(self, context: Any) -> None:
         """Get ready; called once, before the first request, with the `Context` of the copy."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
-from xlaserve.models.python.author import Arrays
+from xlaserve.models.python.author import Array, Arrays
 from xlaserve.tensors import Parameter
 
 WINDOW = 16
@@ -31,6 +31,24 @@ class Asked:
     parameters: Mapping[str, Parameter] = field(default_factory=lambda: MappingProxyType({}))
     seconds: float = 0.0
     """Time that it may take; 0 for as long as the request that it is part of."""
+
+
+class Answered(dict[str, Array]):
+    """The outputs of another model, and the parameters of its answer."""
+
+    parameters: Mapping[str, Parameter] = MappingProxyType({})
+
+
+def answered(outputs: Arrays, parameters: Mapping[str, Parameter]) -> Answered:
+    """Return outputs with the parameters of their answer."""
+    found = Answered(outputs)
+    found.parameters = parameters
+    return found
+
+
+def parameters_of(outputs: Arrays) -> dict[str, Parameter]:
+    """Return the parameters of an answer of another model."""
+    return dict(outputs.parameters) if isinstance(outputs, Answered) else {}
 
 
 class Replies:

@@ -11,8 +11,9 @@ import numpy as np
 
 from xlaserve.models.handling import ModelRequest
 from xlaserve.models.loaded import ModelInfo
-from xlaserve.models.python.author import PythonModel, Request
+from xlaserve.models.python.author import Answer, PythonModel, Request
 from xlaserve.models.python.calls import computing
+from xlaserve.models.python.contents import Contents
 from xlaserve.models.python.context import Context
 from xlaserve.models.python.failures import failure
 from xlaserve.models.python.inputs import on_host
@@ -74,7 +75,11 @@ class OwnCopy:
         self._context = context
         self._name = context.model
         self._is_batched = is_batched
-        self._check = OutputCheck(self._name, info.outputs, batched=bool(info.max_batch_size))
+        batched = bool(info.max_batch_size)
+        self._check = OutputCheck(self._name, info.outputs, batched=batched, converts=model.decoded)
+        self._contents = (
+            Contents(self._name, info.outputs, context.parameters) if model.decoded else None
+        )
         self._infer: Callable[..., Any] = model.infer
         self._takes_request = takes_request(type(model))
         title = f"python {self._name} {context.replica}"
@@ -135,13 +140,28 @@ class OwnCopy:
 
     def _arguments(self, request: ModelRequest) -> tuple[Any, ...]:
         request.begin()
-        inputs = on_host(request.inputs)
+        inputs: Any = on_host(request.inputs)
+        if self._contents is not None:
+            inputs = self._contents.decoded(request, inputs)
         if not self._takes_request:
             return (inputs,)
-        return inputs, Request(request.id, request.outputs, request.parameters, request)
+        of_tensors = request.tensor_parameters
+        return inputs, Request(
+            request.id, request.outputs, request.parameters, request, *of_tensors
+        )
 
     def _give(self, request: ModelRequest, given: object, *, last: bool = True) -> None:
-        request.answer(self._check.checked(given, request.outputs, request.rows), last=last)
+        answer = given if isinstance(given, Answer) else None
+        outputs = given if answer is None else answer.outputs
+        if self._contents is not None:
+            answer = self._contents.encoded(request, answer or Answer(outputs))
+            outputs = answer.outputs
+        checked = self._check.checked(outputs, request.outputs, request.rows)
+        if answer is None:
+            request.answer(checked, last=last)
+            return
+        parameters = self._check.parameters(answer.parameters, answer.output_parameters)
+        request.answer(checked, last=last, parameters=parameters)
 
     def _fail(self, request: ModelRequest, error: BaseException) -> None:
         request.fail(failure(self._name, error))
@@ -169,6 +189,10 @@ class OwnCopy:
             names = list(dict.fromkeys(n for request in requests for n in request.outputs))
             with computing(requests[0]):
                 given = self._infer(joined)
+            parameters = None
+            if isinstance(given, Answer):
+                parameters = self._check.parameters(given.parameters, given.output_parameters)
+                given = given.outputs
             outputs = self._check.checked(given, names, rows)
         except BaseException as error:
             told = failure(self._name, error)
@@ -178,7 +202,8 @@ class OwnCopy:
         start = 0
         for request in requests:
             end = start + request.rows
-            request.answer({name: outputs[name][start:end] for name in request.outputs})
+            own = {name: outputs[name][start:end] for name in request.outputs}
+            request.answer(own, parameters=parameters)
             start = end
 
     def _stream(self, request: ModelRequest) -> None:

@@ -150,7 +150,7 @@ def _making(code: ModelCode, context: LoadContext, forget: Callable[[], None]) -
 def _own(kind: type[PythonModel], code: ModelCode, context: LoadContext) -> Making:
     config = context.config
     is_decoupled = is_generator(kind.infer)
-    info = _info(agreed(config, kind), config, is_decoupled=is_decoupled)
+    info = _info(agreed(config, kind), config, is_decoupled=is_decoupled, is_own=True)
     if config.is_decoupled and not is_decoupled:
         raise InvalidModel(
             "model_transaction_policy.decoupled: expected false, since its infer is no generator"
@@ -178,7 +178,7 @@ def _tritons(kind: type, code: ModelCode, context: LoadContext) -> Making:
     if not callable(execute):
         raise InvalidModel("its TritonPythonModel has no method 'execute'")
     config = completed(context.model, context.config, kind)
-    info = _info(agreed(config, None), config, is_decoupled=config.is_decoupled)
+    info = _info(agreed(config, None), config, is_decoupled=config.is_decoupled, is_own=False)
     message = ServedConfig(context.model, config, info).message()
     args = {
         "model_config": json.dumps(as_dict(message)),
@@ -199,7 +199,9 @@ def _tritons(kind: type, code: ModelCode, context: LoadContext) -> Making:
     return Making(info, make, _count(config, context.device), is_batched, concurrency, code.close)
 
 
-def _info(signature: Signature, config: ModelConfig, *, is_decoupled: bool) -> ModelInfo:
+def _info(
+    signature: Signature, config: ModelConfig, *, is_decoupled: bool, is_own: bool
+) -> ModelInfo:
     return ModelInfo(
         PLATFORM,
         signature.inputs,
@@ -207,6 +209,9 @@ def _info(signature: Signature, config: ModelConfig, *, is_decoupled: bool) -> M
         signature.max_batch_size,
         is_decoupled=is_decoupled,
         optional=optional_inputs.of_code(config),
+        takes_parameters=True,
+        # Triton's interface has no place for them.
+        takes_tensor_parameters=is_own,
     )
 
 
@@ -234,6 +239,11 @@ def _is_batched(kind: type[PythonModel], config: ModelConfig, info: ModelInfo) -
         if kind.batched:
             raise InvalidModel("its class is batched: expected a max_batch_size above 0, got 0")
         return False
+    if kind.decoded:
+        raise InvalidModel(
+            "its requests are to be put together: expected decoded False, since each may have "
+            "content types of its own"
+        )
     if is_generator(kind.infer) or is_async(kind.infer) or takes_request(kind):
         raise InvalidModel(
             "its requests are to be put together: expected an infer that is a function of the "

@@ -1,5 +1,6 @@
 """The outputs of Python code, checked against what the model promises."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -9,9 +10,12 @@ from xlaserve.code_errors import (
     MissingOutputs,
     WrongOutput,
 )
+from xlaserve.models.handling import AnswerParameters
+from xlaserve.models.python.author import Parameters
 from xlaserve.tensors import (
     BYTES,
     Datatype,
+    Parameter,
     Tensor,
     TensorDataError,
     TensorSpec,
@@ -19,6 +23,11 @@ from xlaserve.tensors import (
     describe,
     encoded_elements,
 )
+
+_RESERVED = frozenset(("triton_final_response", "binary_data_size"))
+"""Parameters that the protocol itself gives answers and their outputs."""
+
+_SHOWN_CHARACTERS = 80
 
 
 class OutputCheck:
@@ -50,6 +59,43 @@ class OutputCheck:
         if missing:
             raise MissingOutputs(self._model, missing, map(str, given))
         return {name: self.array(name, given[name], rows) for name in wanted}
+
+    def parameters(
+        self, given: Mapping[str, Parameter], of_outputs: Parameters
+    ) -> AnswerParameters | None:
+        """Return the parameters of an answer and of its outputs; None where there are none.
+
+        Raises WrongOutput for one that no client could be told.
+        """
+        if not (given or of_outputs):
+            return None
+        unknown = [name for name in of_outputs if name not in self._specs]
+        if unknown:
+            known = ", ".join(self._specs)
+            expected = f"parameters of its outputs ({known})"
+            raise WrongOutput(self._model, "", expected, f"those of {unknown[0]!r}")
+        return AnswerParameters(
+            self._told("", given),
+            {name: self._told(name, parameters) for name, parameters in of_outputs.items()},
+        )
+
+    def _told(self, output: str, given: Mapping[str, Parameter]) -> dict[str, Parameter]:
+        return {str(name): self._value(output, name, value) for name, value in given.items()}
+
+    def _value(self, output: str, name: object, value: object) -> Parameter:
+        plain = value.item() if isinstance(value, np.generic) else value
+        if not isinstance(name, str) or not _is_text(name) or name in _RESERVED:
+            expected = f"a text, not one of {', '.join(sorted(_RESERVED))}"
+            raise WrongOutput(self._model, output, f"as name of a parameter {expected}", repr(name))
+        if not _can_be_told(plain):
+            raise WrongOutput(
+                self._model,
+                output,
+                f"as parameter '{name}' a truth value, an integer of 64 bits, a finite number or "
+                "a text",
+                repr(value)[:_SHOWN_CHARACTERS],
+            )
+        return cast(Parameter, plain)
 
     def array(self, name: str, value: object, rows: int | None) -> Tensor:
         """Return one output as an array of its datatype; raises WrongOutput.
@@ -100,6 +146,22 @@ class OutputCheck:
             if np.array_equal(found, array, equal_nan=wanted.dtype.kind == "f"):
                 return found
         raise WrongOutput(self._model, spec.name, str(spec), describe(_name(array), array.shape))
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _can_be_told(value: object) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, str):
+        return _is_text(value)
+    return isinstance(value, bool) or (isinstance(value, int) and -(2**63) <= value < 2**64)
 
 
 def _name(array: Any) -> str:

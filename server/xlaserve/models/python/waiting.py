@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from xlaserve.code_errors import ModelFailed
+from xlaserve.models.handling import NO_TENSOR_PARAMETERS, AnswerParameters
 from xlaserve.models.loaded import ModelInfo, Value
 from xlaserve.tensors import Parameter, Tensor
 
@@ -14,6 +15,7 @@ class WaitedRequest:
     id = ""
     is_cancelled = False
     is_writable = True
+    tensor_parameters = NO_TENSOR_PARAMETERS
 
     def __init__(self, model: str, info: ModelInfo, inputs: Mapping[str, Value]) -> None:
         self.inputs = inputs
@@ -28,7 +30,13 @@ class WaitedRequest:
     def begin(self) -> None:
         """Do nothing: nobody asks how long it waited."""
 
-    def answer(self, outputs: Mapping[str, Tensor], *, last: bool = True) -> None:
+    def answer(
+        self,
+        outputs: Mapping[str, Tensor],
+        *,
+        last: bool = True,
+        parameters: AnswerParameters | None = None,
+    ) -> None:
         """Take the answer."""
         self._found = outputs
 

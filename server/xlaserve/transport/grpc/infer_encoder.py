@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from xlaserve.core.serving.inference import InferOutput, InferResponse, PlacedOutput
+from xlaserve.core.serving.inference import DetailedResponse, InferOutput, InferResponse
 from xlaserve.tensors import BYTES, Shape, pack_bytes, to_bytes
 from xlaserve.transport.bounded_cache import MakingCache
 from xlaserve.transport.grpc.codec import WireCodec
+from xlaserve.transport.grpc.parameters import write_parameters
 from xlaserve.transport.grpc.tensors import write_outputs
 from xlaserve.transport.grpc.typed_answers import Form, TypedAnswers
 from xlaserve.transport.grpc.wire import LENGTH, write_varint
@@ -47,7 +48,7 @@ class InferEncoder:
         of its memory wherever that is contiguous. Raises ValueError for a name that is not Unicode.
         """
         if type(response) is not InferResponse:
-            return self._encode_placed(response, form)
+            return self._encode_detailed(response, form)
         if form is None and len(response.outputs) == 1 and not response.id:
             (output,) = response.outputs
             data = output.data
@@ -91,32 +92,20 @@ class InferEncoder:
             total += len(rest)
         return parts, total
 
-    def _encode_placed(self, response: InferResponse, form: Form | None) -> tuple[Parts, int]:
-        """Write a response with outputs that are in shared memory."""
-        if form is None:
-            return self._encode_placed_raw(response)
-        outputs, raw = write_outputs(response.outputs, form)
+    def _encode_detailed(self, response: InferResponse, form: Form | None) -> tuple[Parts, int]:
+        """Write a response that has parameters, or outputs that are in shared memory."""
+        assert isinstance(response, DetailedResponse)
+        outputs, raw = write_outputs(response.outputs, form, response.output_parameters)
         message = pb.ModelInferResponse(
             model_name=response.model_name,
             model_version=response.model_version,
             id=response.id,
+            parameters=write_parameters(response.parameters),
             outputs=outputs,
         )
         parts: Parts = [self._codec.encode_message(message)]
         for tensor in raw:
             parts += (self._sizes[len(tensor)], tensor)
-        return parts, sum(map(len, parts))
-
-    def _encode_placed_raw(self, response: InferResponse) -> tuple[Parts, int]:
-        parts: Parts = [self._models[response.model_name, response.model_version]]
-        if response.id:
-            text = response.id.encode()
-            parts += (_ID, write_varint(len(text)), text)
-        for output in response.outputs:
-            parts.append(self._outputs[output.name, output.datatype.name, output.data.shape])
-        for output in response.outputs:
-            raw = b"" if isinstance(output, PlacedOutput) else _raw(output)
-            parts += (self._sizes[len(raw)], raw)
         total = sum(map(len, parts))
         return ([b"".join(parts)], total) if total <= JOINED_BYTES else (parts, total)
 

@@ -6,8 +6,28 @@ from typing import Any
 import betterproto
 
 from xlaserve.errors import InvalidRequest
+from xlaserve.tensors import Parameter
+from xlaserve_proto import inference as pb
 
 _SHOWN_CHARACTERS = 80
+_LARGEST_SIGNED = 2**63 - 1
+
+
+def write_parameters(parameters: Mapping[str, Parameter]) -> dict[str, pb.InferParameter]:
+    """Return the map of messages for plain values: integers of 64 bits, signed where they fit."""
+    return {name: _written(value) for name, value in parameters.items()}
+
+
+def _written(value: Parameter) -> pb.InferParameter:
+    if isinstance(value, bool):
+        return pb.InferParameter(bool_param=value)
+    if isinstance(value, str):
+        return pb.InferParameter(string_param=value)
+    if isinstance(value, float):
+        return pb.InferParameter(double_param=value)
+    if value > _LARGEST_SIGNED:
+        return pb.InferParameter(uint64_param=value)
+    return pb.InferParameter(int64_param=value)
 
 
 def read_parameters(parameters: Mapping[str, betterproto.Message]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Tensors between protobuf messages and numpy: raw bytes and typed contents, both ways."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from xlaserve.errors import InvalidRequest, InvalidTensor
 from xlaserve.tensors import (
     BYTES,
     Datatype,
+    Parameter,
     Tensor,
     TensorDataError,
     datatype_named,
@@ -25,12 +27,14 @@ from xlaserve.tensors import (
     from_elements,
     to_bytes,
 )
-from xlaserve.transport.grpc.parameters import read_parameters
+from xlaserve.transport.grpc.parameters import read_parameters, write_parameters
 from xlaserve.transport.grpc.typed_answers import Form
 from xlaserve_proto import inference as pb
 
 SHARED_MEMORY = "shared_memory_region"
 """Parameter of an input whose elements are not in the request (shared memory extension)."""
+
+_NO_PARAMETERS: Mapping[str, Mapping[str, Parameter]] = MappingProxyType({})
 
 CONTENTS_FIELDS = tuple(pb.InferTensorContents.__dataclass_fields__)
 
@@ -148,15 +152,21 @@ def _filled(contents: pb.InferTensorContents | None) -> list[str]:
 
 
 def write_outputs(
-    outputs: Sequence[InferOutput], form: Form | None = None
+    outputs: Sequence[InferOutput],
+    form: Form | None = None,
+    parameters: Mapping[str, Mapping[str, Parameter]] = _NO_PARAMETERS,
 ) -> tuple[list[pb.ModelInferResponseInferOutputTensor], list[Any]]:
     """Return the output tensors, and their raw contents in the same order, if there are any.
 
     Without a form they are raw: every client but one without these fields reads that, and no
     element passes through Python. Clients pair raw contents with all outputs by their order: for
-    those that are in shared memory they are empty, as Triton has them.
+    those that are in shared memory they are empty, as Triton has them. `parameters` are those of
+    outputs, by output.
     """
     described = [_described(output) for output in outputs]
+    for tensor in described:
+        if tensor.name in parameters:
+            tensor.parameters = write_parameters(parameters[tensor.name])
     if form is not None:
         for tensor, contents in zip(described, form.contents, strict=True):
             if contents is not None:

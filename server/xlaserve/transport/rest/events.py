@@ -15,9 +15,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import NamedTuple, TypeAlias
 
+import msgspec
+
 from xlaserve.core.serving.call import Headers, Peer
 from xlaserve.core.serving.infer_call import InferCall
-from xlaserve.core.serving.inference import InferRequest, InferResponse
+from xlaserve.core.serving.inference import DetailedResponse, InferRequest, InferResponse
 from xlaserve.errors import BudgetExhausted, InvalidParameter
 from xlaserve.transport.rest.accept import preferred
 from xlaserve.transport.rest.edge import translate
@@ -27,8 +29,10 @@ from xlaserve.transport.rest.messages import BINARY_TYPE, JSON_TYPE, HttpRespons
 
 EVENT_STREAM_TYPE = "text/event-stream"
 
-_FINAL_RESPONSE = b'"parameters":{"triton_final_response":%b}'
+FINAL_RESPONSE = "triton_final_response"
 """The parameter of an answer that says whether it is the last one to its request."""
+
+_FINAL_MARK = b'"parameters":{"%b":%%b}' % FINAL_RESPONSE.encode()
 
 Encode: TypeAlias = Callable[[InferResponse], Awaitable[HttpResponse]]
 """Writes an answer as JSON, in a thread where that takes long."""
@@ -146,7 +150,7 @@ async def events(
     try:
         async with aclosing(call.answers()) as answers:
             async for response, last in answers:
-                event = _event(await encode(response), last=last)
+                event = await _event(response, encode, last=last)
                 has_begun = True
                 yield event
     except Exception as error:
@@ -156,8 +160,12 @@ async def events(
         yield b"event: error\ndata: %b\n\n" % b"".join(answer.parts)
 
 
-def _event(answer: HttpResponse, *, last: bool) -> bytes:
-    """Write an answer that is an object of JSON, which holds no end of a line."""
-    text = b"".join(answer.parts)
-    mark = _FINAL_RESPONSE % (b"true" if last else b"false")
+async def _event(response: InferResponse, encode: Encode, *, last: bool) -> bytes:
+    """Write an answer, an object of JSON, which holds no end of a line."""
+    if isinstance(response, DetailedResponse):
+        parameters = {**response.parameters, FINAL_RESPONSE: last}
+        answer = await encode(msgspec.structs.replace(response, parameters=parameters))
+        return b"data: %b\n\n" % b"".join(answer.parts)
+    text = b"".join((await encode(response)).parts)
+    mark = _FINAL_MARK % (b"true" if last else b"false")
     return b"data: %b,%b}\n\n" % (text[:-1], mark)

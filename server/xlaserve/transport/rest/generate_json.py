@@ -10,11 +10,18 @@ from typing import Any
 
 import msgspec
 
-from xlaserve.core.serving.inference import InferInput, InferOutput, InferRequest, InferResponse
+from xlaserve.core.serving.inference import (
+    DetailedResponse,
+    InferInput,
+    InferOutput,
+    InferRequest,
+    InferResponse,
+)
 from xlaserve.errors import InvalidBody, InvalidTensor, OutputNotInForm
 from xlaserve.models.loaded import ModelInfo
 from xlaserve.tensors import (
     Buffer,
+    Parameter,
     Shape,
     TensorDataError,
     TensorSpec,
@@ -139,9 +146,16 @@ def write_generate_answer(response: InferResponse, *, strict: bool = False) -> H
     Each output is a field: its only element, or all of its elements in one list.
     Raises InvalidTensor for FP16 and BF16, and with `strict` OutputNotInForm, see `write_elements`.
     """
-    head = {"model_name": response.model_name, "model_version": response.model_version}
+    head: dict[str, Parameter] = {
+        "model_name": response.model_name,
+        "model_version": response.model_version,
+    }
     if response.id:
         head[_ID] = response.id
+    if isinstance(response, DetailedResponse):
+        # Fields too, but for those that are called as something else.
+        taken = {"model_name", "model_version", _ID, *(o.name for o in response.outputs)}
+        head |= {n: value for n, value in response.parameters.items() if n not in taken}
     parts: list[Buffer] = [_ENCODER.encode(head)[:-1]]
     for output in response.outputs:
         parts += (b",%b:" % _ENCODER.encode(output.name), *_elements(response, output, strict))

@@ -1,19 +1,25 @@
 """Inference responses as HTTP bodies: JSON, and JSON with binary tensors behind it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TypeAlias
 
 import msgspec
 
 from xlaserve.core.serving.inference import (
+    DetailedResponse,
     InferOutput,
     InferRequest,
     InferResponse,
 )
 from xlaserve.errors import InvalidTensor, OutputNotInForm
-from xlaserve.tensors import BYTES, DATATYPES, Buffer, TensorDataError, to_bytes
+from xlaserve.tensors import BYTES, DATATYPES, Buffer, Parameter, TensorDataError, to_bytes
 from xlaserve.transport.rest.infer_request import BINARY_DATA, BINARY_OUTPUT
 from xlaserve.transport.rest.json_tensors import NotInJson, write_elements
 from xlaserve.transport.rest.messages import BINARY_TYPE, JSON_TYPE, HttpResponse
+
+_BINARY_SIZE = "binary_data_size"
+_NO_PARAMETERS: Mapping[str, Mapping[str, Parameter]] = MappingProxyType({})
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 """Says how many bytes of JSON there are in front of binary tensors."""
@@ -28,17 +34,21 @@ class InferBody(msgspec.Struct, frozen=True, gc=False):
     """Bytes of JSON at its start; None where all is JSON."""
 
 
+_Parameters: TypeAlias = Mapping[str, Parameter] | msgspec.UnsetType
+
+
 class _Output(msgspec.Struct):
     name: str
     datatype: str
     shape: Sequence[int]
-    parameters: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+    parameters: _Parameters = msgspec.UNSET
 
 
 class _Response(msgspec.Struct):
     model_name: str
     model_version: str
     id: str | msgspec.UnsetType
+    parameters: _Parameters = msgspec.UNSET
 
 
 class _ShortOutput(msgspec.Struct):
@@ -75,7 +85,8 @@ def write_infer_response(
     Raises InvalidTensor for an output that must be binary and is wanted in JSON, and with `strict`
     OutputNotInForm for elements that JSON itself cannot hold; see `write_elements`.
     """
-    if not (request.outputs or request.parameters):
+    detailed = response if isinstance(response, DetailedResponse) else None
+    if not (request.outputs or request.parameters or detailed):
         short = _write_short(response)
         if short is not None:
             return InferBody([short], None)
@@ -83,19 +94,23 @@ def write_infer_response(
     outputs = request.outputs
     wanted = {o.name: o.parameters.get(BINARY_DATA, default) for o in outputs} if outputs else {}
     identity = response.id or msgspec.UNSET
-    head = _ENCODER.encode(_Response(response.model_name, response.model_version, identity))
+    own = (detailed and detailed.parameters) or msgspec.UNSET
+    of_outputs = detailed.output_parameters if detailed else _NO_PARAMETERS
+    head = _ENCODER.encode(_Response(response.model_name, response.model_version, identity, own))
     json: list[Buffer] = [head[:-1] + b',"outputs":[']
     tensors: list[Buffer] = []
     for index, output in enumerate(response.outputs):
         if index:
             json.append(b",")
+        parameters = of_outputs.get(output.name) or msgspec.UNSET
         if type(output) is not InferOutput:
-            json.append(_describe(output))  # it is in shared memory
+            json.append(_describe(output, parameters))  # it is in shared memory
         elif wanted.get(output.name, default):
             tensors.append(to_bytes(output.datatype, output.data))
-            json.append(_describe(output, {"binary_data_size": len(tensors[-1])}))
+            size: Mapping[str, Parameter] = {_BINARY_SIZE: len(tensors[-1])}
+            json.append(_describe(output, {**parameters, **size} if parameters else size))
         else:
-            json += _with_data(response.model_name, output, strict=strict)
+            json += _with_data(response.model_name, output, parameters, strict=strict)
     json.append(b"]}")
     length = sum(map(len, json))
     if length <= _JOINED_BYTES:
@@ -141,14 +156,14 @@ def output_bytes(response: InferResponse) -> int:
     return size
 
 
-def _describe(
-    output: InferOutput, parameters: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
-) -> bytes:
+def _describe(output: InferOutput, parameters: _Parameters) -> bytes:
     shape = output.data.shape
     return _ENCODER.encode(_Output(output.name, output.datatype.name, shape, parameters))
 
 
-def _with_data(model: str, output: InferOutput, *, strict: bool) -> list[Buffer]:
+def _with_data(
+    model: str, output: InferOutput, parameters: _Parameters, *, strict: bool
+) -> list[Buffer]:
     try:
         elements = write_elements(output.datatype, output.data, strict=strict)
     except NotInJson as error:
@@ -156,4 +171,4 @@ def _with_data(model: str, output: InferOutput, *, strict: bool) -> list[Buffer]
         raise OutputNotInForm(model, output.name, form, str(error)) from error
     except TensorDataError as error:
         raise InvalidTensor(model, "output", output.name, error.expected, error.got) from error
-    return [_describe(output)[:-1] + b',"data":', *elements, b"}"]
+    return [_describe(output, parameters)[:-1] + b',"data":', *elements, b"}"]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from xlaserve.core.serving.answers import answer_with, deliver
+from xlaserve.core.serving.answers import answer_with, deliver, parameters_of
 from xlaserve.core.serving.call import Observer
 from xlaserve.core.serving.infer_call import Executed, InferCall, Relayed
 from xlaserve.core.serving.inference import InferOutput, InferResponse
@@ -158,12 +158,14 @@ class _Flight:
         if isinstance(result, BaseException):
             deliver([call for call, _ in waiting], result)
             return
-        took = self._station.keep(self._key, result.outputs)
+        # Parameters of an answer are of its execution: they are not kept, nor is what they are of.
+        is_plain = type(result) is InferResponse
+        took = self._station.keep(self._key, result.outputs) if is_plain else 0
         for index, (call, looked) in enumerate(waiting):
             if not call.has_ended:
                 call.executed = relay.executed
                 how = Relayed(hit_ns=looked) if index else Relayed(miss_ns=looked + took)
-                answer_with(call, result.outputs, how)
+                answer_with(call, result.outputs, how, parameters_of(result))
 
 
 def answer_again(

@@ -15,7 +15,7 @@ from xlaserve.core.serving.stations.replicas import Replicas
 from xlaserve.core.serving.stations.station import Served
 from xlaserve.core.serving.stations.unending import Unending
 from xlaserve.errors import Decoupled
-from xlaserve.models.handling import Handling
+from xlaserve.models.handling import AnswerParameters, Handling, TensorParameters
 from xlaserve.tensors import Parameter, Tensor
 
 AHEAD = 32
@@ -215,6 +215,11 @@ class Exchange:
         return self.call.parameters
 
     @property
+    def tensor_parameters(self) -> TensorParameters:
+        """Return the parameters of single tensors."""
+        return self.call.tensor_parameters
+
+    @property
     def is_cancelled(self) -> bool:
         """Tell whether nobody waits any more."""
         return self.call.has_ended
@@ -228,7 +233,13 @@ class Exchange:
         """Take note of the time."""
         self.begun_ns = self._now_ns()
 
-    def answer(self, outputs: Mapping[str, Tensor], *, last: bool = True) -> None:
+    def answer(
+        self,
+        outputs: Mapping[str, Tensor],
+        *,
+        last: bool = True,
+        parameters: AnswerParameters | None = None,
+    ) -> None:
         """Give an answer."""
         self.ended_ns = self._now_ns()
         if last:
@@ -236,7 +247,7 @@ class Exchange:
         else:
             with self._lock:
                 self._answers += 1
-        self._outbox.post(partial(self._write, outputs, last))
+        self._outbox.post(partial(self._write, outputs, last, parameters))
 
     def end(self) -> None:
         """End the request, all of whose answers were given."""
@@ -266,13 +277,15 @@ class Exchange:
         if not self.has_ended and not self.call.has_ended:
             deliver([self.call], ModelFailed(self.call.found.model, "its code gave no answer"))
 
-    def _write(self, outputs: Mapping[str, Tensor], last: bool) -> None:
+    def _write(
+        self, outputs: Mapping[str, Tensor], last: bool, parameters: AnswerParameters | None
+    ) -> None:
         call = self.call
         if call.has_ended:
             self._written()
             return
         try:
-            response = respond(call, outputs)
+            response = respond(call, outputs, parameters)
         except Exception as error:
             deliver([call], error)
             return

@@ -24,6 +24,7 @@ class Relay(InferCall):
         self.parent = call.parent
         self.found, self.instance, self.is_found = call.found, call.instance, True
         self.inputs, self.parameters = call.inputs, call.parameters
+        self.tensor_parameters = call.tensor_parameters
         self.rows, self.key, self.chosen = call.rows, call.key, call.chosen
         self.started_ns, self.submitted_ns = call.started_ns, call.submitted_ns
         self.has_begun = True

@@ -20,10 +20,11 @@ from typing import Any
 from xlaserve.errors import InvalidModel
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_text import parse_json
+from xlaserve.models.handling import AnswerParameters, TensorParameters
 from xlaserve.models.loaded import LoadContext
 from xlaserve.models.python import loading
 from xlaserve.models.python.author import Arrays
-from xlaserve.models.python.calls import Asked, Replies
+from xlaserve.models.python.calls import Asked, Replies, answered
 from xlaserve.models.python.failures import described
 from xlaserve.models.python.host import PythonHost
 from xlaserve.models.python.metrics import Described, Metric, ModelMetrics
@@ -45,6 +46,7 @@ class ChildRequest:
         self.rows: int = said["rows"]
         self.outputs: Sequence[str] = said["outputs"]
         self.parameters: Mapping[str, Any] = said["parameters"]
+        self.tensor_parameters = TensorParameters(*said["tensor_parameters"])
         self.inputs = inputs
         self.is_cancelled = False
         self.is_writable = True
@@ -56,10 +58,16 @@ class ChildRequest:
         """Tell the server that the code begins with it."""
         self._send("begin", {})
 
-    def answer(self, outputs: Mapping[str, Tensor], *, last: bool = True) -> None:
+    def answer(
+        self,
+        outputs: Mapping[str, Tensor],
+        *,
+        last: bool = True,
+        parameters: AnswerParameters | None = None,
+    ) -> None:
         """Send an answer; after one that is not the last, the server says when to go on."""
         self.is_writable = last
-        self._send("answer", plain(outputs), last=last)
+        self._send("answer", plain(outputs), last=last, parameters=parameters)
 
     def end(self) -> None:
         """End the request."""
@@ -119,11 +127,11 @@ class ChildCalls:
         found = self._ask("is_ready", {"model": model, "version": version}, {})
         return bool(found.result())
 
-    def reply(self, number: int, tensors: Arrays) -> None:
+    def reply(self, number: int, outputs: Arrays) -> None:
         """Give a call for many answers the next one."""
         replies = self._streams.get(number)
         if replies is not None:
-            replies.put(tensors)
+            replies.put(outputs)
 
     def end(self, number: int, error: tuple[str, str] | None) -> None:
         """End a call for many answers."""
@@ -136,8 +144,10 @@ class ChildCalls:
         waiting = self._waiting.pop(number)
         if header.get("error") is not None:
             waiting.set_exception(raised(header["error"]))
+        elif "value" in header:
+            waiting.set_result(header["value"])
         else:
-            waiting.set_result(header.get("value", tensors))
+            waiting.set_result(answered(tensors, header["parameters"]))
 
     def _ask(self, kind: str, said: Mapping[str, Any], tensors: Arrays) -> "Future[Any]":
         number = next(self._numbers)
@@ -282,7 +292,7 @@ class Child:
         self._calls.settle(header["call"], header, tensors)
 
     def _on_reply(self, header: Mapping[str, Any], tensors: Arrays) -> None:
-        self._calls.reply(header["call"], tensors)
+        self._calls.reply(header["call"], answered(tensors, header["parameters"]))
 
     def _on_replied(self, header: Mapping[str, Any], tensors: Arrays) -> None:
         self._calls.end(header["call"], header["error"])

@@ -16,7 +16,7 @@ import structlog
 
 from xlaserve.code_errors import ProcessLost
 from xlaserve.errors import InvalidModel
-from xlaserve.models.handling import ModelRequest
+from xlaserve.models.handling import AnswerParameters, ModelRequest
 from xlaserve.models.python.author import Arrays
 from xlaserve.models.python.copies import UNLOAD_SECONDS, Freed
 from xlaserve.models.python.inputs import on_host
@@ -259,11 +259,13 @@ class ProcessCopy:
         request = self._found(number)
         if request is None:
             return
+        said = header["parameters"]
+        parameters = None if said is None else AnswerParameters(*said)
         if header["last"]:
-            request.answer(tensors)
+            request.answer(tensors, parameters=parameters)
             self._ended(pipe, number)
             return
-        request.answer(tensors, last=False)
+        request.answer(tensors, last=False, parameters=parameters)
         self._paused.add(number)
         request.when_writable(partial(self._go_on, pipe, number, request))
 
@@ -299,6 +301,7 @@ class ProcessCopy:
                 "rows": request.rows,
                 "outputs": list(request.outputs),
                 "parameters": dict(request.parameters),
+                "tensor_parameters": [dict(one) for one in request.tensor_parameters],
                 "inputs": list(inputs),
             }
             described.append((key, said))

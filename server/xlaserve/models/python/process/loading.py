@@ -41,6 +41,8 @@ def in_processes(
         memory=ModelMemory(parameters_bytes=resident),
         is_decoupled=made["is_decoupled"],
         optional=dict.fromkeys(made["optional"]),
+        takes_parameters=True,
+        takes_tensor_parameters=made["takes_tensor_parameters"],
     )
     return LoadedPython(
         context.model,
@@ -60,6 +62,7 @@ def described(info: ModelInfo, *, is_batched: bool, concurrency: int) -> dict[st
         "optional": list(info.optional),
         "max_batch_size": info.max_batch_size,
         "is_decoupled": info.is_decoupled,
+        "takes_tensor_parameters": info.takes_tensor_parameters,
         "is_batched": is_batched,
         "concurrency": concurrency,
     }

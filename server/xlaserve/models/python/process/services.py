@@ -11,7 +11,7 @@ import structlog
 from xlaserve.code_errors import CancelledByModel
 from xlaserve.models.handling import ModelRequest
 from xlaserve.models.python.author import Arrays
-from xlaserve.models.python.calls import Asked
+from xlaserve.models.python.calls import Asked, parameters_of
 from xlaserve.models.python.metrics import Described, MetricError
 from xlaserve.models.python.process.beginning import Beginning
 from xlaserve.models.python.process.errors import named
@@ -117,7 +117,8 @@ class Services:
         if error is not None:
             self._send({**said, "error": named(error)}, {})
         else:
-            self._send(said, answer.result() or {})
+            outputs = answer.result() or {}
+            self._send({**said, "parameters": parameters_of(outputs)}, outputs)
 
 
 def _asked(header: Header, tensors: Arrays) -> Asked:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from xlaserve.models.python.author import Arrays
-from xlaserve.models.python.calls import WINDOW, Replies
+from xlaserve.models.python.calls import WINDOW, Replies, parameters_of
 from xlaserve.models.python.process.errors import named
 
 
@@ -44,7 +44,8 @@ class ForwardedReplies(Replies):
         """Send an answer."""
         with self._count:
             self._not_taken += 1
-        self._send({"kind": "reply", "call": self._number}, outputs)
+        said = {"kind": "reply", "call": self._number, "parameters": parameters_of(outputs)}
+        self._send(said, outputs)
 
     def end(self, error: BaseException | None = None) -> None:
         """Tell the process, once, that no more come, or why."""

@@ -64,10 +64,11 @@ class TritonCopy:
         """Give a request an answer of the code, or its error, which is the last word."""
         try:
             outputs = self._outputs(request, response)
+            parameters = self._check.parameters(response.given_parameters, {})
         except BaseException as error:
             request.fail(failure(self.name, error))
             return
-        request.answer(outputs, last=last)
+        request.answer(outputs, last=last, parameters=parameters)
 
     # --- in the thread ---
 

@@ -11,7 +11,7 @@ from xlaserve.code_errors import ModelFailed
 from xlaserve.errors import XlaserveError
 from xlaserve.models.handling import ModelRequest
 from xlaserve.models.python.author import Arrays
-from xlaserve.models.python.calls import Asked, Calls, Replies, current_request
+from xlaserve.models.python.calls import Answered, Asked, Calls, Replies, current_request
 from xlaserve.models.python.inputs import on_host
 from xlaserve.models.python.triton.errors import CODES, TritonError, TritonModelException
 from xlaserve.models.python.triton.tensor import Tensor
@@ -45,7 +45,8 @@ class InferenceResponse:
                 raise TritonModelException(f"output_tensors: expected pb_utils.Tensor, got {got}")
         self._tensors = list(output_tensors)
         self._error = error
-        self._parameters = dict(parameters or {})
+        self.given_parameters: Mapping[str, Parameter] = dict(parameters or {})
+        """Its parameters, as the code gave them."""
 
     def output_tensors(self) -> list[Tensor]:
         """Return its tensors."""
@@ -61,7 +62,7 @@ class InferenceResponse:
 
     def parameters(self) -> str:
         """Return its parameters, in JSON."""
-        return json.dumps(self._parameters)
+        return json.dumps(self.given_parameters)
 
 
 class ResponseIterator:
@@ -345,7 +346,9 @@ class InferenceResponseSender:
 
 def response_of(outputs: Arrays) -> InferenceResponse:
     """Return the outputs of another model as an answer."""
-    return InferenceResponse([Tensor(name, array) for name, array in outputs.items()])
+    parameters = outputs.parameters if isinstance(outputs, Answered) else None
+    tensors = [Tensor(name, array) for name, array in outputs.items()]
+    return InferenceResponse(tensors, parameters=parameters)
 
 
 def error_code(error: TritonError) -> str:
