@@ -5,7 +5,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 from support import frames
@@ -43,6 +43,11 @@ class Attacker:
 
     def close(self) -> None:
         self._socket.close()
+
+    def finish(self) -> None:
+        """Say that nothing comes any more; what the server says is read on."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
 
     def send(self, *parts: Frame | bytes, reads: bool = True) -> None:
         """Send as much as the server takes, up to its GOAWAY or the end of the connection."""

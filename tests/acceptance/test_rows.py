@@ -1,0 +1,23 @@
+"""The rows of the acceptance table in sizes of some seconds; the whole sizes are `tox run -e soak`,
+`flood`, `fuzz` and `chaos`."""
+
+from pathlib import Path
+
+import pytest
+
+from acceptance.rows import ROWS, Row, Size
+
+pytestmark = pytest.mark.slow
+
+SHORT = [row for row in ROWS if Size.SHORT in row.sizes]
+
+
+@pytest.mark.parametrize("row", [row for row in SHORT if row.id != "F1"], ids=lambda row: row.id)
+def test_a_row_holds(row: Row, tmp_path: Path) -> None:
+    """F1 is not among them: its tests are of the suite already."""
+    outcome = row.run(tmp_path, Size.SHORT)
+    for figure in outcome.figures:
+        print(figure)
+
+    assert [] == outcome.failing
+    assert outcome.holds

@@ -1,0 +1,53 @@
+"""The command line: which rows, in which size; prints their figures, and exits by them."""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from acceptance.figures import Outcome
+from acceptance.rows import ENVIRONMENTS, ROWS, Row, Size
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check rows; return 1 where a figure does not meet its criterion."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("environment", choices=ENVIRONMENTS)
+    parser.add_argument("--rows", default="", help="ids, with commas between them; else all of it")
+    parser.add_argument("--short", action="store_true", help="a size that takes some seconds")
+    parser.add_argument("--long", action="store_true", help="a size that takes hours")
+    parser.add_argument("--seconds", type=float, default=0, help="length of chaos")
+    parser.add_argument("--folder", type=Path, help="keep what the servers write here")
+    given = parser.parse_args(arguments)
+    size = Size.SHORT if given.short else Size.LONG if given.long else Size.WHOLE
+    wanted = set(filter(None, given.rows.split(",")))
+    rows = [row for row in ROWS if row.environment == given.environment and row.check]
+    unknown = wanted - {row.id for row in rows}
+    if unknown:
+        parser.error(f"{given.environment} has no row {', '.join(sorted(unknown))}")
+    chosen = [row for row in rows if not wanted or row.id in wanted]
+    outcomes = [_checked(row, size, given.seconds, given.folder) for row in chosen]
+    failing = [row.id for row, outcome in zip(chosen, outcomes, strict=True) if not outcome.holds]
+    print(f"{len(chosen)} rows, below their criterion: {', '.join(failing) or 'none'}", flush=True)
+    return int(bool(failing))
+
+
+def _checked(row: Row, size: Size, seconds: float, kept: Path | None) -> Outcome:
+    print(f"{row.id} {row.what}", flush=True)
+    began = time.monotonic()
+    if kept is not None:
+        folder = kept / row.id
+        folder.mkdir(parents=True)
+        outcome = row.run(folder, size, seconds)
+    else:
+        with tempfile.TemporaryDirectory(prefix="acceptance-") as scratch:
+            outcome = row.run(Path(scratch), size, seconds)
+    _print(outcome.figures)
+    print(f"   {row.id} took {time.monotonic() - began:.0f} s", flush=True)
+    return outcome
+
+
+def _print(figures: Iterable[object]) -> None:
+    for figure in figures:
+        print(f"   {figure}", flush=True)

@@ -1,0 +1,219 @@
+"""H1 to H4: attacks, beside each a client that must not notice them."""
+
+import asyncio
+import gzip
+import resource
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from support.floods import ATTACKS, CALM, CLOSED, INFER, Attack, Attacker
+from support.frames import data, headers, literals
+from support.http import chunked, connect, message
+from support.victim import Target, export_models
+from support.wire import request_headers
+
+from acceptance.figures import MIB, Outcome
+from acceptance.subjects import Launch, Subject
+from acceptance.victim_process import Seen, victim
+
+_TRIES = 3
+"""What disturbs a latency on a shared machine makes it longer: the shortest of so many counts."""
+_BACK_SECONDS = 5.0
+_SETTLE_SECONDS = 0.5
+_CHUNKED = ("Transfer-Encoding", "chunked")
+
+
+def _server(folder: Path, **flags: object) -> Launch:
+    export_models(folder / "models")
+    return Launch(folder, {"max_requests_per_model": 100_000, "load_model": "*"} | flags)
+
+
+def flood(folder: Path, *, names: tuple[str, ...] = tuple(ATTACKS), timed: bool = True) -> Outcome:
+    """Attack a server with default limits, once with each attack; `timed` judges latencies."""
+    outcome, launch = Outcome(), _server(folder)
+    try:
+        subject = launch.start()
+        with victim(subject.grpc):
+            time.sleep(_SETTLE_SECONDS)  # every path has been taken once, and has its memory
+        for name in names:
+            _judge(subject, name, ATTACKS[name], outcome, timed=timed)
+        outcome.add("server", subject.is_running, "runs", holds=subject.is_running)
+    finally:
+        launch.stop()
+    return outcome
+
+
+def _judge(subject: Subject, name: str, attack: Attack, outcome: Outcome, *, timed: bool) -> None:
+    tries = [_attack(subject, attack)]
+    while timed and tries[-1].worst_ms >= 100 and len(tries) < _TRIES:
+        tries.append(_attack(subject, attack))
+    worst = min(one.worst_ms for one in tries)
+    outcome.none(f"{name}, errors of others", [text for one in tries for text in one.seen.errors])
+    became = tries[0].became
+    shown = ", ".join(sorted(became))
+    allowed = ", ".join(sorted(attack.outcomes))
+    outcome.add(
+        f"{name}, its end", shown, allowed, holds=bool(became) and became <= attack.outcomes
+    )
+    if timed:
+        outcome.at_most(f"{name}, worst of others", round(worst, 1), 100, " ms")
+    outcome.at_most(f"{name}, memory", max(one.peak_mib for one in tries), 64, " MiB")
+    outcome.at_most(f"{name}, memory behind it", tries[-1].left_mib, 16, " MiB")
+    cpu = round(min(one.cpu_seconds for one in tries), 2)
+    if timed and became == {CALM}:
+        outcome.at_most(f"{name}, CPU", cpu, 1, " s")
+    else:
+        outcome.note(f"{name}, CPU", f"{cpu} s")
+
+
+class _Try:
+    """One attack, and what it did."""
+
+    def __init__(self, seen: Seen) -> None:
+        self.seen = seen
+        self.became: set[str] = set()
+        self.peak_mib = self.left_mib = self.cpu_seconds = 0.0
+
+    @property
+    def worst_ms(self) -> float:
+        """Return the longest call of the victim."""
+        return self.seen.worst_seconds * 1e3
+
+
+def _attack(subject: Subject, attack: Attack) -> _Try:
+    target = Target(subject.process, subject.grpc)
+    before, cpu = subject.resident_bytes(), target.cpu_seconds()
+    subject.forget_peak()
+    with victim(subject.grpc) as seen:
+        one = _Try(seen)
+        one.became = attack.run(subject.grpc)
+    one.peak_mib = round((subject.peak_bytes() - before) / MIB, 1)
+    one.cpu_seconds = target.cpu_seconds() - cpu
+    end = time.monotonic() + _BACK_SECONDS
+    while subject.resident_bytes() - before > 16 * MIB and time.monotonic() < end:
+        time.sleep(0.05)
+    one.left_mib = round((subject.resident_bytes() - before) / MIB, 1)
+    return one
+
+
+# --- H2 ----------------------------------------------------------------------------------------
+
+
+def oversized(folder: Path) -> Outcome:
+    """Announce 4 GiB, send 65 MiB, and send gzip that becomes 1 GiB."""
+    outcome, launch = Outcome(), _server(folder)
+    announced = bytes(1) + (2**32 - 1).to_bytes(4, "big")
+    real = bytes(1) + (65 * MIB).to_bytes(4, "big") + bytes(65 * MIB)
+    bomb = gzip.compress(bytes(1 << 28), 9) * 4
+    bombed = b"\1" + len(bomb).to_bytes(4, "big") + bomb
+    try:
+        subject = launch.start()
+        _status(subject, announced)
+        for name, body, most, lines in (
+            ("4 GiB announced", announced, 1, ()),
+            ("65 MiB sent", real, 1, ()),
+            ("1 GiB in gzip", bombed, 80, (("grpc-encoding", "gzip"),)),
+        ):
+            before = subject.resident_bytes()
+            subject.forget_peak()
+            status = _status(subject, body, *lines)
+            holds = status == {"8"}
+            outcome.add(f"{name}, status", ",".join(status), "8, RESOURCE_EXHAUSTED", holds=holds)
+            grown = round((subject.peak_bytes() - before) / MIB, 2)
+            outcome.at_most(f"{name}, memory", grown, most, " MiB")
+    finally:
+        launch.stop()
+    return outcome
+
+
+def _status(subject: Subject, body: bytes, *lines: tuple[str, str]) -> set[str]:
+    attacker = Attacker(subject.grpc)
+    try:
+        attacker.send(headers(1, literals(request_headers(INFER, *lines))))
+        for at in range(0, len(body), 16_384):
+            is_last = len(body) > 5 and at + 16_384 >= len(body)
+            attacker.send(data(1, body[at : at + 16_384], end_stream=is_last))
+            if attacker.statuses():
+                break
+        attacker.read(lambda: bool(attacker.statuses()))
+        return {status for status in attacker.statuses() if status.isdigit()}
+    finally:
+        attacker.close()
+
+
+# --- H3 ----------------------------------------------------------------------------------------
+
+
+def silent(folder: Path, *, count: int = 2000, seconds: float = 5) -> Outcome:
+    """Connect two thousand times, and say nothing."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, count + 4000), hard))
+    outcome, launch = Outcome(), _server(folder, preface_seconds=seconds)
+    try:
+        subject = launch.start()
+        before = subject.resident_bytes()
+        subject.forget_peak()
+        with ExitStack() as stack:
+            attackers: list[Attacker] = []
+            for _ in range(count):
+                attackers.append(Attacker(subject.grpc, greets=False))
+                stack.callback(attackers[-1].close)
+            connected = time.monotonic()
+            # The slots are taken until the first are dropped; then there are slots for others.
+            while not all(attacker.ended for attacker in attackers):
+                for attacker in attackers:
+                    attacker.look()
+                if time.monotonic() - connected > 10 * seconds:
+                    break
+            last = time.monotonic() - connected
+            with victim(subject.grpc) as seen:
+                time.sleep(_SETTLE_SECONDS)
+            codes = {attacker.goaway or CLOSED for attacker in attackers}
+        outcome.none("not dropped", [a.outcome for a in attackers if not a.ended])
+        outcome.at_most("dropped behind the last connect", round(last, 1), seconds + 2, " s")
+        kib = round((subject.peak_bytes() - before) / count / 1024, 1)
+        outcome.at_most("memory of each", kib, 16, " KiB")
+        outcome.none("errors of a new client", seen.errors)
+        outcome.at_most("its worst call", round(seen.worst_seconds * 1e3, 1), 100, " ms")
+        outcome.note("told", ", ".join(sorted(codes)))
+    finally:
+        launch.stop()
+    return outcome
+
+
+# --- H4 ----------------------------------------------------------------------------------------
+
+
+def chunks(folder: Path, *, times: int = 100, count: int = 1_000_000) -> Outcome:
+    """Send bodies of more chunks than there may be."""
+    outcome, launch = Outcome(), _server(folder)
+    try:
+        subject = launch.start()
+        statuses = asyncio.run(_send_chunks(subject, [65_537] * 5 + [count] * 20))
+        before = subject.resident_bytes()
+        statuses += asyncio.run(_send_chunks(subject, [count] * times))
+        grown = round((subject.resident_bytes() - before) / MIB, 2)
+        others = [str(status) for status in statuses if status not in (400, 413)]
+        outcome.note("bodies", f"5 of 65 537 chunks, {times} of {count} and 20 before")
+        outcome.none("answers other than 400 and 413", others)
+        outcome.at_most("memory behind them", grown, 1, " MiB")
+    finally:
+        launch.stop()
+    return outcome
+
+
+async def _send_chunks(subject: Subject, counts: list[int]) -> list[int]:
+    statuses = []
+    head = message("POST", "/v2/models/echo/infer", _CHUNKED, length=None)
+    bodies: dict[int, Any] = {count: head + chunked(*[b"x"] * count) for count in set(counts)}
+    for count in counts:
+        async with connect(subject.http) as client:
+            sending = asyncio.ensure_future(client.send(bodies[count]))
+            statuses.append((await client.answer()).status)
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+        with suppress(OSError):
+            await client.writer.wait_closed()
+    return statuses

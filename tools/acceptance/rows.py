@@ -1,0 +1,183 @@
+"""The table: every row with what is done, its criterion, its environment, and how it is checked."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from acceptance import floods, fuzz, loads, requests, suites
+from acceptance.figures import Outcome
+
+SOAK, FLOOD, FUZZ, CHAOS, TESTS = "soak", "flood", "fuzz", "chaos", "tests"
+ENVIRONMENTS = (SOAK, FLOOD, FUZZ, CHAOS)
+"""Those of tox that print figures; `tests` are rows that the suite holds alone."""
+
+
+class Size(StrEnum):
+    """How much of it."""
+
+    SHORT = "short"
+    """Some seconds, as the suite runs it."""
+    WHOLE = "whole"
+    """The numbers of the criterion."""
+    LONG = "long"
+    """More, on demand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of the table."""
+
+    id: str
+    environment: str
+    what: str
+    criterion: str
+    check: Callable[..., Outcome] | None = None
+    """Takes a folder, and sizes by keyword."""
+    sizes: Mapping[Size, Mapping[str, Any]] = field(default_factory=dict)
+    """The keywords of each size; those that are left out are the defaults of the check."""
+    tests: tuple[str, ...] = ()
+    """Tests that hold the row, or parts of it: files, or `file::name`."""
+    takes_seconds: bool = False
+    """Whether it takes a duration."""
+
+    def run(self, folder: Path, size: Size = Size.WHOLE, seconds: float = 0) -> Outcome:
+        """Check it; blocks."""
+        assert self.check is not None
+        given = dict(self.sizes.get(size, {}))
+        if seconds and self.takes_seconds:
+            given["seconds"] = seconds
+        return self.check(folder, **given)
+
+
+ROWS = (
+    Row(
+        "L1",
+        SOAK,
+        "32 clients load and unload one model 1 024 times each",
+        "only texts of a list; live and ready behind it",
+        loads.races,
+        {Size.SHORT: {"clients": 8, "rounds": 8}},
+        ("tests/interop/test_stress.py",),
+    ),
+    Row(
+        "L2",
+        SOAK,
+        "1 000 reloads of two versions in turns, 16 clients",
+        "0 failed of 100 000 requests; each answer of one version; memory < 2 %",
+        loads.reloads,
+        {Size.SHORT: {"count": 30, "requests": 1000}},
+    ),
+    Row(
+        "L3",
+        SOAK,
+        "2 000 loads and unloads",
+        "memory < 1 KiB a cycle, files and threads + 0",
+        loads.cycles,
+        # So few say nothing of a kilobyte.
+        {Size.SHORT: {"count": 100, "most_kib": 40}},
+        ("tests/interop/test_stress.py::test_memory_comes_back_after_each_unload",),
+    ),
+    Row(
+        "M1",
+        SOAK,
+        "100 000 requests of all kinds over 8 connections (1 million with --long)",
+        "0 wrong, 0 lost, memory < 1 % or 10 MiB in the second half",
+        requests.mixed,
+        {Size.SHORT: {"count": 2000}, Size.LONG: {"count": 1_000_000}},
+    ),
+    Row(
+        "M3",
+        SOAK,
+        "1 000 answers of 10 MiB are aborted",
+        "memory within 64 MiB of the start in 5 s",
+        requests.aborted,
+        {Size.SHORT: {"count": 100}},
+        ("tests/contract/test_memory_budget.py::test_answers_that_are_taken_back",),
+    ),
+    Row(
+        "F1",
+        FUZZ,
+        "1 million mutated protobuf messages, beside google's decoder and the generic codec",
+        "0 differences; what is too much to read is refused",
+        partial(
+            suites.run_tests,
+            tests=(
+                "tests/transport/grpc/test_codec_differential.py",
+                "tests/transport/grpc/test_infer_codec_differential.py",
+                "tests/transport/grpc/test_codec_limits.py",
+            ),
+        ),
+        {
+            Size.SHORT: {"codec_messages": 20_000, "note": "20 000 messages"},
+            Size.WHOLE: {"codec_messages": 1_000_000, "note": "1 000 000 messages"},
+            Size.LONG: {"codec_messages": 10_000_000, "note": "10 000 000 messages"},
+        },
+    ),
+    Row(
+        "F3",
+        FUZZ,
+        "200 000 damaged requests over HTTP, to every kind of address",
+        "0 answers of 5xx but 501, 503, 507; none takes 2 s",
+        fuzz.http,
+        {Size.SHORT: {"count": 2000}, Size.LONG: {"count": 2_000_000}},
+        ("tests/interop/test_schemathesis.py", "tests/contract/test_http_faults.py"),
+    ),
+    Row(
+        "F4",
+        FUZZ,
+        "100 000 mutated conversations of HTTP/2 with a running server",
+        "it lives, 0 errors of a victim, each connection ends in 5 s",
+        fuzz.http2,
+        {Size.SHORT: {"count": 500}, Size.LONG: {"count": 1_000_000}},
+        ("tests/transport/http2/test_differential.py", "tests/transport/http2/test_h2spec.py"),
+    ),
+    Row(
+        "H1",
+        FLOOD,
+        "26 floods, beside each a client in a process of its own",
+        "its worst call < 100 ms, 0 errors; memory < 64 MiB, behind it < 16; GOAWAY; CPU < 1 s",
+        floods.flood,
+        {Size.SHORT: {"timed": False, "names": ("PING", "requests that are cancelled at once")}},
+        ("tests/transport/http2/test_floods.py",),
+    ),
+    Row(
+        "H2",
+        FLOOD,
+        "4 GiB are announced, 65 MiB sent, 1 GiB in gzip",
+        "RESOURCE_EXHAUSTED; memory < 1 MiB, of gzip bounded by the largest message",
+        floods.oversized,
+        {},
+        ("tests/contract/test_memory_budget.py::test_bombs",),
+    ),
+    Row(
+        "H3",
+        FLOOD,
+        "2 000 connections that say nothing",
+        "dropped in 5 s, 16 KiB each; a new client is served in 100 ms",
+        floods.silent,
+        {},
+        ("tests/transport/http2/test_floods.py::test_clients_that_say_nothing_are_dropped",),
+    ),
+    Row(
+        "H4",
+        FLOOD,
+        "bodies of 65 537 chunks, and 100 of 1 million",
+        "400 or 413; memory < 1 MiB",
+        floods.chunks,
+        {Size.SHORT: {"times": 2}},
+        (
+            "tests/transport/rest/test_server.py"
+            "::test_65536_chunks_are_read_and_one_more_is_refused",
+        ),
+    ),
+    Row(
+        "H5",
+        FLOOD,
+        "the probes of HTTP/2 and gRPC, one by one",
+        "all of them",
+        partial(suites.run_tests, tests=("tests/transport/http2/test_probes.py",)),
+    ),
+)

@@ -1,0 +1,200 @@
+"""The servers that are checked, each in a process of its own, and the models that they serve."""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+from support import identity_models, python_models
+from support.process import ENVIRONMENT, START_SECONDS, STOP_SECONDS, command
+from support.resident import Resident
+
+import xlaserve
+
+WIDTH = 16
+"""Elements of a row of the models."""
+PLUS = 1.0
+"""The number that `plus` adds."""
+WIDE_BYTES = 10 << 20
+
+
+def export_models(root: Path) -> None:
+    """Write `echo` and `texts`, which answer what they are asked; `plus`, a program of XLA; and
+    `wide`, which answers a number with 10 MiB."""
+    identity_models.write(root, "echo", "FP32")
+    identity_models.write(root, "texts", "BYTES")
+    export_plus(root, "plus", PLUS)
+    xlaserve.export_model(
+        lambda params, x: {"y": x + params["w"]},
+        {"w": np.ones((1, WIDE_BYTES // 4), np.float32)},
+        {"x": ("FP32", [1, 1])},
+        root / "wide" / "1",
+    )
+
+
+def export_plus(root: Path, name: str, amount: float, version: str = "1", rows: int = 4) -> None:
+    """Write a version of a model that adds a number, which is a parameter, to each element."""
+    xlaserve.export_model(
+        lambda params, x: {"y": x + params["amount"]},
+        {"amount": np.full((1, WIDTH), amount, np.float32)},
+        {"x": ("FP32", [-1, WIDTH])},
+        root / name / version,
+        max_batch_size=rows,
+    )
+
+
+SPOILERS = {
+    "leaks": "import builtins\nkept = builtins.__dict__.setdefault('_kept', [])\n"
+    "kept.append(bytearray(b'x' * 100_000))\nreturn {'y': x}",
+    "hangs": "import time\ntime.sleep(3600)",
+    "is wrong": "return {'y': x + 1}",
+}
+"""Bodies of models that do what a detector has to find."""
+
+
+def spoil(root: Path, how: str) -> None:
+    """Replace `echo` by a model that does what it should not."""
+    (root / "echo" / "config.json").unlink()
+    python_models.write_function(root, "echo", SPOILERS[how])
+
+
+def write_leaking_load(root: Path, name: str) -> None:
+    """Write a model that keeps 100 kB for each of its loads."""
+    code = """
+    import builtins
+
+    class Model(PythonModel):
+        def load(self, context):
+            kept = builtins.__dict__.setdefault("_kept", [])
+            kept.append(bytearray(b"x" * 100_000))
+
+        def infer(self, inputs):
+            return {"y": inputs["x"]}
+    """
+    python_models.write(root, name, code, python_models.VECTORS)
+
+
+@dataclass(frozen=True)
+class Subject(Resident):
+    """A server that is checked, in a process of its own."""
+
+    grpc: str
+    http: str
+
+    @property
+    def is_running(self) -> bool:
+        """Tell whether its process is there."""
+        return self.process.is_running() and self.process.status() != psutil.STATUS_ZOMBIE
+
+    def held_bytes(self) -> int:
+        """Return what it and its children hold in memory."""
+        processes = [self.process, *self.process.children(recursive=True)]
+        return sum(int(process.memory_info().rss) for process in processes)
+
+    def open_files(self) -> int:
+        """Return how many descriptors it has."""
+        return int(self.process.num_fds())
+
+    def threads(self) -> int:
+        """Return how many threads it has."""
+        return int(self.process.num_threads())
+
+
+@dataclass
+class Launch:
+    """A server that can be started, killed, and started again at the same addresses."""
+
+    folder: Path
+    """Has `models`; the log is written beside them, each start behind the last."""
+    flags: Mapping[str, object]
+    process: "subprocess.Popen[bytes] | None" = None
+    addresses: Mapping[str, str] | None = None
+    starts: int = 0
+
+    @property
+    def log(self) -> Path:
+        """Return the file of its log."""
+        return self.folder / f"log-{self.starts}"
+
+    def start(self) -> Subject:
+        """Start it, and return once its models are loaded."""
+        self.begin()
+        return self.started()
+
+    def begin(self) -> None:
+        """Start its process, and do not wait for it."""
+        self.starts += 1
+        given = {"model_control_mode": "explicit", "load_model": "*"} | dict(self.flags)
+        flags = [flag for name, value in given.items() for flag in _flag(name, value)]
+        known = self.addresses or {"grpc": ":0", "http": ":0"}
+        ports = {name: f"port:{url.rpartition(':')[2]}" for name, url in known.items()}
+        arguments = [*command("serve", str(self.folder / "models")), "--device", "cpu"]
+        arguments += ["--grpc-endpoint", ports["grpc"], "--http-endpoint", ports["http"]]
+        with self.log.open("w") as written:
+            self.process = subprocess.Popen(
+                [*arguments, *flags], stderr=written, env=os.environ | ENVIRONMENT
+            )
+
+    def started(self) -> Subject:
+        """Return once its models are loaded; raises AssertionError where they never are."""
+        assert self.process is not None
+        end = time.monotonic() + START_SECONDS
+        while time.monotonic() < end and self.process.poll() is None:
+            events = self.events()
+            if "started" in events:
+                self.addresses = {name: events["listening"][name] for name in ("grpc", "http")}
+                process = psutil.Process(self.process.pid)
+                return Subject(process, self.addresses["grpc"], self.addresses["http"])
+            time.sleep(0.05)
+        raise AssertionError(f"the server did not start: {self.log.read_text()[-2000:]}")
+
+    def events(self) -> dict[str, dict[str, str]]:
+        """Return the last record of each event of the log of this start."""
+        found: dict[str, dict[str, str]] = {}
+        for line in self.log.read_text().splitlines():
+            with suppress(ValueError):
+                record = json.loads(line)
+                found[str(record.get("event"))] = record
+        return found
+
+    def kill(self) -> None:
+        """End it with SIGKILL."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        """End it with SIGTERM, and return its status."""
+        assert self.process is not None
+        self.process.terminate()
+        try:
+            return self.process.wait(STOP_SECONDS)
+        finally:
+            self.process.kill()
+
+
+def _flag(name: str, value: object) -> list[str]:
+    flag = f"--{name.replace('_', '-')}"
+    if isinstance(value, bool):
+        return [flag if value else flag.replace("--", "--no-", 1)]
+    if isinstance(value, list | tuple):
+        return [text for one in value for text in (flag, str(one))]
+    return [flag, str(value)]
+
+
+@contextmanager
+def serving(folder: Path, **flags: object) -> Iterator[Subject]:
+    """Serve the models in `folder/models` for the length of a block; clients load and unload."""
+    has_code = any((folder / "models").glob("*/*/model.py"))
+    launch = Launch(folder, ({"allow_python_models": True} if has_code else {}) | flags)
+    try:
+        yield launch.start()
+    finally:
+        if launch.process is not None:
+            launch.stop()
