@@ -3,7 +3,15 @@ from pathlib import Path
 
 import pytest
 
-from xlaserve import code_errors, errors
+from xlaserve import access_errors, code_errors, errors
+from xlaserve.access_errors import (
+    NotPermitted,
+    QuotaExceeded,
+    Restricted,
+    Unauthenticated,
+    WrongHost,
+    WrongOrigin,
+)
 from xlaserve.code_errors import (
     CancelledByModel,
     Deadlock,
@@ -286,6 +294,18 @@ TEXTS = [
     ),
     (StartFailed(["a", "b"]), "not loaded at the start: 'a', 'b' (exit_on_error)"),
     (StartFailed(["a", "b"], shown=1), "not loaded at the start: 'a' and 1 more (exit_on_error)"),
+    (Unauthenticated(), "this needs credentials that the server knows"),
+    (NotPermitted("ci\n", "manage"), "caller 'ci\\n' may not manage"),
+    (Restricted("API", "key"), "This API is restricted, expecting header 'key'"),
+    (
+        QuotaExceeded("ci", "asked more than 2 requests a second", 0.25),
+        "caller 'ci' has asked more than 2 requests a second, try again in 0.25 s",
+    ),
+    (
+        WrongHost("evil.example"),
+        "this server is not 'evil.example'; its names are set with --allowed-host",
+    ),
+    (WrongOrigin(), "requests of pages of other sites are not taken"),
     (DeviceUnavailable("cuda", "no driver"), "device 'cuda' is not available: no driver"),
 ]
 
@@ -306,7 +326,8 @@ def test_every_error_that_takes_facts_has_its_text_stated_here() -> None:
     with_facts = {
         error
         for error in _subclasses(XlaserveError)
-        if error.__module__ in (errors.__name__, code_errors.__name__) and "__init__" in vars(error)
+        if error.__module__ in (errors.__name__, code_errors.__name__, access_errors.__name__)
+        and "__init__" in vars(error)
     }
 
     assert set() == with_facts - stated
@@ -319,7 +340,7 @@ def test_every_error_says_what_it_means() -> None:
 def test_errors_know_no_status() -> None:
     """Statuses belong to the one table in transport."""
     words = ("NOT_FOUND", "INVALID_ARGUMENT", "grpc", "http", "404", "400")
-    for module in (errors, code_errors):
+    for module in (errors, code_errors, access_errors):
         source = Path(str(module.__file__)).read_text().split('"""', 2)[2].lower()
 
         assert [] == [word for word in words if word.lower() in source]

@@ -30,9 +30,10 @@ from xlaserve.core.residence.repository import Repository
 from xlaserve.core.residence.runtime import RuntimeLimits
 from xlaserve.core.residence.wrong_root import check_roots
 from xlaserve.core.server import ServerDescription
+from xlaserve.core.serving.access.control import AccessControl
 from xlaserve.core.serving.answers import Counting
 from xlaserve.core.serving.engine import Engine
-from xlaserve.core.serving.gates import Gates
+from xlaserve.core.serving.gates import Gates, everybody
 from xlaserve.core.serving.image_files import ImageLimits
 from xlaserve.core.serving.ledger import Ledger
 from xlaserve.core.serving.nested import NestedCalls
@@ -151,7 +152,10 @@ class Application:
         self.registry = Registry(settings.max_requests_per_model)
         self.capacity = Capacity()
         counting = Counting()
-        self.gates = Gates(observers=[counting])
+        self.access = AccessControl.of(settings)
+        """Who may do what; asked by the gates where there are rules or restrictions."""
+        permission = self.access.check if self.access.is_needed else everybody
+        self.gates = Gates(permission=permission, observers=[counting])
         """The gates of every call, handed to all that make calls."""
         self.observing = observe(settings, self.gates)
         self.ledger = Ledger(settings.max_held_bytes)
@@ -230,6 +234,7 @@ class Application:
             self.control,
             self.engine,
             self.gates,
+            self.access,
             self.shared,
             self._look,
             metrics,
@@ -258,6 +263,9 @@ class Application:
             metrics = await self._listen_metrics(stack)
             stack.push_async_callback(self._stop, door)
             await stack.enter_async_context(_running(self._returning.run()))
+            if self.settings.access_rules:
+                keys = self.access.follow_keys(self.workers.wait)
+                await stack.enter_async_context(_running(keys))
             http = http_listener.address if http_listener else None
             grpc = [listener.address for listener in grpc_listeners] or [NO_ENDPOINT]
             addresses = Addresses(grpc[0], http, grpc_data=grpc[-1], metrics=metrics)

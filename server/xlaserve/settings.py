@@ -66,6 +66,19 @@ class Settings:
     """File of the authorities whose clients may connect, each with its certificate; empty for
     all clients."""
 
+    # --- Access ---
+
+    access_rules: str = ""
+    """File of the rules who may do what, TOML or JSON (docs/access.md); empty: everybody may do
+    everything. Read again when it changes, and at SIGHUP; one that is wrong changes nothing."""
+    max_principals: int = 10_000
+    """Callers whose rates and requests in flight are counted for their quotas at a time."""
+    grpc_restricted_protocol: tuple[str, ...] = ()
+    """Groups of gRPC requests that need a header, as Triton restricts them:
+    <group>,<group>:<key>=<value>, the header is triton-grpc-protocol-<key>; may be repeated."""
+    http_restricted_api: tuple[str, ...] = ()
+    """The same for HTTP, where the header is <key>. It holds for SageMaker's requests too."""
+
     # --- Models ---
 
     model_repository: tuple[Path, ...] = ()

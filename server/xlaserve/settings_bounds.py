@@ -6,6 +6,7 @@ from types import MappingProxyType
 SMALLEST: Mapping[str, float] = MappingProxyType(
     {
         "listen_backlog": 1,
+        "max_principals": 1,
         "python_process_seconds": 0,
         "poll_interval_seconds": 0.01,
         "load_threads": 1,

@@ -58,8 +58,6 @@ REFUSED = {
     "--allow-grpc=false": "gRPC is always served",
     "--model-namespacing=true": "models of several repositories share their names",
     "--reuse-grpc-port=true": "a port has one server",
-    "--http-restricted-api=health:k=v": "xlaserve would serve everybody",
-    "--grpc-restricted-protocol=health:k=v": "xlaserve would serve everybody",
     "--http-header-forward-pattern=.*": "models are not given headers",
     "--model-config-name=h100": "config.pbtxt or config.json",
     "--log-file=/tmp/log": "the log goes to stderr",

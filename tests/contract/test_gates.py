@@ -129,7 +129,7 @@ GRPC_DOORS = (
     Door("/nobody.Knows/This", Operation.SERVICE, answer="12"),
     inference("ServerLive", Operation.HEALTH),
     inference("ServerReady", Operation.HEALTH),
-    inference("ModelReady", Operation.HEALTH, NAME),
+    inference("ModelReady", Operation.READINESS, NAME),
     inference("ServerMetadata", Operation.METADATA),
     inference("ModelMetadata", Operation.METADATA, NAME),
     inference("ModelConfig", Operation.METADATA, NAME),

@@ -43,7 +43,7 @@ INFERRING = [
 EXPECTED = {
     "GET /v2/health/live": Operation.HEALTH,
     "GET /v2/health/ready": Operation.HEALTH,
-    "GET /v2/models/{model}/ready": Operation.HEALTH,
+    "GET /v2/models/{model}/ready": Operation.READINESS,
     "GET /ping": Operation.HEALTH,
     "GET /v2": Operation.METADATA,
     "GET /v2/models": Operation.METADATA,

@@ -47,7 +47,7 @@ class Watch:
     def watching(self) -> Iterator[None]:
         """Have the gates of servers that are made in a block watched."""
 
-        def gates(observers: Sequence[object] = ()) -> Gates:
+        def gates(observers: Sequence[object] = (), **_: object) -> Gates:
             return Gates(permission=self.permit, observers=[*observers, self])  # type: ignore[list-item]
 
         with pytest.MonkeyPatch.context() as patch:

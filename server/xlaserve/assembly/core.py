@@ -8,6 +8,7 @@ from xlaserve.core.residence.predictions import FilesLook
 from xlaserve.core.residence.registry import Registry
 from xlaserve.core.residence.repository import Repository
 from xlaserve.core.server import ServerDescription
+from xlaserve.core.serving.access.control import AccessControl
 from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.tracing import Tracing
@@ -32,6 +33,7 @@ class Core:
     control: ModelControl
     engine: Engine
     gates: Gates
+    access: AccessControl
     shared: Shared
     """Shared by connections: the ledger, and the memory of long messages."""
     look: FilesLook

@@ -10,6 +10,7 @@ from grpclib._typing import IServable
 from xlaserve.assembly.core import Core
 from xlaserve.core.residence.readiness import Readiness
 from xlaserve.core.residence.runtime import ModelRuntime
+from xlaserve.core.serving.call import Operation, current_call
 from xlaserve.core.serving.models_api import Models
 from xlaserve.models import loaders
 from xlaserve.settings import Settings
@@ -93,6 +94,7 @@ def assemble_grpc(core: Core) -> GrpcDoor:
         services=names,
         source=Readiness(core.control, core.registry),
         max_watchers=settings.max_health_watchers,
+        may_see_models=lambda: core.access.may(current_call.get(), Operation.READINESS),
     )
     reflection = reflection_services(
         DescriptorIndex.of_contracts(*(s.descriptor_set for s in added if s.descriptor_set)),

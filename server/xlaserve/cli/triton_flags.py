@@ -150,7 +150,6 @@ def _cache(value: str, values: Values) -> Mapping[str, str]:
 
 
 _NONE = Flag()
-_ACCESS = "xlaserve would serve everybody; put a proxy before it"
 
 FLAGS: Mapping[str, Flag] = MappingProxyType(
     {
@@ -180,7 +179,6 @@ FLAGS: Mapping[str, Flag] = MappingProxyType(
         "http-header-forward-pattern": Flag(refused="models are not given headers"),
         "http-thread-count": _NONE,
         "http-max-input-size": _set("max_message_bytes"),
-        "http-restricted-api": Flag(refused=_ACCESS),
         "allow-grpc": Flag(
             refused="gRPC is always served; --grpc-endpoint unix:<path> keeps it off the network",
             harmless=("true", "1", "on"),
@@ -206,7 +204,6 @@ FLAGS: Mapping[str, Flag] = MappingProxyType(
         "grpc-http2-max-ping-strikes": _NONE,
         "grpc-max-connection-age": _NONE,
         "grpc-max-connection-age-grace": _NONE,
-        "grpc-restricted-protocol": Flag(refused=_ACCESS),
         "allow-metrics": _allow("metrics_endpoint", "allow-metrics"),
         "metrics-address": Flag(_address),
         "metrics-port": _port("metrics_endpoint", "allow-metrics"),
@@ -254,7 +251,7 @@ FLAGS: Mapping[str, Flag] = MappingProxyType(
     }
 )
 """Rows by flag. Those that `serve` has under the same name, with the same values, are not here:
-model-repository, model-control-mode and load-model."""
+model-repository, model-control-mode, load-model, grpc-restricted-protocol, http-restricted-api."""
 
 _REPEATED = frozenset({"model_repository"})
 """Settings that may be given more than once."""

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from grpclib import GRPCError
 from grpclib.const import Status
 
-from xlaserve import code_errors, errors
+from xlaserve import access_errors, code_errors, errors
 from xlaserve.errors import XlaserveError
 
 
@@ -44,6 +44,17 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
         ),
         errors.NotAcceptable: WireStatus(Status.INVALID_ARGUMENT, HTTPStatus.NOT_ACCEPTABLE),
         errors.OutputNotInForm: WireStatus(Status.OUT_OF_RANGE, HTTPStatus.NOT_ACCEPTABLE),
+        access_errors.Unauthenticated: WireStatus(Status.UNAUTHENTICATED, HTTPStatus.UNAUTHORIZED),
+        access_errors.NotPermitted: WireStatus(Status.PERMISSION_DENIED, HTTPStatus.FORBIDDEN),
+        # As Triton answers.
+        access_errors.Restricted: WireStatus(Status.UNAVAILABLE, HTTPStatus.FORBIDDEN),
+        access_errors.QuotaExceeded: WireStatus(
+            Status.RESOURCE_EXHAUSTED, HTTPStatus.TOO_MANY_REQUESTS
+        ),
+        access_errors.WrongHost: WireStatus(
+            Status.PERMISSION_DENIED, HTTPStatus.MISDIRECTED_REQUEST
+        ),
+        access_errors.WrongOrigin: WireStatus(Status.PERMISSION_DENIED, HTTPStatus.FORBIDDEN),
         errors.CrossSiteRequest: WireStatus(Status.PERMISSION_DENIED, HTTPStatus.FORBIDDEN),
         errors.BodyTimeout: WireStatus(Status.DEADLINE_EXCEEDED, HTTPStatus.REQUEST_TIMEOUT),
         errors.RegionNotFound: WireStatus(Status.NOT_FOUND, HTTPStatus.NOT_FOUND),

@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
@@ -40,8 +40,25 @@ class Operation(Enum):
     METRICS = "metrics"
     PAGE = "page"
     HEALTH = "health"
+    """Whether the server is live and ready."""
+    READINESS = "readiness"
+    """Whether a model is ready, which says that it is there."""
     SERVICE = "service"
     """A method of a service of one's own."""
+
+
+class Api(StrEnum):
+    """Groups of requests that Triton restricts together."""
+
+    HEALTH = "health"
+    METADATA = "metadata"
+    INFERENCE = "inference"
+    SHARED_MEMORY = "shared-memory"
+    MODEL_CONFIG = "model-config"
+    MODEL_REPOSITORY = "model-repository"
+    STATISTICS = "statistics"
+    TRACE = "trace"
+    LOGGING = "logging"
 
 
 class Headers(Protocol):
@@ -116,6 +133,10 @@ class Call:
     """
 
     operation = Operation.INFER
+    api: Api | None = None
+    """Its group, where that does not follow from the operation."""
+    carries_calls = False
+    """Whether it is a stream of calls, which quotas count in its stead."""
     model = ""
     """The name of the model, once it is known; for some protocols that is in the message."""
     version = ""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from grpclib._typing import IServable
 from grpclib.const import Handler
 
-from xlaserve.core.serving.call import Operation
+from xlaserve.core.serving.call import Api, Operation
 
 
 class Row(NamedTuple):
@@ -21,6 +21,10 @@ class Row(NamedTuple):
     """Whether the method reads and writes the bytes of messages itself."""
     infers: bool = False
     """Whether a request is one inference, so that its call is the one that the engine answers."""
+    api: Api | None = None
+    """Its group of Triton, where that does not follow from the operation."""
+    carries_calls: bool = False
+    """Whether a request is a stream of calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,31 +45,32 @@ _LIVE = Row(Operation.HEALTH)
 _OF_MODEL = Row(Operation.METADATA, "name", "version")
 _INFER = Row(Operation.INFER, "model_name", "model_version", infers=True)
 _LOAD = Row(Operation.MANAGE, "model_name")
+_READ_SHARED = Row(Operation.METADATA, api=Api.SHARED_MEMORY)
+_SHARE = Row(Operation.MANAGE, api=Api.SHARED_MEMORY)
 _METADATA = Row(Operation.METADATA)
-_MANAGE = Row(Operation.MANAGE)
 
 ROWS: Mapping[str, Row] = MappingProxyType(
     {
         _INFERENCE + "ServerLive": _LIVE,
         _INFERENCE + "ServerReady": _LIVE,
-        _INFERENCE + "ModelReady": Row(Operation.HEALTH, "name", "version"),
+        _INFERENCE + "ModelReady": Row(Operation.READINESS, "name", "version"),
         _INFERENCE + "ServerMetadata": _METADATA,
         _INFERENCE + "ModelMetadata": _OF_MODEL,
         _INFERENCE + "ModelInfer": _INFER,
-        _INFERENCE + "ModelStreamInfer": Row(Operation.INFER, raw=True),
-        _INFERENCE + "ModelConfig": _OF_MODEL,
-        _INFERENCE + "ModelStatistics": _OF_MODEL,
-        _INFERENCE + "RepositoryIndex": _METADATA,
+        _INFERENCE + "ModelStreamInfer": Row(Operation.INFER, raw=True, carries_calls=True),
+        _INFERENCE + "ModelConfig": _OF_MODEL._replace(api=Api.MODEL_CONFIG),
+        _INFERENCE + "ModelStatistics": _OF_MODEL._replace(api=Api.STATISTICS),
+        _INFERENCE + "RepositoryIndex": Row(Operation.METADATA, api=Api.MODEL_REPOSITORY),
         _INFERENCE + "RepositoryModelLoad": _LOAD,
         _INFERENCE + "RepositoryModelUnload": _LOAD,
-        _INFERENCE + "SystemSharedMemoryStatus": _METADATA,
-        _INFERENCE + "SystemSharedMemoryRegister": _MANAGE,
-        _INFERENCE + "SystemSharedMemoryUnregister": _MANAGE,
-        _INFERENCE + "CudaSharedMemoryStatus": _METADATA,
-        _INFERENCE + "CudaSharedMemoryRegister": _MANAGE,
-        _INFERENCE + "CudaSharedMemoryUnregister": _MANAGE,
-        _INFERENCE + "TraceSetting": _MANAGE,
-        _INFERENCE + "LogSettings": _MANAGE,
+        _INFERENCE + "SystemSharedMemoryStatus": _READ_SHARED,
+        _INFERENCE + "SystemSharedMemoryRegister": _SHARE,
+        _INFERENCE + "SystemSharedMemoryUnregister": _SHARE,
+        _INFERENCE + "CudaSharedMemoryStatus": _READ_SHARED,
+        _INFERENCE + "CudaSharedMemoryRegister": _SHARE,
+        _INFERENCE + "CudaSharedMemoryUnregister": _SHARE,
+        _INFERENCE + "TraceSetting": Row(Operation.MANAGE, api=Api.TRACE),
+        _INFERENCE + "LogSettings": Row(Operation.MANAGE, api=Api.LOGGING),
         _RUNTIME + "loadModel": Row(Operation.RUNTIME, "model_id"),
         _RUNTIME + "unloadModel": Row(Operation.RUNTIME, "model_id"),
         _RUNTIME + "predictModelSize": Row(Operation.RUNTIME, "model_id"),

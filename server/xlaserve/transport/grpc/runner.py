@@ -185,7 +185,9 @@ def _left(deadline: float | None) -> Deadline | None:
 def _call(row: Row, headers: FieldsView, peer: Peer, deadline: float | None) -> Call:
     if row.infers:
         return AwaitedInfer(headers, peer, deadline)
-    return RpcCall(row.operation, headers, peer, deadline)
+    call = RpcCall(row.operation, headers, peer, deadline)
+    call.api, call.carries_calls = row.api, row.carries_calls
+    return call
 
 
 class _NotingCodec(CodecBase):

@@ -1,5 +1,6 @@
 """The mapping of errors to HTTP answers, for every route alike."""
 
+import math
 from collections.abc import Awaitable, Mapping
 from http import HTTPStatus
 from types import MappingProxyType
@@ -7,6 +8,7 @@ from typing import TypeVar
 
 import structlog
 
+from xlaserve.access_errors import QuotaExceeded, Unauthenticated
 from xlaserve.errors import BudgetExhausted, XlaserveError
 from xlaserve.transport.compression import CODINGS
 from xlaserve.transport.rest.compression import UnsupportedEncoding
@@ -24,6 +26,8 @@ _HEADERS: Mapping[type[XlaserveError], Mapping[str, str]] = MappingProxyType(
             "Accept-Encoding": ", ".join(c for c in CODINGS if c[:2] != "x-"),
         },
         BudgetExhausted: {"Retry-After": "1"},
+        # RFC 9110 11.6.1, RFC 6750 3
+        Unauthenticated: {"WWW-Authenticate": "Bearer"},
     }
 )
 """Headers that an error's answer must carry."""
@@ -56,6 +60,8 @@ def translate(error: Exception, *, method: str, path: str) -> HttpResponse:
     """Return the answer that an exception becomes; one that nobody expected is logged."""
     if isinstance(error, XlaserveError):
         headers = _HEADERS.get(type(error), MappingProxyType({}))
+        if isinstance(error, QuotaExceeded):
+            headers = {"Retry-After": str(math.ceil(error.retry_seconds))}
         return error_response(str(error), wire_status(error).http, headers)
     _log.error("unexpected exception", method=method, path=path, exc_info=error)
     return error_response("internal error", HTTPStatus.INTERNAL_SERVER_ERROR)

@@ -8,7 +8,7 @@ from typing import Any
 
 from xlaserve.core.residence.control import ModelControl
 from xlaserve.core.server import ServerDescription
-from xlaserve.core.serving.call import Call, Headers, Operation, Peer
+from xlaserve.core.serving.call import Api, Call, Headers, Operation, Peer
 from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.inference import InferRequest, InferResponse
@@ -136,6 +136,7 @@ class InferenceRoutes:
                 "Statistics of all models",
                 _TAG,
                 Body(Statistics),
+                api=Api.STATISTICS,
             ),
         ]
         for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
@@ -159,7 +160,7 @@ class InferenceRoutes:
             Route(
                 "GET",
                 f"{model}/ready",
-                Operation.HEALTH,
+                Operation.READINESS,
                 self.model_ready,
                 "Model ready",
                 _TAG,
@@ -176,6 +177,7 @@ class InferenceRoutes:
                 _TAG,
                 Body(dict[str, Any]),
                 errors=(*bad_version, 404, 503),
+                api=Api.MODEL_CONFIG,
             ),
             Route(
                 "GET",
@@ -186,6 +188,7 @@ class InferenceRoutes:
                 _TAG,
                 Body(Statistics),
                 errors=(*bad_version, 404, 503),
+                api=Api.STATISTICS,
             ),
             Route(
                 "POST",

@@ -8,7 +8,7 @@ import msgspec
 
 from xlaserve.core.residence.control import ModelControl
 from xlaserve.core.residence.overrides import CONFIG, FILE_PREFIX, LoadParameter
-from xlaserve.core.serving.call import Operation
+from xlaserve.core.serving.call import Api, Operation
 from xlaserve.errors import InvalidParameter, Unsupported
 from xlaserve.transport.rest.messages import (
     HttpRequest,
@@ -67,6 +67,7 @@ class RepositoryRoutes:
                     Body(list[IndexRow]),
                     takes=Body(IndexRequest, required=False, example={"ready": True}),
                     errors=(400, 403, 408, 413, 501),
+                    api=Api.MODEL_REPOSITORY,
                 )
             )
             rows += [

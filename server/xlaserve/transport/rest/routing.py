@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from urllib.parse import unquote
 
-from xlaserve.core.serving.call import Operation
+from xlaserve.core.serving.call import Api, Operation
 from xlaserve.transport.rest.messages import BINARY_TYPE, JSON_TYPE, Handler, MakeCall, Prepare
 
 
@@ -67,6 +67,8 @@ class Route:
     """Statuses of `{"error": text}` that the handler can answer with; 500 goes without saying."""
     other: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
     """Further statuses that carry `answer` as well, with what they mean."""
+    api: Api | None = None
+    """Its group of Triton, where that does not follow from the operation."""
     prepare: Prepare | None = None
     """Makes what answers as `handle` does, on the fast path."""
     make_call: MakeCall | None = None

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from xlaserve.core.log_settings import log_settings, update_log_settings
-from xlaserve.core.serving.call import Operation
+from xlaserve.core.serving.call import Api, Operation
 from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.tracing import Tracing
 from xlaserve.transport.rest.messages import HttpRequest, HttpResponse, json_response, read_json
@@ -60,6 +60,7 @@ class RuntimeSettingsRoutes:
                 "Settings of the log",
                 _TAG,
                 Body(LogSettings),
+                api=Api.LOGGING,
             ),
             Route(
                 "POST",
@@ -71,6 +72,7 @@ class RuntimeSettingsRoutes:
                 Body(LogSettings),
                 takes=Body(dict[str, Any], required=False, example={"log_verbose_level": 1}),
                 errors=(400, 403, 408, 413, 501, 503),
+                api=Api.LOGGING,
             ),
         ]
         for path in _TRACES:
@@ -85,6 +87,7 @@ class RuntimeSettingsRoutes:
                     _TAG,
                     Body(TraceSettings),
                     errors=tuple(of_model),
+                    api=Api.TRACE,
                 ),
                 Route(
                     "POST",
@@ -96,6 +99,7 @@ class RuntimeSettingsRoutes:
                     Body(TraceSettings),
                     takes=Body(dict[str, Any], required=False, example={"trace_rate": "100"}),
                     errors=tuple(dict.fromkeys((400, 403, 408, 413, 501, 503, *of_model))),
+                    api=Api.TRACE,
                 ),
             ]
         return rows

@@ -8,7 +8,7 @@ from http import HTTPStatus
 import msgspec
 
 from xlaserve.core.residence.multi_model import MAX_PAGE, HostedModel, MultiModelContainer
-from xlaserve.core.serving.call import Operation
+from xlaserve.core.serving.call import Api, Operation
 from xlaserve.core.serving.engine import Engine
 from xlaserve.errors import InvalidParameter
 from xlaserve.transport.rest.infer_request import BINARY_OUTPUT
@@ -149,6 +149,7 @@ class SageMakerRoutes:
                     QueryParameter("next_page_token", str, "The nextPageToken of a page."),
                 ),
                 errors=(400,),
+                api=Api.MODEL_REPOSITORY,
             ),
             Route(
                 "GET",
@@ -159,6 +160,7 @@ class SageMakerRoutes:
                 _TAG,
                 Body(Model),
                 errors=(404,),
+                api=Api.MODEL_REPOSITORY,
             ),
             Route(
                 "DELETE",

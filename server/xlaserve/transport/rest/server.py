@@ -271,10 +271,13 @@ def _noted(call: Call, answer: HttpResponse) -> HttpResponse:
 def _call_of(match: Match, headers: Headers, peer: Peer) -> Call:
     """Make the call of a request; what is nowhere is asked for as a page is."""
     route = match.route
-    if route is not None and route.make_call is not None:
+    if route is None:
+        return call_of(Operation.PAGE, match.names, headers, peer)
+    if route.make_call is not None:
         return route.make_call(match.names, headers, peer)
-    operation = route.operation if route else Operation.PAGE
-    return call_of(operation, match.names, headers, peer)
+    call = call_of(route.operation, match.names, headers, peer)
+    call.api = route.api
+    return call
 
 
 def connection_of(request: web.BaseRequest) -> Connection:

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from xlaserve.core.serving.call import Operation
+from xlaserve.core.serving.call import Api, Operation
 from xlaserve.core.serving.shared_memory import Region, Regions
 from xlaserve.errors import Unsupported
 from xlaserve.transport.rest.messages import (
@@ -64,6 +64,7 @@ class SharedMemoryRoutes:
                 Body(Nothing),
                 takes=Body(RegisterRequest, example=example),
                 errors=(400, 403, 408, 409, 413, 501, 503),
+                api=Api.SHARED_MEMORY,
             ),
             Route(
                 "POST",
@@ -73,6 +74,7 @@ class SharedMemoryRoutes:
                 "Not implemented: CUDA shared memory",
                 _TAG,
                 errors=(501,),
+                api=Api.SHARED_MEMORY,
             ),
         ]
         for root, kind, status, unregister in (
@@ -90,6 +92,7 @@ class SharedMemoryRoutes:
                         _TAG,
                         Body(list[RegionRow]),
                         errors=errors,
+                        api=Api.SHARED_MEMORY,
                     )
                 )
                 rows.append(
@@ -102,6 +105,7 @@ class SharedMemoryRoutes:
                         _TAG,
                         Body(Nothing),
                         errors=(403,),
+                        api=Api.SHARED_MEMORY,
                     )
                 )
         return rows

@@ -1,0 +1,51 @@
+"""Errors of callers: who may not ask, or not so much."""
+
+from xlaserve.errors import XlaserveError, repeatable
+
+
+class Unauthenticated(XlaserveError):
+    """Nobody knows who asks; the text is the same whatever is asked, and whether it is there."""
+
+    def __init__(self) -> None:
+        super().__init__("this needs credentials that the server knows")
+
+
+class NotPermitted(XlaserveError):
+    """The caller is known, and may not do what it asks."""
+
+    def __init__(self, principal: str, operation: str) -> None:
+        super().__init__(f"caller '{repeatable(principal)}' may not {operation}")
+
+
+class Restricted(XlaserveError):
+    """A request needs a header with a value that only some know; in the words of Triton."""
+
+    def __init__(self, what: str, header: str) -> None:
+        super().__init__(f"This {what} is restricted, expecting header '{header}'")
+
+
+class QuotaExceeded(XlaserveError):
+    """A caller asks more than it may."""
+
+    def __init__(self, principal: str, quota: str, retry_seconds: float) -> None:
+        self.retry_seconds = retry_seconds
+        """Time after which it may ask again."""
+        super().__init__(
+            f"caller '{repeatable(principal)}' has {quota}, try again in {retry_seconds:.3g} s"
+        )
+
+
+class WrongHost(XlaserveError):
+    """A request names a host that the server is not: a browser was led to it."""
+
+    def __init__(self, got: str) -> None:
+        super().__init__(
+            f"this server is not '{repeatable(got[:80])}'; its names are set with --allowed-host"
+        )
+
+
+class WrongOrigin(XlaserveError):
+    """A page of another site asks, in the browser of somebody who may."""
+
+    def __init__(self) -> None:
+        super().__init__("requests of pages of other sites are not taken")

@@ -1,0 +1,259 @@
+"""The check of the permission gate: who asks, may they, and not too much."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Protocol, TypeVar
+
+import structlog
+
+from xlaserve.access_errors import NotPermitted, Unauthenticated
+from xlaserve.core.serving.access.key_set import IssuerKey, check_library, is_url, read_keys
+from xlaserve.core.serving.access.quotas import Quotas
+from xlaserve.core.serving.access.restrictions import Restrictions
+from xlaserve.core.serving.access.rules import IMPLIED, Found, Rules
+from xlaserve.core.serving.access.rules_file import read_rules
+from xlaserve.core.serving.access.signed_tokens import Verifier
+from xlaserve.core.serving.access.tokens import bearer
+from xlaserve.core.serving.call import NOBODY, Call, Operation, Peer
+from xlaserve.core.serving.principal import KnownBy
+from xlaserve.errors import InvalidSettings
+from xlaserve.settings import Settings
+
+_AGAIN_SECONDS = 5.0
+"""Time between two attempts to read keys where there are none."""
+_MAX_GRANTED = 16
+"""Tokens of one connection whose permissions are remembered; each is known, and short."""
+_MAX_CHARACTERS = 4096
+
+T = TypeVar("T")
+
+_log = structlog.get_logger("access")
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """The contents of the files."""
+
+    rules: Rules
+    keys: Sequence[IssuerKey]
+
+
+_NO_FILES = _Files(Rules(), ())
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """The rules, with what belongs to them; replaced as a whole."""
+
+    files: _Files
+    rules: Rules
+    verifier: Verifier | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Granted:
+    """The permissions of a connection with a token, as long as the state is the same."""
+
+    state: _State
+    by_operation: Mapping[Operation, Found]
+    is_known: bool
+    until: float | None = None
+    """When its token expires; None for never."""
+
+
+class Wait(Protocol):
+    """Runs what waits for the disk in a thread."""
+
+    def __call__(self, call: Callable[[], T], /) -> Awaitable[T]:
+        """Return the result of a call."""
+        ...
+
+
+class AccessControl:
+    """Permits calls by rules, of which there may be none; the check of the gate `permission`.
+
+    Of the event loop, but for the files, which threads read. What is remembered for a connection is
+    forgotten with the rules that it follows from.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        restrictions: Restrictions | None,
+        *,
+        max_principals: int,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Raises InvalidSettings for rules that cannot be used."""
+        self._path = path
+        self._restrictions = restrictions
+        self._clock = clock
+        self._quotas = Quotas(max_principals, monotonic)
+        self._state: _State | None = None
+        self._reloading = asyncio.Lock()
+        if path is not None:
+            self._take(self._read())
+
+    @classmethod
+    def of(cls, settings: Settings) -> "AccessControl":
+        """Return what the settings say; raises InvalidSettings for what cannot be used."""
+        access = cls(
+            Path(settings.access_rules) if settings.access_rules else None,
+            Restrictions.of(settings.grpc_restricted_protocol, settings.http_restricted_api),
+            max_principals=settings.max_principals,
+        )
+        if settings.modelmesh and access._state is not None:
+            allowed = {operation for caller in access._rules.callers for operation in caller.allow}
+            if Operation.RUNTIME not in allowed:
+                _log.warning("no mesh can load models", reason="no caller may do `runtime`")
+        return access
+
+    @property
+    def is_needed(self) -> bool:
+        """Tell whether there is anything that it refuses."""
+        return self._state is not None or self._restrictions is not None
+
+    # --- the check ---
+
+    def check(self, call: Call) -> None:
+        """Know who asks; raise for a call that may not pass, with nothing that tells what is there.
+
+        A part of another call is of the same client, which was permitted that; what nobody asked
+        for the server does by itself.
+        """
+        peer = call.peer
+        if call.parent is not None or peer is NOBODY:
+            return
+        if self._restrictions is not None:
+            self._restrictions.check(call)
+        state = self._state
+        if state is None:
+            return
+        authorization = call.headers.get("authorization")
+        granted = peer.granted.get(authorization)
+        if (
+            type(granted) is not _Granted
+            or granted.state is not state
+            or (granted.until is not None and granted.until <= self._clock())
+        ):
+            granted = self._grant(state, peer, authorization)
+        found = granted.by_operation.get(call.operation)
+        if found is None:
+            if not granted.is_known:
+                raise Unauthenticated
+            first = next(iter(granted.by_operation.values()))
+            raise NotPermitted(first.principal.name, call.operation.value)
+        call.principal = found.principal
+        quota = found.caller.quota
+        if quota is not None and not call.carries_calls:
+            self._quotas.admit(call, found.principal, quota)
+
+    def may(self, call: Call | None, operation: Operation) -> bool:
+        """Tell whether the client of a call that was permitted may do something else too."""
+        if self._state is None or call is None or call.peer is NOBODY:
+            return True
+        granted = self._grant(self._state, call.peer, call.headers.get("authorization"))
+        return operation in granted.by_operation
+
+    def _grant(self, state: _State, peer: Peer, authorization: str | None) -> _Granted:
+        """Find the permissions of a connection with a token, and remember them if it is known."""
+        token = bearer(authorization)
+        found: list[Found] = []
+        until = None
+        if token is not None:
+            found += state.rules.of_token(token, peer)
+            subject = None
+            if not found and state.verifier is not None:
+                subject = state.verifier.subject_of(token)
+            if subject is not None:
+                until = subject.until
+                found += state.rules.of_subject(subject.name, peer)
+        is_remembered = authorization is None or (
+            bool(found) and len(authorization) <= _MAX_CHARACTERS
+        )
+        found += state.rules.of_peer(peer)
+        by_operation: dict[Operation, Found] = {}
+        for one in found:
+            for operation in one.caller.allow:
+                for included in (operation, *IMPLIED.get(operation, ())):
+                    by_operation.setdefault(included, one)
+        is_known = any(one.principal.known_by is not KnownBy.NOTHING for one in found)
+        granted = _Granted(state, MappingProxyType(by_operation), is_known, until)
+        if is_remembered:
+            if len(peer.granted) >= _MAX_GRANTED:
+                peer.granted.clear()
+            peer.granted[authorization] = granted
+        return granted
+
+    # --- the files ---
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """Return the file of the rules, where there is one."""
+        return () if self._path is None else (self._path,)
+
+    def _read(self) -> _Files:
+        """Read the files; raises InvalidSettings for those that cannot be used."""
+        assert self._path is not None
+        rules = read_rules(self._path)
+        return _Files(rules, self._keys_of(rules))
+
+    def _keys_of(self, rules: Rules) -> Sequence[IssuerKey]:
+        """Return the keys of signed tokens; those of a URL that does not answer may come later."""
+        signed = rules.signed
+        if signed is None:
+            return ()
+        check_library()
+        try:
+            return read_keys(signed.keys)
+        except InvalidSettings as error:
+            if not is_url(signed.keys):
+                raise
+            old = _NO_FILES if self._state is None else self._state.files
+            is_same = old.rules.signed is not None and old.rules.signed.keys == signed.keys
+            kept = old.keys if is_same else ()
+            _log.warning("keys of signed tokens are not there", kept=len(kept), reason=str(error))
+            return kept
+
+    def _take(self, files: _Files) -> None:
+        verifier = None
+        if files.rules.signed is not None:
+            verifier = Verifier(files.rules.signed, files.keys, self._clock)
+        self._state = _State(files, files.rules, verifier)
+
+    async def reload(self, wait: Wait) -> None:
+        """Read the files again; raises InvalidSettings, and changes nothing, if they are wrong."""
+        if self._path is None:
+            return
+        async with self._reloading:
+            self._take(await wait(self._read))
+        callers = [caller.name for caller in self._rules.callers]
+        _log.info("rules of access", callers=callers)
+
+    async def follow_keys(self, wait: Wait) -> None:
+        """Read the keys of signed tokens again and again, until cancelled."""
+        while True:
+            files = _NO_FILES if self._state is None else self._state.files
+            signed = files.rules.signed
+            wanted = _AGAIN_SECONDS if signed is None or not files.keys else signed.refresh_seconds
+            await asyncio.sleep(wanted)
+            if signed is None:
+                continue
+            async with self._reloading:
+                rules = self._rules
+                try:
+                    keys = await wait(partial(self._keys_of, rules))
+                except InvalidSettings as error:
+                    _log.error("keys of signed tokens are kept as they were", reason=str(error))
+                else:
+                    self._take(_Files(rules, keys))
+
+    @property
+    def _rules(self) -> Rules:
+        return Rules() if self._state is None else self._state.rules
