@@ -14,6 +14,7 @@ from xlaserve.access_errors import (
 )
 from xlaserve.code_errors import (
     CancelledByModel,
+    ChangesItself,
     Deadlock,
     ExistsForModel,
     MissingOutputs,
@@ -105,6 +106,10 @@ TEXTS = [
         Deadlock("m", ["a", "m"]),
         "model 'm': deadlock: every copy of it waits for a call like this one (a -> m), "
         "give it more copies (instance_group)",
+    ),
+    (
+        ChangesItself("m", "inner", is_load=False),
+        "model 'm': deadlock: to unload 'inner' its code would wait for itself",
     ),
     (
         ProcessLost("m", "it ended with exit status 3"),

@@ -22,6 +22,7 @@ from xlaserve.assembly.observing import observe
 from xlaserve.core.host import capacity_bytes
 from xlaserve.core.residence.capacity import Capacity
 from xlaserve.core.residence.catalog import IndexEntry
+from xlaserve.core.residence.changes import CodeChanges
 from xlaserve.core.residence.control import ModelControl
 from xlaserve.core.residence.loading import Machinery, VersionLoader
 from xlaserve.core.residence.predictions import FilesLook
@@ -172,7 +173,7 @@ class Application:
             image_limits=ImageLimits(settings.max_image_bytes, settings.max_image_pixels),
             regions=Regions(SharedMemoryPolicy.of(settings)),
         )
-        nested = self._nested = NestedCalls(self.engine)
+        nested = self._nested = NestedCalls(self.engine, self.gates)
         metrics = ModelMetrics()
         self.stations = Stations(
             self.workers,
@@ -247,7 +248,8 @@ class Application:
 
         Leaving the block drains: requests in progress end, within `grace_seconds`.
         """
-        self._nested.bind(asyncio.get_running_loop())
+        changes = CodeChanges(self.control, self.registry, self.workers)
+        self._nested.bind(asyncio.get_running_loop(), changes.make)
         async with AsyncExitStack() as stack:
             stack.callback(self._end_threads)
             stack.callback(self._look.close)

@@ -40,6 +40,14 @@ class Deadlock(ModelFailed):
         )
 
 
+class ChangesItself(ModelFailed):
+    """The code of a model asks for a load or unload that would wait for the code itself."""
+
+    def __init__(self, model: str, changed: str, *, is_load: bool) -> None:
+        what = "load" if is_load else "unload"
+        super().__init__(model, f"deadlock: to {what} '{changed}' its code would wait for itself")
+
+
 class ProcessLost(ModelFailed):
     """The process that the code of a model runs in is not there, or has just been lost."""
 

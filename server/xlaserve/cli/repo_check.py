@@ -23,7 +23,7 @@ from xlaserve.errors import InvalidSettings, ModelNotFound
 from xlaserve.models import compilation, device, loaders
 from xlaserve.models.loaded import LoadContext
 from xlaserve.models.python.author import Arrays
-from xlaserve.models.python.calls import Asked, Replies
+from xlaserve.models.python.calls import Asked, Change, Replies
 from xlaserve.models.python.host import PythonHost
 from xlaserve.models.python.metrics import ModelMetrics
 from xlaserve.settings import Settings
@@ -109,6 +109,10 @@ class _NoCalls:
     def stream(self, asked: Asked, within: object, replies: Replies | None = None) -> Replies:
         """Fail."""
         raise ModelNotFound(asked.model, asked.version)
+
+    def change(self, change: Change, within: object) -> "Future[None]":
+        """Fail."""
+        raise ModelNotFound(change.model)
 
     def is_ready(self, model: str, version: str = "") -> bool:
         """Tell that no other model would answer."""

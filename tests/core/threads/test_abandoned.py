@@ -266,6 +266,28 @@ async def test_an_abandoned_call_leaves_its_slot_to_another() -> None:
     assert threads.close()
 
 
+async def test_a_call_that_waits_for_another_lends_its_slot() -> None:
+    threads = LimitedThreads("load", 1)
+    may_end, order = threading.Event(), list[str]()
+
+    def outer() -> None:
+        with threads.lending():
+            threads.start(lambda: order.append("inner")).future.result(60)
+        order.append("outer")
+        may_end.wait(60)
+
+    first = threads.start(outer)
+    await until(lambda: len(order) == 2)
+    behind = threads.start(lambda: order.append("behind"))
+    began_early = behind.future.running() or behind.future.done()
+    may_end.set()
+    await first.within(60)
+    await behind.within(60)
+
+    assert not began_early
+    assert ["inner", "outer", "behind"] == order
+
+
 async def test_a_call_has_its_time_from_when_its_thread_begins() -> None:
     threads, may_end = LimitedThreads("load", 1), threading.Event()
     first = threads.start(may_end.wait)

@@ -1,16 +1,18 @@
 """Calls of Python models to other models: parts of the call that the code computes for."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from xlaserve.code_errors import CancelledByModel
+from xlaserve.core.serving.call import Call, Operation
 from xlaserve.core.serving.engine import Engine
+from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.infer_call import InferCall
 from xlaserve.core.serving.inference import (
     DetailedResponse,
@@ -25,7 +27,7 @@ from xlaserve.errors import (
     ShuttingDown,
 )
 from xlaserve.models.python.author import Arrays
-from xlaserve.models.python.calls import Asked, Replies, answered
+from xlaserve.models.python.calls import Asked, Change, Replies, answered
 from xlaserve.tensors import BYTES, Tensor, encoded_elements
 
 
@@ -106,16 +108,23 @@ class _Many(Nested):
         self._replies.end(error)
 
 
+MakeChange: TypeAlias = Callable[[Change, Collection[str]], Awaitable[None]]
+"""Loads or unloads a model; knows the models whose requests wait for it."""
+
+
 class NestedCalls:
     """Has other models answer the code of a model (Calls)."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, gates: Gates) -> None:
         self._engine = engine
+        self._gates = gates
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._make_change: MakeChange | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    def bind(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Take note of the event loop of the server, before any model is loaded."""
-        self._loop = loop
+    def bind(self, loop: asyncio.AbstractEventLoop, make_change: MakeChange) -> None:
+        """Take note of the event loop, and of what loads models, before any is loaded."""
+        self._loop, self._make_change = loop, make_change
 
     def infer(self, asked: Asked, within: object) -> "Future[Arrays]":
         """Ask for one answer."""
@@ -147,6 +156,42 @@ class NestedCalls:
         if not self._post(begin):
             found.end(ShuttingDown())
         return found
+
+    def change(self, change: Change, within: object) -> "Future[None]":
+        """Load or unload a model; a request that ends meanwhile waits for it no more."""
+        answer: Future[None] = Future()
+
+        def begin() -> None:
+            task = asyncio.ensure_future(self._change(change, _call_of(within), answer))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        if not self._post(begin):
+            answer.set_exception(ShuttingDown())
+        return answer
+
+    async def _change(
+        self, change: Change, parent: InferCall | None, answer: "Future[None]"
+    ) -> None:
+        call, waiting = Call(), {change.by}
+        call.operation, call.model = Operation.MANAGE, change.model
+        if parent is not None:
+            call.parent, call.headers, call.peer = parent, parent.headers, parent.peer
+            call.principal, call.deadline = parent.principal, parent.deadline
+            waiting.update(_models_of(parent))
+            task = asyncio.current_task()
+            assert task is not None
+            parent.hold(partial(_cancel_change, change, task, answer))
+        try:
+            assert self._make_change is not None
+            with self._gates.passing(call):
+                await self._make_change(change, waiting)
+        except asyncio.CancelledError:
+            _settle(answer, CancelledByModel(change.model, "the request was cancelled"))
+        except Exception as error:
+            _settle(answer, error)
+        else:
+            _settle(answer)
 
     def is_ready(self, model: str, version: str = "") -> bool:
         """Tell whether a model would answer now."""
@@ -194,6 +239,29 @@ def _answered(response: InferResponse) -> Arrays:
 
 def _call_of(within: Any) -> InferCall | None:
     return None if within is None else within.call
+
+
+def _models_of(call: Call | None) -> Iterator[str]:
+    while call is not None:
+        yield call.model
+        call = call.parent
+
+
+def _settle(answer: "Future[None]", error: BaseException | None = None) -> None:
+    """Say how a change ended, unless its request ended before."""
+    if answer.done():
+        return
+    if error is None:
+        answer.set_result(None)
+    else:
+        answer.set_exception(error)
+
+
+def _cancel_change(change: Change, task: "asyncio.Task[None]", answer: "Future[None]") -> None:
+    if not answer.done():
+        # A load whose code does not end is cancelled some time later.
+        _settle(answer, CancelledByModel(change.model, "the request was cancelled"))
+        task.cancel()
 
 
 def _cancel_all(parent: InferCall) -> None:

@@ -8,8 +8,9 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -135,6 +136,20 @@ class LimitedThreads:
                 self._free += 1
                 self._fill()
 
+    @contextmanager
+    def lending(self) -> Iterator[None]:
+        """Have a slot more for the length of a block: one that has a slot waits for another."""
+        self._add(1)
+        try:
+            yield
+        finally:
+            self._add(-1)
+
+    def _add(self, slots: int) -> None:
+        with self._lock:
+            self._free += slots
+            self._fill()
+
     def close(self, seconds: float | None = None) -> bool:
         """Cancel what waits, and wait so long at most for what was not abandoned to end.
 
@@ -148,7 +163,7 @@ class LimitedThreads:
         return joined(running, seconds) and not self._abandoned
 
     def _fill(self) -> None:
-        while self._free and self._waiting:
+        while self._free > 0 and self._waiting:
             work = self._waiting.popleft()
             if not work.future.set_running_or_notify_cancel():
                 continue

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -53,6 +54,10 @@ class Workers:
     def load(self, call: Callable[[], T]) -> LimitedCall[T]:
         """Start a load; the caller waits for it for as long as it may take."""
         return self._load.start(call)
+
+    def lending_load(self) -> AbstractContextManager[None]:
+        """Let one load more run for the length of a block, in which a load waits for another."""
+        return self._load.lending()
 
     def device(self, queue: str) -> DeviceThreads:
         """Return the threads for a line of work on accelerators (Dispatching.queues)."""

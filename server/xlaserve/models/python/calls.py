@@ -51,6 +51,18 @@ def parameters_of(outputs: Arrays) -> dict[str, Parameter]:
     return dict(outputs.parameters) if isinstance(outputs, Answered) else {}
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Change:
+    """A load or an unload that the code of a model asks for."""
+
+    by: str
+    """The model whose code asks."""
+    model: str
+    is_load: bool
+    parameters: Mapping[str, bool | int | str | bytes]
+    """Those of the model repository extension."""
+
+
 class Replies:
     """The answers to one request, in the order in which they come. Thread-safe."""
 
@@ -114,6 +126,10 @@ class Calls(Protocol):
 
     def stream(self, asked: Asked, within: object, replies: Replies | None = None) -> Replies:
         """Ask for any number of answers; return what takes them, which may be given."""
+        ...
+
+    def change(self, change: Change, within: object) -> "Future[None]":
+        """Load or unload a model, with the permissions and limits that every client has."""
         ...
 
     def is_ready(self, model: str, version: str = "") -> bool:

@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from xlaserve.errors import InvalidModel
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_text import parse_json
@@ -24,7 +26,7 @@ from xlaserve.models.handling import AnswerParameters, TensorParameters
 from xlaserve.models.loaded import LoadContext
 from xlaserve.models.python import loading
 from xlaserve.models.python.author import Arrays
-from xlaserve.models.python.calls import Asked, Replies, answered
+from xlaserve.models.python.calls import Asked, Change, Replies, answered
 from xlaserve.models.python.failures import described
 from xlaserve.models.python.host import PythonHost
 from xlaserve.models.python.metrics import Described, Metric, ModelMetrics
@@ -122,6 +124,18 @@ class ChildCalls:
         self._pipe.send(said, plain(asked.inputs))
         return found
 
+    def change(self, change: Change, within: object) -> "Future[None]":
+        """Load or unload a model."""
+        given = change.parameters.items()
+        files = {n: np.frombuffer(v, np.uint8) for n, v in given if isinstance(v, bytes)}
+        said = {
+            "model": change.model,
+            "is_load": change.is_load,
+            "parameters": {name: value for name, value in given if name not in files},
+            "within": _number(within),
+        }
+        return self._ask("change", said, files)
+
     def is_ready(self, model: str, version: str = "") -> bool:
         """Tell whether a model would answer now."""
         found = self._ask("is_ready", {"model": model, "version": version}, {})
@@ -157,6 +171,10 @@ class ChildCalls:
         return answer
 
 
+def _number(request: object) -> int | None:
+    return request.number if isinstance(request, ChildRequest) else None
+
+
 def _said(asked: Asked, within: object) -> dict[str, Any]:
     return {
         "model": asked.model,
@@ -165,7 +183,7 @@ def _said(asked: Asked, within: object) -> dict[str, Any]:
         "id": asked.id,
         "parameters": dict(asked.parameters),
         "seconds": asked.seconds,
-        "within": within.number if isinstance(within, ChildRequest) else None,
+        "within": _number(within),
     }
 
 

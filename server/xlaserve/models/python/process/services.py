@@ -11,7 +11,7 @@ import structlog
 from xlaserve.code_errors import CancelledByModel
 from xlaserve.models.handling import ModelRequest
 from xlaserve.models.python.author import Arrays
-from xlaserve.models.python.calls import Asked, parameters_of
+from xlaserve.models.python.calls import Asked, Change, parameters_of
 from xlaserve.models.python.metrics import Described, MetricError
 from xlaserve.models.python.process.beginning import Beginning
 from xlaserve.models.python.process.errors import named
@@ -58,11 +58,9 @@ class Services:
 
     def on_call(self, header: Header, tensors: Arrays) -> None:
         """Ask another model for one answer."""
-        if self._is_part_of_nothing(header):
-            error = named(CancelledByModel(header["model"], "the request has ended"))
-            self._send({"kind": "called", "call": header["call"], "error": error}, {})
-            return
-        self._await(header, self._host.calls.infer(_asked(header, tensors), self._within(header)))
+        if not self._refuses(header):
+            asked = _asked(header, tensors)
+            self._await(header, self._host.calls.infer(asked, self._within(header)))
 
     def on_stream(self, header: Header, tensors: Arrays) -> None:
         """Ask another model for any number of answers."""
@@ -79,6 +77,18 @@ class Services:
     def on_cancel(self, header: Header, tensors: Arrays) -> None:
         """Ask for no more answers."""
         self._streams.cancel(header["call"])
+
+    def on_change(self, header: Header, tensors: Arrays) -> None:
+        """Load or unload a model; the contents of files come as tensors."""
+        files = {name: array.tobytes() for name, array in tensors.items()}
+        change = Change(
+            self._beginning.model,
+            header["model"],
+            header["is_load"],
+            {**header["parameters"], **files},
+        )
+        if not self._refuses(header):
+            self._await(header, self._host.calls.change(change, self._within(header)))
 
     def on_is_ready(self, header: Header, tensors: Arrays) -> None:
         """Tell whether a model would answer."""
@@ -102,6 +112,13 @@ class Services:
     def _is_part_of_nothing(self, header: Header) -> bool:
         """Tell whether the request that a call is part of has ended by now."""
         return header["within"] is not None and self._find(header["within"]) is None
+
+    def _refuses(self, header: Header) -> bool:
+        is_refused = self._is_part_of_nothing(header)
+        if is_refused:
+            error = named(CancelledByModel(header["model"], "the request has ended"))
+            self._send({"kind": "called", "call": header["call"], "error": error}, {})
+        return is_refused
 
     def _await(self, header: Header, answer: "Future[Any]") -> None:
         with self._lock:

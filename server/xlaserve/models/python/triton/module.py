@@ -5,7 +5,15 @@ from types import ModuleType
 from typing import Any
 
 from xlaserve.models.python.host import PythonHost
-from xlaserve.models.python.triton import config, errors, messages, reporting, tensor, types
+from xlaserve.models.python.triton import (
+    config,
+    errors,
+    loading,
+    messages,
+    reporting,
+    tensor,
+    types,
+)
 
 NAME = "triton_python_backend_utils"
 
@@ -18,22 +26,17 @@ def module_of(model: str, host: PythonHost, owner: object) -> ModuleType:
     module = ModuleType(NAME, "Triton's utilities for Python models, as this server has them.")
     request = type("InferenceRequest", (messages.InferenceRequest,), {"calls": host.calls})
     family: dict[str, Any] = {"metrics": host.metrics, "owner": owner}
+    loads = loading.ModelLoading(model, host.calls)
     bound = {
         "InferenceRequest": request,
         "Logger": reporting.Logger(model),
         "MetricFamily": type("MetricFamily", (reporting.MetricFamily,), family),
-        "is_model_ready": _is_model_ready(host),
+        "is_model_ready": loads.is_model_ready,
+        "load_model": loads.load_model,
+        "unload_model": loads.unload_model,
     }
     vars(module).update({**_SHARED, **bound})
     return module
-
-
-def _is_model_ready(host: PythonHost) -> Any:
-    def is_model_ready(model_name: str, model_version: str = "") -> bool:
-        """Tell whether a model would answer now."""
-        return host.calls.is_ready(model_name, str(model_version))
-
-    return is_model_ready
 
 
 def _by_name(items: Any, name: str) -> Any:
