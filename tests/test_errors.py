@@ -36,6 +36,7 @@ from xlaserve.errors import (
     Decoupled,
     DeviceUnavailable,
     DuplicateTensor,
+    FileNameTooLong,
     InvalidName,
     InvalidParameter,
     InvalidRegion,
@@ -149,6 +150,11 @@ TEXTS = [
         CompilationTimedOut("m", (4, (7,)), 600.0),
         "model 'm': to compile and warm the shape (4, (7,)) took longer than 600 seconds "
         "(load_seconds) and was abandoned; no other shape of it is compiled until that ends",
+    ),
+    (
+        FileNameTooLong("m", "A" * 256, 255),
+        f"failed to load 'm', failed to poll from model repository: file '{'A' * 80}...': expected "
+        "a name of at most 255 bytes, got 256",
     ),
     (LoadFailed("m", "got '\x1b[2J\n'"), r"failed to load 'm', got '\x1b[2J\n'"),
     (LoadFailed("m", "x" * 5000), f"failed to load 'm', {'x' * 1000}..."),

@@ -63,6 +63,17 @@ class LoadFailed(XlaserveError):
         super().__init__(f"failed to load '{model}', {self.reason}")
 
 
+class FileNameTooLong(LoadFailed):
+    """A file that came with a load has a name that no file system takes."""
+
+    def __init__(self, model: str, name: str, most_bytes: int) -> None:
+        super().__init__(
+            model[:80],
+            f"failed to poll from model repository: file '{name[:80]}...': expected a name of at "
+            f"most {most_bytes} bytes, got {len(name.encode(errors='replace'))}",
+        )
+
+
 class ModelAlreadyLoaded(XlaserveError):
     """A name is to be given to a model, and has one already."""
 

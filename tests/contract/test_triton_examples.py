@@ -18,6 +18,7 @@ import tritonclient.http.aio as triton_http
 from onnx import TensorProto
 from support.onnx_models import Inputs, model, node, save
 from support.server import serving
+from tritonclient.utils import InferenceServerException
 
 FLOAT, INT8, INT32 = TensorProto.FLOAT, TensorProto.INT8, TensorProto.INT32
 
@@ -98,7 +99,7 @@ async def clients(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tup
     (root / "simple_identity/config.pbtxt").write_text(identity + text)
     scratch: Path = tmp_path_factory.mktemp("scratch")
     async with (
-        serving(scratch, root, model_control_mode="none", http_endpoint="port:0") as server,
+        serving(scratch, root, load_model=("*",), http_endpoint="port:0") as server,
         triton.InferenceServerClient(server.url) as grpc_client,
         triton_http.InferenceServerClient(server.http) as http_client,
     ):
@@ -161,3 +162,25 @@ async def test_tensors_are_reshaped_for_a_model_of_fixed_shape(clients: tuple[An
     x = np.arange(6, dtype=np.float32).reshape(3, 2)
     for client in clients:
         assert [1, 5, 9] == (await infer(client, "densenet", {"x": x}))["y"].tolist()
+
+
+@pytest.mark.parametrize("parameter", ["file:{}", "file:1/{}", "file:{}/model.onnx"])
+async def test_a_file_name_that_no_file_system_takes_is_not_found_in_the_repository(
+    clients: tuple[Any, Any], parameter: str
+) -> None:
+    """Triton answers INTERNAL: its example simple_grpc_model_control asserts status and text."""
+    grpc_client, http_client = clients
+    files = {parameter.format("A" * 256): b"a"}
+    with pytest.raises(InferenceServerException) as over_grpc:
+        await grpc_client.load_model("simple", config="{}", files=files)
+    with pytest.raises(InferenceServerException) as over_http:
+        await http_client.load_model("simple", config="{}", files=files)
+
+    assert "StatusCode.INTERNAL" == over_grpc.value.status()
+    assert "400" in str(over_http.value.status())
+    for raised in (over_grpc, over_http):
+        text = str(raised.value.message())
+        assert "failed to load 'simple', failed to poll from model repository: file 'A" in text
+        assert "expected a name of at most 255 bytes, got 256" in text
+        assert len(text) < 500
+    assert await grpc_client.is_model_ready("simple")

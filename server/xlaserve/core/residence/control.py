@@ -85,6 +85,7 @@ class ModelControl:
         """
         self.require_explicit("load")
         checked = LoadParameters.read(
+            name,
             parameters,
             max_files=self._settings.max_override_files,
             max_bytes=self._settings.max_override_bytes,

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Self, TypeAlias
 
 from xlaserve.core.residence.exhaustion import OUT_OF_SPACE
-from xlaserve.core.residence.names import check_name, check_version
-from xlaserve.errors import InvalidParameter, LoadFailed, OutOfSpace, TooLarge
+from xlaserve.core.residence.names import MAX_NAME_BYTES, check_name, check_version
+from xlaserve.errors import FileNameTooLong, InvalidParameter, LoadFailed, OutOfSpace, TooLarge
 from xlaserve.temporary import TemporaryDirectory
 
 LoadParameter: TypeAlias = bool | int | str | bytes
@@ -28,9 +28,17 @@ class LoadParameters:
 
     @classmethod
     def read(
-        cls, parameters: Mapping[str, LoadParameter], *, max_files: int, max_bytes: int
+        cls,
+        model: str,
+        parameters: Mapping[str, LoadParameter],
+        *,
+        max_files: int,
+        max_bytes: int,
     ) -> Self:
-        """Check names, kinds and limits; raises InvalidParameter, InvalidName or TooLarge."""
+        """Check names, kinds and limits.
+
+        Raises InvalidParameter, InvalidName, FileNameTooLong or TooLarge.
+        """
         config: str | None = None
         files: dict[tuple[int, str], bytes] = {}
         for name, value in parameters.items():
@@ -41,7 +49,7 @@ class LoadParameters:
             elif name.startswith(FILE_PREFIX):
                 if not isinstance(value, bytes):
                     raise InvalidParameter(name[:80], "bytes", _kind(value))
-                files[_file_name(name)] = value
+                files[_file_name(model, name)] = value
             else:
                 raise InvalidParameter(
                     name[:80], "'config' or 'file:<version>/<name>'", "unrecognized load parameter"
@@ -74,7 +82,10 @@ def _kind(value: LoadParameter) -> str:
     return names[type(value)]
 
 
-def _file_name(parameter: str) -> tuple[int, str]:
+def _file_name(model: str, parameter: str) -> tuple[int, str]:
+    for part in parameter.removeprefix(FILE_PREFIX).split("/"):
+        if len(part.encode(errors="replace")) > MAX_NAME_BYTES:
+            raise FileNameTooLong(model, part, MAX_NAME_BYTES)
     version, separator, name = parameter.removeprefix(FILE_PREFIX).partition("/")
     if not separator:
         raise InvalidParameter(parameter[:80], "'file:<version>/<name>'", "no '/'")
