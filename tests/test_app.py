@@ -4,8 +4,6 @@
 # protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
 
 import asyncio
-import os
-import signal
 from pathlib import Path
 
 import grpc
@@ -16,7 +14,6 @@ from support.server import Serve
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from xlaserve import app
 from xlaserve.app import Application
 from xlaserve.core import host
 from xlaserve.errors import InvalidSettings
@@ -164,33 +161,3 @@ async def _await(call: "grpc.aio.UnaryUnaryCall[object, object]") -> str:
     except grpc.aio.AioRpcError as error:
         return str(error.code().name)
     return "OK"
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-async def test_a_signal_drains_the_server(number: signal.Signals) -> None:
-    """A terminal that is closed sends SIGHUP, whose default is to end the process at once."""
-    # A shell has SIGINT ignored for what it runs in the background: that is no reason not to hear.
-    ignored = number is signal.SIGINT
-    before = signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
-    task = asyncio.ensure_future(asyncio.Event().wait())
-    try:
-        with app._cancelling_on_signals(task):  # type: ignore[arg-type]
-            os.kill(os.getpid(), number)
-            with pytest.raises(asyncio.CancelledError):
-                await task
-    finally:
-        signal.signal(number, before)
-
-
-async def test_a_signal_that_is_ignored_from_the_start_stays_so() -> None:
-    """So that `nohup xlaserve serve` outlives its terminal."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    task = asyncio.ensure_future(asyncio.Event().wait())
-    try:
-        with app._cancelling_on_signals(task):  # type: ignore[arg-type]
-            assert signal.SIG_IGN is signal.getsignal(signal.SIGHUP)
-            os.kill(os.getpid(), signal.SIGTERM)
-            with pytest.raises(asyncio.CancelledError):
-                await task
-    finally:
-        signal.signal(signal.SIGHUP, before)

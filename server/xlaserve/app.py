@@ -2,10 +2,9 @@
 
 import asyncio
 import gc
-import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -14,12 +13,14 @@ from typing import Any, Protocol
 
 import structlog
 
-from xlaserve import allocator
+from xlaserve import allocator, log, signals
 from xlaserve.assembly.core import Core
 from xlaserve.assembly.grpc import GrpcDoor, assemble_grpc
-from xlaserve.assembly.http import METRICS_ON_HTTP, http_routes, http_server, metrics_routes
+from xlaserve.assembly.http import http_routes, http_server, metrics_routes
+from xlaserve.assembly.listeners import Listeners
 from xlaserve.assembly.observing import observe
 from xlaserve.core.host import capacity_bytes
+from xlaserve.core.reloads import LOOK_SECONDS, Reloads
 from xlaserve.core.residence.capacity import Capacity
 from xlaserve.core.residence.catalog import IndexEntry
 from xlaserve.core.residence.changes import CodeChanges
@@ -52,28 +53,20 @@ from xlaserve.models.mappings import Mappings
 from xlaserve.models.python.host import PythonHost
 from xlaserve.models.python.metrics import ModelMetrics
 from xlaserve.settings import Settings
-from xlaserve.settings_choices import ModelControlMode
-from xlaserve.transport.endpoints import (
-    NO_ENDPOINT,
-    Endpoint,
-    Listener,
-    check_backlog,
-    check_grpc_endpoints,
-    listen,
-)
+from xlaserve.settings_choices import ModelControlMode, TlsEndpoint
+from xlaserve.transport.endpoints import NO_ENDPOINT
 from xlaserve.transport.grpc.server import GrpcServer
 from xlaserve.transport.http2.limits import Shared
 from xlaserve.transport.http2.memory import MessageMemory
 from xlaserve.transport.rest.routing import RouteTable
 from xlaserve.transport.rest.server import HttpServer
+from xlaserve.transport.tls import MakeContext, ServerTls, server_tls
 
 _SWITCH_SECONDS = 0.0005
 """Seconds a compiling thread may keep the event loop from Python's lock; 5 ms unless set."""
 
 _LEAST_CLOSING_SECONDS, _MOST_CLOSING_SECONDS = 1.0, 5.0
 """Seconds that unused models, and threads that compute for nobody, may take to end."""
-
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 _log = structlog.get_logger("app")
 
@@ -150,6 +143,9 @@ class Application:
             spare_execute_threads=settings.spare_execute_threads,
             max_abandoned=settings.max_abandoned,
         )
+        self.reloads = Reloads(self.workers.wait, look_seconds=LOOK_SECONDS)
+        """What SIGHUP reloads, and what is reloaded when its files change."""
+        self._tls = self._read_tls()
         self.registry = Registry(settings.max_requests_per_model)
         self.capacity = Capacity()
         counting = Counting()
@@ -254,22 +250,20 @@ class Application:
             stack.callback(self._end_threads)
             stack.callback(self._look.close)
             stack.callback(self.engine.regions.close)
-            grpc_listeners, http_listener = self._listen(stack)
+            listeners = Listeners(self.settings, stack.enter_context(ExitStack()))
             door = assemble_grpc(self._core)
             self.grpc = door.server
-            await door.listen(grpc_listeners, self.settings)
-            if http_listener is not None:
-                self.http = http_server(self._core, self.http_routes())
-                backlog = self.settings.listen_backlog
-                await self.http.listen(http_listener.socket, backlog=backlog)
-            metrics = await self._listen_metrics(stack)
+            door.listen(listeners.grpc, self._tls)
+            self._listen_http(listeners)
             stack.push_async_callback(self._stop, door)
             await stack.enter_async_context(_running(self._returning.run()))
             if self.settings.access_rules:
                 keys = self.access.follow_keys(self.workers.wait)
                 await stack.enter_async_context(_running(keys))
-            http = http_listener.address if http_listener else None
-            grpc = [listener.address for listener in grpc_listeners] or [NO_ENDPOINT]
+            await stack.enter_async_context(_running(self.reloads.follow()))
+            http = listeners.http.address if listeners.http else None
+            metrics = listeners.metrics.address if listeners.metrics else None
+            grpc = [listener.address for listener in listeners.grpc] or [NO_ENDPOINT]
             addresses = Addresses(grpc[0], http, grpc_data=grpc[-1], metrics=metrics)
             more = {} if metrics is None else {"metrics": metrics}
             _log.info(
@@ -350,46 +344,26 @@ class Application:
 
     # --- start ---
 
-    def _listen(self, stack: AsyncExitStack) -> tuple[list[Listener], Listener | None]:
-        settings = self.settings
-        grpc = {"grpc_endpoint": settings.grpc_endpoint}
-        if settings.grpc_data_endpoint not in ("", settings.grpc_endpoint):
-            grpc["grpc_data_endpoint"] = settings.grpc_data_endpoint
-        endpoints = {name: Endpoint.parse(name, text) for name, text in grpc.items()}
-        check_grpc_endpoints(endpoints, required=not settings.sagemaker)
-        check_backlog(settings.listen_backlog)
-        listeners = [self._bind(name, endpoint, stack) for name, endpoint in endpoints.items()]
-        http = Endpoint.parse("http_endpoint", settings.http_endpoint)
-        return (
-            [listener for listener in listeners if listener],
-            self._bind("http_endpoint", http, stack),
-        )
+    def _read_tls(self) -> ServerTls | None:
+        tls = server_tls(self.settings)
+        if tls is not None:
+            # Before they are read: what changes meanwhile is read again.
+            self.reloads.add("tls", partial(self.workers.wait, tls.reload), tls.files)
+            tls.reload()
+        return tls
 
-    def _bind(
-        self, setting: str, endpoint: Endpoint | None, stack: AsyncExitStack
-    ) -> Listener | None:
-        if endpoint is None:
-            return None
-        listener = listen(
-            setting,
-            endpoint,
-            host=self.settings.host,
-            unix_socket_mode=self.settings.unix_socket_mode,
-            backlog=self.settings.listen_backlog,
-        )
-        stack.callback(listener.close)
-        return listener
+    def _listen_http(self, listeners: Listeners) -> None:
+        if listeners.http is not None:
+            self.http = http_server(self._core, self.http_routes())
+            self.http.listen(listeners.http.socket, self._contexts(TlsEndpoint.HTTP))
+        if listeners.metrics is not None:
+            listener = listeners.metrics
+            self.metrics = http_server(self._core, metrics_routes(self._core, self._connections()))
+            tls = self._contexts(TlsEndpoint.METRICS)
+            self.metrics.listen(listener.socket, tls, name=listener.setting)
 
-    async def _listen_metrics(self, stack: AsyncExitStack) -> str | None:
-        text = self.settings.metrics_endpoint
-        setting = "metrics_endpoint"
-        endpoint = None if text == METRICS_ON_HTTP else Endpoint.parse(setting, text)
-        listener = self._bind(setting, endpoint, stack)
-        if listener is None:
-            return None
-        self.metrics = http_server(self._core, metrics_routes(self._core, self._connections()))
-        await self.metrics.listen(listener.socket, backlog=self.settings.listen_backlog)
-        return listener.address
+    def _contexts(self, endpoint: TlsEndpoint) -> MakeContext | None:
+        return None if self._tls is None else self._tls.of(endpoint)
 
     def http_routes(self) -> RouteTable:
         """Return the table of every route that HTTP is served on."""
@@ -451,16 +425,19 @@ def _freeze_heap() -> None:
 
 
 async def run(settings: Settings, display: Display | None = None) -> bool:
-    """Serve until SIGTERM, SIGINT or SIGHUP; a second one ends the process at once.
+    """Serve until SIGTERM or SIGINT; a second one ends the process at once. SIGHUP reloads.
 
     Return whether threads are left that do not end: then the interpreter cannot end in order.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
     allocator.give_back_large_blocks()
     application = Application(settings, display)
+    # Clients may change them while the server runs (logging extension).
+    application.reloads.add("log", partial(log.set_levels, log.levels()))
     async with application.running():
         serving = asyncio.ensure_future(application.serve())
-        with _cancelling_on_signals(serving), suppress(asyncio.CancelledError):
+        handled = signals.handled(serving, application.reloads.request)
+        with handled, suppress(asyncio.CancelledError):
             await serving
     return application.has_threads_left
 
@@ -475,22 +452,3 @@ async def _running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-
-
-@contextmanager
-def _cancelling_on_signals(task: "asyncio.Task[None]") -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-
-    # nohup has SIGHUP ignored, and means it; a shell has SIGINT ignored for what it runs in the
-    # background, and somebody may still send it.
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    numbers = [n for n in _STOP_SIGNALS if n is not signal.SIGHUP or not ignored]
-
-    def stop() -> None:
-        task.cancel()
-        for number in numbers:
-            loop.remove_signal_handler(number)
-
-    for number in numbers:
-        loop.add_signal_handler(number, stop)
-    yield

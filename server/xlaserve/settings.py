@@ -13,7 +13,7 @@ from typing import Self, get_type_hints
 
 from xlaserve import sagemaker_environment
 from xlaserve.errors import InvalidSettings
-from xlaserve.settings_bounds import LARGEST, SMALLEST
+from xlaserve.settings_bounds import check_bounds
 from xlaserve.settings_choices import (
     Device,
     Http2Engine,
@@ -21,6 +21,7 @@ from xlaserve.settings_choices import (
     ModelControlMode,
     Readiness,
     SharedMemoryClients,
+    TlsEndpoint,
     TypedAnswerForm,
 )
 from xlaserve.settings_reading import read_values
@@ -58,13 +59,16 @@ class Settings:
 
     # --- TLS ---
 
-    grpc_tls_certificate: str = ""
-    """File of the certificate chain, in PEM, to serve gRPC over TLS; empty for none."""
-    grpc_tls_key: str = ""
+    tls_certificate: str = ""
+    """File of the certificate chain, in PEM, to serve over TLS; empty for none. It is read again
+    when it changes, and at SIGHUP, as the two files below are."""
+    tls_key: str = ""
     """File of its private key; empty where the certificate's file holds it."""
-    grpc_tls_client_ca: str = ""
-    """File of the authorities whose clients may connect, each with its certificate; empty for
-    all clients."""
+    tls_client_ca: str = ""
+    """File of the authorities whose clients may connect, each with its certificate; empty for all
+    clients."""
+    tls_endpoints: tuple[TlsEndpoint, ...] = tuple(TlsEndpoint)
+    """Endpoints that are served over TLS: grpc, http, metrics; may be given more than once."""
 
     # --- Access ---
 
@@ -306,7 +310,7 @@ class Settings:
     max_frame_bytes: int = 1 << 20
     """Longest HTTP/2 frame of a message that clients are asked to send."""
     preface_seconds: float = 5.0
-    """Seconds a new gRPC connection may take to begin."""
+    """Seconds a new gRPC connection may take to begin, and before that any TLS handshake."""
 
     # --- HTTP ---
 
@@ -392,12 +396,7 @@ class Settings:
     """Most bytes of traces that one run of the server writes; then tracing ends."""
 
     def __post_init__(self) -> None:
-        for name, smallest in SMALLEST.items():
-            if getattr(self, name) < smallest:
-                raise InvalidSettings(name, f"at least {smallest}", getattr(self, name))
-        for name, largest in LARGEST.items():
-            if getattr(self, name) > largest:
-                raise InvalidSettings(name, f"at most {largest}", getattr(self, name))
+        check_bounds(self)
         self._check_server_name()
         if self.log_level not in _LOG_LEVELS:
             raise InvalidSettings("log_level", " or ".join(_LOG_LEVELS), self.log_level)

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from xlaserve.errors import InvalidSettings
+
 SMALLEST: Mapping[str, float] = MappingProxyType(
     {
         "listen_backlog": 1,
@@ -103,3 +105,13 @@ LARGEST: Mapping[str, float] = MappingProxyType(
     }
 )
 """Largest values by setting; without a row there is no bound."""
+
+
+def check_bounds(settings: object) -> None:
+    """Raise InvalidSettings for the first number that is out of its bounds."""
+    for name, smallest in SMALLEST.items():
+        if getattr(settings, name) < smallest:
+            raise InvalidSettings(name, f"at least {smallest}", getattr(settings, name))
+    for name, largest in LARGEST.items():
+        if getattr(settings, name) > largest:
+            raise InvalidSettings(name, f"at most {largest}", getattr(settings, name))

@@ -61,6 +61,16 @@ class TypedAnswerForm(StrEnum):
     """In raw_output_contents, as a request with raw inputs is."""
 
 
+class TlsEndpoint(StrEnum):
+    """Endpoints that can be served over TLS."""
+
+    GRPC = "grpc"
+    """grpc_endpoint and grpc_data_endpoint."""
+    HTTP = "http"
+    METRICS = "metrics"
+    """metrics_endpoint, where it has an address of its own."""
+
+
 class SharedMemoryClients(StrEnum):
     """Clients that may register shared memory and name it in requests."""
 

@@ -19,6 +19,9 @@ _OF_KUBERNETES = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT(_\d+_\w
 _REPLACED: Mapping[str, str] = {
     "max_receiving_bytes": "max_held_bytes",
     "max_parked_bytes": "max_held_bytes",
+    "grpc_tls_certificate": "tls_certificate",
+    "grpc_tls_key": "tls_key",
+    "grpc_tls_client_ca": "tls_client_ca",
 }
 """Settings that there were, and what is obeyed now."""
 

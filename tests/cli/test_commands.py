@@ -176,7 +176,7 @@ async def test_help_names_every_setting_and_its_variable() -> None:
     assert 0 == status
     assert 80 >= max(map(len, lines))
     assert [] == [row.name for row in described if f"[env: {row.variable}]" not in out]
-    assert [row.group for row in described if row.name == "grpc_tls_key"] == ["TLS"]
+    assert [row.group for row in described if row.name == "tls_key"] == ["TLS"]
 
     headings = [lines.index(f"{group}:") for group in dict.fromkeys(r.group for r in described[1:])]
 
@@ -209,7 +209,7 @@ async def test_the_module_is_the_command() -> None:
 
 async def test_shells_complete_the_command() -> None:
     """As typer does it: --install-completion and --show-completion."""
-    asked = {"_XLASERVE_COMPLETE": "complete_bash", "COMP_WORDS": "xlaserve serve --grpc-tls-k"}
+    asked = {"_XLASERVE_COMPLETE": "complete_bash", "COMP_WORDS": "xlaserve serve --tls-k"}
     script = "import sys; sys.argv[0] = 'xlaserve'; from xlaserve.cli import main; main()"
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -220,4 +220,4 @@ async def test_shells_complete_the_command() -> None:
     )
     out, _ = await process.communicate()
 
-    assert b"--grpc-tls-key" == out.strip()
+    assert b"--tls-key" == out.strip()

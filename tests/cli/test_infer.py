@@ -80,7 +80,7 @@ async def test_clients_over_tls(example_models: Path, serve: Serve, tmp_path: Pa
     ca.write_bytes(authority.cert_pem.bytes())
     issued = authority.issue_cert("client.example")
     mine.write_bytes(issued.private_key_and_cert_chain_pem.bytes())
-    settings["grpc_tls_client_ca"] = str(ca)
+    settings["tls_client_ca"] = str(ca)
     async with serve(example_models, load_model=("identity",), **settings) as server:
         url = f"grpcs://localhost:{server.url.rpartition(':')[2]}"
         known = ("--url", url, "--tls-ca", str(ca), "--tls-certificate", str(mine))

@@ -13,6 +13,8 @@ from xlaserve.errors import InvalidSettings
 from xlaserve.settings import Settings
 from xlaserve.settings_description import describe_settings
 
+_TLS = {"tls_endpoints": "grpc"}
+
 OBEYED: list[tuple[list[str], dict[str, str]]] = [
     (["--http-port", "80"], {"http_endpoint": "port:80"}),
     (["--http-port=80", "--allow-http=false"], {"http_endpoint": "none"}),
@@ -34,18 +36,18 @@ OBEYED: list[tuple[list[str], dict[str, str]]] = [
     (["--log-verbose=0"], {"log_level": "info"}),
     (["--log-info=false"], {"log_level": "warning"}),
     (["--log-info=false", "--log-warning=false"], {"log_level": "error"}),
-    (["--grpc-use-ssl=true", "--grpc-server-cert=c"], {"grpc_tls_certificate": "c"}),
+    (["--grpc-use-ssl=true", "--grpc-server-cert=c"], {**_TLS, "tls_certificate": "c"}),
     (["--grpc-use-ssl=false", "--grpc-server-cert=c", "--grpc-server-key=k"], {}),
     (
         [
             "--grpc-use-ssl-mutual=true",
             *("--grpc-server-cert=c", "--grpc-server-key=k", "--grpc-root-cert=r"),
         ],
-        {"grpc_tls_certificate": "c", "grpc_tls_key": "k", "grpc_tls_client_ca": "r"},
+        {**_TLS, "tls_certificate": "c", "tls_key": "k", "tls_client_ca": "r"},
     ),
     (
         ["--grpc-use-ssl=true", "--grpc-server-cert=c", "--grpc-root-cert=r"],
-        {"grpc_tls_certificate": "c"},
+        {**_TLS, "tls_certificate": "c"},
     ),
     (["--trace-config=triton,file=/t"], {"trace_file": "/t"}),
     (["--cache-config=local,size=5"], {"response_cache_bytes": "5"}),

@@ -34,7 +34,7 @@ async def serving_routes(
         Shared(ledger or Ledger(1 << 30), MessageMemory(0)),
         gates or Gates(),
     )
-    await server.listen(listener.socket, backlog=backlog)
+    server.listen(listener.socket)
     try:
         yield listener.address, server
     finally:

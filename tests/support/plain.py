@@ -64,7 +64,7 @@ async def plain_server() -> AsyncIterator[int]:
         shared=Shared(Ledger(_MOST), MessageMemory(0)),
     )
     listening = socket.create_server(("127.0.0.1", 0))
-    await server.listen(listening, backlog=8)
+    server.listen(listening)
     try:
         yield listening.getsockname()[1]
     finally:

@@ -21,7 +21,7 @@ def write_certificate(authority: trustme.CA, folder: Path) -> dict[str, str]:
     chain, key = folder / "chain.pem", folder / "key.pem"
     chain.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
     key.write_bytes(issued.private_key_pem.bytes())
-    return {"grpc_tls_certificate": str(chain), "grpc_tls_key": str(key)}
+    return {"tls_certificate": str(chain), "tls_key": str(key)}
 
 
 def trusting(authority: trustme.CA) -> ssl.SSLContext:

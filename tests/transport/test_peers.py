@@ -82,7 +82,7 @@ async def test_over_tls_it_is_the_subject_of_a_certificate_that_was_verified(
     if known:
         authorities = tmp_path / "authorities.pem"
         authorities.write_bytes(authority.cert_pem.bytes())
-        settings["grpc_tls_client_ca"] = str(authorities)
+        settings["tls_client_ca"] = str(authorities)
     async with serve(tmp_path, **settings) as server:
         first, second = await peers(calls, server.url, context)
 

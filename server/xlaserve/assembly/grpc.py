@@ -14,10 +14,8 @@ from xlaserve.core.serving.call import Operation, current_call
 from xlaserve.core.serving.models_api import Models
 from xlaserve.models import loaders
 from xlaserve.settings import Settings
-from xlaserve.settings_choices import IdInjection
-from xlaserve.transport.endpoints import (
-    Listener,
-)
+from xlaserve.settings_choices import IdInjection, TlsEndpoint
+from xlaserve.transport.endpoints import Listener
 from xlaserve.transport.grpc.codec import WireCodec
 from xlaserve.transport.grpc.descriptors import DescriptorIndex
 from xlaserve.transport.grpc.health import HealthService
@@ -37,7 +35,7 @@ from xlaserve.transport.grpc.services import ServicesCodec, injection_paths, loa
 from xlaserve.transport.grpc.splice import InjectionPath
 from xlaserve.transport.grpc.typed_answers import TypedAnswers
 from xlaserve.transport.http2.limits import Http2Limits
-from xlaserve.transport.tls import grpc_tls
+from xlaserve.transport.tls import ServerTls
 
 _CLIENTS_OF_A_MESH = 8
 """A mesh sends all its requests over one connection, and may leave some of them open unsent."""
@@ -51,13 +49,11 @@ class GrpcDoor:
     health: HealthService
     streams: InferStreams
 
-    async def listen(self, listeners: Sequence[Listener], settings: Settings) -> None:
+    def listen(self, listeners: Sequence[Listener], tls: ServerTls | None) -> None:
         """Serve on every listener, over TLS where the settings say so."""
-        tls = grpc_tls(settings)
+        contexts = None if tls is None else tls.of(TlsEndpoint.GRPC)
         for listener in listeners:
-            await self.server.listen(
-                listener.socket, tls, backlog=settings.listen_backlog, name=listener.setting
-            )
+            self.server.listen(listener.socket, contexts, name=listener.setting)
 
 
 def assemble_grpc(core: Core) -> GrpcDoor:

@@ -36,6 +36,7 @@ def http_server(core: Core, routes: RouteTable) -> HttpServer:
         ),
         settings.max_http_heads,
         settings.answer_timeout_seconds,
+        settings.preface_seconds,
     )
     return HttpServer(routes, limits, core.workers.host, core.shared, core.gates)
 

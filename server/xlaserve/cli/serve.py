@@ -12,7 +12,7 @@ import typer
 import uvloop
 from rich.console import Console
 
-from xlaserve import log
+from xlaserve import log, signals
 from xlaserve.best_effort import best_effort
 from xlaserve.cli.serve_help import POSITIONAL, WITHOUT_EFFECT, flags
 from xlaserve.errors import XlaserveError
@@ -57,6 +57,7 @@ def _serve(settings: Settings, without_effect: Sequence[str]) -> None:
     if level == "auto":
         level = "warning" if in_terminal else "info"
     log.configure(level)
+    signals.ignore_hangup()
     if without_effect:
         structlog.get_logger("serve").warning(
             "flags of tritonserver have no effect", flags=list(without_effect)

@@ -114,7 +114,7 @@ def _certificate(setting: str) -> Flag:
 
 def _authorities(value: str, values: Values) -> Mapping[str, str]:
     is_mutual = truth("grpc-use-ssl-mutual", values.get("grpc-use-ssl-mutual", "false"))
-    return {"grpc_tls_client_ca": value} if is_mutual else {}
+    return {"tls_client_ca": value} if is_mutual else {}
 
 
 def _uses_tls(values: Values) -> bool:
@@ -123,10 +123,14 @@ def _uses_tls(values: Values) -> bool:
 
 
 def _tls(needed: str) -> Flag:
+    """Return a flag that turns TLS on, for gRPC alone as it does there."""
+
     def settings(value: str, values: Values) -> Mapping[str, str]:
-        if _uses_tls(values) and needed not in values:
+        if not _uses_tls(values):
+            return {}
+        if needed not in values:
             raise InvalidSettings(f"--{needed}", "a file, as TLS is asked for", None)
-        return {}
+        return {"tls_endpoints": "grpc"}
 
     return Flag(settings)
 
@@ -192,8 +196,8 @@ FLAGS: Mapping[str, Flag] = MappingProxyType(
         "grpc-max-response-pool-size": _NONE,
         "grpc-use-ssl": _tls("grpc-server-cert"),
         "grpc-use-ssl-mutual": _tls("grpc-root-cert"),
-        "grpc-server-cert": _certificate("grpc_tls_certificate"),
-        "grpc-server-key": _certificate("grpc_tls_key"),
+        "grpc-server-cert": _certificate("tls_certificate"),
+        "grpc-server-key": _certificate("tls_key"),
         "grpc-root-cert": Flag(_authorities),
         "grpc-infer-response-compression-level": _NONE,
         "grpc-keepalive-time": _NONE,

@@ -54,7 +54,7 @@ def test_no_socket_is_left_open(
     authority = trustme.CA()
     files = write_certificate(authority, tmp_path)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(files["grpc_tls_certificate"], files["grpc_tls_key"])
+    context.load_cert_chain(files["tls_certificate"], files["tls_key"])
     scheme, tls_files = ("grpcs", TlsFiles(insecure=True)) if tls else ("grpc", TlsFiles())
     made: list[Any] = []
     connected = channel._Connection.connection_made

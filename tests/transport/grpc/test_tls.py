@@ -11,10 +11,6 @@ from support.engines import own_engine_only
 from support.server import Serve
 from support.tls import write_certificate
 
-from xlaserve.errors import InvalidSettings
-from xlaserve.settings import Settings
-from xlaserve.transport.tls import grpc_tls
-
 LIVE = "/inference.GRPCInferenceService/ServerLive"
 ALIVE = b"\x08\x01"
 
@@ -75,7 +71,7 @@ async def test_clients_show_certificates_where_they_have_to(
     authorities = tmp_path / "authorities.pem"
     authorities.write_bytes(authority.cert_pem.bytes())
     known = authority.issue_cert("client.example")
-    async with serve(tmp_path, **certificate, grpc_tls_client_ca=str(authorities)) as server:
+    async with serve(tmp_path, **certificate, tls_client_ca=str(authorities)) as server:
         answer = await live(server.url, trusting(authority, known))
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await live(server.url, trusting(authority))
@@ -101,21 +97,3 @@ async def test_tls_without_http2_is_sent_away(
         writer.close()
 
     assert received.endswith(b"TLS without ALPN h2")
-
-
-@pytest.mark.parametrize("setting", ["grpc_tls_certificate", "grpc_tls_key", "grpc_tls_client_ca"])
-def test_a_file_that_cannot_be_used_is_named(
-    tmp_path: Path, certificate: dict[str, str], setting: str
-) -> None:
-    broken = tmp_path / "broken.pem"
-    broken.write_text("nothing")
-    settings = Settings(repository=tmp_path, **certificate | {setting: str(broken)})  # type: ignore[arg-type]
-    named = "grpc_tls_client_ca" if setting == "grpc_tls_client_ca" else "grpc_tls_certificate"
-
-    with pytest.raises(InvalidSettings, match=f"setting {named}: expected"):
-        grpc_tls(settings)
-
-
-def test_a_key_needs_its_certificate(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSettings, match="grpc_tls_certificate"):
-        grpc_tls(Settings(repository=tmp_path, grpc_tls_key="key.pem"))

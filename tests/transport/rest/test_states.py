@@ -133,6 +133,7 @@ class Bench:
             heads.plans.keep(post(what)[:-3], Plan("POST", f"/{what}", 3, begin))
         self.server = Server(
             self.respond,
+            listener="http_endpoint",
             max_connections=10,
             heads=heads,
             body_seconds=30.0,

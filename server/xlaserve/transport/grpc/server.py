@@ -2,13 +2,13 @@
 
 import asyncio
 import socket
-import ssl
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TypeAlias
 
 from xlaserve.settings_choices import Http2Engine
+from xlaserve.transport.accepting import Acceptor, Handshakes
 from xlaserve.transport.grpc.grpclib_stream import GrpclibConnection
 from xlaserve.transport.grpc.h2_engine import CheckingHandler, H2Engine
 from xlaserve.transport.grpc.handler import RequestHandler
@@ -19,6 +19,7 @@ from xlaserve.transport.http2.busy_poll import BusyPoll
 from xlaserve.transport.http2.connection import ReceiveBuffer, ServerConnection
 from xlaserve.transport.http2.limits import Http2Limits, Shared
 from xlaserve.transport.http2.protocol import Http2Protocol
+from xlaserve.transport.tls import MakeContext
 
 Engine: TypeAlias = H2Engine | OwnEngine
 
@@ -63,28 +64,26 @@ class GrpcServer:
         self._connections: set[Engine] = set()
         self._refused: set[Engine] = set()
         """Those that were not admitted, until they are gone."""
-        self._listening: list[asyncio.AbstractServer] = []
+        self._acceptors: list[Acceptor] = []
         self._sweeping: asyncio.TimerHandle | None = None
         self._draining = False
 
-    async def listen(
-        self,
-        listening: socket.socket,
-        tls: "ssl.SSLContext | None" = None,
-        *,
-        backlog: int,
-        name: str = "",
+    def listen(
+        self, listening: socket.socket, tls: MakeContext | None = None, *, name: str = ""
     ) -> None:
         """Serve on a socket that is bound and listens; may be called for more than one.
 
         `name` is the setting of the endpoint, as peers show it.
         """
+        shakes = None if tls is None else Handshakes(tls, self._limits.preface_seconds)
         factory = partial(self._make_protocol, name)
-        self._listening.append(
-            await self._loop.create_server(factory, sock=listening, ssl=tls, backlog=backlog)
-        )
+        acceptor = Acceptor(listening, factory, name=name, handshakes=shakes, is_full=self._is_full)
+        self._acceptors.append(acceptor)
         if self._sweeping is None:
             self._sweep_later()
+
+    def _is_full(self) -> bool:
+        return len(self._connections) + self.in_handshake >= self._max_connections
 
     def _make_protocol(self, listener: str) -> asyncio.BaseProtocol:
         if self._engine is Http2Engine.OWN:
@@ -113,7 +112,7 @@ class GrpcServer:
     def admit(self, protocol: "Http2Protocol | H2Engine") -> bool:
         """Tell whether there may be one more connection."""
         assert isinstance(protocol, OwnEngine | H2Engine)
-        if self._draining or len(self._connections) >= self._max_connections:
+        if len(self._connections) >= self._max_connections:
             self._refused.add(protocol)
             return False
         self._connections.add(protocol)
@@ -129,6 +128,11 @@ class GrpcServer:
     def connections(self) -> int:
         """Return how many connections are open."""
         return len(self._connections)
+
+    @property
+    def in_handshake(self) -> int:
+        """Return how many accepted connections are none yet."""
+        return sum(acceptor.in_handshake for acceptor in self._acceptors)
 
     @property
     def open_streams(self) -> int:
@@ -168,10 +172,14 @@ class GrpcServer:
         `grace_seconds` are cut off, and those that only wait for their client to send something
         when all others have ended.
         """
-        for listening in self._listening:
-            listening.close()
-        # Some are on their way through a TLS handshake.
+        for acceptor in self._acceptors:
+            acceptor.stop()
         self._draining = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(grace_seconds, _ARRIVAL_SECONDS)):
+                await asyncio.gather(*(acceptor.begun() for acceptor in self._acceptors))
+        for acceptor in self._acceptors:
+            await acceptor.aborted()
         for protocol in self._connections:
             protocol.go_away()
         with suppress(TimeoutError):
@@ -189,10 +197,6 @@ class GrpcServer:
             async with asyncio.timeout(_FAREWELL_SECONDS):
                 for handler in requests:
                     await handler.idle(but_waiting=False)
-                for listening in self._listening:
-                    # From Python 3.12 on for connections as well: those in a handshake may never
-                    # end.
-                    await listening.wait_closed()
 
     async def _gone(self) -> None:
         """Return when every connection is closed: those whose clients keep them are cut off."""

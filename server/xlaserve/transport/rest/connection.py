@@ -23,8 +23,6 @@ from xlaserve.transport.rest.held import Held
 from xlaserve.transport.rest.states import Input, State
 from xlaserve.transport.stall import Stall
 
-_LISTENER = "http_endpoint"
-"""The setting of the one endpoint that HTTP is served on."""
 _FULL = b'{"error":"too many HTTP connections are open (max_http_connections), try again"}'
 
 _log = structlog.get_logger("http")
@@ -45,6 +43,7 @@ class Server(web.Server):
     def __init__(
         self,
         *arguments: object,
+        listener: str,
         max_connections: int,
         heads: Heads,
         body_seconds: float,
@@ -54,6 +53,8 @@ class Server(web.Server):
     ) -> None:
         super().__init__(*arguments, handler_cancellation=handler_cancellation)  # type: ignore[arg-type]
         self._options = options
+        self.listener = listener
+        """The setting of the endpoint that it serves."""
         self.max_connections = max_connections
         self.heads = heads
         self.body_seconds = body_seconds
@@ -92,7 +93,7 @@ class Connection(AiohttpConnection):
         if len(server.connections) < server.max_connections:
             account = server.ledger.open()
             self.held = Held(account, transport)
-            self.peer = peer_of(transport, _LISTENER, account)
+            self.peer = peer_of(transport, server.listener, account)
             super().connection_made(transport)
             self._fast = FastPath(server.heads.plans, self, transport, server.body_seconds)
             return

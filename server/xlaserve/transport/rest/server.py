@@ -15,6 +15,7 @@ from xlaserve.core.serving.call import Call, Headers, Operation, Peer
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.threads.host import HostThreads
 from xlaserve.errors import CrossSiteRequest, ShuttingDown, XlaserveError
+from xlaserve.transport.accepting import Acceptor, Handshakes
 from xlaserve.transport.compression import deflate
 from xlaserve.transport.http2.limits import Shared
 from xlaserve.transport.rest import compression
@@ -31,6 +32,7 @@ from xlaserve.transport.rest.plans import Finish
 from xlaserve.transport.rest.routing import Match, Route, RouteTable
 from xlaserve.transport.rest.threads import OffLoop
 from xlaserve.transport.stall import LOOKS
+from xlaserve.transport.tls import MakeContext
 
 _COMPRESSED_BYTES = 1 << 10
 """Smaller answers do not become smaller by much."""
@@ -54,6 +56,8 @@ class HttpLimits:
     """Heads of requests that are known."""
     answer_seconds: float = 120.0
     """Seconds within which a client has to read some more of an answer that waits for it."""
+    handshake_seconds: float = 5.0
+    """Seconds a TLS handshake may take."""
 
 
 class HttpServer:
@@ -80,11 +84,21 @@ class HttpServer:
         self._streams: set[Call] = set()
         """Calls whose answers are being sent part by part."""
 
-    async def listen(self, listening: socket.socket, *, backlog: int) -> None:
-        """Serve the connections of a socket that is bound and listens."""
+    def listen(
+        self,
+        listening: socket.socket,
+        tls: MakeContext | None = None,
+        *,
+        name: str = "http_endpoint",
+    ) -> None:
+        """Serve the connections of a socket that is bound and listens.
+
+        `name` is the setting of the endpoint, as peers show it.
+        """
         limits = self._limits
-        self._server = Server(
+        self._server = server = Server(
             self._respond,
+            listener=name,
             max_connections=limits.max_connections,
             heads=self._heads,
             body_seconds=limits.body.timeout_seconds,
@@ -98,10 +112,15 @@ class HttpServer:
             max_field_size=limits.max_header_bytes,
             read_bufsize=read_bytes(self._ledger.limit),
         )
-        self._drain = await Drain.prepare(
-            self._server, self._bodies, self._end_streams, listening, backlog
+        acceptor = Acceptor(
+            listening,
+            server,
+            name=name,
+            handshakes=None if tls is None else Handshakes(tls, limits.handshake_seconds),
+            is_full=lambda: self.connections + acceptor.in_handshake >= limits.max_connections,
         )
-        self._look_later(self._server)
+        self._drain = Drain(server, self._bodies, self._end_streams, acceptor)
+        self._look_later(server)
 
     async def drain(self, seconds: float) -> None:
         """Take no new connections, let requests in flight end within the time, and stop."""

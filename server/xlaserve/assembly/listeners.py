@@ -1,0 +1,53 @@
+"""Binds the endpoints of the settings."""
+
+from contextlib import ExitStack
+
+from xlaserve.assembly.http import METRICS_ON_HTTP
+from xlaserve.settings import Settings
+from xlaserve.transport.endpoints import (
+    Endpoint,
+    Listener,
+    check_backlog,
+    check_grpc_endpoints,
+    listen,
+)
+
+
+class Listeners:
+    """The listeners of the settings; each is closed when the stack unwinds.
+
+    Raises InvalidSettings for an endpoint that cannot be listened on.
+    """
+
+    def __init__(self, settings: Settings, stack: ExitStack) -> None:
+        self._settings = settings
+        grpc = {"grpc_endpoint": settings.grpc_endpoint}
+        if settings.grpc_data_endpoint not in ("", settings.grpc_endpoint):
+            grpc["grpc_data_endpoint"] = settings.grpc_data_endpoint
+        endpoints = {name: Endpoint.parse(name, text) for name, text in grpc.items()}
+        check_grpc_endpoints(endpoints, required=not settings.sagemaker)
+        check_backlog(settings.listen_backlog)
+        bound = [self._bind(name, endpoint, stack) for name, endpoint in endpoints.items()]
+        self.grpc = [listener for listener in bound if listener]
+        self.http = self._parse("http_endpoint", settings.http_endpoint, stack)
+        text = settings.metrics_endpoint
+        self.metrics = (
+            None if text == METRICS_ON_HTTP else self._parse("metrics_endpoint", text, stack)
+        )
+
+    def _parse(self, setting: str, text: str, stack: ExitStack) -> Listener | None:
+        return self._bind(setting, Endpoint.parse(setting, text), stack)
+
+    def _bind(self, setting: str, endpoint: Endpoint | None, stack: ExitStack) -> Listener | None:
+        if endpoint is None:
+            return None
+        settings = self._settings
+        listener = listen(
+            setting,
+            endpoint,
+            host=settings.host,
+            unix_socket_mode=settings.unix_socket_mode,
+            backlog=settings.listen_backlog,
+        )
+        stack.callback(listener.close)
+        return listener

@@ -1,0 +1,69 @@
+"""Signals of a server: the first one drains, the second one ends, SIGHUP reloads."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from support.conditions import until
+
+from xlaserve import signals
+
+ALL = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@pytest.fixture(autouse=True)
+def _handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in ALL}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", signals.STOP_SIGNALS)
+@pytest.mark.parametrize("before", [signal.SIG_DFL, signal.SIG_IGN])
+async def test_the_first_signal_to_stop_cancels(
+    number: signal.Signals, before: signal.Handlers
+) -> None:
+    """A shell has SIGINT ignored for what it runs in the background: no reason not to hear."""
+    signal.signal(number, before)
+    task = asyncio.ensure_future(asyncio.Event().wait())
+    with signals.handled(task, lambda: None):
+        os.kill(os.getpid(), number)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    assert [signal.SIG_DFL] * 2 == [signal.getsignal(each) for each in signals.STOP_SIGNALS]
+
+
+async def test_a_hangup_reloads_and_ends_nothing() -> None:
+    reloads: list[None] = []
+    task = asyncio.ensure_future(asyncio.Event().wait())
+    with signals.handled(task, lambda: reloads.append(None)):
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(lambda: 1 == len(reloads))
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(lambda: 2 == len(reloads))
+        assert not task.done()
+    task.cancel()
+    os.kill(os.getpid(), signal.SIGHUP)
+
+    assert signal.SIG_IGN is signal.getsignal(signal.SIGHUP)
+
+
+def test_the_first_process_of_a_container_is_ended_too() -> None:
+    """For process 1 the kernel has no default action: SIGTERM would do nothing."""
+    code = (
+        "import os, signal\n"
+        "from xlaserve import signals\n"
+        "os.getpid, pid = lambda: 1, os.getpid()\n"
+        "signals.end_at_once(signal.SIGTERM)\n"
+        "assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL\n"
+        "os.kill(pid, signal.SIGTERM)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], check=False)
+
+    assert 128 + signal.SIGTERM == ended.returncode
