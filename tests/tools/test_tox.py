@@ -11,7 +11,7 @@ from tox.report import HandledError
 
 ROOT = Path(__file__).resolve().parents[2]
 OTHERS = [f"3.{minor}" for minor in (11, 12, 13) if minor != sys.version_info.minor]
-CHECKS = {"lint", "layers", "generated", "type"}
+CHECKS = {"lint", "layers", "generated", "docs", "type"}
 
 
 def tox(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,108 @@
+"""Pages of docs/ that say that the tests execute them: every command and every line of code."""
+
+import asyncio
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.process import ServerProcess, command, served
+
+# It starts programs one after the other, each with JAX.
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+DOCS = ROOT / "docs"
+
+_STEP = re.compile(
+    r"^```(sh|python)\n(.*?)^```$|^    (?:[^\n]*&& )?(xlaserve serve [^\n]*)$", re.M | re.S
+)
+
+
+def steps(page: str) -> Iterator[tuple[str, str]]:
+    """Yield what a page has its reader do, in order: (sh, python or serve, the text)."""
+    for language, text, serve in _STEP.findall((DOCS / page).read_text()):
+        yield (language, text) if language else ("serve", serve)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory as a reader has it: the examples are there, and what is written stays in it."""
+    shutil.copytree(ROOT / "examples" / "models", tmp_path / "examples" / "models")
+    shutil.copytree(ROOT / "examples" / "data", tmp_path / "examples" / "data")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    line = " ".join(f"'{word}'" for word in command())
+    (programs / "xlaserve").write_text(f'#!/bin/sh\nexec {line} "$@"\n')
+    (programs / "xlaserve").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def at(server: ServerProcess | None, text: str) -> str:
+    """Have a text find the server of the test: it has no port that is known before."""
+    if server is None:
+        return text
+    text = re.sub(r"\bxlaserve (health|infer)\b", rf"xlaserve \1 --url {server.url}", text)
+    return text.replace("127.0.0.1:8001", server.url).replace("127.0.0.1:8000", server.http)
+
+
+async def executed(page: str, checkout: Path) -> Mapping[str, Any]:
+    """Do what a page says, and return the names that its code has defined."""
+    names: dict[str, Any] = {"__name__": page}
+    async with AsyncExitStack() as running:
+        server: ServerProcess | None = None
+        for number, (kind, text) in enumerate(steps(page)):
+            if kind == "serve":
+                if server is not None:
+                    assert 0 == await server.stop()
+                _, _, repository, *flags = text.split()
+                server = await running.enter_async_context(served(Path(repository), *flags))
+            elif kind == "sh":
+                await shell(at(server, text))
+            else:
+                file = checkout / f"step{number}.py"
+                file.write_text(at(server, text))
+                await asyncio.to_thread(run_code, file, names)
+    return names
+
+
+def run_code(file: Path, names: dict[str, Any]) -> None:
+    exec(compile(file.read_text(), str(file), "exec"), names)
+
+
+async def shell(text: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        "sh", "-ec", text, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    said, _ = await process.communicate()
+
+    assert 0 == process.returncode, f"{text}\n{said.decode()}"
+    assert '"error"' not in said.decode()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the commands are of a Unix shell")
+async def test_five_minutes(checkout: Path) -> None:
+    found = list(steps("getting-started.md"))
+    await executed("getting-started.md", checkout)
+
+    assert ["serve", "sh", "sh", "sh", "python", "python", "sh", "serve", "python"] == [
+        kind for kind, _ in found
+    ]
+    assert (checkout / "models/tiny/1/model.json").is_file()
+
+
+async def test_every_export_is_a_model(checkout: Path) -> None:
+    names = await executed("exporting.md", checkout)
+
+    assert {"forecast", "classify", "regress"} <= names.keys()
+    await shell("xlaserve repo check models")
+    assert ["classifier", "forecast", "regressor"] == sorted(
+        path.name for path in (checkout / "models").iterdir()
+    )

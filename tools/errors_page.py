@@ -1,0 +1,76 @@
+"""Write docs/errors.md from the errors and the table of statuses, or prove it fresh (`--check`)."""
+
+import argparse
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+from xlaserve import code_errors, errors
+from xlaserve.errors import XlaserveError
+from xlaserve.transport.status import wire_status
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "errors.md"
+_INTRODUCTION = """# Errors
+
+An error names the model, the tensor, what was expected and what came. Over gRPC its text is
+`grpc-message`, over REST `{"error": "..."}`. What is no error of this table is the server's own
+fault: INTERNAL or 500 without a reason, and a traceback in the log. An error without a row of its
+own in the server's table has the statuses of the one that it is a kind of.
+
+This page is made by `tools/errors_page.py`.
+"""
+_TABLE = """
+## {title}
+
+| error | gRPC | HTTP | meaning |
+|---|---|---|---|
+"""
+_TITLES = {"errors": "Of the server", "code_errors": "Of the code of Python models"}
+
+
+def page() -> str:
+    """Return the whole page."""
+    return _INTRODUCTION + "".join(map(_table, (errors, code_errors)))
+
+
+def _table(module: ModuleType) -> str:
+    title = _TITLES[module.__name__.rpartition(".")[2]]
+    return _TABLE.format(title=title) + "".join(map(_row, _errors(module)))
+
+
+def _errors(module: ModuleType) -> Iterator[type[XlaserveError]]:
+    """Yield what a module defines, in its order; the root has no status."""
+    for found in vars(module).values():
+        if (
+            inspect.isclass(found)
+            and issubclass(found, XlaserveError)
+            and found is not XlaserveError
+            and found.__module__ == module.__name__
+        ):
+            yield found
+
+
+def _row(error: type[XlaserveError]) -> str:
+    status = wire_status(error.__new__(error))
+    (meaning, *_) = inspect.cleandoc(error.__doc__ or "").split("\n\n")
+    text = " ".join(meaning.split()).replace("|", "\\|")
+    return f"| {error.__name__} | {status.grpc.name} | {int(status.http)} | {text} |\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if not fresh")
+    if not parser.parse_args().check:
+        PAGE.write_text(page())
+        return 0
+    if PAGE.read_text() == page():
+        print("docs/errors.md is fresh")
+        return 0
+    print("docs/errors.md is stale: run tools/errors_page.py")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
