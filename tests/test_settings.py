@@ -113,3 +113,8 @@ def test_every_setting_but_the_repository_is_in_a_group() -> None:
 
     assert ["repository"] == [row.name for row in describe_settings() if not row.group]
     assert len(runs) == len(set(runs)) > 10
+
+
+def test_spans_are_written_to_no_file() -> None:
+    with pytest.raises(InvalidSettings, match="trace_file"):
+        Settings.read({}, repository="/r", trace_file="/t", trace_mode="opentelemetry")

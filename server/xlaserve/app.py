@@ -18,7 +18,7 @@ from xlaserve.assembly.core import Core
 from xlaserve.assembly.grpc import GrpcDoor, assemble_grpc
 from xlaserve.assembly.http import http_routes, http_server, metrics_routes
 from xlaserve.assembly.listeners import Listeners
-from xlaserve.assembly.observing import observe
+from xlaserve.assembly.observing import observe, tracing
 from xlaserve.core.host import capacity_bytes
 from xlaserve.core.reloads import LOOK_SECONDS, Reloads
 from xlaserve.core.residence.capacity import Capacity
@@ -43,7 +43,6 @@ from xlaserve.core.serving.response_cache import ResponseCache
 from xlaserve.core.serving.returning import Returning
 from xlaserve.core.serving.shared_memory import Regions, SharedMemoryPolicy
 from xlaserve.core.serving.stations.table import ExecutionPolicy, Stations
-from xlaserve.core.serving.tracing import Tracing
 from xlaserve.core.threads.workers import Workers
 from xlaserve.errors import InvalidSettings
 from xlaserve.models import compilation, device, loaders, onnx_source, trial
@@ -217,9 +216,7 @@ class Application:
         )
         self.control = ModelControl(settings, self.registry, self.repository, loader, self.workers)
         self._look = FilesLook()
-        self.tracing = Tracing(
-            self.gates, settings.trace_path, settings.max_trace_bytes, self.workers.wait
-        )
+        self.tracing = tracing(settings, self.gates, self.workers)
         self._core = Core(
             settings,
             ServerDescription.of(settings, version=metadata.version("xlaserve")),

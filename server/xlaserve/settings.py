@@ -22,6 +22,7 @@ from xlaserve.settings_choices import (
     Readiness,
     SharedMemoryClients,
     TlsEndpoint,
+    TraceMode,
     TypedAnswerForm,
 )
 from xlaserve.settings_reading import read_values
@@ -392,12 +393,16 @@ class Settings:
     trace_file: str = ""
     """File of traces, in Triton's form; with a log_frequency, of numbered files beside it. Clients
     turn traces on and off at run time; empty if they may not. Its directory must be there."""
+    trace_mode: TraceMode = TraceMode.TRITON
+    """triton: traces go to trace_file; opentelemetry: spans are exported over OTLP, to where the
+    variables OTEL_* say (needs `xlaserve[otel]`), and every model is traced from the start."""
     max_trace_bytes: int = 64 << 20
     """Most bytes of traces that one run of the server writes; then tracing ends."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
         self._check_server_name()
+        self._check_traces()
         if self.log_level not in _LOG_LEVELS:
             raise InvalidSettings("log_level", " or ".join(_LOG_LEVELS), self.log_level)
         if self.load_model and self.model_control_mode is not ModelControlMode.EXPLICIT:
@@ -420,6 +425,14 @@ class Settings:
     def _check_server_name(self) -> None:
         if not self.server_name.strip() or not self.server_name.isprintable():
             raise InvalidSettings("server_name", "a name that can be printed", self.server_name)
+
+    def _check_traces(self) -> None:
+        if self.trace_file and self.trace_mode is TraceMode.OPENTELEMETRY:
+            raise InvalidSettings(
+                "trace_file",
+                "none with trace_mode opentelemetry, which writes none",
+                self.trace_file,
+            )
 
     @property
     def trace_path(self) -> Path | None:

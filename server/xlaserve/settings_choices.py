@@ -80,3 +80,12 @@ class SharedMemoryClients(StrEnum):
     """All: whoever reaches the server reads and writes shared memory of its user."""
     NONE = "none"
     """None: the extension is turned off."""
+
+
+class TraceMode(StrEnum):
+    """Forms of traces."""
+
+    TRITON = "triton"
+    """Files in Triton's form."""
+    OPENTELEMETRY = "opentelemetry"
+    """Spans that are exported over OTLP, as the variables OTEL_* say."""

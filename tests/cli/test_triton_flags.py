@@ -50,6 +50,7 @@ OBEYED: list[tuple[list[str], dict[str, str]]] = [
         {**_TLS, "tls_certificate": "c"},
     ),
     (["--trace-config=triton,file=/t"], {"trace_file": "/t"}),
+    (["--trace-config=mode=opentelemetry"], {"trace_mode": "opentelemetry"}),
     (["--cache-config=local,size=5"], {"response_cache_bytes": "5"}),
     (["--response-cache-byte-size=5"], {"response_cache_bytes": "5"}),
     (["--allow-client-shm=true"], {"shared_memory": "all"}),

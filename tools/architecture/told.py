@@ -203,9 +203,9 @@ WORKERS: tuple[Worker, ...] = (
     ),
     Worker(
         "core/threads/batches.py: BatchThread._hand_over",
-        "`access-log`",
-        "writes what observers of calls noted",
-        "entries that nobody else has, and the file",
+        "`access-log`, `spans`",
+        "writes what observers of calls noted, or makes spans of it",
+        "entries that nobody else has, and the file or the SDK",
         "nothing",
     ),
     Worker(

@@ -1,12 +1,17 @@
 """Assembles what observes calls for the operator."""
 
+import os
 from dataclasses import dataclass
+from importlib import metadata
 
 from xlaserve.core.serving.access_file import AccessFile
 from xlaserve.core.serving.access_log import AccessLog, Sampling
 from xlaserve.core.serving.gates import Gates
+from xlaserve.core.serving.opentelemetry import OpenTelemetry
+from xlaserve.core.serving.tracing import Tracing
 from xlaserve.core.threads.workers import Workers
 from xlaserve.settings import Settings
+from xlaserve.settings_choices import TraceMode
 from xlaserve.transport.status import told_status
 
 
@@ -41,3 +46,16 @@ def _access_log(settings: Settings) -> AccessLog | None:
     sampling = Sampling(settings.access_log_rate, round(settings.access_log_slow_ms * 1_000_000))
     file = AccessFile(settings.access_log)
     return AccessLog(file, told_status, sampling, settings.max_access_records)
+
+
+def tracing(settings: Settings, gates: Gates, workers: Workers) -> Tracing:
+    """Return the trace settings; raises InvalidSettings for a mode whose library is missing."""
+    spans = None
+    if settings.trace_mode is TraceMode.OPENTELEMETRY:
+        # The SDK reads its variables itself; what is read here is which of them are there.
+        spans = OpenTelemetry(os.environ, _MAX_SPANS, version=metadata.version("xlaserve"))
+    return Tracing(gates, settings.trace_path, settings.max_trace_bytes, workers.wait, spans=spans)
+
+
+_MAX_SPANS = 4096
+"""Calls that may wait until their spans are made; beyond them, others are dropped and counted."""

@@ -140,7 +140,9 @@ def _shared_memory(value: str, values: Values) -> Mapping[str, str]:
 
 
 def _trace_file(value: str, values: Values) -> Mapping[str, str]:
-    """Return the file; levels and rates are set while the server runs (trace extension)."""
+    """Return the file or the mode; levels and rates are set while the server runs."""
+    if value.startswith("mode="):
+        return {"trace_mode": value.removeprefix("mode=")}
     prefix = "triton,file="
     return {"trace_file": value.removeprefix(prefix)} if value.startswith(prefix) else {}
 

@@ -16,15 +16,20 @@ from typing import Any, TypeVar
 import structlog
 
 from xlaserve.core.serving.call import Call, Outcome
+from xlaserve.core.serving.call_record import CallRecord
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.infer_call import Executed, InferCall
+from xlaserve.core.serving.opentelemetry import OpenTelemetry, new_trace_id
+from xlaserve.core.serving.spans import CallSpan, add_part, span_of, trace_parent
 from xlaserve.core.serving.trace_file import Trace, TraceFile
 from xlaserve.errors import InvalidParameter, SwitchedOff, Unsupported
 
 T = TypeVar("T")
 
 MODE = "triton"
-"""The only mode: files of Triton's form."""
+"""The mode of files of Triton's form."""
+OPENTELEMETRY = "opentelemetry"
+"""The mode of spans, which are exported."""
 OFF, TIMESTAMPS = "OFF", "TIMESTAMPS"
 
 _LARGEST = 2**31 - 1
@@ -32,6 +37,7 @@ _INTEGER = re.compile("-?[0-9]{1,10}", re.ASCII)
 _MOST_PENDING = 4096
 """Traces that may wait to be written; beyond them, others are lost."""
 _FLUSH_SECONDS = 0.5
+_CLOSING_SECONDS = 5.0
 _SHOWN_CHARACTERS = 80
 
 _log = structlog.get_logger("tracing")
@@ -66,8 +72,6 @@ DEFAULT = TraceSetting(OFF, 1000, -1, 0)
 class Tracing:
     """The trace settings, and the observer that writes traces while something is traced."""
 
-    began = None
-
     def __init__(
         self,
         gates: Gates,
@@ -75,23 +79,32 @@ class Tracing:
         max_bytes: int,
         in_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
         clock: Callable[[], int] = time.perf_counter_ns,
+        *,
+        spans: OpenTelemetry | None = None,
     ) -> None:
-        """Without a path nothing can be traced; `in_thread` runs what blocks."""
+        """Without a path or `spans` nothing can be traced; `in_thread` runs what blocks.
+
+        With `spans` they take the place of the file, and all models are traced from the start.
+        """
+        self._spans = spans
+        self._default = DEFAULT if spans is None else replace(DEFAULT, level=TIMESTAMPS)
         self._gates = gates
         self._in_thread = in_thread
         self._clock = clock
         self.path = path
         self._file = None if path is None else TraceFile(path, max_bytes)
-        self._all = DEFAULT
+        self._all = self._default
         self._models: dict[str, TraceSetting] = {}
         self._seen: dict[str, int] = {}
         """Requests that were looked at, by the model of their setting; empty for that of all."""
         self._ids = count(1)
         self._pending: list[tuple[Trace, int]] = []
+        self._waiting: list[CallSpan] = []
         self._lost = 0
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Task[None] | None = None
         self._is_on = False
+        self._observe()
 
     # --- the settings ---
 
@@ -108,7 +121,7 @@ class Tracing:
             "trace_count": str(setting.count),
             "log_frequency": str(setting.log_frequency),
             "trace_file": "" if self.path is None else str(self.path),
-            "trace_mode": MODE,
+            "trace_mode": MODE if self._spans is None else OPENTELEMETRY,
         }
 
     def update(self, model: str, change: Mapping[str, Sequence[str] | None]) -> None:
@@ -126,9 +139,9 @@ class Tracing:
                 known = ", ".join(_FIELDS)
                 raise InvalidParameter(name[:_SHOWN_CHARACTERS], f"one of {known}", "another name")
             field, read = _FIELDS[name]
-            cleared = None if model else getattr(DEFAULT, field)
+            cleared = None if model else getattr(self._default, field)
             new = replace(new, **{field: read(name, values) if values else cleared})
-        if new.level == TIMESTAMPS and self._file is None:
+        if new.level == TIMESTAMPS and self._file is None and self._spans is None:
             raise SwitchedOff("tracing", "trace_file")
         if model:
             self._models[model] = new
@@ -150,24 +163,79 @@ class Tracing:
 
     # --- the traces ---
 
+    @property
+    def began(self) -> Callable[[Call], None] | None:
+        """Return what notes when a call begins, which a file of Triton's form does not say."""
+        return None if self._spans is None else self._note
+
+    def _note(self, call: Call) -> None:
+        if call.record is None:
+            call.record = CallRecord(self._clock())
+
     def ended(self, calls: Sequence[Call], outcome: Outcome) -> None:
         """Trace those of the calls that their settings pick."""
         now = self._clock()
+        if self._spans is not None:
+            self._end_spans(calls, outcome, now)
+            return
         for call in calls:
             if isinstance(call, InferCall) and call.is_found and call.started_ns:
                 setting = self._picked(call.found.model)
                 if setting is not None:
                     self._keep(self._traced(call, outcome, now), setting)
 
-    def _picked(self, model: str) -> TraceSetting | None:
-        """Return the setting of a model if the next request of it is traced."""
+    def _end_spans(self, calls: Sequence[Call], outcome: Outcome, now: int) -> None:
+        for call in calls:
+            record = call.record
+            if record is None or not isinstance(call, InferCall):
+                continue
+            if call.parent is not None:
+                add_part(call.parent, span_of(call, record, outcome, now))
+                continue
+            parent = trace_parent(call.headers)
+            model = call.found.model if call.is_found else ""
+            if self._picked(model, None if parent is None else parent.sampled) is None:
+                continue
+            trace_id = new_trace_id() if parent is None else parent.trace_id
+            if type(outcome) is Executed:
+                took_ns = now - call.started_ns
+                call.found.statistics.keep_exemplar(took_ns, trace_id)
+            self._keep_span(span_of(call, record, outcome, now, parent, trace_id=trace_id))
+
+    def _keep_span(self, span: CallSpan) -> None:
+        if len(self._waiting) >= _MOST_PENDING:
+            self._lost += 1
+            return
+        self._waiting.append(span)
+        if self._timer is None:
+            # The answers of most have been written by then.
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(_FLUSH_SECONDS, self._export)
+
+    def _export(self) -> None:
+        self._timer = None
+        waiting, self._waiting = self._waiting, []
+        assert self._spans is not None
+        before = self._spans.dropped
+        self._spans.keep(waiting)
+        lost = self._lost + self._spans.dropped - before
+        self._lost = 0
+        if lost:
+            _log.warning("traces were lost", count=lost)
+
+    def _picked(self, model: str, sampled: bool | None = None) -> TraceSetting | None:
+        """Return the setting of a model if the next request of it is traced.
+
+        Where a client says whether its trace is sampled, that decides instead of the rate.
+        """
         setting = self.get(model)
-        if setting.level != TIMESTAMPS or not setting.count:
+        if setting.level != TIMESTAMPS or not setting.count or sampled is False:
             return None
         key = model if model in self._models else ""
-        seen = self._seen[key] = self._seen.get(key, 0) + 1
-        if seen % (setting.rate or 1):
-            return None
+        if sampled is None:
+            seen = self._seen[key] = self._seen.get(key, 0) + 1
+            if seen % (setting.rate or 1):
+                return None
         if setting.count is not None and setting.count > 0:
             left = setting.count - 1
             # Of whom the count is: that of all models counts for all of them together.
@@ -246,6 +314,10 @@ class Tracing:
         self._observe()
         if self._timer is not None:
             self._timer.cancel()
+        if self._spans is not None:
+            self._export()
+            if not await self._in_thread(partial(self._spans.close, _CLOSING_SECONDS)):
+                _log.warning("traces were not all exported", reason="their collector takes none")
         if self._writing is not None:
             await self._writing
         if self._pending:

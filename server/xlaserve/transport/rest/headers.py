@@ -37,6 +37,8 @@ class BlockHeaders(msgspec.Struct, gc=False):
     def get(self, name: str, /) -> str | None:
         """Return the value of a header, None where it is absent."""
         if self.fields is None:
+            if name.encode() not in self.block.lower():
+                return None  # most blocks hold none of what is looked for
             self.fields = {}
             for line in self.block.split(b"\r\n")[1:-2]:
                 field, _, value = line.partition(b":")

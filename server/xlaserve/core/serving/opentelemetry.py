@@ -1,0 +1,185 @@
+"""Spans for OpenTelemetry: made and exported beside the requests, by its SDK (`xlaserve[otel]`)."""
+
+import importlib
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from xlaserve.core.serving.spans import CallSpan
+from xlaserve.core.threads.batches import BatchThread
+from xlaserve.errors import InvalidSettings
+
+_SETTING = "trace_mode"
+_MODE = "opentelemetry"
+_HTTP = "http/protobuf"
+_EXPORTERS: Mapping[str, str] = {
+    _HTTP: "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+    "grpc": "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
+}
+"""Value of OTEL_EXPORTER_OTLP_PROTOCOL -> the module of its exporter."""
+_PROTOCOL = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_NAME = "xlaserve"
+
+
+class OpenTelemetry:
+    """Makes spans of calls in a thread of its own, and has the SDK export them.
+
+    Address, headers, batches and resource are those of the variables OTEL_*, as the SDK reads them.
+    """
+
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        max_pending: int,
+        *,
+        exporter: object | None = None,
+        version: str = "",
+        clock: Callable[[], int] = time.perf_counter_ns,
+        now: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """Raises InvalidSettings where the SDK, or the exporter that is asked for, is missing.
+
+        At most `max_pending` calls may wait until their spans are made.
+        """
+        sdk = _imported("opentelemetry.sdk.trace")
+        processors = _imported("opentelemetry.sdk.trace.export")
+        resources = _imported("opentelemetry.sdk.resources")
+        self._api = _imported("opentelemetry.trace")
+        self._clock, self._now = clock, now
+        self._ids = _ids(_imported("opentelemetry.sdk.trace.id_generator"))
+        given = {"service.version": version}
+        if not _names_service(environment):
+            given["service.name"] = _NAME
+        # It would wait for its collector at the end of the interpreter; `close` does, for a time.
+        self._provider = sdk.TracerProvider(
+            resource=resources.Resource.create(given),
+            id_generator=self._ids,
+            shutdown_on_exit=False,
+        )
+        if exporter is None:
+            exporter = _exporter(environment)
+        self._provider.add_span_processor(processors.BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer(_NAME, version)
+        self._thread = BatchThread[CallSpan]("spans", self._make_all, max_pending)
+        self.dropped = 0
+        """Calls whose spans were dropped, since too many waited."""
+
+    def keep(self, spans: Sequence[CallSpan]) -> None:
+        """Have spans made and exported; never waits. On the event loop."""
+        free = max(0, self._thread.free)
+        self.dropped += max(0, len(spans) - free)
+        if free:
+            self._thread.put(spans[:free])
+
+    def close(self, seconds: float) -> bool:
+        """Export what there is, for so long at most; return whether that is done. It blocks."""
+        self._thread.call(self._provider.shutdown)
+        return self._thread.close(seconds)
+
+    # --- in the thread ---
+
+    def _make_all(self, spans: Sequence[CallSpan]) -> None:
+        # Looked at anew for each batch: the clock of the wall is set now and then.
+        offset = self._now() - self._clock()
+        for span in spans:
+            self._make(span, offset, None)
+
+    def _make(self, call: CallSpan, offset: int, whole: Any) -> None:
+        """Make the span of a call, and those within it."""
+        api = self._api
+        context = self._context_of(call) if whole is None else whole
+        self._ids.next_trace_id = call.trace_id
+        attributes = {
+            "xlaserve.model": call.name,
+            "xlaserve.version": call.version,
+            "xlaserve.request_id": call.id,
+            "xlaserve.operation": call.operation,
+            "xlaserve.listener": call.listener,
+            "xlaserve.batch_rows": call.rows,
+        }
+        begun = call.record.begun_ns
+        ended = max(call.ended, call.record.written_ns)
+        span = self._tracer.start_span(
+            f"{'step' if whole is not None else call.operation} {call.name}".strip(),
+            context,
+            kind=api.SpanKind.SERVER if whole is None else api.SpanKind.INTERNAL,
+            attributes={name: value for name, value in attributes.items() if value not in ("", 0)},
+            start_time=begun + offset,
+        )
+        within = api.set_span_in_context(span)
+        for name, start, end in _phases(call, begun, ended):
+            part = self._tracer.start_span(name, within, start_time=start + offset)
+            part.end(max(start, end) + offset)
+        for inner in call.parts:
+            self._make(inner, offset, within)
+        if call.error is not None:
+            span.set_status(api.Status(api.StatusCode.ERROR, call.error))
+        span.end(max(begun, ended) + offset)
+
+    def _context_of(self, call: CallSpan) -> Any:
+        parent = call.parent
+        api = self._api
+        if parent is None:
+            return api.set_span_in_context(api.INVALID_SPAN)
+        state = api.TraceState.from_header([parent.state]) if parent.state else None
+        flags = api.TraceFlags(api.TraceFlags.SAMPLED if parent.sampled else 0)
+        context = api.SpanContext(parent.trace_id, parent.span_id, True, flags, state)
+        return api.set_span_in_context(api.NonRecordingSpan(context))
+
+
+def _phases(call: CallSpan, begun: int, ended: int) -> Sequence[tuple[str, int, int]]:
+    """Return the parts of a call in time: receive, queue, execute, encode."""
+    if not call.submitted:
+        return [("receive", begun, ended)]
+    received = ("receive", begun, call.submitted)
+    if not call.execute_begun:
+        return [received, ("queue", call.submitted, ended)]
+    return [
+        received,
+        ("queue", call.submitted, call.execute_begun),
+        ("execute", call.execute_begun, call.execute_ended),
+        ("encode", call.execute_ended, ended),
+    ]
+
+
+def _ids(module: Any) -> Any:
+    """Return a generator of ids that gives a trace the id which its exemplar names already."""
+
+    class Ids(module.RandomIdGenerator):  # type: ignore[misc]
+        next_trace_id = 0
+
+        def generate_trace_id(self) -> int:
+            """Return the id that was chosen, or another one."""
+            chosen, self.next_trace_id = self.next_trace_id, 0
+            return chosen or int(super().generate_trace_id())
+
+    return Ids()
+
+
+def new_trace_id() -> int:
+    """Return the id of a trace that begins here (W3C Trace Context, 3.2.2.3)."""
+    return random.getrandbits(128) or 1
+
+
+def _names_service(environment: Mapping[str, str]) -> bool:
+    return bool(environment.get("OTEL_SERVICE_NAME")) or "service.name=" in environment.get(
+        "OTEL_RESOURCE_ATTRIBUTES", ""
+    )
+
+
+def _exporter(environment: Mapping[str, str]) -> Any:
+    protocol = next((environment[name] for name in _PROTOCOL if environment.get(name)), _HTTP)
+    module = _EXPORTERS.get(protocol)
+    if module is None:
+        raise InvalidSettings(_PROTOCOL[1], " or ".join(_EXPORTERS), protocol)
+    return _imported(module).OTLPSpanExporter()
+
+
+def _imported(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package = "opentelemetry-exporter-otlp-proto-grpc" if ".grpc." in name else "xlaserve[otel]"
+        expected = f"{name} to be installed: pip install '{package}'"
+        raise InvalidSettings(_SETTING, expected, _MODE) from error
