@@ -8,8 +8,11 @@ from hpack.huffman import HuffmanEncoder
 from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 
 from support.frames import integer
-from xlaserve.transport.http2.hpack import BlockTooLarge, Decoder, Field, MalformedBlock
+from xlaserve.transport.http2.header_fields import Field
+from xlaserve.transport.http2.hpack import BlockTooLarge, Decoder, MalformedBlock
 from xlaserve.transport.http2.layouts import Layouts
+
+_ALL = 1 << 30
 
 Lines: TypeAlias = list[tuple[bytes, bytes]]
 
@@ -66,10 +69,10 @@ class Pair:
         ours, theirs = self.ours, self.reference.header_table
         return (
             [
-                [(name.octets, value) for _, value, _, name in ours.table],
+                [(name.octets, value) for _, value, _, name in ours.table.newest(_ALL)],
                 [(bytes(name), bytes(value)) for name, value in theirs.dynamic_entries],
             ],
-            [ours._table_bytes, theirs._current_size],
+            [ours.table.size(), theirs._current_size],
         )
 
     def compare(self, *blocks: bytes) -> "list[Lines | str]":
@@ -97,13 +100,13 @@ class LayoutPair(Pair):
 
     def ours_of(self, block: bytes) -> Lines | str:
         """Read a block by its layout, or decode it and learn from it."""
-        before = self.ours.changes, list(self.ours.table)
+        before = self.ours.table.changes, self.ours.table.newest(_ALL)
         values = self.layouts.read(block)
         if values is not None:
             self.read += 1
             assert self.layouts.layout is not None
-            return list(zip(self.layouts.layout.kind, values, strict=True))
-        assert before == (self.ours.changes, list(self.ours.table))
+            return list(zip(self.layouts.layout.kind, values.all(), strict=True))
+        assert before == (self.ours.table.changes, self.ours.table.newest(_ALL))
         found = self.decoded(block)
         if isinstance(found, str):
             return found

@@ -8,14 +8,15 @@ from hypothesis import strategies as st
 from xlaserve.transport.http2 import hpack
 from xlaserve.transport.http2.errors import ConnectionFailure
 from xlaserve.transport.http2.frames import ErrorCode
+from xlaserve.transport.http2.header_fields import Field
 from xlaserve.transport.http2.headers import (
     Head,
     HeaderReader,
     HeaderWriter,
     RequestKind,
     encode_fields,
-    read_timeout,
 )
+from xlaserve.transport.http2.timeout import read_timeout
 
 PSEUDO = [(":method", "POST"), (":scheme", "http"), (":path", "/a"), (":authority", "b")]
 LIMIT = 4096
@@ -48,7 +49,7 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
     counter = Counter()
     decode = hpack.Decoder.decode
 
-    def count(self: hpack.Decoder, block: bytes) -> list[hpack.Field]:
+    def count(self: hpack.Decoder, block: bytes) -> list[Field]:
         counter.decoded += 1
         return decode(self, block)
 
@@ -300,6 +301,25 @@ def test_a_check_sees_every_request() -> None:
 
     assert ["route", "refused", "route"] == found
     assert ["1", "bad", "2"] == asked
+
+
+@pytest.mark.parametrize("way", ["literal", "indexed"])
+def test_a_check_may_leave_out_what_has_time_enough(way: str) -> None:
+    """Where the only header that is checked is the timeout."""
+    asked: list[float | None] = []
+
+    def route(kind: RequestKind[str]) -> str:
+        kind.check = lambda head: asked.append(head.timeout)
+        kind.unchecked_seconds = 0.5
+        return "route"
+
+    reader: HeaderReader[str] = HeaderReader(LIMIT, route)
+    encoder = Encoder()
+    for value in ("1S", "2S", "500m", "499m", "3S", "x", "1m"):
+        fields = (*PSEUDO, ("grpc-timeout", value))
+        reader.read(literal(*fields) if way == "literal" else encoder.encode(fields))
+
+    assert [0.499, None, 0.001] == asked
 
 
 def test_a_kind_keeps_no_value_that_varies() -> None:

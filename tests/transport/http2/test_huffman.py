@@ -152,10 +152,13 @@ def _flipped(data: bytes, place: int, bit: int) -> bytes:
 
 
 def all_of(strings: list[bytes]) -> list[bytes] | None:
-    try:
-        return huffman.decode_all(strings)
-    except huffman.MalformedHuffman:
+    """Decode strings in one go; None where they are left to `decode`."""
+    decoded = huffman.decode_marked(strings)
+    if decoded is None:
         return None
+    found, size = decoded
+    assert size == sum(map(len, found)) - len(found) * huffman.MARK_BYTES
+    return [octets[: -huffman.MARK_BYTES] for octets in found]
 
 
 @settings(max_examples=_EXAMPLES, deadline=None)
@@ -167,16 +170,25 @@ def all_of(strings: list[bytes]) -> list[bytes] | None:
         | DAMAGED
         | st.lists(st.sampled_from(PIECES), max_size=4).map(b"".join)
         | st.binary(max_size=20),
+        min_size=1,
         max_size=5,
     )
 )
 @example([huffman._MARK, b"\xff\xff\xb1"])  # a NUL too many, and one that is not read
 @example([b"", huffman._MARK, b"\xff\xff\xff\xff"])
 def test_strings_are_decoded_at_once_as_one_by_one(strings: list[bytes]) -> None:
-    """Malformed ones too: the mark between two of them says where each ends."""
+    """Or not at all: where one is malformed, has a NUL or a symbol that is none of text."""
     each = [expected(string) for string in strings]
+    is_text = all(
+        octets is not None
+        and max((REQUEST_CODES_LENGTH[one] for one in octets or b"0"), default=0) <= 15
+        and b"\0" not in octets
+        for octets in each
+    )
 
-    assert (None if None in each else each) == all_of(strings)
+    assert (each if is_text else None) == all_of(strings)
+    # What came before has no effect on what follows.
+    assert [b"next", b"0"] == all_of([encode(b"next"), encode(b"0")])
 
 
 def test_strings_of_text_are_left_to_zlib(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +197,7 @@ def test_strings_of_text_are_left_to_zlib(monkeypatch: pytest.MonkeyPatch) -> No
     coded = list(map(encode, strings))
     monkeypatch.delattr(huffman, "decode")
 
-    assert strings == huffman.decode_all(coded)
+    assert strings == all_of(coded)
 
 
 def test_the_mark_synchronises_from_whatever_bits() -> None:

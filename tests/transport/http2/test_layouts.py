@@ -201,6 +201,22 @@ def test_a_reference_is_looked_up_anew_when_the_table_has_changed() -> None:
     assert 5 == pair.read
 
 
+def test_a_reference_is_looked_up_anew_behind_blocks_of_another_layout() -> None:
+    """It is known what it means behind those that came so far, and behind no others."""
+    pair = LayoutPair()
+    refers = b"\xbe\x00\x01x\x01%d"
+    for number in range(10):
+        pair.compare(b"\x83\x40\x01a\x01%d" % number, refers % number)
+    read = pair.read
+    pair.compare(b"\x83\x40\x01a\x01b", refers % 1)
+    assert 2 == pair.read - read
+    outcomes = pair.compare(
+        *(b"\x83\x40\x01c\x01%d" % (number % 10) for number in range(40)), refers % 1
+    )
+
+    assert [(b"c", b"9"), (b"x", b"1")] == outcomes[-1]
+
+
 def test_a_reference_ends_with_its_entry() -> None:
     """It moves with each block, until its entry is evicted (2.3.3, 4.4)."""
     pair, add = LayoutPair(), b"\x40\x01b"

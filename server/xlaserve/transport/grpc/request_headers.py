@@ -8,7 +8,7 @@ from typing import TypeAlias
 from grpclib.const import Status
 from grpclib.metadata import encode_grpc_message
 
-from xlaserve.transport.http2.headers import TIMEOUT, read_timeout
+from xlaserve.transport.http2.timeout import TIMEOUT, read_timeout
 
 Headers: TypeAlias = Sequence[tuple[str, str]]
 

@@ -16,9 +16,10 @@ from xlaserve.transport.grpc.request_headers import (
     refusal_headers,
 )
 from xlaserve.transport.http2.frames import ErrorCode
-from xlaserve.transport.http2.headers import TIMEOUT, Head, RequestKind, encode_fields
+from xlaserve.transport.http2.headers import Head, RequestKind, encode_fields
 from xlaserve.transport.http2.messages import Placement
 from xlaserve.transport.http2.stream import Route, ServerStream
+from xlaserve.transport.http2.timeout import TIMEOUT
 
 CONTENT_TYPES = frozenset(("application/grpc", "application/grpc+proto"))
 """The content types of requests of gRPC."""
@@ -63,8 +64,9 @@ class Router:
                 return route
         checked = [name for name in kind.places if is_checked(name)]
         if checked:
-            is_usual = checked == [TIMEOUT] and len(kind.places[TIMEOUT]) == 1
-            kind.check = _refused_for_time if is_usual else _refused
+            kind.check = _refused
+            if checked == [TIMEOUT] and len(kind.places[TIMEOUT]) == 1:
+                kind.unchecked_seconds = NO_SECONDS
         method = self._methods.get(kind.path)
         if method is None:
             return self._no_method
@@ -80,12 +82,6 @@ def _refused(head: Head[Route]) -> Route | None:
     headers = ((name, value) for name in names if is_checked(name) for value in head.getall(name))
     refused = refusal(tuple(headers))
     return None if refused is None else Refused(*refused)
-
-
-def _refused_for_time(head: Head[Route]) -> Route | None:
-    """Return what `_refused` does where nothing but one timeout is checked."""
-    seconds = head.timeout
-    return _refused(head) if seconds is None or seconds < NO_SECONDS else None
 
 
 class Answer:

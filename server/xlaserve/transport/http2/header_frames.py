@@ -67,7 +67,7 @@ class HeaderFrames:
             or len(streams.open) >= streams.max_streams
         ):
             return False
-        head = self._reader.seen.get(block) or self._reader.read(block)
+        head = self._reader.seen.get(block) or self._reader.read_new(block)
         route = head.route
         if route is None or not route.message_first:
             self._request(stream_id, head, END_HEADERS, Input.HEADERS)

@@ -1,26 +1,26 @@
 """The headers of requests: recognised by what repeats, and read where they vary; and of answers."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
 
 from xlaserve.transport.bounded_cache import BoundedCache
+from xlaserve.transport.http2.dynamic_table import BlockValues
 from xlaserve.transport.http2.errors import ConnectionFailure
 from xlaserve.transport.http2.frames import ErrorCode
-from xlaserve.transport.http2.hpack import (
+from xlaserve.transport.http2.header_fields import (
     PSEUDO,
-    BlockTooLarge,
-    Decoder,
     Field,
-    MalformedBlock,
     is_bad_value,
     name_problem,
     token_of,
     value_of,
 )
+from xlaserve.transport.http2.hpack import BlockTooLarge, Decoder, MalformedBlock
 from xlaserve.transport.http2.layouts import Layouts
+from xlaserve.transport.http2.timeout import TIMEOUT, read_timeout
 
 Fields: TypeAlias = list[tuple[str, str]]
 """Names and values; every character stands for one byte (ISO 8859-1)."""
@@ -39,10 +39,6 @@ _MAX_BLOCK_LIST_BYTES = 4096
 _BLOCKS_OF_REST = 256
 _MAX_WRITTEN = 256
 """The most of everything that is remembered of a connection."""
-
-TIMEOUT = "grpc-timeout"
-_SECONDS = MappingProxyType({b"H": 3600, b"M": 60, b"S": 1, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9})
-_MAX_TIMEOUT_DIGITS = 8
 
 
 class RequestKind(Generic[R]):
@@ -64,6 +60,7 @@ class RequestKind(Generic[R]):
         "route",
         "timeout_place",
         "too_large",
+        "unchecked_seconds",
     )
 
     def __init__(self, found: Sequence[Field], *, too_large: bool = False) -> None:
@@ -90,7 +87,9 @@ class RequestKind(Generic[R]):
         self.route: R | None = None
         """The route of its requests; None if malformed."""
         self.check: Callable[[Head[R]], R | None] | None = None
-        """Called for each request: returns another route where its own headers need one."""
+        """Called for a request: returns another route where its own headers need one."""
+        self.unchecked_seconds = math.inf
+        """Timeout from which requests are not checked: no other header of theirs is."""
 
     def get(self, name: str) -> str | None:
         """Return the value of a header that decides; None where it is not there, or varies."""
@@ -111,14 +110,22 @@ class Head(msgspec.Struct, Generic[R], gc=False):
     """The headers of a request: its kind, and the values of its own, decoded when asked for."""
 
     kind: RequestKind[R]
-    values: Sequence[bytes]
-    """Values of the headers in their order."""
+    read: Sequence[bytes] | BlockValues
+    """What was read of the values."""
     content_length: int | None
     route: R | None
     """The route of the request; None if malformed."""
     timeout: float | None
     """Timeout in seconds, the least where there are several; None where there is none (gRPC over
     HTTP/2, Timeout)."""
+
+    @property
+    def values(self) -> Sequence[bytes]:
+        """Return the values of the headers in their order."""
+        values = self.read
+        if isinstance(values, BlockValues):
+            values = self.read = values.all()
+        return values
 
     @property
     def method(self) -> str:
@@ -164,16 +171,17 @@ class Head(msgspec.Struct, Generic[R], gc=False):
         return [values[place].decode("latin-1") for place in self.kind.places.get(name, ())]
 
 
+def _timeout(kind: RequestKind[R], values: Sequence[bytes]) -> float | None:
+    place = kind.timeout_place
+    if place is None:
+        return None
+    if place >= 0:
+        return read_timeout(values[place])
+    return _least_timeout(values[place] for place in kind.places[TIMEOUT])
+
+
 def _least_timeout(values: Iterable[bytes]) -> float | None:
     return min((one for one in map(read_timeout, values) if one is not None), default=None)
-
-
-def read_timeout(value: bytes) -> float | None:
-    """Return the seconds of a `grpc-timeout`, up to eight digits and a unit; None for others."""
-    digits, unit = value[:-1], _SECONDS.get(value[-1:])
-    if unit is None or not digits.isdigit() or len(digits) > _MAX_TIMEOUT_DIGITS:
-        return None
-    return int(digits) * unit
 
 
 class HeaderReader(Generic[R]):
@@ -188,6 +196,7 @@ class HeaderReader(Generic[R]):
     ) -> None:
         """`router` finds the route of a kind, and may give it a check; it is asked once."""
         self._decoder = Decoder(max_bytes * HARD_FACTOR)
+        self._table = self._decoder.table
         self._layouts: Layouts[RequestKind[R]] = Layouts(self._decoder, max_bytes)
         self._max_bytes = max_bytes
         self._router = router
@@ -206,28 +215,28 @@ class HeaderReader(Generic[R]):
 
         Raises ConnectionFailure where the block cannot be decoded: the table is lost with it.
         """
-        head = self.seen.get(block)
-        if head is not None:
-            return head
-        decoder = self._decoder
-        changes = decoder.changes
-        layouts = self._layouts
-        values: Sequence[bytes] | None = layouts.read(block)
-        if layouts.layout is None or values is None:
+        return self.seen.get(block) or self.read_new(block)
+
+    def read_new(self, block: bytes) -> Head[R]:
+        """Return the head of a request whose block is none of `seen`, as `read` does."""
+        table, layouts = self._table, self._layouts
+        changes = table.changes
+        read = layouts.read(block)
+        layout = layouts.layout
+        values: Sequence[bytes] | BlockValues
+        if layout is None or read is None:
             kind, values = self._decode(block)
+            timeout = _timeout(kind, values)
         else:
-            kind = layouts.layout.kind
-        place = kind.timeout_place
-        if place is None:
-            timeout = None
-        elif place >= 0:
-            timeout = read_timeout(values[place])
-        else:
-            timeout = _least_timeout(values[place] for place in kind.places[TIMEOUT])
+            kind, values, step = layout.kind, read, layout.timeout_step
+            if step is not None:
+                timeout = read_timeout(read.strings[step][: read.stop])
+            else:
+                timeout = None if kind.timeout_place is None else _timeout(kind, read.all())
         head = Head(kind, values, kind.content_length, kind.route, timeout)
-        if kind.check is not None:
+        if kind.check is not None and (timeout is None or timeout < kind.unchecked_seconds):
             head.route = kind.check(head) or kind.route
-        if decoder.changes != changes:
+        if table.changes != changes:
             if self._dependent:
                 self._drop_dependent()
         elif self._rest:

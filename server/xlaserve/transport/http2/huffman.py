@@ -6,9 +6,9 @@ as the code that ends a block, the code is one of DEFLATE, and zlib decodes it a
 string with a longer symbol, or so short that a call of zlib takes longer, is decoded by a table.
 """
 
-import re
 import zlib
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Final
 
 _LENGTHS: Final = bytes.fromhex(
@@ -48,17 +48,30 @@ def decode(data: bytes) -> bytes:
     return _decode_by_table(data)
 
 
-def decode_all(strings: Sequence[bytes]) -> list[bytes]:
-    """Return the octets of each of some strings, in one go where all of it is text."""
-    inflater = _INFLATER.copy()
-    data = _MARK.join((*strings, b"")).translate(_REVERSED)
-    octets = inflater.decompress(data, 2 * len(data))
-    # A longer symbol ends the block: a NUL of a string may stand for that of a mark behind it.
-    if not inflater.eof:
-        found: list[bytes] = _MARKED.findall(octets)
-        if len(found) == len(strings) == octets.count(b"\0"):
-            return found
-    return list(map(decode, strings))
+def decode_marked(strings: Sequence[bytes]) -> tuple[list[bytes], int] | None:
+    """Return the octets of each of some strings, and how many these are together.
+
+    In one go; None where not all of it is text, or one of them is malformed. Each has the
+    `MARK_BYTES` of a mark behind it, which are not counted: most are never asked for.
+    """
+    data = (_MARK.join(strings) + _MARK).translate(_REVERSED)
+    # Every mark leaves zlib between two symbols: it goes on there with the strings of others.
+    inflater = _INFLATERS[0]
+    try:
+        octets = inflater.decompress(data, 2 * len(data))
+    except BaseException:
+        _INFLATERS[0] = _INFLATER.copy()  # it may be anywhere
+        raise
+    if inflater.eof:
+        # A longer symbol ends the block: a NUL of a string may stand for that of a mark behind it.
+        _INFLATERS[0] = _INFLATER.copy()
+        return None
+    found = octets.split(b"\0")
+    found.pop()
+    count = len(found)
+    if count != len(strings) or not _MARKS.issuperset(map(_mark_of, found)):
+        return None
+    return found, len(octets) - count * (MARK_BYTES + 1)
 
 
 def _padding(data: bytes, octets: bytes) -> int:
@@ -94,8 +107,10 @@ is found behind every string that is read. If all are read, and there are no mor
 the end of one string; and the three symbols before it are those that the bits make of padding, of
 up to seven ones, and of nothing else: before these is all of a string that is not malformed.
 """
-_MARKED = re.compile(rb"([^\0]*)(?:09,|=9,|E9,|Uo\(|wa'|&a'|X1#|!a')\0")
-"""A string and its mark, by the ones of padding: none to seven."""
+_MARKS = frozenset((b"09,", b"=9,", b"E9,", b"Uo(", b"wa'", b"&a'", b"X1#", b"!a'"))
+"""These symbols, by the ones of padding: none to seven."""
+MARK_BYTES = 3
+_mark_of = itemgetter(slice(-MARK_BYTES, None))
 
 
 class _BitWriter:
@@ -147,6 +162,9 @@ def _block_header() -> bytes:
 _INFLATER = zlib.decompressobj(wbits=-9)
 """Has read the header of a block; a copy of it decodes a string."""
 _INFLATER.decompress(_block_header())
+_INFLATERS = [_INFLATER.copy()]
+"""The one that decodes the strings of all blocks, and is not copied: a copy takes as long as some
+hundred octets. The block that it reads has no end, and what it has read no effect."""
 
 # --- by a table --------------------------------------------------------------------------------
 

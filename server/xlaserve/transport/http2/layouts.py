@@ -10,29 +10,18 @@ with the dynamic table as it was.
 """
 
 from collections.abc import Sequence
-from itertools import islice
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic
 
 from xlaserve.transport.http2 import huffman
-from xlaserve.transport.http2.hpack import (
-    FIRST_DYNAMIC,
+from xlaserve.transport.http2.dynamic_table import BlockValues
+from xlaserve.transport.http2.header_fields import (
     FIRST_INDEXED_DYNAMIC,
-    INDEXED,
     INDEXED_STATIC,
-    REFERENCES,
-    Decoder,
     Field,
-    MalformedBlock,
-    Name,
-    integer,
-    long_string,
     size_of,
-    token_of,
-    value_of,
 )
-
-K = TypeVar("K")
-"""The kind of requests that blocks of a layout are of."""
+from xlaserve.transport.http2.hpack import Decoder, MalformedBlock, integer
+from xlaserve.transport.http2.layout import K, Layout, layout_of
 
 _MOVED = tuple(
     bytes(
@@ -44,152 +33,24 @@ _MOVED = tuple(
 """Tables that move references by the number of entries added to the dynamic table."""
 
 
-class Step(NamedTuple):
-    """A literal whose value varies."""
-
-    place: int
-    """Index of its field."""
-    opener: bytes
-    """Everything between the value before it and the octet with the length of its value."""
-    size: int
-    """Bytes of that, with the octet."""
-
-
-class Insertion(NamedTuple):
-    """A field that is added to the dynamic table (6.2.1)."""
-
-    place: int
-    token: str
-    size: int
-    """Bytes that it counts without its value."""
-    name: Name
-
-
-class Layout(Generic[K]):
-    """A block without the values that vary."""
-
-    __slots__ = (
-        "fields_bytes",
-        "insertions",
-        "is_closed",
-        "kind",
-        "known_at",
-        "named_bytes",
-        "names",
-        "references",
-        "refers",
-        "steps",
-        "tail",
-        "tokens",
-        "values",
-    )
-
-    def __init__(self, kind: K, found: Sequence[Field], references: bytes) -> None:
-        self.kind = kind
-        self.references = references
-        """Leading fields of one octet each, as the next block has them."""
-        self.tokens = tuple(map(token_of, found[: len(references)]))
-        """Their tokens."""
-        self.values = list(map(value_of, found))
-        """Values of all fields; of those that vary as they were when it was learned."""
-        self.fields_bytes = sum(map(size_of, found)) - sum(map(len, self.values))
-        """Bytes that the fields count without their values."""
-        self.steps: list[Step] = []
-        self.refers = False
-        """Whether blocks of it refer to the table."""
-        self.tail = b""
-        """Everything behind the last value that varies."""
-        self.insertions: list[Insertion] = []
-        self.names: list[tuple[int, Name]] = []
-        """Names that are those of entries: index of the entry before the block, and the name."""
-        self.named_bytes = 0
-        """Bytes of these entries, and of those that are newer."""
-        self.is_closed = True
-        """Whether the entries that a block adds are those that the names of the next refer to."""
-        self.known_at = -1
-        """Count of changes of the table for which references and names mean the same."""
-
-    def finish(self) -> bool:
-        """Note what follows from all of the block; false where that is no layout."""
-        oldest = max(self.references, default=0)
-        self.refers = bool(self.names) or oldest >= FIRST_INDEXED_DYNAMIC
-        added = [insertion.name for insertion in reversed(self.insertions)]
-        self.is_closed = not added or all(added[at : at + 1] == [name] for at, name in self.names)
-        # A name may be that of an entry which the block itself adds.
-        return bool(self.steps) and all(at >= 0 for at, _ in self.names)
-
-
-def layout_of(kind: K, block: bytes, found: Sequence[Field]) -> Layout[K] | None:
-    """Return the layout of a block that was decoded to these fields; None where it has none."""
-    match = REFERENCES.match(block)
-    layout = Layout(kind, found, match[0] if match else b"")
-    position = opened = len(layout.references)
-    for place in range(position, len(found)):
-        token, _, size, name = found[place]
-        octet = block[position]
-        if octet >= INDEXED:
-            if octet >= FIRST_INDEXED_DYNAMIC:
-                return None  # it moves when entries are added
-            position += 1
-            continue
-        if 0x20 <= octet < 0x40:
-            return None  # a change of the table's size
-        position = _behind_name(layout, block, position, name)
-        value, end = long_string(block, position + 1, block[position])
-        if token == name.token:
-            opener = block[opened:position]
-            layout.steps.append(Step(place, opener, len(opener) + 1))
-            opened = end
-        if octet >= 0x40:
-            layout.insertions.append(Insertion(place, token, size - len(value), name))
-        position = end
-    layout.tail = block[opened:]
-    return layout if layout.finish() else None
-
-
-def _behind_name(layout: Layout[K], block: bytes, position: int, name: Name) -> int:
-    """Return where the value of a literal begins; note a name that is the one of an entry."""
-    most = 0x3F if block[position] >= 0x40 else 0x0F
-    index = block[position] & most
-    position += 1
-    if index == most:
-        index, position = integer(block, position, most)
-    if index >= FIRST_DYNAMIC:
-        layout.names.append((index - FIRST_DYNAMIC - len(layout.insertions), name))
-    return position if index else long_string(block, position + 1, block[position])[1]
-
-
-def _values(layout: Layout[K], block: bytes) -> list[bytes]:
-    """Return the values of a block; none for a block of another layout. Raises as a decoder."""
-    startswith = block.startswith
-    if not startswith(layout.references):
-        return []
-    position = len(layout.references)
-    values = layout.values.copy()
-    coded: list[int] = []
-    for place, opener, size in layout.steps:
-        if not startswith(opener, position):
-            return []
+def _decoded(layout: Layout[K], block: bytes, strings: list[bytes]) -> bool:
+    """Decode those of the strings that are coded; false where one is not as simple."""
+    position, coded = layout.start, []
+    for step, (_, size) in enumerate(layout.steps):
         position += size
-        length = block[position - 1]
-        if length < 0x7F:
-            end = position + length
-            values[place] = block[position:end]
-        elif length & 0x7F != 0x7F:
-            end = position + length - 0x80
-            values[place] = block[position:end]
-            coded.append(place)
-        else:
-            values[place], end = long_string(block, position, length)
-        position = end
-    # A string that is cut off ends behind the block.
-    if position + len(layout.tail) != len(block) or not block.endswith(layout.tail):
-        return []
-    if coded:
-        decoded = huffman.decode_all([values[place] for place in coded])
-        for place, value in zip(coded, decoded, strict=True):
-            values[place] = value
-    return values
+        length = block[position]
+        position += 1
+        if length >= 0x80:
+            coded.append(step)
+        if length & 0x7F == 0x7F:
+            _, position = integer(block, position, 0x7F)
+        position += len(strings[step])
+    decoded = huffman.decode_marked([strings[step] for step in coded])
+    if decoded is None:
+        return False
+    for step, string in zip(coded, decoded[0], strict=True):
+        strings[step] = string[: -huffman.MARK_BYTES]
+    return True
 
 
 class Layouts(Generic[K]):
@@ -201,6 +62,7 @@ class Layouts(Generic[K]):
 
     def __init__(self, decoder: Decoder, max_bytes: int) -> None:
         self._decoder = decoder
+        self._table = decoder.table
         self._max_bytes = max_bytes
         self.layout: Layout[K] | None = None
         """The layout of the block that was read last."""
@@ -210,7 +72,7 @@ class Layouts(Generic[K]):
         self._in_a_row = 0
         """Those of them since one was read."""
 
-    def read(self, block: bytes) -> list[bytes] | None:
+    def read(self, block: bytes) -> BlockValues | None:
         """Return the values of the fields of a block, and take what it adds into the table.
 
         None, and nothing has changed, for a block that `Decoder` is to decode.
@@ -221,73 +83,120 @@ class Layouts(Generic[K]):
             values = self._read(block)
         return values
 
-    def _read(self, block: bytes) -> list[bytes] | None:
-        layout, decoder = self.layout, self._decoder
-        if layout is None or (layout.known_at != decoder.changes and not self._renew(block)):
+    # As long as it is to spare calls: each block passes here.
+    def _read(self, block: bytes) -> BlockValues | None:  # noqa: C901, PLR0911, PLR0912
+        layout = self.layout
+        if layout is None:
             return None
+        position = layout.start
+        if layout.known_at == self._table.changes:
+            if layout.left_bytes < 0 or block[:position] != layout.references:
+                return None
+        elif not block.startswith(layout.steps[0][0], position) or not self._renew(block):
+            return None
+        strings, coded = [], 0
         try:
-            values = _values(layout, block)
-        except (IndexError, MalformedBlock, huffman.MalformedHuffman):
+            for opener, size in layout.steps:
+                end = position + size
+                if block[position:end] != opener:
+                    return None
+                length = block[end]
+                position = end + 1
+                if length >= 0x80:
+                    coded += 1
+                    length -= 0x80
+                if length == 0x7F:
+                    length, position = integer(block, position, length)
+                end = position + length
+                strings.append(block[position:end])
+                position = end
+        except (IndexError, MalformedBlock):
             return None
-        joined = b"".join(values)
-        if (
-            not joined
-            or b"\0" in joined
-            or b"\n" in joined
-            or b"\r" in joined
-            or layout.fields_bytes + len(joined) > self._max_bytes
-        ):
+        # A string that is cut off ends behind the block.
+        tail = layout.tail
+        if position + len(tail) != len(block) or not block.endswith(tail):
             return None
-        if layout.insertions and not self._insert(layout, values):
+        stop = None
+        if coded == len(strings):
+            decoded = huffman.decode_marked(strings)
+            if decoded is None:
+                return None
+            # Of the symbols that no value may have (RFC 9113 8.2.1) NUL is that of the marks, and
+            # the others are longer than those of text.
+            strings, size = decoded
+            stop = -huffman.MARK_BYTES
+        else:
+            if coded and not _decoded(layout, block, strings):
+                return None
+            joined = b"".join(strings)
+            if b"\0" in joined or b"\n" in joined or b"\r" in joined:
+                return None
+            size = len(joined)
+        if layout.fields_bytes + size > self._max_bytes:
+            return None
+        values = BlockValues(layout.values, layout.places, strings, stop)
+        if layout.insertions and not self._insert(layout, block, values, size):
             return None
         self._in_a_row = 0
-        decoder.refers = layout.refers
+        self._decoder.refers = layout.refers
         return values
 
-    def _insert(self, layout: Layout[K], values: Sequence[bytes]) -> bool:
+    def _insert(self, layout: Layout[K], block: bytes, values: BlockValues, size: int) -> bool:
         """Add entries; false, and none is, where they may evict one that a name is of (4.4)."""
-        decoder, added = self._decoder, len(layout.insertions)
-        fields = [
-            (token, values[place], size + len(values[place]), name)
-            for place, token, size, name in layout.insertions
-        ]
-        added_bytes = sum(map(size_of, fields))
-        if layout.names and layout.named_bytes + added_bytes > decoder.max_table_bytes:
+        table, steps = self._table, layout.inserted_steps
+        if steps is not None:
+            size = sum([len(values.varying(step)) for step in steps])
+        size += layout.inserted_bytes
+        if layout.names and layout.named_bytes + size > table.max_bytes:
             return False
-        decoder.insert(fields, added_bytes)
+        table.add_later(layout.insertions, values, size)
+        if len(block) > size:
+            table.settle()  # it would keep more than its limit
         # What is added moves the older entries by one index each (2.3.3), or evicts them (4.4).
-        references = layout.references
-        oldest = max(references, default=0)
-        if oldest >= FIRST_INDEXED_DYNAMIC:
-            if oldest + added >= min(FIRST_INDEXED_DYNAMIC + len(decoder.table), 0xFF):
-                return True
-            layout.references = references.translate(_MOVED[added])
+        if layout.oldest >= FIRST_INDEXED_DYNAMIC:
+            added = len(layout.insertions)
+            layout.oldest += added
+            if layout.oldest >= 0xFF:
+                return True  # an index of two octets
+            layout.references = layout.references.translate(_MOVED[added])
+            layout.left_bytes -= size
         if layout.is_closed:
-            layout.known_at, layout.named_bytes = decoder.changes, added_bytes
+            layout.known_at, layout.named_bytes = table.changes, size
         return True
 
     def _renew(self, block: bytes) -> bool:
         """Look up what the references of a block and the names of its layout mean now."""
-        layout, table = self.layout, self._decoder.table
+        layout, table = self.layout, self._table
         assert layout is not None
-        references = block[: len(layout.tokens)]
+        references = block[: layout.start]
+        if layout.follow(table, references):
+            return True
+        oldest = max(references, default=0)
+        named = 1 + max((at for at, _ in layout.names), default=-1)
+        referred = max(0, 1 + oldest - FIRST_INDEXED_DYNAMIC)
+        newest = table.newest(max(named, referred))
+        values = layout.values.copy()
+        fields_bytes = layout.fields_bytes
         try:
             for place, octet in enumerate(references):
                 if octet < FIRST_INDEXED_DYNAMIC:
                     token, value, _, _ = INDEXED_STATIC[octet]
                 else:
-                    token, value, _, _ = table[octet - FIRST_INDEXED_DYNAMIC]
+                    token, value, _, _ = newest[octet - FIRST_INDEXED_DYNAMIC]
                 if octet == 0xFF or token != layout.tokens[place]:
                     return False
-                layout.values[place] = value
-            if any(table[at][3] is not name for at, name in layout.names):
+                fields_bytes += len(value) - len(values[place])
+                values[place] = value
+            if any(newest[at][3] is not name for at, name in layout.names):
                 return False
         except LookupError:
             return False
-        named = 1 + max((at for at, _ in layout.names), default=-1)
-        layout.named_bytes = sum(map(size_of, islice(table, named)))
-        layout.references = references
-        layout.known_at = self._decoder.changes
+        layout.values, layout.fields_bytes = values, fields_bytes
+        layout.named_bytes = sum(map(size_of, newest[:named]))
+        layout.references, layout.oldest = references, oldest
+        layout.left_bytes = table.max_bytes - sum(map(size_of, newest[:referred]))
+        layout.known_at = table.changes
+        layout.learn_to_follow(table)
         return True
 
     def note(self, kind: K, block: bytes, found: Sequence[Field]) -> None:
