@@ -46,8 +46,8 @@ class Settings:
     http_endpoint: str = "port:8000"
     """Address of HTTP: port:<n>, unix:<path> or none."""
     metrics_endpoint: str = "http"
-    """Address of GET /metrics alone: port:<n>, unix:<path>; http for where HTTP is served, or none.
-    With an address of its own it is served there only."""
+    """Address of GET /metrics: port:<n>, unix:<path>; http for where HTTP is served, or none. With
+    an address of its own it is served there only, and /v2/health there too, for probes."""
     unix_socket_mode: int = 0o666
     """Permission bits of unix sockets."""
     server_name: str = "xlaserve"

@@ -35,8 +35,9 @@ def test_a_container_starts_a_server_that_its_pod_reaches(name: str) -> None:
     settings = container_settings(container)
     served = {
         endpoint.port
-        for field in ("grpc_endpoint", "http_endpoint")
-        if (endpoint := Endpoint.parse(field, getattr(settings, field)))
+        for field in ("grpc_endpoint", "http_endpoint", "metrics_endpoint")
+        if (value := getattr(settings, field)) != "http"
+        and (endpoint := Endpoint.parse(field, value))
     }
 
     assert "0.0.0.0" == settings.host
@@ -104,3 +105,15 @@ def test_what_selects_the_pods_selects_them() -> None:
     names = {row["name"] for row in CONTAINERS["kubernetes"]["ports"]}
     asked = {row["targetPort"] for row in only("Service")["spec"]["ports"]}
     assert asked | {only("PodMonitor")["spec"]["podMetricsEndpoints"][0]["port"]} <= names
+
+
+def test_probes_ask_where_no_certificate_is_needed() -> None:
+    container = CONTAINERS["kubernetes"]
+    settings = container_settings(container)
+    probes = [container[kind]["httpGet"] for kind in container if kind.endswith("Probe")]
+    port = Endpoint.parse("metrics_endpoint", settings.metrics_endpoint)
+
+    assert {"metrics"} == {probe["port"] for probe in probes}
+    assert port
+    assert {"name": "metrics", "containerPort": port.port} in container["ports"]
+    assert {"/v2/health/live", "/v2/health/ready"} == {probe["path"] for probe in probes}

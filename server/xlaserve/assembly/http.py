@@ -7,6 +7,7 @@ from xlaserve.core.residence.multi_model import MultiModelContainer
 from xlaserve.core.residence.status_board import StatusBoard
 from xlaserve.transport.rest.bodies import BodyLimits
 from xlaserve.transport.rest.generate import GenerateRoutes
+from xlaserve.transport.rest.health import HealthRoutes
 from xlaserve.transport.rest.inference import InferenceRoutes
 from xlaserve.transport.rest.metrics import Metrics
 from xlaserve.transport.rest.pages import page_routes
@@ -78,6 +79,7 @@ def http_routes(core: Core, connections: Mapping[str, Callable[[], int]]) -> Rou
         strict_json=core.settings.strict_json,
     )
     rows = [
+        *HealthRoutes(core.control.follower).table(),
         *inference.table(),
         *generate.table(),
         *repository.table(),
@@ -93,8 +95,9 @@ def http_routes(core: Core, connections: Mapping[str, Callable[[], int]]) -> Rou
 
 
 def metrics_routes(core: Core, connections: Mapping[str, Callable[[], int]]) -> RouteTable:
-    """Return the table of the endpoint that serves metrics alone."""
-    return RouteTable(_metrics(core, connections))
+    """Return the table of the endpoint that serves metrics, and says how the server is."""
+    health = HealthRoutes(core.control.follower)
+    return RouteTable([*_metrics(core, connections), *health.table()])
 
 
 def _metrics(core: Core, connections: Mapping[str, Callable[[], int]]) -> list[Route]:

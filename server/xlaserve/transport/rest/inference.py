@@ -1,9 +1,7 @@
-"""The V2 protocol over HTTP: health, metadata, and inference."""
+"""The V2 protocol over HTTP: metadata and inference."""
 
 from collections.abc import Mapping
 from functools import partial
-from http import HTTPStatus
-from types import MappingProxyType
 from typing import Any
 
 from xlaserve.core.residence.control import ModelControl
@@ -24,6 +22,7 @@ from xlaserve.transport.rest.events import (
     wants_events,
 )
 from xlaserve.transport.rest.fast_infer import Asked, FastInfer
+from xlaserve.transport.rest.health import STATUS_OF_READY
 from xlaserve.transport.rest.infer_request import read_header_length, read_infer_request
 from xlaserve.transport.rest.infer_response import (
     HEADER_LENGTH,
@@ -44,11 +43,9 @@ from xlaserve.transport.rest.threads import OffLoop
 from xlaserve.transport.rest.v2_schemas import (
     InferenceRequest,
     InferenceResponse,
-    Live,
     ModelMetadata,
     ModelNames,
     ModelReady,
-    Ready,
     ServerMetadata,
     TensorMetadata,
 )
@@ -99,25 +96,6 @@ class InferenceRoutes:
                 "Server metadata",
                 "server",
                 Body(ServerMetadata),
-            ),
-            Route(
-                "GET",
-                "/v2/health/live",
-                Operation.HEALTH,
-                self.live,
-                "Server live",
-                "server",
-                Body(Live),
-            ),
-            Route(
-                "GET",
-                "/v2/health/ready",
-                Operation.HEALTH,
-                self.ready,
-                "Server ready",
-                "server",
-                Body(Ready),
-                other={400: "Not ready."},
             ),
             Route(
                 "GET",
@@ -205,16 +183,7 @@ class InferenceRoutes:
             ),
         ]
 
-    # --- health and metadata ---
-
-    async def live(self, request: HttpRequest) -> HttpResponse:
-        """Answer true: who answers is live."""
-        return json_response(Live(live=True))
-
-    async def ready(self, request: HttpRequest) -> HttpResponse:
-        """Tell whether the start is complete, as the readiness setting defines it."""
-        ready = self._control.follower.server_ready
-        return json_response(Ready(ready), _STATUS_OF_READY[ready])
+    # --- metadata ---
 
     async def metadata(self, request: HttpRequest) -> HttpResponse:
         """Return name, version and extensions."""
@@ -232,7 +201,7 @@ class InferenceRoutes:
         """Tell whether a model answers; an unknown one is 404."""
         name, version = _model(request)
         ready = await self._control.catalog.ready(name, version)
-        return json_response(ModelReady(name, ready), _STATUS_OF_READY[ready])
+        return json_response(ModelReady(name, ready), STATUS_OF_READY[ready])
 
     async def model_metadata(self, request: HttpRequest) -> HttpResponse:
         """Return the versions that answer, the platform, the tensors, and what parameters say."""
@@ -321,12 +290,6 @@ class InferenceRoutes:
 
 def _model(request: HttpRequest) -> tuple[str, str]:
     return request.names["model"], request.names.get("version", "")
-
-
-_STATUS_OF_READY: Mapping[bool, HTTPStatus] = MappingProxyType(
-    {True: HTTPStatus.OK, False: HTTPStatus.BAD_REQUEST}
-)
-"""Readiness -> status: 4xx if not (KServe compatible RESTful API, Server Ready, Model Ready)."""
 
 
 def _tensor_metadata(spec: TensorSpec, parameters: dict[str, str]) -> TensorMetadata:
