@@ -24,7 +24,6 @@ TENSOR = {"name": "x", "data_type": "TYPE_FP32", "dims": [2]}
 AGENT = {"name": "decrypt", "parameters": {"key": "0"}}
 
 REFUSED: dict[str, dict[str, Any]] = {
-    "iterative_sequence": {"sequence_batching": {"iterative_sequence": True}},
     "model_repository_agents.agents[0].name": {"model_repository_agents": {"agents": [AGENT]}},
     "input[0].allow_ragged_batch": {"input": [TENSOR | {"allow_ragged_batch": True}]},
     "input[0].is_shape_tensor": {"input": [TENSOR | {"is_shape_tensor": True}]},
@@ -172,7 +171,7 @@ async def test_a_configuration_that_appears_on_disk_and_is_refused_keeps_what_se
         stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         before = await double(stub)
         config = tmp_path / "models/double/config.pbtxt"
-        config.write_text("sequence_batching { iterative_sequence: true }")
+        config.write_text("instance_group { passive: true }")
         with capture_logs() as lines:
             await server.application.control.follower.poll()
         after = await double(stub)
@@ -182,7 +181,7 @@ async def test_a_configuration_that_appears_on_disk_and_is_refused_keeps_what_se
         assert [2, 4] == before == after == await double(stub)
     (error,) = [line["error"] for line in lines if line["log_level"] == "error"]
 
-    assert "config.pbtxt: sequence_batching.iterative_sequence: is not implemented" in error
+    assert "config.pbtxt: instance_group[0].passive: is not implemented" in error
 
 
 @pytest.mark.parametrize("name", ["refused", "bytes", "open", "deep", "escape"])

@@ -16,6 +16,7 @@ import tritonclient.grpc.aio
 import tritonclient.http
 from support import sequence_models
 from support.http import ask
+from support.python_models import write
 from support.sequence_models import configure, export_fold, folded
 from support.server import RunningServer, Serve
 from tritonclient.utils import InferenceServerException
@@ -229,6 +230,72 @@ async def test_python_models_keep_their_states_by_the_id_of_the_sequence(
 
     assert alone == [2, 12 + 1]
     assert together == [[id + 1, 2 * id + 11] for id in range(2, 30)][: len(together)]
+
+
+KEEPS = """
+class Model(PythonModel):
+    def load(self, context):
+        self.kept = {}
+
+    def infer(self, inputs):
+        told = {name: inputs[name].ravel()[0] for name in ("START", "READY", "END", "CORRID")}
+        if told["END"]:
+            self.kept.pop(told["CORRID"], None)
+        else:
+            self.kept[told["CORRID"]] = inputs["x"]
+        if not told["READY"]:
+            self.expired = told
+        names = ",".join(sorted(name.decode() for name in self.kept))
+        last = getattr(self, "expired", "")
+        return {"y": np.array([[names.encode(), str(last).encode()]], object)}
+"""
+KEEPS_CONFIG = """
+max_batch_size: 4
+input [{ name: "x", data_type: TYPE_STRING, dims: [ -1 ] }]
+output [{ name: "y", data_type: TYPE_STRING, dims: [ 2 ] }]
+sequence_batching {
+  max_sequence_idle_microseconds: IDLE
+  oldest { max_candidate_sequences: 8 }
+  CONTROLS
+}
+"""
+
+
+@pytest.mark.parametrize("execution", ["threads", "process"])
+async def test_a_python_model_is_told_of_a_sequence_that_expires(
+    serve: Serve, tmp_path: Path, execution: str
+) -> None:
+    """END, with READY for false: it need not keep what nobody goes on with."""
+    controls = sequence_models.CONTROLS.replace("TYPE_UINT64", "TYPE_STRING")
+    config = KEEPS_CONFIG.replace("CONTROLS", controls).replace("IDLE", "50000")
+    said = f'parameters {{ key: "execution" value {{ string_value: "{execution}" }} }}'
+    write(tmp_path, "keeps", KEEPS, config + said)
+    async with (
+        serve(tmp_path, load_model=("keeps",), allow_python_models=True) as server,
+        tritonclient.grpc.aio.InferenceServerClient(server.url) as client,
+    ):
+
+        async def begin(id: str, *, end: bool = False) -> list[bytes]:
+            given = tritonclient.grpc.aio.InferInput("x", [1, 1], "BYTES")
+            given.set_data_from_numpy(np.array([[b"t"]], object))
+            text: Any = id
+            answer: Any = await client.infer(
+                "keeps", [given], sequence_id=text, sequence_start=True, sequence_end=end
+            )
+            found: list[bytes] = answer.as_numpy("y")[0].tolist()
+            return found
+
+        first = await begin("a")
+        while b"a" in (seen := await begin("b", end=True))[0].split(b","):
+            await asyncio.sleep(0.01)
+
+    assert b"a" == first[0]
+    assert b"" == seen[0]
+    assert b"b'a'" in seen[1]
+    told = seen[1].decode()
+    assert "'END': np.True_" in told
+    assert "'READY': np.float32(0.0)" in told
+    assert "'START': np.int32(0)" in told
 
 
 @pytest.mark.large

@@ -55,15 +55,6 @@ def test_rows_say_why_they_refuse() -> None:
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        (
-            "sequence_batching { iterative_sequence: true }",
-            "sequence_batching.iterative_sequence",
-        ),
-        (
-            'sequence_batching { state { input_name: "h" output_name: "i" data_type: TYPE_FP32 '
-            "use_growable_memory: true } }",
-            "sequence_batching.state[0].use_growable_memory",
-        ),
         (f"model_repository_agents {{ {AGENT} }}", "model_repository_agents.agents[0].name"),
         (f"input {{ {X} allow_ragged_batch: true }}", "input[0].allow_ragged_batch"),
         (f"input {{ {X} is_shape_tensor: true }}", "input[0].is_shape_tensor"),

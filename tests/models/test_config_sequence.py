@@ -81,6 +81,12 @@ def test_a_model_without_it_has_none() -> None:
             "use_same_buffer_for_input_output: true }",
             SequenceBatching(states=(State("h", "i", DATATYPES["FP32"], (2, 3), "f"),)),
         ),
+        (
+            f"oldest {{}} state {{ {STATE} use_same_buffer_for_input_output: true "
+            "use_growable_memory: true }",
+            SequenceBatching(states=(State("h", "i", DATATYPES["FP32"], (2, 3)),)),
+        ),
+        ("iterative_sequence: true oldest {}", SequenceBatching(is_iterative=True)),
     ],
 )
 def test_what_is_written_is_read(text: str, expected: SequenceBatching) -> None:
@@ -94,6 +100,10 @@ def test_what_is_written_is_read(text: str, expected: SequenceBatching) -> None:
         ("oldest { preferred_batch_size: [ 2, 9 ] }", ".oldest.preferred_batch_size[1]: expected"),
         ("oldest { preferred_batch_size: [ 0 ] }", ".oldest.preferred_batch_size[0]: expected 1"),
         ("direct { minimum_slot_utilization: 1.5 }", ".direct.minimum_slot_utilization: expected"),
+        (
+            f"state {{ {STATE} use_growable_memory: true }}",
+            ".state[0].use_same_buffer_for_input_output: expected true beside use_growable_memory",
+        ),
         ("control_input { }", ".control_input[0].name: expected a name, got none"),
         ('control_input { name: "c" }', ".control_input[0].control: expected one control, got 0"),
         (

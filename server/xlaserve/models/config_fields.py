@@ -161,8 +161,9 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
         "sequence_batching.state.initial_state.name": _NONE,
         # The states of all sequences lie in one array, which is updated in place.
         "sequence_batching.state.use_same_buffer_for_input_output": _OBEYED,
-        "sequence_batching.state.use_growable_memory": _refused("a state has one size"),
-        "sequence_batching.iterative_sequence": _refused("each request is executed once"),
+        # The dims of a state are fixed, so that none grows.
+        "sequence_batching.state.use_growable_memory": _NONE,
+        "sequence_batching.iterative_sequence": _OBEYED,
         "ensemble_scheduling": _OBEYED,
         "ensemble_scheduling.step": _OBEYED,
         "ensemble_scheduling.step.model_name": _OBEYED,

@@ -50,6 +50,7 @@ def _read(
         "idle_microseconds": batching.max_sequence_idle_microseconds or DEFAULT_IDLE_MICROSECONDS,
         "controls": controls,
         "states": states,
+        "is_iterative": batching.iterative_sequence,
     }
     _, strategy = betterproto.which_one_of(batching, "strategy_choice")
     if isinstance(strategy, inference.ModelSequenceBatchingStrategyOldest):
@@ -138,6 +139,9 @@ def _state(place: str, given: inference.ModelSequenceBatchingState) -> State:
     for index, size in enumerate(given.dims):
         if size < 1:
             raise _unfit(f"{place}.dims[{index}]", "a size above 0", size)
+    if given.use_growable_memory and not given.use_same_buffer_for_input_output:
+        place = f"{place}.use_same_buffer_for_input_output"
+        raise _unfit(place, "true beside use_growable_memory", "false")
     dims = tuple(given.dims)
     if len(given.initial_state) > 1:
         raise _unfit(f"{place}.initial_state", "one at most", len(given.initial_state))

@@ -88,6 +88,10 @@ class ModelRequest(Protocol):
         """Give an answer with the outputs that are asked for; nothing may follow the last one."""
         ...
 
+    def again(self) -> None:
+        """Have the request executed once more, as the next step of its iterative sequence."""
+        ...
+
     def end(self) -> None:
         """End the request, which was given all of its answers, perhaps none."""
         ...

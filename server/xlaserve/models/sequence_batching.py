@@ -60,6 +60,8 @@ class SequenceBatching:
     max_queue_delay_microseconds: int = 0
     minimum_slot_utilization: float = 0.0
     """The part of the slots that have to be ready for a batch not to wait (StrategyDirect)."""
+    is_iterative: bool = False
+    """Whether one request is a sequence, which the model has executed until it is done."""
 
     def slots(self, max_batch_size: int) -> int:
         """Return how many sequences each replica of a model has in progress at most."""

@@ -196,8 +196,16 @@ def wrap(inner: LoadedModel, directory: Path, context: LoadContext) -> SequenceM
 def _wrapped(
     inner: LoadedModel, batching: SequenceBatching, directory: Path, context: LoadContext
 ) -> SequenceModel:
-    if isinstance(inner, Generating) or (isinstance(inner, Handling) and inner.is_decoupled):
-        raise InvalidModel("sequence_batching: a model of many answers serves no sequences")
+    if batching.is_iterative and not isinstance(inner, Handling):
+        raise InvalidModel(
+            "sequence_batching.iterative_sequence: only the code of a Python model can say that a "
+            "request goes on; a JAX model that does is exported with export_stream"
+        )
+    is_decoupled = isinstance(inner, Handling) and inner.is_decoupled
+    if isinstance(inner, Generating) or (is_decoupled and not batching.is_iterative):
+        raise InvalidModel(
+            "sequence_batching: a model of many answers serves no sequences but iterative ones"
+        )
     info = inner.info
     _check(batching, info)
     _check_compiled(inner)
@@ -313,7 +321,7 @@ def _values(control: Control, steps: Sequence[Step]) -> Tensor:
         case ControlKind.END:
             told = [step.is_end and step.is_ready for step in steps]
         case ControlKind.READY:
-            told = [step.is_ready for step in steps]
+            told = [step.is_ready and not step.is_expired for step in steps]
     return np.array([control.false_true[one] for one in told], control.datatype.dtype)
 
 

@@ -26,6 +26,8 @@ class Step:
     id: SequenceId = 0
     is_ready: bool = True
     """Whether it is a request; otherwise the row is padding, and changes no state."""
+    is_expired: bool = False
+    """Whether it tells the model, with its READY for false, that its sequence has expired."""
 
 
 @runtime_checkable

@@ -200,6 +200,9 @@ class WarmupRequest:
     ) -> None:
         """Drop an answer."""
 
+    def again(self) -> None:
+        """Do nothing: once is enough."""
+
     def end(self) -> None:
         """Do nothing: no answer is told to anybody."""
 

@@ -50,11 +50,14 @@ class Changed:
     """Turns that may be executed now, each with its seat."""
     refused: list[Turn] = field(default_factory=list)
     """Turns that will not be executed: one that they waited for was not."""
+    expired: list[tuple[SequenceId, Seat]] = field(default_factory=list)
+    """Sequences that have expired, and where they were."""
 
     def __iadd__(self, other: "Changed") -> "Changed":
         """Add what changed after that."""
         self.ready += other.ready
         self.refused += other.refused
+        self.expired += other.expired
         return self
 
 
@@ -126,9 +129,26 @@ class SequenceTable:
         sequence.waiting.append(turn)
         return Changed(ready=list(self._next(sequence)))
 
-    def drop(self, turn: Turn, now_ns: int) -> Changed:
-        """Dequeue a turn that has not begun, and those that build on it."""
+    def __contains__(self, sequence: SequenceId) -> bool:
+        """Tell whether a sequence is in progress."""
+        return sequence in self._live
+
+    def again(self, turn: Turn, following: Turn) -> Changed:
+        """Note a turn that was executed, and is to be once more before those that wait."""
         sequence = self._live[turn.id]
+        sequence.running = None
+        sequence.has_state = True
+        sequence.waiting.appendleft(following)
+        return Changed(ready=list(self._next(sequence)))
+
+    def drop(self, turn: Turn, now_ns: int, *, ends: bool = False) -> Changed:
+        """Dequeue a turn that has not begun, and those that build on it.
+
+        With `ends` its sequence is not gone on with.
+        """
+        sequence = self._live[turn.id]
+        if ends:
+            sequence.has_state = False
         if sequence.running is turn:
             sequence.running = None
             refused = self._interrupt(sequence)
@@ -187,6 +207,8 @@ class SequenceTable:
         changed = Changed()
         while self._idle and (due := self.due_ns) is not None and due <= now_ns:
             sequence = next(iter(self._idle))
+            assert sequence.seat is not None, "its requests were executed"
+            changed.expired.append((sequence.id, sequence.seat))
             changed.ready.extend(self._end(sequence))
         return changed
 

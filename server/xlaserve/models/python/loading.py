@@ -149,6 +149,11 @@ def _making(code: ModelCode, context: LoadContext, forget: Callable[[], None]) -
 
 def _own(kind: type[PythonModel], code: ModelCode, context: LoadContext) -> Making:
     config = context.config
+    if config.sequence_batching is not None and config.sequence_batching.is_iterative:
+        raise InvalidModel(
+            "sequence_batching.iterative_sequence: expected a TritonPythonModel, which reschedules "
+            "its requests; an infer that is a generator goes on by itself"
+        )
     is_decoupled = is_generator(kind.infer)
     info = _info(agreed(config, kind), config, is_decoupled=is_decoupled, is_own=True)
     if config.is_decoupled and not is_decoupled:
@@ -191,9 +196,12 @@ def _tritons(kind: type, code: ModelCode, context: LoadContext) -> Making:
 
     def make(replica: int) -> Copy:
         own = {**args, "model_instance_name": f"{context.model}_{replica}"}
-        return TritonCopy(kind(), own, replica, info)
+        return TritonCopy(kind(), own, replica, info, is_iterative=is_iterative)
 
-    is_batched = asks_for_batches(config) and bool(info.max_batch_size)
+    sequences = config.sequence_batching
+    is_iterative = sequences is not None and sequences.is_iterative
+    is_gathered = asks_for_batches(config) or sequences is not None
+    is_batched = is_gathered and bool(info.max_batch_size)
     # Coroutines of a model with one answer to each request run one after the other, as Triton's do.
     concurrency = CONCURRENCY if is_async(execute) and config.is_decoupled else 1
     return Making(info, make, _count(config, context.device), is_batched, concurrency, code.close)

@@ -40,6 +40,9 @@ class WaitedRequest:
         """Take the answer."""
         self._found = outputs
 
+    def again(self) -> None:
+        """Do nothing: once has to be enough."""
+
     def end(self) -> None:
         """Do nothing: the answer is there, or never comes."""
 

@@ -176,6 +176,7 @@ class Exchange:
         "has_ended",
         "has_failed",
         "inputs",
+        "is_again",
         "outputs",
     )
 
@@ -191,6 +192,8 @@ class Exchange:
         """Whether the model has said its last word; set in its thread."""
         self.has_failed = False
         """Whether that was an error, or nothing at all."""
+        self.is_again = False
+        """Whether it is to be executed once more, as its model has said."""
         self._answers = 0
         """Answers that are on their way to the event loop, or to a client that does not read."""
         self._resume: Callable[[], None] | None = None
@@ -248,6 +251,11 @@ class Exchange:
             with self._lock:
                 self._answers += 1
         self._outbox.post(partial(self._write, outputs, last, parameters))
+
+    def again(self) -> None:
+        """End this execution of the request, which goes on with another one."""
+        self.has_ended = self.is_again = True
+        self.ended_ns = self._now_ns()
 
     def end(self) -> None:
         """End the request, all of whose answers were given."""

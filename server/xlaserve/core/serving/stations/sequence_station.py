@@ -16,10 +16,12 @@ from xlaserve.core.serving.stations.batching import (
 from xlaserve.core.serving.stations.dispatch import Dispatcher
 from xlaserve.core.serving.stations.host import HostWork
 from xlaserve.core.serving.stations.outbox import Outbox
+from xlaserve.core.serving.stations.sequence_endings import Endings
 from xlaserve.core.serving.stations.sequence_steps import CopySteps, DeviceSteps, HostSteps
 from xlaserve.core.serving.stations.sequences import Sequences
 from xlaserve.core.serving.stations.slot_queue import SlotQueue
 from xlaserve.core.serving.stations.station import Served
+from xlaserve.core.serving.stations.unending import Unending
 from xlaserve.core.threads.workers import Workers
 from xlaserve.models.sequential import SequentialModel
 
@@ -53,7 +55,15 @@ class SequenceParts:
                 lambda calls, result: station.delivered(replica, calls, result),
             )
 
-        return Sequences(model, table, self.clock, batcher)
+        may_go_on = model.handling is not None and model.handling.is_decoupled
+        return Sequences(
+            model,
+            table,
+            self.clock,
+            batcher,
+            on_expired=Endings(self.instance, model, outbox).tell,
+            unending=Unending(self.instance) if may_go_on else None,
+        )
 
     def _queue(self) -> RequestQueue:
         """Return what gathers the turns of a replica."""
@@ -80,7 +90,12 @@ class SequenceParts:
                 # `station` is a weak reference: a method of it would keep it.
                 station.settle(call, has_failed=has_failed)
 
-            return CopySteps(instance, model, outbox, replica, now_ns=now_ns, settle=settle)
+            def again(call: InferCall) -> None:
+                station.again(call)
+
+            return CopySteps(
+                instance, model, outbox, replica, now_ns=now_ns, settle=settle, again=again
+            )
         if model.dispatching is None:
             return HostSteps(model, self.work, replica, now_ns)
         device = self.workers.device(model.dispatching.queues[replica])

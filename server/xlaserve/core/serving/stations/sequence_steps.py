@@ -154,10 +154,15 @@ class CopySteps:
         *,
         now_ns: Callable[[], int],
         settle: Settle,
+        again: Callable[[InferCall], None],
     ) -> None:
-        """`settle` is told how a call has ended, before its client is."""
+        """`settle` is told how a call has ended, before its client is; `again` what goes on."""
         assert model.handling is not None
         self._settle = settle
+        self._again = again
+        self._is_iterative = model.batching.is_iterative
+        self._current: dict[InferCall, Exchange | None] = {}
+        """Calls that have not ended, and what the copy has of each: nothing between two steps."""
         self.lanes = model.handling.concurrency
         self._instance = instance
         self._model = model
@@ -178,16 +183,47 @@ class CopySteps:
         exchange.inputs = {**call.inputs, **self._model.controls([_step(call)])}
         assert call.turn is not None
         call.turn.is_begun = True
-        call.hold(partial(self._ended, exchange))
+        is_first = call not in self._current
+        self._current[call] = exchange
+        if is_first:
+            call.hold(partial(self._ended, call))
         return exchange
 
-    def _ended(self, exchange: Exchange) -> None:
+    def _ended(self, call: InferCall) -> None:
         """Settle a call, unless its client has left before the model has ended with it."""
-        if exchange.has_ended or exchange.has_failed:
-            self._settle(exchange.call, has_failed=exchange.has_failed)
+        exchange = self._current.pop(call, None)
+        if exchange is None or not (exchange.has_ended or exchange.has_failed):
+            return
+        if self._is_iterative:
+            self._end_sequence(call)
+        else:
+            self._settle(call, has_failed=exchange.has_failed)
+
+    def _end_sequence(self, call: InferCall) -> None:
+        """Settle a call that is not executed again: it was its whole sequence."""
+        turn = call.turn
+        assert turn is not None
+        if not turn.is_settled:
+            turn.is_end = True
+            self._settle(call, has_failed=False)
+
+    def _go_on(self, exchange: Exchange) -> None:
+        """Have a call executed once more where its model says so."""
+        call = exchange.call
+        if not self._handling.is_decoupled:
+            exchange.check_answered()
+        if exchange.is_again and not call.has_ended:
+            self._current[call] = None
+            self._again(call)
+        else:
+            # A decoupled model may give answers from threads of its own after that.
+            self._end_sequence(call)
 
     def _over(self, handed: Sequence[Exchange], freed: Callable[[], None], ended: Ended) -> None:
         for exchange in handed:
+            if self._is_iterative:
+                self._go_on(exchange)
+                continue
             exchange.check_answered()
             turn = exchange.call.turn
             if exchange.has_failed and turn is not None and not turn.is_settled:

@@ -6,9 +6,11 @@ from functools import partial
 
 from xlaserve.core.serving.answers import deliver
 from xlaserve.core.serving.infer_call import Executed, InferCall
-from xlaserve.core.serving.sequence_table import Changed, SequenceTable, Turn
+from xlaserve.core.serving.sequence_table import Changed, Seat, SequenceTable, Turn
 from xlaserve.core.serving.stations.batching import Batcher, Clock
+from xlaserve.core.serving.stations.unending import Unending
 from xlaserve.errors import (
+    Decoupled,
     InvalidParameter,
     MissingSequence,
     SequenceInterrupted,
@@ -16,6 +18,9 @@ from xlaserve.errors import (
     StatesLost,
 )
 from xlaserve.models.sequential import SequenceId, SequentialModel
+
+_MOST_IDS = (1 << 31) - 1
+"""Ids that are given to iterative sequences, one after the other: each CORRID can hold them."""
 
 MAX_ID_CHARACTERS = 128
 """The longest id of a sequence, as in Triton: the table keeps it until the sequence ends."""
@@ -30,9 +35,20 @@ class Sequences:
         table: SequenceTable,
         clock: Clock,
         make_batcher: "Callable[[Sequences, int], Batcher]",
+        *,
+        on_expired: Callable[[SequenceId, Seat], None] = lambda sequence, seat: None,
+        unending: Unending | None = None,
     ) -> None:
-        """`make_batcher` returns what gathers the turns of a replica."""
+        """`make_batcher` returns what gathers the turns of a replica.
+
+        `on_expired` is told of sequences that have expired, `unending` of calls that may be given
+        any number of answers.
+        """
         self._model = model
+        self._is_iterative = model.batching.is_iterative
+        self._last_id = 0
+        self._on_expired = on_expired
+        self._unending = unending
         self._table = table
         self._clock = clock
         # Not the station itself, which has the batchers.
@@ -49,12 +65,17 @@ class Sequences:
     def begin(self, call: InferCall) -> None:
         """Execute a call behind those of its sequence.
 
-        Raises MissingSequence, SequenceNotStarted, SequenceRows, or InvalidParameter for an id that
-        the model cannot be told.
+        Raises MissingSequence, SequenceNotStarted, SequenceRows, InvalidParameter for an id that
+        the model cannot be told, or Decoupled.
         """
         if call.rows != 1:
             raise SequenceRows(call.instance.model, call.rows)
+        if self._unending is not None and not call.takes_many:
+            raise Decoupled(call.instance.model)
         parameters = call.parameters
+        if self._is_iterative and not parameters.get("sequence_id"):
+            own = {"sequence_id": self._new_id(), "sequence_start": True}
+            parameters = call.parameters = {**parameters, **own}
         sequence = parameters.get("sequence_id")
         if not sequence:
             raise MissingSequence(call.instance.model)
@@ -74,6 +95,27 @@ class Sequences:
         call.turn = turn
         call.wait_at(self)
         self._follow(changed)
+        if self._unending is not None and not call.has_ended:
+            self._unending.add(call)
+
+    def _new_id(self) -> int:
+        """Return an id that no sequence in progress has."""
+        while True:
+            self._last_id = self._last_id % _MOST_IDS + 1
+            if self._last_id not in self._table:
+                return self._last_id
+
+    def again(self, call: InferCall) -> None:
+        """Have a call executed once more, as the next step of its iterative sequence."""
+        turn = call.turn
+        assert turn is not None
+        turn.is_settled = True
+        following = Turn(call, turn.id)
+        changed = self._table.again(turn, following)
+        call.turn = following
+        call.parameters = {**call.parameters, "sequence_start": False}
+        call.wait_at(self)
+        self._follow(changed)
 
     def retire(self) -> Sequence[InferCall]:
         """Return nothing: no other station can go on with its sequences."""
@@ -87,12 +129,15 @@ class Sequences:
             return  # its state counts, only its answer is nobody's
         if turn.seat is not None:
             self._batchers[turn.seat.replica].leave(call)
-        self._follow(self._table.drop(turn, self._clock.now_ns()))
+        now = self._clock.now_ns()
+        self._follow(self._table.drop(turn, now, ends=self._is_iterative))
 
     def delivered(
         self, replica: int, calls: Sequence[InferCall], result: Executed | BaseException
     ) -> None:
         """Go on with the sequences of a batch that has ended, and answer its calls."""
+        if self._is_iterative and not isinstance(result, BaseException):
+            return  # each was settled, or goes on
         now = self._clock.now_ns()
         turns = [turn for call in calls if (turn := call.turn) and not turn.is_settled]
         if isinstance(result, BaseException):
@@ -150,7 +195,11 @@ class Sequences:
     def wake(self) -> None:
         """End the sequences that have expired."""
         self._due_ns = None
-        self._follow(self._table.expire(self._clock.now_ns()))
+        changed = self._table.expire(self._clock.now_ns())
+        # Before another sequence is executed in its slot.
+        for sequence, seat in changed.expired:
+            self._on_expired(sequence, seat)
+        self._follow(changed)
 
 
 def _wake(station: "weakref.ref[Sequences]") -> None:

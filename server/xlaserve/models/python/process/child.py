@@ -71,6 +71,10 @@ class ChildRequest:
         self.is_writable = last
         self._send("answer", plain(outputs), last=last, parameters=parameters)
 
+    def again(self) -> None:
+        """Have the request executed once more."""
+        self._send("again", {})
+
     def end(self) -> None:
         """End the request."""
         self._send("end", {})

@@ -269,6 +269,12 @@ class ProcessCopy:
         self._paused.add(number)
         request.when_writable(partial(self._go_on, pipe, number, request))
 
+    def _on_again(self, pipe: Pipe, header: Header, tensors: Arrays) -> None:
+        request = self._found(header["request"])
+        if request is not None:
+            request.again()
+            self._ended(pipe, header["request"])
+
     def _on_end(self, pipe: Pipe, header: Header, tensors: Arrays) -> None:
         request = self._found(header["request"])
         if request is not None:

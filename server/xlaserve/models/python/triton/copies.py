@@ -22,12 +22,22 @@ from xlaserve.models.python.triton.messages import (
 class TritonCopy:
     """Hands requests to `execute` of an object, in a thread of its own."""
 
-    def __init__(self, model: Any, args: dict[str, str], replica: int, info: ModelInfo) -> None:
+    def __init__(
+        self,
+        model: Any,
+        args: dict[str, str],
+        replica: int,
+        info: ModelInfo,
+        *,
+        is_iterative: bool = False,
+    ) -> None:
+        """`is_iterative` says whether the code may have requests executed once more."""
         self._model = model
         self._args = args
         self.name = args["model_name"]
         self.version = int(args["model_version"])
         self.is_decoupled = info.is_decoupled
+        self.is_iterative = is_iterative
         batched = bool(info.max_batch_size)
         self._check = OutputCheck(self.name, info.outputs, batched=batched, converts=True)
         title = f"python {self.name} {replica}"
@@ -115,12 +125,7 @@ class TritonCopy:
     def _take(self, served: Sequence[tuple[ModelRequest, ServedRequest]], given: Any) -> None:
         """Answer requests with what `execute` returned."""
         if self.is_decoupled:
-            if given is not None:
-                got = type(given).__name__
-                raise ModelFailed(self.name, f"execute is decoupled: expected None, got {got}")
-            for request, one in served:
-                if one.sender is None:
-                    request.fail(ModelFailed(self.name, "execute took no response sender"))
+            self._take_nothing(served, given)
             return
         if given is None:
             given = [None] * len(served)
@@ -130,12 +135,33 @@ class TritonCopy:
                 self.name, f"execute: expected a list of {len(served)} responses, got {count}"
             )
         for (request, one), response in zip(served, given, strict=True):
-            if isinstance(response, InferenceResponse) and one.sender is None:
-                self.answer(request, response, last=True)
-            elif response is not None or one.sender is None:
-                got = "another through its sender" if one.sender else type(response).__name__
-                reason = f"execute: expected an InferenceResponse for each request, got {got}"
-                request.fail(ModelFailed(self.name, reason))
+            self._take_one(request, one, response)
+
+    def _take_nothing(
+        self, served: Sequence[tuple[ModelRequest, ServedRequest]], given: Any
+    ) -> None:
+        if given is not None:
+            got = type(given).__name__
+            raise ModelFailed(self.name, f"execute is decoupled: expected None, got {got}")
+        for request, one in served:
+            if one.is_again:
+                one.go_on()
+            elif one.sender is None:
+                request.fail(ModelFailed(self.name, "execute took no response sender"))
+
+    def _take_one(self, request: ModelRequest, one: ServedRequest, response: Any) -> None:
+        if one.is_again:
+            if response is None:
+                one.go_on()
+                return
+            reason = "execute: expected None for a request that is rescheduled, got a response"
+            request.fail(ModelFailed(self.name, reason))
+        elif isinstance(response, InferenceResponse) and one.sender is None:
+            self.answer(request, response, last=True)
+        elif response is not None or one.sender is None:
+            got = "another through its sender" if one.sender else type(response).__name__
+            reason = f"execute: expected an InferenceResponse for each request, got {got}"
+            request.fail(ModelFailed(self.name, reason))
 
     def _outputs(self, request: ModelRequest, response: InferenceResponse) -> Any:
         error = response.error()

@@ -18,6 +18,8 @@ from xlaserve.models.python.triton.tensor import Tensor
 from xlaserve.tensors import Parameter
 
 RESPONSE_COMPLETE_FINAL = 1
+RELEASE_ALL = 1
+RELEASE_RESCHEDULE = 2
 FLAG_SEQUENCE_START = 1
 FLAG_SEQUENCE_END = 2
 
@@ -180,8 +182,8 @@ class InferenceRequest:
         raise TritonModelException("a request that a model makes has no response sender")
 
     def set_release_flags(self, flags: int) -> None:
-        """Refuse: requests are not rescheduled by this server."""
-        raise TritonModelException("rescheduling of requests is not implemented by this server")
+        """Refuse: it was made here."""
+        raise TritonModelException("a request that a model makes is not rescheduled")
 
     # --- calls of other models ---
 
@@ -237,6 +239,7 @@ class Answering(Protocol):
     name: str
     version: int
     is_decoupled: bool
+    is_iterative: bool
 
     def answer(self, request: ModelRequest, response: InferenceResponse, *, last: bool) -> None:
         """Give a request an answer."""
@@ -264,6 +267,8 @@ class ServedRequest(InferenceRequest):
         self._timeout: Any = given.get("timeout", 0) if given else 0
         self._tensors: list[Tensor] | None = None
         self.sender: InferenceResponseSender | None = None
+        self.is_again = False
+        """Whether the code wants it executed once more."""
 
     def inputs(self) -> list[Tensor]:
         """Return its input tensors; the model may write to them."""
@@ -284,10 +289,35 @@ class ServedRequest(InferenceRequest):
         return self._request.is_cancelled
 
     def get_response_sender(self) -> "InferenceResponseSender":
-        """Return what sends its answers; always the same."""
+        """Return what sends its answers; always the same until the request is executed again."""
         if self.sender is None:
             self.sender = InferenceResponseSender(self._request, self._owner)
         return self.sender
+
+    def set_release_flags(self, flags: int) -> None:
+        """Say whether the request is executed once more (RESCHEDULE) behind this execution.
+
+        Raises TritonModelException where the model serves no iterative sequences.
+        """
+        if flags not in (RELEASE_ALL, RELEASE_RESCHEDULE):
+            raise TritonModelException(
+                f"set_release_flags: expected {RELEASE_ALL} (ALL) or {RELEASE_RESCHEDULE} "
+                f"(RESCHEDULE), got {flags}"
+            )
+        if flags == RELEASE_RESCHEDULE and not self._owner.is_iterative:
+            raise TritonModelException(
+                "a request is rescheduled where the configuration has "
+                "sequence_batching.iterative_sequence: true"
+            )
+        self.is_again = flags == RELEASE_RESCHEDULE
+
+    def go_on(self) -> None:
+        """Have the request executed once more, unless its last answer was given."""
+        if self.sender is not None:
+            if self.sender.is_closed:
+                return
+            self.sender.is_closed = True
+        self._request.again()
 
     def exec(self, decoupled: bool = False) -> Any:
         """Refuse: it is this model's to answer."""
