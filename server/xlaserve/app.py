@@ -19,6 +19,7 @@ from xlaserve.assembly.grpc import GrpcDoor, assemble_grpc
 from xlaserve.assembly.http import http_routes, http_server, metrics_routes
 from xlaserve.assembly.listeners import Listeners
 from xlaserve.assembly.observing import observe, tracing
+from xlaserve.assembly.python import python_host
 from xlaserve.core.host import capacity_bytes
 from xlaserve.core.reloads import LOOK_SECONDS, Reloads
 from xlaserve.core.residence.capacity import Capacity
@@ -26,6 +27,7 @@ from xlaserve.core.residence.catalog import IndexEntry
 from xlaserve.core.residence.changes import CodeChanges
 from xlaserve.core.residence.control import ModelControl
 from xlaserve.core.residence.loading import Machinery, VersionLoader
+from xlaserve.core.residence.measured import MeasuredMemory
 from xlaserve.core.residence.predictions import FilesLook
 from xlaserve.core.residence.registry import Registry
 from xlaserve.core.residence.repository import Repository
@@ -49,7 +51,6 @@ from xlaserve.models import compilation, device, loaders, onnx_source, trial
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import Stage
 from xlaserve.models.mappings import Mappings
-from xlaserve.models.python.host import PythonHost
 from xlaserve.models.python.metrics import ModelMetrics
 from xlaserve.settings import Settings
 from xlaserve.settings_choices import ModelControlMode, TlsEndpoint
@@ -169,6 +170,7 @@ class Application:
             regions=Regions(SharedMemoryPolicy.of(settings)),
         )
         nested = self._nested = NestedCalls(self.engine, self.gates)
+        self._measured = MeasuredMemory(self.registry)
         metrics = ModelMetrics()
         self.stations = Stations(
             self.workers,
@@ -207,11 +209,7 @@ class Application:
             background_compile=settings.background_compile and not settings.modelmesh,
             mmap_parameters=settings.mmap_parameters,
             max_on_demand_shapes=settings.max_on_demand_shapes,
-            python=(
-                PythonHost(nested, metrics, settings.python_process_seconds)
-                if settings.allow_python_models
-                else None
-            ),
+            python=python_host(settings, nested, metrics, self._measured),
             max_sequences=settings.max_sequences_per_model,
         )
         self.control = ModelControl(settings, self.registry, self.repository, loader, self.workers)
@@ -243,6 +241,7 @@ class Application:
         """
         changes = CodeChanges(self.control, self.registry, self.workers)
         self._nested.bind(asyncio.get_running_loop(), changes.make)
+        self._measured.bind(asyncio.get_running_loop())
         async with AsyncExitStack() as stack:
             stack.callback(self._end_threads)
             stack.callback(self._look.close)

@@ -103,6 +103,12 @@ class Settings:
     python_process_seconds: float = 60.0
     """Time that the process of a Python model may be silent while it has requests; then it is ended
     and started again. 0 for any time."""
+    python_process_bytes: int = 0
+    """Memory that the process of a Python model may hold, in bytes; one that holds more is ended
+    and started again. 0 for any."""
+    python_shared_bytes: int = 64 << 20
+    """Memory that each process of a Python model shares with the server, in bytes, half for either
+    direction: tensors that fit pass through it, others through a pipe. 0 for none."""
     poll_interval_seconds: float = 15.0
     """With poll: time between two looks at the repository."""
     readiness: Readiness = Readiness.STARTUP

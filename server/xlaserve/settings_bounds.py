@@ -10,6 +10,8 @@ SMALLEST: Mapping[str, float] = MappingProxyType(
         "listen_backlog": 1,
         "max_principals": 1,
         "python_process_seconds": 0,
+        "python_process_bytes": 0,
+        "python_shared_bytes": 0,
         "poll_interval_seconds": 0.01,
         "load_threads": 1,
         "load_seconds": 0.01,

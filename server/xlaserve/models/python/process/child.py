@@ -33,6 +33,7 @@ from xlaserve.models.python.metrics import Described, Metric, ModelMetrics
 from xlaserve.models.python.process.errors import named, raised
 from xlaserve.models.python.process.loading import described as of_model
 from xlaserve.models.python.process.pipe import Pipe, PipeError, plain
+from xlaserve.models.python.process.slab import SlabReader, SlabWriter
 from xlaserve.models.roots import Roots
 from xlaserve.tensors import Tensor
 
@@ -320,19 +321,33 @@ class Child:
         self._calls.end(header["call"], header["error"])
 
 
-def main(descriptor: int, parent: int) -> None:
-    """Serve the pipe of a descriptor; ends the process."""
+def main(parent: int, descriptor: int, inward: int, outward: int) -> None:
+    """Serve the pipe and the slabs of three descriptors; ends the process."""
     # Nothing may outlive the server, whatever the code of the model does meanwhile.
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
+    _end_with_parent()
+    if sys.platform == "linux" and os.getppid() != parent:
+        os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end = socket.socket(fileno=descriptor)
+    os.set_inheritable(descriptor, False)
+    reader = SlabReader(inward, writable=True) if inward >= 0 else None
+    writer = SlabWriter(outward) if outward >= 0 else None
+    for slab in (inward, outward):
+        if slab >= 0:
+            os.close(slab)
+    # What the code forks must not speak in its place, and ends with it.
+    os.register_at_fork(after_in_child=end.close)
+    os.register_at_fork(after_in_child=_end_with_parent)
     try:
-        Child(Pipe(socket.socket(fileno=descriptor))).run()
+        Child(Pipe(end, writer, reader)).run()
     except PipeError:
         os._exit(0)
 
 
+def _end_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*map(int, sys.argv[1:5]))

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
@@ -14,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from xlaserve.code_errors import ProcessLost
+from xlaserve.code_errors import ModelFailed, ProcessLost
 from xlaserve.errors import InvalidModel
 from xlaserve.models.handling import AnswerParameters, ModelRequest
 from xlaserve.models.python.author import Arrays
@@ -22,15 +21,21 @@ from xlaserve.models.python.copies import UNLOAD_SECONDS, Freed
 from xlaserve.models.python.inputs import on_host
 from xlaserve.models.python.process.beginning import Beginning
 from xlaserve.models.python.process.errors import raised
-from xlaserve.models.python.process.pipe import Pipe, PipeError
+from xlaserve.models.python.process.pipe import MessageTooLarge, Pipe, PipeError
 from xlaserve.models.python.process.running import RunningProcess
 from xlaserve.models.python.process.services import Header, Services
 from xlaserve.tensors import Tensor
 
 _LOOK_SECONDS = 0.25
+_NOTED_BYTES = 1 << 20
+"""Changes of the memory of a process that are written down, in bytes."""
 _LEAST_PAUSE_SECONDS = 0.1
 _MOST_PAUSE_SECONDS = 30.0
 """Pauses before a process that died is started again: longer each time that it dies at once."""
+
+
+class _ToBeEnded(Exception):
+    """The reason why a process is to be ended."""
 
 
 @dataclass(slots=True)
@@ -65,6 +70,10 @@ class ProcessCopy:
         self._paused: set[int] = set()
         """Requests whose clients have to read first."""
         self._lost = ""
+        self.resident_bytes = 0
+        """Memory that the process holds, as measured last; 0 where that is not known."""
+        self.on_memory: Callable[[], None] = lambda: None
+        """Called in a thread when it has changed."""
         self._outgoing: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         title = f"python {self._name} {beginning.said['replica']}"
         # The kernel ends the process when the thread ends that started it: one that lasts.
@@ -82,12 +91,6 @@ class ProcessCopy:
                 self._beginning.check_cancelled()
             else:
                 return
-
-    @property
-    def resident_bytes(self) -> int:
-        """Return the memory that the process holds; 0 where that is not known."""
-        process = self._process
-        return 0 if process is None else process.resident_bytes
 
     def handle(
         self, requests: Sequence[ModelRequest], freed: Freed, *, together: bool = True
@@ -144,9 +147,11 @@ class ProcessCopy:
     def _life(self) -> str:
         """Run one process to its end, and say why it ended."""
         try:
-            process = self._process = RunningProcess(self._log, _LOOK_SECONDS)
+            shared_bytes = self._beginning.host.shared_bytes
+            process = RunningProcess(self._log, _LOOK_SECONDS, shared_bytes)
         except OSError as error:
             return f"its process cannot be started: {error.strerror}"
+        self._process = process
         if self._is_closing:
             process.kill()
         pipe = process.pipe
@@ -154,9 +159,12 @@ class ProcessCopy:
             self._beginning, partial(self._enqueue, pipe), self._found, self._has_been_heard
         )
         reason = ""
+        pipe.on_silence = partial(self._check, process, services)
         try:
             pipe.send(self._beginning.said)
             reason = self._listen(process, services)
+        except _ToBeEnded as found:
+            reason = str(found)
         except PipeError:
             pass
         except Exception:
@@ -177,14 +185,10 @@ class ProcessCopy:
                 message = process.pipe.receive()
             except TimeoutError:
                 message = None
-                # What it forked may hold its end of the pipe.
-                if process.has_ended:
-                    return ""
-                if reason := self._is_overdue(services):
-                    return reason
             if time.monotonic() - looked >= _LOOK_SECONDS:
                 looked = time.monotonic()
                 self._tell_cancelled(process.pipe)
+                self._measure(process)
             if message is not None:
                 self._has_been_heard()
                 header, tensors = message
@@ -197,6 +201,8 @@ class ProcessCopy:
         if kind == "loaded":
             with self._lock:
                 self._pipe, self._lost = pipe, ""
+            assert self._process is not None
+            self.resident_bytes = self._process.resident_bytes
             if not self.loaded.done():
                 self.loaded.set_result(header)
             return
@@ -205,6 +211,24 @@ class ProcessCopy:
             asks(header, tensors)
         else:
             getattr(self, f"_on_{kind}")(pipe, header, tensors)
+
+    def _measure(self, process: RunningProcess) -> None:
+        """Take note of the memory that the process holds, and end it where that is too much."""
+        held, limit = process.resident_bytes, self._beginning.host.process_bytes
+        if limit and held > limit:
+            excess = f"it held {held} bytes, more than {limit} (python_process_bytes)"
+            raise _ToBeEnded(f"{excess}, and was ended")
+        if abs(held - self.resident_bytes) > _NOTED_BYTES:
+            self.resident_bytes = held
+            self.on_memory()
+
+    def _check(self, process: RunningProcess, services: Services) -> None:
+        """Receive no more of a process that is gone, or silent though it is its turn."""
+        # What it forked may hold its end of the pipe.
+        if process.has_ended:
+            raise PipeError("the process has ended")
+        if reason := self._is_overdue(services):
+            raise _ToBeEnded(reason)
 
     def _has_been_heard(self) -> None:
         self._heard = time.monotonic()
@@ -320,8 +344,18 @@ class ProcessCopy:
         }
         try:
             pipe.send(header, tensors)
+        except MessageTooLarge as error:
+            self._refuse(pipe, number, error)
         except PipeError:
             pipe.close()  # the reader fails them
+
+    def _refuse(self, pipe: Pipe, number: int, error: PipeError) -> None:
+        with self._lock:
+            group = self._groups.pop(number, None)
+        if group is not None:
+            for request in group.requests.values():
+                request.fail(ModelFailed(self._name, str(error)))
+            group.freed()
 
     def _go_on(self, pipe: Pipe, number: int, request: ModelRequest) -> None:
         self._heard = time.monotonic()
@@ -353,5 +387,10 @@ class ProcessCopy:
 
 
 def _send(pipe: Pipe, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    with suppress(PipeError):
+    try:
         pipe.send(said, tensors)
+    except MessageTooLarge:
+        # Whoever waits for it would wait for ever.
+        pipe.close()
+    except PipeError:
+        return

@@ -1,6 +1,7 @@
 """A Python model whose copies are processes."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +33,18 @@ def in_processes(
         close_all(copies, forget)
         raise
     made = copies[0].loaded.result()
-    resident = sum(copy.resident_bytes for copy in copies)
     info = ModelInfo(
         PLATFORM,
         _specs(made["inputs"]),
         _specs(made["outputs"]),
         made["max_batch_size"],
-        memory=ModelMemory(parameters_bytes=resident),
+        memory=_memory(copies),
         is_decoupled=made["is_decoupled"],
         optional=dict.fromkeys(made["optional"]),
         takes_parameters=True,
         takes_tensor_parameters=made["takes_tensor_parameters"],
     )
-    return LoadedPython(
+    loaded = LoadedPython(
         context.model,
         info,
         copies,
@@ -52,6 +52,18 @@ def in_processes(
         concurrency=made["concurrency"],
         forget=forget,
     )
+
+    def measure() -> None:
+        loaded.info = replace(loaded.info, memory=_memory(copies))
+        host.memory_changed(context.model)
+
+    for copy in copies:
+        copy.on_memory = measure
+    return loaded
+
+
+def _memory(copies: Sequence[ProcessCopy]) -> ModelMemory:
+    return ModelMemory(parameters_bytes=sum(copy.resident_bytes for copy in copies))
 
 
 def described(info: ModelInfo, *, is_batched: bool, concurrency: int) -> dict[str, Any]:

@@ -3,13 +3,20 @@
 import socket
 import struct
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from xlaserve.models.python.process.slab import (
+    LEAST_BYTES,
+    SlabError,
+    SlabReader,
+    SlabWriter,
+    aligned,
+)
 from xlaserve.tensors import (
     DATATYPES,
     Tensor,
@@ -32,12 +39,30 @@ class PipeError(Exception):
     """The other end sent what cannot be, or is gone."""
 
 
-class Pipe:
-    """One end of a pair of sockets. One thread receives; any may send."""
+class MessageTooLarge(PipeError):
+    """A message has more bytes than may be sent; nothing of it was."""
 
-    def __init__(self, end: socket.socket) -> None:
+
+class Pipe:
+    """One end of a pair of sockets, and the slabs beside it. One thread receives; any may send.
+
+    Larger tensors are written to a slab where there is memory in it, and else sent behind the
+    header. What was dropped of the other slab is told with the next message.
+    """
+
+    def __init__(
+        self,
+        end: socket.socket,
+        writer: SlabWriter | None = None,
+        reader: SlabReader | None = None,
+    ) -> None:
         self.socket = end
+        self.writer = writer
+        self.reader = reader
         self._sending = threading.Lock()
+        self.on_silence: Callable[[], None] = lambda: None
+        """Called whenever nothing came for the timeout of the socket, also within a message; may
+        raise to receive no more."""
 
     def send(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor] = _NO_TENSORS) -> None:
         """Send a message; blocks while the other end does not read. Raises PipeError."""
@@ -51,8 +76,16 @@ class Pipe:
             buffers.append(data)
             total += len(data)
         if total > LIMIT_TENSOR_BYTES:
-            raise PipeError(f"tensors of {total} bytes, at most {LIMIT_TENSOR_BYTES} may be sent")
-        head = msgspec.msgpack.encode({**header, "tensors": shown})
+            limit = f"at most {LIMIT_TENSOR_BYTES} may be sent"
+            raise MessageTooLarge(f"tensors of {total} bytes, {limit}")
+        said: dict[str, Any] = {**header, "tensors": shown}
+        if self.reader is not None and (dropped := self.reader.dropped()):
+            said["dropped"] = dropped
+        if self.writer is not None and total >= LEAST_BYTES and self.socket.fileno() >= 0:
+            place = self.writer.write(buffers)
+            if place is not None:
+                said["place"], total, buffers = place, 0, []
+        head = msgspec.msgpack.encode(said)
         try:
             with self._sending:
                 self.socket.sendall(_SIZES.pack(len(head), total) + head)
@@ -62,18 +95,32 @@ class Pipe:
             raise PipeError(str(error)) from error
 
     def receive(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return the next message; raises PipeError, or TimeoutError where none begins in time."""
+        """Return the next message; raises PipeError, or TimeoutError where none begins in time.
+
+        Numbers may be views of the slab, whose place is free again once no view is left.
+        """
         head_size, total = _SIZES.unpack(self._exactly(_SIZES.size))
         if head_size > LIMIT_HEADER_BYTES or total > LIMIT_TENSOR_BYTES:
             raise PipeError(f"a message of {head_size} and {total} bytes")
         head, body = self._exactly(head_size), self._exactly(total)
         try:
             header: dict[str, Any] = msgspec.msgpack.decode(head)
+            shown, place = header.pop("tensors"), header.pop("place", None)
+            if self.writer is not None:
+                for dropped in header.pop("dropped", ()):
+                    self.writer.release(dropped)
+            step = _as_it_is
+            if place is not None and self.reader is not None:
+                step = aligned
+                body = self.reader.view(place, sum(aligned(size) for *_, size in shown))
             tensors, start = {}, 0
-            for name, datatype, shape, size in header.pop("tensors"):
+            for name, datatype, shape, size in shown:
                 tensors[name] = from_bytes(DATATYPES[datatype], shape, body[start : start + size])
-                start += size
-        except (msgspec.DecodeError, TensorDataError, LookupError, TypeError) as error:
+                start += step(size)
+        except (
+            *(msgspec.DecodeError, TensorDataError, SlabError),
+            *(LookupError, TypeError, ValueError),
+        ) as error:
             raise PipeError(f"a message that cannot be read, {error}") from error
         return header, tensors
 
@@ -90,6 +137,7 @@ class Pipe:
             try:
                 size = self.socket.recv_into(view[got:])
             except TimeoutError:
+                self.on_silence()
                 if not got and count == _SIZES.size:
                     raise
                 continue
@@ -99,6 +147,10 @@ class Pipe:
                 raise PipeError("the other end is closed")
             got += size
         return view
+
+
+def _as_it_is(count: int) -> int:
+    return count
 
 
 def plain(tensors: Mapping[str, Any]) -> dict[str, Tensor]:

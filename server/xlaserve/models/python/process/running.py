@@ -7,12 +7,13 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from xlaserve.models.python.process.pipe import Pipe
 from xlaserve.models.python.process.printing import log_printed
+from xlaserve.models.python.process.slab import SlabReader, SlabWriter, make_slab
 
 COMMAND = (sys.executable, "-P", "-m", "xlaserve.models.python.process.child")
 _END_SECONDS = 0.25
@@ -26,27 +27,33 @@ class RunningProcess:
     It leads a session of its own: what it starts ends with it, unless that leads one too.
     """
 
-    def __init__(self, log: Any, look_seconds: float) -> None:
-        """Start it; raises OSError. Its messages are looked for `look_seconds` at a time."""
-        ours, theirs = socket.socketpair()
-        ours.settimeout(look_seconds)
-        try:
+    def __init__(self, log: Any, look_seconds: float, shared_bytes: int) -> None:
+        """Start it; raises OSError. Its messages are looked for `look_seconds` at a time.
+
+        With `shared_bytes` it shares so much memory with the server, half for either direction.
+        """
+        with ExitStack() as stack:
+            ours, theirs = socket.socketpair()
+            stack.callback(theirs.close)
+            failed = stack.enter_context(ExitStack())
+            failed.callback(ours.close)
+            ours.settimeout(look_seconds)
+            slabs = [_slab(stack, shared_bytes // 2 // _PAGE * _PAGE) for _ in range(2)]
+            writer = SlabWriter(slabs[0]) if slabs[0] >= 0 else None
+            reader = SlabReader(slabs[1], writable=False) if slabs[1] >= 0 else None
+            given = (theirs.fileno(), *slabs)
             self._process = subprocess.Popen(
-                [*COMMAND, str(theirs.fileno()), str(os.getpid())],
+                [*COMMAND, str(os.getpid()), *map(str, given)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[descriptor for descriptor in given if descriptor >= 0],
                 start_new_session=True,
             )
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
+            failed.pop_all()
         self._ending = threading.Lock()
         """Held while it is killed, and while its number is given back."""
-        self.pipe = Pipe(ours)
+        self.pipe = Pipe(ours, writer, reader)
         printing = threading.Thread(target=log_printed, args=(self._process, log), daemon=True)
         printing.start()
 
@@ -92,6 +99,13 @@ class RunningProcess:
         with self._ending:
             self._process.wait()
         return reason or _status(self._process.returncode)
+
+
+def _slab(stack: ExitStack, size: int) -> int:
+    descriptor = make_slab(size)
+    if descriptor >= 0:
+        stack.callback(os.close, descriptor)
+    return descriptor
 
 
 def _status(status: int) -> str:

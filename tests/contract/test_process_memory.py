@@ -1,0 +1,94 @@
+"""Memory of the processes of Python models: shared with the server, counted, and limited."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.python_models import VECTORS, Start, starting, write
+from support.server import Serve
+
+PROCESS = 'parameters { key: "execution" value { string_value: "process" } }'
+MIB = 1 << 20
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def start(serve: Serve, root: Path) -> Start:
+    return starting(serve, root)
+
+
+async def test_inputs_that_code_keeps_and_answers_stay_what_they_are(
+    start: Any, root: Path
+) -> None:
+    """However many pass through the shared memory meanwhile, which is too small for all."""
+    code = """
+    class Model(PythonModel):
+        kept = []
+
+        def infer(self, inputs):
+            x = inputs["x"]
+            if x.size == 1:
+                return {"y": np.array([float(k[0]) for k in self.kept] +
+                                      [float(k[-1]) for k in self.kept], np.float32)}
+            if x[0] % 2:
+                self.kept.append(x)
+            return {"y": x + 1}
+    """
+    write(root, "m", code, VECTORS + PROCESS)
+    numbers = list(range(24))
+    async with start(python_shared_bytes=8 * MIB) as client:
+        answers = await asyncio.gather(
+            *(client.infer("m", x=np.full(MIB // 4, n, np.float32)) for n in numbers)
+        )
+        kept = (await client.infer("m", x=np.zeros(1, np.float32)))["y"].tolist()
+
+    for number, answer in zip(numbers, answers, strict=True):
+        np.testing.assert_array_equal(np.full(MIB // 4, number + 1, np.float32), answer["y"])
+    assert 2 * [n for n in numbers if n % 2] == sorted(kept[:12]) + sorted(kept[12:])
+
+
+GROWS = """
+class Model(PythonModel):
+    held = []
+
+    def infer(self, inputs):
+        self.held.append(np.ones(int(inputs["x"][0]) << 20, np.uint8))
+        return {"y": inputs["x"]}
+"""
+
+
+async def test_what_a_process_holds_is_counted_while_it_runs(start: Any, root: Path) -> None:
+    write(root, "m", GROWS, VECTORS + PROCESS)
+    async with start(http_endpoint="port:0") as client:
+        _, instance = client.server.application.registry.resolve("m")
+        before = sum(instance.reservation.sizes.values())
+        await client.infer("m", x=np.array([200], np.float32))
+        async with asyncio.timeout(60):
+            while (after := sum(instance.reservation.sizes.values())) < before + 190 * MIB:
+                await asyncio.sleep(0.01)
+        metrics = await client.metrics()
+
+    assert after < before + 300 * MIB
+    assert f" {after}\n" in metrics
+
+
+async def test_a_process_that_holds_too_much_is_ended(start: Any, root: Path) -> None:
+    write(root, "m", GROWS, VECTORS + PROCESS)
+    async with start(python_process_bytes=600 * MIB) as client:
+        await client.infer("m", x=np.array([1], np.float32))
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    await client.infer("m", x=np.array([200], np.float32))
+                except Exception as error:
+                    text = str(error)
+                    break
+
+    assert "its process was lost, it held " in text
+    assert f"more than {600 * MIB} (python_process_bytes), and was ended" in text
