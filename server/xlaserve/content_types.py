@@ -24,6 +24,8 @@ DATA_FRAME = "pd"
 """The content type of a whole request: each tensor is a column of a `pandas.DataFrame`."""
 
 _SHOWN_CHARACTERS = 40
+_OF_ELEMENTS: Sequence[tuple[type, str]] = ((str, "str"), (bytes, "base64"), (datetime, "datetime"))
+"""Content types of lists by the type of all of their elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,20 @@ def decode(tensor: Tensor, content_type: str) -> Any:
 def encode(value: object, content_type: str) -> Tensor:
     """Return the tensor for a value; the inverse of `decode`. Raises TensorDataError."""
     return _row(content_type).encode(value)
+
+
+def of_value(value: object) -> str:
+    """Return the content type that a value is written by where none is said, as MLServer finds it.
+
+    That is `np` for what is neither a `dict` nor a list of texts, binaries or times.
+    """
+    if isinstance(value, dict):
+        return "hg_json"
+    if isinstance(value, list | tuple):
+        for kind, content_type in _OF_ELEMENTS:
+            if all(isinstance(element, kind) for element in value):
+                return content_type
+    return "np"
 
 
 def decode_all(
@@ -150,7 +166,8 @@ def _read_object(tensor: Tensor) -> object:
 
 def _write_object(value: object) -> Tensor:
     try:
-        return _column([json.dumps(value).encode()])
+        # One document, and no row for it: MLServer's shape is [1].
+        return _column([json.dumps(value).encode()]).reshape(-1)
     except (TypeError, ValueError):
         raise TensorDataError("what JSON can say", type(value).__name__) from None
 

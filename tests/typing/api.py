@@ -9,6 +9,7 @@ import numpy as np
 from grpclib._typing import IServable
 
 from xlaserve import Exportable, Models, Service, export_model
+from xlaserve.client import AsyncClient, Client
 
 
 def predict(params: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
@@ -34,3 +35,18 @@ async def ask(models: Models) -> np.ndarray:
 def create(handler: IServable) -> Service:
     """Make a service as docs/services.md does."""
     return Service(handler=handler, id_paths={"example.digits.Digits/Read": (2, 1)})
+
+
+def shout() -> list[str]:
+    """Ask as docs/python-models.md does."""
+    with Client("grpc://localhost:8001") as client:
+        answer = client.infer("shouts", {"text": ["cat", "dog"]})
+    found: list[str] = answer["shout"]
+    return found
+
+
+async def shout_soon() -> object:
+    """Ask in a coroutine, for a content type."""
+    async with AsyncClient("http://localhost:8000") as client:
+        answer = await client.infer("shouts", {"text": ["cat"]}, outputs={"shout": "base64"})
+    return answer.output_parameters["shout"]["content_type"]

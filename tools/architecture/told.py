@@ -258,6 +258,13 @@ WORKERS: tuple[Worker, ...] = (
         "a future",
     ),
     Worker(
+        "client.py: _Loop.__init__",
+        "`xlaserve client`, in a user's own program",
+        "runs the event loop of a `Client` that is used by code without one",
+        "the connection of the client",
+        "a future",
+    ),
+    Worker(
         "models/trial.py: try_loading",
         "a process",
         "tries a model whose files a client has sent, before the server loads it",

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Protocol, Self
 
+from xlaserve.core.serving.inference import InferInput, InferRequest
 from xlaserve.errors import XlaserveError
-from xlaserve.tensors import Datatype, Tensor, TensorSpec
+from xlaserve.tensors import Datatype, Parameter, Tensor, TensorSpec, datatype_of
 
 
 class CallFailed(XlaserveError):
@@ -26,6 +27,23 @@ class InferenceResult:
     datatypes: Mapping[str, Datatype]
     seconds: float
     """Seconds from sending the request to its answer."""
+    id: str = ""
+    parameters: Mapping[str, Parameter] = MappingProxyType({})
+    """Parameters of the answer."""
+    output_parameters: Mapping[str, Mapping[str, Parameter]] = MappingProxyType({})
+    """Parameters of its outputs, by output; only of those that have any."""
+
+
+def asked(model: str, version: str, inputs: Sequence[tuple[TensorSpec, Tensor]]) -> InferRequest:
+    """Return the request for an inference of arrays; without a datatype, one has its input's."""
+    return InferRequest(
+        model,
+        version,
+        inputs=tuple(
+            InferInput(spec.name, datatype_of(array.dtype) or spec.datatype, array)
+            for spec, array in inputs
+        ),
+    )
 
 
 class ServerClient(Protocol):
@@ -56,4 +74,12 @@ class ServerClient(Protocol):
         self, model: str, version: str, inputs: Sequence[tuple[TensorSpec, Tensor]]
     ) -> InferenceResult:
         """Run one inference (V2 protocol, Inference)."""
+        ...
+
+    async def ask(self, request: InferRequest) -> InferenceResult:
+        """Run one inference, with all that its request says."""
+        ...
+
+    def failure(self, error: BaseException | None) -> CallFailed | None:
+        """Return the error to raise for one of the connection or of the server; None for others."""
         ...

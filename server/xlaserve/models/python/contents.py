@@ -1,13 +1,20 @@
 """What the tensors of requests stand for, by content types, for models that ask for it."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 import numpy as np
 
 from xlaserve.code_errors import WrongOutput
-from xlaserve.content_types import CONTENT_TYPES, DATA_FRAME, columns_of, data_frame, decode, encode
+from xlaserve.content_types import (
+    CONTENT_TYPES,
+    DATA_FRAME,
+    columns_of,
+    data_frame,
+    decode,
+    encode,
+    of_value,
+)
 from xlaserve.errors import InvalidParameter, InvalidTensor
 from xlaserve.models.config_fields import CONTENT_TYPE
 from xlaserve.models.handling import ModelRequest, Parameters
@@ -15,9 +22,6 @@ from xlaserve.models.python.author import Answer
 from xlaserve.tensors import BYTES, Tensor, TensorDataError, TensorSpec
 
 _ARRAY = "np"
-_OF_ELEMENTS: Sequence[tuple[type, str]] = ((str, "str"), (bytes, "base64"), (datetime, "datetime"))
-"""Content types of lists by the type of all of their elements, as MLServer finds them."""
-
 _SHOWN_CHARACTERS = 80
 
 
@@ -72,7 +76,8 @@ class Contents:
         Raises WrongOutput.
         """
         given, parameters = answer.outputs, dict(answer.parameters)
-        if hasattr(given, "columns"):
+        is_frame = hasattr(given, "columns")
+        if is_frame:
             given = self._columns(given)
             parameters = {CONTENT_TYPE: DATA_FRAME, **parameters}
         if not isinstance(given, Mapping):
@@ -84,6 +89,8 @@ class Contents:
                 continue  # its check says so
             value = given[name]
             kind = self._kind(request, name, value)
+            if is_frame and self._specs[name].datatype is BYTES:
+                kind = "str"
             outputs[name] = self._written(self._specs[name], value, kind)
             of_outputs[name] = {CONTENT_TYPE: kind, **of_outputs.get(name, {})}
         return Answer(outputs, parameters, of_outputs)
@@ -110,7 +117,10 @@ class Contents:
     def _kind(self, request: ModelRequest, output: str, value: object) -> str:
         """Return the content type that a value is written by."""
         of_outputs = request.tensor_parameters.outputs
-        return self._chosen(of_outputs, output) or _of_value(value, self._specs[output])
+        if chosen := self._chosen(of_outputs, output):
+            return chosen
+        is_array = self._specs[output].datatype is not BYTES and not isinstance(value, dict)
+        return _ARRAY if is_array else of_value(value)
 
     def _written(self, spec: TensorSpec, value: object, kind: str) -> object:
         """Return the tensor for the value of an output; raises WrongOutput."""
@@ -121,16 +131,6 @@ class Contents:
         except TensorDataError as error:
             raise WrongOutput(self._model, spec.name, error.expected, error.got) from error
         # A row for each element, as MLServer writes lists, unless the output has no rows.
-        return tensor.reshape(-1) if kind != _ARRAY and len(spec.shape) == 1 else tensor
-
-
-def _of_value(value: object, spec: TensorSpec) -> str:
-    """Return the content type that MLServer would find for a value."""
-    if isinstance(value, dict):
-        return "hg_json"
-    if spec.datatype is not BYTES or not isinstance(value, list | tuple):
-        return _ARRAY
-    for kind, content_type in _OF_ELEMENTS:
-        if all(isinstance(element, kind) for element in value):
-            return content_type
-    return _ARRAY
+        if kind != _ARRAY and len(spec.shape) in (1, 2):
+            return tensor.reshape((-1, 1)[: len(spec.shape)])
+        return tensor

@@ -8,19 +8,20 @@ from typing import Self
 from grpclib import GRPCError
 from grpclib.exceptions import ProtocolError, StreamTerminatedError
 
+from xlaserve.core.serving.inference import InferRequest
 from xlaserve.tensors import (
     Tensor,
     TensorSpec,
     datatype_named,
-    datatype_of,
     from_bytes,
     from_elements,
     to_bytes,
 )
 from xlaserve.transport.address import ServerAddress, parse_address
-from xlaserve.transport.client import CallFailed, InferenceResult
+from xlaserve.transport.client import CallFailed, InferenceResult, asked
 from xlaserve.transport.grpc.channel import ClientChannel
 from xlaserve.transport.grpc.codec import WireCodec
+from xlaserve.transport.grpc.parameters import read_parameters, write_parameters
 from xlaserve_proto import inference as pb
 
 
@@ -43,9 +44,14 @@ class Client:
         traceback: TracebackType | None,
     ) -> None:
         await self._channel.aclose()
+        failure = self.failure(error)
+        if failure is not None:
+            raise failure from error
+
+    def failure(self, error: BaseException | None) -> CallFailed | None:
+        """Return the error to raise for one of the connection or of the server; None for others."""
         problem = _problem(error)
-        if problem is not None:
-            raise CallFailed(self._url, problem) from error
+        return None if problem is None else CallFailed(self._url, problem)
 
     async def live(self) -> bool:
         """Tell whether the server is live (V2 protocol, Health)."""
@@ -69,9 +75,13 @@ class Client:
         self, model: str, version: str, inputs: Sequence[tuple[TensorSpec, Tensor]]
     ) -> InferenceResult:
         """Run one inference (V2 protocol, Inference)."""
-        request = infer_request(model, version, inputs)
+        return await self.ask(asked(model, version, inputs))
+
+    async def ask(self, request: InferRequest) -> InferenceResult:
+        """Run one inference, with all that its request says; all tensors travel raw."""
+        message = write_request(request)
         started = time.perf_counter()
-        response = await self._stub.model_infer(request)
+        response = await self._stub.model_infer(message)
         return _result(response, time.perf_counter() - started)
 
 
@@ -79,16 +89,35 @@ def infer_request(
     model: str, version: str, inputs: Sequence[tuple[TensorSpec, Tensor]]
 ) -> pb.ModelInferRequest:
     """Return the message that asks for an inference; all tensors travel raw."""
-    request = pb.ModelInferRequest(model_name=model, model_version=version)
-    for spec, array in inputs:
-        datatype = datatype_of(array.dtype) or spec.datatype
-        request.inputs.append(
+    return write_request(asked(model, version, inputs))
+
+
+def write_request(request: InferRequest) -> pb.ModelInferRequest:
+    """Return the message for a request; all tensors travel raw."""
+    return pb.ModelInferRequest(
+        model_name=request.model_name,
+        model_version=request.model_version,
+        id=request.id,
+        parameters=write_parameters(request.parameters),
+        inputs=[
             pb.ModelInferRequestInferInputTensor(
-                name=spec.name, datatype=datatype.name, shape=list(array.shape)
+                name=tensor.name,
+                datatype=tensor.datatype.name,
+                shape=list(tensor.data.shape),
+                parameters=write_parameters(tensor.parameters),
             )
-        )
-        request.raw_input_contents.append(bytes(to_bytes(datatype, array)))
-    return request
+            for tensor in request.inputs
+        ],
+        outputs=[
+            pb.ModelInferRequestInferRequestedOutputTensor(
+                name=output.name, parameters=write_parameters(output.parameters)
+            )
+            for output in request.outputs
+        ],
+        raw_input_contents=[
+            bytes(to_bytes(tensor.datatype, tensor.data)) for tensor in request.inputs
+        ],
+    )
 
 
 def _result(response: pb.ModelInferResponse, seconds: float) -> InferenceResult:
@@ -102,7 +131,16 @@ def _result(response: pb.ModelInferResponse, seconds: float) -> InferenceResult:
         else:
             elements = getattr(tensor.contents, datatype.contents or "bytes_contents")
             outputs[tensor.name] = from_elements(datatype, tensor.shape, elements)
-    return InferenceResult(response.model_name, response.model_version, outputs, datatypes, seconds)
+    return InferenceResult(
+        response.model_name,
+        response.model_version,
+        outputs,
+        datatypes,
+        seconds,
+        response.id,
+        read_parameters(response.parameters),
+        {one.name: read_parameters(one.parameters) for one in response.outputs if one.parameters},
+    )
 
 
 def _problem(error: BaseException | None) -> str | None:

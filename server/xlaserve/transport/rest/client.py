@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import aiohttp
 
+from xlaserve.core.serving.inference import InferRequest
 from xlaserve.errors import UnknownDatatype
 from xlaserve.tensors import (
     BYTES,
@@ -22,11 +23,12 @@ from xlaserve.tensors import (
     to_bytes,
 )
 from xlaserve.transport.address import ServerAddress
-from xlaserve.transport.client import CallFailed, InferenceResult
+from xlaserve.transport.client import CallFailed, InferenceResult, asked
 
 _OK = 200
 _NOT_FOUND = 404
 _SHOWN_BYTES = 300
+_SIZE = "binary_data_size"
 _LENGTH = "Inference-Header-Content-Length"
 
 
@@ -53,9 +55,16 @@ class RestClient:
     ) -> None:
         assert self._session is not None
         await self._session.close()
+        failure = self.failure(error)
+        if failure is not None:
+            raise failure from error
+
+    def failure(self, error: BaseException | None) -> CallFailed | None:
+        """Return the error to raise for one of the connection or of the server; None for others."""
+        if isinstance(error, CallFailed):
+            return None
         problem = _problem(error)
-        if problem is not None:
-            raise CallFailed(self._url, problem) from error
+        return None if problem is None else CallFailed(self._url, problem)
 
     async def live(self) -> bool:
         """Tell whether the server is live (V2 protocol, Health)."""
@@ -81,8 +90,13 @@ class RestClient:
         self, model: str, version: str, inputs: Sequence[tuple[TensorSpec, Tensor]]
     ) -> InferenceResult:
         """Run one inference (V2 protocol, Inference); tensors travel in the binary form."""
+        return await self.ask(asked(model, version, inputs))
+
+    async def ask(self, request: InferRequest) -> InferenceResult:
+        """Run one inference, with all that its request says; tensors travel in the binary form."""
+        headers, body = write_request(request)
         started = time.perf_counter()
-        length, data = await self.answer(model, version, inputs, binary=True)
+        length, data = await self._answer(request.model_name, request.model_version, headers, body)
         seconds = time.perf_counter() - started
         try:
             return _result(data, length, seconds)
@@ -98,7 +112,11 @@ class RestClient:
         binary: bool,
     ) -> tuple[str | None, bytes]:
         """Run one inference; return how long the JSON in the body is where more follows, and it."""
-        headers, body = infer_body(inputs, binary=binary)
+        return await self._answer(model, version, *infer_body(inputs, binary=binary))
+
+    async def _answer(
+        self, model: str, version: str, headers: Mapping[str, str], body: bytes
+    ) -> tuple[str | None, bytes]:
         path = f"{model_path(model, version)}/infer"
         status, answered, data = await self._ask("POST", path, headers, body)
         self._check(status, data)
@@ -138,30 +156,49 @@ def infer_body(
     inputs: Sequence[tuple[TensorSpec, Tensor]], *, binary: bool
 ) -> tuple[dict[str, str], bytes]:
     """Return headers and body (V2 protocol, Inference; Binary Tensor Data Extension)."""
+    if binary:
+        return write_request(asked("", "", inputs))
     rows: list[dict[str, Any]] = []
-    raw = b""
     for spec, array in inputs:
         datatype = datatype_of(array.dtype) or spec.datatype
         row = {"name": spec.name, "datatype": datatype.name, "shape": list(array.shape)}
-        if binary:
-            data = bytes(to_bytes(datatype, array))
-            rows.append({**row, "parameters": {"binary_data_size": len(data)}})
-            raw += data
-        else:
-            rows.append({**row, "data": _elements(spec, array)})
-    if not binary:
-        return {"Content-Type": "application/json"}, _json({"inputs": rows})
-    head = _json({"inputs": rows, "parameters": {"binary_data_output": True}})
-    return {"Content-Type": "application/octet-stream", _LENGTH: str(len(head))}, head + raw
+        rows.append({**row, "data": _elements(spec, array)})
+    return {"Content-Type": "application/json"}, _json({"inputs": rows})
+
+
+def write_request(request: InferRequest) -> tuple[dict[str, str], bytes]:
+    """Return headers and body for a request; all tensors travel in the binary form, both ways."""
+    rows: list[dict[str, Any]] = []
+    raw: list[bytes] = []
+    for tensor in request.inputs:
+        data = bytes(to_bytes(tensor.datatype, tensor.data))
+        row = {"name": tensor.name, "datatype": tensor.datatype.name}
+        size = {_SIZE: len(data)}
+        parameters = {**tensor.parameters, **size}
+        rows.append({**row, "shape": list(tensor.data.shape), "parameters": parameters})
+        raw.append(data)
+    asks: dict[str, Any] = {"inputs": rows}
+    if request.outputs:
+        asks["outputs"] = [
+            {"name": output.name, "parameters": dict(output.parameters)}
+            for output in request.outputs
+        ]
+    asks["parameters"] = {**request.parameters, "binary_data_output": True}
+    head = _json({"id": request.id, **asks} if request.id else asks)
+    body = b"".join((head, *raw))
+    return {"Content-Type": "application/octet-stream", _LENGTH: str(len(head))}, body
 
 
 def _result(body: bytes, length: str | None, seconds: float) -> InferenceResult:
     end = len(body) if length is None else int(length)
     head = json.loads(body[:end])
-    outputs, datatypes = {}, {}
+    outputs, datatypes, parameters = {}, {}, {}
     for row in head["outputs"]:
         datatype, shape = datatype_named(row["datatype"]), tuple(row["shape"])
-        size = row.get("parameters", {}).get("binary_data_size")
+        own = dict(row.get("parameters", {}))
+        size = own.pop(_SIZE, None)
+        if own:
+            parameters[row["name"]] = own
         if size is None:
             outputs[row["name"]] = from_elements(datatype, shape, _flat(row["data"]))
         else:
@@ -169,7 +206,16 @@ def _result(body: bytes, length: str | None, seconds: float) -> InferenceResult:
             end += size
         datatypes[row["name"]] = datatype
     version = head.get("model_version", "")
-    return InferenceResult(head["model_name"], version, outputs, datatypes, seconds)
+    return InferenceResult(
+        head["model_name"],
+        version,
+        outputs,
+        datatypes,
+        seconds,
+        head.get("id", ""),
+        head.get("parameters", {}),
+        parameters,
+    )
 
 
 def _flat(value: Any) -> list[Any]:

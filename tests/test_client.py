@@ -1,0 +1,239 @@
+"""The client of our users, against a server, over gRPC and REST."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from support.python_models import write
+from support.server import RunningServer, serving
+
+from xlaserve.client import AsyncClient, CallFailed, Client, request
+from xlaserve.errors import InvalidRequest
+from xlaserve.transport.grpc.client import write_request as to_grpc
+from xlaserve.transport.grpc.codec import WireCodec
+from xlaserve.transport.rest.client import write_request as to_rest
+
+KINDS = """
+from xlaserve import Answer
+import json
+
+class Kinds(PythonModel):
+    decoded = True
+    inputs = {"x": ("BYTES", [-1, 1])}
+    outputs = {"y": ("BYTES", [-1, 1]), "said": ("BYTES", [1])}
+
+    def infer(self, inputs, request):
+        said = {"of": {n: dict(p) for n, p in request.input_parameters.items()}, "id": request.id}
+        outputs = {"y": inputs["x"], "said": {**said, "all": dict(request.parameters)}}
+        return Answer(outputs, {"count": 3}, {"y": {"unit": "m"}})
+"""
+DOCUMENT = """
+class Document(PythonModel):
+    decoded = True
+    inputs = outputs = {"x": ("BYTES", [1])}
+
+    def infer(self, inputs):
+        return inputs
+"""
+TABLE = """
+class Table(PythonModel):
+    decoded = True
+    inputs = outputs = {"n": ("INT64", [1]), "s": ("BYTES", [1])}
+    max_batch_size = 8
+
+    def infer(self, frame):
+        return frame.assign(n=frame["n"] * 2, s=frame["s"].str.upper())
+"""
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningServer]:
+    root: Path = tmp_path_factory.mktemp("models")
+    write(root, "kinds", KINDS)
+    write(root, "document", DOCUMENT)
+    write(root, "table", TABLE)
+    scratch = tmp_path_factory.mktemp("scratch")
+    settings: dict[str, Any] = {"load_model": ("*",), "allow_python_models": True}
+    async with serving(scratch, root, http_endpoint="port:0", **settings) as found:
+        yield found
+
+
+@pytest_asyncio.fixture(loop_scope="module", params=["grpc", "http"])
+async def client(
+    server: RunningServer, request: pytest.FixtureRequest
+) -> AsyncIterator[AsyncClient]:
+    url = server.url if request.param == "grpc" else f"http://{server.http}"
+    async with AsyncClient(url) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (["cat", "naïve", ""], "str"),
+        ([b"\xff\x00", b""], "base64"),
+        ([datetime(2026, 1, 2, 3, 4), datetime(2026, 1, 2, tzinfo=UTC)], "datetime"),
+        (np.array([[b"a"], [b"\xff"]], object), "np"),
+    ],
+)
+async def test_values_come_back_by_their_content_type(
+    client: AsyncClient, value: Any, kind: str
+) -> None:
+    answer = await client.infer("kinds", {"x": value}, id="i", parameters={"mine": 1})
+
+    assert np.array_equal(value, answer["y"])
+    assert type(value) is type(answer["y"])
+    assert {"of": {"x": {"content_type": kind}}, "id": "i", "all": {"mine": 1}} == answer[
+        "said"
+    ] | {"all": {k: v for k, v in answer["said"]["all"].items() if k != "binary_data_output"}}
+    assert ("kinds", "1", "i", {"count": 3}) == (
+        *(answer.model, answer.version, answer.id),
+        answer.parameters,
+    )
+    assert {"content_type": kind, "unit": "m"} == answer.output_parameters["y"]
+    assert ["y", "said"] == list(answer)
+
+
+async def test_outputs_are_wanted_by_name_and_content_type(client: AsyncClient) -> None:
+    names = await client.infer("kinds", {"x": ["YQ=="]}, outputs=["y"])
+    kinds = await client.infer("kinds", {"x": [b"a"]}, content_type="str", outputs={"y": "str"})
+    own = await client.infer("kinds", {"x": [b"a"]}, content_types={"x": "base64"}, outputs=["y"])
+
+    assert {"y": ["YQ=="]} == names.value
+    assert {"y": ["a"]} == kinds.value
+    assert {"y": [b"a"]} == own.value
+
+
+async def test_a_document_comes_back(client: AsyncClient) -> None:
+    answer = await client.infer("document", {"x": {"a": [1, None, "b"]}})
+
+    assert {"a": [1, None, "b"]} == answer["x"]
+    assert (1,) == answer.tensors["x"].shape
+
+
+async def test_a_data_frame_comes_back(client: AsyncClient) -> None:
+    pandas: Any = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"n": [1, 2], "s": ["cat", "dog"]})
+    answer = await client.infer("table", frame)
+
+    assert {"n": [2, 4], "s": ["CAT", "DOG"]} == answer.value.to_dict("list")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "kind", "problem"),
+    [
+        ({"x": [1]}, "str", "model 'kinds', input 'x': expected texts, got int"),
+        ({"x": "cat"}, "str", "model 'kinds', input 'x': expected a list of texts, got str"),
+        ({"x": ["cat"]}, "xml", "model 'kinds', input 'x': expected a content_type of np, str"),
+        ({"x": np.zeros(1, np.complex64)}, "", "a datatype of the protocol, got complex64"),
+    ],
+)
+async def test_what_cannot_be_written_names_the_input(
+    client: AsyncClient, inputs: Any, kind: str, problem: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=problem):
+        await client.infer("kinds", inputs, content_type=kind)
+
+
+async def test_what_the_server_refuses_is_raised_by_the_call(client: AsyncClient) -> None:
+    with pytest.raises(CallFailed, match="'none'"):
+        await client.infer("none", {"x": ["a"]})
+    with pytest.raises(CallFailed, match="input 'x': expected base64"):
+        await client.infer(
+            "kinds", {"x": np.array([[b"!"]], object)}, content_types={"x": "base64"}
+        )
+
+    assert await client.live()
+    assert await client.ready()
+
+
+async def test_nobody_at_the_address_is_a_failed_call(unused_tcp_port: int) -> None:
+    for url in (f"127.0.0.1:{unused_tcp_port}", f"http://127.0.0.1:{unused_tcp_port}"):
+        async with AsyncClient(url) as client:
+            with pytest.raises(CallFailed, match="cannot connect"):
+                await client.live()
+
+
+@pytest.mark.parametrize("over", ["grpc", "http"])
+async def test_code_that_is_no_coroutine_asks_from_many_threads(
+    server: RunningServer, over: str
+) -> None:
+    url = server.url if over == "grpc" else f"http://{server.http}"
+
+    def ask() -> list[Any]:
+        with Client(url) as client, ThreadPoolExecutor(4) as pool:
+            assert client.live()
+            assert client.ready()
+            return list(pool.map(lambda n: client.infer("kinds", {"x": [str(n)]})["y"], range(16)))
+
+    assert [[str(number)] for number in range(16)] == await asyncio.to_thread(ask)
+
+
+async def test_a_client_that_is_not_open_says_so(server: RunningServer) -> None:
+    client = Client(server.url)
+    with pytest.raises(RuntimeError, match="use it as a context manager"):
+        client.live()
+    with pytest.raises(InvalidRequest, match="expected one of grpc://"), Client("ftp://there"):
+        pass
+
+
+MLSERVER = {
+    "str": (
+        ["cat", "naïve", ""],
+        [3, 1],
+        "1503000000636174060000006e61c3af766500000000",
+    ),
+    "base64": ([b"\xff\x00", b""], [2, 1], "0c040000002f77413d00000000"),
+    "datetime": (
+        [datetime(2026, 1, 2, 3, 4), datetime(2026, 1, 2, tzinfo=UTC)],
+        [2, 1],
+        "3413000000323032362d30312d30325430333a30343a303019000000323032362d30312d30325430303a3030"
+        "3a30302b30303a3030",
+    ),
+    "np": (np.array([[1.5, 2.5]], np.float32), [1, 2], "080000c03f00002040"),
+}
+"""What MLServer 1.7.1 writes: shapes, and the raw contents with their length in hex."""
+
+
+@pytest.mark.parametrize("kind", MLSERVER)
+async def test_tensors_have_the_bytes_of_mlservers_codecs(kind: str) -> None:
+    """Made with `ModelInferRequestConverter.from_types(..., use_raw=True)` of MLServer 1.7.1."""
+    value, shape, raw = MLSERVER[kind]
+    made = request("m", {"x": value})
+    message = to_grpc(made)
+    headers, body = to_rest(made)
+    head = json.loads(body[: int(headers["Inference-Header-Content-Length"])])
+    row = head["inputs"][0]
+
+    elements = bytes.fromhex(raw)
+    assert elements == bytes([len(elements) - 1]) + message.raw_input_contents[0]
+    assert shape == message.inputs[0].shape == row["shape"]
+    assert kind == message.inputs[0].parameters["content_type"].string_param
+    assert {"content_type": kind, "binary_data_size": len(elements) - 1} == row["parameters"]
+    assert body.endswith(message.raw_input_contents[0])
+
+
+async def test_a_frame_has_the_bytes_of_mlservers_codec() -> None:
+    """As above, but for the empty `contents` (2a 00) that MLServer adds to each input."""
+    pandas: Any = pytest.importorskip("pandas")
+    mlservers = (
+        "0a016d22140a0c636f6e74656e745f7479706512041a0270642a100a016e1205494e5436341a0202012a00"
+        "2a270a0173120542595445531a02020122150a0c636f6e74656e745f7479706512051a037374722a003a10"
+        "010000000000000002000000000000003a0e0300000063617403000000646f67"
+    )
+    without = mlservers.replace(
+        "2a100a016e1205494e5436341a0202012a00", "2a0e0a016e1205494e5436341a020201"
+    )
+    without = without.replace("2a270a0173", "2a250a0173").replace("7374722a003a", "7374723a")
+    frame = pandas.DataFrame({"n": [1, 2], "s": ["cat", "dog"]})
+
+    assert without == WireCodec().encode_message(to_grpc(request("m", frame))).hex()
