@@ -83,6 +83,12 @@ class Settings:
     <group>,<group>:<key>=<value>, the header is triton-grpc-protocol-<key>; may be repeated."""
     http_restricted_api: tuple[str, ...] = ()
     """The same for HTTP, where the header is <key>. It holds for SageMaker's requests too."""
+    allowed_host: tuple[str, ...] = ()
+    """A further name that HTTP requests may have as Host, * for any; may be repeated. Addresses,
+    localhost, host and the name of the machine may; and any with sagemaker, unless one is given."""
+    cors_origin: tuple[str, ...] = ()
+    """An origin whose pages may send HTTP requests, as https://app.example, * for all; may be
+    repeated. None may unless one is given, but pages of the server itself (CORS)."""
 
     # --- Models ---
 

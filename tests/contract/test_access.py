@@ -473,3 +473,70 @@ async def test_restrictions_hold_by_their_groups(tmp_path: Path) -> None:
     assert {"", expected} == texts
     assert [status for *_, status in routes] == [answer.status for answer in answers]
     assert "This API is restricted, expecting header 'admin'" == answers[1].error
+
+
+# --- hosts and origins --------------------------------------------------------------------------
+
+APP = "https://app.example"
+
+
+async def test_pages_of_other_sites_change_and_infer_nothing(tmp_path: Path) -> None:
+    """Also where the header blocks of requests are known that differ in nothing else."""
+    identity_models.write(tmp_path / "models", "fp32", "FP32")
+    body = json.dumps(
+        {"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}]}
+    ).encode()
+    infer = message("POST", "/v2/models/fp32/infer", body=body)
+    running = serving(
+        tmp_path,
+        tmp_path / "models",
+        http_endpoint="port:0",
+        load_model=("fp32",),
+        cors_origin=[APP],
+    )
+
+    def by(request: bytes, host: str, *origin: str) -> bytes:
+        lines = "".join(f"Origin: {one}\r\n" for one in origin)
+        return request.replace(b"Host: localhost\r\n", f"Host: {host}\r\n{lines}".encode(), 1)
+
+    load = message("POST", "/v2/repository/models/fp32/load", length=0)
+    asked = [
+        (infer, 200),
+        (infer, 200),
+        (by(infer, "evil.example"), 421),
+        (by(infer, "localhost", "https://evil.example"), 403),
+        (by(infer, "localhost", APP), 200),
+        (by(infer, "localhost", "https://evil.example"), 403),
+        (by(infer, "localhost", APP, "https://evil.example"), 403),
+        (infer, 200),
+        (by(load, "evil.example"), 421),
+        (by(load, "localhost", "null"), 403),
+        (by(load, "localhost", "http://localhost"), 200),
+        (by(message("GET", "/v2/docs", length=0), "evil.example"), 421),
+    ]
+    answers = []
+    async with running as server:
+        assert server.http is not None
+        async with connect(server.http) as client:
+            for request, _ in asked:
+                answers.append(await client.ask(request))
+            preflight = await client.ask(
+                message(
+                    "OPTIONS",
+                    "/v2/models/none/infer",
+                    ("Origin", APP),
+                    ("Access-Control-Request-Method", "POST"),
+                    ("Access-Control-Request-Headers", "authorization"),
+                    length=None,
+                )
+            )
+
+    assert [status for _, status in asked] == [answer.status for answer in answers]
+    assert [APP] == [
+        answer.headers["access-control-allow-origin"]
+        for answer in answers
+        if "access-control-allow-origin" in answer.headers
+    ]
+    assert (204, b"") == (preflight.status, preflight.body)
+    assert "authorization" == preflight.headers["access-control-allow-headers"]
+    assert APP == preflight.headers["access-control-allow-origin"]

@@ -181,7 +181,7 @@ def http_request(model: str, body_bytes: int, *lines: str) -> bytes:
     """Return the header block of an inference over HTTP; negative for a body in chunks."""
     framing = f"Content-Length: {body_bytes}" if body_bytes >= 0 else "Transfer-Encoding: chunked"
     first = f"POST /v2/models/{model}/infer HTTP/1.1"
-    return "\r\n".join((first, "Host: test", framing, *lines, "", "")).encode()
+    return "\r\n".join((first, "Host: localhost", framing, *lines, "", "")).encode()
 
 
 WIDE = json.dumps(

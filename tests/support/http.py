@@ -35,7 +35,7 @@ def message(
     method: str, path: str, *headers: tuple[str, str], body: bytes = b"", length: int | None = -1
 ) -> bytes:
     """Write a request; a length of None leaves Content-Length out."""
-    lines = [f"{method} {path} HTTP/1.1", "Host: test"]
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost"]
     lines += [f"{name}: {value}" for name, value in headers]
     if length is not None and (body or length >= 0):
         lines.append(f"Content-Length: {len(body) if length < 0 else length}")

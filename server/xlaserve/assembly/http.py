@@ -10,6 +10,7 @@ from xlaserve.transport.rest.generate import GenerateRoutes
 from xlaserve.transport.rest.health import HealthRoutes
 from xlaserve.transport.rest.inference import InferenceRoutes
 from xlaserve.transport.rest.metrics import Metrics
+from xlaserve.transport.rest.origins import Origins
 from xlaserve.transport.rest.pages import page_routes
 from xlaserve.transport.rest.repository import RepositoryRoutes
 from xlaserve.transport.rest.routing import Route, RouteTable
@@ -39,7 +40,9 @@ def http_server(core: Core, routes: RouteTable) -> HttpServer:
         settings.answer_timeout_seconds,
         settings.preface_seconds,
     )
-    return HttpServer(routes, limits, core.workers.host, core.shared, core.gates)
+    return HttpServer(
+        routes, limits, core.workers.host, core.shared, core.gates, origins=Origins.of(settings)
+    )
 
 
 def http_routes(core: Core, connections: Mapping[str, Callable[[], int]]) -> RouteTable:

@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from xlaserve.best_effort import best_effort, flushed, open_standard_descriptors
-from xlaserve.cli import bench, export, health, import_onnx, infer, plan, repo, serve, warm
+from xlaserve.cli import bench, export, health, import_onnx, infer, plan, repo, serve, token, warm
 from xlaserve.cli.serve_help import ServeCommand
 from xlaserve.errors import XlaserveError
 
@@ -37,6 +37,7 @@ def application() -> typer.Typer:
     made.command("plan")(plan.plan)
     made.command("warm")(warm.warm)
     made.command("health")(health.health)
+    made.command("token")(token.token)
     made.add_typer(repo.repo(), name="repo")
     return made
 

@@ -10,7 +10,8 @@ from typing import Any
 from xlaserve.core.serving.call import Peer
 from xlaserve.core.serving.ledger import Account
 
-_UNIX = "unix"
+UNIX = "unix"
+"""Address of a peer on a unix socket."""
 _ESCAPED, _ESCAPE = re.compile(r"[\\,]"), r"\\\g<0>"
 _CREDENTIALS = struct.Struct("3i")
 """`struct ucred` of Linux: process, user, group."""
@@ -34,7 +35,7 @@ def peer_of(
     certificate = None if tls is None else tls.getpeercert()
     return Peer(
         listener=listener,
-        address=_UNIX if is_unix else _address(name),
+        address=UNIX if is_unix else _address(name),
         tls_identity=_subject(certificate),
         unix_user=_user(connection) if is_unix else None,
         account=account,

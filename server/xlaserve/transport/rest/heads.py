@@ -10,7 +10,7 @@ from xlaserve.transport.rest.threads import INLINE_BYTES
 _FRAMING = ("Transfer-Encoding", "Upgrade")
 """Headers with which more follows a head than its Content-Length says."""
 
-GENERAL_PATH = (*_FRAMING, "Expect", "Content-Encoding", "Sec-Fetch-Site")
+GENERAL_PATH = (*_FRAMING, "Expect", "Content-Encoding", "Sec-Fetch-Site", "Origin")
 """Headers with an effect that only the general path knows. No other header has one but those that
 a Plan is made from, and those of the connection, which aiohttp has read."""
 

@@ -24,7 +24,6 @@ IDLE_NAMES: Final = frozenset(
         "dnt",
         "forwarded",
         "from",
-        "origin",
         "referer",
         "user-agent",
         "via",
@@ -45,7 +44,7 @@ IDLE_NAMES: Final = frozenset(
         "traceparent",
         "tracestate",
         "uber-trace-id",
-        # sent by browsers; Sec-Fetch-Site decides
+        # sent by browsers; Origin and Sec-Fetch-Site decide
         "sec-fetch-dest",
         "sec-fetch-mode",
         "sec-fetch-user",

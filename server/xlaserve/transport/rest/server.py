@@ -28,6 +28,7 @@ from xlaserve.transport.rest.headers import ReadHeaders
 from xlaserve.transport.rest.heads import Heads, deciding
 from xlaserve.transport.rest.held import read_bytes
 from xlaserve.transport.rest.messages import JOINED_BYTES, HttpRequest, HttpResponse, HttpStream
+from xlaserve.transport.rest.origins import Origins
 from xlaserve.transport.rest.plans import Finish
 from xlaserve.transport.rest.routing import Match, Route, RouteTable
 from xlaserve.transport.rest.threads import OffLoop
@@ -70,8 +71,12 @@ class HttpServer:
         threads: HostThreads,
         shared: Shared,
         gates: Gates,
+        *,
+        origins: Origins | None = None,
     ) -> None:
+        """`origins` are the hosts and origins of requests that are taken; None for all hosts."""
         self._gates = gates
+        self._origins = origins or Origins()
         self._ledger = shared.ledger
         self._routes = routes
         self._limits = limits
@@ -168,13 +173,18 @@ class HttpServer:
     ) -> HttpResponse | web.StreamResponse:
         connection = connection_of(request)
         beginning = connection.begin(request)
+        headers = ReadHeaders(request.headers)
+        preflight = self._origins.preflight(method, headers)
+        if preflight is not None:
+            return HttpResponse(HTTPStatus.NO_CONTENT, parts=[], headers=preflight)
         match = self._routes.find(method, path)
-        call = _call_of(match, ReadHeaders(request.headers), connection.peer)
+        call = _call_of(match, headers, connection.peer)
         with self._gates.passing(call):
+            origin = self._origins.check(headers, connection.peer)
             if match.route is None:
                 return _noted(call, _no_route(method, path, match.allowed))
             cross_site = call.headers.get("sec-fetch-site") == "cross-site"
-            if cross_site and method not in _SAFE_METHODS:
+            if cross_site and origin is None and method not in _SAFE_METHODS:
                 raise CrossSiteRequest
             asked = self._asked(match.names, request, call, beginning)
             if beginning.head:
@@ -225,7 +235,12 @@ class HttpServer:
         if _to_compress(coding, answer):
             answer = await self._compress(coding, answer)
         size, parts = answer.size, answer.parts
-        headers = {"Content-Type": answer.content_type, "Server": NAME, **answer.headers}
+        headers = {
+            "Content-Type": answer.content_type,
+            "Server": NAME,
+            **self._origins.answer_headers(ReadHeaders(request.headers)),
+            **answer.headers,
+        }
         if request.method == "HEAD" or size > JOINED_BYTES:
             stream = web.StreamResponse(status=answer.status, headers=headers)
             stream.content_length = size
@@ -243,7 +258,12 @@ class HttpServer:
         self, request: web.BaseRequest, call: Call, answer: HttpStream
     ) -> web.StreamResponse:
         """Send the parts of an answer, each when the client has read those before it."""
-        headers = {"Content-Type": answer.content_type, "Server": NAME, **_NOT_KEPT}
+        headers = {
+            "Content-Type": answer.content_type,
+            "Server": NAME,
+            **self._origins.answer_headers(ReadHeaders(request.headers)),
+            **_NOT_KEPT,
+        }
         response = web.StreamResponse(headers=headers)
         async with aclosing(answer.parts) as parts:
             part = await anext(parts, None)

@@ -1,0 +1,34 @@
+"""A token for its owner, and what the rules keep of it."""
+
+from typer.testing import CliRunner
+
+from xlaserve.cli import application
+from xlaserve.core.serving.access.rules_file import parse_rules
+from xlaserve.core.serving.access.tokens import bearer, digest_of
+
+
+def lines(*arguments: str) -> list[str]:
+    result = CliRunner().invoke(application(), ["token", *arguments])
+    assert 0 == result.exit_code, result.output
+    return result.output.splitlines()
+
+
+def test_the_line_for_the_rules_knows_the_token() -> None:
+    token, line = lines()
+
+    assert f'token = "{digest_of(token)}"' == line
+    assert token == bearer(f"Bearer {token}")
+    assert 43 <= len(token.removeprefix("xla_"))
+
+
+def test_no_token_is_made_twice() -> None:
+    assert lines()[0] != lines()[0]
+
+
+def test_a_whole_entry_is_read_once_it_says_what_is_allowed() -> None:
+    token, *entry = lines("--name", 'team "a"')
+    text = "\n".join(entry).replace("allow = []", 'allow = ["infer"]')
+
+    (caller,) = parse_rules(text.encode(), is_json=False).callers
+    assert 'team "a"' == caller.name
+    assert frozenset({digest_of(token)}) == caller.tokens
