@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-from xlaserve import code_errors, errors
+from xlaserve import access_errors, code_errors, errors
 from xlaserve.errors import XlaserveError
 from xlaserve.transport.status import wire_status
 
@@ -27,12 +27,16 @@ _TABLE = """
 | error | gRPC | HTTP | meaning |
 |---|---|---|---|
 """
-_TITLES = {"errors": "Of the server", "code_errors": "Of the code of Python models"}
+_TITLES = {
+    "errors": "Of the server",
+    "access_errors": "Of callers",
+    "code_errors": "Of the code of Python models",
+}
 
 
 def page() -> str:
     """Return the whole page."""
-    return _INTRODUCTION + "".join(map(_table, (errors, code_errors)))
+    return _INTRODUCTION + "".join(map(_table, (errors, access_errors, code_errors)))
 
 
 def _table(module: ModuleType) -> str:

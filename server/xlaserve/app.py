@@ -149,6 +149,10 @@ class Application:
         self.registry = Registry(settings.max_requests_per_model)
         self.capacity = Capacity()
         counting = Counting()
+        if settings.access_rules:
+            # Before they are read: what changes meanwhile is read again.
+            rules = Path(settings.access_rules)
+            self.reloads.add("access rules", lambda: self.access.reload(self.workers.wait), [rules])
         self.access = AccessControl.of(settings)
         """Who may do what; asked by the gates where there are rules or restrictions."""
         permission = self.access.check if self.access.is_needed else everybody

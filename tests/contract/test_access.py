@@ -1,7 +1,9 @@
 """Who may do what, tried on every door: each operation, over each protocol, by each caller."""
 
+import asyncio
 import json
 import os
+import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +12,18 @@ from typing import Any
 import h2.events
 import pytest
 import pytest_asyncio
+import trustme
 from grpc_health.v1 import health_pb2
+from structlog.testing import capture_logs
 from support import echo_service, identity_models
-from support.http import Answer, connect, message
+from support.http import Answer, Connection, connect, message
 from support.server import RunningServer, serving
+from support.tls import trusting, write_certificate
 from support.wire import Wire, framed, request_headers
 from support.wire import connect as connect_grpc
 from tritonclient.grpc import service_pb2 as pb
 
+from xlaserve import app
 from xlaserve.access_errors import Unauthenticated
 from xlaserve.app import Application
 from xlaserve.core.serving.access.tokens import digest_of, new_token
@@ -327,6 +333,93 @@ async def test_a_listener_may_be_needed_too(tmp_path: Path) -> None:
                 found.append((await ask_grpc(wire, path, who))[0])
 
     assert [UNAUTHENTICATED, "0"] == found
+
+
+async def test_a_certificate_is_a_caller_over_every_protocol(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    authority = trustme.CA()
+    authorities = tmp_path / "authorities.pem"
+    authorities.write_bytes(authority.cert_pem.bytes())
+    by_name = {"name": "a", "tls": "DNS:a.example", "allow": ["metadata"]}
+    subject = "subject:organizationName=o,organizationalUnitName=u,commonName=b"
+    by_subject = {"name": "b", "tls": subject, "allow": ["page"]}
+    file = tmp_path / "rules.json"
+    file.write_text(json.dumps({"caller": [by_name, by_subject]}))
+    settings = write_certificate(authority, tmp_path)
+    running = serving(
+        tmp_path,
+        tmp_path / "models",
+        http_endpoint="port:0",
+        access_rules=str(file),
+        tls_client_ca=str(authorities),
+        **settings,
+    )
+
+    def showing(name: str, *, protocol: str) -> ssl.SSLContext:
+        context = trusting(authority)
+        context.set_alpn_protocols([protocol])
+        authority.issue_cert(
+            f"{name}.example", organization_name="o", organization_unit_name="u", common_name=name
+        ).configure_cert(context)
+        return context
+
+    found = {}
+    async with running as server:
+        for name in ("a", "b", "c"):
+            async with connect_grpc(server.url, showing(name, protocol="h2")) as wire:
+                path = "/inference.GRPCInferenceService/ServerMetadata"
+                over_grpc = (await ask_grpc(wire, path, NOBODY))[0]
+            assert server.http is not None
+            host, _, port = server.http.rpartition(":")
+            reader, writer = await asyncio.open_connection(
+                host,
+                int(port),
+                ssl=showing(name, protocol="http/1.1"),
+                server_hostname="localhost",
+            )
+            answer = await Connection(reader, writer).ask(message("GET", "/v2", length=0))
+            writer.close()
+            found[name] = (over_grpc, answer.status)
+
+    assert {"a": ("0", 200), "b": (PERMISSION_DENIED, 403), "c": (UNAUTHENTICATED, 401)} == found
+
+
+# --- other rules --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("because", ["SIGHUP", "a file changed"])
+async def test_new_rules_hold_for_connections_that_are_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, because: str
+) -> None:
+    """Wrong ones do not, and the log says so."""
+    if because == "a file changed":
+        monkeypatch.setattr(app, "LOOK_SECONDS", 0.02)
+    (tmp_path / "models").mkdir()
+    file = tmp_path / "rules.json"
+    file.write_text(rules())
+    who, path = ALLOWED[Operation.METADATA], "/inference.GRPCInferenceService/ServerMetadata"
+    running = serving(tmp_path, tmp_path / "models", access_rules=str(file))
+    with capture_logs() as log:
+        async with running as server, connect_grpc(server.url) as wire:
+
+            async def change(text: str, event: str) -> str:
+                log.clear()
+                file.write_text(text)
+                if because == "SIGHUP":
+                    server.application.reloads.request()
+                async with asyncio.timeout(20):
+                    while event not in [
+                        record["event"] for record in log if record.get("what") == "access rules"
+                    ]:
+                        await asyncio.sleep(0.01)
+                return (await ask_grpc(wire, path, who))[0]
+
+            found = [(await ask_grpc(wire, path, who))[0]]
+            found.append(await change("{ nonsense", "not reloaded"))
+            found.append(await change(json.dumps({"caller": []}), "reloaded"))
+            found.append(await change(rules(), "reloaded"))
+
+    assert ["0", "0", UNAUTHENTICATED, "0"] == found
 
 
 # --- the fast paths -----------------------------------------------------------------------------

@@ -193,11 +193,6 @@ class AccessControl:
 
     # --- the files ---
 
-    @property
-    def files(self) -> Sequence[Path]:
-        """Return the file of the rules, where there is one."""
-        return () if self._path is None else (self._path,)
-
     def _read(self) -> _Files:
         """Read the files; raises InvalidSettings for those that cannot be used."""
         assert self._path is not None
