@@ -158,7 +158,7 @@ class Application:
         permission = self.access.check if self.access.is_needed else everybody
         self.gates = Gates(permission=permission, observers=[counting])
         """The gates of every call, handed to all that make calls."""
-        self.observing = observe(settings, self.gates)
+        self.observing = observe(settings, self.gates, counting.failures)
         self.ledger = Ledger(settings.max_held_bytes)
         spare = MessageMemory(min(settings.max_spare_bytes, self.ledger.spare))
         self.ledger.on_pressure(spare.drop)
@@ -235,6 +235,7 @@ class Application:
             self._look,
             metrics,
             self.tracing,
+            self.observing,
         )
 
     @asynccontextmanager
@@ -257,6 +258,7 @@ class Application:
             self._listen_http(listeners)
             stack.push_async_callback(self._stop, door)
             await stack.enter_async_context(_running(self._returning.run()))
+            await stack.enter_async_context(_running(self.observing.lag.watch()))
             if self.settings.access_rules:
                 keys = self.access.follow_keys(self.workers.wait)
                 await stack.enter_async_context(_running(keys))
@@ -433,6 +435,7 @@ async def run(settings: Settings, display: Display | None = None) -> bool:
     allocator.give_back_large_blocks()
     application = Application(settings, display)
     # Clients may change them while the server runs (logging extension).
+    application.reloads.add("access log", application.observing.reopen)
     application.reloads.add("log", partial(log.set_levels, log.levels()))
     async with application.running():
         serving = asyncio.ensure_future(application.serve())

@@ -400,6 +400,12 @@ class Settings:
     max_access_records: int = 8192
     """Access records that may wait to be written; beyond them, others are dropped and counted."""
 
+    # --- Metrics ---
+
+    max_metric_versions: int = 2000
+    """Model versions, and models, that have series of metrics of their own; those beyond share the
+    one with the labels `other`, and the log says so."""
+
     # --- Traces ---
 
     trace_file: str = ""

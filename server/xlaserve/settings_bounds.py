@@ -78,6 +78,7 @@ SMALLEST: Mapping[str, float] = MappingProxyType(
         "access_log_rate": 0,
         "access_log_slow_ms": 0,
         "max_access_records": 1,
+        "max_metric_versions": 0,
         "max_shared_memory_regions": 1,
         "max_shared_memory_bytes": 1,
         "max_infer_streams": 1,

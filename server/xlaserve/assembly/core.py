@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from xlaserve.assembly.observing import Observing
 from xlaserve.core.residence.capacity import Capacity
 from xlaserve.core.residence.control import ModelControl
 from xlaserve.core.residence.predictions import FilesLook
@@ -40,3 +41,4 @@ class Core:
     of_code: ModelMetrics
     """Metrics that the code of models reports."""
     tracing: Tracing
+    observing: Observing

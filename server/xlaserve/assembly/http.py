@@ -113,4 +113,6 @@ def _metrics(core: Core, connections: Mapping[str, Callable[[], int]]) -> list[R
         mappings=core.mappings,
         shared=core.shared,
         of_code=core.of_code,
+        observing=core.observing.reading(core.tracing),
+        max_versions=core.settings.max_metric_versions,
     ).table()

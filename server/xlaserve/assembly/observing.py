@@ -1,17 +1,20 @@
 """Assembles what observes calls for the operator."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 
 from xlaserve.core.serving.access_file import AccessFile
 from xlaserve.core.serving.access_log import AccessLog, Sampling
+from xlaserve.core.serving.failures import Failures
 from xlaserve.core.serving.gates import Gates
+from xlaserve.core.serving.loop_lag import LoopLag
 from xlaserve.core.serving.opentelemetry import OpenTelemetry
 from xlaserve.core.serving.tracing import Tracing
 from xlaserve.core.threads.workers import Workers
 from xlaserve.settings import Settings
 from xlaserve.settings_choices import TraceMode
+from xlaserve.transport.rest.observing_families import ObservingReading
 from xlaserve.transport.status import told_status
 
 
@@ -19,7 +22,19 @@ from xlaserve.transport.status import told_status
 class Observing:
     """Observers that the settings ask for."""
 
+    failures: Failures
     access_log: AccessLog | None
+    lag: LoopLag = field(default_factory=LoopLag)
+
+    def reading(self, tracing: Tracing) -> ObservingReading:
+        """Return what metrics say of them."""
+        log = self.access_log
+        return ObservingReading(
+            self.failures,
+            self.lag,
+            None if log is None else lambda: log.dropped,
+            tracing.dropped if tracing.exports_spans else None,
+        )
 
     def reopen(self) -> None:
         """Open files anew, as rotation of logs and SIGHUP ask for it; returns at once."""
@@ -32,12 +47,12 @@ class Observing:
             await self.access_log.close(workers.wait)
 
 
-def observe(settings: Settings, gates: Gates) -> Observing:
+def observe(settings: Settings, gates: Gates, failures: Failures) -> Observing:
     """Have calls observed as the settings say; raises InvalidSettings for a file that cannot be."""
     access_log = _access_log(settings)
     if access_log is not None:
         gates.observe(access_log)
-    return Observing(access_log)
+    return Observing(failures, access_log)
 
 
 def _access_log(settings: Settings) -> AccessLog | None:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,30 +9,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
+from support.calls import NotedCall
 from support.executions import succeed
 
 from xlaserve.core.residence.capacity import Capacity, Reservation
 from xlaserve.core.residence.lifecycle import Event
 from xlaserve.core.residence.registry import Instance, Registry, Version
+from xlaserve.core.serving.answers import Counting
+from xlaserve.core.serving.failures import Failures
+from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.ledger import Kind, Ledger
+from xlaserve.errors import ModelNotFound, XlaserveError
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import ModelInfo, ModelMemory
 from xlaserve.transport.http2.limits import Shared
 from xlaserve.transport.http2.memory import MessageMemory
-from xlaserve.transport.rest.held_families import OF_SHARED
-from xlaserve.transport.rest.metric_families import OF_MODELS, OF_SERVER, OF_VERSIONS
-from xlaserve.transport.rest.metric_family import Family
+from xlaserve.transport.rest.metric_families import OF_VERSIONS
 from xlaserve.transport.rest.metrics import Metrics
+from xlaserve.transport.rest.observing_families import ObservingReading
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
 Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def loaded(registry: Registry, capacity: Capacity, name: str = "m", number: str = "1") -> Version:
-    info = ModelInfo("fake", (), (), 8, ModelMemory(1, 2, 4, 8), compile_seconds=1.5)
+    info = ModelInfo(
+        "fake", (), (), 8, ModelMemory(1, 2, 4, 8, {"cpu:0": 10, "cpu:1": 5}), compile_seconds=1.5
+    )
     reservation = Reservation(capacity, name)
     reservation.set({"cpu:0": info.memory.total_bytes})
-    runner: Any = SimpleNamespace(info=info, replicas=1)
+    runner: Any = SimpleNamespace(
+        info=info, replicas=1, padded_rows=lambda rows: 1 << (rows - 1).bit_length()
+    )
     version = registry.version(name, number)
     registry.change(version, Event.LOAD)
     station: Any = SimpleNamespace(pending=0)
@@ -216,18 +223,6 @@ async def test_a_version_that_is_forgotten_has_no_rows(
     assert not any(dict(labels).get("model") for _, labels in samples)
 
 
-def test_the_page_has_every_metric() -> None:
-    """docs/metrics.md says of each its type, its labels and what it means."""
-    families: list[Family[Any]] = [*OF_VERSIONS, *OF_MODELS, *OF_SERVER, *OF_SHARED]
-    rows = [
-        f"| `{family.name}` | {family.kind} | {', '.join(family.labels)} | {family.help} |"
-        for family in families
-    ]
-    page = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
-
-    assert rows == [line for line in page if not line.startswith("| `process_")]
-
-
 async def test_what_clients_make_the_server_hold(registry: Registry, capacity: Capacity) -> None:
     shared = Shared(Ledger(64 << 20), MessageMemory(8 << 20))
     account = shared.ledger.open()
@@ -250,3 +245,98 @@ async def test_what_clients_make_the_server_hold(registry: Registry, capacity: C
             "xlaserve_held_waits_total",
         )
     ]
+
+
+async def test_buckets_and_padding_follow_from_the_batches(
+    registry: Registry, capacity: Capacity
+) -> None:
+    statistics = loaded(registry, capacity).statistics
+    for rows in (3, 3, 4, 5):
+        succeed(statistics, rows, (0, 0, 0, 0, 1))
+    samples = await scrape(Metrics(registry, capacity))
+
+    assert {"4": 3.0, "8": 1.0} == {
+        rows: value(samples, "xlaserve_bucket_executions_total", rows=rows, **M)
+        for rows in ("4", "8")
+    }
+    assert 1 + 1 + 3 == value(samples, "xlaserve_padding_rows_total", **M)
+    assert [10, 5] == [
+        value(samples, "xlaserve_model_device_bytes", device=device, **M)
+        for device in ("cpu:0", "cpu:1")
+    ]
+
+
+async def test_versions_beyond_the_limit_share_one_series(capacity: Capacity) -> None:
+    """No number of models makes the text longer, nothing is lost, and the log says so once."""
+    registry = Registry(10)
+    for number in range(5):
+        statistics = loaded(registry, Capacity(), f"m{number}").statistics
+        succeed(statistics, 2, (0, 0, 0, 0, 10**6))
+        statistics.failed(ValueError(), 1)
+    metrics = Metrics(registry, capacity, max_versions=2)
+    with capture_logs() as logged:
+        samples = await scrape(metrics)
+        await scrape(metrics)
+    other = {"model": "other", "version": "other"}
+
+    assert {"m0", "m1", "other"} == {
+        dict(labels)["model"] for _, labels in samples if "model" in dict(labels)
+    }
+    assert 3 == value(samples, "nv_inference_request_success_total", **other)
+    assert 6 == value(samples, "nv_inference_count_total", **other)
+    assert 3 == value(samples, "nv_inference_request_failure_total", reason="BACKEND", **other)
+    assert 3 == value(samples, "xlaserve_request_seconds_bucket", le="+Inf", **other)
+    assert 3 == value(samples, "xlaserve_model_ready", **other)
+    assert 3 == value(samples, "xlaserve_model_loads_total", **other)
+    assert 1 == len(logged)
+    assert ("other", 3) == (logged[0]["series"], logged[0]["versions"])
+
+
+async def test_failures_are_counted_by_their_reason(registry: Registry, capacity: Capacity) -> None:
+    failures = Failures()
+    counting = Counting(failures=failures)
+    gates = Gates(observers=[counting])
+    for error in (ModelNotFound("m"), ModelNotFound("n"), ValueError("secret"), None):
+        call = NotedCall(model="m")
+        gates.admit(call)
+        call.end(error)
+    samples = await scrape(
+        Metrics(registry, capacity, observing=ObservingReading(failures=failures))
+    )
+
+    assert [2, 1] == [
+        value(samples, "xlaserve_refusals_total", reason=reason)
+        for reason in ("ModelNotFound", "Unexpected")
+    ]
+    assert ["", str(ModelNotFound("n")), str(ModelNotFound("m"))] == [
+        failure.text for failure in failures.last
+    ]
+
+
+def test_reasons_and_last_failures_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xlaserve.core.serving.failures.MAX_REASONS", 2)
+    failures = Failures()
+    for number in range(200):
+        kind = type(f"Made{number}", (XlaserveError,), {})
+        failures.note(NotedCall(model="m" * 10_000), kind("x" * 10_000), number)
+
+    assert 3 == len(failures.counts)
+    assert 198 == failures.counts["Other"]
+    assert 50 == len(failures.last)
+    assert all(len(failure.text) + len(failure.model) < 1000 for failure in failures.last)
+
+
+async def test_the_lag_of_the_event_loop_is_a_histogram(
+    registry: Registry, capacity: Capacity
+) -> None:
+    reading = ObservingReading()
+    for seconds in (-0.1, 0.002, 9.0):
+        reading.lag.note(seconds)
+    samples = await scrape(Metrics(registry, capacity, observing=reading))
+    name = "xlaserve_event_loop_lag_seconds"
+
+    assert [1, 2, 3] == [
+        value(samples, f"{name}_bucket", le=le) for le in ("0.001", "0.0025", "+Inf")
+    ]
+    assert 3 == value(samples, f"{name}_count")
+    assert 9.002 == value(samples, f"{name}_sum")

@@ -8,6 +8,7 @@ from itertools import repeat
 from typing import Any, cast
 
 from xlaserve.core.serving.call import Call, Outcome, end_together
+from xlaserve.core.serving.failures import Failures
 from xlaserve.core.serving.infer_call import Executed, InferCall, Relayed, Tensors
 from xlaserve.core.serving.inference import (
     DetailedResponse,
@@ -212,24 +213,31 @@ class Counting:
         self,
         clock: Callable[[], int] = time.perf_counter_ns,
         now: Callable[[], int] = time.time_ns,
+        *,
+        failures: Failures | None = None,
     ) -> None:
         """`clock` is that of the engine, `now` the time since the epoch."""
         self._clock = clock
         self._now = now
+        self.failures = failures or Failures()
+        """Calls that failed, of every operation."""
 
     began = None
     """Nothing is counted yet: it is not known which model a call is for."""
 
     def ended(self, calls: Sequence[Call], outcome: Outcome) -> None:
-        """Count calls whose model was found."""
+        """Count calls whose model was found, and of the others those that failed."""
         first: Any = calls[0]
         if not first.is_found:
+            if isinstance(outcome, BaseException):
+                self._note_failures(calls, outcome)
             return
         statistics, ended = first.found.statistics, self._clock()
         if type(outcome) is Relayed:
             statistics.relayed(cast(InferCall, first), outcome, ended, self._now())
         elif type(outcome) is not Executed:
             error = outcome if isinstance(outcome, BaseException) else asyncio.CancelledError()
+            self._note_failures(calls, error)
             for call in cast(Sequence[InferCall], calls):
                 statistics.failed(error, ended - call.started_ns if call.started_ns else 0)
         elif len(calls) == 1 and outcome.rows <= first.rows:
@@ -237,3 +245,8 @@ class Counting:
         else:
             together = cast(Sequence[InferCall], calls)
             statistics.succeeded_together(together, outcome.rows, outcome, ended, self._now())
+
+    def _note_failures(self, calls: Sequence[Call], error: BaseException) -> None:
+        now = self._now()
+        for call in calls:
+            self.failures.note(call, error, now)

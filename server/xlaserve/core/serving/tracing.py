@@ -100,6 +100,7 @@ class Tracing:
         self._ids = count(1)
         self._pending: list[tuple[Trace, int]] = []
         self._waiting: list[CallSpan] = []
+        self._dropped = 0
         self._lost = 0
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Task[None] | None = None
@@ -164,6 +165,15 @@ class Tracing:
     # --- the traces ---
 
     @property
+    def exports_spans(self) -> bool:
+        """Tell whether traces are spans that are exported."""
+        return self._spans is not None
+
+    def dropped(self) -> int:
+        """Return how many traces were dropped instead of being exported."""
+        return self._dropped
+
+    @property
     def began(self) -> Callable[[Call], None] | None:
         """Return what notes when a call begins, which a file of Triton's form does not say."""
         return None if self._spans is None else self._note
@@ -221,6 +231,7 @@ class Tracing:
         lost = self._lost + self._spans.dropped - before
         self._lost = 0
         if lost:
+            self._dropped += lost
             _log.warning("traces were lost", count=lost)
 
     def _picked(self, model: str, sampled: bool | None = None) -> TraceSetting | None:

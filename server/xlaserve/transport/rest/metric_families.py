@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from types import MappingProxyType
+from typing import Protocol
 
 from xlaserve.core.residence.capacity import Capacity
-from xlaserve.core.residence.registry import Instance, Model, Version
+from xlaserve.core.residence.registry import Instance, Model
 from xlaserve.core.residence.watches import RepositoryWatches
 from xlaserve.core.serving.statistics import REQUEST_BOUNDS_NS, FailureReason, Totals
 from xlaserve.core.threads.abandoned import AbandonedWork
@@ -17,14 +18,40 @@ from xlaserve.transport.rest.metric_family import Family, Row, escape, one
 # --- of a model version ---
 
 
+class LoadCounts(Protocol):
+    """Loads of a version, or of several."""
+
+    @property
+    def loads(self) -> int:
+        """Return how many succeeded."""
+        ...
+
+    @property
+    def load_failures(self) -> int:
+        """Return how many did not."""
+        ...
+
+    @property
+    def unloads(self) -> int:
+        """Return how many unloads there were."""
+        ...
+
+    @property
+    def load_seconds(self) -> float:
+        """Return how long the last successful load took."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class VersionReading:
     """A model version at the moment of a scrape."""
 
     totals: Totals
-    version: Version
+    statistics: LoadCounts
     instance: Instance | None
-    ready: bool
+    """None while it is not loaded, and of versions that share one series."""
+    ready: int
+    """1 where it answers; of several versions, how many do."""
 
 
 _VERSION_LABELS = ("model", "version")
@@ -93,6 +120,38 @@ def _bytes(reading: VersionReading) -> list[Row]:
         ("", ',part="executables"', memory.executables_bytes),
         ("", ',part="states"', memory.states_bytes),
     ]
+
+
+def _device_bytes(reading: VersionReading) -> list[Row]:
+    if reading.instance is None:
+        return []
+    held = reading.instance.info.memory.per_device
+    return [("", f',device="{escape(device)}"', size) for device, size in held.items()]
+
+
+def _executed_rows(reading: VersionReading) -> Iterable[tuple[int, int, int]]:
+    """Yield the bucket that batches of each size are executed in, how many, and the size."""
+    if reading.instance is None:
+        return
+    # Models that are not compiled for sizes have no padding.
+    padded: Callable[[int], int] | None = getattr(reading.instance.runner, "padded_rows", None)
+    for batch in reading.totals.batches:
+        rows = batch.batch_size
+        bucket = rows if padded is None else max(rows, padded(rows))
+        yield bucket, batch.compute_infer.count, rows
+
+
+def _bucket_executions(reading: VersionReading) -> list[Row]:
+    counts: dict[int, int] = {}
+    for bucket, count, _ in _executed_rows(reading):
+        counts[bucket] = counts.get(bucket, 0) + count
+    return [("", f',rows="{rows}"', count) for rows, count in sorted(counts.items())]
+
+
+def _padding(reading: VersionReading) -> Iterable[Row]:
+    if reading.instance is None:
+        return ()
+    return one(sum(count * (bucket - rows) for bucket, count, rows in _executed_rows(reading)))
 
 
 def _buckets(reading: VersionReading, read: Callable[[Bucket], float]) -> list[Row]:
@@ -214,7 +273,7 @@ OF_VERSIONS: tuple[Family[VersionReading], ...] = (
         "nv_model_load_duration_secs",
         "gauge",
         "Seconds that the last load took, while the model is loaded",
-        lambda r: () if r.instance is None else one(r.version.statistics.load_seconds),
+        lambda r: () if r.instance is None else one(r.statistics.load_seconds),
     ),
     _of_version(
         "xlaserve_request_seconds",
@@ -234,7 +293,7 @@ OF_VERSIONS: tuple[Family[VersionReading], ...] = (
         "xlaserve_model_ready",
         "gauge",
         "1 where requests are answered, 0 otherwise",
-        lambda r: one(int(r.ready)),
+        lambda r: one(r.ready),
     ),
     _of_version(
         "xlaserve_model_bytes",
@@ -243,6 +302,26 @@ OF_VERSIONS: tuple[Family[VersionReading], ...] = (
         "executables",
         _bytes,
         "part",
+    ),
+    _of_version(
+        "xlaserve_model_device_bytes",
+        "gauge",
+        "Memory of a loaded model on each device; absent for kinds of models that do not know",
+        _device_bytes,
+        "device",
+    ),
+    _of_version(
+        "xlaserve_bucket_executions_total",
+        "counter",
+        "Executions by the batch size that was compiled for them, while the model is loaded",
+        _bucket_executions,
+        "rows",
+    ),
+    _of_version(
+        "xlaserve_padding_rows_total",
+        "counter",
+        "Rows that these executions computed beyond those of their requests",
+        _padding,
     ),
     _of_version(
         "xlaserve_model_compile_seconds",
@@ -275,19 +354,19 @@ OF_VERSIONS: tuple[Family[VersionReading], ...] = (
         "xlaserve_model_loads_total",
         "counter",
         "Loads and reloads that succeeded",
-        lambda r: one(r.version.statistics.loads),
+        lambda r: one(r.statistics.loads),
     ),
     _of_version(
         "xlaserve_model_load_failures_total",
         "counter",
         "Loads and reloads that failed or were called off",
-        lambda r: one(r.version.statistics.load_failures),
+        lambda r: one(r.statistics.load_failures),
     ),
     _of_version(
         "xlaserve_model_unloads_total",
         "counter",
         "Unloads",
-        lambda r: one(r.version.statistics.unloads),
+        lambda r: one(r.statistics.unloads),
     ),
 )
 """One row for each version that the registry knows; those are gone with a model's files."""

@@ -1,9 +1,12 @@
 """Metrics for Prometheus: statistics of every model version, memory, and the process."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from types import MappingProxyType
 
+import structlog
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
 from xlaserve.core.residence.capacity import Capacity
@@ -12,6 +15,7 @@ from xlaserve.core.residence.monitor import every_version
 from xlaserve.core.residence.registry import Registry, Version
 from xlaserve.core.residence.watches import RepositoryWatches
 from xlaserve.core.serving.call import Operation
+from xlaserve.core.serving.statistics_sum import sum_of
 from xlaserve.core.threads.abandoned import AbandonedWork
 from xlaserve.models.mappings import UNLIMITED, Mappings
 from xlaserve.models.python.metrics import ModelMetrics
@@ -27,10 +31,18 @@ from xlaserve.transport.rest.metric_families import (
 )
 from xlaserve.transport.rest.metric_family import escape
 from xlaserve.transport.rest.model_families import written
+from xlaserve.transport.rest.observing_families import OF_OBSERVING, ObservingReading
 from xlaserve.transport.rest.routing import Body, Route
+
+_log = structlog.get_logger("metrics")
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """The media type of the text format."""
+
+SHARED_NAME = "other"
+"""The labels `model` and `version` of the one series of all versions beyond the limit."""
+
+DEFAULT_MAX_VERSIONS = 2000
 
 _VERSIONS_AT_A_TIME = 32
 """Versions that are written before requests have their turn again."""
@@ -50,8 +62,17 @@ class Metrics:
         mappings: Mappings = UNLIMITED,
         shared: Shared | None = None,
         of_code: ModelMetrics | None = None,
+        observing: ObservingReading | None = None,
+        max_versions: int = DEFAULT_MAX_VERSIONS,
     ) -> None:
-        """`of_code` are those that the code of models reports."""
+        """`of_code` are those that the code of models reports.
+
+        So many versions have series of their own, and so many models; the others share one.
+        """
+        self._observing = observing or ObservingReading()
+        self._max_versions = max_versions
+        self._is_told = False
+        """Whether the log says that some share one."""
         self._registry = registry
         self._server = ServerReading(capacity, connections, watch, abandoned, mappings)
         self._shared = shared
@@ -85,10 +106,16 @@ class Metrics:
         different versions are not.
         """
         lines: list[list[str]] = [[family.head] for family in OF_VERSIONS]
+        others: list[VersionReading] = []
         for number, version in enumerate(every_version(self._registry)):
             if number % _VERSIONS_AT_A_TIME == _VERSIONS_AT_A_TIME - 1:
                 await asyncio.sleep(0)
-            self._add_version(lines, version)
+            if number < self._max_versions:
+                self._add_version(lines, version)
+            else:
+                others.append(self._reading(version))
+        if others:
+            self._add_others(lines, others)
         parts = []
         for family_lines in lines:
             await asyncio.sleep(0)
@@ -102,18 +129,30 @@ class Metrics:
 
     def _add_version(self, lines: Iterable[list[str]], version: Version) -> None:
         labels = f'model="{escape(version.model)}",version="{escape(version.number)}"'
+        _add(lines, labels, self._reading(version))
+
+    def _reading(self, version: Version) -> VersionReading:
         state, _ = self._registry.shown_state(version)
-        reading = VersionReading(
-            version.statistics.totals(), version, version.instance, state == State.READY.public
-        )
-        for family, family_lines in zip(OF_VERSIONS, lines, strict=True):
-            family_lines.extend(family.lines(labels, reading))
+        ready = int(state == State.READY.public)
+        statistics = version.statistics
+        return VersionReading(statistics.totals(), statistics, version.instance, ready)
+
+    def _add_others(self, lines: Iterable[list[str]], others: Sequence[VersionReading]) -> None:
+        _add(lines, f'model="{SHARED_NAME}",version="{SHARED_NAME}"', together(others))
+        if not self._is_told:
+            self._is_told = True
+            _log.warning(
+                "versions share one series of metrics",
+                series=SHARED_NAME,
+                versions=len(others),
+                setting="max_metric_versions",
+            )
 
     def _models(self) -> str:
         lines = []
         for family in OF_MODELS:
             lines.append(family.head)
-            for model in self._registry.models():
+            for model in islice(self._registry.models(), self._max_versions):
                 lines += family.lines(f'model="{escape(model.name)}"', model)
         return "".join(lines)
 
@@ -124,4 +163,34 @@ class Metrics:
         if self._shared is not None:
             for held in OF_SHARED:
                 lines += [held.head, *held.lines("", self._shared)]
+        for own in OF_OBSERVING:
+            lines += [own.head, *own.lines("", self._observing)]
         return "".join(lines)
+
+
+def _add(lines: Iterable[list[str]], labels: str, reading: VersionReading) -> None:
+    for family, family_lines in zip(OF_VERSIONS, lines, strict=True):
+        family_lines.extend(family.lines(labels, reading))
+
+
+@dataclass(frozen=True, slots=True)
+class _Loads:
+    loads: int
+    load_failures: int
+    unloads: int
+    load_seconds: float = 0.0
+
+
+def together(readings: Sequence[VersionReading]) -> VersionReading:
+    """Return the sums of several versions, which belong to no instance."""
+    counts = [reading.statistics for reading in readings]
+    return VersionReading(
+        sum_of([reading.totals for reading in readings]),
+        _Loads(
+            sum(count.loads for count in counts),
+            sum(count.load_failures for count in counts),
+            sum(count.unloads for count in counts),
+        ),
+        None,
+        sum(reading.ready for reading in readings),
+    )

@@ -1,0 +1,38 @@
+"""How late the event loop does what it was asked to do at a time."""
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import Sequence
+
+LAG_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+"""Longest lag of each bucket, in seconds; a last bucket holds what is longer."""
+
+_EVERY_SECONDS = 0.1
+
+
+class LoopLag:
+    """Looks ten times a second how late it is called."""
+
+    def __init__(self) -> None:
+        self._buckets = [0] * (len(LAG_BOUNDS) + 1)
+        self.seconds = 0.0
+        """Sum of all lags."""
+
+    @property
+    def buckets(self) -> Sequence[int]:
+        """Return how many lags lie below each bound, and above the last."""
+        return tuple(self._buckets)
+
+    def note(self, seconds: float) -> None:
+        """Count a lag."""
+        lag = max(0.0, seconds)
+        self._buckets[bisect_left(LAG_BOUNDS, lag)] += 1
+        self.seconds += lag
+
+    async def watch(self) -> None:
+        """Look until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + _EVERY_SECONDS
+            await asyncio.sleep(_EVERY_SECONDS)
+            self.note(loop.time() - due)

@@ -1,0 +1,81 @@
+"""Write the tables of docs/metrics.md from the metrics themselves, or prove that they are fresh.
+
+python tools/metrics_page.py [--check]
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+
+from xlaserve.transport.rest.held_families import OF_SHARED
+from xlaserve.transport.rest.metric_families import OF_MODELS, OF_SERVER, OF_VERSIONS
+from xlaserve.transport.rest.metric_family import Family
+from xlaserve.transport.rest.observing_families import OF_OBSERVING
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
+_HEAD = "| metric | type | labels | meaning |\n|---|---|---|---|\n"
+_TABLE = re.compile(re.escape(_HEAD) + r"(?:\|[^\n]*\n)*")
+
+
+def families() -> list[list[Family[Any]]]:
+    """Return the families of the tables of the page, in their order."""
+    return [[*OF_VERSIONS], [*OF_MODELS, *OF_SERVER, *OF_SHARED, *OF_OBSERVING]]
+
+
+def names() -> set[str]:
+    """Return the name of every metric that the server has, with those of the process."""
+    named = {family.name for table in families() for family in table}
+    return named | {row[0] for row in _of_process()}
+
+
+def page(text: str) -> str:
+    """Return the page with fresh tables; its prose is as it was."""
+    tables = [*(map(_row, table) for table in families()), _process_rows()]
+    parts = _TABLE.split(text)
+    if len(parts) != len(tables) + 1:
+        raise SystemExit(f"docs/metrics.md has {len(parts) - 1} tables, expected {len(tables)}")
+    fresh = [parts[0]]
+    for table, part in zip(tables, parts[1:], strict=True):
+        fresh += [_HEAD, *table, part]
+    return "".join(fresh)
+
+
+def _row(family: Family[Any]) -> str:
+    return f"| `{family.name}` | {family.kind} | {', '.join(family.labels)} | {family.help} |\n"
+
+
+def _of_process() -> Sequence[tuple[str, str, str]]:
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    found = []
+    for family in registry.collect():
+        suffix = "_total" if family.type == "counter" else ""
+        found.append((family.name + suffix, family.type, family.documentation.rstrip(".")))
+    return found
+
+
+def _process_rows() -> Iterable[str]:
+    return [f"| `{name}` | {kind} |  | {text} |\n" for name, kind, text in _of_process()]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if not fresh")
+    before = PAGE.read_text()
+    fresh = page(before)
+    if not parser.parse_args().check:
+        PAGE.write_text(fresh)
+        return 0
+    print(
+        f"docs/metrics.md is {'fresh' if before == fresh else 'stale: run tools/metrics_page.py'}"
+    )
+    return int(before != fresh)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
