@@ -18,6 +18,7 @@ from xlaserve.core.serving.access_log import MAX_RECORD_BYTES, AccessLog, Sampli
 from xlaserve.core.serving.call import Call, Operation, Peer
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.infer_call import InferCall
+from xlaserve.core.serving.principal import Principal
 from xlaserve.errors import InvalidSettings, Unsupported
 from xlaserve.transport.status import told_status
 
@@ -75,7 +76,11 @@ async def test_a_call_has_one_record(tmp_path: Path) -> None:
     peer = Peer("http_endpoint", "10.0.0.7:51824")
     call = world.admit(
         NotedCall(
-            operation=Operation.METADATA, model="m", version="3", peer=peer, principal="alice"
+            operation=Operation.METADATA,
+            model="m",
+            version="3",
+            peer=peer,
+            principal=Principal("alice"),
         )
     )
     assert call.record is not None
@@ -140,7 +145,7 @@ async def test_no_text_of_a_client_forges_a_record(tmp_path: Path, text: str) ->
     world = World(tmp_path / "access")
     call = InferCall()
     call.id = call.model = call.version = text
-    call.principal = text
+    call.principal = Principal(text)
     call.peer = Peer("grpc_endpoint", "127.0.0.1:1")
     world.admit(call)
     call.end(Unsupported(text))

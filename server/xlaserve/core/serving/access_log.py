@@ -188,7 +188,7 @@ class AccessLog:
                 request_id if len(request_id) <= _MAX_NAME else _shortened(request_id, _MAX_NAME),
                 model if len(model) <= _MAX_NAME else _shortened(model, _MAX_NAME),
                 version if len(version) <= _MAX_NAME else _shortened(version, _MAX_NAME),
-                None if principal is None else _name_of(principal),
+                None if principal is None else principal.name[:_MAX_NAME],
                 peer,
                 self._status_of(error, peer.listener, record.status),
                 text,
@@ -331,10 +331,6 @@ def _text_of(error: BaseException) -> str:
     kind = type(error).__name__
     text = str(error)[:_MAX_ERROR]
     return f"{kind}: {text}" if text else kind
-
-
-def _name_of(principal: object) -> str:
-    return str(getattr(principal, "name", principal))[:_MAX_NAME]
 
 
 @lru_cache(maxsize=8)
