@@ -270,7 +270,7 @@ async def answer_to(runtime: Runtime, request: bytes, headers: Any) -> tuple[str
 
 
 @own_engine_only
-async def test_the_short_lane_answers_as_the_way_through_grpclib(
+async def test_the_fast_path_answers_as_the_way_through_grpclib(
     start: StartRuntime, models: Shelf
 ) -> None:
     """Cases 17 to 19: whichever way a request takes, headers mean the same."""

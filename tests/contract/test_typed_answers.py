@@ -39,7 +39,7 @@ WAYS = [
     pytest.param(grpc.Compression.Gzip, marks=own_engine_only),
     pytest.param(grpc.Compression.Deflate, marks=own_engine_only),
 ]
-"""A compressed request takes the way of grpclib, and an ordinary one the short lane."""
+"""A compressed request takes the general path, and an ordinary one the fast path."""
 MANY = 100
 """More elements than are written one by one."""
 

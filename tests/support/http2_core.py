@@ -40,7 +40,7 @@ _BUFFER = ReceiveBuffer()
 
 class _Answering:
     message_first = True
-    place: Placement | None = None
+    placement: Placement | None = None
 
     def begin(self, stream: ServerStream) -> None:
         if stream.problem is not None:

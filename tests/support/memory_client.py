@@ -29,7 +29,7 @@ class Streaming:
     """A route that takes the messages of a request as they come, and answers when it is told."""
 
     message_first = False
-    place: Placement | None = None
+    placement: Placement | None = None
 
     def __init__(self) -> None:
         self.streams: dict[int, ServerStream] = {}
@@ -44,7 +44,7 @@ class Unary:
     """A route that keeps its requests, and answers when it is told."""
 
     message_first = True
-    place: Placement | None = None
+    placement: Placement | None = None
 
     def __init__(self) -> None:
         self.streams: dict[int, ServerStream] = {}

@@ -28,7 +28,7 @@ class _Plain:
     """What is done with every request."""
 
     message_first = False
-    place: Placement | None = None
+    placement: Placement | None = None
 
     def begin(self, stream: ServerStream) -> None:
         """Answer when all of the request has come."""

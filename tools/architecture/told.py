@@ -58,8 +58,8 @@ LIVES: tuple[Life, ...] = (
             ),
             Step(
                 "core/serving/call.py: Call",
-                "is made by the transport: `LaneCall` over gRPC. It has the headers, the peer and "
-                "the deadline.",
+                "is made by the transport: `FastPathCall` over gRPC. It has the headers, the peer "
+                "and the deadline.",
             ),
             Step(
                 "core/serving/gates.py: Gates.admit",

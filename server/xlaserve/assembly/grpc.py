@@ -20,8 +20,8 @@ from xlaserve.transport.grpc.codec import WireCodec
 from xlaserve.transport.grpc.descriptors import DescriptorIndex
 from xlaserve.transport.grpc.health import HealthService
 from xlaserve.transport.grpc.infer_codec import InferCodec
-from xlaserve.transport.grpc.infer_lane import METHOD as INFER_METHOD
-from xlaserve.transport.grpc.infer_lanes import InferLanes
+from xlaserve.transport.grpc.infer_fast_path import METHOD as INFER_METHOD
+from xlaserve.transport.grpc.infer_fast_paths import InferFastPaths
 from xlaserve.transport.grpc.infer_stream import InferStreams, StreamLimits
 from xlaserve.transport.grpc.inference import InferenceService
 from xlaserve.transport.grpc.injection import Injection, splices
@@ -112,9 +112,9 @@ def assemble_grpc(core: Core) -> GrpcDoor:
         shared=core.shared,
         busy_poll_seconds=settings.busy_poll_seconds,
         engine=settings.http2_engine,
-        lanes={
+        fast_paths={
             INFER_METHOD: partial(
-                InferLanes,
+                InferFastPaths,
                 core.engine,
                 core.gates,
                 codec,

@@ -29,7 +29,7 @@ def prefixed(message: bytes, *, compressed: bool = False) -> bytes:
 class Client:
     """A connection in memory with one request, read by the test in grpclib's place."""
 
-    place: Placement | None = None
+    placement: Placement | None = None
     accepted: GrpclibStream
 
     def __init__(self, *, streaming: bool) -> None:

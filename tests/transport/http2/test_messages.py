@@ -19,8 +19,8 @@ from xlaserve.transport.http2.messages import (
 LIMIT = 1000
 
 
-def unary(limit: int = LIMIT, place: Placement | None = None) -> UnaryReader:
-    return UnaryReader(limit, place, MessageMemory(0).take)
+def unary(limit: int = LIMIT, placement: Placement | None = None) -> UnaryReader:
+    return UnaryReader(limit, placement, MessageMemory(0).take)
 
 
 def framed(message: bytes, flag: int = 0) -> bytes:

@@ -41,7 +41,7 @@ class Server:
     """The host of one connection, which answers as it is told."""
 
     message_first = True
-    place: Placement | None = None
+    placement: Placement | None = None
 
     def __init__(self, begin: Callable[[ServerStream], None]) -> None:
         self._begin = begin

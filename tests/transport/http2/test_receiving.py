@@ -25,7 +25,7 @@ class Client:
     """A connection in memory that sends what the windows allow, in reads of any size."""
 
     message_first = True
-    place: Placement | None = None
+    placement: Placement | None = None
 
     def __init__(self, random: Random, streams: int) -> None:
         self._random = random

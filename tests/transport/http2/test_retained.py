@@ -88,7 +88,7 @@ class Watch:
 class Call:
     """What answers a request, and keeps its stream."""
 
-    waits = False
+    awaits_client = False
 
     def __init__(self, stream: ServerStream) -> None:
         self.stream = stream

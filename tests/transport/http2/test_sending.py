@@ -39,7 +39,7 @@ class Client:
     """A connection in memory, whose requests wait until the test answers them."""
 
     message_first = True
-    place: Placement | None = None
+    placement: Placement | None = None
 
     def __init__(self, limit: int = 1 << 30) -> None:
         self.ledger = Ledger(limit)

@@ -125,7 +125,7 @@ class Host:
     """The server of the connections."""
 
     message_first = True
-    place: Placement | None = None
+    placement: Placement | None = None
 
     def __init__(self, begin: Callable[[ServerStream], object] = lambda stream: None) -> None:
         self._begin = begin

@@ -295,7 +295,7 @@ class Server:
     """Connections of one loop, whose requests take time by the clock."""
 
     message_first = True
-    place: Placement | None = None
+    placement: Placement | None = None
 
     def __init__(self, clock: HandClock, begin: Callable[[ServerStream], object]) -> None:
         self.clock = clock

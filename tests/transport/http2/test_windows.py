@@ -40,7 +40,7 @@ class Client:
     """A connection in memory, and what the server granted on it."""
 
     message_first = True
-    place: Placement | None = None
+    placement: Placement | None = None
 
     def __init__(self, **limits: int) -> None:
         shared = Shared(Ledger(PLENTY), MessageMemory(0))

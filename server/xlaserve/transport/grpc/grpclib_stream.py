@@ -89,7 +89,7 @@ class GrpclibStream:
     # --- as the connection calls it ---
 
     @property
-    def waits(self) -> bool:
+    def awaits_client(self) -> bool:
         """Tell whether nothing is done until the client sends something."""
         return self.waiting
 
@@ -253,7 +253,7 @@ NO_ROOM_FOR_ANSWERS = "too many bytes wait for clients to read them (max_held_by
 class GrpclibRoute:
     """The requests of one method of one kind, answered by grpclib."""
 
-    place: Placement | None = None
+    placement: Placement | None = None
 
     def __init__(self, connection: GrpclibConnection, *, streaming: bool) -> None:
         self._connection = connection

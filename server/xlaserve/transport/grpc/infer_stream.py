@@ -19,7 +19,7 @@ from xlaserve.core.serving.made_arrays import made_bytes, reserve_made
 from xlaserve.errors import InvalidRequest, ShuttingDown
 from xlaserve.transport.grpc.grpclib_stream import NO_ROOM_FOR_ANSWERS
 from xlaserve.transport.grpc.infer_codec import DecodedInfer, InferCodec
-from xlaserve.transport.grpc.infer_lane import refusal_for
+from xlaserve.transport.grpc.infer_fast_path import refusal_for
 from xlaserve.transport.grpc.runner import RpcStream
 from xlaserve.transport.grpc.stream_answers import StreamAnswers
 

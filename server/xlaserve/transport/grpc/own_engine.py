@@ -31,6 +31,6 @@ class OwnEngine(Http2Protocol):
     async def idle(self, *, but_waiting: bool = False) -> None:
         """Return when every request has ended, or waits for its client where that is enough."""
         streams = self.core.streams
-        while any(not (but_waiting and stream.waits) for stream in streams.values()):  # noqa: ASYNC110
+        while any(not (but_waiting and stream.awaits_client) for stream in streams.values()):  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_SECONDS)
         await self.requests.idle(but_waiting=but_waiting)

@@ -25,15 +25,15 @@ CONTENT_TYPES = frozenset(("application/grpc", "application/grpc+proto"))
 """The content types of requests of gRPC."""
 _HINT = b"This port speaks gRPC (HTTP/2, content-type application/grpc); REST is on another.\n"
 
-Lanes: TypeAlias = Callable[[RequestKind[Route]], Route]
+FastPaths: TypeAlias = Callable[[RequestKind[Route]], Route]
 """Finds the fast path for the requests of one method by the names of their headers."""
 
 
-class LanesFactory(Protocol):
-    """Makes the lanes of a connection."""
+class FastPathsFactory(Protocol):
+    """Makes the fast paths of a connection."""
 
-    def __call__(self, otherwise: Route, *, peer: Peer) -> Lanes:
-        """Return the lanes; `otherwise` is the route of the general path."""
+    def __call__(self, general: Route, *, peer: Peer) -> FastPaths:
+        """Return the fast paths; `general` is the route of the general path."""
         ...
 
 
@@ -47,14 +47,15 @@ class Router:
         self,
         connection: GrpclibConnection,
         methods: Mapping[str, Method],
-        lanes: Mapping[str, LanesFactory],
+        fast_paths: Mapping[str, FastPathsFactory],
     ) -> None:
         self._methods = methods
         self._no_method = NoMethod(connection)
         self._streaming = GrpclibRoute(connection, streaming=True)
         self._unary = GrpclibRoute(connection, streaming=False)
-        self._lanes = {
-            path: make(self._unary, peer=connection.handler.peer) for path, make in lanes.items()
+        self._fast_paths = {
+            path: make(self._unary, peer=connection.handler.peer)
+            for path, make in fast_paths.items()
         }
 
     def __call__(self, kind: RequestKind[Route]) -> Route:
@@ -72,8 +73,8 @@ class Router:
             return self._no_method
         if method.handler.cardinality.client_streaming:
             return self._streaming
-        lanes = self._lanes.get(kind.path)
-        return self._unary if lanes is None else lanes(kind)
+        fast_paths = self._fast_paths.get(kind.path)
+        return self._unary if fast_paths is None else fast_paths(kind)
 
 
 def _refused(head: Head[Route]) -> Route | None:
@@ -92,7 +93,7 @@ class Answer:
     """
 
     message_first = True
-    place: Placement | None = None
+    placement: Placement | None = None
 
     def __init__(self, status: int, content_type: str, body: bytes) -> None:
         fields = [
@@ -113,7 +114,7 @@ class Refused:
     """Answers a request with a status, before its message has come."""
 
     message_first = False
-    place: Placement | None = None
+    placement: Placement | None = None
 
     def __init__(self, status: Status, text: str) -> None:
         self._block = encode_fields(
@@ -129,7 +130,7 @@ class NoMethod:
     """Answers the requests of methods that do not exist, each of which is a call."""
 
     message_first = False
-    place: Placement | None = None
+    placement: Placement | None = None
 
     def __init__(self, connection: GrpclibConnection) -> None:
         self._connection = connection
@@ -145,7 +146,7 @@ class Malformed:
     """Ends the stream of a request that is not one of gRPC."""
 
     message_first = False
-    place: Placement | None = None
+    placement: Placement | None = None
 
     def begin(self, stream: ServerStream) -> None:
         """Reset the stream."""

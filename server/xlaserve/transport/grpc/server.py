@@ -13,7 +13,7 @@ from xlaserve.transport.grpc.grpclib_stream import GrpclibConnection
 from xlaserve.transport.grpc.h2_engine import CheckingHandler, H2Engine
 from xlaserve.transport.grpc.handler import RequestHandler
 from xlaserve.transport.grpc.own_engine import OwnEngine
-from xlaserve.transport.grpc.routes import LanesFactory, Router
+from xlaserve.transport.grpc.routes import FastPathsFactory, Router
 from xlaserve.transport.grpc.runner import Runner
 from xlaserve.transport.http2.busy_poll import BusyPoll
 from xlaserve.transport.http2.connection import ReceiveBuffer, ServerConnection
@@ -37,8 +37,8 @@ _SWEEPS = 4
 class GrpcServer:
     """Serves the methods of services on any number of listening sockets.
 
-    `engine` chooses what speaks HTTP/2. With our own, `lanes` are quicker ways past the runner, by
-    the full name of their method.
+    `engine` chooses what speaks HTTP/2. With our own, `fast_paths` go past the runner;
+    they are by the full name of their method.
     """
 
     def __init__(
@@ -50,14 +50,14 @@ class GrpcServer:
         shared: Shared,
         busy_poll_seconds: float = 0.0,
         engine: Http2Engine = Http2Engine.OWN,
-        lanes: Mapping[str, LanesFactory] | None = None,
+        fast_paths: Mapping[str, FastPathsFactory] | None = None,
     ) -> None:
         self._runner = runner
         self._loop = asyncio.get_running_loop()
         self._limits = limits
         self._max_connections = max_connections
         self._engine = engine
-        self._lanes = lanes or {}
+        self._fast_paths = fast_paths or {}
         self._shared = shared
         self._buffer = ReceiveBuffer()
         self._poll = BusyPoll(busy_poll_seconds, self._loop.call_soon)
@@ -99,7 +99,7 @@ class GrpcServer:
         account = self._shared.ledger.open()
         protocol.requests.connected(transport, account)
         connection = GrpclibConnection(transport, protocol.requests, self._limits)
-        router = Router(connection, self._runner.methods, self._lanes)
+        router = Router(connection, self._runner.methods, self._fast_paths)
         return ServerConnection(
             self._limits,
             router,

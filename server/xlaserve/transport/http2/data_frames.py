@@ -181,7 +181,7 @@ class DataFrames:
                 return
             route = stream.head.route
             reader = stream.reader = UnaryReader(
-                self._max_message_bytes, route.place if route else None, self._allocate
+                self._max_message_bytes, route.placement if route else None, self._allocate
             )
         problem = reader.feed(chunk) or self._hold(stream, reader, len(chunk))
         if problem is not None:

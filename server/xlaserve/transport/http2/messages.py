@@ -47,7 +47,7 @@ class UnaryReader:
     __slots__ = (
         "_allocate",
         "_limit",
-        "_place",
+        "_placement",
         "_prefix",
         "compressed",
         "filled",
@@ -55,10 +55,10 @@ class UnaryReader:
         "whole",
     )
 
-    def __init__(self, limit: int, place: Placement | None, allocate: Allocate) -> None:
+    def __init__(self, limit: int, placement: Placement | None, allocate: Allocate) -> None:
         self._limit = limit
         self._allocate = allocate
-        self._place = place
+        self._placement = placement
         self._prefix = b""
         self.whole: memoryview | None = None
         """Buffer of the message; None until its first byte is there."""
@@ -97,7 +97,7 @@ class UnaryReader:
         if self.length < _IN_PLACE_BYTES:
             return memoryview(bytearray(self.length))
         memory = self._allocate(self.length + ALIGNMENT)
-        large = self._place(first, self.length) if self._place else 0
+        large = self._placement(first, self.length) if self._placement else 0
         start = -(memory.ctypes.data + large) % ALIGNMENT
         return memory.data.cast("B")[start : start + self.length]
 

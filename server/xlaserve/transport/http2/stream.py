@@ -17,7 +17,7 @@ class Call(Protocol):
     """Whatever answers a request, and is cancelled when nobody wants the answer any more."""
 
     @property
-    def waits(self) -> bool:
+    def awaits_client(self) -> bool:
         """Tell whether nothing is done until the client sends something."""
         ...
 
@@ -35,7 +35,7 @@ class Route(Protocol):
         ...
 
     @property
-    def place(self) -> Placement | None:
+    def placement(self) -> Placement | None:
         """Return what finds the part of a long message that should be aligned."""
         ...
 
@@ -258,11 +258,11 @@ class ServerStream:
         return self.state is not State.OPEN and not self.arriving
 
     @property
-    def waits(self) -> bool:
+    def awaits_client(self) -> bool:
         """Tell whether nothing is done until the client sends something."""
         if not self.begun:
             return True
-        return self.call is not None and self.call.waits
+        return self.call is not None and self.call.awaits_client
 
     def grant(self, wanted: int) -> None:
         """Let the client send at least so many bytes more (RFC 9113 6.9)."""

@@ -1,4 +1,4 @@
-"""Which lane a ModelInfer takes, by what its headers say of its time and of its model."""
+"""Which fast path a ModelInfer takes, by what its headers say of its time and of its model."""
 
 from collections.abc import Callable
 from contextvars import Context, copy_context
@@ -21,20 +21,20 @@ from xlaserve.transport.grpc.identifiers import (
     vmodel_id,
 )
 from xlaserve.transport.grpc.infer_codec import DecodedInfer, InferCodec
-from xlaserve.transport.grpc.infer_lane import InferLane, refusal_for
+from xlaserve.transport.grpc.infer_fast_path import InferFastPath, refusal_for
 from xlaserve.transport.grpc.injection import OF_A_MESH, Splice, decode_with, told_to_a_mesh
 from xlaserve.transport.grpc.reader import TooManyFields
 from xlaserve.transport.grpc.wire import MalformedMessage
 from xlaserve.transport.http2.headers import RequestKind
 from xlaserve.transport.http2.stream import Buffer, Route, ServerStream
 
-_MAX_LANES = 256
-"""Models, as the headers of a mesh name them, whose lanes a connection keeps."""
+_MAX_FAST_PATHS = 256
+"""Models, as the headers of a mesh name them, whose fast paths a connection keeps."""
 _MAX_KEY_CHARACTERS = 512
 
 
-class InferLanes:
-    """The lanes of one connection, in front of the route of the general path."""
+class InferFastPaths:
+    """The fast paths of one connection, in front of the route of the general path."""
 
     def __init__(
         self,
@@ -42,73 +42,73 @@ class InferLanes:
         gates: Gates,
         codec: InferCodec,
         splice: Splice | None,
-        otherwise: Route,
+        general: Route,
         *,
         peer: Peer = NOBODY,
     ) -> None:
         """Without `splice` there is no mesh, and its headers mean nothing."""
-        self._otherwise = otherwise
-        make = partial(InferLane, engine, gates, codec, otherwise, peer=peer)
-        self._lane = make()
+        self._general = general
+        make = partial(InferFastPath, engine, gates, codec, general, peer=peer)
+        self._fast_path = make()
         self._mesh = None
         if splice is not None:
-            self._mesh = _MeshLane(make, codec, splice, self._lane, otherwise)
+            self._mesh = _MeshFastPath(make, codec, splice, self._fast_path, general)
 
     def __call__(self, kind: RequestKind[Route]) -> Route:
         """Return the route of the requests with headers of these names."""
         if "grpc-encoding" in kind.places:
-            return self._otherwise  # which compresses answers too
-        route: Route = self._lane
+            return self._general  # which compresses answers too
+        route: Route = self._fast_path
         if self._mesh is not None and any(name.startswith(OF_A_MESH) for name in kind.places):
             if any(len(kind.places.get(name, ())) > 1 for name in ID_HEADERS):
-                return self._otherwise  # says what is wrong with it
+                return self._general  # says what is wrong with it
             route = self._mesh
         return route
 
 
-class _MeshLane:
-    """Answers requests for the models that headers name, each in the lane of its model.
+class _MeshFastPath:
+    """Answers requests for the models that headers name, each in the fast path of its model.
 
-    A lane is what headers of certain values are decoded to; no request has two of one name.
+    A fast path is what headers of certain values are decoded to; no request has two of one name.
     """
 
     message_first = True
 
     def __init__(
         self,
-        make: Callable[..., InferLane],
+        make: Callable[..., InferFastPath],
         codec: InferCodec,
         splice: Splice,
-        lane: InferLane,
-        otherwise: Route,
+        fast_path: InferFastPath,
+        general: Route,
     ) -> None:
-        """`make` makes a lane with its own decoding and refusals."""
+        """`make` makes a fast path with its own decoding and refusals."""
         self._make = make
         self._codec = codec
         self._splice = splice
-        self._lane = lane
-        self._otherwise = otherwise
-        self._lanes = BoundedCache[tuple[str | None, ...], Route](_MAX_LANES)
-        self.place = lane.place
+        self._fast_path = fast_path
+        self._general = general
+        self._fast_paths = BoundedCache[tuple[str | None, ...], Route](_MAX_FAST_PATHS)
+        self.placement = fast_path.placement
 
     def begin(self, stream: ServerStream) -> None:
-        """Begin as the lane of the model does."""
+        """Begin as the fast path of the model does."""
         key = tuple(map(stream.head.get, ID_HEADERS))
-        lane = self._lanes.get(key)
-        if lane is None:
-            lane = self._find(stream.head.fields)
+        fast_path = self._fast_paths.get(key)
+        if fast_path is None:
+            fast_path = self._find(stream.head.fields)
             if sum(len(value or "") for value in key) <= _MAX_KEY_CHARACTERS:
-                self._lanes.keep(key, lane)
-        lane.begin(stream)
+                self._fast_paths.keep(key, fast_path)
+        fast_path.begin(stream)
 
     def _find(self, headers: list[tuple[str, str]]) -> Route:
         metadata = decode_metadata(split_binary_lists(headers))
         try:
             name = model_id(metadata)
         except InvalidRequest:
-            return self._otherwise  # says so
+            return self._general  # says so
         if name is None:
-            return self._lane
+            return self._fast_path
         context = copy_context()
         context.run(bind_contextvars, model_id=name, vmodel_id=vmodel_id(metadata))
         decode = _NamedDecoder(self._codec, name, self._splice)
@@ -117,8 +117,8 @@ class _MeshLane:
             # In a copy: a request that is refused at once has begun in the context itself.
             return context.copy().run(refusal_for, told_to_a_mesh(error))
 
-        lane = self._make(decode=decode, recognise=decode.recognise, refusal=refusal)
-        return _LaneInContext(lane, context)
+        fast_path = self._make(decode=decode, recognise=decode.recognise, refusal=refusal)
+        return _FastPathInContext(fast_path, context)
 
 
 class _NamedDecoder:
@@ -148,16 +148,16 @@ class _NamedDecoder:
         return decode_with(self._name, self._splice, self._decode, message)
 
 
-class _LaneInContext:
-    """A lane whose requests are logged with what their headers say of the model."""
+class _FastPathInContext:
+    """A fast path whose requests are logged with what their headers say of the model."""
 
     message_first = True
 
-    def __init__(self, lane: InferLane, context: Context) -> None:
-        self._lane = lane
+    def __init__(self, fast_path: InferFastPath, context: Context) -> None:
+        self._fast_path = fast_path
         self._context = context
-        self.place = lane.place
+        self.placement = fast_path.placement
 
     def begin(self, stream: ServerStream) -> None:
-        """Begin as the lane does."""
-        self._context.run(self._lane.begin, stream)
+        """Begin as the fast path does."""
+        self._context.run(self._fast_path.begin, stream)

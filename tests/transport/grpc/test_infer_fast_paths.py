@@ -15,8 +15,8 @@ from xlaserve.core.serving.inference import InferRequest
 from xlaserve.core.serving.ledger import Ledger
 from xlaserve.errors import VersionNotFound
 from xlaserve.transport.grpc.infer_codec import InferCodec
-from xlaserve.transport.grpc.infer_lane import InferLane
-from xlaserve.transport.grpc.infer_lanes import InferLanes
+from xlaserve.transport.grpc.infer_fast_path import InferFastPath
+from xlaserve.transport.grpc.infer_fast_paths import InferFastPaths
 from xlaserve.transport.grpc.routes import Refused, Router
 from xlaserve.transport.grpc.splice import InjectionPath, splice_string
 from xlaserve.transport.http2.headers import Head, HeaderReader, RequestKind, encode_fields
@@ -37,7 +37,7 @@ class Otherwise:
     """The route of what is not ordinary; notes that it was taken."""
 
     message_first = True
-    place: Placement | None = None
+    placement: Placement | None = None
     begun = False
 
     def begin(self, stream: ServerStream) -> None:
@@ -82,16 +82,16 @@ class Stream:
         self.refused = block
 
 
-def lanes_of(engine: Engine, otherwise: Route, *, mesh: bool = True) -> InferLanes:
+def fast_paths_of(engine: Engine, otherwise: Route, *, mesh: bool = True) -> InferFastPaths:
     codec, splicing = InferCodec(**LIMITS), splice if mesh else None
-    return InferLanes(cast(Any, engine), Gates(), codec, splicing, otherwise)
+    return InferFastPaths(cast(Any, engine), Gates(), codec, splicing, otherwise)
 
 
 def asked(engine: Engine, *headers: tuple[str, str], mesh: bool = True) -> tuple[Stream, bool]:
     """Send a request with these headers; tells whether it went the long way."""
     otherwise = Otherwise()
-    lanes = lanes_of(engine, otherwise, mesh=mesh)
-    reader: HeaderReader[Route] = HeaderReader(1 << 14, lanes)
+    fast_paths = fast_paths_of(engine, otherwise, mesh=mesh)
+    reader: HeaderReader[Route] = HeaderReader(1 << 14, fast_paths)
     head = reader.read(encode_fields((*PSEUDO, *headers)))
     stream = Stream(head)
     assert head.route is not None
@@ -111,10 +111,10 @@ def test_what_a_short_message_becomes_is_held_while_it_waits(
     engine = Engine(answer)
     codec = InferCodec(**LIMITS)
     peer = Peer(account=account)
-    lane = InferLane(cast(Any, engine), Gates(), codec, Otherwise(), peer=peer)
-    stream = Stream(HeaderReader(1 << 14, lambda kind: lane).read(encode_fields(PSEUDO)))
+    fast_path = InferFastPath(cast(Any, engine), Gates(), codec, Otherwise(), peer=peer)
+    stream = Stream(HeaderReader(1 << 14, lambda kind: fast_path).read(encode_fields(PSEUDO)))
     stream.message = bytes(pb.ModelInferRequest(model_name="m", inputs=[tensor]))
-    lane.begin(cast(ServerStream, stream))
+    fast_path.begin(cast(ServerStream, stream))
 
     assert held == account.held
     assert engine.call is not None
@@ -154,14 +154,14 @@ async def test_headers_that_name_no_model_go_the_way_that_says_so() -> None:
     assert [] == engine.asked
 
 
-async def test_models_that_vary_are_decoded_in_lanes_of_one_route() -> None:
+async def test_models_that_vary_are_decoded_by_fast_paths_of_one_route() -> None:
     """Each request gets the model of its own headers, and no kind holds one."""
     engine, kinds = Engine(never), []
-    lanes = lanes_of(engine, Otherwise())
+    fast_paths = fast_paths_of(engine, Otherwise())
 
     def route(kind: RequestKind[Route]) -> Route:
         kinds.append(kind)
-        return lanes(kind)
+        return fast_paths(kind)
 
     reader: HeaderReader[Route] = HeaderReader(1 << 14, route)
     names = [f"m{number % 400}" for number in range(1000)]
@@ -175,9 +175,9 @@ async def test_models_that_vary_are_decoded_in_lanes_of_one_route() -> None:
 
 
 async def test_one_id_in_two_headers_is_not_one_with_a_comma() -> None:
-    """Also where the lane of that one is known."""
+    """Also where the fast path of that one is known."""
     engine, otherwise = Engine(never), Otherwise()
-    reader: HeaderReader[Route] = HeaderReader(1 << 14, lanes_of(engine, otherwise))
+    reader: HeaderReader[Route] = HeaderReader(1 << 14, fast_paths_of(engine, otherwise))
     for ids in (["a, b"], ["a, b"], ["a", "b"]):
         headers = [("mm-model-id", name) for name in ids]
         head = reader.read(encode_fields((*PSEUDO, *headers)))

@@ -32,8 +32,8 @@ _HEAD = encode_fields(_RESPONSE)
 _OK = encode_fields([("grpc-status", "0")])
 
 
-class InferLane:
-    """Answers ModelInfer of one connection; what is not ordinary goes `otherwise`."""
+class InferFastPath:
+    """Answers ModelInfer of one connection; what is not ordinary takes the general path."""
 
     message_first = True
 
@@ -42,7 +42,7 @@ class InferLane:
         engine: Engine,
         gates: Gates,
         codec: InferCodec,
-        otherwise: Route,
+        general: Route,
         *,
         peer: Peer = NOBODY,
         decode: Callable[[Buffer], DecodedInfer] | None = None,
@@ -56,19 +56,19 @@ class InferLane:
         self._recognise = recognise or codec.recognise
         self.encode = codec.encode
         self.encode_typed = codec.encode_typed
-        self._otherwise = otherwise
+        self._general = general
         self.peer = peer
         self._refusal = refusal or refusal_for
-        self.place = tensor_offset
+        self.placement = tensor_offset
 
     def begin(self, stream: ServerStream) -> None:
         """Answer at once where the model is quick, else when its batch was executed."""
         message = stream.message
         if message is None or stream.compressed:
-            self._otherwise.begin(stream)
+            self._general.begin(stream)
             return
         stream.message = None
-        call = LaneCall(self, stream)
+        call = FastPathCall(self, stream)
         try:
             self._gates.admit(call)
             if call.record is not None:
@@ -91,7 +91,7 @@ class InferLane:
             if not is_view:
                 hold_made(call, made_bytes(request.inputs))
 
-    def _read(self, call: "LaneCall", decoded: DecodedInfer) -> InferRequest:
+    def _read(self, call: "FastPathCall", decoded: DecodedInfer) -> InferRequest:
         try:
             return decoded.request()
         except InvalidRequest:
@@ -121,37 +121,39 @@ def refusal_for(error: BaseException) -> GRPCError:
     return GRPCError(Status.INTERNAL, "internal error")
 
 
-class LaneCall(InferCall):
+class FastPathCall(InferCall):
     """A ModelInfer whose answer is written without grpclib."""
 
-    waits = False
+    awaits_client = False
     typed = False
     """Whether the inputs came as typed contents."""
 
-    def __init__(self, lane: InferLane, stream: ServerStream) -> None:
-        self._lane = lane
+    def __init__(self, fast_path: InferFastPath, stream: ServerStream) -> None:
+        self._fast_path = fast_path
         self._stream = stream
-        self.peer = lane.peer
+        self.peer = fast_path.peer
         self.headers = stream.head
         if stream.deadline is not None:
             self.deadline = stream.deadline
 
     def write(self, response: InferResponse, *, last: bool) -> None:
         """Send a response, or what is wrong with it."""
-        stream, lane = self._stream, self._lane
+        stream, fast_path = self._stream, self._fast_path
         stream.call = None
         try:
-            parts, size = lane.encode_typed(response) if self.typed else lane.encode(response)
+            parts, size = (
+                fast_path.encode_typed(response) if self.typed else fast_path.encode(response)
+            )
         except Exception as error:
-            lane.refuse(stream, error)
+            fast_path.refuse(stream, error)
             return
         if self.record is not None:
             self.record.sent(size)
         parts.insert(0, PREFIX.pack(0, size))
         if not stream.output.answer(stream, _HEAD, parts, size + PREFIX_BYTES, _OK):
-            lane.refuse(stream, GRPCError(Status.RESOURCE_EXHAUSTED, NO_ROOM_FOR_ANSWERS))
+            fast_path.refuse(stream, GRPCError(Status.RESOURCE_EXHAUSTED, NO_ROOM_FOR_ANSWERS))
 
     def refuse(self, error: BaseException) -> None:
         """Send the status of an error."""
         self._stream.call = None
-        self._lane.refuse(self._stream, error)
+        self._fast_path.refuse(self._stream, error)
