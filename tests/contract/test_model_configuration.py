@@ -25,8 +25,11 @@ AGENT = {"name": "decrypt", "parameters": {"key": "0"}}
 
 REFUSED: dict[str, dict[str, Any]] = {
     "model_repository_agents.agents[0].name": {"model_repository_agents": {"agents": [AGENT]}},
-    "input[0].allow_ragged_batch": {"input": [TENSOR | {"allow_ragged_batch": True}]},
     "input[0].is_shape_tensor": {"input": [TENSOR | {"is_shape_tensor": True}]},
+}
+
+NOT_FOR_COMPUTATIONS: dict[str, dict[str, Any]] = {
+    "input 'x': allow_ragged_batch": {"input": [TENSOR | {"allow_ragged_batch": True}]},
     "batch_input": {"batch_input": [{"target_name": ["n"], "source_input": ["x"]}]},
     "batch_output": {"batch_output": [{"target_name": ["y"], "source_input": ["x"]}]},
 }
@@ -146,6 +149,11 @@ async def test_a_reload_with_a_field_that_would_change_answers_keeps_what_serves
         answer = await load(stub, "double", json.dumps(config))
 
         assert f"{field}: is not implemented" in answer, answer
+        assert [2, 4] == await double(stub)
+    for field, config in NOT_FOR_COMPUTATIONS.items():
+        answer = await load(stub, "double", json.dumps(config))
+
+        assert f"{field} is not implemented for a computation" in answer, answer
         assert [2, 4] == await double(stub)
 
 

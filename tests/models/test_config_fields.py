@@ -56,13 +56,10 @@ def test_rows_say_why_they_refuse() -> None:
     ("text", "place"),
     [
         (f"model_repository_agents {{ {AGENT} }}", "model_repository_agents.agents[0].name"),
-        (f"input {{ {X} allow_ragged_batch: true }}", "input[0].allow_ragged_batch"),
         (f"input {{ {X} is_shape_tensor: true }}", "input[0].is_shape_tensor"),
         (f"output {{ {X} is_shape_tensor: true }}", "output[0].is_shape_tensor"),
         (f"input {{ {X} is_non_linear_format_io: true }}", "input[0].is_non_linear_format_io"),
         (f"output {{ {X} is_non_linear_format_io: true }}", "output[0].is_non_linear_format_io"),
-        ('batch_input { target_name: "n" source_input: "x" }', "batch_input"),
-        ('batch_output { target_name: "n" source_input: "x" }', "batch_output"),
         ("instance_group { passive: true }", "instance_group[0].passive"),
         ('cc_model_filenames { key: "8.0" value: "a" }', "cc_model_filenames"),
         (

@@ -42,6 +42,8 @@ class ConfigTensor:
     """The shape that the model has it in, where that is another one than clients see."""
     is_optional: bool = False
     """Whether it is an input that a request may leave out."""
+    is_ragged: bool = False
+    """Whether it is an input of which the requests of a batch may have different shapes."""
 
 
 @dataclass(frozen=True, slots=True)

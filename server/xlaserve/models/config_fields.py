@@ -77,7 +77,7 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
         "input.reshape": _OBEYED,
         "input.reshape.shape": _OBEYED,
         "input.is_shape_tensor": _refused(_TENSOR),
-        "input.allow_ragged_batch": _refused("requests of different shapes share no batch"),
+        "input.allow_ragged_batch": _OBEYED,
         "input.optional": _OBEYED,
         "input.is_non_linear_format_io": _refused(_TENSOR),
         "output": _OBEYED,
@@ -89,8 +89,9 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
         "output.reshape.shape": _OBEYED,
         "output.is_shape_tensor": _refused(_TENSOR),
         "output.is_non_linear_format_io": _refused(_TENSOR),
-        "batch_input": _refused(_TENSOR),
-        "batch_output": _refused(_TENSOR),
+        # A loader of computations refuses them; code is handed requests one by one, in a list.
+        "batch_input": _NONE,
+        "batch_output": _NONE,
         # --- where it runs, and from what ---
         "instance_group": _OBEYED,
         "instance_group.name": _NONE,

@@ -97,6 +97,7 @@ def _tensor(place: str, tensor: inference.ModelInput | inference.ModelOutput) ->
         tuple(tensor.dims),
         _reshape(place, tensor),
         is_optional=isinstance(tensor, inference.ModelInput) and tensor.optional,
+        is_ragged=isinstance(tensor, inference.ModelInput) and tensor.allow_ragged_batch,
     )
 
 

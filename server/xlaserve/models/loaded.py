@@ -133,6 +133,8 @@ class ModelInfo:
     """Whether each request belongs to a sequence, which its parameters name."""
     optional: Optional = NONE_OPTIONAL
     """The inputs that a request may leave out, with their defaults."""
+    ragged: frozenset[str] = frozenset()
+    """Inputs of which the requests of a batch may have different shapes."""
     takes_parameters: bool = False
     """Whether its code is given the parameters of requests, whatever their names."""
     takes_tensor_parameters: bool = False

@@ -315,7 +315,8 @@ def key_of(info: ModelInfo, tensors: Tensors) -> ShapeKey:
     """Return what requests must have in common with this one to be put together with it."""
     if not info.is_ragged:
         return ()
-    return tuple([tensors[spec.name].shape[1:] for spec in info.inputs if spec.name in tensors])
+    compared = [s.name for s in info.inputs if s.name in tensors and s.name not in info.ragged]
+    return tuple([tensors[name].shape[1:] for name in compared])
 
 
 def _count_decoded(call: InferCall, images: Mapping[str, Tensor]) -> None:

@@ -217,6 +217,7 @@ def _info(
         signature.max_batch_size,
         is_decoupled=is_decoupled,
         optional=optional_inputs.of_code(config),
+        ragged=frozenset(one.name for one in config.inputs if one.is_ragged),
         takes_parameters=True,
         # Triton's interface has no place for them.
         takes_tensor_parameters=is_own,
@@ -251,6 +252,11 @@ def _is_batched(kind: type[PythonModel], config: ModelConfig, info: ModelInfo) -
         raise InvalidModel(
             "its requests are to be put together: expected decoded False, since each may have "
             "content types of its own"
+        )
+    if info.ragged:
+        raise InvalidModel(
+            f"input '{min(info.ragged)}': allow_ragged_batch is not possible where the rows of "
+            "requests are put together for one infer, expected a class that is not batched"
         )
     if is_generator(kind.infer) or is_async(kind.infer) or takes_request(kind):
         raise InvalidModel(

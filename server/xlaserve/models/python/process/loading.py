@@ -41,6 +41,7 @@ def in_processes(
         memory=_memory(copies),
         is_decoupled=made["is_decoupled"],
         optional=dict.fromkeys(made["optional"]),
+        ragged=frozenset(made["ragged"]),
         takes_parameters=True,
         takes_tensor_parameters=made["takes_tensor_parameters"],
     )
@@ -72,6 +73,7 @@ def described(info: ModelInfo, *, is_batched: bool, concurrency: int) -> dict[st
         "inputs": [(one.name, one.datatype.name, one.shape) for one in info.inputs],
         "outputs": [(one.name, one.datatype.name, one.shape) for one in info.outputs],
         "optional": list(info.optional),
+        "ragged": list(info.ragged),
         "max_batch_size": info.max_batch_size,
         "is_decoupled": info.is_decoupled,
         "takes_tensor_parameters": info.takes_tensor_parameters,
