@@ -193,7 +193,10 @@ async def test_a_decoupled_one_answers_with_each_step(
     (model,) = models
     found = await asyncio.gather(*(_answers(client, model, count) for count in (5, 1, 3)))
 
+    metadata: Any = await client.grpc.get_model_metadata(model)
+
     assert [[4, 3, 2, 1, 0], [0], [2, 1, 0]] == found
+    assert b"decoupled" in metadata.SerializeToString()
     assert "UNIMPLEMENTED" in await client.fails(model, x=x(2))
 
 

@@ -151,9 +151,15 @@ async def test_both_transports_show_and_take_it(client: Client) -> None:
         result = await http.infer("jax", [given(triton_http, "x", ROW)])
         with pytest.raises(Exception, match="missing 'x'"):
             await http.infer("jax", [])
+        metadata = await http.get_model_metadata("jax")
+        of_code = await http.get_model_metadata("tritons")
         stream = await http.infer("tritons", [given(triton_http, "x", ROW)])
     read: Any = await client.grpc.get_model_config("jax", as_json=True)
 
+    assert {"optional": "true", "default": "10"} == metadata["inputs"][1]["parameters"]
+    assert {"optional": "true"} == of_code["inputs"][1]["parameters"]
+    assert "parameters" not in metadata["inputs"][0]
+    assert "parameters" not in metadata
     assert [False, True] == [bool(one.get("optional")) for one in config["input"]]
     assert [False, True] == [bool(one.get("optional")) for one in read["config"]["input"]]
     assert [[10.0, 20.0]] == result.as_numpy("y").tolist()

@@ -3,7 +3,8 @@
 import json
 
 from xlaserve.models.config import ModelConfig
-from xlaserve.models.config_fields import CONTENT_TYPE
+from xlaserve.models.config_fields import CONTENT_TYPE, DEFAULT
+from xlaserve.models.loaded import ModelInfo
 from xlaserve_proto import inference
 
 MOST_BYTES = 127
@@ -13,22 +14,44 @@ In the Open Inference Protocol the map has texts, here and in MLServer it has me
 read a message with a text of up to so many bytes as a text; a longer one makes the answer one that
 they cannot read."""
 
+_OF_TENSORS = (f"{CONTENT_TYPE}.", DEFAULT)
+
 MOST_LABEL_BYTES = 16 << 10
 """The longest list of labels that is shown, as JSON."""
 
 
-def of_model(config: ModelConfig) -> dict[str, str]:
-    """Return the parameters of the configuration, but for those of single tensors."""
-    return {
+DECOUPLED = "decoupled"
+OPTIONAL = "optional"
+_TRUE = "true"
+
+
+def of_model(config: ModelConfig, info: ModelInfo) -> dict[str, str]:
+    """Return the parameters of the configuration, but for those of single tensors.
+
+    A model that may give any number of answers to a request says so: ModelConfig has it as well
+    (model_transaction_policy), and a client need not ask for that.
+    """
+    found = {
         name: value
         for name, value in config.parameters.items()
-        if not name.startswith(f"{CONTENT_TYPE}.") and len(value.encode()) <= MOST_BYTES
+        if not name.startswith(_OF_TENSORS) and len(value.encode()) <= MOST_BYTES
     }
+    if info.is_decoupled:
+        found[DECOUPLED] = _TRUE
+    return found
 
 
-def of_input(config: ModelConfig, name: str) -> dict[str, str]:
-    """Return the content type of an input, and its format where it is an image."""
+def of_input(config: ModelConfig, info: ModelInfo, name: str) -> dict[str, str]:
+    """Return the content type of an input, its format where it is an image, and its default.
+
+    One that a request may leave out says so.
+    """
     found = _content_type(config, name)
+    if name in info.optional:
+        found[OPTIONAL] = _TRUE
+        default = config.parameters.get(f"{DEFAULT}{name}")
+        if info.optional[name] is not None and default and len(default.encode()) <= MOST_BYTES:
+            found["default"] = default
     for tensor in config.message.input if config.message else ():
         if tensor.name == name and tensor.format != inference.ModelInputFormat.FORMAT_NONE:
             found["format"] = str(tensor.format.name)

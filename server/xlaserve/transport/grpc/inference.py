@@ -95,9 +95,11 @@ class InferenceService(pb.GrpcInferenceServiceBase):
             name=request.name,
             versions=versions,
             platform=info.platform,
-            inputs=[_tensor_metadata(spec, of_input(config, spec.name)) for spec in info.inputs],
+            inputs=[
+                _tensor_metadata(spec, of_input(config, info, spec.name)) for spec in info.inputs
+            ],
             outputs=[_tensor_metadata(spec, of_output(config, spec.name)) for spec in info.outputs],
-            parameters=_texts(of_model(config)),
+            parameters=_texts(of_model(config, info)),
         )
 
     async def model_infer(self, model_infer_request: pb.ModelInferRequest) -> pb.ModelInferResponse:

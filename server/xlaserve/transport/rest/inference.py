@@ -213,9 +213,9 @@ class InferenceRoutes:
                 name,
                 versions,
                 info.platform,
-                [_tensor_metadata(spec, of_input(config, spec.name)) for spec in info.inputs],
+                [_tensor_metadata(spec, of_input(config, info, spec.name)) for spec in info.inputs],
                 [_tensor_metadata(spec, of_output(config, spec.name)) for spec in info.outputs],
-                of_model(config),
+                of_model(config, info),
             )
         )
 
