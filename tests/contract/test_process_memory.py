@@ -78,6 +78,7 @@ async def test_what_a_process_holds_is_counted_while_it_runs(start: Any, root: P
     assert f" {after}\n" in metrics
 
 
+@pytest.mark.slow
 async def test_a_process_that_holds_too_much_is_ended(start: Any, root: Path) -> None:
     write(root, "m", GROWS, VECTORS + PROCESS)
     async with start(python_process_bytes=600 * MIB) as client:
