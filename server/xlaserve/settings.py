@@ -22,6 +22,7 @@ from xlaserve.settings_choices import (
     Readiness,
     SharedMemoryClients,
     TlsEndpoint,
+    TraceLevel,
     TraceMode,
     TypedAnswerForm,
 )
@@ -414,6 +415,15 @@ class Settings:
     trace_mode: TraceMode = TraceMode.TRITON
     """triton: traces go to trace_file; opentelemetry: spans are exported over OTLP, to where the
     variables OTEL_* say (needs `xlaserve[otel]`), and every model is traced from the start."""
+    trace_level: TraceLevel = TraceLevel.AUTO
+    """OFF or TIMESTAMPS: what is traced of all models from the start; auto is OFF with trace_mode
+    triton, and TIMESTAMPS with opentelemetry. Clients change it, and the following, at run time."""
+    trace_rate: int = 1000
+    """One of so many requests is traced."""
+    trace_count: int = -1
+    """Requests that are traced; -1 for any number."""
+    trace_log_frequency: int = 0
+    """Traces of each file, which has a number; 0 for one file."""
     max_trace_bytes: int = 64 << 20
     """Most bytes of traces that one run of the server writes; then tracing ends."""
 
@@ -451,6 +461,9 @@ class Settings:
                 "none with trace_mode opentelemetry, which writes none",
                 self.trace_file,
             )
+        writes_none = not self.trace_file and self.trace_mode is TraceMode.TRITON
+        if writes_none and self.trace_level is TraceLevel.TIMESTAMPS:
+            raise InvalidSettings("trace_level", "OFF without a trace_file", "TIMESTAMPS")
 
     @property
     def trace_path(self) -> Path | None:

@@ -74,6 +74,9 @@ SMALLEST: Mapping[str, float] = MappingProxyType(
         "max_override_files": 0,
         "trial_seconds": 0,
         "max_models": 1,
+        "trace_rate": 1,
+        "trace_count": -1,
+        "trace_log_frequency": 0,
         "max_trace_bytes": 1024,
         "access_log_rate": 0,
         "access_log_slow_ms": 0,
@@ -101,6 +104,8 @@ LARGEST: Mapping[str, float] = MappingProxyType(
         "listen_backlog": 2**31 - 1,
         "max_message_depth": _DEEPEST,
         "max_json_depth": _DEEPEST,
+        # What the trace extension can say.
+        **dict.fromkeys(("trace_rate", "trace_count", "trace_log_frequency"), 2**31 - 1),
         # RFC 9113, 6.5.2
         "stream_window_bytes": 2**31 - 1,
         "connection_window_bytes": 2**31 - 1,

@@ -82,6 +82,17 @@ class SharedMemoryClients(StrEnum):
     """None: the extension is turned off."""
 
 
+class TraceLevel(StrEnum):
+    """The detail of traces from the start on, as Triton spells it."""
+
+    AUTO = "auto"
+    """Nothing in files, and times in spans that are exported."""
+    OFF = "OFF"
+    """Nothing."""
+    TIMESTAMPS = "TIMESTAMPS"
+    """The times of its steps."""
+
+
 class TraceMode(StrEnum):
     """Forms of traces."""
 

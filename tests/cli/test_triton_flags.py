@@ -50,6 +50,17 @@ OBEYED: list[tuple[list[str], dict[str, str]]] = [
         {**_TLS, "tls_certificate": "c"},
     ),
     (["--trace-config=triton,file=/t"], {"trace_file": "/t"}),
+    (
+        [
+            *("--trace-config=level=TIMESTAMPS", "--trace-config=rate=2"),
+            *("--trace-config", "count=5", "--trace-config=triton,file=/t"),
+        ],
+        {
+            **{"trace_level": "TIMESTAMPS", "trace_rate": "2", "trace_count": "5"},
+            "trace_file": "/t",
+        },
+    ),
+    (["--trace-config=triton,log-frequency=9"], {"trace_log_frequency": "9"}),
     (["--trace-config=mode=opentelemetry"], {"trace_mode": "opentelemetry"}),
     (["--cache-config=local,size=5"], {"response_cache_bytes": "5"}),
     (["--response-cache-byte-size=5"], {"response_cache_bytes": "5"}),
@@ -67,6 +78,7 @@ REFUSED = {
     "--allow-sagemaker=true": "--sagemaker does that",
     "--allow-vertex-ai=true": "it is not implemented",
     "--allow-http=perhaps": "expected true or false, got 'perhaps'",
+    "--trace-config=opentelemetry,url=u": "expected one of level=, rate=, count=, mode=",
     "--cache-config=redis,host=h": "expected local,size=<bytes>",
     "--grpc-use-ssl=true": "setting --grpc-server-cert: expected a file",
     "--http-port": "setting --http-port: expected a value",
@@ -98,9 +110,8 @@ def test_what_is_not_obeyed_and_matters_is_refused(given: str, problem: str) -> 
 def test_what_does_not_matter_is_named_once() -> None:
     """Of a flag that takes no value, the word behind it is kept."""
     given = ["--host-policy", "a,b=c", "--host-policy=x,y=z", "--disable-auto-complete-config"]
-    partial = ["--trace-config", "level=TIMESTAMPS"]
-    translated = translate([*given, *partial, "/models", "--", "--host-policy"])
-    named = ["--host-policy", "--disable-auto-complete-config", "--trace-config"]
+    translated = translate([*given, "/models", "--", "--host-policy"])
+    named = ["--host-policy", "--disable-auto-complete-config"]
 
     assert named == list(translated.without_effect)
     assert ["/models", "--", "--host-policy"] == list(translated.arguments)

@@ -24,6 +24,11 @@ ORDER = (
     "COMPUTE_END",
     "REQUEST_END",
 )
+STAMPS = {
+    "grpc": ("GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "GRPC_SEND_START", "GRPC_SEND_END"),
+    "http": ("HTTP_RECV_START", "HTTP_RECV_END", "HTTP_SEND_START", "HTTP_SEND_END"),
+}
+"""Times of the transports, as Triton calls them: two before and two behind those of the request."""
 
 
 @pytest.fixture(scope="module")
@@ -117,15 +122,43 @@ async def test_requests_are_traced_while_it_is_on(
     )
     assert "0" == text(left["trace_count"])
     heads, times = found[::2], found[1::2]
+    stamps = STAMPS[client.kind.partition(".")[0]]
     assert [("echo", 1, "r0"), ("echo", 1, "r1")] == [
         (head["model_name"], head["model_version"], head["request_id"]) for head in heads
     ]
     assert [head["id"] for head in heads] == [each["id"] for each in times] == [1, 2]
     for each in times:
-        assert list(ORDER) == [stamp["name"] for stamp in each["timestamps"]]
+        assert [*stamps[:2], *ORDER, *stamps[2:]] == [stamp["name"] for stamp in each["timestamps"]]
         moments = [stamp["ns"] for stamp in each["timestamps"]]
         assert sorted(moments) == moments
     assert idle == gates._observers
+
+
+async def test_traces_may_begin_with_the_server(serve: Serve, models: Path, tmp_path: Path) -> None:
+    """As --trace-config of tritonserver; what is cleared is again what the server began with."""
+    settings = {
+        "trace_file": str(tmp_path / "trace.json"),
+        "trace_level": "TIMESTAMPS",
+        "trace_rate": 2,
+        "trace_count": 3,
+        "trace_log_frequency": 1,
+    }
+    async with serve(models, load_model=("*",), http_endpoint="port:0", **settings) as server:
+        async with stock_client("http.aio", server) as client:
+            for index in range(4):
+                await infer(client, "echo", request_id=f"r{index}")
+            found = [await traces(tmp_path / f"trace.json.{index}", 1) for index in (0, 1)]
+            told = plain(await client.ask("get_trace_settings"))
+            await client.ask("update_trace_settings", settings={"trace_rate": "7"})
+            cleared = plain(
+                await client.ask("update_trace_settings", settings={"trace_rate": None})
+            )
+
+    assert ["r1", "r3"] == [head["request_id"] for head, _ in found]
+    assert ("TIMESTAMPS", "2", "1") == tuple(
+        text(told[name]) for name in ("trace_level", "trace_rate", "trace_count")
+    )
+    assert "2" == text(cleared["trace_rate"])
 
 
 async def test_a_model_has_settings_of_its_own(

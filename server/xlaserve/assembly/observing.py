@@ -10,10 +10,10 @@ from xlaserve.core.serving.failures import Failures
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.loop_lag import LoopLag
 from xlaserve.core.serving.opentelemetry import OpenTelemetry
-from xlaserve.core.serving.tracing import Tracing
+from xlaserve.core.serving.tracing import TraceSetting, Tracing
 from xlaserve.core.threads.workers import Workers
 from xlaserve.settings import Settings
-from xlaserve.settings_choices import TraceMode
+from xlaserve.settings_choices import TraceLevel, TraceMode
 from xlaserve.transport.rest.observing_families import ObservingReading
 from xlaserve.transport.status import told_status
 
@@ -69,7 +69,15 @@ def tracing(settings: Settings, gates: Gates, workers: Workers) -> Tracing:
     if settings.trace_mode is TraceMode.OPENTELEMETRY:
         # The SDK reads its variables itself; what is read here is which of them are there.
         spans = OpenTelemetry(os.environ, _MAX_SPANS, version=metadata.version("xlaserve"))
-    return Tracing(gates, settings.trace_path, settings.max_trace_bytes, workers.wait, spans=spans)
+    level = settings.trace_level
+    if level is TraceLevel.AUTO:
+        level = TraceLevel.OFF if spans is None else TraceLevel.TIMESTAMPS
+    start = TraceSetting(
+        level.value, settings.trace_rate, settings.trace_count, settings.trace_log_frequency
+    )
+    return Tracing(
+        gates, settings.trace_path, settings.max_trace_bytes, workers.wait, start=start, spans=spans
+    )
 
 
 _MAX_SPANS = 4096

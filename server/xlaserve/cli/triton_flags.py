@@ -32,8 +32,6 @@ class Flag:
     harmless: tuple[str, ...] = ()
     """Values that ask for nothing, and are not refused."""
     takes_value: bool = True
-    is_partial: bool = False
-    """Whether a value for which there are no settings has no effect."""
     is_switch: bool = False
     """Whether `serve` has a switch of this name, which takes no value."""
 
@@ -139,12 +137,24 @@ def _shared_memory(value: str, values: Values) -> Mapping[str, str]:
     return {"shared_memory": "all" if truth("allow-client-shm", value) else "none"}
 
 
-def _trace_file(value: str, values: Values) -> Mapping[str, str]:
-    """Return the file or the mode; levels and rates are set while the server runs."""
-    if value.startswith("mode="):
-        return {"trace_mode": value.removeprefix("mode=")}
-    prefix = "triton,file="
-    return {"trace_file": value.removeprefix(prefix)} if value.startswith(prefix) else {}
+_TRACE_SETTINGS: Mapping[str, str] = MappingProxyType(
+    {
+        **{name: f"trace_{name}" for name in ("level", "rate", "count", "mode")},
+        "triton,file": "trace_file",
+        "triton,log-frequency": "trace_log_frequency",
+    }
+)
+
+
+def _trace_config(value: str, values: Values) -> Mapping[str, str]:
+    """Return the setting that one of several --trace-config is."""
+    name, _, text = value.partition("=")
+    setting = _TRACE_SETTINGS.get(name)
+    if setting is None:
+        known = ", ".join(f"{name}=" for name in _TRACE_SETTINGS)
+        expected = f"one of {known} (the variables OTEL_* say where spans go)"
+        raise InvalidSettings("--trace-config", expected, value)
+    return {setting: text}
 
 
 def _cache(value: str, values: Values) -> Mapping[str, str]:
@@ -232,11 +242,7 @@ FLAGS: Mapping[str, Flag] = MappingProxyType(
         "log-error": _NONE,
         "log-format": _NONE,
         "log-file": Flag(refused="the log goes to stderr", harmless=("",)),
-        "trace-config": Flag(_trace_file, is_partial=True),
-        "trace-level": _NONE,
-        "trace-rate": _NONE,
-        "trace-count": _NONE,
-        "trace-log-frequency": _NONE,
+        "trace-config": Flag(_trace_config),
         # --- memory, devices and caches ---
         "cache-config": Flag(_cache),
         "cache-directory": _NONE,
@@ -257,7 +263,8 @@ FLAGS: Mapping[str, Flag] = MappingProxyType(
     }
 )
 """Rows by flag. Those that `serve` has under the same name, with the same values, are not here:
-model-repository, model-control-mode, load-model, grpc-restricted-protocol, http-restricted-api."""
+model-repository, model-control-mode, load-model, grpc-restricted-protocol, http-restricted-api,
+trace-level, trace-rate, trace-count, trace-log-frequency."""
 
 _REPEATED = frozenset({"model_repository"})
 """Settings that may be given more than once."""
@@ -284,8 +291,6 @@ def translate(arguments: Sequence[str]) -> Translation:
             unused.append(f"--{name}")
             continue
         settings = row.settings(value, values)
-        if row.is_partial and not settings:
-            unused.append(f"--{name}")
         for setting, text in settings.items():
             if setting in _REPEATED or obeyed.get(setting) != text:
                 made += _spelled(setting, text)

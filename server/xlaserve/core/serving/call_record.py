@@ -16,6 +16,8 @@ class CallRecord(msgspec.Struct, gc=False):
 
     begun_ns: int
     """Time its headers were there, by the clock of the engine."""
+    received_ns: int = 0
+    """Time the last of its messages, or its body, was there; 0 until then."""
     bytes_in: int = 0
     """Bytes of its messages or its body, once they were inflated."""
     bytes_out: int = UNKNOWN
@@ -30,6 +32,7 @@ class CallRecord(msgspec.Struct, gc=False):
     def received(self, count: int) -> None:
         """Count the bytes of a message, or of a body."""
         self.bytes_in += count
+        self.received_ns = time.perf_counter_ns()
 
     def sent(self, count: int) -> None:
         """Count the bytes of an answer, which is written now."""

@@ -21,7 +21,8 @@ from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.infer_call import Executed, InferCall
 from xlaserve.core.serving.opentelemetry import OpenTelemetry, new_trace_id
 from xlaserve.core.serving.spans import CallSpan, add_part, span_of, trace_parent
-from xlaserve.core.serving.trace_file import Trace, TraceFile
+from xlaserve.core.serving.trace_file import TraceFile
+from xlaserve.core.serving.traced_call import TracedCall, traced
 from xlaserve.errors import InvalidParameter, SwitchedOff, Unsupported
 
 T = TypeVar("T")
@@ -80,14 +81,16 @@ class Tracing:
         in_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
         clock: Callable[[], int] = time.perf_counter_ns,
         *,
+        start: TraceSetting = DEFAULT,
         spans: OpenTelemetry | None = None,
     ) -> None:
         """Without a path or `spans` nothing can be traced; `in_thread` runs what blocks.
 
-        With `spans` they take the place of the file, and all models are traced from the start.
+        `start` is what is traced of all models, until somebody changes it, and when it is cleared.
+        With `spans` they take the place of the file.
         """
         self._spans = spans
-        self._default = DEFAULT if spans is None else replace(DEFAULT, level=TIMESTAMPS)
+        self._default = start
         self._gates = gates
         self._in_thread = in_thread
         self._clock = clock
@@ -98,7 +101,7 @@ class Tracing:
         self._seen: dict[str, int] = {}
         """Requests that were looked at, by the model of their setting; empty for that of all."""
         self._ids = count(1)
-        self._pending: list[tuple[Trace, int]] = []
+        self._pending: list[tuple[TracedCall, int]] = []
         self._waiting: list[CallSpan] = []
         self._dropped = 0
         self._lost = 0
@@ -173,12 +176,8 @@ class Tracing:
         """Return how many traces were dropped instead of being exported."""
         return self._dropped
 
-    @property
-    def began(self) -> Callable[[Call], None] | None:
-        """Return what notes when a call begins, which a file of Triton's form does not say."""
-        return None if self._spans is None else self._note
-
-    def _note(self, call: Call) -> None:
+    def began(self, call: Call) -> None:
+        """Note when a call begins."""
         if call.record is None:
             call.record = CallRecord(self._clock())
 
@@ -192,7 +191,7 @@ class Tracing:
             if isinstance(call, InferCall) and call.is_found and call.started_ns:
                 setting = self._picked(call.found.model)
                 if setting is not None:
-                    self._keep(self._traced(call, outcome, now), setting)
+                    self._keep(traced(call, outcome, now, next(self._ids)), setting)
 
     def _end_spans(self, calls: Sequence[Call], outcome: Outcome, now: int) -> None:
         for call in calls:
@@ -259,28 +258,9 @@ class Tracing:
                 asyncio.get_running_loop().call_soon(self._observe)
         return setting
 
-    def _traced(self, call: InferCall, outcome: Outcome, now: int) -> Trace:
-        number = next(self._ids)
-        found = call.found
-        head: dict[str, Any] = {"id": number, "model_name": found.model}
-        head["model_version"] = int(found.number) if found.number.isdigit() else found.number
-        if call.id:
-            head["request_id"] = call.id
-        times = [("REQUEST_START", call.started_ns)]
-        if isinstance(outcome, Executed):
-            times += [
-                ("QUEUE_START", call.submitted_ns or call.started_ns),
-                ("COMPUTE_START", outcome.begun_ns),
-                ("COMPUTE_INPUT_END", outcome.begun_ns),
-                ("COMPUTE_OUTPUT_START", outcome.ended_ns),
-                ("COMPUTE_END", outcome.ended_ns),
-            ]
-        times.append(("REQUEST_END", now))
-        return head, {"id": number, "timestamps": [{"name": n, "ns": ns} for n, ns in times]}
-
     # --- their file ---
 
-    def _keep(self, trace: Trace, setting: TraceSetting) -> None:
+    def _keep(self, trace: TracedCall, setting: TraceSetting) -> None:
         if len(self._pending) >= _MOST_PENDING:
             self._lost += 1
             return
@@ -303,7 +283,8 @@ class Tracing:
                 if lost:
                     _log.warning("traces were lost", count=lost)
                 for each in dict.fromkeys(each for _, each in pending):
-                    traces = [trace for trace, wanted in pending if wanted == each]
+                    # Their answers have been written by now, but those of slow readers.
+                    traces = [trace.whole() for trace, wanted in pending if wanted == each]
                     if not await self._in_thread(partial(self._file.write, traces, each)):
                         self._stop("the files have max_trace_bytes")
         except OSError as error:
