@@ -68,6 +68,9 @@ _SWITCH_SECONDS = 0.0005
 _LEAST_CLOSING_SECONDS, _MOST_CLOSING_SECONDS = 1.0, 5.0
 """Seconds that unused models, and threads that compute for nobody, may take to end."""
 
+_ARRIVAL_SECONDS = 1.0
+"""Seconds for which a server that drains still admits what arrives."""
+
 _log = structlog.get_logger("app")
 
 
@@ -387,11 +390,14 @@ class Application:
         self.control.begin_shutdown()
         door.health.close()
         door.streams.close()
-        self.gates.drain()
         loop = asyncio.get_running_loop()
+        # What clients had sent before they could know is in flight: it is served.
+        refusing = loop.call_later(_ARRIVAL_SECONDS, self.gates.drain)
         until = loop.time() + self.settings.grace_seconds
         servers: list[GrpcServer | HttpServer] = [self.grpc, *self._http_servers()]
         await asyncio.gather(*(server.drain(self.settings.grace_seconds) for server in servers))
+        refusing.cancel()
+        self.gates.drain()
         await self.tracing.close()
         await self.observing.close(self.workers)
         self._closing_until = loop.time() + min(

@@ -7,6 +7,7 @@ import pytest
 from support.frames import (
     PREFACE,
     SETTINGS_ACK,
+    Error,
     Flag,
     Frame,
     Kind,
@@ -546,11 +547,45 @@ def test_our_goaway_leaves_streams_on_their_way_alone() -> None:
     """6.8: the first names no stream."""
     client = MemoryClient()
     client.core.go_away()
-    (said,) = client.taken()
+    said, asked = client.taken()
     client.send(OPEN, data(1, MESSAGE, end_stream=True))
 
     assert (Kind.GOAWAY, MAX) == (said.kind, int.from_bytes(said.payload[:4], "big"))
+    assert Kind.PING == asked.kind
+    assert not client.core.leaves
     assert {1: b"abc"} == client.route.messages  # type: ignore[union-attr]
+
+
+def test_a_round_trip_later_our_goaway_names_the_last_stream() -> None:
+    """6.8: what was opened until then is served; what is opened later is refused unread (8.7)."""
+    client = MemoryClient()
+    client.core.go_away()
+    _, asked = client.taken()
+    client.send(OPEN, data(1, MESSAGE, end_stream=True))
+    client.send(ping(b"another!", ack=True))
+    assert not client.core.leaves
+    (said,) = client.send(ping(asked.payload, ack=True))
+    refused = client.send(headers(3, REQUEST), data(3, MESSAGE, end_stream=True))[0]
+    client.core.leave()
+    answer(client.route.streams[1], b"abc")
+
+    assert client.core.leaves
+    assert (Kind.GOAWAY, 1) == (said.kind, int.from_bytes(said.payload[:4], "big"))
+    assert (Kind.RST_STREAM, 3) == (refused.kind, refused.stream)
+    assert Error.REFUSED_STREAM == int.from_bytes(refused.payload, "big")
+    assert [Kind.HEADERS, Kind.DATA, Kind.HEADERS] == [frame.kind for frame in client.taken()]
+    assert client.alive
+
+
+def test_a_client_that_answers_no_ping_is_told_its_last_stream_too() -> None:
+    client = MemoryClient()
+    client.core.go_away()
+    client.taken()
+    client.core.leave()
+    (said,) = client.taken()
+
+    assert (Kind.GOAWAY, 0) == (said.kind, int.from_bytes(said.payload[:4], "big"))
+    assert [] == client.send(ping(b"farewell", ack=True))
 
 
 # --- 4.3: the table of a connection ------------------------------------------------------------

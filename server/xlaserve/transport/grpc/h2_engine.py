@@ -162,6 +162,12 @@ class H2Engine(H2Protocol):
         """Ask the client to open no more streams."""
         self._go_away(_LAST_POSSIBLE_STREAM, ErrorCodes.NO_ERROR)
 
+    leaves = True
+    """It has no second GOAWAY but that of the end."""
+
+    def leave(self) -> None:
+        """Do nothing: later streams are served until the end."""
+
     def end(self) -> None:
         """Say which streams were served, and close."""
         self._end(ErrorCodes.NO_ERROR)

@@ -31,6 +31,10 @@ class OwnEngine(Http2Protocol):
     async def idle(self, *, but_waiting: bool = False) -> None:
         """Return when every request has ended, or waits for its client where that is enough."""
         streams = self.core.streams
-        while any(not (but_waiting and stream.awaits_client) for stream in streams.values()):  # noqa: ASYNC110
+        # Of one that has not begun the message may be on its way; the sweeps see to its time.
+        while any(  # noqa: ASYNC110
+            not (but_waiting and stream.begun and stream.awaits_client)
+            for stream in streams.values()
+        ):
             await asyncio.sleep(_LOOK_SECONDS)
         await self.requests.idle(but_waiting=but_waiting)

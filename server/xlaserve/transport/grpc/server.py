@@ -24,7 +24,8 @@ from xlaserve.transport.tls import MakeContext
 Engine: TypeAlias = H2Engine | OwnEngine
 
 _ARRIVAL_SECONDS = 1.0
-"""Seconds that a drain waits for the messages of requests that have begun."""
+"""Seconds that a drain waits for handshakes, for the clients' round trips, and then for those that
+have begun a request to go on with it."""
 _FAREWELL_SECONDS = 2.0
 """Seconds that a stop waits for clients to close connections that were ended."""
 _LOOK_SECONDS = 0.01
@@ -116,6 +117,9 @@ class GrpcServer:
             self._refused.add(protocol)
             return False
         self._connections.add(protocol)
+        if self._draining:
+            # It waited in the accept queue, or for its handshake: its first requests are served.
+            self._loop.call_soon(protocol.go_away)
         return True
 
     def disconnected(self, protocol: "Http2Protocol | H2Engine") -> None:
@@ -150,6 +154,13 @@ class GrpcServer:
         shortest = min(limits.preface_seconds, limits.message_seconds, limits.answer_seconds)
         return min(1.0, shortest / _SWEEPS)
 
+    @property
+    def _answer_seconds(self) -> float:
+        limits = self._limits
+        # A drain has not the time for clients that read an answer whenever they like.
+        shorter = min(limits.answer_seconds, limits.message_seconds)
+        return shorter if self._draining else limits.answer_seconds
+
     def _sweep(self) -> None:
         every = self._sweep_seconds
         for protocol in tuple(self._connections):
@@ -157,7 +168,7 @@ class GrpcServer:
                 protocol.sweep(
                     preface_ticks=round(self._limits.preface_seconds / every),
                     message_ticks=round(self._limits.message_seconds / every),
-                    answer_ticks=round(self._limits.answer_seconds / every),
+                    answer_ticks=round(self._answer_seconds / every),
                 )
         self._shared.memory.drop_unused(_SPARE_SECONDS)
         self._sweep_later()
@@ -168,22 +179,22 @@ class GrpcServer:
         """Take no more connections, tell clients to go, and end when requests have ended.
 
         RFC 9113, 6.8: the first GOAWAY names no stream, so that requests on their way are still
-        served; the last one comes with the close. Requests that take longer than
-        `grace_seconds` are cut off, and those that only wait for their client to send something
-        when all others have ended.
+        served, also those of connections in the accept queue; the second one, a round trip later,
+        names the last stream, and a connection is closed once that has ended. Requests that take
+        longer than `grace_seconds` are cut off, and those that only wait for their client to go on
+        with them when all others have ended.
         """
+        until = self._loop.time() + grace_seconds
         for acceptor in self._acceptors:
             acceptor.stop()
         self._draining = True
-        with suppress(TimeoutError):
-            async with asyncio.timeout(min(grace_seconds, _ARRIVAL_SECONDS)):
-                await asyncio.gather(*(acceptor.begun() for acceptor in self._acceptors))
-        for acceptor in self._acceptors:
-            await acceptor.aborted()
-        for protocol in self._connections:
+        for protocol in tuple(self._connections):
             protocol.go_away()
+        await self._settled(min(grace_seconds, _ARRIVAL_SECONDS))
+        for protocol in tuple(self._connections):
+            protocol.leave()
         with suppress(TimeoutError):
-            async with asyncio.timeout(grace_seconds):
+            async with asyncio.timeout_at(until):
                 await self._idle()
         for protocol in tuple(self._connections):
             protocol.end()
@@ -208,6 +219,19 @@ class GrpcServer:
             for protocol in (*self._connections, *self._refused):
                 protocol.abort()
             await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _settled(self, seconds: float) -> None:
+        """Return when every client has been told its last stream, or the time has come.
+
+        What is still in its handshake then is cut off.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await asyncio.gather(*(acceptor.begun() for acceptor in self._acceptors))
+                while not all(protocol.leaves for protocol in self._connections):  # noqa: ASYNC110
+                    await asyncio.sleep(_LOOK_SECONDS)
+        for acceptor in self._acceptors:
+            await acceptor.aborted()
 
     async def _idle(self) -> None:
         with suppress(TimeoutError):

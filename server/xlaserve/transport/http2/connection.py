@@ -4,12 +4,19 @@ import time
 from collections.abc import Callable
 
 from xlaserve.core.serving.ledger import Account
-from xlaserve.transport.http2.control_frames import ControlFrames
+from xlaserve.transport.http2.control_frames import ROUND_TRIP, ControlFrames
 from xlaserve.transport.http2.data_frames import DataFrames
 from xlaserve.transport.http2.errors import ConnectionFailure
 from xlaserve.transport.http2.flow_control import ReceiveWindows
 from xlaserve.transport.http2.frame_reader import RECEIVE_BYTES, FrameReader, ReceiveBuffer
-from xlaserve.transport.http2.frames import MAX_STREAM_ID, ErrorCode, Setting, goaway, settings
+from xlaserve.transport.http2.frames import (
+    MAX_STREAM_ID,
+    ErrorCode,
+    Setting,
+    goaway,
+    ping,
+    settings,
+)
 from xlaserve.transport.http2.header_frames import HeaderFrames, RequestRouter
 from xlaserve.transport.http2.limits import Conduct, Http2Limits, Shared
 from xlaserve.transport.http2.messages import Problem
@@ -63,6 +70,8 @@ class ServerConnection:
         """Returns where to put what comes next; `received` says that it has come."""
         self.failed: ConnectionFailure | None = None
         """Why the connection ends; a GOAWAY says so in the output."""
+        self.leaves = False
+        """Whether the client knows which streams are the last ones."""
 
     # --- bytes in ---
 
@@ -174,8 +183,21 @@ class ServerConnection:
             streams.cut_off(stream, "its client does not read the answer")
 
     def go_away(self) -> None:
-        """Ask the client to open no more streams; those on their way are still served (6.8)."""
-        self._sender.write(goaway(MAX_STREAM_ID, ErrorCode.NO_ERROR))
+        """Ask the client to open no more streams; those on their way are still served (6.8).
+
+        Once it has answered the PING behind that, all of them are there, and `leave` follows.
+        """
+        self._control.on_round_trip = self.leave
+        self._sender.write(goaway(MAX_STREAM_ID, ErrorCode.NO_ERROR) + ping(ROUND_TRIP))
+
+    def leave(self) -> None:
+        """Tell the client which streams are the last ones; later ones are refused (6.8, 8.7)."""
+        if self.leaves or self.failed is not None:
+            return
+        self.leaves = True
+        self._control.on_round_trip = None
+        self._streams.max_streams = 0
+        self._sender.write(goaway(self._streams.highest, ErrorCode.NO_ERROR))
 
     def end(self, code: ErrorCode = ErrorCode.NO_ERROR, reason: str = "") -> None:
         """Say which streams were served (6.8); the connection is to be closed then."""

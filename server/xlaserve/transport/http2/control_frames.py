@@ -1,5 +1,7 @@
 """Frames that carry no request: PRIORITY to WINDOW_UPDATE (RFC 9113 6.3 to 6.9)."""
 
+from collections.abc import Callable
+
 from xlaserve.transport.http2.errors import ConnectionFailure, StreamFailure
 from xlaserve.transport.http2.frames import (
     ACK,
@@ -19,6 +21,9 @@ from xlaserve.transport.http2.sending import Sender
 from xlaserve.transport.http2.states import Input
 from xlaserve.transport.http2.streams import Streams
 
+ROUND_TRIP = b"farewell"
+"""Content of the PING behind the first GOAWAY."""
+
 
 class ControlFrames:
     """Takes each frame whole, counts it, and does what it asks for."""
@@ -31,6 +36,8 @@ class ControlFrames:
         """Whether the SETTINGS behind the preface have come (3.4)."""
         self.client_leaves = False
         """Whether the client has sent a GOAWAY (6.8)."""
+        self.on_round_trip: Callable[[], None] | None = None
+        """Called once the client has answered the PING that `ROUND_TRIP` is in."""
 
     def unknown(self, flags: int, stream_id: int, payload: memoryview) -> None:
         """Ignore a frame of a type that is not known (4.1, 5.5)."""
@@ -101,6 +108,9 @@ class ControlFrames:
         self._conduct.count_control()
         if not flags & ACK:
             self._sender.write(ping_ack(bytes(payload)))
+        elif self.on_round_trip is not None and payload == ROUND_TRIP:
+            called, self.on_round_trip = self.on_round_trip, None
+            called()
 
     def goaway(self, flags: int, stream_id: int, payload: memoryview) -> None:
         """Note that the client opens no more streams (6.8)."""

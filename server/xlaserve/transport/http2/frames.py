@@ -83,6 +83,11 @@ def settings(values: dict[Setting, int]) -> bytes:
 SETTINGS_ACK = frame_header(0, SETTINGS, ACK, 0)
 
 
+def ping(payload: bytes) -> bytes:
+    """Return a PING, whose answer says that the client has read all before it."""
+    return frame_header(8, PING, 0, 0) + payload
+
+
 def ping_ack(payload: bytes) -> bytes:
     """Return the answer to a PING."""
     return frame_header(8, PING, ACK, 0) + payload

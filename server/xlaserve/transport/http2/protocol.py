@@ -117,7 +117,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
             core.pump()
             if not core.streams:
                 self._poll.answered()
-        if core.failed is not None or (core.client_leaves and not core.streams):
+        if core.failed is not None or ((core.leaves or core.client_leaves) and not core.streams):
             self._close()
 
     def wake(self) -> None:
@@ -139,9 +139,19 @@ class Http2Protocol(asyncio.BufferedProtocol):
     # --- the end ---
 
     def go_away(self) -> None:
-        """Ask the client to open no more streams."""
+        """Ask the client to open no more streams, and close when all that it opened have ended."""
         self.core.go_away()
         self.flush()
+
+    def leave(self) -> None:
+        """Tell the client which streams are the last ones, whether it has answered or not."""
+        self.core.leave()
+        self.flush()
+
+    @property
+    def leaves(self) -> bool:
+        """Tell whether the client was told which streams are the last ones."""
+        return self.core.leaves
 
     def end(self, code: ErrorCode = ErrorCode.NO_ERROR, reason: str = "") -> None:
         """Say which streams were served, and close."""

@@ -86,6 +86,7 @@ class HttpServer:
         self._server: Server | None = None
         self._drain: Drain | None = None
         self._looking: asyncio.TimerHandle | None = None
+        self._answer_seconds = limits.answer_seconds
         self._streams: set[Call] = set()
         """Calls whose answers are being sent part by part."""
 
@@ -131,12 +132,20 @@ class HttpServer:
         """Take no new connections, let requests in flight end within the time, and stop."""
         drain, self._drain = self._drain, None
         if drain is not None:
+            self._hurry()
             await drain.run(seconds)
         if self._looking is not None:
             self._looking.cancel()
 
+    def _hurry(self) -> None:
+        """Give clients that do not read no longer than those that do not send."""
+        self._answer_seconds = min(self._answer_seconds, self._limits.body.timeout_seconds)
+        if self._looking is not None and self._server is not None:
+            self._looking.cancel()
+            self._look_later(self._server)
+
     def _look_later(self, server: Server) -> None:
-        every = self._limits.answer_seconds / LOOKS
+        every = self._answer_seconds / LOOKS
         self._looking = asyncio.get_running_loop().call_later(every, self._look, server)
 
     def _look(self, server: Server) -> None:

@@ -1,0 +1,299 @@
+"""SIGTERM under load: health first, then everything in flight is answered, and nobody is cut."""
+
+import asyncio
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from support.conditions import until
+from support.process import ServerProcess, served
+from support.python_models import write
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+pb: Any = service_pb2
+SERVING, NOT_SERVING = (
+    health_pb2.HealthCheckResponse.ServingStatus.Value(name) for name in ("SERVING", "NOT_SERVING")
+)
+EACH = 50
+"""Requests of each kind that are in flight; four kinds."""
+SECONDS = 60
+
+GATED = """
+import asyncio, pathlib
+
+class Model(PythonModel):
+    async def infer(self, inputs):
+        while not pathlib.Path({gate!r}).exists():
+            await asyncio.sleep(0.01)
+        return {{"y": inputs["x"]}}
+"""
+LOADING = """
+import pathlib, time
+
+class Model(PythonModel):
+    def load(self, context):
+        pathlib.Path({begun!r}).touch()
+        while not pathlib.Path({gate!r}).exists():
+            time.sleep(0.01)
+
+    def infer(self, inputs):
+        return {{"y": inputs["x"]}}
+"""
+VECTORS = """
+input [{ name: "x", data_type: TYPE_FP32, dims: [ 1 ] }]
+output [{ name: "y", data_type: TYPE_FP32, dims: [ 1 ] }]
+"""
+INFER = pb.ModelInferRequest(
+    model_name="gated",
+    inputs=[pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1])],
+    raw_input_contents=[b"\0\0\x80\x3f"],
+)
+REST = {"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1.0]}]}
+
+
+@dataclass
+class Loaded:
+    """A server with a model that answers once a gate is open."""
+
+    server: ServerProcess
+    gate: Path
+    begun: Path
+    """There once the load of another model goes on, which ends with the gate too."""
+    unix: str
+    stack: AsyncExitStack
+
+    async def stub(self, address: str) -> Any:
+        channel = await self.stack.enter_async_context(grpc.aio.insecure_channel(address))
+        return service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+    async def session(self) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(limit=0)
+        return await self.stack.enter_async_context(aiohttp.ClientSession(connector=connector))
+
+    async def executing(self) -> int:
+        """Return how many inferences were admitted and not answered."""
+        return await self.metric("xlaserve_requests_in_progress")
+
+    async def metric(self, name: str) -> int:
+        """Return the sum of a metric over its rows."""
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"http://{self.server.http}/metrics") as answer,
+        ):
+            text = await answer.text()
+        rows = (line for line in text.splitlines() if line.startswith(f"{name}{{"))
+        return sum(int(float(row.rpartition(" ")[2])) for row in rows)
+
+
+async def answered(load: Loaded) -> int:
+    """Return how many inferences have succeeded."""
+    return await load.metric("nv_inference_request_success")
+
+
+@asynccontextmanager
+async def loaded(tmp_path: Path) -> AsyncIterator[Loaded]:
+    models, gate, begun = tmp_path / "models", tmp_path / "gate", tmp_path / "begun"
+    write(models, "gated", GATED.format(gate=str(gate)), VECTORS)
+    write(models, "loading", LOADING.format(gate=str(gate), begun=str(begun)), VECTORS)
+    unix = f"unix:{tmp_path}/grpc.sock"
+    settings = (
+        "--allow-python-models",
+        "--model-control-mode",
+        "explicit",
+        "--load-model",
+        "gated",
+    )
+    data = ("--grpc-data-endpoint", unix)
+    async with AsyncExitStack() as stack, served(models, *settings, *data) as server:
+        yield Loaded(server, gate, begun, unix, stack)
+
+
+async def streamed(stub: Any) -> str:
+    async def requests() -> AsyncIterator[Any]:
+        yield INFER
+
+    async for answer in stub.ModelStreamInfer(requests()):
+        return answer.error_message or "OK"
+    return "nothing"
+
+
+async def outcome(asked: Awaitable[Any]) -> str:
+    try:
+        answer = await asked
+    except grpc.aio.AioRpcError as error:
+        return f"{error.code().name}: {error.details()}"
+    return answer if isinstance(answer, str) else "OK"
+
+
+async def rest(session: aiohttp.ClientSession, url: str) -> str:
+    async with session.post(url, json=REST) as answer:
+        await answer.read()
+        closes = answer.headers.get("Connection")
+        return "OK" if (200, "close") == (answer.status, closes) else f"{answer.status} {closes}"
+
+
+async def drained_under_load(tmp_path: Path) -> None:
+    async with loaded(tmp_path) as load:
+        url = f"http://{load.server.http}/v2/models/gated/infer"
+        tcp, unix, session = (
+            await load.stub(load.server.url),
+            await load.stub(load.unix),
+            await load.session(),
+        )
+        loading = asyncio.ensure_future(
+            outcome(unix.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="loading")))
+        )
+        await until(load.begun.exists)
+        asked: list[asyncio.Task[str]] = []
+        for _ in range(EACH):
+            asked += [
+                asyncio.ensure_future(outcome(request))
+                for request in (
+                    tcp.ModelInfer(INFER),
+                    unix.ModelInfer(INFER),
+                    streamed(tcp),
+                    rest(session, url),
+                )
+            ]
+        while await load.executing() < len(asked):
+            await asyncio.sleep(0.02)
+        channel = await load.stack.enter_async_context(grpc.aio.insecure_channel(load.server.url))
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        watch = stub.Watch(health_pb2.HealthCheckRequest())
+        seen = [(await watch.read()).status]
+        load.server.process.send_signal(signal.SIGTERM)
+        seen.append((await watch.read()).status)
+        assert [SERVING, NOT_SERVING] == seen
+        # Nothing is answered before the watch is told.
+        assert not any(task.done() for task in asked)
+        load.gate.touch()
+        async with asyncio.timeout(SECONDS):
+            outcomes = Counter(await asyncio.gather(*asked))
+            told = await loading
+            status = await load.server.process.wait()
+
+    assert {"OK": 4 * EACH} == outcomes
+    assert told == "OK" or told.startswith("UNAVAILABLE")
+    assert 0 == status
+
+
+async def test_a_server_that_is_told_to_stop_answers_all_that_is_in_flight(tmp_path: Path) -> None:
+    """200 requests over gRPC, streams of it, a unix socket and REST, and a load: 0 cut."""
+    await drained_under_load(tmp_path)
+
+
+# --- clients that go on ---
+
+REFUSED = "refused"
+"""A request that was not sent: its client came to know that the server ends."""
+WORKERS = 6
+
+
+async def busy_grpc(stub: Any) -> str:
+    """Ask again and again; return what came when it was no answer."""
+    while True:
+        try:
+            await stub.ModelInfer(INFER, timeout=SECONDS)
+        except grpc.aio.AioRpcError as error:
+            text = f"{error.code().name}: {error.details()}"
+            is_clean = "failed to connect" in text or "the server is shutting down" in text
+            return REFUSED if is_clean else text
+
+
+async def busy_rest(session: aiohttp.ClientSession, url: str) -> str:
+    while True:
+        try:
+            async with session.post(url, json=REST) as answer:
+                text = await answer.text()
+                if 503 == answer.status and "shutting down" in text:
+                    return REFUSED
+                assert 200 == answer.status
+        except aiohttp.ClientConnectorError:
+            return REFUSED
+        except aiohttp.ClientError as error:
+            return repr(error)
+
+
+async def test_clients_that_go_on_are_never_cut(tmp_path: Path) -> None:
+    """What they had sent is answered, and then they cannot connect."""
+    async with loaded(tmp_path) as load:
+        load.gate.touch()
+        url = f"http://{load.server.http}/v2/models/gated/infer"
+        session = await load.session()
+        asked = [
+            asyncio.ensure_future(busy)
+            for _ in range(WORKERS)
+            for busy in (
+                busy_grpc(await load.stub(load.server.url)),
+                busy_grpc(await load.stub(load.unix)),
+                busy_rest(session, url),
+            )
+        ]
+        while await answered(load) < 20 * len(asked):
+            await asyncio.sleep(0.02)
+        load.server.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(SECONDS):
+            outcomes = Counter(await asyncio.gather(*asked))
+            status = await load.server.process.wait()
+
+    assert {REFUSED: 3 * WORKERS} == outcomes
+    assert 0 == status
+
+
+# --- the second signal, and SIGHUP ---
+
+
+async def test_a_second_signal_ends_the_server_now(tmp_path: Path) -> None:
+    """Its exit status is that of the signal, 143 in a shell; a request in flight is lost."""
+    async with loaded(tmp_path) as load:
+        stub = await load.stub(load.server.url)
+        asked = asyncio.ensure_future(outcome(stub.ModelInfer(INFER)))
+        while not await load.executing():
+            await asyncio.sleep(0.02)
+        load.server.process.send_signal(signal.SIGTERM)
+        await load.server.until("shutting down")
+        load.server.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(SECONDS):
+            status = await load.server.process.wait()
+            told = await asked
+
+    assert -signal.SIGTERM == status
+    assert told.startswith("UNAVAILABLE")
+
+
+async def test_a_storm_of_hangups_ends_nothing(tmp_path: Path) -> None:
+    """Also while the server drains."""
+    async with loaded(tmp_path) as load:
+        stub = await load.stub(load.server.url)
+        asked = asyncio.ensure_future(outcome(stub.ModelInfer(INFER)))
+        while not await load.executing():
+            await asyncio.sleep(0.02)
+        for _ in range(300):
+            load.server.process.send_signal(signal.SIGHUP)
+        await load.server.until("reloaded")
+        load.server.process.send_signal(signal.SIGTERM)
+        await load.server.until("shutting down")
+        for _ in range(300):
+            load.server.process.send_signal(signal.SIGHUP)
+        load.gate.touch()
+        async with asyncio.timeout(SECONDS):
+            told = await asked
+            status = await load.server.process.wait()
+
+    assert ("OK", 0) == (told, status)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("repeat", range(50))
+async def test_no_request_is_cut_in_fifty_drains(tmp_path: Path, repeat: int) -> None:
+    """D1 of the acceptance table."""
+    await drained_under_load(tmp_path)

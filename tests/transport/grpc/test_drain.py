@@ -1,0 +1,135 @@
+"""The graceful end of the gRPC server: what was on its way is served (RFC 9113, 6.8)."""
+
+import asyncio
+import socket
+from pathlib import Path
+
+import hpack
+import pytest
+from support.conditions import until
+from support.engines import own_engine_only
+from support.frames import Flag, Frame, Kind, parse, ping
+from support.server import Serve
+from support.wire import Wire, connect, request_headers
+
+from xlaserve.transport.grpc import server as grpc_server
+
+LIVE = request_headers("/inference.GRPCInferenceService/ServerLive")
+ALIVE = b"\0\0\0\0\2\x08\1"
+WAITING = 20
+SECONDS = 30
+LAST = 2**31 - 1
+
+
+class Recorded:
+    """Takes the bytes that a client would send."""
+
+    def __init__(self) -> None:
+        self.sent = b""
+
+    def write(self, octets: bytes) -> None:
+        """Keep them."""
+        self.sent += octets
+
+
+def asked() -> bytes:
+    """Return the preface and one request."""
+    recorded = Recorded()
+    Wire(asyncio.StreamReader(), recorded).send(LIVE)  # type: ignore[arg-type]
+    return recorded.sent
+
+
+async def received(client: socket.socket) -> list[Frame]:
+    """Return all frames until the server has closed; raises where it resets the connection."""
+    loop, octets = asyncio.get_running_loop(), b""
+    async with asyncio.timeout(SECONDS):
+        while more := await loop.sock_recv(client, 1 << 16):
+            octets += more
+    frames, rest = parse(octets)
+    assert not rest
+    return frames
+
+
+def last_streams(frames: list[Frame]) -> list[int]:
+    return [int.from_bytes(f.payload[:4], "big") for f in frames if f.kind == Kind.GOAWAY]
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+async def test_connections_in_the_accept_queue_are_served(
+    serve: Serve, tmp_path: Path, kind: str
+) -> None:
+    """They were reset: the system had accepted them, and their requests were there."""
+    settings = {} if kind == "tcp" else {"grpc_endpoint": f"unix:{tmp_path}/s"}
+    async with serve(tmp_path, **settings) as server:
+        clients = []
+        for _ in range(WAITING):
+            if kind == "tcp":
+                host, _, port = server.url.rpartition(":")
+                client = socket.create_connection((host, int(port)), timeout=SECONDS)
+            else:
+                client = socket.socket(socket.AF_UNIX)
+                client.connect(f"{tmp_path}/s")
+            client.sendall(asked())
+            client.setblocking(False)
+            clients.append(client)
+        draining = asyncio.ensure_future(server.application.grpc.drain(SECONDS))
+        answers = await asyncio.gather(*map(received, clients))
+        await draining
+        for client in clients:
+            client.close()
+
+    for frames in answers:
+        assert [ALIVE] == [frame.payload for frame in frames if frame.kind == Kind.DATA]
+        assert LAST == last_streams(frames)[0]
+        assert 1 == last_streams(frames)[-1]
+
+
+@own_engine_only
+async def test_a_connection_is_closed_when_its_last_request_has_ended(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not when those of all others have: a second GOAWAY follows the round trip."""
+    monkeypatch.setattr(grpc_server, "_ARRIVAL_SECONDS", 3600.0)
+    async with serve(tmp_path) as server:
+        host, _, port = server.url.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=SECONDS) as client:
+            client.sendall(asked())
+            client.setblocking(False)
+            loop = asyncio.get_running_loop()
+            async with connect(server.url) as other:
+                # It answers no PING: nothing is read of it.
+                await other.trailers(other.send(LIVE))
+                draining = asyncio.ensure_future(server.application.grpc.drain(SECONDS))
+                octets = b""
+                async with asyncio.timeout(SECONDS):
+                    while not any(f.kind == Kind.PING for f in parse(octets)[0]):
+                        octets += await loop.sock_recv(client, 1 << 16)
+                (trip,) = (f for f in parse(octets)[0] if f.kind == Kind.PING)
+                await loop.sock_sendall(client, bytes(ping(trip.payload, ack=True)))
+                frames = parse(octets)[0] + await received(client)
+                assert not draining.done()
+            await draining
+
+    assert not trip.flags & Flag.ACK
+    assert [LAST, 1] == last_streams(frames)[:2]
+
+
+@own_engine_only
+async def test_a_message_that_is_on_its_way_is_waited_for(serve: Serve, tmp_path: Path) -> None:
+    """Until it has stalled for message_timeout_seconds: then its client is told so."""
+    half = Recorded()
+    Wire(asyncio.StreamReader(), half).open(LIVE)  # type: ignore[arg-type]
+    async with serve(tmp_path, message_timeout_seconds=0.5) as server:
+        host, _, port = server.url.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=SECONDS) as client:
+            client.sendall(half.sent)
+            client.setblocking(False)
+            await until(lambda: server.application.grpc.open_streams)
+            drain = asyncio.ensure_future(server.application.grpc.drain(SECONDS))
+            frames = await received(client)
+            await drain
+    (answer,) = (frame.payload for frame in frames if frame.kind == Kind.HEADERS)
+
+    fields: dict[object, object] = dict(hpack.Decoder().decode(answer))
+
+    assert "no message came" in str(fields["grpc-message"])
