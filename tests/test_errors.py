@@ -36,6 +36,7 @@ from xlaserve.errors import (
     Decoupled,
     DeviceUnavailable,
     DuplicateTensor,
+    ExecutionStalled,
     FileNameTooLong,
     InvalidName,
     InvalidParameter,
@@ -285,6 +286,11 @@ TEXTS = [
         SequenceInterrupted("m", "a\n"),
         "model 'm': a request of sequence a\\n before this one failed, expired or was cancelled, "
         "so neither has been executed; send it again from there",
+    ),
+    (
+        ExecutionStalled("m", 60.0),
+        "model 'm': an execution has not ended in 60 seconds (execution_seconds); the model is not "
+        "ready until it has",
     ),
     (
         StatesLost("m"),

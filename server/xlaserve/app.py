@@ -186,6 +186,7 @@ class Application:
                 settings.max_requests_per_model,
                 batching=settings.dynamic_batching,
                 compile_seconds=settings.load_seconds,
+                execution_seconds=settings.execution_seconds,
             ),
             self.engine,
             cache=self.response_cache,

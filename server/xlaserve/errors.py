@@ -431,6 +431,16 @@ class SequenceInterrupted(XlaserveError):
         )
 
 
+class ExecutionStalled(XlaserveError):
+    """An execution takes so long that nobody waits for it any more; nothing can stop it."""
+
+    def __init__(self, model: str, seconds: float) -> None:
+        super().__init__(
+            f"model '{model}': an execution has not ended in {seconds:g} seconds "
+            "(execution_seconds); the model is not ready until it has"
+        )
+
+
 class StatesLost(XlaserveError):
     """The states of the sequences of a replica are gone with an execution that failed."""
 

@@ -242,6 +242,10 @@ class Settings:
     """A model on the CPU that its warm-up measured faster than this runs on the event loop itself;
     a batch, if that is as quick as its requests one by one, and at most four times as long. One
     that takes longer there, or may, since its input says how long it loops, runs in threads."""
+    execution_seconds: float = 60.0
+    """Seconds an execution in threads or on a device may take. Then its requests are answered with
+    an error, and its model is not ready until it has ended. Shorter ones that fail on their device
+    make it unready for a second, and longer each time. 0 for any time."""
     dynamic_batching: bool = True
     """Execute requests of one model together where that saves time; no: each by itself."""
     max_requests_per_model: int = 1024

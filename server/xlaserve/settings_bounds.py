@@ -26,6 +26,7 @@ SMALLEST: Mapping[str, float] = MappingProxyType(
         "max_conversion_bytes": 1,
         "gpu_memory_fraction": 0.01,
         "inline_execution_seconds": 0,
+        "execution_seconds": 0,
         "max_requests_per_model": 1,
         "drain_seconds": 0,
         "capacity_bytes": 0,

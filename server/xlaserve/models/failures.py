@@ -1,4 +1,4 @@
-"""Errors of JAX and Python: which mean that there is no memory left, or a model that is invalid."""
+"""Errors of JAX and Python: which mean that memory is exhausted, or a model invalid."""
 
 import re
 from collections.abc import Iterator

@@ -75,6 +75,7 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
         ),
         errors.QueueTimeout: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
         errors.SequenceInterrupted: WireStatus(Status.ABORTED, HTTPStatus.CONFLICT),
+        errors.ExecutionStalled: WireStatus(Status.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR),
         errors.StatesLost: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
         errors.DeadlineExceeded: WireStatus(Status.DEADLINE_EXCEEDED, HTTPStatus.GATEWAY_TIMEOUT),
         errors.TooLarge: WireStatus(Status.RESOURCE_EXHAUSTED, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),

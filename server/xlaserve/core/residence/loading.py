@@ -150,6 +150,7 @@ class VersionLoader:
             devices.names[0],
             make_station=self._make_station,
         )
+        loaded.on_fault = self._registry.notify
         replaced, version.instance = version.instance, loaded
         seconds = loop.time() - started
         version.statistics.loaded(seconds, time.time_ns())

@@ -63,6 +63,10 @@ class Instance:
         """The JAX platform of the server."""
         self.reservation = reservation
         self.quick = QuickCheck(runner.info, config)
+        self.fault = ""
+        """Why it cannot be asked now, though it is loaded; empty while it can."""
+        self.on_fault: Callable[[], None] = lambda: None
+        """Called when that has changed."""
         self.stuck: LimitedCall[Any] | None = None
         """A compilation that was abandoned in a thread which may go on and use the model."""
         self._users = 0
@@ -140,6 +144,17 @@ class Instance:
         overstaying, self._overstaying = self._overstaying, []
         for call in overstaying:
             call()
+
+    def suspend(self, fault: str) -> None:
+        """Answer no requests until `resume`; those that have begun go on."""
+        self.fault = fault
+        self.on_fault()
+
+    def resume(self) -> None:
+        """Answer requests again."""
+        if self.fault:
+            self.fault = ""
+            self.on_fault()
 
     @property
     def is_stuck(self) -> bool:
@@ -271,8 +286,8 @@ class Registry:
         if version.instance is None or not version.state.answers:
             self._raise_not_ready(version, number)
         assert version.instance is not None
-        missing = self._missing_step(version.instance)
-        if missing is not None:
+        missing = version.instance.fault or self._missing_step(version.instance)
+        if missing:
             raise ModelNotReady(name, number, State.UNAVAILABLE, missing)
         return version, version.instance
 
@@ -296,6 +311,8 @@ class Registry:
             version = model and (model.versions.get(number) if number else model.newest())
             if not version or not version.instance or not version.state.answers:
                 return f"its step '{name}' is not ready"
+            if version.instance.fault:
+                return f"its step '{name}' is not ready"
             deeper = self._missing_step(version.instance)
             if deeper is not None:
                 return deeper
@@ -312,8 +329,8 @@ class Registry:
     def shown_state(self, version: Version) -> tuple[str, str]:
         """Return the state and the reason of a version as the repository index shows them."""
         if version.instance is not None and version.state.answers:
-            missing = self._missing_step(version.instance)
-            if missing is not None:
+            missing = version.instance.fault or self._missing_step(version.instance)
+            if missing:
                 return State.UNAVAILABLE.public, missing
         return version.state.public, version.lifecycle.reason
 

@@ -13,9 +13,10 @@ from support.core import FP32, AddModel, Core, MakeCore, World
 from xlaserve.core.residence.registry import Instance
 from xlaserve.core.serving.inference import InferInput, InferRequest
 from xlaserve.core.serving.stations.dispatch import Dispatcher
+from xlaserve.core.serving.stations.table import ExecutionPolicy, Stations
 from xlaserve.core.threads.device import DeviceThreads
 from xlaserve.core.threads.workers import Workers
-from xlaserve.errors import OutOfMemory, Overloaded
+from xlaserve.errors import ExecutionStalled, OutOfMemory, Overloaded
 from xlaserve.models.loaded import IN_FLIGHT, Executable, InFlight, Value
 from xlaserve.models.placement import Devices
 
@@ -280,6 +281,32 @@ async def test_an_error_of_the_dispatch_is_told_to_all_of_the_batch(
     assert [3] == [one.rows for one in devices.given]
 
 
+@pytest.mark.parametrize("dispatches", [True, False])
+@pytest.mark.parametrize("rows", [1, 4])
+async def test_what_a_device_does_not_end_is_answered_and_all_behind_it(
+    start: Start, devices: Accelerators, rows: int, *, dispatches: bool
+) -> None:
+    """In flight, waiting for a slot, and in the queue of the model; then it serves again."""
+    core = await start("mn")
+    core.renew(Stations(core.workers, ExecutionPolicy(0.5, execution_seconds=0.2), core.engine))
+    if not dispatches:
+        devices.may_dispatch.clear()
+    asked = [asking(core, rows=rows) for _ in range(5 * IN_FLIGHT)]
+    found = await asyncio.gather(*asked, return_exceptions=True)
+    ready = core.registry.ready("m"), core.registry.ready("n")
+    devices.may_dispatch.set()
+    devices.open()
+    await until(lambda: core.registry.ready("m"))
+    again = await asyncio.gather(*(asking(core, rows=rows) for _ in range(5 * IN_FLIGHT)))
+
+    assert {ExecutionStalled} == {type(error) for error in found}
+    assert (False, True) == ready
+    assert [[[ord("m")] * 2] * rows] * len(again) == [
+        answer.outputs[0].data.tolist() for answer in again
+    ]
+    assert 0 == instance_of(core).pending == instance_of(core).users
+
+
 async def test_who_leaves_while_the_device_computes_is_not_waited_for(
     start: Start, devices: Accelerators
 ) -> None:
@@ -374,6 +401,21 @@ async def test_shapes_on_demand_wait_for_room(alone: Core, devices: Accelerators
 
     assert [IN_FLIGHT, 2] == counts
     assert IN_FLIGHT + 2 == len(devices.given)
+
+
+async def test_who_waits_for_room_is_answered_where_a_device_does_not_end(
+    alone: Core, devices: Accelerators
+) -> None:
+    policy = ExecutionPolicy(0.5, execution_seconds=0.2)
+    alone.renew(Stations(alone.workers, policy, alone.engine))
+    asked = [asking(alone) for _ in range(IN_FLIGHT + 2)]
+    async with asyncio.timeout(30):
+        found = await asyncio.gather(*asked, return_exceptions=True)
+    devices.open()
+    await until(lambda: alone.registry.ready("m"))
+
+    assert {ExecutionStalled} == {type(error) for error in found}
+    assert IN_FLIGHT == len(devices.given)
 
 
 async def test_who_leaves_before_there_is_room_is_never_dispatched(

@@ -157,7 +157,7 @@ async def test_a_model_that_takes_a_little_more_comes_back_after_a_pause(
     call_later = loop.call_later
 
     def later(delay: float, call: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
-        if delay < 1:  # that of the test itself
+        if getattr(call, "__name__", "") != "_come_back":  # of others, who count their time
             return call_later(delay, call, *args)
         pauses.append(delay)
         return call_later(0, call, *args)

@@ -11,6 +11,7 @@ from weakref import ReferenceType, ref
 
 from xlaserve.core.serving.infer_call import Ended, Executed, InferCall, Tensors, User
 from xlaserve.core.serving.stations.batching import pack
+from xlaserve.core.serving.stations.health import Execution, Health, Watch
 from xlaserve.core.threads.device import DeviceThreads
 from xlaserve.models.loaded import IN_FLIGHT, Dispatching, Executable, InFlight, LoadedModel
 
@@ -77,8 +78,12 @@ class Dispatcher:
         devices: Sequence[DeviceThreads],
         now_ns: Callable[[], int],
         in_flight: int = IN_FLIGHT,
+        *,
+        watch: Watch | None = None,
     ) -> None:
+        """Without `watch` an execution may take any time."""
         self._user = user
+        self._watch = watch or Watch(Health(0))
         self._replicas = [_Replica(index, threads) for index, threads in enumerate(devices)]
         self._now_ns = now_ns
         self._most = in_flight
@@ -109,7 +114,11 @@ class Dispatcher:
     def submit(
         self, dispatch: Dispatch, ended: Ended, freed: Callable[[], None] | None = None
     ) -> Job:
-        """Have something executed. A batch says what is `freed` when the next may come."""
+        """Have something executed. A batch says what is `freed` when the next may come.
+
+        Raises ExecutionStalled while the device has something that does not end.
+        """
+        self._watch.check()
         job = Job(self, dispatch, ended, freed)
         if freed is not None:
             self._expected -= 1
@@ -146,7 +155,9 @@ class Dispatcher:
         replica.in_flight += 1
         replica.threads.in_flight += 1
         self._user.acquire()
-        over = partial(self._over, job, replica)
+        given_up = partial(self._given_up, job)
+        execution = self._watch.begin(_begun, given_up, replica.threads)
+        over = partial(self._over, job, replica, execution)
         try:
             work = replica.threads.start(
                 partial(_dispatched, self._now_ns, job.dispatch, replica.index),
@@ -162,7 +173,29 @@ class Dispatcher:
         self._expect_another(job)
         self._go_on()
 
-    def _over(self, job: Job, replica: _Replica, result: Executed | BaseException) -> None:
+    def _given_up(self, job: Job, error: BaseException) -> None:
+        """Answer a job that does not end, and all that waits behind it."""
+        failed = [job, *self._waiting]
+        self._waiting.clear()
+        for one in failed:
+            if not one.is_dispatched:
+                self._expect_another(one)
+            one.freed = None
+        # They come for nothing: `submit` raises.
+        while self._held:
+            self._expected += 1
+            self._held.popleft()()
+        for one in failed:
+            ended, one.ended = one.ended, _ignore
+            ended(error)
+
+    def _over(
+        self,
+        job: Job,
+        replica: _Replica,
+        execution: Execution,
+        result: Executed | BaseException,
+    ) -> None:
         if not job.is_dispatched:
             self._expect_another(job)
         replica.in_flight -= 1
@@ -170,11 +203,21 @@ class Dispatcher:
         self._user.release()
         # Before the answers: a caller may ask again at once.
         self._go_on()
-        job.ended(result)
+        if self._watch.over(execution, result):
+            job.ended(result)
 
     def _expect_another(self, job: Job) -> None:
         if job.freed is not None:
             self._held.append(job.freed)
+
+
+def _begun() -> bool:
+    """Say that a device has it: how long others there take is seen by their ends."""
+    return True
+
+
+def _ignore(result: Executed | BaseException) -> None:
+    """Do nothing with what nobody waits for any more."""
 
 
 def _dispatched(

@@ -14,7 +14,7 @@ from xlaserve.core.serving.stations.replicas import Replicas
 from xlaserve.core.serving.stations.station import Served
 from xlaserve.core.serving.stations.unending import Unending
 from xlaserve.core.threads.host import HostJob
-from xlaserve.errors import BudgetExhausted, Decoupled
+from xlaserve.errors import BudgetExhausted, Decoupled, ExecutionStalled
 from xlaserve.models.loaded import Answer, Answers, Generating
 
 _AHEAD_SECONDS = 200e-6
@@ -115,10 +115,14 @@ class Generation:
         station.instance.acquire()
 
     def start(self) -> None:
-        """Have the first answer computed; raises RuntimeError where there is no thread."""
+        """Have the first answer computed.
+
+        Raises RuntimeError where there is no thread, ExecutionStalled while others do not end.
+        """
         try:
+            self._station.work.watch.check()
             self._job = self._station.work.in_thread(self._next, self._computed)
-        except RuntimeError:
+        except (RuntimeError, ExecutionStalled):
             self._finish()
             raise
         self._call.wait_at(self)

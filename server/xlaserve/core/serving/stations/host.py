@@ -4,12 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
-from weakref import WeakSet
+from weakref import ReferenceType, WeakSet, ref
 
 from xlaserve.core.serving.answers import answer_now
 from xlaserve.core.serving.infer_call import Ended, Executed, InferCall, Tensors
 from xlaserve.core.serving.stations.batching import pack
 from xlaserve.core.serving.stations.by_itself import ByItself
+from xlaserve.core.serving.stations.health import Health, Watch
 from xlaserve.core.serving.stations.replicas import Replicas
 from xlaserve.core.serving.stations.station import Served
 from xlaserve.core.threads.host import HostJob, HostThreads
@@ -28,9 +29,17 @@ class HostWork:
     """The work for one instance in threads of the host; each station hands it to the next."""
 
     def __init__(
-        self, instance: Served, threads: HostThreads, replicas: int, now_ns: Callable[[], int]
+        self,
+        instance: Served,
+        threads: HostThreads,
+        replicas: int,
+        now_ns: Callable[[], int],
+        watch: Watch | None = None,
     ) -> None:
+        """Without `watch` an execution may take any time."""
         self.instance = instance
+        self.watch = watch or Watch(Health(0))
+        """Its executions, in threads and on the event loop."""
         self._threads = threads
         self._now_ns = now_ns
         self.replicas = Replicas(replicas)
@@ -44,7 +53,11 @@ class HostWork:
         return sum(job.waits for job in self._jobs)
 
     def start(self, executable: Executable, call: InferCall, ended: Ended) -> HostJob:
-        """Execute for one call, in a thread; raises RuntimeError where there is none."""
+        """Execute for one call, in a thread.
+
+        Raises RuntimeError where there is none, ExecutionStalled while others do not end.
+        """
+        self.watch.check()
         inputs, resident = call.inputs, call.resident
 
         def run(replica: int) -> Executed | BaseException:
@@ -58,24 +71,33 @@ class HostWork:
     ) -> HostJob:
         """Run a call in a thread, for the replica with the least to do, whose index it takes.
 
-        `ended` is called on the event loop. The thread is a user of the instance: it may outlive
-        calls that were cancelled. Raises RuntimeError where there is no thread.
+        `ended` is called on the event loop, with ExecutionStalled where the call does not end. The
+        thread is a user of the instance: it may outlive calls that were cancelled. Raises
+        RuntimeError where there is no thread.
         """
-        replica, instance = self.replicas.take(), self.instance
+        replica, instance, watch = self.replicas.take(), self.instance, self.watch
 
         def over(result: T | BaseException) -> None:
             self.replicas.leave(replica)
             instance.release()
-            ended(result)
+            if watch.over(execution, result):
+                ended(result)
 
         try:
             job = self._threads.start(partial(call, replica), over, instance.model)
         except RuntimeError:
             self.replicas.leave(replica)
             raise
+        # Its completion knows the execution: that must not keep the job.
+        execution = watch.begin(partial(_has_begun, ref(job)), ended)
         self._jobs.add(job)
         instance.acquire()
         return job
+
+
+def _has_begun(found: "ReferenceType[HostJob]") -> bool:
+    job = found()
+    return job is None or not job.waits
 
 
 def executed(
@@ -151,7 +173,11 @@ class Inline:
         begun = now_ns()
         if not call.submitted_ns:
             call.submitted_ns = begun
-        outputs: Any = model.execute(call.inputs, resident=call.resident)
+        try:
+            outputs: Any = model.execute(call.inputs, resident=call.resident)
+        except Exception as error:
+            self.work.watch.saw(error)
+            raise
         ended = now_ns()
         if ended - begun > seconds * _SECOND_NS:
             took = (ended - begun) / _SECOND_NS
@@ -194,6 +220,7 @@ class HostRunner:
         if limit is not None and self._model.expected_seconds(rows) <= most:
             over(self._run_inline(requests, rows, most, limit.overran))
         else:
+            self._work.watch.check()
             self._work.in_thread(partial(self._executed, requests, rows), over)
 
     def _run_inline(
@@ -204,6 +231,8 @@ class HostRunner:
         result = self._executed(requests, rows, replica)
         seconds = (self._now_ns() - begun) / _SECOND_NS
         self._work.replicas.leave(replica)
+        if isinstance(result, BaseException):
+            self._work.watch.saw(result)
         if seconds > most:
             inputs = pack(requests, self._model.padded_rows(rows))
             overran(self._work, self._model, inputs, seconds, most)

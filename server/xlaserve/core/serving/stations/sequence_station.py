@@ -99,4 +99,5 @@ class SequenceParts:
         if model.dispatching is None:
             return HostSteps(model, self.work, replica, now_ns)
         device = self.workers.device(model.dispatching.queues[replica])
-        return DeviceSteps(model, Dispatcher(instance, [device], now_ns), replica)
+        dispatcher = Dispatcher(instance, [device], now_ns, watch=self.work.watch)
+        return DeviceSteps(model, dispatcher, replica)

@@ -111,6 +111,7 @@ class HostSteps:
 
     def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
         """Start a batch; both are called on completion."""
+        self._work.watch.check()
         batch = Batch(self._model, requests, self._replica)
 
         def over(result: Executed | BaseException) -> None:

@@ -65,6 +65,19 @@ class Served(ServedInstance, Protocol):
         """Return how it works now."""
         ...
 
+    @property
+    def fault(self) -> str:
+        """Return why it cannot be asked now; empty while it can."""
+        ...
+
+    def suspend(self, fault: str) -> None:
+        """Answer no requests until `resume`; those that have begun go on."""
+        ...
+
+    def resume(self) -> None:
+        """Answer requests again."""
+        ...
+
     def renew(self) -> None:
         """Replace the station by one that fits what is known now."""
         ...

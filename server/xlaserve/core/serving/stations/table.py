@@ -26,6 +26,7 @@ from xlaserve.core.serving.stations.dispatch import DeviceRunner, Dispatcher
 from xlaserve.core.serving.stations.ensemble import Ensemble, Steps
 from xlaserve.core.serving.stations.generator import Generator
 from xlaserve.core.serving.stations.handled import CopiesRunner, Handed
+from xlaserve.core.serving.stations.health import DEFAULT_EXECUTION_SECONDS, Health
 from xlaserve.core.serving.stations.host import HostRunner, HostWork, Inline, InlineLimit
 from xlaserve.core.serving.stations.on_demand import ShapeCompiler
 from xlaserve.core.serving.stations.ordered import Ordered
@@ -61,6 +62,8 @@ class ExecutionPolicy:
     batching: bool = True
     compile_seconds: float = DEFAULT_COMPILE_SECONDS
     """Longest compilation of what a request asks for."""
+    execution_seconds: float = DEFAULT_EXECUTION_SECONDS
+    """Longest execution in threads or on a device; 0 for any time."""
 
 
 class Stations:
@@ -83,6 +86,7 @@ class Stations:
         self.now_ns = now_ns
         self.shapes = ShapeCompiler(workers, policy.compile_seconds)
         self.overruns = Overruns(now_ns)
+        self.health = Health(policy.execution_seconds)
         self.cache = cache
         self.counting = counting or Counting(now_ns)
         self.waits = Waits()
@@ -185,7 +189,8 @@ class Candidate:
         if isinstance(found, HostWork):
             return found
         stations = self.stations
-        return HostWork(self.instance, stations.workers.host, self.model.replicas, stations.now_ns)
+        watch, now_ns = stations.health.watch(self.instance), stations.now_ns
+        return HostWork(self.instance, stations.workers.host, self.model.replicas, now_ns, watch)
 
     def by_itself(self, work: HostWork | Dispatcher) -> ByItself:
         """Return what executes each call by itself."""
@@ -196,7 +201,8 @@ class Candidate:
         """Return what hands executions to the devices of the model."""
         assert self.model.dispatching is not None
         devices = [self.stations.workers.device(queue) for queue in self.model.dispatching.queues]
-        return Dispatcher(self.instance, devices, self.stations.now_ns)
+        watch = self.stations.health.watch(self.instance)
+        return Dispatcher(self.instance, devices, self.stations.now_ns, watch=watch)
 
     def limit(self) -> InlineLimit:
         """Return what may be executed on the event loop."""
@@ -243,7 +249,8 @@ def _handed(of: Candidate) -> Station:
 def _generator(of: Candidate) -> Station:
     model = cast(Generating, of.instance.runner)
     stations = of.stations
-    work = HostWork(of.instance, stations.workers.host, model.replicas, stations.now_ns)
+    watch, now_ns = stations.health.watch(of.instance), stations.now_ns
+    work = HostWork(of.instance, stations.workers.host, model.replicas, now_ns, watch)
     return Generator(of.instance, model, work, stations.now_ns)
 
 

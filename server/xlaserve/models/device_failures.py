@@ -1,0 +1,24 @@
+"""Errors of executions: which say that a device failed, and not the request or a lack of memory."""
+
+import re
+import sys
+
+_OF_DEVICES = re.compile(r"(INTERNAL|UNKNOWN|ABORTED|UNAVAILABLE|DATA_LOSS|DEADLINE_EXCEEDED): ")
+"""Statuses of XLA that say nothing of the request. What is wrong with that is INVALID_ARGUMENT,
+OUT_OF_RANGE, FAILED_PRECONDITION or UNIMPLEMENTED, and a lack of memory RESOURCE_EXHAUSTED."""
+
+_EXHAUSTED = "RESOURCE_EXHAUSTED: "
+_SHOWN_CHARACTERS = 300
+
+
+def device_failure(error: BaseException | None) -> str | None:
+    """Return the first line of what a device failed with; None for any other error."""
+    # Imported by nobody where nothing was computed with it: the port opens before.
+    errors = sys.modules.get("jax.errors")
+    while error is not None and errors is not None:
+        if isinstance(error, errors.JaxRuntimeError):
+            line = str(error).partition("\n")[0]
+            if _OF_DEVICES.match(line) and _EXHAUSTED not in line:
+                return line[:_SHOWN_CHARACTERS]
+        error = error.__cause__
+    return None
