@@ -1,0 +1,94 @@
+"""Write the table of operations in docs/access.md from the code, or prove it fresh (`--check`)."""
+
+import argparse
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from xlaserve.app import Application
+from xlaserve.core.serving.call import Operation
+from xlaserve.settings import Settings
+from xlaserve.transport.grpc.methods import ROWS
+from xlaserve.transport.rest.routing import Route
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "access.md"
+_BEGIN, _END = "<!-- made by tools/access_page.py -->\n", "<!-- end -->\n"
+_HEAD = "| operation | over | what |\n|---|---|---|\n"
+_PROTOCOLS: Mapping[str, str] = MappingProxyType(
+    {
+        "/inference.": "V2 gRPC",
+        "/grpc.health.": "health",
+        "/grpc.reflection.": "reflection",
+        "/mmesh.": "ModelMesh",
+        "/v2": "V2 REST",
+        "/ping": "SageMaker",
+        "/models": "SageMaker",
+        "/invocations": "SageMaker",
+        "/": "HTTP",
+    }
+)
+"""Beginning of a path, and its protocol; the first that fits counts."""
+_OTHERS = (
+    (Operation.SERVICE, "gRPC", "every method of a service of one's own, and any that is nowhere"),
+    (Operation.PAGE, "HTTP", "any path that is nowhere"),
+)
+
+
+def doors(routes: Iterable[Route]) -> list[tuple[Operation, str, str]]:
+    """Return every method and route with its operation and its protocol."""
+    methods = ((row.operation, path, path.rpartition("/")[2]) for path, row in ROWS.items())
+    paths = ((r.operation, r.path, f"{r.method} {r.path}") for r in routes)
+    found = [(operation, _protocol(path), name) for operation, path, name in (*methods, *paths)]
+    return [*dict.fromkeys(found), *_OTHERS]
+
+
+def every_route() -> Iterable[Route]:
+    """Return the routes of a server, which is not started."""
+    settings = Settings.read({}, repository=PAGE.parent)
+    return Application(settings).http_routes().routes
+
+
+def table(routes: Iterable[Route]) -> str:
+    """Return the rows, one for each operation over each protocol."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for operation, protocol, name in doors(routes):
+        rows.setdefault((operation.value, protocol), []).append(name)
+    order = [operation.value for operation in Operation]
+    lines = (
+        f"| `{operation}` | {protocol} | {', '.join(map(_shown, names))} |\n"
+        for (operation, protocol), names in sorted(rows.items(), key=lambda r: order.index(r[0][0]))
+    )
+    return _HEAD + "".join(lines)
+
+
+def _shown(name: str) -> str:
+    return name if name.startswith(("every", "any")) else f"`{name}`"
+
+
+def _protocol(path: str) -> str:
+    return next(name for start, name in _PROTOCOLS.items() if path.startswith(start))
+
+
+def page() -> str:
+    """Return the whole page, with the table anew."""
+    before, _, rest = PAGE.read_text().partition(_BEGIN)
+    return f"{before}{_BEGIN}\n{table(every_route())}\n{_END}{rest.partition(_END)[2]}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if not fresh")
+    made = page()
+    if not parser.parse_args().check:
+        PAGE.write_text(made)
+        return 0
+    if PAGE.read_text() == made:
+        print("docs/access.md is fresh")
+        return 0
+    print("docs/access.md is stale: run tools/access_page.py")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
