@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc.aio as triton
 import tritonclient.http as triton_http
+from structlog.testing import capture_logs
 from support import python_models
 from support.server import RunningServer, Serve
 from support.stepped import export_counter
@@ -109,6 +110,24 @@ async def test_more_answers_than_it_may_give_are_an_error(server: RunningServer)
     assert [*range(50), 7] == [one.as_numpy("number")[0] for one in found[:51]]
     (error,) = found[51:]
     assert "'counter' was not done after 50 answers (max_steps)" in error.message()
+
+
+async def test_a_request_has_a_timeout_of_its_own_within_a_stream(server: RunningServer) -> None:
+    """Its answers may take so many microseconds; those to others go on."""
+    with capture_logs() as lines:
+        async with triton.InferenceServerClient(server.url) as client:
+            found = await answers(
+                client,
+                {"inputs": asking(0, 50), "timeout": 1, "request_id": "a"},
+                {"inputs": asking(7, 3), "timeout": 60_000_000, "request_id": "b"},
+                {"inputs": asking(9, 1), "timeout": 0, "request_id": "c"},
+            )
+        await until_idle(server)
+
+    rest = [one.as_numpy("number")[0] for one in found[:-1] if one.get_response().id != "a"]
+    assert [7, 8, 9, 9] == rest
+    assert "the deadline of the request has passed" in found[-1].message()
+    assert not [line for line in lines if "parameters" in line]
 
 
 async def test_one_answer_is_not_to_be_had(server: RunningServer) -> None:

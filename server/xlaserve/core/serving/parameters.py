@@ -64,7 +64,7 @@ REQUEST: Table = MappingProxyType(
         "sequence_id": Row(_SEQUENCE_ID),
         "sequence_start": Row(_BOOLEAN),
         "sequence_end": Row(_BOOLEAN),
-        # Obeyed by models that have priority_levels, or an allow_timeout_override.
+        # Obeyed by models that have priority_levels, an allow_timeout_override, or steps.
         "priority": Row(_COUNT),
         "timeout": Row(_COUNT),
         # Of streams: elsewhere every answer is the final one, and has its tensors.
@@ -99,7 +99,8 @@ def obeyed_by(config: ModelConfig, info: ModelInfo) -> Table:
     if levels := batching.priority_levels:
         within = Kind(f"0 to {levels}", lambda value: _COUNT.fits(value) and value <= levels)  # type: ignore[operator]
         rows["priority"] = Row(within, Effect.OBEYED)
-    if any(policy.allow_timeout_override for policy in policies):
+    is_stepped = info.is_decoupled and not info.takes_parameters
+    if is_stepped or any(policy.allow_timeout_override for policy in policies):
         rows["timeout"] = Row(_COUNT, Effect.OBEYED)
     return rows
 

@@ -1,5 +1,6 @@
 """Models that give any number of answers to one request (a Station)."""
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -8,13 +9,14 @@ from functools import partial
 import structlog
 
 from xlaserve.core.serving.answers import answer_last, deliver, respond
+from xlaserve.core.serving.call import outside_call
 from xlaserve.core.serving.infer_call import Executed, InferCall
 from xlaserve.core.serving.stations.host import HostWork
 from xlaserve.core.serving.stations.replicas import Replicas
 from xlaserve.core.serving.stations.station import Served
 from xlaserve.core.serving.stations.unending import Unending
 from xlaserve.core.threads.host import HostJob
-from xlaserve.errors import BudgetExhausted, Decoupled, ExecutionStalled
+from xlaserve.errors import BudgetExhausted, DeadlineExceeded, Decoupled, ExecutionStalled
 from xlaserve.models.loaded import Answer, Answers, Generating
 
 _AHEAD_SECONDS = 200e-6
@@ -24,6 +26,9 @@ _AHEAD_BYTES = 1 << 14
 """The most that is computed before the client is asked whether it reads; it has read as many
 before that."""
 _SECOND_NS = 1e9
+_SECOND_MICROSECONDS = 1e6
+_LONGEST_MICROSECONDS = 10**13
+"""Four months: a longer timeout is none that anybody waits for."""
 
 
 class Generator:
@@ -61,6 +66,19 @@ class Generator:
         call.submitted_ns = self.now_ns()
         Generation(self, call).start()
         self._unending.add(call)
+        self._expire_in_time(call)
+
+    def _expire_in_time(self, call: InferCall) -> None:
+        """End a call when the answers to it have taken as long as its `timeout` says.
+
+        The deadline of a stream is that of all its requests: this is a request's own.
+        """
+        timeout = call.parameters.get("timeout", 0)
+        if isinstance(timeout, int) and timeout and not call.has_ended:
+            expire = partial(call.fail, DeadlineExceeded())
+            loop = asyncio.get_running_loop()
+            seconds = min(timeout, _LONGEST_MICROSECONDS) / _SECOND_MICROSECONDS
+            call.hold(loop.call_later(seconds, expire, context=outside_call()).cancel)
 
     def _reserve(self, call: InferCall) -> None:
         """Count what a call holds between its answers; raises BudgetExhausted."""
