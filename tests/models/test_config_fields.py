@@ -61,7 +61,6 @@ def test_rows_say_why_they_refuse() -> None:
         (f"input {{ {X} is_non_linear_format_io: true }}", "input[0].is_non_linear_format_io"),
         (f"output {{ {X} is_non_linear_format_io: true }}", "output[0].is_non_linear_format_io"),
         ("instance_group { passive: true }", "instance_group[0].passive"),
-        ('cc_model_filenames { key: "8.0" value: "a" }', "cc_model_filenames"),
         (
             'model_operations { op_library_filename: "a.so" }',
             "model_operations.op_library_filename",

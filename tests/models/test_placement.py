@@ -6,7 +6,7 @@ from xlaserve.errors import InvalidModel
 from xlaserve.models import placement
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_message import config_of
-from xlaserve.models.placement import Group, Placement
+from xlaserve.models.placement import Devices, Group, Placement
 from xlaserve_proto import inference
 
 KIND = inference.ModelInstanceGroupKind
@@ -118,3 +118,52 @@ def test_partition_rules_keep_their_order() -> None:
     assert found.mesh == placement.mesh_of(found, 8)
     with pytest.raises(InvalidModel, match="'mesh': expected axes for 4 devices"):
         placement.mesh_of(found, 4)
+
+
+def _files(*groups: inference.ModelInstanceGroup) -> ModelConfig:
+    return config_of(
+        inference.ModelConfig(
+            default_model_filename="model.onnx",
+            cc_model_filenames={"8.0": "old.onnx", "9.0": "new.onnx", "7.5": ""},
+            instance_group=list(groups),
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "expected"),
+    [
+        (("9.0", "8.0"), "new.onnx"),
+        (("8.0", "9.0"), "old.onnx"),
+        (("7.5",), "model.onnx"),
+        (("10.0",), "model.onnx"),
+        ((), "model.onnx"),
+    ],
+)
+def test_a_file_is_chosen_by_the_capability_of_the_devices(
+    capabilities: tuple[str, ...], expected: str
+) -> None:
+    devices = Devices("cuda", max(1, len(capabilities)), capabilities=capabilities)
+
+    found = placement.with_file_of(_files(), devices)
+
+    assert expected == found.default_model_filename
+    assert () == placement.without_effect(found, "cuda")
+
+
+def test_a_model_on_the_cpu_has_no_capability() -> None:
+    config = _files(_group(KIND.KIND_CPU, 1))
+
+    found = placement.with_file_of(config, Devices("cuda", 1, capabilities=("9.0",)))
+
+    assert "model.onnx" == found.default_model_filename
+    assert ("cc_model_filenames",) == placement.without_effect(config, "cuda")
+    assert ("cc_model_filenames",) == placement.without_effect(_files(), "cpu")
+
+
+def test_devices_that_want_different_files_are_refused() -> None:
+    config = _files(_group(KIND.KIND_GPU, 1))
+    devices = Devices("cuda", 2, capabilities=("9.0", "8.0"))
+
+    with pytest.raises(InvalidModel, match=r"'new.onnx' for device 0, 'old.onnx' for device 1"):
+        placement.with_file_of(config, devices)

@@ -114,6 +114,8 @@ class ModelConfig:
     """0 where the configuration does not say, or says 0."""
     default_model_filename: str = ""
     """File of the version directory that is the model; empty for the usual one of its kind."""
+    cc_model_filenames: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """The same for GPUs of a compute capability: `9.0` -> file."""
     is_unbatched: bool = False
     """Whether `max_batch_size: 0` was written: no request is put together with another."""
     inputs: tuple[ConfigTensor, ...] = ()

@@ -104,7 +104,8 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
         "instance_group.secondary_devices": _NONE,
         "instance_group.host_policy": _NONE,
         "default_model_filename": _OBEYED,
-        "cc_model_filenames": _refused("another file would be loaded"),
+        # On devices without a compute capability the log names it.
+        "cc_model_filenames": _OBEYED,
         "model_operations": _OBEYED,
         "model_operations.op_library_filename": _refused("no library is loaded"),
         "model_repository_agents": _OBEYED,

@@ -42,6 +42,7 @@ def config_of(message: inference.ModelConfig) -> ModelConfig:
         platform=message.platform,
         backend=message.backend,
         default_model_filename=message.default_model_filename,
+        cc_model_filenames=MappingProxyType(dict(message.cc_model_filenames)),
         max_batch_size=message.max_batch_size,
         is_unbatched=not message.max_batch_size and "max_batch_size" in given_of(message),
         inputs=inputs,

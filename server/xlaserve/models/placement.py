@@ -6,7 +6,7 @@ rest: `devices` ("0,2" or "all"), `placement` ("replica" or "shard"), and for a 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from math import prod
 from types import MappingProxyType
@@ -47,6 +47,8 @@ class Devices:
     count: int
     kind: str = ""
     """JAX's name of the first of them, as `NVIDIA L4`; empty where that is not known."""
+    capabilities: tuple[str, ...] = ()
+    """Compute capability of each, as `9.0`; empty for what is no GPU of CUDA."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -147,7 +149,35 @@ def without_effect(config: ModelConfig, platform: str) -> tuple[str, ...]:
     """Return the fields that choose among GPUs, which a server without any passes over."""
     groups = () if config.message is None else config.message.instance_group
     listed = platform == "cpu" and any(group.gpus for group in groups)
-    return ("instance_group.gpus",) if listed else ()
+    files = config.cc_model_filenames and read(config, platform).platform != "cuda"
+    return (
+        *(("instance_group.gpus",) if listed else ()),
+        *(("cc_model_filenames",) if files else ()),
+    )
+
+
+def with_file_of(config: ModelConfig, devices: Devices) -> ModelConfig:
+    """Return a configuration with the model file for the devices that it wants.
+
+    That is the one that `cc_model_filenames` has for their compute capability, otherwise the
+    `default_model_filename`. Raises InvalidModel where its devices have different ones.
+    """
+    if not config.cc_model_filenames:
+        return config
+    wanted = read(config, devices.platform)
+    if wanted.platform != devices.platform or not devices.capabilities:
+        return config
+    default = config.default_model_filename
+    files = {
+        seat: config.cc_model_filenames.get(devices.capabilities[seat]) or default
+        for seat in sorted(set(wanted.seats(devices.count)))
+    }
+    if len(set(files.values())) > 1:
+        said = ", ".join(f"'{file}' for device {seat}" for seat, file in files.items())
+        raise InvalidModel(
+            f"cc_model_filenames: expected one file for the devices of the model, got {said[:300]}"
+        )
+    return replace(config, default_model_filename=next(iter(files.values())))
 
 
 def axis_names(axes: Axes) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -40,7 +40,7 @@ from xlaserve.models.loaded import (
     LoadedModel,
 )
 from xlaserve.models.mappings import UNLIMITED, Mappings
-from xlaserve.models.placement import ONE_CPU, Devices, without_effect
+from xlaserve.models.placement import ONE_CPU, Devices, with_file_of, without_effect
 from xlaserve.models.python.host import PythonHost
 from xlaserve.models.roots import Roots
 
@@ -251,6 +251,7 @@ class VersionLoader:
             starting = self._workers.load(self._machinery.devices)
             self._devices = await asyncio.wrap_future(starting.future)
         predict, devices = self._machinery.predict_size, self._devices
+        model = replace(model, config=with_file_of(model.config, devices))
         predicted = await self._workers.wait(
             predict, source.directory, model.config, devices, source.roots
         )
