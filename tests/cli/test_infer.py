@@ -177,3 +177,46 @@ async def test_an_input_that_is_no_array_is_said(
         for path in (broken, several, tmp_path / "none.npy"):
             with pytest.raises(XlaserveError, match=f"input 'x'.*{path.name}"):
                 await invoke(infer, "identity", f"--input=x=@{path}", "--url", server.url)
+
+
+CLASSIFIER = """
+backend: "identity" max_batch_size: 8
+input [{ name: "x" data_type: TYPE_FP32 dims: [ 3 ] }]
+output [{ name: "y" data_type: TYPE_FP32 dims: [ 3 ] label_filename: "labels.txt" }]
+"""
+
+
+async def test_classes_have_the_labels_of_the_server(serve: Serve, tmp_path: Path) -> None:
+    """Those that are too long for the metadata are there with --classes."""
+    for name, labels in (
+        ("few", "cat\ndog: old\n\x1b[2Jfox\n"),
+        ("long", "x" * 20_000 + "\nb\nc\n"),
+    ):
+        (tmp_path / "models" / name / "1").mkdir(parents=True)
+        (tmp_path / "models" / name / "config.pbtxt").write_text(CLASSIFIER)
+        (tmp_path / "models" / name / "labels.txt").write_text(labels)
+    row = ("--input=x=[[0.25, 2, 1]]",)
+    rows = ("--input=x=[[0.25, 2, 1], [3, 0, 0]]", "--classes", "1")
+    async with serve(tmp_path / "models", load_model=("*",), http_endpoint="port:0") as server:
+        for url in (server.url, f"http://{server.http}"):
+            best = await invoke(infer, "few", *row, "--url", url)
+            two = await invoke(infer, "few", *rows, "--url", url)
+            long = await invoke(infer, "long", *row, "--classes", "2", "--url", url)
+            plain = await invoke(infer, "long", *row, "--url", url)
+            own = tmp_path / "own.txt"
+            own.write_text("a\nb\nc\n")
+            given = await invoke(infer, "few", *row, "--labels", str(own), "--url", url)
+            written = json.loads(await invoke(infer, "few", *row, "--json", "--url", url))
+
+            cells = [line.strip("│ ").split("│") for line in best.splitlines() if "│" in line]
+            assert [["1", "dog: old", "2.000000"], ["2", "\\x1b[2Jfox", "1.000000"]] == [
+                [cell.strip() for cell in line] for line in cells[:2]
+            ]
+            assert "y FP32[-1,3]" in best
+            assert "dog: old" in two
+            assert "cat" in two
+            assert "fox" not in two
+            assert "│ b " in long
+            assert "[[0.25 2.   1.  ]]" in plain
+            assert "│ b " in given
+            assert [[0.25, 2, 1]] == written["outputs"][0]["data"]

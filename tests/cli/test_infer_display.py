@@ -16,7 +16,7 @@ from xlaserve.cli.display import model_table
 from xlaserve.cli.infer_display import Classes
 from xlaserve.core.residence.catalog import IndexEntry
 from xlaserve.errors import InvalidRequest
-from xlaserve.tensors import datatype_of
+from xlaserve.tensors import TensorSpec, datatype_named, datatype_of
 from xlaserve.transport.client import InferenceResult
 
 
@@ -158,3 +158,13 @@ def test_the_table_of_models_shows_reasons_as_they_are() -> None:
     Console(file=target, width=80).print(model_table([ModelRow(entry, None, None)]))
 
     assert r"[red]x\x1b[2J" in target.getvalue()
+
+
+def test_what_a_server_answers_in_the_place_of_classes_is_shown_as_it_is() -> None:
+    spec = TensorSpec("y", datatype_named("FP32"), (-1, 3))
+    target = io.StringIO()
+    for array in (texts(b"cat"), np.array([[0.5, 1.0]], np.float32)):
+        infer_display.show(Console(file=target, width=80), result(y=array), None, {"y": spec})
+
+    assert 'y BYTES[1]\n["cat"]\n' in target.getvalue()
+    assert "y FP32[1,2]\n[[0.5 1. ]]\n" in target.getvalue()

@@ -4,8 +4,9 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import typer
@@ -20,6 +21,8 @@ from xlaserve.cli.connection import (
     TlsKey,
     server_address,
 )
+from xlaserve.core.serving.inference import RequestedOutput
+from xlaserve.core.serving.output_forms import CLASSES
 from xlaserve.errors import InvalidRequest, UnknownTensor
 from xlaserve.tensors import (
     BYTES,
@@ -28,9 +31,14 @@ from xlaserve.tensors import (
     from_elements,
 )
 from xlaserve.transport.address import ServerAddress
-from xlaserve.transport.client import InferenceResult
+from xlaserve.transport.client import InferenceResult, ModelTensors, asked
 from xlaserve.transport.dialing import dial
 
+_SCORES = "iufV"
+"""Kinds of dtypes that may be scores; V is that of bfloat16."""
+_MOST_ELEMENTS = 100_000
+_MOST_CLASSES = 100
+"""Most elements of a row, and most classes, that a server is asked to classify: it has limits."""
 _TOP = 3
 """Classes that are shown where their labels are known."""
 
@@ -72,7 +80,10 @@ def infer(  # noqa: PLR0917, typer reads the parameters of a command from its si
     address = server_address(
         url, ca=tls_ca, certificate=tls_certificate, key=tls_key, insecure=tls_insecure
     )
-    result = asyncio.run(_ask(address, timeout, _Question(model, model_version, image, values)))
+    # Where its own labels are given, or all values are wanted, the server need not classify.
+    most = 0 if names or as_json or output else classes or _TOP
+    question = _Question(model, model_version, image, values, most, only_labelled=not classes)
+    result, specs = asyncio.run(_ask(address, timeout, question))
     if output is not None:
         infer_display.write_npz(output, result)
     if as_json:
@@ -81,9 +92,8 @@ def infer(  # noqa: PLR0917, typer reads the parameters of a command from its si
         infer_display.show_written(Console(), output, result)
     else:
         wanted = classes or (_TOP if names else 0)
-        infer_display.show(
-            Console(), result, infer_display.Classes(wanted, names) if wanted else None
-        )
+        shown = infer_display.Classes(wanted, names) if wanted else None
+        infer_display.show(Console(), result, shown, specs)
 
 
 def _labels(path: Path | None) -> Sequence[str]:
@@ -108,13 +118,44 @@ class _Question:
     version: str
     image: Path | None
     values: Mapping[str, str]
+    classes: int
+    """Classes that the server is asked for, of each output of scores; 0 for none."""
+    only_labelled: bool
+    """Whether it is asked only for those of outputs that have labels."""
 
 
-async def _ask(address: ServerAddress, timeout: float, question: _Question) -> InferenceResult:
+Classified: TypeAlias = Mapping[str, TensorSpec]
+"""Outputs that the server was asked to classify, as its metadata describes them."""
+
+
+async def _ask(
+    address: ServerAddress, timeout: float, question: _Question
+) -> tuple[InferenceResult, Classified]:
     async with dial(address, timeout=timeout) as client:
-        specs = await client.inputs(question.model, question.version)
-        inputs = _inputs(question, specs)
-        return await client.infer(question.model, question.version, inputs)
+        tensors = await client.tensors(question.model, question.version)
+        classified = _to_classify(question, tensors)
+        request = asked(question.model, question.version, _inputs(question, tensors.inputs))
+        if classified:
+            request.outputs = tuple(
+                RequestedOutput(
+                    spec.name, {CLASSES: question.classes} if spec.name in classified else {}
+                )
+                for spec in tensors.outputs
+            )
+        return await client.ask(request), classified
+
+
+def _to_classify(question: _Question, tensors: ModelTensors) -> Classified:
+    if not 0 < question.classes <= _MOST_CLASSES:
+        return {}
+    return {
+        spec.name: spec
+        for spec in tensors.outputs
+        if spec.datatype.dtype.kind in _SCORES
+        and spec.shape
+        and prod(map(abs, spec.shape)) <= _MOST_ELEMENTS
+        and (spec.name in tensors.labelled or not question.only_labelled)
+    }
 
 
 def _inputs(question: _Question, specs: Sequence[TensorSpec]) -> list[tuple[TensorSpec, Tensor]]:

@@ -3,9 +3,10 @@
 import base64
 import json
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from rich.text import Text
 
 from xlaserve.cli.printable import printable
 from xlaserve.errors import InvalidRequest
-from xlaserve.tensors import Tensor, describe
+from xlaserve.tensors import Tensor, TensorSpec, describe
 from xlaserve.transport.client import InferenceResult
 
 _WHOLE_ELEMENTS = 100
@@ -37,10 +38,23 @@ class Classes:
     """The names of the classes, by index; empty where they are not known."""
 
 
-def show(console: Console, result: InferenceResult, classes: Classes | None) -> None:
-    """Print every output: its classes where they are asked for and it has scores, or its values."""
+def show(
+    console: Console,
+    result: InferenceResult,
+    classes: Classes | None,
+    classified: Mapping[str, TensorSpec] = MappingProxyType({}),
+) -> None:
+    """Print every output: its classes where they are asked for and it has scores, or its values.
+
+    Outputs that are `classified` came as the classes that the server found.
+    """
     _say(console, f"{_source(result)}, {result.seconds * 1000:.1f} ms")
     for name, array in result.outputs.items():
+        spec = classified.get(name) if array.dtype.hasobject else None
+        if spec is not None and (rows := _found_classes(array)):
+            _say(console, f"{printable(name)} {spec}")
+            _show_classified(console, rows)
+            continue
         _say(console, f"{printable(name)} {describe(result.datatypes[name], array.shape)}")
         if classes is not None and _has_scores(array):
             _show_classes(console, array, classes)
@@ -113,15 +127,48 @@ def _has_scores(array: Tensor) -> bool:
     return array.ndim > 0 and array.size > 0 and array.dtype.kind in "fiuV"
 
 
-def _show_classes(console: Console, array: Tensor, classes: Classes) -> None:
-    rows = array.reshape(-1, array.shape[-1])
+def _found_classes(array: Tensor) -> list[list[list[str]]]:
+    """Return score, class and label of classes by row; nothing for what are none.
+
+    An element is `score:class[:label]` (classification extension).
+    """
+    rows = array.reshape(1, -1) if array.ndim < len(("row", "class")) else array
+    found = [[_parts_of(element) for element in row.ravel()] for row in rows]
+    is_right = all(len(parts) > 1 for row in found for parts in row)
+    return found if is_right else []
+
+
+def _parts_of(element: bytes) -> list[str]:
+    return [printable(part) for part in element.decode(errors="replace").split(":", 2)]
+
+
+def _show_classified(console: Console, rows: Sequence[Sequence[Sequence[str]]]) -> None:
+    has_labels = any(label for row in rows for _, _, *label in row)
+    table = _table(len(rows), has_labels=has_labels)
+    for number, row in enumerate(rows[:_SHOWN_ROWS]):
+        for score, index, *label in row:
+            named = ["".join(label)] if has_labels else []
+            cells = [*([str(number)] if len(rows) > 1 else []), index, *named, score]
+            table.add_row(*map(Text, cells))
+    console.print(table)
+    if len(rows) > _SHOWN_ROWS:
+        _say(console, f"... and {len(rows) - _SHOWN_ROWS} rows more")
+
+
+def _table(rows: int, *, has_labels: bool) -> Table:
     table = Table()
-    if len(rows) > 1:
+    if rows > 1:
         table.add_column("row", justify="right")
     table.add_column("class", justify="right")
-    if classes.labels:
+    if has_labels:
         table.add_column("label")
     table.add_column("score", justify="right")
+    return table
+
+
+def _show_classes(console: Console, array: Tensor, classes: Classes) -> None:
+    rows = array.reshape(-1, array.shape[-1])
+    table = _table(len(rows), has_labels=bool(classes.labels))
     for number, scores in enumerate(rows[:_SHOWN_ROWS]):
         for cells in _best(scores, classes):
             table.add_row(*([str(number)] if len(rows) > 1 else []), *cells)

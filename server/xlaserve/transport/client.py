@@ -46,6 +46,20 @@ def asked(model: str, version: str, inputs: Sequence[tuple[TensorSpec, Tensor]])
     )
 
 
+@dataclass(frozen=True, slots=True)
+class ModelTensors:
+    """The tensors of a model, as its metadata has them."""
+
+    inputs: Sequence[TensorSpec]
+    outputs: Sequence[TensorSpec]
+    labelled: frozenset[str] = frozenset()
+    """Outputs whose classes have labels that the server knows."""
+
+
+LABELS = "labels"
+"""The parameter of an output's metadata that has the labels of its classes."""
+
+
 class ServerClient(Protocol):
     """Speaks to one server; an asynchronous context manager that raises CallFailed."""
 
@@ -68,6 +82,10 @@ class ServerClient(Protocol):
 
     async def inputs(self, model: str, version: str = "") -> list[TensorSpec]:
         """Return the inputs of a model (V2 protocol, Model Metadata)."""
+        ...
+
+    async def tensors(self, model: str, version: str = "") -> ModelTensors:
+        """Return the inputs and outputs of a model (V2 protocol, Model Metadata)."""
         ...
 
     async def infer(

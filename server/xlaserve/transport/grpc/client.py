@@ -18,7 +18,7 @@ from xlaserve.tensors import (
     to_bytes,
 )
 from xlaserve.transport.address import ServerAddress, parse_address
-from xlaserve.transport.client import CallFailed, InferenceResult, asked
+from xlaserve.transport.client import LABELS, CallFailed, InferenceResult, ModelTensors, asked
 from xlaserve.transport.grpc.channel import ClientChannel
 from xlaserve.transport.grpc.codec import WireCodec
 from xlaserve.transport.grpc.parameters import read_parameters, write_parameters
@@ -63,13 +63,18 @@ class Client:
 
     async def inputs(self, model: str, version: str = "") -> list[TensorSpec]:
         """Return the inputs of a model (V2 protocol, Model Metadata)."""
+        return [*(await self.tensors(model, version)).inputs]
+
+    async def tensors(self, model: str, version: str = "") -> ModelTensors:
+        """Return the inputs and outputs of a model (V2 protocol, Model Metadata)."""
         metadata = await self._stub.model_metadata(
             pb.ModelMetadataRequest(name=model, version=version)
         )
-        return [
-            TensorSpec(tensor.name, datatype_named(tensor.datatype), tuple(tensor.shape))
-            for tensor in metadata.inputs
-        ]
+        return ModelTensors(
+            _specs(metadata.inputs),
+            _specs(metadata.outputs),
+            frozenset(one.name for one in metadata.outputs if LABELS in one.parameters),
+        )
 
     async def infer(
         self, model: str, version: str, inputs: Sequence[tuple[TensorSpec, Tensor]]
@@ -118,6 +123,13 @@ def write_request(request: InferRequest) -> pb.ModelInferRequest:
             bytes(to_bytes(tensor.datatype, tensor.data)) for tensor in request.inputs
         ],
     )
+
+
+def _specs(tensors: Sequence[pb.ModelMetadataResponseTensorMetadata]) -> list[TensorSpec]:
+    return [
+        TensorSpec(tensor.name, datatype_named(tensor.datatype), tuple(tensor.shape))
+        for tensor in tensors
+    ]
 
 
 def _result(response: pb.ModelInferResponse, seconds: float) -> InferenceResult:

@@ -23,7 +23,7 @@ from xlaserve.tensors import (
     to_bytes,
 )
 from xlaserve.transport.address import ServerAddress
-from xlaserve.transport.client import CallFailed, InferenceResult, asked
+from xlaserve.transport.client import LABELS, CallFailed, InferenceResult, ModelTensors, asked
 
 _OK = 200
 _NOT_FOUND = 404
@@ -76,13 +76,17 @@ class RestClient:
 
     async def inputs(self, model: str, version: str = "") -> list[TensorSpec]:
         """Return the inputs of a model (V2 protocol, Model Metadata)."""
+        return [*(await self.tensors(model, version)).inputs]
+
+    async def tensors(self, model: str, version: str = "") -> ModelTensors:
+        """Return the inputs and outputs of a model (V2 protocol, Model Metadata)."""
         status, _, body = await self._ask("GET", model_path(model, version))
         self._check(status, body)
         try:
-            return [
-                TensorSpec(row["name"], datatype_named(row["datatype"]), tuple(row["shape"]))
-                for row in json.loads(body)["inputs"]
-            ]
+            said = json.loads(body)
+            outputs = said.get("outputs", ())
+            labelled = [row["name"] for row in outputs if LABELS in (row.get("parameters") or {})]
+            return ModelTensors(_specs(said["inputs"]), _specs(outputs), frozenset(labelled))
         except (ValueError, KeyError, TypeError, UnknownDatatype) as error:
             raise CallFailed(self._url, f"no V2 metadata: {_shown(body)}") from error
 
@@ -187,6 +191,13 @@ def write_request(request: InferRequest) -> tuple[dict[str, str], bytes]:
     head = _json({"id": request.id, **asks} if request.id else asks)
     body = b"".join((head, *raw))
     return {"Content-Type": "application/octet-stream", _LENGTH: str(len(head))}, body
+
+
+def _specs(rows: Sequence[Mapping[str, Any]]) -> list[TensorSpec]:
+    return [
+        TensorSpec(row["name"], datatype_named(row["datatype"]), tuple(row["shape"]))
+        for row in rows
+    ]
 
 
 def _result(body: bytes, length: str | None, seconds: float) -> InferenceResult:
