@@ -169,7 +169,9 @@ class HttpClient:
     async def ready(self, random: Random) -> str:
         """Ask whether a model is ready."""
         answer = await self._ask("GET", "/v2/models/plus/ready", body=b"")
-        return "" if answer.status == 200 else f"plus is not ready: {answer.status}"
+        if answer.status != 200:
+            raise LookupError(f"plus is not ready: {answer.status}")
+        return ""
 
     async def refused(self, random: Random) -> str:
         """Ask for what there is not."""

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from acceptance import floods, fuzz, loads, requests, suites
+from acceptance import chaos, floods, fuzz, loads, requests, suites
 from acceptance.figures import Outcome
 
 SOAK, FLOOD, FUZZ, CHAOS, TESTS = "soak", "flood", "fuzz", "chaos", "tests"
@@ -179,5 +179,24 @@ ROWS = (
         "the probes of HTTP/2 and gRPC, one by one",
         "all of them",
         partial(suites.run_tests, tests=("tests/transport/http2/test_probes.py",)),
+    ),
+    Row(
+        "M2",
+        CHAOS,
+        "1 h of loads, reloads, cancels, clients that vanish, slow readers, floods, a full disk, "
+        "and a SIGKILL a minute",
+        "0 wrong, 0 lost but in flight at a SIGKILL; p99 < 3 times the quiet one; all has ended",
+        chaos.chaos,
+        {Size.SHORT: {"seconds": 30, "kill_every": 12, "timed": False}},
+        takes_seconds=True,
+    ),
+    Row(
+        "D2",
+        CHAOS,
+        "100 SIGKILLs at random in loads, overrides and unloads",
+        "repository unchanged, nothing left behind, index right",
+        chaos.kills,
+        {Size.SHORT: {"count": 4}},
+        ("tests/cli/test_leftovers.py", "tests/contract/test_model_runtime_soak.py"),
     ),
 )
