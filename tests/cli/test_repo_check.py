@@ -181,9 +181,17 @@ SETTINGS = {
     "max_batch_size": 8,
     "max_batch_time": 0.05,
     "parallel_workers": 2,
-    "inputs": [{"name": 'a"', "datatype": "BYTES", "shape": [-1, 1]}],
+    "cache_enabled": True,
+    "inputs": [
+        {
+            "name": 'a"',
+            "datatype": "BYTES",
+            "shape": [-1, 1],
+            "parameters": {"content_type": "str"},
+        }
+    ],
     "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 4]}],
-    "parameters": {"uri": "./m.bin", "extra": {"a": 1}},
+    "parameters": {"uri": "./m.bin", "extra": {"a": 1}, "content_type": "pd", "version": "3"},
 }
 
 
@@ -200,7 +208,9 @@ def test_settings_of_mlserver_have_a_configuration_that_stands_for_them(tmp_path
     assert 50_000 == config.dynamic_batching.max_queue_delay_microseconds
     assert config.message is not None
     assert [2] == [group.count for group in config.message.instance_group]
-    assert 3 == len(found.notes)
+    assert config.message.response_cache.enable
+    assert {"content_type": "pd", 'content_type.a"': "str"} == config.parameters
+    assert 6 == len(found.notes)
     assert "put its code at 1/model.py" in found.notes[0]
 
 
@@ -210,6 +220,9 @@ def test_settings_of_mlserver_have_a_configuration_that_stands_for_them(tmp_path
         ('{"implementation": "mlserver_sklearn.SKLearnModel"}', "skl2onnx"),
         ('{"implementation": "mlserver_xgboost.XGBoostModel"}', "from a Python model"),
         ('{"inputs": [{"name": "a", "datatype": "FP99", "shape": []}]}', "datatype 'FP99'"),
+        ('{"parameters": {"version": "3"}}', "the name of the version directory"),
+        ('{"parameters": {"content_type": "str"}}', "a class with decoded = True"),
+        ('{"max_batch_size": 8, "max_batch_time": 0.1}', "the most rows of a request too"),
     ],
 )
 def test_what_no_configuration_says_is_a_note(tmp_path: Path, text: str, note: str) -> None:
@@ -219,6 +232,21 @@ def test_what_no_configuration_says_is_a_note(tmp_path: Path, text: str, note: s
     assert found is not None
     assert any(note in said for said in found.notes)
     parse_pbtxt(found.pbtxt)
+
+
+@pytest.mark.parametrize("said", [{"max_batch_size": 8}, {"max_batch_time": 0.1}])
+def test_without_a_size_and_a_time_nothing_is_put_together(
+    tmp_path: Path, said: dict[str, float]
+) -> None:
+    """MLServer batches where both are there; tensors are as they are then."""
+    tensor = {"name": "y", "datatype": "FP32", "shape": [-1, 4]}
+    (tmp_path / "model-settings.json").write_text(json.dumps({**said, "outputs": [tensor]}))
+    found = read(tmp_path)
+    assert found is not None
+    config = parse_pbtxt(found.pbtxt)
+
+    assert 0 == config.max_batch_size
+    assert [(-1, 4)] == [output.dims for output in config.outputs]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"inputs": 1}', '{"name": "\\ud800"}', "\xff"])

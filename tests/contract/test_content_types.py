@@ -17,6 +17,8 @@ from support.asking import Client, client
 from support.python_models import write
 from support.server import Serve, serving
 
+from xlaserve.models import mlserver_settings
+
 CODE = """
 from xlaserve import PythonModel, content_types
 
@@ -71,6 +73,23 @@ class Kinds(PythonModel):
     def infer(self, inputs):
         return {"y": inputs["x"], "said": [repr(inputs["x"])]}
 """
+MOVED = {
+    "name": "moved",
+    "implementation": "kinds.Kinds",
+    "inputs": [
+        {
+            "name": "x",
+            "datatype": "BYTES",
+            "shape": [-1],
+            "parameters": {"content_type": "base64"},
+        }
+    ],
+    "outputs": [
+        {"name": "y", "datatype": "BYTES", "shape": [-1]},
+        {"name": "said", "datatype": "BYTES", "shape": [1]},
+    ],
+}
+"""A `model-settings.json` of MLServer, whose model is served by what stands for it."""
 CONFIGURED = """
 parameters { key: "content_type.x" value { string_value: "str" } }
 parameters { key: "content_type.y" value { string_value: "base64" } }
@@ -122,6 +141,12 @@ async def asked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clien
     write(root, "configured", KINDS, CONFIGURED)
     write(root, "table", TABLE)
     write(root, "given", GIVEN)
+    settings_file = root / "moved" / "model-settings.json"
+    write(root, "moved", KINDS)
+    settings_file.write_text(json.dumps(MOVED))
+    stands_for = mlserver_settings.read(settings_file.parent)
+    assert stands_for is not None
+    (root / "moved" / "config.pbtxt").write_text(stands_for.pbtxt)
     scratch = tmp_path_factory.mktemp("scratch")
     settings: dict[str, Any] = {"load_model": ("*",), "allow_python_models": True}
     async with (
@@ -163,6 +188,7 @@ def texts(name: str, *elements: str, **parameters: Any) -> dict[str, Any]:
         ("kinds", "base64", "", "[b'a']", "base64"),
         ("kinds", "str", "base64", "[b'a']", "base64"),
         ("configured", "np", "", "['YQ==']", "base64"),
+        ("moved", "", "", "[b'a']", "base64"),
         ("configured", "", "np", "array([b'YQ==']", "base64"),
     ],
 )
@@ -173,7 +199,7 @@ async def test_the_server_decodes_for_a_model_that_asks_for_it(
     own = {"content_type": of_input} if of_input else {}
     whole = {"content_type": of_request} if of_request else {}
     wanted = [{"name": "said"}]
-    if model == "kinds" or read.startswith("array"):
+    if model != "configured" or read.startswith("array"):
         wanted.append({"name": "y"})
     body = {"inputs": [texts("x", "YQ==", **own)], "parameters": whole, "outputs": wanted}
     found = json.loads(await post(asked, model, body))

@@ -11,6 +11,7 @@ import msgspec
 
 from xlaserve.errors import InvalidModel
 from xlaserve.models import files
+from xlaserve.models.config_fields import CONTENT_TYPE
 from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.tensors import DATATYPES
 
@@ -51,7 +52,25 @@ class _Settings(msgspec.Struct):
     max_batch_size: int = 0
     max_batch_time: float = 0.0
     parallel_workers: int | None = None
+    cache_enabled: bool = False
     parameters: dict[str, Any] | None = None
+
+    @property
+    def is_batched(self) -> bool:
+        """Tell whether MLServer puts requests together: both a size and a time say so there."""
+        return self.max_batch_size > 1 and self.max_batch_time > 0
+
+    @property
+    def content_types(self) -> dict[str, str]:
+        """Return the content types that it says, by the parameter that says them here."""
+        tensors = (*self.inputs, *self.outputs)
+        said = {CONTENT_TYPE: self.parameters, **{_of(one): one.parameters for one in tensors}}
+        found = {key: (given or {}).get(CONTENT_TYPE) for key, given in said.items()}
+        return {key: str(kind) for key, kind in found.items() if kind}
+
+
+def _of(tensor: _Tensor) -> str:
+    return f"{CONTENT_TYPE}.{tensor.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +102,20 @@ def _lines(found: _Settings) -> Iterator[str]:
     if found.name:
         yield f"name: {_text(found.name)}"
     yield 'backend: "python"'
-    batch = found.max_batch_size if found.max_batch_size > 1 else 0
+    batch = found.max_batch_size if found.is_batched else 0
     yield f"max_batch_size: {batch}"
     for kind, tensors in (("input", found.inputs), ("output", found.outputs)):
         for tensor in tensors:
             yield f"{kind} [ {{ {_tensor(tensor, is_batched=bool(batch))} }} ]"
-    if batch and found.max_batch_time > 0:
+    if batch:
         delay = round(found.max_batch_time * 1e6)
         yield f"dynamic_batching {{ max_queue_delay_microseconds: {delay} }}"
     if found.parallel_workers and found.parallel_workers > 1:
         yield f"instance_group [ {{ kind: KIND_CPU count: {found.parallel_workers} }} ]"
+    if found.cache_enabled:
+        yield "response_cache { enable: true }"
+    for key, kind in found.content_types.items():
+        yield f"parameters {{ key: {_text(key)} value {{ string_value: {_text(kind)} }} }}"
 
 
 def _tensor(tensor: _Tensor, *, is_batched: bool) -> str:
@@ -128,6 +151,18 @@ _NOT_SAID: tuple[tuple[Callable[[_Settings], bool], str], ...] = (
     (
         lambda found: bool((found.parameters or {}).get("extra")),
         "parameters.extra: read them in the code, from a file beside it",
+    ),
+    (
+        lambda found: bool(found.content_types),
+        "content_type: a class with decoded = True is given what its inputs stand for",
+    ),
+    (
+        lambda found: found.is_batched,
+        "max_batch_size: here it is the most rows of a request too",
+    ),
+    (
+        lambda found: bool((found.parameters or {}).get("version")),
+        "parameters.version: it is the name of the version directory here",
     ),
     (
         lambda found: bool((found.parameters or {}).get("uri")),
