@@ -26,6 +26,7 @@ from xlaserve.core.residence.capacity import Capacity
 from xlaserve.core.residence.catalog import IndexEntry
 from xlaserve.core.residence.changes import CodeChanges
 from xlaserve.core.residence.control import ModelControl
+from xlaserve.core.residence.history import History
 from xlaserve.core.residence.loading import Machinery, VersionLoader
 from xlaserve.core.residence.measured import MeasuredMemory
 from xlaserve.core.residence.predictions import FilesLook
@@ -223,6 +224,7 @@ class Application:
         self.control = ModelControl(settings, self.registry, self.repository, loader, self.workers)
         self._look = FilesLook()
         self.tracing = tracing(settings, self.gates, self.workers)
+        self.history = History(self.registry, self.capacity, counting.failures)
         self._core = Core(
             settings,
             ServerDescription.of(settings, version=metadata.version("xlaserve")),
@@ -240,6 +242,7 @@ class Application:
             metrics,
             self.tracing,
             self.observing,
+            self.history,
         )
 
     @asynccontextmanager
@@ -263,6 +266,7 @@ class Application:
             stack.push_async_callback(self._stop, door)
             await stack.enter_async_context(_running(self._returning.run()))
             await stack.enter_async_context(_running(self.observing.lag.watch()))
+            await stack.enter_async_context(_running(self.history.watch()))
             if self.settings.access_rules:
                 keys = self.access.follow_keys(self.workers.wait)
                 await stack.enter_async_context(_running(keys))

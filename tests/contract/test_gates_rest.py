@@ -66,6 +66,7 @@ EXPECTED = {
     "GET /metrics": Operation.METRICS,
     "GET /": Operation.PAGE,
     "GET /status.json": Operation.PAGE,
+    "GET /history.json": Operation.PAGE,
 }
 """What a permission for a route is given for, by hand."""
 

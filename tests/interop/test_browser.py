@@ -152,6 +152,19 @@ async def test_charts_and_numbers_follow_inferences(site: Site, tmp_path: Path) 
     assert [] == page.complaints
 
 
+async def test_a_page_that_is_loaded_again_has_lost_nothing(site: Site) -> None:
+    """Rates of before come from the server: nobody asks anything once the page is there."""
+    page = site.page
+    for _ in range(FEW_REQUESTS):
+        await site.infer()
+    for _ in range(2):
+        await page.open(site.url)
+        await page.until("document.querySelector('#rate-top').textContent.startsWith('at most')")
+        await page.until(f"{row('simple')}?.dataset.idle === 'false'")
+
+    assert [] == page.complaints
+
+
 @pytest.mark.parametrize(
     ("buckets", "share", "expected"),
     [

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from xlaserve.assembly.observing import Observing
 from xlaserve.core.residence.capacity import Capacity
 from xlaserve.core.residence.control import ModelControl
+from xlaserve.core.residence.history import History
 from xlaserve.core.residence.predictions import FilesLook
 from xlaserve.core.residence.registry import Registry
 from xlaserve.core.residence.repository import Repository
@@ -42,3 +43,4 @@ class Core:
     """Metrics that the code of models reports."""
     tracing: Tracing
     observing: Observing
+    history: History

@@ -8,6 +8,7 @@ from xlaserve.core.residence.status_board import StatusBoard
 from xlaserve.transport.rest.bodies import BodyLimits
 from xlaserve.transport.rest.generate import GenerateRoutes
 from xlaserve.transport.rest.health import HealthRoutes
+from xlaserve.transport.rest.history_page import HistoryRoutes
 from xlaserve.transport.rest.inference import InferenceRoutes
 from xlaserve.transport.rest.metrics import Metrics
 from xlaserve.transport.rest.origins import Origins
@@ -94,6 +95,7 @@ def http_routes(core: Core, connections: Mapping[str, Callable[[], int]]) -> Rou
     board = StatusBoard(
         core.control, core.registry, core.capacity, core.settings.model_control_mode
     )
+    rows += HistoryRoutes(core.history).table()
     return RouteTable([*rows, *page_routes(rows, board, core.description)])
 
 

@@ -226,6 +226,11 @@ class Table {
     step();
   }
 
+  /** Take what the server remembers of a model, before its first status is shown. */
+  remember(model, at, bounds) {
+    this.#history({ ...model, requests: model }, { bounds_ns: bounds, now: at });
+  }
+
   /** Show only rows whose name holds a text, and perhaps only loaded ones; return how many. */
   filter(text, loadedOnly) {
     const needle = text.toLowerCase();
@@ -353,6 +358,7 @@ const table = new Table();
 let latest = null;
 let timer = 0;
 let asking = null;
+let remembered = false;
 
 /** Ask for the status and show it; who asks meanwhile waits for the same answer. */
 function poll() {
@@ -366,6 +372,8 @@ function poll() {
 
 async function ask() {
   try {
+    // Without it charts begin now, and the status is what matters.
+    if (!remembered) await remember().catch(() => {});
     const answer = await fetch(address(), { signal: AbortSignal.timeout(TIMEOUT_MILLISECONDS) });
     if (!answer.ok) throw new Error(`${answer.status} ${answer.statusText}`);
     const status = await answer.json();
@@ -374,6 +382,18 @@ async function ask() {
     pill("live", false, "no answer");
     byId("ready").hidden = true;
     byId("live").title = error.message;
+  }
+}
+
+/** Take the last two minutes from the server: a page that is loaded again has lost nothing. */
+async function remember() {
+  remembered = true;
+  const answer = await fetch("history.json", { signal: AbortSignal.timeout(TIMEOUT_MILLISECONDS) });
+  if (!answer.ok) throw new Error(`${answer.status} ${answer.statusText}`);
+  const { recent, bounds_ns: bounds } = await answer.json();
+  for (const { at_seconds: at, success, buckets, models } of recent) {
+    totals.add(at, success, buckets, bounds);
+    for (const model of models) table.remember(model, at, bounds);
   }
 }
 

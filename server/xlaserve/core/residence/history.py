@@ -1,0 +1,148 @@
+"""An hour of the server in bounded memory: counts at moments, of which rates are differences."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from xlaserve.core.residence.capacity import Capacity
+from xlaserve.core.residence.registry import Registry, Version
+from xlaserve.core.serving.failures import Failures
+from xlaserve.core.serving.statistics import REQUEST_BOUNDS_NS
+
+RECENT_SECONDS = 1.0
+RECENT_SAMPLES = 120
+"""Two minutes, second by second, as the status page draws them."""
+HOUR_SECONDS = 10.0
+HOUR_SAMPLES = 360
+MAX_MODELS = 16
+"""Model versions of one sample: those with the most requests since the one before."""
+_MANY_VERSIONS = 1000
+"""With more of them the server looks at all of them ten times less often."""
+
+Buckets = tuple[int, ...]
+
+
+class VersionSample(NamedTuple):
+    """One model version at a moment."""
+
+    name: str
+    version: str
+    success: int
+    fail: int
+    buckets: Buckets
+    """Successful requests between the bounds of REQUEST_BOUNDS_NS, and above the last."""
+    size_bytes: int | None
+    """Memory that it holds; None while it is not loaded."""
+    devices: Mapping[str, int]
+    """The same by device, where that is known."""
+
+
+class Sample(NamedTuple):
+    """The server at a moment. All counts are those since the start."""
+
+    at: float
+    """Seconds since the start of the server."""
+    success: int
+    fail: int
+    buckets: Buckets
+    failures: Mapping[str, int]
+    """Failures of all operations by their reason."""
+    used_bytes: int
+    devices: Mapping[str, int]
+    """Memory that models have reserved, by device."""
+    models: Sequence[VersionSample]
+
+
+class History:
+    """Takes samples of the registry; of the event loop.
+
+    Its size is that of RECENT_SAMPLES and HOUR_SAMPLES samples with MAX_MODELS versions each,
+    whatever the number of requests and models.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        capacity: Capacity,
+        failures: Failures,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._registry = registry
+        self._capacity = capacity
+        self.failures = failures
+        """The last failures, one by one."""
+        self._clock = clock
+        self._started = clock()
+        self.recent: deque[Sample] = deque(maxlen=RECENT_SAMPLES)
+        """Samples of the last two minutes, the oldest first."""
+        self.hour: deque[Sample] = deque(maxlen=HOUR_SAMPLES)
+        """Samples of the last hour, the oldest first."""
+        self._known: dict[tuple[str, str], VersionSample] = {}
+        """Every version as it was last looked at."""
+
+    @property
+    def seconds(self) -> float:
+        """Return how long it has run."""
+        return self._clock() - self._started
+
+    async def watch(self) -> None:
+        """Take samples until cancelled."""
+        while True:
+            self.take()
+            many = len(self._known) > _MANY_VERSIONS
+            await asyncio.sleep(HOUR_SECONDS if many else RECENT_SECONDS)
+
+    def take(self) -> None:
+        """Take one sample."""
+        before, self._known = self._known, {}
+        active: list[tuple[int, VersionSample]] = []
+        success = fail = 0
+        buckets = [0] * (len(REQUEST_BOUNDS_NS) + 1)
+        for model in self._registry.models():
+            for version in model.versions.values():
+                key = (version.model, version.number)
+                known = before.get(key)
+                seen = self._known[key] = _sample(version, known)
+                success += seen.success
+                fail += seen.fail
+                if seen.success:
+                    buckets = list(map(int.__add__, buckets, seen.buckets))
+                asked = seen.success + seen.fail
+                more = asked - (known.success + known.fail if known else 0)
+                if asked or seen.size_bytes:
+                    active.append((more, seen))
+        active.sort(key=lambda pair: -pair[0])
+        devices = {name: self._capacity.used_on(name) for name in self._capacity.totals}
+        sample = Sample(
+            self.seconds,
+            success,
+            fail,
+            tuple(buckets),
+            dict(self.failures.counts),
+            self._capacity.used_bytes,
+            devices,
+            tuple(seen for _, seen in active[:MAX_MODELS]),
+        )
+        self.recent.append(sample)
+        if not self.hour or sample.at - self.hour[-1].at >= HOUR_SECONDS - RECENT_SECONDS / 2:
+            self.hour.append(sample)
+
+
+def _sample(version: Version, before: VersionSample | None) -> VersionSample:
+    """Return a version as it is; the same object as before where nothing has changed."""
+    statistics, instance = version.statistics, version.instance
+    memory = None if instance is None else instance.info.memory
+    size = None if memory is None else memory.total_bytes
+    success, fail = statistics.success.count, statistics.fail_count
+    if before is not None and (success, fail, size) == (
+        before.success,
+        before.fail,
+        before.size_bytes,
+    ):
+        return before
+    devices = {} if memory is None else dict(memory.per_device)
+    buckets = statistics.request_buckets
+    return VersionSample(version.model, version.number, success, fail, buckets, size, devices)

@@ -1,0 +1,140 @@
+"""The history: what an hour holds, and that it does not grow."""
+
+import json
+from typing import Any
+
+import pytest
+from support.calls import NotedCall
+from support.executions import succeed
+
+from xlaserve.core.residence.capacity import Capacity
+from xlaserve.core.residence.history import HOUR_SAMPLES, MAX_MODELS, RECENT_SAMPLES, History
+from xlaserve.core.residence.registry import Registry
+from xlaserve.core.serving.failures import Failures
+from xlaserve.errors import ModelNotFound
+from xlaserve.transport.rest.history_page import HistoryRoutes, quantile
+from xlaserve.transport.rest.messages import HttpRequest
+
+MS = 1_000_000
+
+
+class World:
+    """A history over a registry, with a clock that is set."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.registry = Registry(10)
+        self.failures = Failures()
+        capacity = Capacity({"cpu:0": 100})
+        self.history = History(self.registry, capacity, self.failures, clock=lambda: self.now)
+
+    def ask(self, model: str, count: int, ended: int = MS) -> None:
+        statistics = self.registry.version(model, "1").statistics
+        for _ in range(count):
+            succeed(statistics, 1, (0, 0, 0, 0, ended))
+
+    def take(self, at: float) -> None:
+        self.now = at
+        self.history.take()
+
+    async def shown(self) -> Any:
+        answer = await HistoryRoutes(self.history).show(HttpRequest())
+        return json.loads(b"".join(answer.parts))
+
+
+async def test_intervals_have_rates_latencies_and_failures() -> None:
+    world = World()
+    world.ask("m", 5)
+    world.take(0)
+    world.ask("m", 99)
+    world.ask("m", 1, 2000 * MS)
+    for _ in range(3):
+        world.failures.note(NotedCall(model="n"), ModelNotFound("n"), 7)
+    world.take(10)
+    world.take(20)
+    shown = await world.shown()
+    first, second = shown["hour"]
+
+    assert (10, 10.0, {"ModelNotFound": 3}) == (
+        first["at_seconds"],
+        first["requests_per_second"],
+        first["failures"],
+    )
+    assert 0.5 * MS < first["p50_ns"] <= MS
+    assert first["p99_ns"] <= MS
+    (model,) = first["models"]
+    assert ("m", "1", 10.0) == (model["name"], model["version"], model["requests_per_second"])
+    assert {"cpu:0": 0} == first["devices"]
+    assert (0.0, {}, None) == (
+        second["requests_per_second"],
+        second["failures"],
+        second["p50_ns"],
+    )
+    assert 3 == len(shown["errors"])
+    assert ("ModelNotFound", "n", str(ModelNotFound("n")), 7) == tuple(
+        shown["errors"][0][name] for name in ("reason", "model", "text", "at_ns")
+    )
+    assert [5, 105, 105] == [moment["success"] for moment in shown["recent"]]
+
+
+async def test_a_history_has_two_minutes_by_the_second_and_an_hour() -> None:
+    world = World()
+    for second in range(2 * 3600):
+        world.take(second)
+
+    assert RECENT_SAMPLES == len(world.history.recent)
+    assert HOUR_SAMPLES == len(world.history.hour)
+    assert 3590 == world.history.hour[-1].at - world.history.hour[0].at
+    assert 119 == world.history.recent[-1].at - world.history.recent[0].at
+
+
+async def test_a_sample_has_the_most_active_models_only() -> None:
+    world = World()
+    for number in range(3 * MAX_MODELS):
+        world.ask(f"m{number:02}", 1)
+    world.take(0)
+    world.ask("m40", 5)
+    world.take(1)
+    latest = world.history.recent[-1]
+
+    assert MAX_MODELS == len(latest.models)
+    assert "m40" == latest.models[0].name
+    assert 3 * MAX_MODELS + 5 == latest.success == sum(latest.buckets)
+
+
+def test_what_did_not_change_is_kept_once() -> None:
+    world = World()
+    world.ask("m", 1)
+    world.take(0)
+    world.take(1)
+    first, second = world.history.recent
+
+    assert first.models[0] is second.models[0]
+
+
+async def test_counts_that_begin_anew_make_no_negative_rate() -> None:
+    world = World()
+    world.ask("m", 50)
+    world.take(0)
+    world.registry = Registry(10)
+    world.history._registry = world.registry
+    world.ask("m", 1)
+    world.take(10)
+    (interval,) = (await world.shown())["hour"]
+
+    assert 0 == interval["requests_per_second"] == interval["models"][0]["requests_per_second"]
+
+
+@pytest.mark.parametrize(
+    ("buckets", "share", "expected"),
+    [
+        ([0] * 17, 0.5, None),
+        ([2, *[0] * 16], 0.5, 25_000),
+        ([0, 4, *[0] * 15], 0.5, 75_000),
+        ([*[0] * 16, 3], 0.99, 10_000 * MS),
+    ],
+)
+def test_quantiles_lie_within_their_bucket(
+    buckets: list[int], share: float, expected: float | None
+) -> None:
+    assert expected == quantile(buckets, share)
