@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
-from enum import Enum, StrEnum
+from enum import StrEnum
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
@@ -27,7 +27,7 @@ from xlaserve.core.threads.completion import settle
 from xlaserve.errors import DeadlineExceeded
 
 
-class Operation(Enum):
+class Operation(StrEnum):
     """Operations that clients ask for, and that permissions allow."""
 
     INFER = "infer"

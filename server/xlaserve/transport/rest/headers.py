@@ -32,16 +32,26 @@ class BlockHeaders(msgspec.Struct, gc=False):
 
     block: bytes
     fields: dict[bytes, list[bytes]] | None = None
-    """Values by name in lower case; None until one is asked for."""
+    """Values by name in lower case; None until one is asked for that is there several times."""
 
     def get(self, name: str, /) -> str | None:
         """Return the value of a header, None where it is absent."""
-        if self.fields is None:
-            if name.encode() not in self.block.lower():
-                return None  # most blocks hold none of what is looked for
-            self.fields = {}
-            for line in self.block.split(b"\r\n")[1:-2]:
+        fields = self.fields
+        if fields is None:
+            # Of most blocks nothing else is read: they hold what is looked for once, or not at all.
+            start = b"\r\n" + name.lower().encode() + b":"
+            block = self.block
+            lowered = block.lower()
+            found = lowered.find(start)
+            if found < 0:
+                return None
+            begin = found + len(start)
+            if lowered.find(start, begin) < 0:
+                value = block[begin : block.find(b"\r\n", begin)].strip(b" \t")
+                return value.decode(errors="surrogateescape")
+            fields = self.fields = {}
+            for line in block.split(b"\r\n")[1:-2]:
                 field, _, value = line.partition(b":")
-                self.fields.setdefault(field.lower(), []).append(value.strip(b" \t"))
-        values = self.fields.get(name.lower().encode())
+                fields.setdefault(field.lower(), []).append(value.strip(b" \t"))
+        values = fields.get(name.lower().encode())
         return b", ".join(values).decode(errors="surrogateescape") if values else None

@@ -14,6 +14,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
+from structlog.testing import capture_logs
 from support.clock import HandClock
 
 from xlaserve.core.serving.access.key_set import is_url, parse_keys, read_keys
@@ -183,6 +184,13 @@ def test_a_key_of_another_kind_is_not_used(key: object) -> None:
     (used,) = parse_keys(json.dumps({"keys": [key, public(EC, kid="e")]}).encode(), "test")
 
     assert ("e", "ES256") == (used.id, used.algorithm)
+
+
+def test_the_log_says_that_a_key_is_no_public_one() -> None:
+    with capture_logs() as log:
+        parse_keys(json.dumps({"keys": [NOT_USED["a private key"], public(EC)]}).encode(), "test")
+
+    assert ["expected a public key, RSA or EC"] == [record["reason"] for record in log]
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"keys": 3}', b'{"keys": []}', b"[" * 99999])

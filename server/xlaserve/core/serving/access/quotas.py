@@ -32,13 +32,14 @@ class _Usage:
 class Quotas:
     """Counts what principals ask, of so many at most; those that asked longest ago are evicted.
 
-    One with requests in flight is kept: evicted, it could have as many again.
+    One with requests in flight is kept: evicted, it could have as many again. They are told apart
+    by their names: a caller has one quota, whichever of its credentials it shows.
     """
 
     def __init__(self, max_principals: int, clock: Callable[[], float]) -> None:
         self._max_principals = max_principals
         self._clock = clock
-        self._usage: OrderedDict[Principal, _Usage] = OrderedDict()
+        self._usage: OrderedDict[str, _Usage] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._usage)
@@ -46,11 +47,11 @@ class Quotas:
     def admit(self, call: Call, principal: Principal, quota: Quota) -> None:
         """Count a call; raises QuotaExceeded for one that is too many, which is not counted."""
         now = self._clock()
-        usage = self._usage.get(principal)
+        usage = self._usage.get(principal.name)
         if usage is None:
             usage = self._remember(principal, quota, now)
         else:
-            self._usage.move_to_end(principal)
+            self._usage.move_to_end(principal.name)
         most, rate = quota.concurrent_requests, quota.requests_per_second
         if most is not None and usage.in_flight >= most:
             text = f"{usage.in_flight} requests in flight and may have {most}"
@@ -70,13 +71,13 @@ class Quotas:
         if len(self._usage) >= self._max_principals and not self._evict():
             text = f"to wait, as {len(self._usage)} callers are active (max_principals)"
             raise QuotaExceeded(principal.name, text, _BUSY_SECONDS)
-        usage = self._usage[principal] = _Usage(quota.burst, now)
+        usage = self._usage[principal.name] = _Usage(quota.burst, now)
         return usage
 
     def _evict(self) -> bool:
         for _ in range(min(_LOOKS, len(self._usage))):
-            principal, usage = self._usage.popitem(last=False)
+            name, usage = self._usage.popitem(last=False)
             if not usage.in_flight:
                 return True
-            self._usage[principal] = usage
+            self._usage[name] = usage
         return False

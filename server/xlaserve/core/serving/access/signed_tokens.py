@@ -77,7 +77,8 @@ class Verifier:
     def _key_for(self, header: dict[str, Any]) -> IssuerKey | None:
         """Return the one key that a token may be signed with; none where it is not told which."""
         if "crit" in header:
-            return None  # RFC 7515 4.1.11: extensions that are not understood
+            # RFC 7515 4.1.11: extensions that are not understood; old libraries pass over them.
+            return None
         identifier = header.get("kid")
         keys = [
             key
