@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from support.python_models import write
 from support.server import RunningServer, serving
 
@@ -184,6 +186,41 @@ async def test_a_client_that_is_not_open_says_so(server: RunningServer) -> None:
         client.live()
     with pytest.raises(InvalidRequest, match="expected one of grpc://"), Client("ftp://there"):
         pass
+
+
+ROW = {"name": "y", "datatype": "BYTES", "shape": [1], "data": ["a"]}
+STRANGE: list[Any] = [
+    [{**ROW, "parameters": {"content_type": "base64"}}],
+    [{**ROW, "parameters": [1]}],
+    [ROW, {**ROW, "name": "z", "shape": [2], "data": ["a", "b"]}],
+    [{**ROW, "parameters": {"binary_data_size": 99}}],
+]
+
+
+@pytest.mark.parametrize("outputs", STRANGE)
+async def test_an_answer_that_is_not_what_it_says_is_a_failed_call(outputs: Any) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        parameters = {"content_type": "pd"} if len(outputs) > 1 else None
+        return web.json_response({"model_name": "m", "parameters": parameters, "outputs": outputs})
+
+    application = web.Application()
+    application.router.add_post("/v2/models/m/infer", answer)
+    async with TestServer(application) as strange, AsyncClient(str(strange.make_url("/"))) as asked:
+        with pytest.raises(CallFailed):
+            await asked.infer("m", {"x": ["a"]})
+
+
+async def test_content_types_of_others_are_not_decoded() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        row = {**ROW, "parameters": {"content_type": ["x"]}}
+        return web.json_response({"model_name": "m", "outputs": [row]})
+
+    application = web.Application()
+    application.router.add_post("/v2/models/m/infer", answer)
+    async with TestServer(application) as strange, AsyncClient(str(strange.make_url("/"))) as asked:
+        found = await asked.infer("m", {"x": ["a"]})
+
+    assert [b"a"] == found["y"].tolist()
 
 
 MLSERVER = {

@@ -77,6 +77,7 @@ class AsyncClient:
         `timeout` is in seconds, for each call. Raises an InvalidRequest for what is no address.
         """
         address = parse_address(url, tls) if isinstance(url, str) else url
+        self._url = address.url
         self._dialled = dial(address, timeout=timeout)
 
     async def __aenter__(self) -> Self:
@@ -128,7 +129,11 @@ class AsyncClient:
             id=id,
             parameters=parameters,
         )
-        return _answer(await self._told(self._dialled.ask(made)))
+        result = await self._told(self._dialled.ask(made))
+        try:
+            return _answer(result)
+        except ValueError as error:  # also of columns that make no frame
+            raise CallFailed(self._url, f"the answer of model '{model}': {error}") from error
 
     async def _told(self, asking: Coroutine[Any, Any, T]) -> T:
         try:
@@ -304,21 +309,15 @@ def _tensor(
 
 
 def _answer(result: InferenceResult) -> Answer:
-    kinds = {
-        name: str(parameters[_CONTENT_TYPE])
-        for name, parameters in result.output_parameters.items()
-        if parameters.get(_CONTENT_TYPE) in CONTENT_TYPES
-    }
+    """Return an answer by its content types; raises ValueError for one that is not what it says."""
+    said = {name: str(one.get(_CONTENT_TYPE)) for name, one in result.output_parameters.items()}
+    kinds = {name: kind for name, kind in said.items() if kind in CONTENT_TYPES}
     of_answer = DATA_FRAME if result.parameters.get(_CONTENT_TYPE) == DATA_FRAME else ""
-    try:
-        value = decode_all(result.outputs, kinds, of_answer)
-    except TensorDataError as error:
-        raise InvalidRequest(f"the answer of model '{result.model}': {error}") from error
     return Answer(
         result.model,
         result.version,
         result.id,
-        value,
+        decode_all(result.outputs, kinds, of_answer),
         result.outputs,
         result.parameters,
         result.output_parameters,

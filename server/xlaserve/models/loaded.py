@@ -131,7 +131,7 @@ class ModelInfo:
     """Bytes that it holds for a request between two answers."""
     has_sequences: bool = False
     """Whether each request belongs to a sequence, which its parameters name."""
-    optional: Optional = NONE_OPTIONAL
+    optional: Optional = field(default_factory=lambda: NONE_OPTIONAL)
     """The inputs that a request may leave out, with their defaults."""
     ragged: frozenset[str] = frozenset()
     """Inputs of which the requests of a batch may have different shapes."""

@@ -1,7 +1,7 @@
 """The interface of a client of a V2 server, over gRPC or REST."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
 from typing import Protocol, Self
 
@@ -28,9 +28,11 @@ class InferenceResult:
     seconds: float
     """Seconds from sending the request to its answer."""
     id: str = ""
-    parameters: Mapping[str, Parameter] = MappingProxyType({})
+    parameters: Mapping[str, Parameter] = field(default_factory=lambda: MappingProxyType({}))
     """Parameters of the answer."""
-    output_parameters: Mapping[str, Mapping[str, Parameter]] = MappingProxyType({})
+    output_parameters: Mapping[str, Mapping[str, Parameter]] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
     """Parameters of its outputs, by output; only of those that have any."""
 
 

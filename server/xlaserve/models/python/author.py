@@ -49,9 +49,9 @@ class Request:
     """Names of the outputs that the client asks for; others may be left out."""
     parameters: Mapping[str, Parameter]
     _of: Any = field(repr=False, compare=False)
-    input_parameters: Parameters = MappingProxyType({})
+    input_parameters: Parameters = field(default_factory=lambda: MappingProxyType({}))
     """Parameters of inputs, by input; only of those that have any."""
-    output_parameters: Parameters = MappingProxyType({})
+    output_parameters: Parameters = field(default_factory=lambda: MappingProxyType({}))
     """Parameters of the outputs that the client asks for by name, by output."""
 
     @property
@@ -69,9 +69,9 @@ class Answer:
 
     outputs: Any
     """The outputs by name, as `infer` returns them."""
-    parameters: Mapping[str, Parameter] = MappingProxyType({})
+    parameters: Mapping[str, Parameter] = field(default_factory=lambda: MappingProxyType({}))
     """Parameters of the answer."""
-    output_parameters: Parameters = MappingProxyType({})
+    output_parameters: Parameters = field(default_factory=lambda: MappingProxyType({}))
     """Parameters of outputs, by output."""
 
 

@@ -206,7 +206,7 @@ def _result(body: bytes, length: str | None, seconds: float) -> InferenceResult:
     outputs, datatypes, parameters = {}, {}, {}
     for row in head["outputs"]:
         datatype, shape = datatype_named(row["datatype"]), tuple(row["shape"])
-        own = dict(row.get("parameters", {}))
+        own = dict(row.get("parameters") or {})
         size = own.pop(_SIZE, None)
         if own:
             parameters[row["name"]] = own
@@ -224,7 +224,7 @@ def _result(body: bytes, length: str | None, seconds: float) -> InferenceResult:
         datatypes,
         seconds,
         head.get("id", ""),
-        head.get("parameters", {}),
+        dict(head.get("parameters") or {}),
         parameters,
     )
 
