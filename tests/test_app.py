@@ -4,16 +4,20 @@
 # protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
 
 import asyncio
+import socket
 from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from support.frames import Kind, parse
 from support.server import Serve
+from support.wire import request_headers, sent
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
+from xlaserve import app
 from xlaserve.app import Application
 from xlaserve.core import host
 from xlaserve.errors import InvalidSettings
@@ -21,6 +25,8 @@ from xlaserve.settings import Settings
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+INFER = request_headers("/inference.GRPCInferenceService/ModelInfer")
 
 
 async def test_a_repository_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -153,6 +159,29 @@ async def test_requests_in_progress_end_before_the_server_does(
     # A request that had not arrived when the end was announced is told so, and may be retried.
     assert {"OK"} <= set(outcomes) <= {"OK", "UNAVAILABLE"}
     assert 0 == application.registry.requests
+
+
+async def test_an_inference_that_waits_for_its_connection_is_answered(
+    serve: Serve, example_models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client had sent it before it could know of the end: it is in flight."""
+    monkeypatch.setattr(app, "_ARRIVAL_SECONDS", 3600.0)
+    request = pb.ModelInferRequest(
+        model_name="identity",
+        inputs=[pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 16])],
+        raw_input_contents=[b"abcdefgh" * 8],
+    )
+    async with serve(example_models, load_model=("identity",)) as server:
+        host, _, port = server.url.rpartition(":")
+        client = socket.create_connection((host, int(port)), timeout=30)
+        client.sendall(sent(INFER, request.SerializeToString()))
+        # The loop has no turn to accept it before the drain.
+    with client:
+        octets = b"".join(iter(lambda: client.recv(1 << 16), b""))
+    answers = [frame.payload for frame in parse(octets)[0] if frame.kind == Kind.DATA]
+
+    assert 1 == len(answers)
+    assert b"abcdefgh" * 8 in answers[0]
 
 
 async def _await(call: "grpc.aio.UnaryUnaryCall[object, object]") -> str:

@@ -36,7 +36,7 @@ def test_a_flag_beats_the_environment() -> None:
     ("name", "text", "expected"),
     [
         ("max_connections", "7", 7),
-        ("unix_socket_mode", "0o660", 0o660),
+        ("unix_socket_mode", "0o600", 0o600),
         ("poll_interval_seconds", "0.5", 0.5),
         ("model_control_mode", "poll", ModelControlMode.POLL),
         ("model_root", "/a,/b", (Path("/a"), Path("/b"))),
@@ -118,3 +118,13 @@ def test_every_setting_but_the_repository_is_in_a_group() -> None:
 def test_spans_are_written_to_no_file() -> None:
     with pytest.raises(InvalidSettings, match="trace_file"):
         Settings.read({}, repository="/r", trace_file="/t", trace_mode="opentelemetry")
+
+
+@pytest.mark.parametrize(
+    ("given", "mode"),
+    [({}, 0o660), ({"modelmesh": True}, 0o666), ({"modelmesh": True, "unix_socket_mode": 0}, 0)],
+)
+def test_sockets_are_for_the_group_but_for_the_sidecar_of_a_mesh(
+    given: dict[str, Any], mode: int
+) -> None:
+    assert mode == Settings(repository=Path(), **given).socket_mode

@@ -55,6 +55,7 @@ from xlaserve.models.mappings import Mappings
 from xlaserve.models.python.metrics import ModelMetrics
 from xlaserve.settings import Settings
 from xlaserve.settings_choices import ModelControlMode, TlsEndpoint
+from xlaserve.systemd import Systemd
 from xlaserve.transport.endpoints import NO_ENDPOINT
 from xlaserve.transport.grpc.server import GrpcServer
 from xlaserve.transport.http2.limits import Shared
@@ -127,7 +128,12 @@ class NoDisplay:
 class Application:
     """The whole server, from settings; `running` starts it and ends it."""
 
-    def __init__(self, settings: Settings, display: Display | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        display: Display | None = None,
+        systemd: Systemd | None = None,
+    ) -> None:
         check_roots(settings)
         self.settings = settings
         self.display = display or NoDisplay()
@@ -147,7 +153,10 @@ class Application:
             spare_execute_threads=settings.spare_execute_threads,
             max_abandoned=settings.max_abandoned,
         )
-        self.reloads = Reloads(self.workers.wait, look_seconds=LOOK_SECONDS)
+        self.systemd = systemd or Systemd()
+        self.reloads = Reloads(
+            self.workers.wait, look_seconds=LOOK_SECONDS, on_signal=self.systemd.reloads
+        )
         """What SIGHUP reloads, and what is reloaded when its files change."""
         self._tls = self._read_tls()
         self.registry = Registry(settings.max_requests_per_model)
@@ -258,11 +267,13 @@ class Application:
             stack.callback(self._end_threads)
             stack.callback(self._look.close)
             stack.callback(self.engine.regions.close)
-            listeners = Listeners(self.settings, stack.enter_context(ExitStack()))
+            listeners = Listeners(self.settings, self.systemd, stack.enter_context(ExitStack()))
             door = assemble_grpc(self._core)
             self.grpc = door.server
             door.listen(listeners.grpc, self._tls)
             self._listen_http(listeners)
+            # Also while it drains.
+            await stack.enter_async_context(_running(self.systemd.keep_alive()))
             stack.push_async_callback(self._stop, door)
             await stack.enter_async_context(_running(self._returning.run()))
             await stack.enter_async_context(_running(self.observing.lag.watch()))
@@ -346,6 +357,7 @@ class Application:
     async def serve(self) -> None:
         """Load, then follow the repository where the mode says so, until cancelled."""
         await self.load()
+        self.systemd.ready()
         if self.settings.model_control_mode is not ModelControlMode.POLL:
             await asyncio.Event().wait()
         while True:
@@ -392,6 +404,7 @@ class Application:
 
     async def _stop(self, door: GrpcDoor) -> None:
         _log.info("shutting down")
+        self.systemd.stopping()
         self.control.begin_shutdown()
         door.health.close()
         door.streams.close()
@@ -437,14 +450,16 @@ def _freeze_heap() -> None:
     gc.freeze()
 
 
-async def run(settings: Settings, display: Display | None = None) -> bool:
+async def run(
+    settings: Settings, display: Display | None = None, systemd: Systemd | None = None
+) -> bool:
     """Serve until SIGTERM or SIGINT; a second one ends the process at once. SIGHUP reloads.
 
     Return whether threads are left that do not end: then the interpreter cannot end in order.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
     allocator.give_back_large_blocks()
-    application = Application(settings, display)
+    application = Application(settings, display, systemd)
     # Clients may change them while the server runs (logging extension).
     application.reloads.add("access log", application.observing.reopen)
     application.reloads.add("log", partial(log.set_levels, log.levels()))

@@ -41,16 +41,18 @@ class Settings:
     host: str = "127.0.0.1"
     """Address that TCP endpoints listen on."""
     grpc_endpoint: str = "port:8001"
-    """Address of gRPC: port:<n> or unix:<path>. Port 0 takes a free one."""
+    """Address of gRPC: port:<n>, unix:<path>, or systemd:<name> for a socket of systemd's with that
+    FileDescriptorName. Port 0 takes a free one."""
     grpc_data_endpoint: str = ""
     """A second place where gRPC is served, for inference; empty for none. ModelMesh knows both."""
     http_endpoint: str = "port:8000"
-    """Address of HTTP: port:<n>, unix:<path> or none."""
+    """Address of HTTP: port:<n>, unix:<path>, systemd:<name> or none."""
     metrics_endpoint: str = "http"
-    """Address of GET /metrics: port:<n>, unix:<path>; http for where HTTP is served, or none. With
-    an address of its own it is served there only, and /v2/health there too, for probes."""
-    unix_socket_mode: int = 0o666
-    """Permission bits of unix sockets."""
+    """Address of GET /metrics: port:<n>, unix:<path>, systemd:<name>; http (where HTTP is served)
+    or none. With an address of its own it is served there only, and /v2/health too, for probes."""
+    unix_socket_mode: int = -1
+    """Permission bits of unix sockets; -1 is 0o660, or 0o666 with modelmesh, whose sidecar may be
+    another user of another group: their directory is for the containers of the pod alone."""
     server_name: str = "xlaserve"
     """The server's name in ServerMetadata and GET /v2; some clients ask for `triton`."""
     listen_backlog: int = 1024
@@ -468,6 +470,13 @@ class Settings:
         writes_none = not self.trace_file and self.trace_mode is TraceMode.TRITON
         if writes_none and self.trace_level is TraceLevel.TIMESTAMPS:
             raise InvalidSettings("trace_level", "OFF without a trace_file", "TIMESTAMPS")
+
+    @property
+    def socket_mode(self) -> int:
+        """Return the permission bits of unix sockets."""
+        if self.unix_socket_mode != -1:
+            return self.unix_socket_mode
+        return 0o666 if self.modelmesh else 0o660
 
     @property
     def trace_path(self) -> Path | None:

@@ -8,6 +8,7 @@ from xlaserve.errors import InvalidSettings
 SMALLEST: Mapping[str, float] = MappingProxyType(
     {
         "listen_backlog": 1,
+        "unix_socket_mode": -1,
         "max_principals": 1,
         "python_process_seconds": 0,
         "python_process_bytes": 0,
@@ -101,6 +102,7 @@ LARGEST: Mapping[str, float] = MappingProxyType(
         "access_log_rate": 1,
         # Beyond that it does not save anything.
         "busy_poll_seconds": 0.01,
+        "unix_socket_mode": 0o777,
         # The kernel counts in 32 bits.
         "listen_backlog": 2**31 - 1,
         "max_message_depth": _DEEPEST,

@@ -60,7 +60,7 @@ def describe_settings() -> list[SettingDescription]:
 def _shown(name: str, default: object) -> str:
     if isinstance(default, bool):
         return str(default).lower()
-    if isinstance(default, int) and name.endswith("_mode"):
+    if isinstance(default, int) and name.endswith("_mode") and default >= 0:
         return oct(default)  # permission bits
     if isinstance(default, StrEnum | Path):
         return str(default)

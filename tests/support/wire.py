@@ -121,6 +121,26 @@ class Wire:
         await self.until(h2.events.PingAckReceived)
 
 
+class _Recorded:
+    def __init__(self) -> None:
+        self.octets = b""
+
+    def write(self, octets: bytes) -> None:
+        self.octets += octets
+
+
+def sent(headers: Headers, message: bytes = b"", *, whole: bool = True) -> bytes:
+    """Return what a client sends for one call on a new connection; or for its headers alone."""
+    recorded: Any = _Recorded()
+    wire = Wire(asyncio.StreamReader(), recorded)
+    if whole:
+        wire.send(headers, message)
+    else:
+        wire.open(headers)
+    octets: bytes = recorded.octets
+    return octets
+
+
 @asynccontextmanager
 async def connect(url: str, tls: ssl.SSLContext | None = None) -> AsyncIterator[Wire]:
     """Connect to `host:port` or `unix:path`; over TLS to a server that is called localhost."""

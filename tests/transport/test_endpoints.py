@@ -2,6 +2,7 @@
 
 import socket
 import stat
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ def on_unix(path: Path, mode: int = 0o666) -> Listener:
         ("port:8001", Endpoint(port=8001)),
         ("port:0", Endpoint(port=0)),
         ("unix:/tmp/x.sock", Endpoint(path=Path("/tmp/x.sock"))),
+        ("systemd:grpc", Endpoint(name="grpc")),
         ("none", None),
     ],
 )
@@ -28,7 +30,18 @@ def test_an_endpoint_is_a_port_or_a_socket(text: str, expected: Endpoint | None)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "8001", "port:", "port:-1", "port:65536", "port:x", "unix:", "unix:/" + "x" * 107]
+    "text",
+    [
+        "",
+        "8001",
+        "port:",
+        "port:-1",
+        "port:65536",
+        "port:x",
+        "unix:",
+        "unix:/" + "x" * 107,
+        "systemd:",
+    ],
 )
 def test_anything_else_is_refused_by_the_name_of_the_setting(text: str) -> None:
     with pytest.raises(InvalidSettings, match="grpc_endpoint"):
@@ -86,6 +99,47 @@ def test_a_socket_that_somebody_serves_is_left_alone(tmp_path: Path) -> None:
     assert path.exists()
 
     listener.close()
+
+
+def test_a_socket_whose_accept_queue_is_full_is_left_alone(tmp_path: Path) -> None:
+    """And it is not waited for: nobody may accept for long."""
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as busy, ExitStack() as stack:
+        busy.bind(str(path))
+        busy.listen(0)
+        for _ in range(4):
+            client = stack.enter_context(socket.socket(socket.AF_UNIX))
+            client.setblocking(False)
+            client.connect_ex(str(path))
+        with pytest.raises(InvalidSettings, match="no other process"):
+            on_unix(path)
+
+    assert path.exists()
+
+
+def test_a_socket_of_another_kind_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams:
+        datagrams.bind(str(path))
+        with pytest.raises(InvalidSettings, match="no other process"):
+            on_unix(path)
+
+    assert path.exists()
+
+
+def test_the_socket_of_the_next_server_is_left_alone(tmp_path: Path) -> None:
+    """While one drains nobody listens, and the next one takes the path."""
+    path = tmp_path / "s"
+    first = on_unix(path)
+    first.socket.close()
+    second = on_unix(path)
+    first.close()
+
+    assert path.exists()
+
+    second.close()
+
+    assert not path.exists()
 
 
 def test_a_file_in_place_of_a_socket_is_left_alone(tmp_path: Path) -> None:

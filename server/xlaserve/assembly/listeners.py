@@ -4,9 +4,11 @@ from contextlib import ExitStack
 
 from xlaserve.assembly.http import METRICS_ON_HTTP
 from xlaserve.settings import Settings
+from xlaserve.systemd import Systemd
 from xlaserve.transport.endpoints import (
     Endpoint,
     Listener,
+    adopt,
     check_backlog,
     check_grpc_endpoints,
     listen,
@@ -19,8 +21,9 @@ class Listeners:
     Raises InvalidSettings for an endpoint that cannot be listened on.
     """
 
-    def __init__(self, settings: Settings, stack: ExitStack) -> None:
+    def __init__(self, settings: Settings, systemd: Systemd, stack: ExitStack) -> None:
         self._settings = settings
+        self._systemd = systemd
         grpc = {"grpc_endpoint": settings.grpc_endpoint}
         if settings.grpc_data_endpoint not in ("", settings.grpc_endpoint):
             grpc["grpc_data_endpoint"] = settings.grpc_data_endpoint
@@ -42,12 +45,16 @@ class Listeners:
         if endpoint is None:
             return None
         settings = self._settings
-        listener = listen(
-            setting,
-            endpoint,
-            host=settings.host,
-            unix_socket_mode=settings.unix_socket_mode,
-            backlog=settings.listen_backlog,
+        listener = (
+            adopt(setting, self._systemd.take_socket(setting, endpoint.name))
+            if endpoint.name
+            else listen(
+                setting,
+                endpoint,
+                host=settings.host,
+                unix_socket_mode=settings.socket_mode,
+                backlog=settings.listen_backlog,
+            )
         )
         stack.callback(listener.close)
         return listener

@@ -18,6 +18,7 @@ from xlaserve.cli.serve_help import POSITIONAL, WITHOUT_EFFECT, flags
 from xlaserve.errors import XlaserveError
 from xlaserve.settings import Settings
 from xlaserve.settings_description import SettingDescription, describe_settings
+from xlaserve.systemd import Systemd
 
 _CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
@@ -76,11 +77,12 @@ def _run(settings: Settings, *, in_terminal: bool) -> None:
     from xlaserve.app import run
     from xlaserve.cli.display import TerminalDisplay
 
+    systemd = Systemd.of(os.environ)
     if not in_terminal:
-        left = uvloop.run(run(settings))
+        left = uvloop.run(run(settings, systemd=systemd))
     else:
         with TerminalDisplay(Console(file=best_effort(sys.stdout))) as display:
-            left = uvloop.run(run(settings, display))
+            left = uvloop.run(run(settings, display, systemd))
     if left:
         # The interpreter would wait for threads that do not end, or be torn down under them.
         for stream in (sys.stdout, sys.stderr):

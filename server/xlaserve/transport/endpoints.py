@@ -1,9 +1,11 @@
 """Endpoints that transports listen on: a TCP port or a unix socket."""
 
+import errno
 import os
 import socket
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -12,7 +14,7 @@ import structlog
 
 from xlaserve.errors import InvalidSettings
 
-_PORT, _UNIX = "port:", "unix:"
+_PORT, _UNIX, _SYSTEMD = "port:", "unix:", "systemd:"
 NO_ENDPOINT = "none"
 """Value of an endpoint that is not served."""
 MAX_UNIX_PATH_BYTES = 107
@@ -25,10 +27,12 @@ _log = structlog.get_logger("endpoints")
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """`port:<n>` or `unix:<path>`; exactly one of the two is set."""
+    """`port:<n>`, `unix:<path>` or `systemd:<name>`; exactly one of the three is set."""
 
     port: int | None = None
     path: Path | None = None
+    name: str = ""
+    """The FileDescriptorName of a socket that systemd listens on."""
 
     @classmethod
     def parse(cls, setting: str, text: str) -> Self | None:
@@ -43,7 +47,10 @@ class Endpoint:
             path = text.removeprefix(_UNIX)
             if path and len(os.fsencode(path)) <= MAX_UNIX_PATH_BYTES:
                 return cls(path=Path(path))
-        raise InvalidSettings(setting, "port:<0 to 65535> or unix:<path>", text)
+        elif text.startswith(_SYSTEMD) and text != _SYSTEMD:
+            return cls(name=text.removeprefix(_SYSTEMD))
+        expected = "port:<0 to 65535>, unix:<path> or systemd:<name>"
+        raise InvalidSettings(setting, expected, text)
 
 
 def check_grpc_endpoints(
@@ -71,12 +78,21 @@ class Listener:
     address: str
     setting: str = ""
     """The setting of the endpoint."""
+    file: os.stat_result | None = None
+    """The file of a unix socket that was made here."""
 
     def close(self) -> None:
-        """Close the socket; a unix socket leaves the file system."""
+        """Close the socket; the file of a unix socket goes, unless it is another one's by now.
+
+        Once nobody listens any more, as while a server drains, the next one takes the path.
+        """
         self.socket.close()
-        if self.address.startswith(_UNIX):
-            Path(self.address.removeprefix(_UNIX)).unlink(missing_ok=True)
+        if self.file is None:
+            return
+        path = Path(self.address.removeprefix(_UNIX))
+        with suppress(OSError):
+            if _identity(path.lstat()) == _identity(self.file):
+                path.unlink()
 
 
 def listen(
@@ -99,6 +115,20 @@ def listen(
         raise InvalidSettings(
             setting, f"an address to listen on ({error.strerror or error})", where
         ) from error
+
+
+def _identity(file: os.stat_result) -> tuple[int, int, int]:
+    # An inode is used again as soon as it is free.
+    return file.st_dev, file.st_ino, file.st_mtime_ns
+
+
+def adopt(setting: str, given: socket.socket) -> Listener:
+    """Return the listener of a socket that somebody else bound, who keeps it."""
+    name = given.getsockname()
+    if given.family == socket.AF_UNIX:
+        return Listener(given, f"{_UNIX}{os.fsdecode(name)}", setting)
+    host = f"[{name[0]}]" if ":" in name[0] else name[0]
+    return Listener(given, f"{host}:{name[1]}", setting)
 
 
 def check_backlog(backlog: int) -> None:
@@ -134,12 +164,13 @@ def _listen_unix(setting: str, path: Path, mode: int, backlog: int) -> Listener:
     try:
         listening.bind(str(path))
         path.chmod(mode)
+        file = path.lstat()
         listening.listen(backlog)
     except OSError:
         listening.close()
         raise
     listening.setblocking(False)
-    return Listener(listening, f"unix:{path}", setting)
+    return Listener(listening, f"unix:{path}", setting, file)
 
 
 def _remove_stale(setting: str, path: Path) -> None:
@@ -150,6 +181,9 @@ def _remove_stale(setting: str, path: Path) -> None:
     if not stat.S_ISSOCK(status.st_mode):
         raise InvalidSettings(setting, "a path without a file in its place", str(path))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        if probe.connect_ex(str(path)) == 0:
+        # Of a full accept queue it would wait for a slot; and of a socket that may not be connected
+        # to, or is one of datagrams, it is not known that nobody listens.
+        probe.setblocking(False)
+        if probe.connect_ex(str(path)) != errno.ECONNREFUSED:
             raise InvalidSettings(setting, "a socket that no other process serves", str(path))
     path.unlink()

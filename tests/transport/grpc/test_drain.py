@@ -10,7 +10,7 @@ from support.conditions import until
 from support.engines import own_engine_only
 from support.frames import Flag, Frame, Kind, parse, ping
 from support.server import Serve
-from support.wire import Wire, connect, request_headers
+from support.wire import connect, request_headers, sent
 
 from xlaserve.transport.grpc import server as grpc_server
 
@@ -19,24 +19,6 @@ ALIVE = b"\0\0\0\0\2\x08\1"
 WAITING = 20
 SECONDS = 30
 LAST = 2**31 - 1
-
-
-class Recorded:
-    """Takes the bytes that a client would send."""
-
-    def __init__(self) -> None:
-        self.sent = b""
-
-    def write(self, octets: bytes) -> None:
-        """Keep them."""
-        self.sent += octets
-
-
-def asked() -> bytes:
-    """Return the preface and one request."""
-    recorded = Recorded()
-    Wire(asyncio.StreamReader(), recorded).send(LIVE)  # type: ignore[arg-type]
-    return recorded.sent
 
 
 async def received(client: socket.socket) -> list[Frame]:
@@ -69,7 +51,7 @@ async def test_connections_in_the_accept_queue_are_served(
             else:
                 client = socket.socket(socket.AF_UNIX)
                 client.connect(f"{tmp_path}/s")
-            client.sendall(asked())
+            client.sendall(sent(LIVE))
             client.setblocking(False)
             clients.append(client)
         draining = asyncio.ensure_future(server.application.grpc.drain(SECONDS))
@@ -93,7 +75,7 @@ async def test_a_connection_is_closed_when_its_last_request_has_ended(
     async with serve(tmp_path) as server:
         host, _, port = server.url.rpartition(":")
         with socket.create_connection((host, int(port)), timeout=SECONDS) as client:
-            client.sendall(asked())
+            client.sendall(sent(LIVE))
             client.setblocking(False)
             loop = asyncio.get_running_loop()
             async with connect(server.url) as other:
@@ -115,14 +97,15 @@ async def test_a_connection_is_closed_when_its_last_request_has_ended(
 
 
 @own_engine_only
-async def test_a_message_that_is_on_its_way_is_waited_for(serve: Serve, tmp_path: Path) -> None:
+async def test_a_message_that_is_on_its_way_is_waited_for(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Until it has stalled for message_timeout_seconds: then its client is told so."""
-    half = Recorded()
-    Wire(asyncio.StreamReader(), half).open(LIVE)  # type: ignore[arg-type]
+    monkeypatch.setattr(grpc_server, "_ARRIVAL_SECONDS", 0.01)
     async with serve(tmp_path, message_timeout_seconds=0.5) as server:
         host, _, port = server.url.rpartition(":")
         with socket.create_connection((host, int(port)), timeout=SECONDS) as client:
-            client.sendall(half.sent)
+            client.sendall(sent(LIVE, whole=False))
             client.setblocking(False)
             await until(lambda: server.application.grpc.open_streams)
             drain = asyncio.ensure_future(server.application.grpc.drain(SECONDS))
