@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from acceptance import chaos, floods, fuzz, loads, requests, suites
+from acceptance import cancelling, chaos, floods, fuzz, loads, requests, suites
 from acceptance.figures import Outcome
 
 SOAK, FLOOD, FUZZ, CHAOS, TESTS = "soak", "flood", "fuzz", "chaos", "tests"
@@ -198,5 +198,110 @@ ROWS = (
         chaos.kills,
         {Size.SHORT: {"count": 4}},
         ("tests/cli/test_leftovers.py", "tests/contract/test_model_runtime_soak.py"),
+    ),
+    Row(
+        "D4",
+        FUZZ,
+        "each file of a model cut at 64 points, 1 000 bits flipped in each",
+        "an error of the load, nothing else",
+        partial(suites.run_tests, tests=("tests/models/test_corruption.py",)),
+        {Size.WHOLE: {"corruption_cuts": 64, "corruption_flips": 1000, "note": "64 and 1 000"}},
+    ),
+    Row(
+        "D7",
+        CHAOS,
+        "requests are cancelled at each of six points, 1 000 times each",
+        "0 slots are taken behind it",
+        cancelling.cancel,
+        {Size.SHORT: {"count": 100}},
+        ("tests/contract/test_deadlines.py", "tests/core/serving/test_call.py"),
+    ),
+    Row(
+        "F2",
+        TESTS,
+        "the conformance runner of protobuf",
+        "0 required failures in binary on the types that are used",
+        tests=("tests/transport/grpc/test_codec_differential.py",),
+    ),
+    Row(
+        "D1",
+        TESTS,
+        "SIGTERM under load",
+        "OK, or a clean UNAVAILABLE behind GOAWAY; 0 cut; exit 0 within the grace",
+        tests=("tests/contract/test_drain.py",),
+    ),
+    Row(
+        "D3",
+        TESTS,
+        "a disk that is full, or read-only, under an override",
+        "RESOURCE_EXHAUSTED, nothing left behind, the old version serves",
+        tests=("tests/acceptance/test_disk.py",),
+    ),
+    Row(
+        "D5",
+        TESTS,
+        "no memory on load and on infer",
+        "507 and RESOURCE_EXHAUSTED, the next request OK, reservations exact",
+        tests=(
+            "tests/contract/test_sagemaker.py",
+            "tests/contract/test_http_faults.py::test_a_device_without_memory_is_507",
+            "tests/core/residence/test_capacity.py",
+        ),
+    ),
+    Row(
+        "D6",
+        TESTS,
+        "a device that fails, an execution that hangs",
+        "INTERNAL, the model unready, the server live, found in 10 s",
+        tests=(
+            "tests/contract/test_hung_executions.py",
+            "tests/core/serving/stations/test_health.py",
+        ),
+    ),
+    Row(
+        "S1",
+        TESTS,
+        "more than 200 names that lead out, links, FIFOs and devices",
+        "all refused as INVALID_ARGUMENT, nothing opened outside of the roots",
+        tests=(
+            "tests/contract/test_model_repository.py::test_no_name_leads_out_of_its_directory",
+            "tests/core/residence/test_names.py",
+            "tests/models/test_roots.py",
+        ),
+    ),
+    Row(
+        "S2",
+        TESTS,
+        "images that become huge, truncated ones, bad base64",
+        "refused, below 64 MiB",
+        tests=("tests/core/serving/test_image_files.py",),
+    ),
+    Row(
+        "S3",
+        TESTS,
+        "no unpickling, no eval, no import of what data names; a canary in every file",
+        "the canary never runs",
+        tests=("tests/models/test_no_code_in_data.py",),
+    ),
+    Row(
+        "S4",
+        TESTS,
+        "every operation, protocol and caller",
+        "0 ways around",
+        tests=("tests/contract/test_access.py",),
+    ),
+    Row(
+        "S5",
+        TESTS,
+        "names that forge records, long ones, tracebacks without end",
+        "0 forged records, 8 KB a record, 100 tracebacks a minute",
+        tests=("tests/test_log.py",),
+    ),
+    Row(
+        "S6",
+        TESTS,
+        "the process: sockets, user, root file system",
+        "0660 unless set, removed at exit, uid not 0, read-only root",
+        tests=("tests/deploy", "tests/transport/test_endpoints.py"),
     ),
 )

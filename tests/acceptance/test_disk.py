@@ -1,0 +1,86 @@
+"""D3: files of a load on a disk that is full, or read-only: it is refused, and the rest goes on."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from support.doubling import export_double
+from support.server import serving
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+
+DISK_BYTES = 1 << 20
+Load: Any = pb.RepositoryModelLoadRequest  # pyright: ignore[reportAttributeAccessIssue]
+Infer: Any = pb.ModelInferRequest  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def mount(path: Path, options: str) -> subprocess.CompletedProcess[bytes]:
+    arguments = ["mount", "-t", "tmpfs", "-o", options, "none", str(path)]
+    return subprocess.run(arguments, capture_output=True, check=False)
+
+
+def remount(path: Path, how: str) -> None:
+    arguments = ["mount", "-o", f"remount,{how}", str(path)]
+    subprocess.run(arguments, capture_output=True, check=True)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    if mount(path, f"size={DISK_BYTES}").returncode:
+        pytest.skip("nothing may be mounted here")
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+async def loading(stub: Any, size: int) -> tuple[str, str]:
+    """Load the model with other files, and return how that ends."""
+    request = Load(model_name="double")
+    request.parameters["config"].string_param = json.dumps({"max_batch_size": 4})
+    request.parameters["file:1/model.json"].bytes_param = bytes(size)
+    try:
+        await stub.RepositoryModelLoad(request)
+    except grpc.aio.AioRpcError as error:
+        return error.code().name, error.details() or ""
+    return "OK", ""
+
+
+async def double(stub: Any) -> list[int]:
+    request = Infer(model_name="double", raw_input_contents=[bytes(8)])
+    request.inputs.add(name="x", datatype="FP32", shape=[1, 2])
+    return list((await stub.ModelInfer(request)).raw_output_contents[0])
+
+
+@pytest.mark.parametrize("kind", ["full", "read-only"])
+async def test_files_that_cannot_be_written_are_refused_and_the_model_serves_on(
+    tmp_path: Path, disk: Path, kind: str
+) -> None:
+    export_double(tmp_path / "models")
+    async with serving(disk, tmp_path / "models", load_model=("double",)) as server:
+        async with grpc.aio.insecure_channel(server.url) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            if kind == "read-only":
+                remount(disk, "ro")
+            code, text = await loading(stub, 2 * DISK_BYTES)
+            answer = await double(stub)
+            left = [path for path in disk.rglob("*") if path.is_file() and path.stat().st_size > 64]
+            if kind == "read-only":
+                remount(disk, "rw")
+            # Nothing of it is in the way of the next.
+            later, _ = await loading(stub, 100)
+            again = await double(stub)
+
+    # Where nothing can be written at all, other models would be unloaded for nothing.
+    expected = {"full": "RESOURCE_EXHAUSTED", "read-only": "FAILED_PRECONDITION"}
+    assert expected[kind] == code
+    assert "double" in text
+    assert str(disk) not in text
+    assert [] == left
+    assert [0] * 8 == answer == again
+    assert "FAILED_PRECONDITION" == later  # it was written, and is no manifest

@@ -1,0 +1,102 @@
+"""S3: nothing that a repository or a client sends as data is ever run as code."""
+
+import ast
+import os
+import pickle
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.doubling import export_double
+
+import xlaserve
+from xlaserve.errors import InvalidModel
+from xlaserve.models import loaders
+from xlaserve.models.config import ModelConfig
+from xlaserve.models.loaded import LoadContext
+
+SOURCES = Path(xlaserve.__file__).parent
+FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
+FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "import_module"}
+RUNS_CODE = {
+    "models/python": "models that are code, behind allow_python_models",
+    "references.py": "what the command line names",
+    "__init__.py": "the homes of public names, a table of its own",
+    "content_types.py": "codecs, by a table of its own",
+    "core/serving/opentelemetry.py": "an optional package, by its name",
+    "models/loaders.py": "loaders, by a table of its own",
+    "models/rows/__init__.py": "rules, by a table of its own",
+    "models/trial.py": "the loader that a table names",
+}
+"""Where code is run that the operator allows, and why."""
+
+
+def found() -> Iterator[str]:
+    """Yield every import and every call by which data could become code."""
+    for path in sorted(SOURCES.rglob("*.py")):
+        place = path.relative_to(SOURCES).as_posix()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names = {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                names = {(node.module or "").partition(".")[0]}
+            else:
+                names = set()
+            for name in names & FORBIDDEN_MODULES:
+                yield f"{place}:{node.lineno}: imports {name}"  # type: ignore[attr-defined]
+            if isinstance(node, ast.Call) and not place.startswith(tuple(RUNS_CODE)):
+                yield from (f"{place}:{node.lineno}: {what}" for what in _forbidden(node))
+
+
+def _forbidden(call: ast.Call) -> Iterator[str]:
+    function = call.func
+    name = function.id if isinstance(function, ast.Name) else ""
+    if isinstance(function, ast.Attribute) and function.attr in ("__import__", "import_module"):
+        name = function.attr
+    if name in FORBIDDEN_CALLS:
+        yield f"calls {name}"
+    for keyword in call.keywords:
+        value = getattr(keyword.value, "value", None)
+        if keyword.arg == "allow_pickle" and value is not False:
+            yield "allows pickles"
+
+
+def test_no_data_is_unpickled_evaluated_or_imported() -> None:
+    assert [] == list(found())
+
+
+class Canary:
+    """Writes a file where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self._path),)
+
+
+def test_a_canary_sings_where_it_is_unpickled(tmp_path: Path) -> None:
+    """The control: the check below would see it."""
+    pickle.loads(pickle.dumps(Canary(tmp_path / "sung")))
+
+    assert (tmp_path / "sung").is_dir()
+
+
+def test_a_canary_in_any_file_of_a_model_never_sings(tmp_path: Path) -> None:
+    export_double(tmp_path / "whole")
+    whole = tmp_path / "whole" / "double" / "1"
+    canary = pickle.dumps(Canary(tmp_path / "sung"))
+    names = [path.name for path in whole.iterdir()]
+    for number, name in enumerate([*names, "model.onnx", "model.pkl", "model.joblib", "model.npy"]):
+        broken = tmp_path / f"broken-{number}" / "1"
+        if name in names:
+            shutil.copytree(whole, broken)
+        else:
+            broken.mkdir(parents=True)
+        (broken / name).write_bytes(canary)
+        with pytest.raises(InvalidModel):
+            loaders.load(broken, LoadContext(model="m", version="1", config=ModelConfig()))
+
+    assert len(names) >= 3
+    assert not (tmp_path / "sung").exists()
