@@ -38,7 +38,7 @@ from comparison.kit import PEERS, Kit, Repetition
 from comparison.results import Results
 from comparison.rows import BIG, CPU, ECHO, MEMORY, ROWS, Row, with_equal_headers
 from comparison.varying import Load, drive, identity_load
-from make_bench_models import make
+from make_bench_models import MODELS, make
 
 ROOT = Path(__file__).parents[1]
 ROW_NAMES = tuple(row.name for row in ROWS)
@@ -78,12 +78,11 @@ class Comparison:
 
     def _repetition(self, row: Row, contender: Contender) -> Repetition:
         self._contenders.running([contender.name])  # it may have crashed meanwhile
-        is_peer = contender.name in row.peers
         return self._kit.measure(
             contender.http_port if row.protocol != "grpc" else contender.grpc_port,
             contender.pid,
             protocol=row.protocol,
-            workload=(row.peer_workload if is_peer else "") or row.workload,
+            workload=row.workload,
             load=row.load,
             seconds=self._seconds,
         )
@@ -154,7 +153,7 @@ def _measure(arguments: argparse.Namespace, results: Results, results_file: Path
     kit.check(arguments.peers)
     models, logs = arguments.work / "models", arguments.work / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    if not all((models / name / "1").exists() for name in ("identity", "mlp", "image", "big")):
+    if not all((models / name / "1").exists() for name in MODELS):
         make(models)
     variants = arguments.variant or default_variants()
     found = conditions(kit, arguments.peers)

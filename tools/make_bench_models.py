@@ -3,6 +3,7 @@
     python tools/make_bench_models.py DIRECTORY
 
     identity   FP32[-1,16]          the same array
+    identity_cached                 the same with a response cache
     mlp        FP32[-1,784]         FP32[-1,10]: 784-512-10, relu, weights from a fixed seed
     image      FP32[-1,3,224,224]   FP32[-1,3]: the mean of each channel
     big        FP32[16777216]       the same array, 64 MiB of it
@@ -11,6 +12,7 @@ Input x, output y. Peers leave the size of `big` open; a compiled model has one 
 """
 
 import argparse
+import json
 from pathlib import Path
 
 import jax
@@ -22,6 +24,12 @@ from xlaserve import Exportable
 BIG = 16 * 2**20
 """Elements of the large message."""
 SEED = 7
+
+
+CACHED = "identity_cached"
+"""`identity` with a response cache, as the kit gives it to Triton."""
+MODELS = ("identity", CACHED, "mlp", "image", "big")
+"""The names of all models."""
 
 
 def same(params: None, x: jax.Array) -> jax.Array:
@@ -52,8 +60,10 @@ def mlp_parameters() -> dict[str, np.ndarray]:
 
 def models() -> dict[str, Exportable]:
     """Return the models by name."""
+    identity = Exportable(same, None, {"x": ("FP32", [-1, 16])}, ["y"], 64)
     return {
-        "identity": Exportable(same, None, {"x": ("FP32", [-1, 16])}, ["y"], 64),
+        "identity": identity,
+        CACHED: identity,
         "mlp": Exportable(mlp, mlp_parameters(), {"x": ("FP32", [-1, 784])}, ["y"], 64),
         "image": Exportable(channel_means, None, {"x": ("FP32", [-1, 3, 224, 224])}, ["y"], 8),
         "big": Exportable(same, None, {"x": ("FP32", [BIG])}, ["y"], 0),
@@ -65,6 +75,8 @@ def make(directory: Path) -> None:
     for name, model in models().items():
         path = model.write(directory / name / "1", overwrite=True)
         print(f"{path}: exported by jax {jax.__version__}")
+    config = {"response_cache": {"enable": True}}
+    (directory / CACHED / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
 def main() -> None:

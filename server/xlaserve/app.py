@@ -42,6 +42,7 @@ from xlaserve.core.serving.gates import Gates, everybody
 from xlaserve.core.serving.image_files import ImageLimits
 from xlaserve.core.serving.ledger import Ledger
 from xlaserve.core.serving.nested import NestedCalls
+from xlaserve.core.serving.repeats import Repeats
 from xlaserve.core.serving.response_cache import ResponseCache
 from xlaserve.core.serving.returning import Returning
 from xlaserve.core.serving.shared_memory import Regions, SharedMemoryPolicy
@@ -244,6 +245,7 @@ class Application:
             self.repository,
             self.control,
             self.engine,
+            Repeats.of(self.registry, self.gates, self.response_cache),
             self.gates,
             self.access,
             self.shared,

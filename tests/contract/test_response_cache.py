@@ -14,6 +14,8 @@ from support.doubling import export_double
 from support.http import ask
 from support.server import RunningServer, Serve
 
+from xlaserve.core.serving.repeats import Repeats
+
 CACHED = json.dumps({"response_cache": {"enable": True}})
 
 
@@ -90,6 +92,93 @@ async def test_equal_requests_of_both_transports_are_executed_once(server: Runni
     assert (4, 3, 1, 1) == tuple(
         counts(found)[name] for name in ("success", "cache_hit", "cache_miss", "compute_infer")
     )
+
+
+@pytest.fixture
+def again(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each request was answered by its bytes."""
+    found: list[bool] = []
+    answer = Repeats.answer
+
+    def noting(self: Repeats, *asked: Any) -> bytes | None:
+        answered = answer(self, *asked)
+        found.append(answered is not None)
+        return answered
+
+    monkeypatch.setattr(Repeats, "answer", noting)
+    return found
+
+
+async def test_a_message_that_came_before_is_answered_without_being_read(
+    server: RunningServer, again: list[bool]
+) -> None:
+    """The third one: the first is executed, and the second is known by its tensors."""
+    data = np.array([[1.5, -0.0]], np.float32)
+    answers = [await over_grpc(server, "double", data) for _ in range(4)]
+    found = await statistics(server, "double")
+
+    assert [False, False, True, True] == again
+    assert [(data * 2).tobytes()] * 4 == [answer.tobytes() for answer in answers]
+    assert "1" == found["execution_count"]
+    assert (4, 3, 1) == tuple(
+        counts(found)[name] for name in ("success", "cache_hit", "cache_miss")
+    )
+
+
+async def test_a_message_that_came_before_is_read_again_once_its_model_was_loaded_again(
+    server: RunningServer, again: list[bool]
+) -> None:
+    data = np.array([[1, 2]], np.float32)
+    for _ in range(3):
+        await over_grpc(server, "double", data)
+    await load(server, json.dumps({"max_batch_size": 2, "response_cache": {"enable": True}}))
+    for _ in range(3):
+        answer = await over_grpc(server, "double", data)
+        assert (data * 2).tobytes() == answer.tobytes()
+
+    assert [False, False, True] * 2 == again
+    assert server.application.response_cache is not None
+    assert 1 == len(server.application.response_cache)
+
+
+async def test_the_id_of_a_request_is_that_of_its_answer(
+    server: RunningServer, again: list[bool]
+) -> None:
+    tensor = triton.InferInput("x", (1, 2), "FP32")
+    tensor.set_data_from_numpy(np.array([[5, 6]], np.float32))
+    ids = ["", "a", "", "b", "a", ""]
+    async with triton.InferenceServerClient(server.url) as client:
+        answers: list[Any] = [await client.infer("double", [tensor], request_id=one) for one in ids]
+
+    assert ids == [answer.get_response().id for answer in answers]
+    assert [False, False, False, False, False, True] == again
+
+
+async def test_answers_that_are_put_into_a_form_are_made_each_time(
+    server: RunningServer, again: list[bool]
+) -> None:
+    """Their labels are those of a file, or of a model behind an ensemble."""
+    tensor = triton.InferInput("x", (1, 2), "FP32")
+    tensor.set_data_from_numpy(np.array([[5, 6]], np.float32))
+    wanted = [triton.InferRequestedOutput("y", class_count=1)]
+    async with triton.InferenceServerClient(server.url) as client:
+        for _ in range(4):
+            answer: Any = await client.infer("double", [tensor], outputs=wanted)
+            assert [[b"12.000000:1"]] == answer.as_numpy("y").tolist()
+
+    assert [False] * 4 == again
+
+
+async def test_answers_that_leave_in_order_are_not_given_past_it(
+    server: RunningServer, again: list[bool]
+) -> None:
+    ordered = {"dynamic_batching": {"preserve_ordering": True}, "max_batch_size": 4}
+    await load(server, json.dumps(ordered | json.loads(CACHED)))
+    for _ in range(4):
+        await over_grpc(server, "double", np.array([[1, 2]], np.float32))
+
+    assert [False] * 4 == again
+    assert "1" == (await statistics(server, "double"))["execution_count"]
 
 
 async def test_what_only_looks_equal_is_not(server: RunningServer) -> None:

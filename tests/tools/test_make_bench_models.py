@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.server import Serve
 
-from make_bench_models import BIG, make, mlp_parameters, models
+from make_bench_models import BIG, MODELS, make, mlp_parameters, models
 from xlaserve.tensors import DATATYPES, Tensor, TensorSpec
 from xlaserve.transport.grpc.client import Client
 
@@ -28,7 +28,13 @@ async def test_models_agree_with_numpy(
     """`big` is made small here."""
     monkeypatch.setattr("make_bench_models.BIG", 8)
     make(tmp_path / "models")
-    shapes = {"identity": (3, 16), "mlp": (2, 784), "image": (1, 3, 224, 224), "big": (8,)}
+    shapes = {
+        "identity": (3, 16),
+        "identity_cached": (3, 16),
+        "mlp": (2, 784),
+        "image": (1, 3, 224, 224),
+        "big": (8,),
+    }
     found = {}
     random = np.random.default_rng(0)
     sent = {name: random.random(shape, np.float32) for name, shape in shapes.items()}
@@ -38,7 +44,10 @@ async def test_models_agree_with_numpy(
                 result = await client.infer(name, "", [(TensorSpec("x", FP32, x.shape), x)])
                 found[name] = result.outputs["y"]
 
-    assert sent.keys() == models().keys()
+        config = server.application.registry.resolve("identity_cached")[1].config
+
+    assert config.response_cache
+    assert sent.keys() == models().keys() == set(MODELS)
     for name, x in sent.items():
         np.testing.assert_allclose(found[name], expected(name, x), rtol=1e-4, atol=1e-4)
 

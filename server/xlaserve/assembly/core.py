@@ -13,6 +13,7 @@ from xlaserve.core.server import ServerDescription
 from xlaserve.core.serving.access.control import AccessControl
 from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.gates import Gates
+from xlaserve.core.serving.repeats import Repeats
 from xlaserve.core.serving.tracing import Tracing
 from xlaserve.core.threads.workers import Workers
 from xlaserve.models.mappings import Mappings
@@ -34,6 +35,8 @@ class Core:
     repository: Repository
     control: ModelControl
     engine: Engine
+    repeats: Repeats | None
+    """Answers that are given again without a look at the request; None without a response cache."""
     gates: Gates
     access: AccessControl
     shared: Shared

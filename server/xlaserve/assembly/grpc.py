@@ -119,6 +119,7 @@ def assemble_grpc(core: Core) -> GrpcDoor:
                 core.gates,
                 codec,
                 splicing.get(INFER_METHOD),
+                repeats=core.repeats,
             )
         },
     )

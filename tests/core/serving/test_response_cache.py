@@ -1,7 +1,7 @@
 """The answers that are kept: what tells them apart, how many there are, and when they go."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -126,7 +126,7 @@ def answer(size: int = 1, value: float = 1.0) -> tuple[InferOutput, ...]:
 
 def kept(section: Any, key: str) -> Any:
     found = section.find((key,))
-    return None if found is None else float(found[0].data[0, 0])
+    return None if found is None else float(found.outputs[0].data[0, 0])
 
 
 def room(answers: int, size: int = 1) -> int:
@@ -170,10 +170,11 @@ def test_what_is_kept_is_a_copy_that_nobody_changes() -> None:
     found = section.find(("a",))
     assert found is not None
 
-    assert 1.0 == found[0].data[0, 0]
-    assert found[0].data.base is None
+    data = found.outputs[0].data
+    assert 1.0 == data[0, 0]
+    assert data.base is None
     with pytest.raises(ValueError, match="read-only"):
-        found[0].data[0, 0] = 5
+        data[0, 0] = 5
 
 
 def test_instances_do_not_find_what_others_answered() -> None:
@@ -228,6 +229,10 @@ def test_it_never_holds_more_than_its_limit_and_counts_what_it_holds(
     sections = [cache.section() for _ in range(3)]
     for section, name, size, closes in steps:
         sections[section].keep((name, "key"), answer(size, value=size))
+        call = InferCall()
+        call.kept = sections[section].find((name, "key"))
+        call.instance = cast(Any, None)
+        cache.keep_written(call, b"m" * (size % 7), "", b"a" * size)
         if closes and section == 2:
             sections[section].close()
         entries = [entry for one in sections for entry in one.entries.values()]
@@ -236,3 +241,5 @@ def test_it_never_holds_more_than_its_limit_and_counts_what_it_holds(
         assert cache.held <= limit
         assert len(entries) == len(cache)
         assert all(e.outputs[0].data.shape[1] == e.outputs[0].data[0, 0] for e in entries)
+        written = {message: entry for entry in entries for message in entry.messages}
+        assert written == {message: one.entry for message, one in cache._written.items()}

@@ -69,6 +69,11 @@ class Gates:
         self._observers = tuple(observers)
         self._began = tuple(observer.began for observer in observers if observer.began is not None)
 
+    @property
+    def are_watched(self) -> bool:
+        """Tell whether an observer sees calls begin."""
+        return bool(self._began)
+
     def admit(self, call: Call) -> None:
         """Begin a call, as soon as its headers are there.
 

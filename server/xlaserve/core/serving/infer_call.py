@@ -152,6 +152,8 @@ class InferCall(Call):
     """Time its inputs were ready to be executed."""
     executed: Executed | None = None
     """Execution that it was answered from, with its times."""
+    kept: object | None = None
+    """The entry of the response cache whose outputs are its answer, as they are."""
     place: Place | None = None
     """None until it waits, and once nobody works for it."""
     nested: "set[InferCall] | None" = None

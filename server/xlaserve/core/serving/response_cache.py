@@ -10,9 +10,10 @@ from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 
-from xlaserve.core.serving.infer_call import InferCall
+from xlaserve.core.serving.infer_call import InferCall, ServedInstance
 from xlaserve.core.serving.inference import InferOutput
 from xlaserve.core.serving.ledger import Kind, Ledger
 from xlaserve.models.handling import NO_TENSOR_PARAMETERS
@@ -23,6 +24,14 @@ MOST_EXACT_BYTES = 2048
 
 ENTRY_BYTES = 1024
 """Bytes of the objects of an entry, besides the elements of its tensors and its key."""
+
+MOST_MESSAGE_BYTES = 4096
+"""Longest requests whose answers are kept as they were written: of longer ones to make the key
+takes most of the time in any case."""
+_MOST_MESSAGES = 4
+"""Requests that ask for the same answer in other words, of which it is kept as it was written."""
+_WRITTEN_BYTES = 512
+"""Bytes of the objects of one of these, besides the request and the answer."""
 
 _NO_EFFECT = frozenset({"priority", "timeout", "binary_data_output"})
 """Parameters that say when and how a request is answered, and not with what."""
@@ -80,7 +89,7 @@ def _bits(data: Tensor | bytes) -> Hashable:
 class Entry:
     """An answer that is kept."""
 
-    __slots__ = ("key", "outputs", "section", "size")
+    __slots__ = ("key", "messages", "outputs", "section", "size")
 
     def __init__(
         self, section: "Section", key: Key, outputs: tuple[InferOutput, ...], size: int
@@ -90,6 +99,21 @@ class Entry:
         self.outputs = outputs
         self.size = size
         """Bytes that it counts as."""
+        self.messages: list[bytes] = []
+        """Requests for which it is kept as it was written; changed by the cache."""
+
+
+class Written(msgspec.Struct, frozen=True):
+    """An answer as a transport has written it, for requests of the same bytes."""
+
+    entry: Entry
+    instance: ServedInstance
+    """The one that the answer was made by."""
+    model: str
+    version: str
+    """The version that was asked for; empty for the newest."""
+    rows: int
+    answer: bytes
 
 
 class ResponseCache:
@@ -107,6 +131,8 @@ class ResponseCache:
         self._account = ledger.open()
         self._entries: OrderedDict[Entry, None] = OrderedDict()
         """The one that was asked for last is the last."""
+        self._written: dict[bytes, Written] = {}
+        """By the bytes of requests; of entries that are kept, and leaves with them."""
         ledger.on_pressure(self.clear)
 
     @property
@@ -127,6 +153,35 @@ class ResponseCache:
         while self._entries:
             self._drop(next(iter(self._entries)))
 
+    # --- answers as they were written ---
+
+    def find_written(self, message: bytes) -> Written | None:
+        """Return the answer to a request of the same bytes; None where it is not kept."""
+        return self._written.get(message)
+
+    def keep_written(self, call: InferCall, message: bytes, version: str, answer: bytes) -> None:
+        """Keep the answer to a call as it was written, for as long as its entry is kept."""
+        entry = call.kept
+        if (
+            not isinstance(entry, Entry)
+            or entry not in self._entries
+            or message in self._written
+            or len(entry.messages) >= _MOST_MESSAGES
+        ):
+            return
+        size = _WRITTEN_BYTES + len(message) + len(answer)
+        if not self.admits(entry.size + size):
+            return
+        self.touch(entry)
+        while self.held + size > self.limit:  # the entry itself is the last, and fits alone
+            self._evict()
+        entry.size += size
+        entry.messages.append(message)
+        self._account.hold(size, Kind.CACHED)
+        self._written[message] = Written(
+            entry, call.instance, call.model, version, call.rows, answer
+        )
+
     # --- as sections call it ---
 
     def touch(self, entry: Entry) -> None:
@@ -140,8 +195,7 @@ class ResponseCache:
     def add(self, entry: Entry) -> None:
         """Keep an answer, and evict others for it."""
         while self._entries and self.held + entry.size > self.limit:
-            self.evictions += 1
-            self._drop(next(iter(self._entries)))
+            self._evict()
         self._entries[entry] = None
         entry.section.entries[entry.key] = entry
         self._account.hold(entry.size, Kind.CACHED)
@@ -151,8 +205,14 @@ class ResponseCache:
         for entry in entries:
             self._drop(entry)
 
+    def _evict(self) -> None:
+        self.evictions += 1
+        self._drop(next(iter(self._entries)))
+
     def _drop(self, entry: Entry) -> None:
         del self._entries[entry]
+        for message in entry.messages:
+            del self._written[message]
         del entry.section.entries[entry.key]
         self._account.release(entry.size, Kind.CACHED)
 
@@ -168,13 +228,12 @@ class Section:
         self._cache = cache
         self._is_closed = False
 
-    def find(self, key: Key) -> tuple[InferOutput, ...] | None:
-        """Return the outputs of the answer to a request that was equal; None if there is none."""
+    def find(self, key: Key) -> Entry | None:
+        """Return the answer to a request that was equal; None if there is none."""
         entry = self.entries.get(key)
-        if entry is None:
-            return None
-        self._cache.touch(entry)
-        return entry.outputs
+        if entry is not None:
+            self._cache.touch(entry)
+        return entry
 
     def keep(self, key: Key, outputs: Sequence[InferOutput]) -> None:
         """Keep an answer, as a copy: the memory of its tensors is a batch's, or a request's."""

@@ -1,7 +1,7 @@
 """ModelInfer without grpclib: no task, no message objects, and no wait where none is needed."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from grpclib import GRPCError
 from grpclib.const import Status
@@ -13,11 +13,13 @@ from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.infer_call import InferCall
 from xlaserve.core.serving.inference import InferRequest, InferResponse
 from xlaserve.core.serving.made_arrays import SHORT_BYTES, hold_made, made_bytes, reserve_made
+from xlaserve.core.serving.repeats import Repeats
 from xlaserve.errors import InvalidRequest
 from xlaserve.transport.grpc.codec import refusal_of
 from xlaserve.transport.grpc.edge import translate
 from xlaserve.transport.grpc.grpclib_stream import NO_ROOM_FOR_ANSWERS
 from xlaserve.transport.grpc.infer_codec import DecodedInfer, InferCodec, tensor_offset
+from xlaserve.transport.grpc.infer_encoder import JOINED_BYTES
 from xlaserve.transport.grpc.reader import TooManyFields
 from xlaserve.transport.grpc.wire import MalformedMessage
 from xlaserve.transport.http2.headers import encode_fields
@@ -48,8 +50,13 @@ class InferFastPath:
         decode: Callable[[Buffer], DecodedInfer] | None = None,
         recognise: Callable[[Buffer], InferRequest | None] | None = None,
         refusal: "Callable[[BaseException], GRPCError] | None" = None,
+        repeats: Repeats | None = None,
     ) -> None:
-        """`decode`, `recognise` and `refusal` are the usual ones, unless they are given."""
+        """`decode`, `recognise` and `refusal` are the usual ones, unless they are given.
+
+        `repeats` knows answers by the messages alone, so that it is not asked where `decode` makes
+        more of them.
+        """
         self._engine = engine
         self._gates = gates
         self._decode = decode or codec.decode
@@ -59,6 +66,7 @@ class InferFastPath:
         self._general = general
         self.peer = peer
         self._refusal = refusal or refusal_for
+        self.repeats = repeats if decode is None else None
         self.placement = tensor_offset
 
     def begin(self, stream: ServerStream) -> None:
@@ -73,6 +81,8 @@ class InferFastPath:
             self._gates.admit(call)
             if call.record is not None:
                 call.record.received(len(message))
+            if self.repeats is not None and self._is_answered_again(call, stream, message):
+                return
             request = self._recognise(message)
             is_view = request is not None
             if request is None:
@@ -90,6 +100,17 @@ class InferFastPath:
             stream.call = call
             if not is_view:
                 hold_made(call, made_bytes(request.inputs))
+        elif self.repeats is not None and call.written is not None:
+            self.repeats.learn(call, message, request.model_version, call.written)
+
+    def _is_answered_again(
+        self, call: "FastPathCall", stream: ServerStream, message: Buffer
+    ) -> bool:
+        assert self.repeats is not None
+        answer = self.repeats.answer(call, message)
+        if answer is not None:
+            self.send(stream, [answer], len(answer))
+        return answer is not None
 
     def _read(self, call: "FastPathCall", decoded: DecodedInfer) -> InferRequest:
         try:
@@ -98,6 +119,11 @@ class InferFastPath:
             # That there is no such model matters more; and the request is counted as its failure.
             self._engine.find(call, decoded.model_name, decoded.model_version)
             raise
+
+    def send(self, stream: ServerStream, parts: Sequence[Buffer], size: int) -> None:
+        """Send a message with its prefix, or that there is no memory for it."""
+        if not stream.output.answer(stream, _HEAD, parts, size, _OK):
+            self.refuse(stream, GRPCError(Status.RESOURCE_EXHAUSTED, NO_ROOM_FOR_ANSWERS))
 
     def refuse(self, stream: ServerStream, error: BaseException) -> None:
         """Send the status that the table has for an error."""
@@ -127,6 +153,8 @@ class FastPathCall(InferCall):
     awaits_client = False
     typed = False
     """Whether the inputs came as typed contents."""
+    written: bytes | None = None
+    """Its message with the prefix, where it may be given again."""
 
     def __init__(self, fast_path: InferFastPath, stream: ServerStream) -> None:
         self._fast_path = fast_path
@@ -150,8 +178,9 @@ class FastPathCall(InferCall):
         if self.record is not None:
             self.record.sent(size)
         parts.insert(0, PREFIX.pack(0, size))
-        if not stream.output.answer(stream, _HEAD, parts, size + PREFIX_BYTES, _OK):
-            fast_path.refuse(stream, GRPCError(Status.RESOURCE_EXHAUSTED, NO_ROOM_FOR_ANSWERS))
+        if self.kept is not None and fast_path.repeats is not None:
+            self.written = b"".join(parts) if size <= JOINED_BYTES else None
+        fast_path.send(stream, parts, size + PREFIX_BYTES)
 
     def refuse(self, error: BaseException) -> None:
         """Send the status of an error."""

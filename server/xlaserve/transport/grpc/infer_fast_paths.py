@@ -12,6 +12,7 @@ from xlaserve.core.serving.call import NOBODY, Peer
 from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.inference import InferRequest
+from xlaserve.core.serving.repeats import Repeats
 from xlaserve.errors import InvalidRequest
 from xlaserve.transport.bounded_cache import BoundedCache
 from xlaserve.transport.grpc.identifiers import (
@@ -45,10 +46,11 @@ class InferFastPaths:
         general: Route,
         *,
         peer: Peer = NOBODY,
+        repeats: Repeats | None = None,
     ) -> None:
         """Without `splice` there is no mesh, and its headers mean nothing."""
         self._general = general
-        make = partial(InferFastPath, engine, gates, codec, general, peer=peer)
+        make = partial(InferFastPath, engine, gates, codec, general, peer=peer, repeats=repeats)
         self._fast_path = make()
         self._mesh = None
         if splice is not None:

@@ -77,9 +77,12 @@ class Caching(Around):
         call.wait_at(Working(job))
 
     def _begin(self, call: InferCall, key: Key, begun: int) -> None:
-        outputs = self._section.find(key)
-        if outputs is not None:
-            answer_again(call, outputs, begun, self._now_ns())
+        entry = self._section.find(key)
+        if entry is not None:
+            if call.shaping is None:
+                # Where more is done to answers behind this station, the call is a relay of its own.
+                call.kept = entry
+            answer_again(call, entry.outputs, begun, self._now_ns())
             return
         # Of those that wait differently in the queue each is executed by itself.
         flight_key = (*key, call.parameters.get("priority"), call.parameters.get("timeout"))
