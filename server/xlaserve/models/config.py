@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from xlaserve.errors import InvalidModel
+from xlaserve.models.config_ragged import BatchInput, BatchOutput
 from xlaserve.models.config_warmup import Sample
 from xlaserve.models.sequence_batching import SequenceBatching
 from xlaserve.tensors import Datatype, Shape
@@ -134,6 +135,8 @@ class ModelConfig:
     """Not empty for an ensemble; each follows those whose tensors it takes."""
     checksums: tuple[Checksum, ...] = ()
     """Checksums of files that a load verifies."""
+    batch_inputs: tuple[BatchInput, ...] = ()
+    batch_outputs: tuple[BatchOutput, ...] = ()
     parameters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     labels: Mapping[str, tuple[bytes, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """Names of the classes of outputs, by output and by index; read from their files."""

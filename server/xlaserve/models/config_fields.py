@@ -89,9 +89,16 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
         "output.reshape.shape": _OBEYED,
         "output.is_shape_tensor": _refused(_TENSOR),
         "output.is_non_linear_format_io": _refused(_TENSOR),
-        # A loader of computations refuses them; code is handed requests one by one, in a list.
-        "batch_input": _NONE,
-        "batch_output": _NONE,
+        # For computations; code is handed requests one by one, in a list, and sees their shapes.
+        "batch_input": _OBEYED,
+        "batch_input.kind": _OBEYED,
+        "batch_input.target_name": _OBEYED,
+        "batch_input.data_type": _OBEYED,
+        "batch_input.source_input": _OBEYED,
+        "batch_output": _OBEYED,
+        "batch_output.kind": _OBEYED,
+        "batch_output.target_name": _OBEYED,
+        "batch_output.source_input": _OBEYED,
         # --- where it runs, and from what ---
         "instance_group": _OBEYED,
         "instance_group.name": _NONE,

@@ -16,6 +16,7 @@ from xlaserve.models.config import (
 )
 from xlaserve.models.config_ensemble import in_order
 from xlaserve.models.config_fields import CHECKSUM, without_effect
+from xlaserve.models.config_ragged import batch_inputs_of, batch_outputs_of
 from xlaserve.models.config_schema import BadConfig, given_of, shown
 from xlaserve.models.config_sequence import sequence_batching_of
 from xlaserve.models.config_warmup import samples_of
@@ -57,6 +58,8 @@ def config_of(message: inference.ModelConfig) -> ModelConfig:
         parameters=MappingProxyType(
             {name: value.string_value for name, value in message.parameters.items()}
         ),
+        batch_inputs=batch_inputs_of(message),
+        batch_outputs=batch_outputs_of(message),
         checksums=tuple(_checksums(message)),
         without_effect=without_effect(message),
         message=message,

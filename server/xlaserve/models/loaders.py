@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -13,6 +13,7 @@ from xlaserve.models import (
     manifest,
     onnx_source,
     placement,
+    ragged,
     reshaping,
     sizes,
     target_sizes,
@@ -125,10 +126,11 @@ def load(path: Path, context: LoadContext) -> LoadedModel:
     context.check_cancelled()
     context.on_stage(Stage("reading"))
     row = _loader_for(path, context.config)
-    if row.kind != PYTHON:
-        _refuse_ragged(context.config)
     function: _Load = importlib.import_module(row.module).load
-    model = function(path, context)
+    if row.kind != PYTHON and ragged.asks(context.config):
+        model = _ragged(function, path, context)
+    else:
+        model = function(path, context)
     if context.config.is_decoupled and not model.info.is_decoupled:
         model.close()
         raise InvalidModel(
@@ -145,19 +147,14 @@ def load(path: Path, context: LoadContext) -> LoadedModel:
     return wrap(model, path, context)
 
 
-def _refuse_ragged(config: ModelConfig) -> None:
-    """Raise InvalidModel for a computation that would be given what requests concatenate to."""
-    asked = [f"input '{one.name}': allow_ragged_batch" for one in config.inputs if one.is_ragged]
-    message = config.message
-    if message is not None:
-        asked += ["batch_input"] * bool(message.batch_input)
-        asked += ["batch_output"] * bool(message.batch_output)
-    if asked:
-        raise InvalidModel(
-            f"{asked[0]} is not implemented for a computation: it would be compiled for each total "
-            "length of a batch. Requests of different shapes are served with max_on_demand_shapes, "
-            "or by a Python model, which is handed them in a list"
-        )
+def _ragged(function: _Load, path: Path, context: LoadContext) -> LoadedModel:
+    config = context.config
+    model = function(path, replace(context, config=ragged.inner(config)))
+    try:
+        return ragged.wrap(context.model, model, config)
+    except BaseException:
+        model.close()
+        raise
 
 
 def _reshaped(model: LoadedModel, context: LoadContext) -> LoadedModel:

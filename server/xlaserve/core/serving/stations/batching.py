@@ -13,6 +13,7 @@ import numpy as np
 
 from xlaserve.core.serving.infer_call import Deliver, Ended, InferCall, Tensors
 from xlaserve.errors import Overloaded, QueueTimeout
+from xlaserve.models.ragged import Parts
 from xlaserve.tensors import Tensor, aligned_bytes
 
 _IN_PLACE_BYTES = 1 << 14
@@ -82,15 +83,19 @@ class BatchQueue:
         """
         if not self._waiting:
             return []
-        chosen, full = fitting(self._waiting, self._max_rows())
+        chosen, full = self.fits(self._max_rows())
         if not full and self.policy.delay_ns and not self._overdue(now_ns):
             rows = sum(request.rows for request in chosen)
             sizes = [size for size in self.policy.preferred_rows if size <= rows]
             if not sizes:
                 return []
-            chosen, _ = fitting(self._waiting, sizes[-1])
+            chosen, _ = self.fits(sizes[-1])
         self._drop(chosen)
         return chosen
+
+    def fits(self, max_rows: int) -> tuple[list[InferCall], bool]:
+        """Return the oldest request and what fits beside it, and whether that is a batch."""
+        return fitting(self._waiting, max_rows)
 
     def _overdue(self, now_ns: int) -> bool:
         return now_ns - self._waiting[0].submitted_ns >= self.policy.delay_ns
@@ -173,8 +178,10 @@ def pack(requests: Sequence[InferCall], rows: int) -> Tensors:
     return packed
 
 
-def split(output: Tensor, requests: Sequence[InferCall], rows: int) -> Sequence[Tensor]:
+def split(output: Tensor | Parts, requests: Sequence[InferCall], rows: int) -> Sequence[Tensor]:
     """Give each request its own rows of an output, as views; `rows` is how many they have."""
+    if isinstance(output, Parts):
+        return output.parts
     if len(requests) == 1:
         return [output]
     if rows == len(requests):

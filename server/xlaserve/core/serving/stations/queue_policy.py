@@ -4,7 +4,9 @@ from collections.abc import Callable
 
 from xlaserve.core.serving.stations.batching import BatchPolicy, BatchQueue, RequestQueue
 from xlaserve.core.serving.stations.priorities import LevelPolicy, PriorityQueue
+from xlaserve.core.serving.stations.ragged import RaggedQueue
 from xlaserve.models.config import DynamicBatching, QueuePolicy
+from xlaserve.models.ragged import Ragged
 
 _MICROSECOND_NS = 1000
 
@@ -32,6 +34,24 @@ def queue_for(
         for level in range(1, max(1, wanted.priority_levels) + 1)
     ]
     return PriorityQueue(model, policy, levels, wanted.default_priority_level or 1, max_rows)
+
+
+def ragged_queue_for(
+    model: str,
+    runner: Ragged,
+    wanted: DynamicBatching,
+    max_queued: int,
+    max_rows: Callable[[], int],
+) -> RaggedQueue:
+    """Return an empty queue for requests of different shapes, without priorities."""
+    policy = BatchPolicy(
+        max_requests=max_queued,
+        preferred_rows=wanted.preferred_batch_size,
+        delay_ns=wanted.max_queue_delay_microseconds * _MICROSECOND_NS,
+    )
+    queue = RaggedQueue(model, policy, max_rows)
+    queue.model = runner
+    return queue
 
 
 def _level(policy: QueuePolicy, max_queued: int) -> LevelPolicy:

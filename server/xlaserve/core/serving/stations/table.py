@@ -32,13 +32,15 @@ from xlaserve.core.serving.stations.on_demand import ShapeCompiler
 from xlaserve.core.serving.stations.ordered import Ordered
 from xlaserve.core.serving.stations.outbox import Outbox
 from xlaserve.core.serving.stations.overruns import Overruns
-from xlaserve.core.serving.stations.queue_policy import queue_for
+from xlaserve.core.serving.stations.queue_policy import queue_for, ragged_queue_for
+from xlaserve.core.serving.stations.ragged import Gathered, RaggedRunner
 from xlaserve.core.serving.stations.sequence_station import SequenceParts
 from xlaserve.core.serving.stations.station import Served, Station, Wrapper
 from xlaserve.core.threads.workers import Workers
 from xlaserve.models.config import DynamicBatching, QueuePolicy
 from xlaserve.models.handling import Handling
 from xlaserve.models.loaded import Generating, LoadedModel, ModelInfo
+from xlaserve.models.ragged import Ragged
 from xlaserve.models.sequential import Sequential, SequentialModel
 
 _WORTH_SECONDS = 4e-6
@@ -246,6 +248,16 @@ def _handed(of: Candidate) -> Station:
     return Handed(of.instance, runner, direct, stations.waits)
 
 
+def _ragged(of: Candidate) -> Station:
+    model, stations = cast(Ragged, of.instance.runner), of.stations
+    work, wanted = of.work(), of.instance.config.dynamic_batching
+    most = (lambda: of.model.batch_limit) if stations.policy.batching else (lambda: 1)
+    queue = ragged_queue_for(of.instance.model, model, wanted, stations.policy.max_queued, most)
+    clock = LoopClock(asyncio.get_running_loop(), stations.now_ns)
+    runner = RaggedRunner(model, of.model.replicas, work, stations.now_ns)
+    return Gathered(model, Batcher(queue, runner, clock, deliver), work)
+
+
 def _generator(of: Candidate) -> Station:
     model = cast(Generating, of.instance.runner)
     stations = of.stations
@@ -308,6 +320,7 @@ _WITH_QUEUE = frozenset({"batched on a device", "batched on the host", "handed o
 KINDS = (
     Kind("ensemble", lambda of: isinstance(of.instance.runner, EnsemblePlan), _ensemble),
     Kind("handed over", lambda of: isinstance(of.instance.runner, Handling), _handed),
+    Kind("ragged", lambda of: isinstance(of.instance.runner, Ragged), _ragged),
     Kind("sequences", lambda of: isinstance(of.instance.runner, Sequential), _sequences),
     Kind("generator", lambda of: isinstance(of.instance.runner, Generating), _generator),
     # For a device calls wait in any case; those of shapes on demand cannot be put together.

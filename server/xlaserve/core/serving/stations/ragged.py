@@ -1,0 +1,73 @@
+"""Requests of different shapes that are executed together (a Station)."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import cast
+
+from xlaserve.core.serving.infer_call import Ended, Executed, InferCall, Tensors
+from xlaserve.core.serving.stations.batching import Batcher, BatchQueue, fitting
+from xlaserve.core.serving.stations.host import HostWork, executed
+from xlaserve.models.ragged import Ragged
+
+
+class RaggedQueue(BatchQueue):
+    """Requests in the order in which they came; the model says how many of them fit."""
+
+    model: Ragged
+
+    def fits(self, max_rows: int) -> tuple[list[InferCall], bool]:
+        """Return the requests of the next batch, and whether no other would fit."""
+        chosen, full = fitting(self._waiting, max_rows)
+        count = max(1, self.model.fitting([call.inputs for call in chosen]))
+        return chosen[:count], full or count < len(chosen)
+
+
+class RaggedRunner:
+    """Executes batches in threads, one for each replica at a time (a Runner)."""
+
+    is_inline = False
+
+    def __init__(
+        self, model: Ragged, lanes: int, work: HostWork, now_ns: Callable[[], int]
+    ) -> None:
+        self._model = model
+        self._work = work
+        self._now_ns = now_ns
+        self.lanes = lanes
+
+    def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
+        """Start a batch; both are called on completion."""
+        inputs = [call.inputs for call in requests]
+
+        def execute(replica: int) -> Executed | BaseException:
+            together = partial(self._model.together, inputs, replica=replica)
+            return executed(self._now_ns, lambda: cast(Tensors, together()))
+
+        def over(result: Executed | BaseException) -> None:
+            freed()
+            ended(result)
+
+        self._work.in_thread(execute, over)
+
+
+class Gathered:
+    """Gathers calls of different shapes (a Station)."""
+
+    def __init__(self, model: Ragged, batcher: Batcher, work: HostWork) -> None:
+        self._model = model
+        self._batcher = batcher
+        self.work = work
+
+    @property
+    def pending(self) -> int:
+        """Return how many calls and executions wait."""
+        return self._batcher.waiting + self.work.pending
+
+    def begin(self, call: InferCall) -> None:
+        """Enqueue a call; raises Overloaded, or InvalidTensor for one that is too large."""
+        self._model.check(call.inputs)
+        self._batcher.submit(call)
+
+    def retire(self) -> Sequence[InferCall]:
+        """Begin no more batches; return the calls that wait."""
+        return self._batcher.retire()
