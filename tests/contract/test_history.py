@@ -23,6 +23,7 @@ async def test_a_server_remembers_requests_and_errors(
     ):
         tensor = client.input("x", [1], "FP32")
         tensor.set_data_from_numpy(np.zeros(1, np.float32))
+        server.application.history.take()
         await client.ask("infer", "echo", [tensor])
         await client.fault("infer", "nowhere", [tensor])
         server.application.history.take()
@@ -34,6 +35,8 @@ async def test_a_server_remembers_requests_and_errors(
     assert (1, 1) == (latest["success"], sum(latest["buckets"]))
     (model,) = latest["models"]
     assert ("echo", "1", 1) == (model["name"], model["version"], model["success"])
+    # Without the moment before there is no rate.
+    assert ["echo"] == [each["name"] for each in shown["recent"][-2]["models"]]
     (error,) = shown["errors"]
     assert ("ModelNotFound", "infer", "nowhere") == tuple(
         error[name] for name in ("reason", "operation", "model")

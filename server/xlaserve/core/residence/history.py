@@ -112,7 +112,7 @@ class History:
                     buckets = list(map(int.__add__, buckets, seen.buckets))
                 asked = seen.success + seen.fail
                 more = asked - (known.success + known.fail if known else 0)
-                if asked or seen.size_bytes:
+                if asked or seen.size_bytes is not None:
                     active.append((more, seen))
         active.sort(key=lambda pair: -pair[0])
         devices = {name: self._capacity.used_on(name) for name in self._capacity.totals}

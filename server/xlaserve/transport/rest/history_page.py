@@ -134,7 +134,10 @@ _AT_A_TIME = 30
 
 
 def _moment(sample: Sample) -> Moment:
-    models = [Counts(m.name, m.version, m.success, m.buckets) for m in sample.models if m.success]
+    # Those without requests too: a rate is the difference to the moment before.
+    models = [
+        Counts(m.name, m.version, m.success, m.buckets if m.success else ()) for m in sample.models
+    ]
     return Moment(sample.at, sample.success, sample.buckets, models)
 
 
