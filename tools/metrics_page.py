@@ -33,6 +33,11 @@ def names() -> set[str]:
     return named | {row[0] for row in _of_process()}
 
 
+def histograms() -> set[str]:
+    """Return the names of those that are histograms."""
+    return {family.name for table in families() for family in table if family.kind == "histogram"}
+
+
 def page(text: str) -> str:
     """Return the page with fresh tables; its prose is as it was."""
     tables = [*(map(_row, table) for table in families()), _process_rows()]
