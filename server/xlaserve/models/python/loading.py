@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
+import structlog
+
 from xlaserve.errors import InvalidModel, LoadCancelled
 from xlaserve.models import optional_inputs, placement
 from xlaserve.models.config import ModelConfig
@@ -69,7 +71,7 @@ def make_here(directory: Path, context: LoadContext) -> "Making":
     """
     host = _allowed(context)
     code = ModelCode(directory, context.roots, _file_name(directory, context))
-    code.offer(module.NAME, module.module_of(context.model, host, code))
+    code.offer(module.NAME, module.module_of(context.model, directory, host, code))
 
     def forget() -> None:
         host.metrics.forget(code)
@@ -183,6 +185,12 @@ def _tritons(kind: type, code: ModelCode, context: LoadContext) -> Making:
     if not callable(execute):
         raise InvalidModel("its TritonPythonModel has no method 'execute'")
     config = completed(context.model, context.config, kind)
+    _check_environment(config)
+    if hasattr(kind, "is_ready"):
+        structlog.get_logger("python").warning(
+            "is_ready of the code is not called: the model is ready once it is loaded",
+            model=context.model,
+        )
     info = _info(agreed(config, None), config, is_decoupled=config.is_decoupled, is_own=False)
     message = ServedConfig(context.model, config, info).message()
     args = {
@@ -222,6 +230,15 @@ def _info(
         # Triton's interface has no place for them.
         takes_tensor_parameters=is_own,
     )
+
+
+def _check_environment(config: ModelConfig) -> None:
+    """Raise InvalidModel where the code wants libraries of its own."""
+    if "EXECUTION_ENV_PATH" in config.parameters:
+        raise InvalidModel(
+            "parameter 'EXECUTION_ENV_PATH': expected none, since code runs with the Python of the "
+            "server and its libraries: install what it needs there"
+        )
 
 
 def _class_of(module: ModuleType) -> type[PythonModel]:

@@ -33,6 +33,7 @@ from xlaserve.models.python.metrics import Described, Metric, ModelMetrics
 from xlaserve.models.python.process.errors import named, raised
 from xlaserve.models.python.process.loading import described as of_model
 from xlaserve.models.python.process.pipe import Pipe, PipeError, plain
+from xlaserve.models.python.process.printing import log_to
 from xlaserve.models.python.process.slab import SlabReader, SlabWriter
 from xlaserve.models.roots import Roots
 from xlaserve.tensors import Tensor
@@ -338,8 +339,10 @@ def main(parent: int, descriptor: int, inward: int, outward: int) -> None:
     # What the code forks must not speak in its place, and ends with it.
     os.register_at_fork(after_in_child=end.close)
     os.register_at_fork(after_in_child=_end_with_parent)
+    pipe = Pipe(end, writer, reader)
+    log_to(pipe)
     try:
-        Child(Pipe(end, writer, reader)).run()
+        Child(pipe).run()
     except PipeError:
         os._exit(0)
 

@@ -22,6 +22,7 @@ from xlaserve.models.python.inputs import on_host
 from xlaserve.models.python.process.beginning import Beginning
 from xlaserve.models.python.process.errors import raised
 from xlaserve.models.python.process.pipe import MessageTooLarge, Pipe, PipeError
+from xlaserve.models.python.process.printing import ProcessLog
 from xlaserve.models.python.process.running import RunningProcess
 from xlaserve.models.python.process.services import Header, Services
 from xlaserve.tensors import Tensor
@@ -148,7 +149,8 @@ class ProcessCopy:
         """Run one process to its end, and say why it ended."""
         try:
             shared_bytes = self._beginning.host.shared_bytes
-            process = RunningProcess(self._log, _LOOK_SECONDS, shared_bytes)
+            lines = ProcessLog(self._log)
+            process = RunningProcess(lines, _LOOK_SECONDS, shared_bytes)
         except OSError as error:
             return f"its process cannot be started: {error.strerror}"
         self._process = process
@@ -156,7 +158,11 @@ class ProcessCopy:
             process.kill()
         pipe = process.pipe
         services = Services(
-            self._beginning, partial(self._enqueue, pipe), self._found, self._has_been_heard
+            self._beginning,
+            partial(self._enqueue, pipe),
+            self._found,
+            self._has_been_heard,
+            lines,
         )
         reason = ""
         pipe.on_silence = partial(self._check, process, services)

@@ -79,10 +79,11 @@ class Pipe:
             limit = f"at most {LIMIT_TENSOR_BYTES} may be sent"
             raise MessageTooLarge(f"tensors of {total} bytes, {limit}")
         said: dict[str, Any] = {**header, "tensors": shown}
-        if self.reader is not None and (dropped := self.reader.dropped()):
+        writer, reader = self.writer, self.reader
+        if reader is not None and (dropped := reader.dropped()):
             said["dropped"] = dropped
-        if self.writer is not None and total >= LEAST_BYTES and self.socket.fileno() >= 0:
-            place = self.writer.write(buffers)
+        if writer is not None and total >= LEAST_BYTES and self.socket.fileno() >= 0:
+            place = writer.write(buffers)
             if place is not None:
                 said["place"], total, buffers = place, 0, []
         head = msgspec.msgpack.encode(said)
@@ -106,13 +107,14 @@ class Pipe:
         try:
             header: dict[str, Any] = msgspec.msgpack.decode(head)
             shown, place = header.pop("tensors"), header.pop("place", None)
-            if self.writer is not None:
+            writer, reader = self.writer, self.reader
+            if writer is not None:
                 for dropped in header.pop("dropped", ()):
-                    self.writer.release(dropped)
+                    writer.release(dropped)
             step = _as_it_is
-            if place is not None and self.reader is not None:
+            if place is not None and reader is not None:
                 step = aligned
-                body = self.reader.view(place, sum(aligned(size) for *_, size in shown))
+                body = reader.view(place, sum(aligned(size) for *_, size in shown))
             tensors, start = {}, 0
             for name, datatype, shape, size in shown:
                 tensors[name] = from_bytes(DATATYPES[datatype], shape, body[start : start + size])
@@ -125,7 +127,11 @@ class Pipe:
         return header, tensors
 
     def close(self) -> None:
-        """Close this end; a thread that receives gets PipeError."""
+        """Close this end; a thread that receives gets PipeError.
+
+        The slabs are unmapped once no array of them is left.
+        """
+        self.writer = self.reader = None
         with suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()

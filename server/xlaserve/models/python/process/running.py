@@ -9,14 +9,14 @@ import threading
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
 
 from xlaserve.models.python.process.pipe import Pipe
-from xlaserve.models.python.process.printing import log_printed
+from xlaserve.models.python.process.printing import ProcessLog, log_printed
 from xlaserve.models.python.process.slab import SlabReader, SlabWriter, make_slab
 
 COMMAND = (sys.executable, "-P", "-m", "xlaserve.models.python.process.child")
-_END_SECONDS = 0.25
+_END_SECONDS = 5.0
+"""Seconds that a process may take to end by itself once it has closed the pipe."""
 _POLL_SECONDS = 0.005
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -27,7 +27,7 @@ class RunningProcess:
     It leads a session of its own: what it starts ends with it, unless that leads one too.
     """
 
-    def __init__(self, log: Any, look_seconds: float, shared_bytes: int) -> None:
+    def __init__(self, log: ProcessLog, look_seconds: float, shared_bytes: int) -> None:
         """Start it; raises OSError. Its messages are looked for `look_seconds` at a time.
 
         With `shared_bytes` it shares so much memory with the server, half for either direction.

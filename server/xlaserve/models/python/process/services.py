@@ -15,6 +15,7 @@ from xlaserve.models.python.calls import Asked, Change, parameters_of
 from xlaserve.models.python.metrics import Described, MetricError
 from xlaserve.models.python.process.beginning import Beginning
 from xlaserve.models.python.process.errors import named
+from xlaserve.models.python.process.printing import ProcessLog
 from xlaserve.models.python.process.streams import Send, Streams
 
 Header: TypeAlias = Mapping[str, Any]
@@ -34,6 +35,7 @@ class Services:
         send: Send,
         find: Callable[[int], ModelRequest | None],
         heard: Callable[[], None],
+        lines: ProcessLog,
     ) -> None:
         """`find` returns a request that has not ended; `heard` is called with each answer."""
         self._host = beginning.host
@@ -41,6 +43,7 @@ class Services:
         self._send = send
         self._find = find
         self._heard = heard
+        self._lines = lines
         self._lock = threading.Lock()
         """Held for the number of calls."""
         self._calling = 0
@@ -94,6 +97,10 @@ class Services:
         """Tell whether a model would answer."""
         ready = self._host.calls.is_ready(header["model"], header["version"])
         self._send({"kind": "called", "call": header["call"], "value": ready}, {})
+
+    def on_log(self, header: Header, tensors: Arrays) -> None:
+        """Write a line into the log."""
+        self._lines.logged(header["level"], header["event"], header["fields"])
 
     def on_metric(self, header: Header, tensors: Arrays) -> None:
         """Change a metric."""

@@ -12,11 +12,8 @@ from xlaserve.models.python.copies import UNLOAD_SECONDS, Freed
 from xlaserve.models.python.failures import failure, told
 from xlaserve.models.python.outputs import OutputCheck
 from xlaserve.models.python.threads import CodeThread, LoopThread, PlainThread, wait_for
-from xlaserve.models.python.triton.messages import (
-    InferenceResponse,
-    ServedRequest,
-    error_code,
-)
+from xlaserve.models.python.triton.messages import ServedRequest, error_code
+from xlaserve.models.python.triton.responses import InferenceResponse
 
 
 class TritonCopy:
@@ -156,7 +153,7 @@ class TritonCopy:
                 return
             reason = "execute: expected None for a request that is rescheduled, got a response"
             request.fail(ModelFailed(self.name, reason))
-        elif isinstance(response, InferenceResponse) and one.sender is None:
+        elif isinstance(response, InferenceResponse) and one.close_unused_sender():
             self.answer(request, response, last=True)
         elif response is not None or one.sender is None:
             got = "another through its sender" if one.sender else type(response).__name__

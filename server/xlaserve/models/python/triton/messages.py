@@ -1,19 +1,24 @@
-"""`pb_utils.InferenceRequest`, `InferenceResponse` and `InferenceResponseSender`."""
+"""`pb_utils.InferenceRequest` and `InferenceResponseSender`."""
 
 import asyncio
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from xlaserve import code_errors, errors
 from xlaserve.code_errors import ModelFailed
 from xlaserve.errors import XlaserveError
 from xlaserve.models.handling import ModelRequest
 from xlaserve.models.python.author import Arrays
-from xlaserve.models.python.calls import Answered, Asked, Calls, Replies, current_request
+from xlaserve.models.python.calls import Asked, Calls, current_request
 from xlaserve.models.python.inputs import on_host
 from xlaserve.models.python.triton.errors import CODES, TritonError, TritonModelException
+from xlaserve.models.python.triton.responses import (
+    InferenceResponse,
+    ResponseIterator,
+    failed_response,
+    response_of,
+)
 from xlaserve.models.python.triton.tensor import Tensor
 from xlaserve.tensors import Parameter
 
@@ -32,63 +37,11 @@ _OWN_PARAMETERS = frozenset(
 """Parameters that are the protocol's, and no model's."""
 
 
-class InferenceResponse:
-    """An answer: tensors, or an error."""
+class InferenceTrace:
+    """The trace of a request; the server follows calls of other models by itself."""
 
-    def __init__(
-        self,
-        output_tensors: Sequence[Tensor] = (),
-        error: TritonError | None = None,
-        parameters: Mapping[str, Parameter] | None = None,
-    ) -> None:
-        for tensor in output_tensors:
-            if not isinstance(tensor, Tensor):
-                got = type(tensor).__name__
-                raise TritonModelException(f"output_tensors: expected pb_utils.Tensor, got {got}")
-        self._tensors = list(output_tensors)
-        self._error = error
-        self.given_parameters: Mapping[str, Parameter] = dict(parameters or {})
-        """Its parameters, as the code gave them."""
-
-    def output_tensors(self) -> list[Tensor]:
-        """Return its tensors."""
-        return self._tensors
-
-    def has_error(self) -> bool:
-        """Tell whether it is an error."""
-        return self._error is not None
-
-    def error(self) -> TritonError | None:
-        """Return its error; None where it has none."""
-        return self._error
-
-    def parameters(self) -> str:
-        """Return its parameters, in JSON."""
-        return json.dumps(self.given_parameters)
-
-
-class ResponseIterator:
-    """The answers of a decoupled model that was called."""
-
-    def __init__(self, replies: Replies) -> None:
-        self._replies = replies
-        self._failed = False
-
-    def __iter__(self) -> Iterator[InferenceResponse]:
-        return self
-
-    def __next__(self) -> InferenceResponse:
-        if self._failed:
-            raise StopIteration
-        try:
-            return response_of(next(self._replies))
-        except XlaserveError as error:
-            self._failed = True
-            return _failed(error)
-
-    def cancel(self) -> None:
-        """Ask for no more."""
-        self._replies.cancel()
+    def get_context(self) -> None:
+        """Return nothing: spans are the server's alone."""
 
 
 class InferenceRequest:
@@ -170,8 +123,9 @@ class InferenceRequest:
     def preferred_memory(self) -> None:
         """Return nothing: answers are on the host."""
 
-    def trace(self) -> None:
-        """Return nothing: it is not traced."""
+    def trace(self) -> InferenceTrace:
+        """Return its trace, which may be given to a request that is made here."""
+        return InferenceTrace()
 
     def is_cancelled(self) -> bool:
         """Return False: nobody cancels a request that is made here."""
@@ -197,7 +151,7 @@ class InferenceRequest:
         try:
             return response_of(self._calls.infer(self._asked(), current_request()).result())
         except XlaserveError as error:
-            return _failed(error)
+            return failed_response(error)
 
     def async_exec(self, decoupled: bool = False) -> Any:
         """Return what `exec` does, to be awaited; the request is on its way when this returns."""
@@ -319,6 +273,10 @@ class ServedRequest(InferenceRequest):
             self.sender.is_closed = True
         self._request.again()
 
+    def close_unused_sender(self) -> bool:
+        """Have the sender send nothing more; false where it has sent something."""
+        return self.sender is None or self.sender.close_unused()
+
     def exec(self, decoupled: bool = False) -> Any:
         """Refuse: it is this model's to answer."""
         raise TritonModelException("a request of a client cannot be executed, make one of its own")
@@ -364,6 +322,12 @@ class InferenceResponseSender:
             self._request.when_writable(resumed.set)
             resumed.wait()
 
+    def close_unused(self) -> bool:
+        """Send nothing more; false where something was sent."""
+        is_unused = not (self._has_answered or self.is_closed)
+        self.is_closed = self.is_closed or is_unused
+        return is_unused
+
     def is_cancelled(self) -> bool:
         """Tell whether nobody waits any more."""
         return self._request.is_cancelled
@@ -372,13 +336,6 @@ class InferenceResponseSender:
         if not self.is_closed:
             reason = "its response sender was dropped without the final flag"
             self._request.fail(ModelFailed(self._owner.name, reason))
-
-
-def response_of(outputs: Arrays) -> InferenceResponse:
-    """Return the outputs of another model as an answer."""
-    parameters = outputs.parameters if isinstance(outputs, Answered) else None
-    tensors = [Tensor(name, array) for name, array in outputs.items()]
-    return InferenceResponse(tensors, parameters=parameters)
 
 
 def error_code(error: TritonError) -> str:
@@ -390,24 +347,4 @@ async def _answered(begun: "asyncio.Future[Arrays]") -> InferenceResponse:
     try:
         return response_of(await begun)
     except XlaserveError as error:
-        return _failed(error)
-
-
-_CODES: tuple[tuple[type[XlaserveError], int], ...] = (
-    (errors.ModelNotFound, TritonError.NOT_FOUND),
-    (code_errors.NotFoundByModel, TritonError.NOT_FOUND),
-    (errors.InvalidRequest, TritonError.INVALID_ARG),
-    (code_errors.RefusedByModel, TritonError.INVALID_ARG),
-    (errors.ModelNotReady, TritonError.UNAVAILABLE),
-    (errors.Overloaded, TritonError.UNAVAILABLE),
-    (code_errors.UnavailableToModel, TritonError.UNAVAILABLE),
-    (errors.Unsupported, TritonError.UNSUPPORTED),
-    (code_errors.UnsupportedByModel, TritonError.UNSUPPORTED),
-    (code_errors.ExistsForModel, TritonError.ALREADY_EXISTS),
-    (code_errors.CancelledByModel, TritonError.CANCELLED),
-)
-
-
-def _failed(error: XlaserveError) -> InferenceResponse:
-    codes = (code for kind, code in _CODES if isinstance(error, kind))
-    return InferenceResponse(error=TritonError(str(error), next(codes, TritonError.INTERNAL)))
+        return failed_response(error)

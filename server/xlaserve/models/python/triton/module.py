@@ -1,6 +1,8 @@
 """The module `triton_python_backend_utils` of one model."""
 
 from collections.abc import Mapping
+from enum import IntEnum
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -11,6 +13,7 @@ from xlaserve.models.python.triton import (
     loading,
     messages,
     reporting,
+    responses,
     tensor,
     types,
 )
@@ -18,7 +21,7 @@ from xlaserve.models.python.triton import (
 NAME = "triton_python_backend_utils"
 
 
-def module_of(model: str, host: PythonHost, owner: object) -> ModuleType:
+def module_of(model: str, directory: Path, host: PythonHost, owner: object) -> ModuleType:
     """Return the module, bound to a model: its log, its metrics and its calls.
 
     Classes are those of all models, so that tensors may pass between them.
@@ -31,6 +34,7 @@ def module_of(model: str, host: PythonHost, owner: object) -> ModuleType:
         "InferenceRequest": request,
         "Logger": reporting.Logger(model),
         "MetricFamily": type("MetricFamily", (reporting.MetricFamily,), family),
+        "get_model_dir": lambda: str(directory),
         "is_model_ready": loads.is_model_ready,
         "load_model": loads.load_model,
         "unload_model": loads.unload_model,
@@ -68,6 +72,13 @@ def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) ->
     return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
 
 
+class MemoryType(IntEnum):
+    """Kinds of memory."""
+
+    TRITONSERVER_MEMORY_CPU = 0
+    TRITONSERVER_MEMORY_GPU = 2
+
+
 class PreferredMemory:
     """Where the answers of other models are wanted; they are on the host."""
 
@@ -76,16 +87,21 @@ class PreferredMemory:
 
 
 _SHARED: Mapping[str, Any] = {
-    "InferenceResponse": messages.InferenceResponse,
+    "InferenceResponse": responses.InferenceResponse,
     "InferenceResponseSender": messages.InferenceResponseSender,
+    "InferenceTrace": messages.InferenceTrace,
+    "MemoryType": MemoryType,
+    "Metric": reporting.LabelledMetric,
+    "MetricKind": reporting.MetricKind,
     "ModelConfig": config.ModelConfig,
     "PreferredMemory": PreferredMemory,
+    "ResponseIterator": responses.ResponseIterator,
     "Tensor": tensor.Tensor,
     "TritonError": errors.TritonError,
     "TritonModelException": errors.TritonModelException,
     "TRITON_STRING_TO_NUMPY": types.TRITON_STRING_TO_NUMPY,
-    "TRITONSERVER_MEMORY_CPU": 0,
-    "TRITONSERVER_MEMORY_GPU": 2,
+    "TRITONSERVER_MEMORY_CPU": MemoryType.TRITONSERVER_MEMORY_CPU,
+    "TRITONSERVER_MEMORY_GPU": MemoryType.TRITONSERVER_MEMORY_GPU,
     "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END": messages.FLAG_SEQUENCE_END,
     "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START": messages.FLAG_SEQUENCE_START,
     "TRITONSERVER_REQUEST_RELEASE_ALL": messages.RELEASE_ALL,

@@ -1,6 +1,7 @@
 """`pb_utils.Logger`, and `pb_utils.MetricFamily` with its metrics."""
 
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import Any
 
 import structlog
@@ -11,13 +12,23 @@ _SHOWN = 10_000
 """The most characters of one line in the log."""
 
 
-class Logger:
-    """Writes into the log of the server, under the name of the model."""
+class LogLevel(StrEnum):
+    """Levels of lines, by the names that the log of the server has for them."""
 
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
     VERBOSE = "debug"
+
+
+class Logger:
+    """Writes into the log of the server, under the name of the model."""
+
+    INFO = LogLevel.INFO
+    WARNING = LogLevel.WARNING
+    ERROR = LogLevel.ERROR
+    VERBOSE = LogLevel.VERBOSE
+    LogLevel = LogLevel
 
     def __init__(self, model: str) -> None:
         self._log: Any = structlog.get_logger("python").bind(model=model)
@@ -44,12 +55,20 @@ class Logger:
         self.log(message, self.VERBOSE)
 
 
-class MetricFamily:
-    """A metric of `GET /metrics`, with any number of sets of labels."""
+class MetricKind(StrEnum):
+    """Kinds of metrics."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
+
+
+class MetricFamily:
+    """A metric of `GET /metrics`, with any number of sets of labels."""
+
+    COUNTER = MetricKind.COUNTER
+    GAUGE = MetricKind.GAUGE
+    HISTOGRAM = MetricKind.HISTOGRAM
 
     metrics: ModelMetrics
     owner: object = None

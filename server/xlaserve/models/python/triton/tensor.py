@@ -48,9 +48,12 @@ class Tensor:
 
     def to_dlpack(self) -> object:
         """Return a DLPack capsule of its memory, which may be taken once."""
-        return self._array.__dlpack__()
+        return self.__dlpack__()
 
     def __dlpack__(self, *, stream: object = None, **more: object) -> object:
+        if not self._array.flags.writeable:
+            # A plain capsule cannot say that its memory is not to be written to.
+            self._array = self._array.copy()
         return self._array.__dlpack__()
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -68,7 +71,7 @@ class Tensor:
             raise TritonModelException(f"tensor '{name}' is on a device, expected one on the host")
         try:
             array = np.from_dlpack(offered)
-        except (BufferError, RuntimeError, TypeError) as error:
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
             raise TritonModelException(f"tensor '{name}': {error}") from error
         if not array.flags.c_contiguous:
             raise TritonModelException(f"tensor '{name}': expected the order of C")
