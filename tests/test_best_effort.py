@@ -11,7 +11,7 @@ from rich.console import Console
 
 from xlaserve import best_effort as module
 from xlaserve.app import Addresses, ModelRow
-from xlaserve.best_effort import BestEffortStream, best_effort, flushed
+from xlaserve.best_effort import BestEffortStream, best_effort, finish, flushed
 from xlaserve.cli.display import TerminalDisplay
 from xlaserve.core.residence.catalog import IndexEntry
 from xlaserve.models.loaded import Stage
@@ -21,7 +21,7 @@ FULL = Path("/dev/full")
 
 @pytest.fixture(name="pipe")
 def _pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, TextIO]]:
-    monkeypatch.setattr(module, "_PATIENCE_MS", 0)
+    monkeypatch.setattr(module, "_MOST_QUEUED_BYTES", 0)
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     with os.fdopen(writer, "w") as stream:
@@ -85,6 +85,69 @@ def test_a_reader_that_does_not_read_holds_nobody_up(pipe: tuple[int, TextIO]) -
 
     assert b"told\n" == os.read(reader, 100)
     assert 0 == stream.lost
+
+
+@pytest.fixture(name="queued")
+def _queued() -> Iterator[tuple[int, TextIO]]:
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as stream:
+        yield reader, stream
+    os.close(reader)
+
+
+def test_what_a_reader_does_not_take_waits_for_it_in_order(queued: tuple[int, TextIO]) -> None:
+    """It is written by a thread once it reads again, and nothing is lost."""
+    reader, file = queued
+    stream = BestEffortStream(file)
+    held = fill(file)
+    written = [f"line {number}\n" for number in range(1000)]
+    for line in written:
+        stream.write(line)
+
+    assert 0 == stream.lost
+
+    expected = "".join(written).encode()
+    octets = b""
+    while len(octets) < held + len(expected):
+        octets += os.read(reader, 1 << 16)
+    stream.finish(60)
+    stream.write("at once\n")
+
+    assert expected == octets[held:]
+    assert b"at once\n" == os.read(reader, 100)
+
+
+def test_the_queue_is_bounded_and_the_end_too(
+    queued: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What finds no place is counted; a process that ends waits for a bounded time."""
+    monkeypatch.setattr(module, "_MOST_QUEUED_BYTES", 100)
+    reader, file = queued
+    stream = BestEffortStream(file)
+    held = fill(file)
+    for _ in range(12):
+        stream.write("x" * 9 + "\n")
+
+    assert 2 == stream.lost
+
+    finish(stream, 0.01)
+    octets = b""
+    while len(octets) < held + 100:
+        octets += os.read(reader, 1 << 16)
+    stream.finish(60)
+
+    assert (b"x" * 9 + b"\n") * 10 == octets[held:]
+
+
+def test_a_reader_that_leaves_frees_the_queue(queued: tuple[int, TextIO]) -> None:
+    reader, file = queued
+    stream = BestEffortStream(file)
+    fill(file)
+    stream.write("x\n")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), reader)
+    stream.finish(60)
+
+    assert 1 == stream.lost
 
 
 def test_half_a_line_is_ended_before_the_next(pipe: tuple[int, TextIO]) -> None:

@@ -4,14 +4,20 @@ import io
 import os
 import select
 import threading
+from collections import deque
 from contextlib import suppress
 from typing import TextIO, cast
 
 _PIPE_BYTES = select.PIPE_BUF
 """A pipe that can be written to takes so many without waiting."""
 
-_PATIENCE_MS = 1000
-"""Milliseconds, once, for a reader that has stopped to read again."""
+_LOOK_MS = 1000
+"""Milliseconds between two looks whether a reader that has stopped reads again."""
+
+_MOST_QUEUED_BYTES = 1 << 20
+"""Bytes that wait for such a reader; what comes beyond them is lost."""
+
+_LAST_SECONDS = 1.0
 
 _STANDARD = (0, 1, 2)
 
@@ -19,7 +25,9 @@ _STANDARD = (0, 1, 2)
 class BestEffortStream(io.TextIOBase):
     """Writes to the descriptor of another stream at once; a full disk or a lost reader is no error.
 
-    Nor does a reader that does not read hold the writer up for more than a second.
+    Nor does a reader that does not read hold the writer up: what it does not take waits in a queue,
+    of bounded size, for a thread to write it. While the queue is empty nothing is there that could
+    be lost with the process.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
@@ -29,8 +37,12 @@ class BestEffortStream(io.TextIOBase):
         self._poll = select.poll()
         if self._descriptor is not None:
             self._poll.register(self._descriptor, select.POLLOUT)
-        self._stalled = False
         self._torn = False
+        self._queue: deque[memoryview] = deque()
+        self._queued_bytes = 0
+        self._changed = threading.Condition(self._lock)
+        self._thread: threading.Thread | None = None
+        """Writes what is queued; there from the first time that a reader does not read."""
         self.lost = 0
         """Writes that were lost since the last one that was not."""
 
@@ -41,15 +53,21 @@ class BestEffortStream(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Write what can be written; always returns the length of the text."""
-        with self._lock:
-            if self._put(text):
-                self.lost = 0
-            else:
-                self.lost += 1
+        # As the interpreter ends, the thread of the queue may be stopped while it has the lock.
+        if self._lock.acquire(timeout=_LAST_SECONDS):
+            try:
+                self.lost = 0 if self._put(text) else self.lost + 1
+            finally:
+                self._lock.release()
         return len(text)
 
     def flush(self) -> None:
-        """Do nothing: what could be written is written."""
+        """Do nothing: what could be written is written, and the rest waits for its reader."""
+
+    def finish(self, seconds: float) -> None:
+        """Wait until the queue is written, so many seconds at most: the process ends."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._queue, seconds)
 
     def writable(self) -> bool:
         """Tell that it takes text."""
@@ -72,27 +90,69 @@ class BestEffortStream(io.TextIOBase):
         if self._descriptor is None:
             return self._put_in_stream(text)
         data = memoryview(text.encode(self.encoding, "backslashreplace"))
+        if self._queue:
+            return self._enqueue(data)
         if self._torn and data:
             # Half a line is there; what follows is not to become its end.
             data = memoryview(b"\n" + data)
-        rest = self._written_of(self._descriptor, data)
-        self._torn = len(rest) < len(data) if rest else False
-        return not rest
+        rest, failed = self._written_of(self._descriptor, data)
+        if failed:
+            self._torn = 0 < len(rest) < len(data) or (self._torn and bool(rest))
+            return False
+        self._torn = False
+        if not rest:
+            return True
+        if self._enqueue(rest):
+            return True
+        self._torn = len(rest) < len(data)
+        return False
 
-    def _written_of(self, descriptor: int, data: memoryview) -> memoryview:
-        """Return what could not be written."""
-        while data and self._takes_more():
+    def _written_of(self, descriptor: int, data: memoryview) -> tuple[memoryview, bool]:
+        """Return what was not written, and whether that is since it cannot be."""
+        # It polls also true where the write will fail: that is for the write to say.
+        while data and self._poll.poll(0):
             try:
                 data = data[os.write(descriptor, data[:_PIPE_BYTES]) :]
             except OSError:
-                break
-        return data
+                return data, True
+        return data, False
 
-    def _takes_more(self) -> bool:
-        # Also true where the write will fail: that is for the write to say.
-        ready = bool(self._poll.poll(0 if self._stalled else _PATIENCE_MS))
-        self._stalled = not ready
-        return ready
+    # --- the queue; all of it under the lock ---
+
+    def _enqueue(self, data: memoryview) -> bool:
+        if self._queued_bytes + len(data) > _MOST_QUEUED_BYTES:
+            return False
+        self._queue.append(data)
+        self._queued_bytes += len(data)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write_queue, name="log", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+        return True
+
+    def _write_queue(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue)
+            self._poll.poll(_LOOK_MS)
+            with self._changed:
+                self._write_first()
+                if not self._queue:
+                    self._changed.notify_all()
+
+    def _write_first(self) -> None:
+        """Write as much of the oldest text as its reader takes now."""
+        assert self._descriptor is not None
+        data = self._queue[0]
+        rest, failed = self._written_of(self._descriptor, data)
+        self._queued_bytes -= len(data) if failed else len(data) - len(rest)
+        if failed:
+            self.lost += 1
+            self._torn = len(rest) < len(data)
+        if failed or not rest:
+            self._queue.popleft()
+        else:
+            self._queue[0] = rest
 
     def _put_in_stream(self, text: str) -> bool:
         if self._stream is None:
@@ -109,6 +169,12 @@ def best_effort(stream: TextIO | None) -> TextIO:
     if isinstance(stream, BestEffortStream):
         return cast("TextIO", stream)
     return cast("TextIO", BestEffortStream(stream))
+
+
+def finish(stream: object, seconds: float = _LAST_SECONDS) -> None:
+    """Give the reader of a stream a bounded time to take what waits for it: the process ends."""
+    if isinstance(stream, BestEffortStream):
+        stream.finish(seconds)
 
 
 def open_standard_descriptors() -> None:

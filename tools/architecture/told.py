@@ -181,6 +181,13 @@ WORKERS: tuple[Worker, ...] = (
         "a future that the loop waits for, within a limit of time",
     ),
     Worker(
+        "best_effort.py: BestEffortStream._enqueue",
+        "`log`",
+        "writes records of the log whose reader does not read; there from the first of them on",
+        "the queue of the stream, under its lock",
+        "nothing; the end waits a second for it",
+    ),
+    Worker(
         "core/threads/limited.py: LimitedThreads._fill",
         "one thread for each limited call",
         "runs one call, and is abandoned when that makes no progress",

@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from xlaserve.best_effort import best_effort, flushed, open_standard_descriptors
+from xlaserve.best_effort import best_effort, finish, flushed, open_standard_descriptors
 from xlaserve.cli import bench, export, health, import_onnx, infer, plan, repo, serve, token, warm
 from xlaserve.cli.serve_help import ServeCommand
 from xlaserve.errors import XlaserveError
@@ -58,6 +58,7 @@ def main() -> None:
         _fail(f"{error.filename or 'output'}: {error.strerror or error}")
     finally:
         _write_out()
+        finish(sys.stderr)
 
 
 def _application(

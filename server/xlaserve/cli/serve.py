@@ -1,5 +1,6 @@
 """`xlaserve serve`: every setting as a flag, made from the settings themselves."""
 
+import faulthandler
 import inspect
 import os
 import sys
@@ -13,7 +14,7 @@ import uvloop
 from rich.console import Console
 
 from xlaserve import log, signals
-from xlaserve.best_effort import best_effort
+from xlaserve.best_effort import best_effort, finish
 from xlaserve.cli.serve_help import POSITIONAL, WITHOUT_EFFECT, flags
 from xlaserve.errors import XlaserveError
 from xlaserve.settings import Settings
@@ -59,6 +60,8 @@ def _serve(settings: Settings, without_effect: Sequence[str]) -> None:
         level = "warning" if in_terminal else "info"
     log.configure(level)
     signals.ignore_hangup()
+    # A crash says where it was, past the queue of the log.
+    faulthandler.enable(sys.stderr)
     if without_effect:
         structlog.get_logger("serve").warning(
             "flags of tritonserver have no effect", flags=list(without_effect)
@@ -88,4 +91,5 @@ def _run(settings: Settings, *, in_terminal: bool) -> None:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError, AttributeError):
                 stream.flush()
+            finish(stream)
         os._exit(0)
