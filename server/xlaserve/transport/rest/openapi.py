@@ -93,9 +93,9 @@ Every failure is answered `{"error": text}`. Besides what is listed with each op
 a path that is not here is 404, a method that a path does not have is 405 with `Allow`;
 a request that cannot be read at all is 400; while too many connections are open
 (`max_http_connections`) the answer is 503; who has no permission, or asks too much, is answered
-401, 403 or 429; and a host that the server is not, 421. `HEAD` is answered as `GET` is, without the body.
-A slash at the end of a path makes no difference. Bodies may be compressed with gzip or deflate
-(`Content-Encoding`), and answers of models, pages and
+401, 403 or 429; and a host that the server is not, 421. `HEAD` is answered as `GET` is, without
+the body. A slash at the end of a path makes no difference. Bodies may be compressed with gzip or
+deflate (`Content-Encoding`), and answers of models, pages and
 metrics are where `Accept-Encoding` allows it."""
 
 
