@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
+from xlaserve.core.serving.call import current_call, outside_call
 from xlaserve.core.serving.infer_call import InferCall
 from xlaserve.core.serving.stations.batching import ALONE_IN_A_ROW, Batcher
 from xlaserve.core.serving.stations.host import Inline
@@ -58,5 +59,7 @@ class LoopClock:
         self._loop.call_soon(call)
 
     def at(self, time_ns: int, call: Callable[[], None]) -> Callable[[], None]:
-        """Call at a time; returns what cancels that."""
-        return self._loop.call_later((time_ns - self.now_ns()) / 1e9, call).cancel
+        """Call at a time, as part of no request; returns what cancels that."""
+        context = outside_call() if current_call.get() is not None else None
+        seconds = (time_ns - self.now_ns()) / 1e9
+        return self._loop.call_later(seconds, call, context=context).cancel

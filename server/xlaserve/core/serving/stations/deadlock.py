@@ -11,6 +11,7 @@ from typing import Protocol
 
 from xlaserve.code_errors import Deadlock
 from xlaserve.core.serving.answers import deliver
+from xlaserve.core.serving.call import outside_call
 from xlaserve.core.serving.infer_call import InferCall
 
 FIRST_SECONDS = 0.05
@@ -41,7 +42,9 @@ class Waits:
     def watch(self, call: InferCall, place: Executing) -> None:
         """Look at a call that is part of another until its code has begun with it, or it ends."""
         self._places[call] = place
-        asyncio.get_running_loop().call_later(FIRST_SECONDS, self._look, call, FIRST_SECONDS)
+        asyncio.get_running_loop().call_later(
+            FIRST_SECONDS, self._look, call, FIRST_SECONDS, context=outside_call()
+        )
 
     def _look(self, call: InferCall, seconds: float) -> None:
         if not self._is_pending(call):

@@ -1,0 +1,53 @@
+"""Timers of stations are part of no request: they would keep it until they are due."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from xlaserve.core.serving.call import Call, current_call
+from xlaserve.core.serving.infer_call import InferCall
+from xlaserve.core.serving.stations import deadlock
+from xlaserve.core.serving.stations.batches import LoopClock
+from xlaserve.core.serving.stations.deadlock import Executing, Waits
+
+Found = Callable[[Call | None], None]
+
+
+def _by_the_clock(found: Found) -> None:
+    clock = LoopClock(asyncio.get_running_loop(), time.perf_counter_ns)
+    clock.at(clock.now_ns() + 1000, lambda: found(current_call.get()))
+
+
+def _by_a_look_for_deadlocks(found: Found) -> None:
+    class Station:
+        lanes = 1
+
+        @property
+        def executing(self) -> dict[InferCall, bool]:
+            found(current_call.get())
+            return {}
+
+    Waits().watch(InferCall(), cast(Executing, Station()))
+
+
+@pytest.mark.parametrize("schedule", [_by_the_clock, _by_a_look_for_deadlocks])
+async def test_a_timer_is_not_part_of_the_request_in_which_it_was_made(
+    schedule: Callable[[Found], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deadlock, "FIRST_SECONDS", 0.001)
+    due: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def found(call: Call | None) -> None:
+        if not due.done():
+            due.set_result(call)
+
+    token = current_call.set(Call())
+    try:
+        schedule(found)
+    finally:
+        current_call.reset(token)
+
+    assert await asyncio.wait_for(due, 10) is None
