@@ -32,7 +32,9 @@ def model(params: Any, x: Any, *told: Any) -> Any:
     """Return the sum of each request, what batch inputs say of it, and twice each element."""
     whole = [one.astype(jnp.int32) for one in told]
     count, ends, bounds, _, items, flat = whole
-    whose = jnp.searchsorted(ends, jnp.arange(x.shape[0]), side="right")
+    # Of one datatype, whether 64 bits are on in this process or not.
+    places = jnp.arange(x.shape[0], dtype=jnp.int32)
+    whose = jnp.searchsorted(ends, places, side="right").astype(jnp.int32)
     sums = jax.ops.segment_sum(x, whose, num_segments=REQUESTS)
     said = jnp.stack([count, ends, bounds[:-1], bounds[1:], items[:, 0], flat], 1)
     return {"sum": sums[:, None], "told": said, "twice": 2 * x}
