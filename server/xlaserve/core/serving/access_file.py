@@ -42,8 +42,13 @@ class AccessFile:
                 _SETTING, f"a file that can be written ({error})", target
             ) from error
 
+    @property
+    def takes_all(self) -> bool:
+        """Tell whether many lines are written at once; a pipe takes them one by one."""
+        return self._path is not None
+
     def write(self, line: bytes) -> bool:
-        """Write a line; false where it, or a part of it, could not be written."""
+        """Write a line, or many; false where it, or a part of it, could not be written."""
         data = memoryview(b"\n" + line if self._torn else line)
         rest = data
         while rest and self._takes_more():

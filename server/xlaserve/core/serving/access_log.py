@@ -261,14 +261,18 @@ class AccessLog:
 
     def _write(self, entries: Sequence[Entry | int]) -> None:
         self._file.look()
+        lines = []
         for entry in entries:
             if isinstance(entry, int):
                 told = {"time": _iso(self._now()), "dropped": entry}
-                line = json.dumps(told).encode()
+                lines.append(json.dumps(told).encode() + b"\n")
             else:
-                line = written(entry)
-            if not self._file.write(line + b"\n"):
-                self._unwritten += 1
+                lines.append(written(entry) + b"\n")
+        if self._file.takes_all:
+            lines = [b"".join(lines)]
+        for line in lines:
+            if not self._file.write(line):
+                self._unwritten += line.count(b"\n")
 
     def _reopen(self) -> None:
         try:

@@ -114,7 +114,9 @@ class Tracing:
 
     def get(self, model: str = "") -> TraceSetting:
         """Return what is traced of a model, or of all that have no setting of their own."""
-        return self._models.get(model, TraceSetting()).over(self._all)
+        own = self._models.get(model)
+        # Looked at for every request while something is traced: most models say nothing.
+        return self._all if own is None else own.over(self._all)
 
     def texts(self, model: str = "") -> dict[str, str | list[str]]:
         """Return what is traced as clients of Triton know it: texts, and the level in a list."""
