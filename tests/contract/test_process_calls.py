@@ -32,7 +32,7 @@ import sys
 
 class Model(PythonModel):
     def infer(self, inputs):
-        module = next(m for n, m in sys.modules.items()
+        module = next(m for n, m in list(sys.modules.items())
                       if n.startswith("xlaserve_model_") and hasattr(m, "made"))
         return {"y": np.array([module.made, module.closed], np.float32)}
 """

@@ -141,7 +141,8 @@ class Services:
         if error is not None:
             self._send({**said, "error": named(error)}, {})
         else:
-            outputs = answer.result() or {}
+            found = answer.result()
+            outputs = {} if found is None else found
             self._send({**said, "parameters": parameters_of(outputs)}, outputs)
 
 
