@@ -111,7 +111,7 @@ def _huffman(encoder: Encoder, stream: int) -> bytes:
 def _rest(body: bytes, count: int, *headers: str) -> Iterator[bytes]:
     lines = [
         "POST /v2/models/m/infer HTTP/1.1",
-        "Host: a",
+        "Host: localhost",
         f"Content-Length: {len(body)}",
         *headers,
     ]

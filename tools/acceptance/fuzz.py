@@ -59,14 +59,14 @@ _METHODS = ("POST", "GET", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "BREW")
 _BROKEN_LINES = (
     b"GET\r\n\r\n",
     b"GET / HTTP/9.9\r\n\r\n",
-    b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
-    b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+    b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n"
     b"0\r\n\r\n",
-    b"GET /%00%ff%2e%2e/ HTTP/1.1\r\nHost: a\r\n\r\n",
-    b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"y" * 70_000 + b"\r\n\r\n",
-    b"GET " + b"/" * 70_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n",
+    b"GET /%00%ff%2e%2e/ HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 70_000 + b"\r\n\r\n",
+    b"GET " + b"/" * 70_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(40) + b"\r\n\r\n",
-    b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: b\r\n\r\n",
     b"GET / HTTP/1.1\r\n X: y\r\n\r\n",
 )
 
