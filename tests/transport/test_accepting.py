@@ -213,6 +213,33 @@ def test_handshakes_count_as_connections(
     run(ask())
 
 
+def test_a_silent_connection_holds_no_handshake(
+    run: Run, listening: socket.socket, make: type[Echo], tls: ServerTls
+) -> None:
+    """Which is 50 KB of OpenSSL's: it is made with the first word of the client."""
+    handshakes = shaking(tls)
+    contexts: list[ssl.SSLContext] = []
+
+    def make_context() -> ssl.SSLContext:
+        contexts.append(handshakes.make_context())
+        return contexts[-1]
+
+    async def ask() -> None:
+        acceptor = Acceptor(listening, make, handshakes=Handshakes(make_context, SECONDS))
+        client = connect(listening)
+        await until(lambda: acceptor.in_handshake)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not contexts
+        client.send(b"\x16")
+        await until(lambda: contexts)
+        client.close()
+        acceptor.stop()
+        await acceptor.aborted()
+
+    run(ask())
+
+
 def test_failures_are_counted_and_not_said_one_by_one(
     run: Run,
     listening: socket.socket,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from xlaserve.core.threads.completion import settle
 from xlaserve.transport.tls import MakeContext
 
 _ACCEPTS_OF_A_TURN = 64
@@ -20,6 +21,8 @@ _RETRY_SECONDS = 1.0
 """Seconds without accepting where the process has no more files or memory for a connection."""
 _CLOSED = -1
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_LEAST_SECONDS = 0.01
+"""Seconds for a handshake whose client has said its first word at the last moment."""
 _SHUTDOWN_SECONDS = 2.0
 """Seconds that a client has to answer the end of TLS, behind which its connection is cut off."""
 _SAID_SECONDS = 1.0
@@ -118,11 +121,13 @@ class Acceptor:
             if shakes is None:
                 await self._loop.connect_accepted_socket(self._make_protocol, connection)
                 return
+            until = self._loop.time() + shakes.seconds
+            await self._heard(connection, until)
             await self._loop.connect_accepted_socket(
                 self._make_protocol,
                 connection,
                 ssl=shakes.make_context(),
-                ssl_handshake_timeout=shakes.seconds,
+                ssl_handshake_timeout=max(_LEAST_SECONDS, until - self._loop.time()),
                 ssl_shutdown_timeout=_SHUTDOWN_SECONDS,
             )
         except (OSError, TimeoutError) as error:  # an SSLError is an OSError
@@ -130,6 +135,18 @@ class Acceptor:
             connection.close()
         except asyncio.CancelledError:
             connection.close()
+
+    async def _heard(self, connection: socket.socket, until: float) -> None:
+        """Return when the client has sent something: a handshake holds 50 KB while it waits."""
+        heard: asyncio.Future[None] = self._loop.create_future()
+        self._loop.add_reader(connection.fileno(), settle, heard, None)
+        try:
+            async with asyncio.timeout_at(until):
+                await heard
+        except TimeoutError:
+            raise TimeoutError("the client said nothing") from None
+        finally:
+            self._loop.remove_reader(connection.fileno())
 
     def _say(self, address: object, reason: str) -> None:
         """Log a connection that came to nothing, and how many more did since the last record."""
