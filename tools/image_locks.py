@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "deploy" / "locks"
 PYTHON = "3.12"
 """Version of Python in the images."""
-EXTRAS: Mapping[str, Sequence[str]] = {"cpu": (), "cuda12": ("cuda12",)}
+_SERVING = ("jwt", "otel")
+EXTRAS: Mapping[str, Sequence[str]] = {"cpu": _SERVING, "cuda12": (*_SERVING, "cuda12")}
 """The lock files, each with the optional dependencies of the server that it holds."""
 BUILD = ("hatchling", "cyclonedx-bom")
 """What builds the wheel and writes the list of what is in the image; it stays out of that."""
