@@ -174,8 +174,13 @@ async def test_an_inference_that_waits_for_its_connection_is_answered(
     async with serve(example_models, load_model=("identity",)) as server:
         host, _, port = server.url.rpartition(":")
         client = socket.create_connection((host, int(port)), timeout=30)
-        client.sendall(sent(INFER, request.SerializeToString()))
-        # The loop has no turn to accept it before the drain.
+        drain = server.application.grpc.drain
+
+        async def drain_with_one_more(seconds: float) -> None:
+            client.sendall(sent(INFER, request.SerializeToString()))
+            await drain(seconds)
+
+        monkeypatch.setattr(server.application.grpc, "drain", drain_with_one_more)
     with client:
         octets = b"".join(iter(lambda: client.recv(1 << 16), b""))
     answers = [frame.payload for frame in parse(octets)[0] if frame.kind == Kind.DATA]
