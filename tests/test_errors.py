@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from xlaserve import access_errors, code_errors, errors
+from xlaserve import access_errors, code_errors, errors, sequence_errors
 from xlaserve.access_errors import (
     NotPermitted,
     QuotaExceeded,
@@ -48,7 +48,6 @@ from xlaserve.errors import (
     LoadFailed,
     LoadTimedOut,
     MissingInputs,
-    MissingSequence,
     ModelAlreadyLoaded,
     ModelControlForbidden,
     ModelNotFound,
@@ -65,12 +64,8 @@ from xlaserve.errors import (
     RegionExists,
     RegionNotFound,
     RepositoryUnreadable,
-    SequenceInterrupted,
-    SequenceNotStarted,
-    SequenceRows,
     ShuttingDown,
     StartFailed,
-    StatesLost,
     SwitchedOff,
     TooLarge,
     TooManyAbandoned,
@@ -81,6 +76,13 @@ from xlaserve.errors import (
     Unsupported,
     UnsupportedMediaType,
     XlaserveError,
+)
+from xlaserve.sequence_errors import (
+    MissingSequence,
+    SequenceInterrupted,
+    SequenceNotStarted,
+    SequenceRows,
+    StatesLost,
 )
 
 OF_CODE = (
@@ -326,6 +328,8 @@ TEXTS = [
     (DeviceUnavailable("cuda", "no driver"), "device 'cuda' is not available: no driver"),
 ]
 
+MODULES = (errors, sequence_errors, code_errors, access_errors)
+
 
 def _subclasses(parent: type[XlaserveError]) -> Iterator[type[XlaserveError]]:
     for child in parent.__subclasses__():
@@ -343,8 +347,7 @@ def test_every_error_that_takes_facts_has_its_text_stated_here() -> None:
     with_facts = {
         error
         for error in _subclasses(XlaserveError)
-        if error.__module__ in (errors.__name__, code_errors.__name__, access_errors.__name__)
-        and "__init__" in vars(error)
+        if error.__module__ in {module.__name__ for module in MODULES} and "__init__" in vars(error)
     }
 
     assert set() == with_facts - stated
@@ -357,7 +360,7 @@ def test_every_error_says_what_it_means() -> None:
 def test_errors_know_no_status() -> None:
     """Statuses belong to the one table in transport."""
     words = ("NOT_FOUND", "INVALID_ARGUMENT", "grpc", "http", "404", "400")
-    for module in (errors, code_errors, access_errors):
+    for module in MODULES:
         source = Path(str(module.__file__)).read_text().split('"""', 2)[2].lower()
 
         assert [] == [word for word in words if word.lower() in source]

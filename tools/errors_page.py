@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-from xlaserve import access_errors, code_errors, errors
+from xlaserve import access_errors, code_errors, errors, sequence_errors
 from xlaserve.errors import XlaserveError
 from xlaserve.transport.status import wire_status
 
@@ -29,6 +29,7 @@ _TABLE = """
 """
 _TITLES = {
     "errors": "Of the server",
+    "sequence_errors": "Of sequences",
     "access_errors": "Of callers",
     "code_errors": "Of the code of Python models",
 }
@@ -36,7 +37,9 @@ _TITLES = {
 
 def page() -> str:
     """Return the whole page."""
-    return _INTRODUCTION + "".join(map(_table, (errors, access_errors, code_errors)))
+    return _INTRODUCTION + "".join(
+        map(_table, (errors, sequence_errors, access_errors, code_errors))
+    )
 
 
 def _table(module: ModuleType) -> str:

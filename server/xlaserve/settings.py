@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Self, get_type_hints
 
 from xlaserve import sagemaker_environment
-from xlaserve.errors import InvalidSettings
 from xlaserve.settings_bounds import check_bounds
 from xlaserve.settings_choices import (
     Device,
@@ -26,6 +25,7 @@ from xlaserve.settings_choices import (
     TraceMode,
     TypedAnswerForm,
 )
+from xlaserve.settings_conflicts import check_conflicts
 from xlaserve.settings_reading import read_values
 
 
@@ -435,41 +435,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        self._check_server_name()
-        self._check_traces()
-        if self.log_level not in _LOG_LEVELS:
-            raise InvalidSettings("log_level", " or ".join(_LOG_LEVELS), self.log_level)
-        if self.load_model and self.model_control_mode is not ModelControlMode.EXPLICIT:
-            raise InvalidSettings(
-                "load_model", "model_control_mode explicit", self.model_control_mode.value
-            )
-        if self.modelmesh and self.model_control_mode is ModelControlMode.POLL:
-            raise InvalidSettings(
-                "model_control_mode", "none with modelmesh, which decides what is loaded", "poll"
-            )
-        if self.modelmesh and self.sagemaker:
-            raise InvalidSettings("sagemaker", "false with modelmesh: one decides", "true")
-        if self.modelmesh and self.load_model:
-            raise InvalidSettings(
-                "load_model",
-                "none with modelmesh, which decides what is loaded",
-                ",".join(self.load_model),
-            )
-
-    def _check_server_name(self) -> None:
-        if not self.server_name.strip() or not self.server_name.isprintable():
-            raise InvalidSettings("server_name", "a name that can be printed", self.server_name)
-
-    def _check_traces(self) -> None:
-        if self.trace_file and self.trace_mode is TraceMode.OPENTELEMETRY:
-            raise InvalidSettings(
-                "trace_file",
-                "none with trace_mode opentelemetry, which writes none",
-                self.trace_file,
-            )
-        writes_none = not self.trace_file and self.trace_mode is TraceMode.TRITON
-        if writes_none and self.trace_level is TraceLevel.TIMESTAMPS:
-            raise InvalidSettings("trace_level", "OFF without a trace_file", "TIMESTAMPS")
+        check_conflicts(self)
 
     @property
     def socket_mode(self) -> int:
@@ -500,6 +466,3 @@ class Settings:
         """
         environ = os.environ if environment is None else environment
         return cls(**read_values(get_type_hints(cls), environ, flags))
-
-
-_LOG_LEVELS = ("auto", "debug", "info", "warning", "error")

@@ -11,7 +11,7 @@ import pytest
 from support.sequence_models import configure, export_fold, folded
 
 import xlaserve
-from xlaserve.errors import InvalidModel, InvalidParameter, OutOfMappings, StatesLost
+from xlaserve.errors import InvalidModel, InvalidParameter, OutOfMappings
 from xlaserve.models import loaders
 from xlaserve.models.config_text import read_config
 from xlaserve.models.jax_export import JaxExportModel
@@ -21,6 +21,7 @@ from xlaserve.models.outputs import JaxInFlight
 from xlaserve.models.sequence_model import SequenceModel
 from xlaserve.models.sequential import Sequential, Step
 from xlaserve.models.sites import Site
+from xlaserve.sequence_errors import StatesLost
 
 SIZES = 'parameters { key: "batch_sizes" value { string_value: "1,4" } }'
 TWO = 'parameters { key: "devices" value { string_value: "0,1" } }'

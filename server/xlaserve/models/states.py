@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.errors import JaxRuntimeError
 
-from xlaserve.errors import StatesLost
 from xlaserve.models.failures import raise_if_exhausted
 from xlaserve.models.jax_export import JaxExportModel
 from xlaserve.models.loaded import Value
@@ -26,6 +25,7 @@ from xlaserve.models.sequence_batching import State
 from xlaserve.models.sequential import Step
 from xlaserve.models.sites import Site
 from xlaserve.models.sizes import EXECUTABLE_BYTES
+from xlaserve.sequence_errors import StatesLost
 from xlaserve.tensors import Tensor
 
 

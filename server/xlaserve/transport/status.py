@@ -9,7 +9,7 @@ from types import MappingProxyType
 from grpclib import GRPCError
 from grpclib.const import Status
 
-from xlaserve import access_errors, code_errors, errors
+from xlaserve import access_errors, code_errors, errors, sequence_errors
 from xlaserve.errors import XlaserveError
 
 
@@ -74,9 +74,9 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
             Status.RESOURCE_EXHAUSTED, HTTPStatus.SERVICE_UNAVAILABLE
         ),
         errors.QueueTimeout: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
-        errors.SequenceInterrupted: WireStatus(Status.ABORTED, HTTPStatus.CONFLICT),
+        sequence_errors.SequenceInterrupted: WireStatus(Status.ABORTED, HTTPStatus.CONFLICT),
         errors.ExecutionStalled: WireStatus(Status.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR),
-        errors.StatesLost: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
+        sequence_errors.StatesLost: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
         errors.DeadlineExceeded: WireStatus(Status.DEADLINE_EXCEEDED, HTTPStatus.GATEWAY_TIMEOUT),
         errors.TooLarge: WireStatus(Status.RESOURCE_EXHAUSTED, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
         errors.ShuttingDown: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),

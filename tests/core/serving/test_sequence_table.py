@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xlaserve.core.serving.sequence_table import Changed, Seat, SequenceTable, Turn
-from xlaserve.errors import SequenceNotStarted
+from xlaserve.sequence_errors import SequenceNotStarted
 
 IDLE_NS = 1000
 

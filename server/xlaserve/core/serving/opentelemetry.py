@@ -144,7 +144,7 @@ def _phases(call: CallSpan, begun: int, ended: int) -> Sequence[tuple[str, int, 
 
 
 def _ids(module: Any) -> Any:
-    """Return a generator of ids that gives a trace the id which its exemplar names already."""
+    """Return a generator of ids that gives a trace the id which was chosen for it."""
 
     class Ids(module.RandomIdGenerator):  # type: ignore[misc]
         next_trace_id = 0

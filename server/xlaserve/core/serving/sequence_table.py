@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from xlaserve.errors import SequenceNotStarted
 from xlaserve.models.sequential import SequenceId
+from xlaserve.sequence_errors import SequenceNotStarted
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType, TracebackType
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from xlaserve import errors
 
@@ -61,14 +61,6 @@ REASONS: Mapping[type[BaseException], FailureReason] = MappingProxyType(
 def reason_of(error: BaseException) -> FailureReason:
     """Return the row of an error's class, or of its nearest parent that has one."""
     return next(REASONS[kind] for kind in type(error).__mro__ if kind in REASONS)
-
-
-class Exemplar(NamedTuple):
-    """A request that stands for others of its bucket: the trace in which it can be seen."""
-
-    trace_id: int
-    ns: int
-    """How long it took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +199,6 @@ class VersionStatistics:
     __slots__ = (
         "_batches",
         "_cached",
-        "_exemplars",
         "_fail_ns",
         "_failures",
         "_inference_count",
@@ -223,8 +214,6 @@ class VersionStatistics:
     def __init__(self) -> None:
         self._batches: dict[int, _Executions] = {}
         self._cached = _Cached()
-        self._exemplars: dict[int, Exemplar] = {}
-        """Those that were traced last, by their bucket of `_request_buckets`."""
         self._request_buckets = [0] * (len(REQUEST_BOUNDS_NS) + 1)
         self._failures = dict.fromkeys(FailureReason, 0)
         self._fail_ns = 0
@@ -304,16 +293,6 @@ class VersionStatistics:
             cached.total_ns += total_ns
             self._last_ns = now_ns
             self._request_buckets[bisect_left(REQUEST_BOUNDS_NS, total_ns)] += 1
-
-    def keep_exemplar(self, took_ns: int, trace_id: int) -> None:
-        """Note a successful request that was traced."""
-        bucket = bisect_left(REQUEST_BOUNDS_NS, took_ns)
-        self._exemplars[bucket] = Exemplar(trace_id, took_ns)
-
-    @property
-    def exemplars(self) -> Mapping[int, Exemplar]:
-        """Return the requests that were traced last, by their bucket of `request_buckets`."""
-        return MappingProxyType(self._exemplars)
 
     def _executions(self, rows: int) -> _Executions:
         size = rows if rows <= EXACT_ROWS else 1 << (rows - 1).bit_length()

@@ -18,7 +18,7 @@ import structlog
 from xlaserve.core.serving.call import Call, Outcome
 from xlaserve.core.serving.call_record import CallRecord
 from xlaserve.core.serving.gates import Gates
-from xlaserve.core.serving.infer_call import Executed, InferCall
+from xlaserve.core.serving.infer_call import InferCall
 from xlaserve.core.serving.opentelemetry import OpenTelemetry, new_trace_id
 from xlaserve.core.serving.spans import CallSpan, add_part, span_of, trace_parent
 from xlaserve.core.serving.trace_file import TraceFile
@@ -208,9 +208,6 @@ class Tracing:
             if self._picked(model, None if parent is None else parent.sampled) is None:
                 continue
             trace_id = new_trace_id() if parent is None else parent.trace_id
-            if type(outcome) is Executed:
-                took_ns = now - call.started_ns
-                call.found.statistics.keep_exemplar(took_ns, trace_id)
             self._keep_span(span_of(call, record, outcome, now, parent, trace_id=trace_id))
 
     def _keep_span(self, span: CallSpan) -> None:

@@ -14,19 +14,21 @@ from xlaserve.core.serving.inference import InferInput, InferRequest
 from xlaserve.errors import (
     DeadlineExceeded,
     InvalidParameter,
-    MissingSequence,
     ModelNotFound,
     ModelNotReady,
     Overloaded,
-    SequenceInterrupted,
-    SequenceNotStarted,
-    SequenceRows,
     ShuttingDown,
-    StatesLost,
 )
 from xlaserve.models.loaded import InFlight, Value
 from xlaserve.models.sequence_batching import SequenceBatching
 from xlaserve.models.sequential import SequenceId, Step
+from xlaserve.sequence_errors import (
+    MissingSequence,
+    SequenceInterrupted,
+    SequenceNotStarted,
+    SequenceRows,
+    StatesLost,
+)
 from xlaserve.tensors import Tensor
 
 FAILS, LOSES = 1000.0, 2000.0

@@ -9,15 +9,9 @@ from xlaserve.core.serving.infer_call import Executed, InferCall
 from xlaserve.core.serving.sequence_table import Changed, Seat, SequenceTable, Turn
 from xlaserve.core.serving.stations.batching import Batcher, Clock
 from xlaserve.core.serving.stations.unending import Unending
-from xlaserve.errors import (
-    Decoupled,
-    InvalidParameter,
-    MissingSequence,
-    SequenceInterrupted,
-    SequenceRows,
-    StatesLost,
-)
+from xlaserve.errors import Decoupled, InvalidParameter
 from xlaserve.models.sequential import SequenceId, SequentialModel
+from xlaserve.sequence_errors import MissingSequence, SequenceInterrupted, SequenceRows, StatesLost
 
 _MOST_IDS = (1 << 31) - 1
 """Ids that are given to iterative sequences, one after the other: each CORRID can hold them."""

@@ -1,10 +1,10 @@
 """Errors on their way between the server and the process of a model."""
 
-from xlaserve import code_errors, errors
+from xlaserve import code_errors, errors, sequence_errors
 from xlaserve.code_errors import ModelFailed
 from xlaserve.errors import XlaserveError
 
-_KNOWN = {**vars(errors), **vars(code_errors)}
+_KNOWN = {**vars(errors), **vars(sequence_errors), **vars(code_errors)}
 
 
 def named(error: BaseException) -> tuple[str, str]:

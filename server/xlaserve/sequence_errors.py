@@ -1,0 +1,54 @@
+"""Errors of sequences of requests, as facts. See errors.py."""
+
+from xlaserve.errors import InvalidRequest, XlaserveError, repeatable
+
+
+class MissingSequence(InvalidRequest):
+    """A request to a model that serves sequences says not which one it is of."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"inference request to model '{model}' must specify a non-zero or non-empty "
+            "correlation ID (the parameter 'sequence_id')"
+        )
+
+
+class SequenceNotStarted(InvalidRequest):
+    """A request goes on with a sequence that is not in progress: it ended, expired or never was."""
+
+    def __init__(self, model: str, sequence: object) -> None:
+        super().__init__(
+            f"inference request for sequence {repeatable(str(sequence))} to model '{model}' must "
+            "specify the START flag on the first request of the sequence"
+        )
+
+
+class SequenceRows(InvalidRequest):
+    """A request of a sequence has several rows: which of them would come first?"""
+
+    def __init__(self, model: str, rows: int) -> None:
+        super().__init__(
+            f"inference request to model '{model}' must specify batch-size 1 due to requirements "
+            f"of sequence batcher, got {rows} rows"
+        )
+
+
+class SequenceInterrupted(XlaserveError):
+    """A request of a sequence waited for one that was then not executed."""
+
+    def __init__(self, model: str, sequence: object) -> None:
+        super().__init__(
+            f"model '{model}': a request of sequence {repeatable(str(sequence))} before this one "
+            "failed, expired or was cancelled, so neither has been executed; send it again from "
+            "there"
+        )
+
+
+class StatesLost(XlaserveError):
+    """The states of the sequences of a replica are gone with an execution that failed."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"model '{model}': an execution failed on the device and with it the states of its "
+            "sequences are lost, start them again"
+        )
