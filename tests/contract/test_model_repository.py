@@ -210,6 +210,10 @@ TRICKS = [
 PREFIXES = ["", "a", "../", "..%2f", "1/", "\t"]
 
 
+LONGEST = 255
+"""Most bytes of a name, on most file systems."""
+
+
 async def test_no_name_leads_out_of_its_directory(
     server: RunningServer, stub: Any, tmp_path: Path
 ) -> None:
@@ -227,7 +231,9 @@ async def test_no_name_leads_out_of_its_directory(
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await load(stub, model, **parameters)
             outcome = (caught.value.code().name, model, list(parameters))
-            assert "INVALID_ARGUMENT" == outcome[0], outcome
+            # Triton's own clients want INTERNAL for the name of a file that no file system takes.
+            is_long = parameters and len(name) > LONGEST
+            assert ("INTERNAL" if is_long else "INVALID_ARGUMENT") == outcome[0], outcome
             refused += 1
 
     assert refused >= 200

@@ -52,8 +52,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> NotingObserver:
     """See the calls of the servers of a test."""
     observer = NotingObserver()
 
-    def gates(*, observers: Sequence[Any] = ()) -> Gates:
-        return Gates(observers=[*observers, observer])
+    def gates(*, observers: Sequence[Any] = (), **others: Any) -> Gates:
+        return Gates(observers=[*observers, observer], **others)
 
     monkeypatch.setattr(app, "Gates", gates)
     return observer

@@ -256,13 +256,17 @@ OPENERS = {
     "models/compilation_cache.py",
     "models/mappings.py",
     "models/onnx/importing.py",
-    "models/python/process/copies.py",
+    "models/python/process/running.py",
     "models/targets/child.py",
     "models/targets/results.py",
     "core/residence/overrides.py",
     "core/host.py",
     "core/serving/shared_memory.py",
     "core/serving/trace_file.py",
+    "core/serving/access_file.py",
+    # What the operator alone names.
+    "core/serving/access/key_set.py",
+    "core/serving/access/rules_file.py",
 }
 """The modules that may open a file by themselves. A newcomer goes through `roots.py`."""
 

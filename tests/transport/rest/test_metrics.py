@@ -22,7 +22,7 @@ from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.ledger import Kind, Ledger
 from xlaserve.errors import ModelNotFound, XlaserveError
 from xlaserve.models.config import ModelConfig
-from xlaserve.models.loaded import ModelInfo, ModelMemory
+from xlaserve.models.loaded import Bucket, ModelInfo, ModelMemory
 from xlaserve.transport.http2.limits import Shared
 from xlaserve.transport.http2.memory import MessageMemory
 from xlaserve.transport.rest.metric_families import OF_VERSIONS
@@ -34,13 +34,17 @@ Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
 def loaded(registry: Registry, capacity: Capacity, name: str = "m", number: str = "1") -> Version:
     info = ModelInfo(
-        "fake", (), (), 8, ModelMemory(1, 2, 4, 8, {"cpu:0": 10, "cpu:1": 5}), compile_seconds=1.5
+        "fake",
+        (),
+        (),
+        8,
+        ModelMemory(1, 2, 4, 8, {"cpu:0": 10, "cpu:1": 5}),
+        buckets=tuple(Bucket(rows, 0.0, 0.0) for rows in (1, 2, 4, 8)),
+        compile_seconds=1.5,
     )
     reservation = Reservation(capacity, name)
     reservation.set({"cpu:0": info.memory.total_bytes})
-    runner: Any = SimpleNamespace(
-        info=info, replicas=1, padded_rows=lambda rows: 1 << (rows - 1).bit_length()
-    )
+    runner: Any = SimpleNamespace(info=info, replicas=1)
     version = registry.version(name, number)
     registry.change(version, Event.LOAD)
     station: Any = SimpleNamespace(pending=0)
@@ -251,13 +255,14 @@ async def test_buckets_and_padding_follow_from_the_batches(
     registry: Registry, capacity: Capacity
 ) -> None:
     statistics = loaded(registry, capacity).statistics
-    for rows in (3, 3, 4, 5):
+    # The last is of an instance before this one, which had larger batches.
+    for rows in (3, 3, 4, 5, 16):
         succeed(statistics, rows, (0, 0, 0, 0, 1))
     samples = await scrape(Metrics(registry, capacity))
 
-    assert {"4": 3.0, "8": 1.0} == {
+    assert {"4": 3.0, "8": 1.0, "16": 1.0} == {
         rows: value(samples, "xlaserve_bucket_executions_total", rows=rows, **M)
-        for rows in ("4", "8")
+        for rows in ("4", "8", "16")
     }
     assert 1 + 1 + 3 == value(samples, "xlaserve_padding_rows_total", **M)
     assert [10, 5] == [

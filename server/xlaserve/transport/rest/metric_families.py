@@ -133,11 +133,11 @@ def _executed_rows(reading: VersionReading) -> Iterable[tuple[int, int, int]]:
     """Yield the bucket that batches of each size are executed in, how many, and the size."""
     if reading.instance is None:
         return
-    # Models that are not compiled for sizes have no padding.
-    padded: Callable[[int], int] | None = getattr(reading.instance.runner, "padded_rows", None)
+    sizes = sorted({bucket.rows for bucket in reading.instance.info.buckets})
     for batch in reading.totals.batches:
         rows = batch.batch_size
-        bucket = rows if padded is None else max(rows, padded(rows))
+        # Of an instance before this one there may be larger ones; other models have no padding.
+        bucket = next((size for size in sizes if size >= rows), rows)
         yield bucket, batch.compute_infer.count, rows
 
 

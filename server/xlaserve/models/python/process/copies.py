@@ -241,12 +241,13 @@ class ProcessCopy:
 
     def _tell_cancelled(self, pipe: Pipe) -> None:
         """Tell the process which of its requests nobody waits for any more."""
-        for group in list(self._groups.values()):
+        for key, group in list(self._groups.items()):
             for number in group.open - group.told:
                 if group.requests[number].is_cancelled:
                     group.told.add(number)
                     said = {"kind": "go_on", "request": number, "cancelled": True}
                     self._enqueue(pipe, said, {})
+            self._drop(key, pipe)
 
     def _is_overdue(self, services: Services) -> str:
         """Say why the process is to be ended, if it is silent though it is its turn."""
@@ -274,7 +275,8 @@ class ProcessCopy:
     # --- what the process says ---
 
     def _found(self, number: int) -> ModelRequest | None:
-        for group in self._groups.values():
+        # A copy: the event loop adds groups meanwhile.
+        for group in list(self._groups.values()):
             if number in group.open:
                 return group.requests[number]
         return None
@@ -380,9 +382,11 @@ class ProcessCopy:
 
     def _drop(self, key: int, pipe: Pipe) -> None:
         group = self._groups[key]
-        if group.is_freed and not group.open:
+        # The code says nothing of the end of a request that it knows to be cancelled.
+        if group.is_freed and not group.open - group.told:
             with self._lock:
                 self._groups.pop(key, None)
+            self._paused.difference_update(group.requests)
             said = {"kind": "over", "requests": list(group.requests)}
             self._enqueue(pipe, said, {})
 
