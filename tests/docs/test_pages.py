@@ -5,10 +5,9 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.process import ServerProcess, command, served
@@ -53,12 +52,11 @@ def at(server: ServerProcess | None, text: str) -> str:
     return text.replace("127.0.0.1:8001", server.url).replace("127.0.0.1:8000", server.http)
 
 
-async def executed(page: str, checkout: Path) -> Mapping[str, Any]:
-    """Do what a page says, and return the names that its code has defined."""
-    names: dict[str, Any] = {"__name__": page}
+async def executed(page: str, checkout: Path) -> None:
+    """Do what a page says, each piece of code as a program of its own."""
     async with AsyncExitStack() as running:
         server: ServerProcess | None = None
-        for number, (kind, text) in enumerate(steps(page)):
+        for kind, text in steps(page):
             if kind == "serve":
                 if server is not None:
                     assert 0 == await server.stop()
@@ -67,14 +65,13 @@ async def executed(page: str, checkout: Path) -> Mapping[str, Any]:
             elif kind == "sh":
                 await shell(at(server, text))
             else:
-                file = checkout / f"step{number}.py"
-                file.write_text(at(server, text))
-                await asyncio.to_thread(run_code, file, names)
-    return names
+                await run_code(checkout, at(server, text))
 
 
-def run_code(file: Path, names: dict[str, Any]) -> None:
-    exec(compile(file.read_text(), str(file), "exec"), names)
+async def run_code(checkout: Path, text: str) -> None:
+    file = checkout / "code.py"
+    file.write_text(text)
+    await shell(f"'{sys.executable}' '{file}'")
 
 
 async def shell(text: str) -> None:
@@ -99,10 +96,10 @@ async def test_five_minutes(checkout: Path) -> None:
 
 
 async def test_every_export_is_a_model(checkout: Path) -> None:
-    names = await executed("exporting.md", checkout)
-
-    assert {"forecast", "classify", "regress"} <= names.keys()
+    """Each piece of code goes on where the one before it ended."""
+    await run_code(checkout, "".join(text for _, text in steps("exporting.md")))
     await shell("xlaserve repo check models")
+
     assert ["classifier", "forecast", "regressor"] == sorted(
         path.name for path in (checkout / "models").iterdir()
     )
