@@ -67,7 +67,11 @@ class RunningProcess:
         if self._process.returncode is not None:
             return True
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        return os.waitid(os.P_PID, self._process.pid, flags) is not None
+        try:
+            return os.waitid(os.P_PID, self._process.pid, flags) is not None
+        except ChildProcessError:
+            # Another thread came to `end` between the two looks.
+            return True
 
     @property
     def resident_bytes(self) -> int:
