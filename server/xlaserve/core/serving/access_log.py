@@ -18,7 +18,7 @@ import msgspec
 import structlog
 
 from xlaserve.core.serving.access_file import AccessFile
-from xlaserve.core.serving.call import Call, Outcome, Peer
+from xlaserve.core.serving.call import Call, Outcome, Peer, outside_call
 from xlaserve.core.serving.call_record import CallRecord
 from xlaserve.core.serving.infer_call import Executed, InferCall
 from xlaserve.core.threads.batches import BatchThread
@@ -199,7 +199,7 @@ class AccessLog:
         )
         if self._timer is None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(_FLUSH_SECONDS, self._flush)
+            self._timer = loop.call_later(_FLUSH_SECONDS, self._flush, context=outside_call())
 
     def _flush(self) -> None:
         """Hand over what was written to its client, and what need not wait for that any longer."""
@@ -214,7 +214,7 @@ class AccessLog:
         self._pending = waiting
         if waiting:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(_FLUSH_SECONDS, self._flush)
+            self._timer = loop.call_later(_FLUSH_SECONDS, self._flush, context=outside_call())
         self._warn()
 
     def _hand_over(self, entries: list[Entry]) -> None:

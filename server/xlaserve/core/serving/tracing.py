@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from xlaserve.core.serving.call import Call, Outcome
+from xlaserve.core.serving.call import Call, Outcome, outside_call
 from xlaserve.core.serving.call_record import CallRecord
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.infer_call import InferCall
@@ -218,7 +218,7 @@ class Tracing:
         if self._timer is None:
             # The answers of most have been written by then.
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(_FLUSH_SECONDS, self._export)
+            self._timer = loop.call_later(_FLUSH_SECONDS, self._export, context=outside_call())
 
     def _export(self) -> None:
         self._timer = None
@@ -266,7 +266,9 @@ class Tracing:
         self._pending.append((trace, setting.log_frequency or 0))
         if self._timer is None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(_FLUSH_SECONDS, self._begin_to_write)
+            self._timer = loop.call_later(
+                _FLUSH_SECONDS, self._begin_to_write, context=outside_call()
+            )
 
     def _begin_to_write(self) -> None:
         self._timer = None

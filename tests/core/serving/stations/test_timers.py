@@ -12,6 +12,7 @@ from xlaserve.core.serving.infer_call import InferCall
 from xlaserve.core.serving.stations import deadlock
 from xlaserve.core.serving.stations.batches import LoopClock
 from xlaserve.core.serving.stations.deadlock import Executing, Waits
+from xlaserve.core.serving.stations.health import Health, Watch
 
 Found = Callable[[Call | None], None]
 
@@ -33,7 +34,18 @@ def _by_a_look_for_deadlocks(found: Found) -> None:
     Waits().watch(InferCall(), cast(Executing, Station()))
 
 
-@pytest.mark.parametrize("schedule", [_by_the_clock, _by_a_look_for_deadlocks])
+def _by_a_look_at_executions(found: Found) -> None:
+    def begun() -> bool:
+        found(current_call.get())
+        return True
+
+    Watch(Health(0.001)).begin(begun, lambda error: None)
+
+
+SCHEDULES = [_by_the_clock, _by_a_look_for_deadlocks, _by_a_look_at_executions]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
 async def test_a_timer_is_not_part_of_the_request_in_which_it_was_made(
     schedule: Callable[[Found], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary, ref
 
 import structlog
 
+from xlaserve.core.serving.call import outside_call
 from xlaserve.core.serving.stations.station import Served
 from xlaserve.errors import ExecutionStalled
 from xlaserve.models.device_failures import device_failure
@@ -108,7 +109,7 @@ class Watch:
         )
         instance.suspend("an execution failed on the device")
         # It may be unloaded by then, and its memory has to be free.
-        asyncio.get_running_loop().call_later(pause, self._resume)
+        asyncio.get_running_loop().call_later(pause, self._resume, context=outside_call())
 
     def look(self, now: float, late: float) -> None:
         """Give up what takes longer than it may; `late` is how long nobody could look."""
@@ -193,7 +194,8 @@ class Health:
 
     def _look_later(self) -> None:
         self._due = self.now() + self._interval
-        asyncio.get_running_loop().call_later(self._interval, partial(_look, ref(self)))
+        look = partial(_look, ref(self))
+        asyncio.get_running_loop().call_later(self._interval, look, context=outside_call())
 
     def look(self) -> None:
         """Look at everything once, and again later where anything is left."""

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import structlog
 
+from xlaserve.core.serving.call import outside_call
 from xlaserve.core.serving.stations.host import HostWork
 from xlaserve.core.serving.stations.station import Served
 from xlaserve.models.loaded import Executable, Value
@@ -112,7 +113,9 @@ class Overruns:
         self._pauses[instance] = pause
         if not for_good:
             # It may be unloaded by then, and its memory has to be free.
-            asyncio.get_running_loop().call_later(pause, self._come_back, found)
+            asyncio.get_running_loop().call_later(
+                pause, self._come_back, found, context=outside_call()
+            )
 
     def _come_back(self, found: "weakref.ref[Served]") -> None:
         instance = found()
