@@ -653,9 +653,11 @@ async def test_streams_that_were_open_leave_nothing(
         before, tasks = kept(seen), len(asyncio.all_tasks())
         await open_and_end(_MANY[way])
         await until(lambda: len(asyncio.all_tasks()) <= tasks)
-        after = kept(seen)
+        # A timer that was made within a stream may keep it until it is due.
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            while any(count > before[kind] for kind, count in kept(seen).items()):
+                await asyncio.sleep(0.1)
 
-    assert [] == [kind for kind in before if after[kind] > before[kind]]
     await until(lambda: generation.begun == generation.ended)
 
 

@@ -151,7 +151,7 @@ class Looked:
         self.health = Health(10.0, lambda: self.now)
         self.watch = Watch(self.health)
         self.failed = list[BaseException]()
-        monkeypatch.setattr(asyncio.get_running_loop(), "call_later", lambda *arguments: None)
+        monkeypatch.setattr(asyncio.get_running_loop(), "call_later", lambda *_, **_options: None)
 
     def begin(self, line: object = None) -> Any:
         return self.watch.begin(lambda: True, self.failed.append, line)

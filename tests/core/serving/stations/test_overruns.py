@@ -156,11 +156,13 @@ async def test_a_model_that_takes_a_little_more_comes_back_after_a_pause(
     served, pauses, loop = await serve(), list[float](), asyncio.get_running_loop()
     call_later = loop.call_later
 
-    def later(delay: float, call: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
+    def later(
+        delay: float, call: Callable[..., object], *args: Any, **options: Any
+    ) -> asyncio.TimerHandle:
         if getattr(call, "__name__", "") != "_come_back":  # of others, who count their time
-            return call_later(delay, call, *args)
+            return call_later(delay, call, *args, **options)
         pauses.append(delay)
-        return call_later(0, call, *args)
+        return call_later(0, call, *args, **options)
 
     monkeypatch.setattr(loop, "call_later", later)
     with capture_logs() as logs:
