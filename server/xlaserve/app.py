@@ -158,7 +158,7 @@ class Application:
         self.reloads = Reloads(
             self.workers.wait, look_seconds=LOOK_SECONDS, on_signal=self.systemd.reloads
         )
-        """What SIGHUP reloads, and what is reloaded when its files change."""
+        """Parts that are read again at SIGHUP, or when their files change."""
         self._tls = self._read_tls()
         self.registry = Registry(settings.max_requests_per_model)
         self.capacity = Capacity()
@@ -168,7 +168,7 @@ class Application:
             rules = Path(settings.access_rules)
             self.reloads.add("access rules", lambda: self.access.reload(self.workers.wait), [rules])
         self.access = AccessControl.of(settings)
-        """Who may do what; asked by the gates where there are rules or restrictions."""
+        """The permissions of callers; the gates ask where there are rules or restrictions."""
         permission = self.access.check if self.access.is_needed else everybody
         self.gates = Gates(permission=permission, observers=[counting])
         """The gates of every call, handed to all that make calls."""

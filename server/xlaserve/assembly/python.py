@@ -1,4 +1,4 @@
-"""What the operator gives to Python models."""
+"""Python models are given the settings and the services of the server here."""
 
 from xlaserve.core.residence.measured import MeasuredMemory
 from xlaserve.models.python.calls import Calls

@@ -60,7 +60,7 @@ class Entry(NamedTuple):
 
     record: CallRecord
     ended: int
-    """By the clock of the engine, as the other times."""
+    """Read from the clock of the engine, as the other times."""
     at: int
     """The same since the epoch."""
     operation: str

@@ -89,7 +89,7 @@ class Peer:
     tls_names: tuple[str, ...] = ()
     """The alternative names of that certificate: `DNS:gateway.example`, `URI:spiffe://mesh/a`."""
     granted: dict[str | None, object] = field(default_factory=dict, compare=False, repr=False)
-    """What the permission gate found for the tokens of its calls, None for none; of that gate."""
+    """Findings of the permission gate by token, under None for calls without one; for it alone."""
 
 
 NOBODY = Peer()

@@ -27,7 +27,7 @@ class CallRecord(msgspec.Struct, gc=False):
     status: int = 0
     """The HTTP status of an answer that no error was raised for; 0 for none."""
     trace: object = None
-    """What a tracer knows of the call; None where it is not traced."""
+    """The state of the tracer for this call; None where it is not traced."""
 
     def received(self, count: int) -> None:
         """Count the bytes of a message, or of a body."""

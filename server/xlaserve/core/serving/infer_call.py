@@ -20,7 +20,7 @@ Tensors: TypeAlias = Mapping[str, Tensor]
 """Arrays by name."""
 
 ShapeKey: TypeAlias = tuple[tuple[int | str, ...], ...]
-"""What the calls of a batch must have in common: input sizes but the rows, and inputs left out."""
+"""Traits that calls of a batch share: sizes of inputs but the rows, and inputs left out."""
 
 _NOTHING: Tensors = MappingProxyType({})
 _NO_PARAMETERS: Mapping[str, Parameter] = MappingProxyType({})

@@ -1,1 +1,1 @@
-"""Who may do what: rules of one file, tokens, quotas, and the check of the gate."""
+"""Permissions of callers: rules of one file, tokens, quotas, and the check of the gate."""

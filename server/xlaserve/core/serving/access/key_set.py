@@ -45,7 +45,7 @@ def check_library() -> None:
 def is_url(keys: str) -> bool:
     """Tell whether keys come from a URL; raises InvalidSettings for one of another machine.
 
-    Over plain HTTP whoever is between could put in keys of their own.
+    Over plain HTTP somebody on the path could replace the keys.
     """
     if "://" not in keys:
         return False

@@ -15,7 +15,7 @@ _LOOKS = 16
 
 
 class _Usage:
-    """What a principal asks: its tokens of the bucket, and requests in flight."""
+    """The use that a principal makes: tokens left in its bucket, and requests in flight."""
 
     __slots__ = ("at", "in_flight", "left")
 

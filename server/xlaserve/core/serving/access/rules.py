@@ -11,7 +11,7 @@ from xlaserve.core.serving.principal import KnownBy, Principal
 IMPLIED: Mapping[Operation, frozenset[Operation]] = MappingProxyType(
     dict.fromkeys((Operation.INFER, Operation.METADATA), frozenset((Operation.READINESS,)))
 )
-"""What a permission includes besides: who may use a model, or read of it, sees if it is ready."""
+"""Operations that a permission includes: a caller that may use or read a model sees readiness."""
 
 ANY_SUBJECT = "*"
 
@@ -58,7 +58,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class SignedTokens:
-    """Where signed tokens come from, and what they must say."""
+    """An issuer of signed tokens, and the claims that they must have."""
 
     keys: str
     """File of the issuer's keys (RFC 7517), or a URL of this machine."""
