@@ -70,13 +70,19 @@ class AsyncClient:
     """Asks one server; an asynchronous context manager. Its methods raise CallFailed."""
 
     def __init__(
-        self, url: str | ServerAddress, *, timeout: float = 30.0, tls: TlsFiles = _NO_FILES
+        self,
+        url: str | ServerAddress,
+        *,
+        timeout: float = 30.0,
+        tls: TlsFiles = _NO_FILES,
+        token: str = "",
     ) -> None:
         """Take `host:port`, `unix:path`, or a URL of grpc, grpcs, http or https.
 
-        `timeout` is in seconds, for each call. Raises an InvalidRequest for what is no address.
+        `timeout` is in seconds, for each call; `token` is shown with each. Raises an
+        InvalidRequest for what is no address.
         """
-        address = parse_address(url, tls) if isinstance(url, str) else url
+        address = parse_address(url, tls, token) if isinstance(url, str) else url
         self._url = address.url
         self._dialled = dial(address, timeout=timeout)
 
@@ -151,9 +157,11 @@ class Client:
     It has an event loop of its own, in a thread: any number of threads may ask at a time.
     """
 
-    def __init__(self, url: str, *, timeout: float = 30.0, tls: TlsFiles = _NO_FILES) -> None:
+    def __init__(
+        self, url: str, *, timeout: float = 30.0, tls: TlsFiles = _NO_FILES, token: str = ""
+    ) -> None:
         """Take the same as AsyncClient."""
-        self._address = parse_address(url, tls)
+        self._address = parse_address(url, tls, token)
         self._timeout = timeout
         self._open: tuple[AsyncClient, _Loop] | None = None
 

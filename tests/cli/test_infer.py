@@ -17,9 +17,13 @@ from support.tls import write_certificate
 from typer.testing import CliRunner
 
 from xlaserve.cli.bench import bench
+from xlaserve.cli.connection import TOKEN_FILE
 from xlaserve.cli.health import health
 from xlaserve.cli.infer import infer
+from xlaserve.client import AsyncClient
+from xlaserve.core.serving.access.tokens import digest_of, new_token
 from xlaserve.errors import XlaserveError
+from xlaserve.transport.address import InvalidToken
 
 ONES = f"--input=x=[[{','.join(['1'] * 16)}]]"
 QUICK = ("--duration", "100ms", "--warmup", "0s", "--concurrency", "1")
@@ -100,6 +104,46 @@ async def test_clients_over_tls(example_models: Path, serve: Serve, tmp_path: Pa
             await invoke(health, "--url", url.replace("grpcs", "grpc"))
 
 
+async def test_clients_show_a_token(
+    example_models: Path, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command and the client, over both protocols, with a token and with another one."""
+    token, file, wrong = new_token(), tmp_path / "token", tmp_path / "wrong"
+    file.write_text(f"{token}\n")
+    wrong.write_text(new_token())
+    rules = tmp_path / "rules.json"
+    caller = {"name": "ci", "token": digest_of(token), "allow": ["infer", "metadata", "health"]}
+    rules.write_text(json.dumps({"caller": [caller]}))
+    settings = {"load_model": ("identity",), "http_endpoint": "port:0", "access_rules": str(rules)}
+    async with serve(example_models, **settings) as server:
+        for url in (server.url, f"http://{server.http}"):
+            known = ("--url", url, "--token-file", str(file))
+            assert f"{url}: ready\n" == await invoke(health, *known)
+            assert "[[1. 1." in await invoke(infer, "identity", ONES, *known)
+            assert "identity, " in await invoke(bench, "identity", *known, *QUICK)
+            async with AsyncClient(url, token=token) as client:
+                assert await client.live()
+            with pytest.raises(XlaserveError, match="(?i)unauth|401") as caught:
+                await invoke(health, "--url", url, "--token-file", str(wrong))
+            assert wrong.read_text() not in str(caught.value)
+        with pytest.raises(XlaserveError, match="UNAUTHENTICATED"):
+            await invoke(health, "--url", server.url)
+        monkeypatch.setenv(TOKEN_FILE, str(file))
+        assert f"{server.url}: ready\n" == await invoke(health, "--url", server.url)
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b" \n", b"one two", b"one\r\ntwo", "schl\u00fcssel".encode()]
+)
+async def test_what_is_no_token_is_not_sent_and_not_shown(tmp_path: Path, text: bytes) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(text)
+    with pytest.raises(InvalidToken, match="expected one line") as caught:
+        await invoke(health, "--token-file", str(file))
+
+    assert all(word not in str(caught.value) for word in ("two", "schl"))
+
+
 @asynccontextmanager
 async def https_server(authority: trustme.CA) -> AsyncIterator[str]:
     """Serve a model by hand that answers in JSON, as other servers do."""
@@ -159,6 +203,7 @@ async def test_another_server_over_https(tmp_path: Path) -> None:
         (("--url", "h:99999"), "expected host:port or unix:path"),
         (("--url", "h:1", "--tls-ca", "x"), "grpcs:// or https:// with options for TLS"),
         (("--url", "grpcs://h:1", "--tls-ca", "none.pem"), "none.pem: [Errno 2] No such file"),
+        (("--token-file", "none.txt"), "--token-file: 'none.txt' cannot be read"),
         (("--labels", "none.txt"), "--labels: 'none.txt' cannot be read"),
     ],
 )

@@ -7,7 +7,7 @@ and of its message only the size. Contract: gRPC over HTTP2, and RFC 9113 beneat
 import asyncio
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from grpclib.const import Status
@@ -52,6 +52,8 @@ class GrpcRequest:
     message: bytes
     """Without the prefix of gRPC."""
     scheme: str = "http"
+    credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Headers that show who asks."""
 
     @property
     def headers(self) -> list[tuple[str, str]]:
@@ -63,6 +65,7 @@ class GrpcRequest:
             (":authority", self.authority),
             ("content-type", "application/grpc"),
             ("te", "trailers"),
+            *self.credentials.items(),
         ]
 
 

@@ -39,7 +39,8 @@ class GrpcTarget:
         """Return what opens HTTP/2 connections that ask for this inference."""
         message = WireCodec().encode_message(infer_request(self._model, self._version, inputs))
         scheme = "https" if self._address.tls else "http"
-        request = GrpcRequest(self._address.authority, _METHOD, message, scheme)
+        credentials = self._address.headers
+        request = GrpcRequest(self._address.authority, _METHOD, message, scheme, credentials)
 
         async def connect(load: Load, streams: int) -> Connection:
             try:

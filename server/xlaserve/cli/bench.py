@@ -17,6 +17,7 @@ from xlaserve.cli.connection import (
     TlsCertificate,
     TlsInsecure,
     TlsKey,
+    TokenFile,
     server_address,
 )
 from xlaserve.tensors import Shape
@@ -72,6 +73,7 @@ def bench(  # noqa: PLR0917, typer reads the parameters of a command from its si
     tls_certificate: TlsCertificate = None,
     tls_key: TlsKey = None,
     tls_insecure: TlsInsecure = False,
+    token_file: TokenFile = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="A file for the numbers, as JSON.")
     ] = None,
@@ -87,7 +89,12 @@ def bench(  # noqa: PLR0917, typer reads the parameters of a command from its si
     from xlaserve.cli.bench_display import BenchDisplay
 
     address = server_address(
-        url, ca=tls_ca, certificate=tls_certificate, key=tls_key, insecure=tls_insecure
+        url,
+        ca=tls_ca,
+        certificate=tls_certificate,
+        key=tls_key,
+        insecure=tls_insecure,
+        token_file=token_file,
     )
     measured = target(address, model, model_version, timeout=timeout, binary=binary)
     steps = _steps(concurrency, streams, connections, multiplexes=measured.multiplexes)

@@ -5,12 +5,19 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from xlaserve.transport.address import ServerAddress, TlsFiles, parse_address
+from xlaserve.errors import InvalidRequest
+from xlaserve.transport.address import InvalidToken, ServerAddress, TlsFiles, parse_address
 
 URL_HELP = (
     "host:port or unix:path for gRPC, http://host:port for REST; grpcs:// and https:// over TLS."
 )
 """Help text of `--url`."""
+
+TOKEN_FILE = "V2_TOKEN_FILE"
+"""Environment variable for `--token-file`. Of clients: a server refuses those of `XLASERVE_` that
+are no settings of its own, and a probe runs with the environment of the server."""
+_MOST_BYTES = 1 << 14
+"""Bytes that are read of a file that has a token."""
 
 _PANEL = "TLS, with grpcs:// or https://"
 
@@ -42,6 +49,14 @@ TlsInsecure: TypeAlias = Annotated[
         rich_help_panel=_PANEL,
     ),
 ]
+TokenFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file",
+        envvar=TOKEN_FILE,
+        help="File with the token to show (docs/access.md), /dev/stdin for a pipe.",
+    ),
+]
 
 
 def server_address(
@@ -51,6 +66,23 @@ def server_address(
     certificate: Path | None,
     key: Path | None,
     insecure: bool,
+    token_file: Path | None,
 ) -> ServerAddress:
-    """Return where a server is; raises InvalidAddress."""
-    return parse_address(url, TlsFiles(ca, certificate, key, insecure))
+    """Return where a server is, and what it is shown; raises InvalidAddress or InvalidToken."""
+    token = "" if token_file is None else _token(token_file)
+    return parse_address(url, TlsFiles(ca, certificate, key, insecure), token)
+
+
+def _token(path: Path) -> str:
+    """Return the token in a file, without the space around it."""
+    option = f"--token-file: '{path}'"
+    try:
+        with path.open("rb") as file:
+            token = file.read(_MOST_BYTES).decode("ascii").strip()
+    except OSError as error:
+        raise InvalidRequest(f"{option} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError:
+        raise InvalidToken(option) from None
+    if not token:
+        raise InvalidToken(option)
+    return token

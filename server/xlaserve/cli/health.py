@@ -11,6 +11,7 @@ from xlaserve.cli.connection import (
     TlsCertificate,
     TlsInsecure,
     TlsKey,
+    TokenFile,
     server_address,
 )
 from xlaserve.transport.address import ServerAddress
@@ -34,10 +35,16 @@ def health(  # noqa: PLR0917, typer reads the parameters of a command from its s
     tls_certificate: TlsCertificate = None,
     tls_key: TlsKey = None,
     tls_insecure: TlsInsecure = False,
+    token_file: TokenFile = None,
 ) -> None:
     """Exit with 0 when a server is ready, else with 1 and one line that says why."""
     address = server_address(
-        url, ca=tls_ca, certificate=tls_certificate, key=tls_key, insecure=tls_insecure
+        url,
+        ca=tls_ca,
+        certificate=tls_certificate,
+        key=tls_key,
+        insecure=tls_insecure,
+        token_file=token_file,
     )
     state = "live" if live else "ready"
     if not asyncio.run(_ask(address, timeout, live=live)):

@@ -19,6 +19,7 @@ from xlaserve.cli.connection import (
     TlsCertificate,
     TlsInsecure,
     TlsKey,
+    TokenFile,
     server_address,
 )
 from xlaserve.core.serving.inference import RequestedOutput
@@ -73,12 +74,18 @@ def infer(  # noqa: PLR0917, typer reads the parameters of a command from its si
     tls_certificate: TlsCertificate = None,
     tls_key: TlsKey = None,
     tls_insecure: TlsInsecure = False,
+    token_file: TokenFile = None,
 ) -> None:
     """Run one inference and print the values of the outputs."""
     values = dict(_split(text) for text in input_values or ())
     names = _labels(labels)
     address = server_address(
-        url, ca=tls_ca, certificate=tls_certificate, key=tls_key, insecure=tls_insecure
+        url,
+        ca=tls_ca,
+        certificate=tls_certificate,
+        key=tls_key,
+        insecure=tls_insecure,
+        token_file=token_file,
     )
     # Where its own labels are given, or all values are wanted, the server need not classify.
     most = 0 if names or as_json or output else classes or _TOP

@@ -1,8 +1,9 @@
 """Addresses of V2 servers, as given to the commands: gRPC or REST, in the clear or over TLS."""
 
+import re
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from urllib.parse import urlsplit
@@ -12,6 +13,8 @@ from xlaserve.errors import InvalidRequest
 _UNIX = "unix:"
 _THIS_MACHINE = "port"
 """Prefix of unix sockets, as in endpoint settings."""
+_TOKEN = re.compile(r"[!-~]{1,8192}")
+"""Characters that a header carries as one value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,13 @@ class InvalidAddress(InvalidRequest):
 
     def __init__(self, url: str, expected: str) -> None:
         super().__init__(f"--url: expected {expected}, got '{url}'")
+
+
+class InvalidToken(InvalidRequest):
+    """A text is no token; it is not shown, since it may be a part of one."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__(f"{source}: expected one line of 1 to 8192 visible ASCII characters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +80,13 @@ class ServerAddress:
     prefix: str = ""
     """Prefix that a gateway puts before REST paths."""
     tls: ssl.SSLContext | None = None
+    token: str = field(default="", repr=False)
+    """Bearer token that every request shows (RFC 6750 2.1); empty for none."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Return the headers of every request, with names in lower case."""
+        return {"authorization": f"Bearer {self.token}"} if self.token else {}
 
     @property
     def authority(self) -> str:
@@ -80,11 +97,14 @@ class ServerAddress:
         return f"{host}:{self.port}"
 
 
-def parse_address(url: str, files: TlsFiles = _NO_FILES) -> ServerAddress:
+def parse_address(url: str, files: TlsFiles = _NO_FILES, token: str = "") -> ServerAddress:
     """Return what a URL names: gRPC unless its scheme says HTTP; raises InvalidAddress.
 
-    `port:n`, as an endpoint is set, is that port on this machine.
+    `port:n`, as an endpoint is set, is that port on this machine. Raises InvalidToken for a token
+    that no header can carry.
     """
+    if token and _TOKEN.fullmatch(token) is None:
+        raise InvalidToken("token")
     name, separator, rest = url.partition("://")
     scheme = _SCHEMES.get(name.lower() if separator else "grpc")
     if scheme is None:
@@ -95,7 +115,7 @@ def parse_address(url: str, files: TlsFiles = _NO_FILES) -> ServerAddress:
     place = (rest if separator else url).rstrip("/")
     tls = _context(url, files, rest=scheme.rest) if scheme.tls else None
     if place.startswith(_UNIX) and not scheme.rest:
-        return ServerAddress(url, socket_path=place.removeprefix(_UNIX), tls=tls)
+        return ServerAddress(url, socket_path=place.removeprefix(_UNIX), tls=tls, token=token)
     try:
         parts = urlsplit(f"//{place}")
         host, port, path = parts.hostname or "", parts.port or scheme.port, parts.path
@@ -105,7 +125,7 @@ def parse_address(url: str, files: TlsFiles = _NO_FILES) -> ServerAddress:
         expected = "http://host:port" if scheme.rest else "host:port or unix:path"
         raise InvalidAddress(url, expected)
     host = "localhost" if host == _THIS_MACHINE and not separator else host
-    return ServerAddress(url, scheme.rest, host, port, prefix=path, tls=tls)
+    return ServerAddress(url, scheme.rest, host, port, prefix=path, tls=tls, token=token)
 
 
 def _context(url: str, files: TlsFiles, *, rest: bool) -> ssl.SSLContext:

@@ -32,7 +32,9 @@ class Client:
         address = parse_address(url) if isinstance(url, str) else url
         self._url = address.url
         self._channel = ClientChannel(address, WireCodec())
-        self._stub = pb.GrpcInferenceServiceStub(self._channel, timeout=timeout)
+        self._stub = pb.GrpcInferenceServiceStub(
+            self._channel, timeout=timeout, metadata=dict(address.headers)
+        )
 
     async def __aenter__(self) -> Self:
         return self

@@ -26,7 +26,8 @@ from xlaserve.transport.address import ServerAddress
 from xlaserve.transport.client import LABELS, CallFailed, InferenceResult, ModelTensors, asked
 
 _OK = 200
-_NOT_FOUND = 404
+_NO_WORD_OF_HEALTH = frozenset({401, 403, 404})
+"""Statuses that do not say how a server is, but that it does not tell."""
 _SHOWN_BYTES = 300
 _SIZE = "binary_data_size"
 _LENGTH = "Inference-Header-Content-Length"
@@ -40,11 +41,12 @@ class RestClient:
         self._base = f"{scheme}://{address.authority}{address.prefix}"
         self._url = address.url
         self._tls = address.tls
+        self._headers = address.headers
         self._timeout = aiohttp.ClientTimeout(total=timeout)
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(timeout=self._timeout)
+        self._session = aiohttp.ClientSession(timeout=self._timeout, headers=self._headers)
         return self
 
     async def __aexit__(
@@ -128,7 +130,7 @@ class RestClient:
 
     async def _healthy(self, path: str) -> bool:
         status, _, body = await self._ask("GET", path)
-        if status == _NOT_FOUND:
+        if status in _NO_WORD_OF_HEALTH:
             self._check(status, body)
         return status == _OK
 
