@@ -27,7 +27,7 @@ WEIGHTS = {
 
 
 def affine(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
-    """Have one parameter that is large enough to be an argument, and one that is not."""
+    """Have one parameter that is an argument by itself, and one that is packed."""
     return x @ params["w"] + params["b"][None, :]
 
 

@@ -10,12 +10,9 @@ from xlaserve.models.held_memory import growth_of, memory_of
 from xlaserve.models.loaded import IN_FLIGHT
 from xlaserve.models.sizes import EXECUTABLE_BYTES
 
-SMALL = 10
-"""Constants of each program that are small parameters."""
-
 PROGRAMS = (
-    Footprint(100, 7, arguments_bytes=120, constants_bytes=SMALL + 500, code_bytes=3),
-    Footprint(100, 7, arguments_bytes=150, constants_bytes=SMALL + 400, code_bytes=4),
+    Footprint(100, 7, arguments_bytes=120, constants_bytes=500, code_bytes=3),
+    Footprint(100, 7, arguments_bytes=150, constants_bytes=400, code_bytes=4),
 )
 """Of 100 bytes of parameters, and 20 or 50 of inputs."""
 
@@ -34,10 +31,10 @@ def _copy(platform: str, *devices: int, replicas: int = 1) -> Any:
     )
 
 
-@pytest.mark.parametrize(("platform", "constants"), [("cuda", 500 + 2 * SMALL), ("tpu", 920)])
+@pytest.mark.parametrize(("platform", "constants"), [("cuda", 500), ("tpu", 900)])
 def test_an_accelerator_holds_what_its_compiler_says(platform: str, constants: int) -> None:
     """Equal constants are on a GPU once; the module is on the host."""
-    found = memory_of([_copy(platform, 0)], SMALL, module_bytes=10_000)
+    found = memory_of([_copy(platform, 0)], module_bytes=10_000)
 
     assert 93 + 7 == found.parameters_bytes
     assert constants == found.constants_bytes
@@ -47,22 +44,22 @@ def test_an_accelerator_holds_what_its_compiler_says(platform: str, constants: i
 
 
 def test_replicas_share_all_but_what_is_in_flight() -> None:
-    one, two = (memory_of([_copy("cuda", 0, replicas=count)], SMALL, 0) for count in (1, 2))
+    one, two = (memory_of([_copy("cuda", 0, replicas=count)], 0) for count in (1, 2))
 
     assert 2 * one.temporaries_bytes == two.temporaries_bytes
     assert one.total_bytes + IN_FLIGHT * 50 == two.total_bytes
 
 
-def test_the_host_holds_the_module_once_and_small_constants_for_each_program() -> None:
-    found = memory_of([_copy("cpu", 0), _copy("cpu", 1)], SMALL, module_bytes=10_000)
+def test_the_host_holds_the_module_once() -> None:
+    found = memory_of([_copy("cpu", 0), _copy("cpu", 1)], module_bytes=10_000)
 
-    assert 2 * 2 * SMALL == found.constants_bytes
+    assert 0 == found.constants_bytes
     assert 10_000 + 2 * (3 + 4) == found.executables_bytes
     assert 10_000 == found.per_device["cpu:0"] - found.per_device["cpu:1"]
 
 
 def test_devices_of_a_shard_hold_the_same() -> None:
-    found = memory_of([_copy("tpu", 0, 1)], SMALL, 0)
+    found = memory_of([_copy("tpu", 0, 1)], 0)
 
     assert found.per_device["tpu:0"] == found.per_device["tpu:1"] == found.total_bytes // 2
 
@@ -71,11 +68,11 @@ def test_code_of_which_nothing_is_known_is_estimated() -> None:
     copy = _copy("cuda", 0)
     copy.programs = [SimpleNamespace(footprint=Footprint())]
 
-    assert EXECUTABLE_BYTES == memory_of([copy], SMALL, 0).executables_bytes
+    assert EXECUTABLE_BYTES == memory_of([copy], 0).executables_bytes
 
 
 @pytest.mark.parametrize(("platform", "module"), [("cpu", 10_000), ("cuda", 0)])
 def test_more_programs_grow_by_the_largest_code_there_is(platform: str, module: int) -> None:
-    found = growth_of([_copy(platform, 0)], SMALL, 10_000, programs=3)
+    found = growth_of([_copy(platform, 0)], 10_000, programs=3)
 
-    assert {f"{platform}:0": 3 * (4 + SMALL) + module} == found
+    assert {f"{platform}:0": 3 * 4 + module} == found

@@ -45,12 +45,12 @@ def _mappings(directory: Path) -> list[range]:
 
 
 def test_arrays_on_the_cpu_are_the_file(directory: Path) -> None:
-    """Nothing is copied; and an unload lets go of the file."""
+    """Nothing is copied but what is small; and an unload lets go of the file."""
     model = load_plain(directory, CONTEXT)
     (mapping,) = _mappings(directory)
 
     (copy,) = model._copies
-    assert [True] == [leaf.unsafe_buffer_pointer() in mapping for leaf in copy.leaves]
+    assert [False, True] == [leaf.unsafe_buffer_pointer() in mapping for leaf in copy.leaves]
     assert np.array_equal(X * 3 + 1, np.asarray(model.execute({"x": X})["y"]))
     model.close()
     assert [] == _mappings(directory)

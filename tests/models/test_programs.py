@@ -11,7 +11,7 @@ from xlaserve.models.buckets import FIXED
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.export import export_model
 from xlaserve.models.loaded import LoadedModel
-from xlaserve.models.programs import CONSTANT_BYTES, Program, Table, bucket_shape, warmed
+from xlaserve.models.programs import Program, Table, bucket_shape, warmed
 from xlaserve.tensors import DATATYPES, Tensor, TensorSpec
 
 Load = Callable[..., LoadedModel]
@@ -48,25 +48,6 @@ def test_bucket_is_executed_before_it_is_measured() -> None:
     assert len(executable.shapes) > 2
     assert {(6, 4)} == set(executable.shapes)
     assert 0 < seconds
-
-
-@pytest.mark.parametrize(("count", "constants", "arguments"), [(256, 1024, 0), (257, 0, 1028)])
-def test_small_parameters_are_constants(
-    tmp_path: Path, load: Load, run: Run, count: int, constants: int, arguments: int
-) -> None:
-    def fn(params: jax.Array, x: jax.Array) -> jax.Array:
-        return x * params[None, :]
-
-    inputs = {"x": ("FP32", [-1, count])}
-    params = np.full(count, 3, np.float32)
-    path = export_model(fn, params, inputs, tmp_path / "1", outputs=["y"], max_batch_size=2)
-
-    model = load(path)
-
-    assert CONSTANT_BYTES == 1024
-    assert 2 * constants == model.info.memory.constants_bytes
-    assert arguments == model.info.memory.parameters_bytes
-    assert np.all(run(model, {"x": np.ones((2, count), np.float32)})["y"] == 3)
 
 
 # --- the executables that requests may use -----------------------------------------------------

@@ -15,7 +15,6 @@ from jax.export import Exported
 
 from xlaserve.models.compilation_cache import processor
 from xlaserve.models.sites import Site
-from xlaserve.tensors import Tensor
 
 _PLUGINS: Mapping[str, Sequence[str]] = {
     "cpu": (),
@@ -86,12 +85,17 @@ def environment(
 def program(
     site: Site,
     computation: str,
+    packing: str,
     arguments: Sequence[Any],
     outputs: "jax.sharding.Sharding | None",
 ) -> dict[str, str]:
-    """Return what is compiled: which computation, of which arguments, where they lie."""
+    """Return what is compiled: which computation, of which arguments, where they lie.
+
+    `packing` says which of them have small parameters in them, and where.
+    """
     return {
         "computation": computation,
+        "packing": packing,
         "arguments": "; ".join(map(_argument, arguments)),
         "outputs": "" if outputs is None else _sharding(outputs),
         "devices": ",".join(str(device.id) for device in site.devices),
@@ -104,8 +108,8 @@ def name_of(described: Mapping[str, str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_NAME_CHARACTERS]
 
 
-def computation(exported: Exported, constants: Mapping[int, Tensor]) -> str:
-    """Return a hash of an artifact, and of the parameters that are part of its programs."""
+def computation(exported: Exported) -> str:
+    """Return a hash of an artifact, which has no parameters in it."""
     digest = hashlib.sha256(exported.mlir_module_serialized)
     outline = (
         exported.calling_convention_version,
@@ -117,9 +121,6 @@ def computation(exported: Exported, constants: Mapping[int, Tensor]) -> str:
         list(map(str, exported.out_avals)),
     )
     digest.update(repr(outline).encode())
-    for index, constant in sorted(constants.items()):
-        digest.update(f"\n{index} {constant.dtype.name}{constant.shape}\n".encode())
-        digest.update(constant.tobytes())
     return digest.hexdigest()
 
 

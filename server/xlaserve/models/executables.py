@@ -21,8 +21,8 @@ from jax.export import Exported
 from xlaserve.models import cache_key
 from xlaserve.models.compilation import AUTOTUNE_OPTION, Compilation, flags
 from xlaserve.models.compilation_cache import Entry, Unusable
+from xlaserve.models.packing import Packing
 from xlaserve.models.sites import Site
-from xlaserve.tensors import Tensor
 
 _log = structlog.get_logger("compilation_cache")
 
@@ -59,12 +59,12 @@ class _Place:
 
 
 class Executables:
-    """Makes executables of one artifact, whose small parameters are part of them."""
+    """Makes executables of one artifact, which take parameters as they are packed, then inputs."""
 
     def __init__(
         self,
         exported: Exported,
-        constants: Mapping[int, Tensor],
+        packing: Packing,
         compilation: Compilation | None = None,
         model: str = "",
         version: str = "",
@@ -73,7 +73,7 @@ class Executables:
         self.cached = 0
         """Executables that came out of the cache."""
         self.compiled = 0
-        self._constants = constants
+        self._packing = packing
         self._compilation = compilation or Compilation()
         self._of = {"model": model, "version": version}
         self._dropped: list[str] = []
@@ -142,8 +142,8 @@ class Executables:
 
     def lowered(self, wanted: Wanted) -> jax.stages.Lowered:
         """Return what XLA compiles. The devices need not be there."""
-        # A jitted function keeps what it lowered, constants and all: one for each program.
-        model = _function(self.exported, self._constants)
+        # A jitted function keeps what it lowered: one for each program.
+        model = _function(self.exported, self._packing)
         return jax.jit(model, out_shardings=wanted.outputs).lower(wanted.leaves, wanted.inputs)
 
     def _compiled(self, wanted: Wanted) -> jax.stages.Compiled:
@@ -157,14 +157,16 @@ class Executables:
 
     @cached_property
     def _computation(self) -> str:
-        return cache_key.computation(self.exported, self._constants)
+        return cache_key.computation(self.exported)
 
     def _place(self, wanted: Wanted) -> _Place | None:
         if self._compilation.cache is None:
             return None
         site = wanted.site
         arguments = [*wanted.leaves, *wanted.inputs]
-        program = cache_key.program(site, self._computation, arguments, wanted.outputs)
+        program = cache_key.program(
+            site, self._computation, self._packing.text, arguments, wanted.outputs
+        )
         # Where XLA keeps what it tuned changes no program.
         options = self._options(site)
         options.pop(AUTOTUNE_OPTION, None)
@@ -220,17 +222,12 @@ class Executables:
 
 
 def _function(
-    exported: Exported, constants: Mapping[int, Tensor]
+    exported: Exported, packing: Packing
 ) -> Callable[[Sequence[jax.Array], Sequence[jax.Array]], list[jax.Array]]:
-    """Return the artifact as a function of the parameters that are no constants, and inputs."""
-    count = len(exported.in_avals)
+    """Return the artifact as a function of packed parameters, and inputs."""
 
     def model(leaves: Sequence[jax.Array], inputs: Sequence[jax.Array]) -> list[jax.Array]:
-        rest = iter(leaves)
-        parameters: list[jax.Array | Tensor] = [
-            constants[index] if index in constants else next(rest)
-            for index in range(count - len(inputs))
-        ]
+        parameters = packing.unpack(leaves)
         args, kwargs = jax.tree.unflatten(exported.in_tree, [*parameters, *inputs])
         # Only ever called inside jit: outside, each call leaks some megabytes.
         return jax.tree.leaves(exported.call(*args, **kwargs))

@@ -9,13 +9,12 @@ from xlaserve.models.programs import Copy
 from xlaserve.models.sizes import EXECUTABLE_BYTES
 
 
-def memory_of(copies: Sequence[Copy], constants_bytes: int, module_bytes: int) -> ModelMemory:
+def memory_of(copies: Sequence[Copy], module_bytes: int) -> ModelMemory:
     """Add up what the copies hold by now.
 
-    `constants_bytes` are the small parameters, of which each program has its own. On the host what
-    holds the artifact's module counts once: what makes a module large is its constants, which XLA
-    keeps once for all programs. Accelerators hold no module, and of the constants the compiler says
-    how large they are.
+    On the host what holds the artifact's module counts once: what makes a module large is its
+    constants, which XLA keeps once for all programs. Accelerators hold no module, and of the
+    constants the compiler says how large they are.
     """
     parameters, constants, scratch, code = 0, 0, 0, 0
     per_device = Counter[str]()
@@ -24,7 +23,7 @@ def memory_of(copies: Sequence[Copy], constants_bytes: int, module_bytes: int) -
         own = (
             copy.leaves_bytes
             + max((one.footprint.padding_bytes for one in copy.programs), default=0),
-            _constants(copy, constants_bytes),
+            _constants(copy),
             copy.in_flight * max((one.footprint.scratch_bytes for one in copy.programs), default=0),
             sum(one.footprint.code_bytes or EXECUTABLE_BYTES for one in copy.programs),
         )
@@ -39,23 +38,18 @@ def memory_of(copies: Sequence[Copy], constants_bytes: int, module_bytes: int) -
     return ModelMemory(parameters, constants, scratch, code, MappingProxyType(dict(per_device)))
 
 
-def _constants(copy: Copy, small_bytes: int) -> int:
+def _constants(copy: Copy) -> int:
     """Return the constants of all programs of a copy on each device.
 
-    Those of the artifact itself are the same in all of them, and equal ones are on a GPU once.
+    They are the artifact's, the same in all of them, and equal ones are on a GPU once.
     """
     if not copy.site.is_accelerator:
-        return small_bytes * len(copy.programs)
+        return 0
     found = [one.footprint.constants_bytes for one in copy.programs]
-    if copy.site.platform != "cuda":
-        return sum(found)
-    own = sum(min(size, small_bytes) for size in found)
-    return own + max((max(0, size - small_bytes) for size in found), default=0)
+    return max(found, default=0) if copy.site.platform == "cuda" else sum(found)
 
 
-def growth_of(
-    copies: Sequence[Copy], constants_bytes: int, module_bytes: int, programs: int
-) -> Mapping[str, int]:
+def growth_of(copies: Sequence[Copy], module_bytes: int, programs: int) -> Mapping[str, int]:
     """Return what so many programs more for each copy may add to each device.
 
     As much code as the largest that is there, and on the host the module, which is lowered anew.
@@ -64,7 +58,7 @@ def growth_of(
     per_device = Counter[str]()
     for copy in copies:
         code = max((one.footprint.code_bytes for one in copy.programs), default=0)
-        added = programs * ((code or EXECUTABLE_BYTES) + constants_bytes)
+        added = programs * (code or EXECUTABLE_BYTES)
         per_device.update(dict.fromkeys(copy.site.device_names, added))
     if not copies[0].site.is_accelerator:
         per_device.update({copies[0].site.device_names[0]: module_bytes})

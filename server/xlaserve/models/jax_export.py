@@ -28,6 +28,7 @@ from xlaserve.models import (
 )
 from xlaserve.models.buckets import FIXED, BucketPlan
 from xlaserve.models.compile_plan import CompilePlan
+from xlaserve.models.device_parameters import DeviceParameters
 from xlaserve.models.executables import Executables
 from xlaserve.models.failures import invalid_model, raise_if_exhausted
 from xlaserve.models.held_memory import growth_of, memory_of
@@ -39,7 +40,6 @@ from xlaserve.models.programs import (
     Arrays,
     Compiler,
     Copy,
-    DeviceParameters,
     Program,
     Table,
     bucket_shape,
@@ -77,7 +77,6 @@ class JaxExportModel:
         self._copies = tuple(copies)
         self._by_replica = tuple(copies[index] for index in replicas)
         self._host = parameters.host
-        self._constants_bytes = parameters.constants_bytes
         self._module_bytes = 0
         self._batched = bool(info.max_batch_size)
         self._most_rows = info.max_batch_size
@@ -209,7 +208,7 @@ class JaxExportModel:
         compiled_programs, cached_programs = self._compiler.made
         self.info = replace(
             self.info,
-            memory=memory_of(self._copies, self._constants_bytes, self._module_bytes),
+            memory=memory_of(self._copies, self._module_bytes),
             compile_seconds=compile_seconds,
             buckets=buckets_of(self._copies, is_exact=self._is_exact),
             on_demand_compilations=on_demand_compilations,
@@ -277,7 +276,7 @@ class JaxExportModel:
         if not self._rest:
             return {}
         combinations = len(self._dimensions.combinations) if self._dimensions else 1
-        return growth_of(self._copies, self._constants_bytes, self._module_bytes, combinations)
+        return growth_of(self._copies, self._module_bytes, combinations)
 
     def compile_rest(
         self,
@@ -429,13 +428,13 @@ def compiled(
     copies = copies_of(layout, parameters)
     admit = partial(context.mappings.admit, context.model)
     executables = Executables(
-        exported, parameters.constants, context.compilation, context.model, context.version
+        exported, parameters.packing, context.compilation, context.model, context.version
     )
 
     def find_difference(tried: OpenDimensions) -> Difference | None:
         trial = Compiler(
             exported,
-            parameters.constants,
+            parameters.packing,
             signature,
             copies,
             tried,
@@ -459,7 +458,7 @@ def compiled(
     )
     compiler = Compiler(
         exported,
-        parameters.constants,
+        parameters.packing,
         signature,
         copies,
         plan.dimensions,

@@ -57,7 +57,7 @@ class ModelMemory:
 
     parameters_bytes: int = 0
     constants_bytes: int = 0
-    """Small parameters that are part of the executables instead of arguments."""
+    """Constants that executables hold beside their code, on accelerators, as the compiler says."""
     temporaries_bytes: int = 0
     """Scratch memory, inputs and outputs of the largest bucket: once for each replica on the host,
     IN_FLIGHT times for each on an accelerator."""

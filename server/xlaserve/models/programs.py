@@ -4,36 +4,28 @@
 # mypy: disallow-untyped-calls=False
 
 import time
-import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import inf
-from pathlib import Path
-from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import numpy as np
 from jax.export import Exported
 
-from xlaserve.models import manifest, weights
 from xlaserve.models.buckets import FIXED
+from xlaserve.models.device_parameters import DeviceParameters
 from xlaserve.models.executables import Executables, Made, Wanted
 from xlaserve.models.failures import is_exhausted
 from xlaserve.models.footprint import Footprint
 from xlaserve.models.loaded import IN_FLIGHT, Bucket, Stage
-from xlaserve.models.manifest import Manifest
 from xlaserve.models.neighbours import Run
-from xlaserve.models.roots import ANYWHERE, Roots
+from xlaserve.models.packing import Packing
 from xlaserve.models.shapes import OpenDimensions, Sizes
 from xlaserve.models.signature import Signature
 from xlaserve.models.sites import Layout, Site
 from xlaserve.tensors import Tensor, TensorSpec, describe
-
-CONSTANT_BYTES = 1024
-"""Parameters up to this size become part of the executables: each argument of a call costs about
-half a microsecond, and a bias or a scale is not worth it."""
 
 _WARM_RUNS = 2
 _MEASURED_RUNS = 8
@@ -55,83 +47,6 @@ Arrays: TypeAlias = "list[jax.Array | Tensor]"
 on the device first."""
 
 Call: TypeAlias = "Callable[[Sequence[jax.Array], Arrays], list[jax.Array]]"
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceParameters:
-    """The parameters in the artifact's order: on the devices, or as constants."""
-
-    leaves: tuple[list[jax.Array], ...] = ()
-    """Arrays of each site."""
-    constants: Mapping[int, Tensor] = field(default_factory=lambda: MappingProxyType({}))
-    """Constants by position among all parameters."""
-    host: "tuple[weakref.ref[object], ...]" = ()
-    """The memory that the leaves were put on the device from; on the CPU it is theirs. Where
-    parameters are mapped, it is the mapping."""
-
-    @staticmethod
-    def read(
-        directory: Path,
-        described: Manifest,
-        sites: Sequence[Site],
-        check_cancelled: Callable[[], None],
-        *,
-        mapped: bool = False,
-        roots: Roots = ANYWHERE,
-    ) -> "DeviceParameters":
-        """Read the weights tensor by tensor, or map them; raises InvalidModel."""
-        positions = {name: index for index, name in enumerate(described.parameters)}
-        leaves: list[dict[int, jax.Array]] = [{} for _ in sites]
-        constants: dict[int, Tensor] = {}
-        host: list[weakref.ref[object]] = []
-        record = described.files[manifest.WEIGHTS]
-        read = weights.read_mapped if mapped else weights.read
-        for name, tensor in read(directory, manifest.WEIGHTS, record, roots):
-            check_cancelled()
-            index = positions[name]
-            if _is_constant(name, tensor.nbytes, sites):
-                # A copy, since JAX keeps constants, and a mapping would stay with them.
-                constants[index] = tensor.copy()
-                continue
-            for site, held in zip(sites, leaves, strict=True):
-                # Waiting keeps no more than one tensor twice. On the CPU it is used in place.
-                held[index] = jax.device_put(tensor, site.parameter(name)).block_until_ready()
-            host.append(weakref.ref[object](tensor.base))
-        ordered = tuple([held[index] for index in sorted(held)] for held in leaves)
-        return DeviceParameters(ordered, constants, tuple(host))
-
-    @staticmethod
-    def described(
-        directory: Path, described: Manifest, sites: Sequence[Site], roots: Roots = ANYWHERE
-    ) -> "DeviceParameters":
-        """Read the constants, and only the shapes of what would be put on the devices.
-
-        That is enough to compile, also for devices that are not there. Raises InvalidModel.
-        """
-        positions = {name: index for index, name in enumerate(described.parameters)}
-        leaves: list[dict[int, Any]] = [{} for _ in sites]
-        constants: dict[int, Tensor] = {}
-        record = described.files[manifest.WEIGHTS]
-        for name, tensor in weights.read_mapped(directory, manifest.WEIGHTS, record, roots):
-            index = positions[name]
-            if _is_constant(name, tensor.nbytes, sites):
-                constants[index] = tensor.copy()
-                continue
-            for site, held in zip(sites, leaves, strict=True):
-                held[index] = jax.ShapeDtypeStruct(
-                    tensor.shape, tensor.dtype, sharding=site.parameter(name)
-                )
-        ordered = tuple([held[index] for index in sorted(held)] for held in leaves)
-        return DeviceParameters(ordered, constants)
-
-    @property
-    def constants_bytes(self) -> int:
-        """Return the size of those that each executable has a copy of."""
-        return sum(constant.nbytes for constant in self.constants.values())
-
-
-def _is_constant(name: str, nbytes: int, sites: Sequence[Site]) -> bool:
-    return nbytes <= CONSTANT_BYTES and not any(site.is_split(name) for site in sites)
 
 
 _NOTHING = Footprint()
@@ -251,7 +166,7 @@ class Compiler:
     def __init__(
         self,
         exported: Exported,
-        constants: Mapping[int, Tensor],
+        packing: Packing,
         signature: Signature,
         copies: Sequence[Copy],
         dimensions: OpenDimensions,
@@ -263,7 +178,7 @@ class Compiler:
         self._admit = admit
         """Raises OutOfMappings unless so many programs may be compiled."""
         self.exported = exported
-        self._executables = executables or Executables(exported, constants)
+        self._executables = executables or Executables(exported, packing)
         self.seconds = 0.0
         """Seconds that compilation took by now."""
         self._dimensions = dimensions

@@ -20,11 +20,11 @@ from xlaserve.models import artifact, files, placement, shapes, sites
 from xlaserve.models.artifact import BATCH_DIMENSION
 from xlaserve.models.buckets import DEFAULT_MAX_BATCH_SIZE
 from xlaserve.models.config import ModelConfig
+from xlaserve.models.device_parameters import DeviceParameters
 from xlaserve.models.failures import invalid_model
 from xlaserve.models.jax_export import JaxExportModel, compiled
 from xlaserve.models.loaded import LoadContext
 from xlaserve.models.manifest import MAX_NAME_LENGTH
-from xlaserve.models.programs import DeviceParameters
 from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.models.signature import Signature, agreed
 from xlaserve.models.sizes import LIMIT_ARTIFACT_BYTES

@@ -16,17 +16,12 @@ from xlaserve.models import neighbours, onnx_source, single_file, sites, version
 from xlaserve.models.compilation import Compilation
 from xlaserve.models.compile_plan import CompilePlan
 from xlaserve.models.config import ModelConfig
+from xlaserve.models.device_parameters import DeviceParameters
 from xlaserve.models.executables import Executables
 from xlaserve.models.footprint import Footprint
 from xlaserve.models.held_memory import memory_of
 from xlaserve.models.loaded import ModelMemory
-from xlaserve.models.programs import (
-    Compiler,
-    Copy,
-    DeviceParameters,
-    Program,
-    copies_of,
-)
+from xlaserve.models.programs import Compiler, Copy, Program, copies_of
 from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.models.shapes import OpenDimensions, Sizes
 from xlaserve.models.targets.topology import Device
@@ -42,7 +37,6 @@ class Ahead:
     plan: CompilePlan
     copies: tuple[Copy, ...]
     compiler: Compiler
-    constants_bytes: int
     module_bytes: int
     trials: tuple[Compiler, ...] = ()
     """Compilers of the programs that a load tries declared rows with."""
@@ -86,12 +80,12 @@ class Ahead:
             # It finds no difference.
             tried.append,
         )
-        constants = parameters.constants
-        executables = Executables(version.exported, constants, compilation)
+        packing = parameters.packing
+        executables = Executables(version.exported, packing, compilation)
         compiler, *trials = [
             Compiler(
                 version.exported,
-                constants,
+                packing,
                 version.signature,
                 copies,
                 dimensions,
@@ -100,9 +94,7 @@ class Ahead:
             for dimensions in (plan.dimensions, *tried)
         ]
         module_bytes = len(version.exported.mlir_module_serialized)
-        return Ahead(
-            plan, copies, compiler, parameters.constants_bytes, module_bytes, tuple(trials)
-        )
+        return Ahead(plan, copies, compiler, module_bytes, tuple(trials))
 
     def work(self) -> list[Place]:
         """Return the programs that a load compiles."""
@@ -129,7 +121,7 @@ class Ahead:
     @property
     def memory(self) -> ModelMemory:
         """Return what a server reserves for the programs that were noted, and the parameters."""
-        return memory_of(self.copies, self.constants_bytes, self.module_bytes)
+        return memory_of(self.copies, self.module_bytes)
 
 
 def _never_called(leaves: object, arguments: object) -> NoReturn:

@@ -1,0 +1,123 @@
+"""The parameters of one model on its devices: large ones each by itself, small ones packed."""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from xlaserve.models import manifest, weights
+from xlaserve.models.manifest import Manifest
+from xlaserve.models.packing import PACKED_BYTES, UNPACKED, Packing, Parameter
+from xlaserve.models.roots import ANYWHERE, Roots
+from xlaserve.models.sites import Site
+from xlaserve.tensors import Tensor, aligned_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceParameters:
+    """The arguments that stand for the parameters in every program, at each site."""
+
+    leaves: tuple[list[jax.Array], ...] = ()
+    """Arrays of each site: the buffers of small parameters, then the large ones in the artifact's
+    order."""
+    packing: Packing = UNPACKED
+    """Which parameter is in which of them."""
+    host: "tuple[weakref.ref[object], ...]" = field(default=(), compare=False)
+    """The memory that the leaves were put on the device from; on the CPU it is theirs. Where
+    parameters are mapped, it is the mapping."""
+
+    @staticmethod
+    def read(
+        directory: Path,
+        described: Manifest,
+        sites: Sequence[Site],
+        check_cancelled: Callable[[], None],
+        *,
+        mapped: bool = False,
+        roots: Roots = ANYWHERE,
+    ) -> "DeviceParameters":
+        """Read the weights tensor by tensor, or map them; raises InvalidModel."""
+        positions = {name: index for index, name in enumerate(described.parameters)}
+        large: list[dict[int, jax.Array]] = [{} for _ in sites]
+        small: dict[int, Tensor] = {}
+        host: list[weakref.ref[object]] = []
+        record = described.files[manifest.WEIGHTS]
+        read = weights.read_mapped if mapped else weights.read
+        for name, tensor in read(directory, manifest.WEIGHTS, record, roots):
+            check_cancelled()
+            index = positions[name]
+            if _is_small(name, tensor.nbytes, sites):
+                small[index] = tensor
+                continue
+            for site, held in zip(sites, large, strict=True):
+                held[index] = _put(tensor, site.parameter(name))
+            host.append(weakref.ref[object](tensor.base))
+        packing, buffers = _packed(small, len(positions))
+        # Only those are held from here on, and neither what was read nor a mapping.
+        small.clear()
+        ordered: list[list[jax.Array]] = []
+        for site, held in zip(sites, large, strict=True):
+            packed = [_put(buffer, site.outputs) for buffer in buffers]
+            ordered.append([*packed, *(held[index] for index in sorted(held))])
+        host += [weakref.ref[object](buffer.base) for buffer in buffers]
+        return DeviceParameters(tuple(ordered), packing, tuple(host))
+
+    @staticmethod
+    def described(
+        directory: Path, described: Manifest, sites: Sequence[Site], roots: Roots = ANYWHERE
+    ) -> "DeviceParameters":
+        """Read only the shapes of what would be put on the devices.
+
+        That is enough to compile, also for devices that are not there. Raises InvalidModel.
+        """
+        positions = {name: index for index, name in enumerate(described.parameters)}
+        large: list[dict[int, Any]] = [{} for _ in sites]
+        small: dict[int, Parameter] = {}
+        for entry in weights.read_entries(directory, manifest.WEIGHTS, roots):
+            index = positions[entry.name]
+            if _is_small(entry.name, entry.nbytes, sites):
+                small[index] = Parameter(entry.dtype, entry.shape)
+                continue
+            for site, held in zip(sites, large, strict=True):
+                held[index] = jax.ShapeDtypeStruct(
+                    entry.shape, entry.dtype, sharding=site.parameter(entry.name)
+                )
+        packing = Packing.of(small, len(positions))
+        ordered: list[list[Any]] = []
+        for site, held in zip(sites, large, strict=True):
+            packed = [
+                jax.ShapeDtypeStruct((count,), dtype, sharding=site.outputs)
+                for dtype, count in packing.buffers
+            ]
+            ordered.append([*packed, *(held[index] for index in sorted(held))])
+        return DeviceParameters(tuple(ordered), packing)
+
+
+def _is_small(name: str, nbytes: int, sites: Sequence[Site]) -> bool:
+    return nbytes <= PACKED_BYTES and not any(site.is_split(name) for site in sites)
+
+
+def _put(tensor: Tensor, sharding: jax.sharding.Sharding) -> jax.Array:
+    # Waiting keeps no more than one tensor twice. On the CPU it is used in place.
+    put: jax.Array = jax.device_put(tensor, sharding).block_until_ready()
+    return put
+
+
+def _packed(small: Mapping[int, Tensor], count: int) -> tuple[Packing, list[Tensor]]:
+    """Return where small parameters are, and the buffers that they were copied to."""
+    found = {index: Parameter(tensor.dtype, tensor.shape) for index, tensor in small.items()}
+    packing = Packing.of(found, count)
+    buffers: list[Tensor] = []
+    for dtype, size in packing.buffers:
+        memory = aligned_bytes(size * dtype.itemsize)
+        buffers.append(memory.view(dtype))
+    for index, place in packing.places.items():
+        buffers[place.buffer][place.start : place.stop] = np.ravel(small[index])
+    return packing, buffers

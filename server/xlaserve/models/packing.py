@@ -1,0 +1,98 @@
+"""The small parameters of a model as one flat buffer for each of their dtypes.
+
+Each argument of a call costs about half a microsecond, and a bias or a scale is not worth it. As
+constants of the program they would cost nothing, but then no two models had a program in common.
+"""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+
+from xlaserve.tensors import Shape
+
+PACKED_BYTES = 1024
+"""Parameters up to this size are packed, unless a partition rule splits them."""
+
+DType: TypeAlias = "np.dtype[Any]"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """Dtype and shape of a parameter."""
+
+    dtype: DType
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The elements of a buffer that are a parameter."""
+
+    buffer: int
+    start: int
+    stop: int
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Packing:
+    """The place of each parameter among the arguments of a program: buffers first, then the rest.
+
+    It follows from dtypes, shapes and partition rules alone: equal models are packed alike.
+    """
+
+    count: int = 0
+    """Parameters of the artifact."""
+    buffers: tuple[tuple[DType, int], ...] = ()
+    """Dtype and elements of each buffer."""
+    places: Mapping[int, Place] = field(default_factory=lambda: MappingProxyType({}))
+    """The packed parameters by position among all."""
+
+    @staticmethod
+    def of(small: Mapping[int, Parameter], count: int) -> "Packing":
+        """Pack these of `count` parameters, in their order, those of one dtype together."""
+        dtypes = sorted({parameter.dtype.name for parameter in small.values()})
+        sizes = dict.fromkeys(dtypes, 0)
+        places: dict[int, Place] = {}
+        for index, parameter in sorted(small.items()):
+            name = parameter.dtype.name
+            start = sizes[name]
+            sizes[name] = stop = start + prod(parameter.shape)
+            places[index] = Place(dtypes.index(name), start, stop, tuple(parameter.shape))
+        of_name = {parameter.dtype.name: parameter.dtype for parameter in small.values()}
+        buffers = tuple((of_name[name], sizes[name]) for name in dtypes)
+        return Packing(count, buffers, MappingProxyType(places))
+
+    @cached_property
+    def text(self) -> str:
+        """Return it as part of a key: programs of equal arguments may be packed otherwise."""
+        places = (
+            f"{index}@{place.buffer}:{place.start}{list(place.shape)}"
+            for index, place in self.places.items()
+        )
+        return " ".join((str(self.count), *places))
+
+    def unpack(self, leaves: Sequence[jax.Array]) -> Iterator[jax.Array]:
+        """Yield the parameters in the artifact's order; while a program is traced."""
+        rest = iter(leaves[len(self.buffers) :])
+        for index in range(self.count):
+            place = self.places.get(index)
+            if place is None:
+                yield next(rest)
+            else:
+                flat = leaves[place.buffer]
+                part = jax.lax.slice(flat, (place.start,), (place.stop,))
+                yield part.reshape(place.shape)
+
+
+UNPACKED = Packing()
+"""That of a model without parameters."""
