@@ -5,12 +5,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.infer import described, directly, generically, outcome
 from support.protobuf import Google
 
-from xlaserve.core.serving.inference import InferOutput, InferResponse
+from xlaserve.core.serving.inference import (
+    DetailedResponse,
+    InferOutput,
+    InferResponse,
+    PlacedOutput,
+)
 from xlaserve.errors import InvalidTensor
 from xlaserve.settings_choices import TypedAnswerForm
 from xlaserve.tensors import BYTES, DATATYPES, Datatype, to_bytes
@@ -617,3 +622,26 @@ def test_offset_is_found_in_the_first_bytes() -> None:
 @given(data=st.binary(max_size=100), size=st.integers(0, 2**32))
 def test_offset_of_anything_else_is_0_or_within_the_message(data: bytes, size: int) -> None:
     assert 0 <= tensor_offset(memoryview(data), size) <= size
+
+
+ONE_OUTPUT = InferResponse(
+    "m", "1", "", (InferOutput("y", DATATYPES["FP32"], np.ones(2, np.float32)),)
+)
+
+
+@given(response=responses(), placed=st.lists(st.booleans(), min_size=3, max_size=3))
+@example(response=ONE_OUTPUT, placed=[True] * 3)
+@settings(max_examples=60)
+def test_outputs_in_shared_memory_are_written_as_the_generic_codec_writes_them(
+    response: InferResponse, placed: list[bool]
+) -> None:
+    outputs = tuple(
+        PlacedOutput(output.name, output.datatype, output.data) if is_placed else output
+        for output, is_placed in zip(response.outputs, placed, strict=False)
+    )
+    detailed = DetailedResponse(response.model_name, response.model_version, response.id, outputs)
+    expected = generic_bytes(detailed)
+
+    for _ in range(2):
+        parts, size = WARM.encode(detailed)
+        assert (expected, len(expected)) == (b"".join(parts), size)

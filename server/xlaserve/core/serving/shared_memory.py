@@ -42,6 +42,7 @@ _SEMAPHORE = "sem."
 _SHOWN_CHARACTERS = 80
 _LARGEST = 2**63 - 1
 """The largest offset that a system call takes."""
+_LOOPBACK = "127."
 _MOST_BUFFERS = 512
 """Buffers of one system call; POSIX allows 1024 on Linux."""
 
@@ -235,6 +236,8 @@ class Regions:
 def _is_local(peer: Peer) -> bool:
     if not peer.listener or peer.address == "unix":
         return True  # inside the process there is no listener
+    if peer.address.startswith(_LOOPBACK):
+        return True  # the kernel says so; most addresses, and to parse one takes long
     host = peer.address.rpartition(":")[0].strip("[]").partition("%")[0]
     try:
         address = ipaddress.ip_address(host)

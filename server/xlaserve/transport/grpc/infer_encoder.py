@@ -47,12 +47,13 @@ class InferEncoder:
         Without a form it is raw. A tensor of more than JOINED_BYTES is a part of its own, a view
         of its memory wherever that is contiguous. Raises ValueError for a name that is not Unicode.
         """
-        if type(response) is not InferResponse:
+        if type(response) is not InferResponse and not (form is None and _is_placed(response)):
             return self._encode_detailed(response, form)
         if form is None and len(response.outputs) == 1 and not response.id:
             (output,) = response.outputs
             data = output.data
-            if data.nbytes <= JOINED_BYTES and output.datatype is not BYTES:
+            is_plain = type(output) is InferOutput and output.datatype is not BYTES
+            if is_plain and data.nbytes <= JOINED_BYTES:
                 head = self._heads[
                     response.model_name,
                     response.model_version,
@@ -140,7 +141,19 @@ def _described(name: str, datatype: str, shape: Shape) -> pb.ModelInferResponseI
     return pb.ModelInferResponseInferOutputTensor(name=name, datatype=datatype, shape=list(shape))
 
 
+def _is_placed(response: InferResponse) -> bool:
+    """Tell whether it differs from a plain one in nothing but outputs in shared memory."""
+    return (
+        type(response) is DetailedResponse
+        and not response.parameters
+        and not response.output_parameters
+    )
+
+
 def _raw(output: InferOutput) -> bytes | memoryview:
+    """Return the raw contents of an output; those in shared memory have none."""
+    if type(output) is not InferOutput:
+        return b""
     data = output.data
     if output.datatype is BYTES:
         return pack_bytes(data)

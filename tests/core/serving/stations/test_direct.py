@@ -24,16 +24,16 @@ class Copies:
         self.handed.append(calls)
 
 
-async def test_the_first_is_handed_on_at_once_and_the_rest_in_groups() -> None:
+async def test_those_of_one_pass_of_the_loop_are_handed_on_in_groups_at_its_end() -> None:
     copies = Copies(room=6)
     queue = DirectQueue(copies, 100, lambda: 1)
     calls = [AwaitedInfer() for _ in range(9)]
     for call in calls:
         queue.submit(call)
 
-    assert [[calls[0]]] == copies.handed
+    assert [] == copies.handed
     await asyncio.sleep(0)
-    assert [[calls[0]], calls[1:5], [calls[5]]] == copies.handed
+    assert [calls[:4], calls[4:6]] == copies.handed
     assert 3 == queue.waiting
     copies.room = 2
     queue.hand_on()
@@ -73,3 +73,14 @@ async def test_a_call_does_not_pass_those_that_wait() -> None:
     await asyncio.sleep(0)
 
     assert [[first, second]] == copies.handed
+
+
+async def test_nobody_is_refused_while_the_copies_have_room() -> None:
+    copies = Copies(room=3)
+    queue = DirectQueue(copies, 2, lambda: 1)
+    for _ in range(5):
+        queue.submit(AwaitedInfer())
+
+    assert ([2, 1], 2) == ([len(calls) for calls in copies.handed], queue.waiting)
+    with pytest.raises(Overloaded):
+        queue.submit(AwaitedInfer())

@@ -30,8 +30,8 @@ class Copies(Protocol):
 class DirectQueue:
     """Hands calls on in the order in which they come.
 
-    A call that comes alone is handed on at once. Of those that come in one pass of the event loop
-    the rest is handed on in groups: to wake a thread costs more than many a model.
+    Those that come in one pass of the event loop are handed on in groups at its end. To wake a
+    thread costs more than many a model, and while the pass lasts it could not have Python's lock.
     """
 
     def __init__(self, copies: Copies, max_requests: int, now_ns: Callable[[], int]) -> None:
@@ -40,8 +40,6 @@ class DirectQueue:
         self._now_ns = now_ns
         self._calls: deque[InferCall] = deque()
         self._is_looking = False
-        self._is_first = True
-        """Whether none was handed on in this pass of the event loop."""
 
     @property
     def waiting(self) -> int:
@@ -51,11 +49,8 @@ class DirectQueue:
     def submit(self, call: InferCall) -> None:
         """Take a call; raises Overloaded."""
         call.submitted_ns = call.submitted_ns or self._now_ns()
-        if self._is_first and not self._calls and self._copies.room:
-            self._is_first = False
-            self._look_soon()
-            self._copies.hand([call])
-            return
+        if len(self._calls) >= self._max_requests:
+            self.hand_on()
         if len(self._calls) >= self._max_requests:
             raise Overloaded(call.model, self._max_requests, "max_requests_per_model")
         self._calls.append(call)
@@ -93,5 +88,4 @@ class DirectQueue:
 
     def _look(self) -> None:
         self._is_looking = False
-        self._is_first = True
         self.hand_on()
