@@ -9,10 +9,11 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from types import MappingProxyType, TracebackType
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -34,6 +35,7 @@ from xlaserve.transport.dialing import dial
 __all__ = ["Answer", "AsyncClient", "CallFailed", "Client", "TlsFiles"]
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _CONTENT_TYPE = "content_type"
 _NO_TEXTS: Mapping[str, str] = MappingProxyType({})
@@ -151,6 +153,19 @@ class AsyncClient:
             raise failure from error
 
 
+def _blocking(
+    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate["Client", P], T]:
+    """Return a method of Client that does what one of AsyncClient does, and blocks."""
+
+    @wraps(method)
+    def call(client: "Client", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        asking, loop = client.opened()
+        return loop.run(method(asking, *args, **kwargs))
+
+    return call
+
+
 class Client:
     """Does what AsyncClient does for code that is no coroutine; a context manager.
 
@@ -168,7 +183,7 @@ class Client:
     def __enter__(self) -> Self:
         loop = _Loop()
         try:
-            self._open = loop.run(self._opened()), loop
+            self._open = loop.run(self._dialled()), loop
         except BaseException:
             loop.close()
             raise
@@ -180,56 +195,24 @@ class Client:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        client, loop = self._opened_now()
+        client, loop = self.opened()
         self._open = None
         try:
             loop.run(client.__aexit__(None, None, None))
         finally:
             loop.close()
 
-    def live(self) -> bool:
-        """Tell whether the server is live (V2 protocol, Health)."""
-        client, loop = self._opened_now()
-        return loop.run(client.live())
+    live = _blocking(AsyncClient.live)
+    ready = _blocking(AsyncClient.ready)
+    infer = _blocking(AsyncClient.infer)
 
-    def ready(self) -> bool:
-        """Tell whether the server is ready (V2 protocol, Health)."""
-        client, loop = self._opened_now()
-        return loop.run(client.ready())
-
-    def infer(
-        self,
-        model: str,
-        inputs: Any,
-        *,
-        version: str = "",
-        outputs: Wanted = (),
-        content_type: str = "",
-        content_types: Mapping[str, str] = _NO_TEXTS,
-        id: str = "",
-        parameters: Mapping[str, Parameter] = _NONE,
-    ) -> Answer:
-        """Return the answer of a model, as AsyncClient does. Blocks."""
-        client, loop = self._opened_now()
-        return loop.run(
-            client.infer(
-                model,
-                inputs,
-                version=version,
-                outputs=outputs,
-                content_type=content_type,
-                content_types=content_types,
-                id=id,
-                parameters=parameters,
-            )
-        )
-
-    def _opened_now(self) -> "tuple[AsyncClient, _Loop]":
+    def opened(self) -> "tuple[AsyncClient, _Loop]":
+        """Return the client and its loop; raises a RuntimeError outside of the block."""
         if self._open is None:
             raise RuntimeError("the client is not open: use it as a context manager")
         return self._open
 
-    async def _opened(self) -> AsyncClient:
+    async def _dialled(self) -> AsyncClient:
         return await AsyncClient(self._address, timeout=self._timeout).__aenter__()
 
 

@@ -14,6 +14,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.grpc.aio
 import tritonclient.http
+from structlog.testing import capture_logs
 from support import sequence_models
 from support.http import ask
 from support.python_models import write
@@ -245,6 +246,7 @@ class Model(PythonModel):
             self.kept[told["CORRID"]] = inputs["x"]
         if not told["READY"]:
             self.expired = told
+            raise ValueError("expired")
         names = ",".join(sorted(name.decode() for name in self.kept))
         last = getattr(self, "expired", "")
         return {"y": np.array([[names.encode(), str(last).encode()]], object)}
@@ -265,30 +267,40 @@ sequence_batching {
 async def test_a_python_model_is_told_of_a_sequence_that_expires(
     serve: Serve, tmp_path: Path, execution: str
 ) -> None:
-    """END, with READY for false: it need not keep what nobody goes on with."""
+    """END, with READY for false: it need not keep what nobody goes on with.
+
+    Nobody waits for the answer: an error is in the log.
+    """
     controls = sequence_models.CONTROLS.replace("TYPE_UINT64", "TYPE_STRING")
     config = KEEPS_CONFIG.replace("CONTROLS", controls).replace("IDLE", "50000")
     said = f'parameters {{ key: "execution" value {{ string_value: "{execution}" }} }}'
     write(tmp_path, "keeps", KEEPS, config + said)
-    async with (
-        serve(tmp_path, load_model=("keeps",), allow_python_models=True) as server,
-        tritonclient.grpc.aio.InferenceServerClient(server.url) as client,
-    ):
+    with capture_logs() as log:
+        async with (
+            serve(tmp_path, load_model=("keeps",), allow_python_models=True) as server,
+            tritonclient.grpc.aio.InferenceServerClient(server.url) as client,
+        ):
 
-        async def begin(id: str, *, end: bool = False) -> list[bytes]:
-            given = tritonclient.grpc.aio.InferInput("x", [1, 1], "BYTES")
-            given.set_data_from_numpy(np.array([[b"t"]], object))
-            text: Any = id
-            answer: Any = await client.infer(
-                "keeps", [given], sequence_id=text, sequence_start=True, sequence_end=end
-            )
-            found: list[bytes] = answer.as_numpy("y")[0].tolist()
-            return found
+            async def begin(id: str, *, end: bool = False) -> list[bytes]:
+                given = tritonclient.grpc.aio.InferInput("x", [1, 1], "BYTES")
+                given.set_data_from_numpy(np.array([[b"t"]], object))
+                text: Any = id
+                answer: Any = await client.infer(
+                    "keeps", [given], sequence_id=text, sequence_start=True, sequence_end=end
+                )
+                found: list[bytes] = answer.as_numpy("y")[0].tolist()
+                return found
 
-        first = await begin("a")
-        while b"a" in (seen := await begin("b", end=True))[0].split(b","):
-            await asyncio.sleep(0.01)
+            first = await begin("a")
+            while b"a" in (seen := await begin("b", end=True))[0].split(b","):
+                await asyncio.sleep(0.01)
+            while not any(record["event"].startswith("a model failed") for record in log):
+                await asyncio.sleep(0.01)
 
+    failures = [record for record in log if record["event"].startswith("a model failed")]
+    assert [("keeps", "a", True)] == [
+        (record["model"], record["sequence"], "expired" in record["error"]) for record in failures
+    ]
     assert b"a" == first[0]
     assert b"" == seen[0]
     assert b"b'a'" in seen[1]

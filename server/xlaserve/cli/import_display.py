@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from xlaserve.cli.progress import progress_bar
 from xlaserve.cli.rows import rows_shown
 from xlaserve.cli.sizes import format_bytes
 from xlaserve.models import device
@@ -17,16 +17,7 @@ def run(model: Path, directory: Path, options: Options) -> Path:
     """Import a model with a bar on stderr, print what came of it, and return where it is."""
     # The same numbers on every machine, also where a GPU would calculate with fewer bits.
     device.start("cpu")
-    console = Console(stderr=True)
-    with Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as progress:
+    with progress_bar() as progress:
         bar = progress.add_task(model.name, total=None)
 
         def show(stage: Stage) -> None:

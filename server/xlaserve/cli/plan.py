@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from xlaserve.cli import plan_display
 from xlaserve.cli.printable import printable
+from xlaserve.cli.progress import progress_bar
 from xlaserve.cli.termination import unwinding_on_signals
 from xlaserve.core.residence.device_plan import DevicePlan, DevicePlanner
 from xlaserve.core.residence.repository import Repository
@@ -71,16 +71,7 @@ def _is_wrong(made: DevicePlan) -> bool:
 @contextmanager
 def _progress() -> Iterator[Callable[[Compiled], None]]:
     """Show on stderr what was compiled last, while a block runs."""
-    console = Console(stderr=True)
-    with Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as progress:
+    with progress_bar() as progress:
         bar = progress.add_task("compiling", total=None)
 
         def on_done(done: Compiled) -> None:

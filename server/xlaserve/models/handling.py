@@ -108,6 +108,64 @@ class ModelRequest(Protocol):
         ...
 
 
+class UnsentRequest:
+    """A request that no client sent (a ModelRequest).
+
+    A warm-up executes one, and a model is told of a sequence that expired by one.
+    """
+
+    id = ""
+    is_cancelled = False
+    is_writable = True
+    tensor_parameters = NO_TENSOR_PARAMETERS
+
+    def __init__(
+        self,
+        inputs: Mapping[str, Value],
+        outputs: Sequence[str],
+        *,
+        rows: int = 1,
+        parameters: Parameters = MappingProxyType({}),
+        answered: Callable[[Mapping[str, Tensor]], None] | None = None,
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """Take what to do with answers and the error, in any thread; answers may be dropped."""
+        self.inputs = inputs
+        self.outputs = outputs
+        self.rows = rows
+        self.parameters = parameters
+        self._answered = answered
+        self._failed = failed
+
+    def begin(self) -> None:
+        """Do nothing: nobody asks for the time."""
+
+    def answer(
+        self,
+        outputs: Mapping[str, Tensor],
+        *,
+        last: bool = True,
+        parameters: AnswerParameters | None = None,
+    ) -> None:
+        """Hand an answer to who made the request, or drop it."""
+        if self._answered is not None:
+            self._answered(outputs)
+
+    def again(self) -> None:
+        """Do nothing: once is enough."""
+
+    def end(self) -> None:
+        """Do nothing: nobody waits."""
+
+    def fail(self, error: BaseException) -> None:
+        """Hand the error to who made the request."""
+        self._failed(error)
+
+    def when_writable(self, resume: Callable[[], None]) -> None:
+        """Call at once."""
+        resume()
+
+
 @runtime_checkable
 class Handling(Protocol):
     """A model that is handed requests."""

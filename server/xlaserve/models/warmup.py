@@ -1,23 +1,21 @@
 """Executes the samples of a configuration's `model_warmup` before the model is ready."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from xlaserve.errors import InvalidModel, LoadCancelled, XlaserveError
 from xlaserve.models.config_warmup import Sample, SampleData, SampleInput
 from xlaserve.models.files import opened, read_exactly
-from xlaserve.models.handling import NO_TENSOR_PARAMETERS, AnswerParameters, Handling
+from xlaserve.models.handling import Handling, UnsentRequest
 from xlaserve.models.loaded import Generating, LoadContext, LoadedModel, ModelInfo
 from xlaserve.models.optional_inputs import completed
 from xlaserve.tensors import (
     BYTES,
     Datatype,
-    Parameter,
     Shape,
     Tensor,
     TensorDataError,
@@ -148,12 +146,15 @@ def _execute(
     context: LoadContext,
 ) -> None:
     if isinstance(model, Handling):
-        request = WarmupRequest(inputs, rows, [spec.name for spec in model.info.outputs])
+        errors: list[BaseException] = []
+        outputs = [spec.name for spec in model.info.outputs]
+        request = UnsentRequest(inputs, outputs, rows=rows, failed=errors.append)
         freed = threading.Event()
         model.handle(replica, [request], freed.set)
         while not freed.wait(_LOOK_SECONDS):
             context.check_cancelled()
-        request.check()
+        for error in errors:
+            raise error
         return
     if isinstance(model, Generating):
         answers = model.generate(inputs, {}, replica=replica)
@@ -171,50 +172,3 @@ def _execute(
         found.execute(inputs, replica=replica)
         return
     model.execute(inputs, replica=replica)
-
-
-class WarmupRequest:
-    """A request that nobody sent (a ModelRequest)."""
-
-    id = ""
-    is_cancelled = False
-    is_writable = True
-    tensor_parameters = NO_TENSOR_PARAMETERS
-
-    def __init__(self, inputs: Mapping[str, Tensor], rows: int, outputs: list[str]) -> None:
-        self.inputs = inputs
-        self.rows = rows
-        self.outputs = outputs
-        self.parameters: Mapping[str, Parameter] = {}
-        self._error: BaseException | None = None
-
-    def begin(self) -> None:
-        """Do nothing: nobody asks for the time."""
-
-    def answer(
-        self,
-        outputs: Mapping[str, Any],
-        *,
-        last: bool = True,
-        parameters: AnswerParameters | None = None,
-    ) -> None:
-        """Drop an answer."""
-
-    def again(self) -> None:
-        """Do nothing: once is enough."""
-
-    def end(self) -> None:
-        """Do nothing: no answer is told to anybody."""
-
-    def fail(self, error: BaseException) -> None:
-        """Keep the error for `check`."""
-        self._error = error
-
-    def when_writable(self, resume: Callable[[], None]) -> None:
-        """Call at once."""
-        resume()
-
-    def check(self) -> None:
-        """Raise what the model failed with."""
-        if self._error is not None:
-            raise self._error

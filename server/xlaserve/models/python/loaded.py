@@ -8,7 +8,7 @@ import structlog
 from xlaserve.models.handling import ModelRequest
 from xlaserve.models.loaded import ModelInfo, Value
 from xlaserve.models.python.copies import Copy
-from xlaserve.models.python.waiting import WaitedRequest
+from xlaserve.models.python.waiting import Waiting
 from xlaserve.models.uncompiled import UncompiledModel
 
 PLATFORM = "python"
@@ -57,9 +57,9 @@ class LoadedPython(UncompiledModel):
         self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
     ) -> Mapping[str, Value]:
         """Have a copy answer a request of the server itself: of a warm-up, for instance. Blocks."""
-        request = WaitedRequest(self._name, self.info, inputs)
-        self._copies[replica].handle([request], request.freed)
-        return request.result()
+        waiting = Waiting(self._name, self.info, inputs)
+        self._copies[replica].handle([waiting.request], waiting.freed)
+        return waiting.result()
 
     def expected_seconds(self, rows: int) -> float:
         """Return infinity: nothing was measured."""

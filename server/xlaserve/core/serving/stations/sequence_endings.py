@@ -1,6 +1,5 @@
 """Ends of sequences that no request tells their model: they have expired."""
 
-from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -9,11 +8,10 @@ import structlog
 from xlaserve.core.serving.sequence_table import Seat
 from xlaserve.core.serving.stations.outbox import Outbox
 from xlaserve.core.serving.stations.station import Served
-from xlaserve.models.handling import NO_TENSOR_PARAMETERS, AnswerParameters
-from xlaserve.models.loaded import Value
+from xlaserve.models.handling import UnsentRequest
 from xlaserve.models.sequence_batching import ControlKind
 from xlaserve.models.sequential import SequenceId, SequentialModel, Step
-from xlaserve.tensors import BYTES, Parameter, Tensor, TensorSpec
+from xlaserve.tensors import BYTES, Tensor, TensorSpec
 
 _WANTED = frozenset({ControlKind.END, ControlKind.CORRID})
 """The controls of a model that wants to know which sequence has ended."""
@@ -36,69 +34,25 @@ class Endings:
             return
         step = Step(seat.slot, is_end=True, id=sequence, is_expired=True)
         inputs = {spec.name: _zeros(spec) for spec in info.inputs if spec.name not in info.optional}
-        request = Ending(
-            self._instance.model,
+        request = UnsentRequest(
             {**inputs, **model.controls([step])},
             [spec.name for spec in info.outputs],
-            sequence,
+            parameters={"sequence_id": sequence, "sequence_end": True},
+            failed=partial(_log_failure, self._instance.model, sequence),
         )
         self._instance.acquire()
         freed = partial(self._outbox.post, self._instance.release)
         model.handling.handle(seat.replica, [request], freed)
 
 
-class Ending:
-    """A request that nobody sent, and whose answer is for nobody (a ModelRequest)."""
-
-    id = ""
-    rows = 1
-    is_cancelled = False
-    is_writable = True
-    tensor_parameters = NO_TENSOR_PARAMETERS
-
-    def __init__(
-        self,
-        model: str,
-        inputs: Mapping[str, Value],
-        outputs: Sequence[str],
-        sequence: SequenceId,
-    ) -> None:
-        self._model = model
-        self._sequence = sequence
-        self.inputs = inputs
-        self.outputs = outputs
-        self.parameters: Mapping[str, Parameter] = {"sequence_id": sequence, "sequence_end": True}
-
-    def begin(self) -> None:
-        """Do nothing: nobody asks for the time."""
-
-    def answer(
-        self,
-        outputs: Mapping[str, Tensor],
-        *,
-        last: bool = True,
-        parameters: AnswerParameters | None = None,
-    ) -> None:
-        """Drop an answer."""
-
-    def again(self) -> None:
-        """Do nothing: the sequence has ended."""
-
-    def end(self) -> None:
-        """Do nothing: nobody waits."""
-
-    def fail(self, error: BaseException) -> None:
-        """Log that the model could not be told."""
-        structlog.get_logger("sequences").warning(
-            "a model failed as it was told of a sequence that expired",
-            model=self._model,
-            sequence=self._sequence,
-            error=str(error)[:200],
-        )
-
-    def when_writable(self, resume: Callable[[], None]) -> None:
-        """Call at once."""
-        resume()
+def _log_failure(model: str, sequence: SequenceId, error: BaseException) -> None:
+    """Log that the model could not be told."""
+    structlog.get_logger("sequences").warning(
+        "a model failed as it was told of a sequence that expired",
+        model=model,
+        sequence=sequence,
+        error=str(error)[:200],
+    )
 
 
 def _zeros(spec: TensorSpec) -> Tensor:
