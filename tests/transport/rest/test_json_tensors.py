@@ -326,7 +326,19 @@ def test_long_data_is_written_in_pieces_that_make_one_list() -> None:
     pieces = write_elements(FP32, tensor)
 
     assert len(pieces) > 1
-    assert tensor.ravel().tolist() == json.loads(b"".join(pieces))
+    read = np.array(json.loads(b"".join(pieces)), np.float32)
+    assert tensor.ravel().tobytes() == read.tobytes()
+
+
+def test_numbers_have_as_few_digits_as_tell_them_apart() -> None:
+    """A tenth of FP32 is not that of FP64; each is read as it was (JSON, RFC 8259 6)."""
+    tenths = [0.1, 1.0, -0.0, 1e-7, 16777216.0]
+
+    single = b"".join(write_elements(FP32, np.array(tenths, np.float32)))
+    double = b"".join(write_elements(FP64, np.array([0.1, 0.10000000149011612])))
+
+    assert b"[0.1,1.0,-0.0,1e-7,16777216.0]" == single
+    assert b"[0.1,0.10000000149011612]" == double
 
 
 @pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3)])

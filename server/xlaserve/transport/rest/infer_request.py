@@ -16,13 +16,14 @@ from xlaserve.core.serving.inference import (
     RequestedOutput,
     SharedInput,
 )
-from xlaserve.errors import InvalidBody, InvalidParameter, InvalidTensor
+from xlaserve.errors import InvalidBody, InvalidParameter, InvalidRequest, InvalidTensor
 from xlaserve.models.loaded import ModelInfo
 from xlaserve.tensors import (
     BYTES,
     DATATYPES,
     Datatype,
     Parameter,
+    Shape,
     Tensor,
     TensorDataError,
     datatype_named,
@@ -31,6 +32,7 @@ from xlaserve.tensors import (
 )
 from xlaserve.transport.rest.json_tensors import few_floats, quote_not_finite, read_elements
 from xlaserve.transport.rest.json_text import check_depth
+from xlaserve.transport.rest.large_arrays import LARGE_BYTES, Cut, cut_arrays
 from xlaserve.transport.rest.raw_request import read_raw_request
 
 BINARY_OUTPUT = "binary_data_output"
@@ -98,6 +100,8 @@ class _ShortRequest(msgspec.Struct):
 
 _SHORT_DECODER = msgspec.json.Decoder(_ShortRequest)
 _SHORT_BYTES = 1 << 12
+_LEVELS_AROUND_DATA = 3
+"""How deep the data of an input lies in a request."""
 
 
 def read_header_length(text: str | None) -> int | None:
@@ -144,9 +148,13 @@ def read_infer_request(
             else "expected a JSON object, got an empty body"
         )
     text = body[:length]
+    tail = None if header_length is None else body[length:]
+    if length > LARGE_BYTES:
+        large = _read_large(_Reader(info, model, version, _behind(tail)), text, max_depth)
+        if large is not None:
+            return large
     check_depth(text, max_depth)
-    tail = None if header_length is None else _Tail(body[length:])
-    reader = _Reader(info, model, version, tail)
+    reader = _Reader(info, model, version, _behind(tail))
     try:
         message = _decode(text)
     except InvalidBody:
@@ -180,6 +188,21 @@ def _read_short(
     return InferRequest(model, version, message.id or "", tuple(read))
 
 
+def _read_large(reader: "_Reader", text: memoryview, max_depth: int) -> InferRequest | None:
+    """Read a request whose large arrays are plain lists of numbers; None for any other."""
+    cut = cut_arrays(text)
+    if cut is None:
+        return None
+    reader.cut, reader.max_levels = cut, max_depth - _LEVELS_AROUND_DATA
+    try:
+        check_depth(cut.document, max_depth)
+        request = reader.read(_decode(cut.document))
+    except InvalidRequest:
+        return None
+    # An array that nobody has read was not checked.
+    return None if cut.arrays else request
+
+
 def _decode(text: memoryview | bytes) -> _Request:
     try:
         return _DECODER.decode(text)
@@ -189,6 +212,10 @@ def _decode(text: memoryview | bytes) -> _Request:
         ) from error
     except RecursionError:
         raise InvalidBody("the JSON is nested too deeply") from None
+
+
+def _behind(tail: memoryview | None) -> "_Tail | None":
+    return None if tail is None else _Tail(tail)
 
 
 @dataclass(slots=True)
@@ -214,6 +241,10 @@ class _Reader:
     model: str
     version: str
     tail: _Tail | None
+    cut: Cut | None = None
+    """Its large arrays, where the message was read without them."""
+    max_levels: int = 0
+    """How deep those may be nested."""
 
     def read(self, message: _Request) -> InferRequest:
         return InferRequest(
@@ -280,9 +311,17 @@ class _Reader:
                 f"one of data, {_BINARY_SIZE} and {_SHARED_MEMORY}", f"{_BINARY_SIZE} and data"
             )
         if isinstance(tensor.data, msgspec.Raw):
-            return read_elements(datatype, tensor.shape, bytes(tensor.data))
+            return self._elements(datatype, tensor.shape, bytes(tensor.data))
         size = _binary_size(datatype, tensor.shape, parameters)
         return self._binary(datatype, tensor.shape, size, alone)
+
+    def _elements(self, datatype: Datatype, shape: Shape, text: bytes) -> Tensor:
+        if self.cut is None or text not in self.cut.arrays:
+            return read_elements(datatype, shape, text)
+        array = self.cut.read(datatype, shape, text, self.max_levels)
+        if array is None:
+            raise TensorDataError("a plain list of numbers", "another")
+        return array
 
     def _binary(
         self, datatype: Datatype, shape: Sequence[int], size: int | None, alone: bool

@@ -15,6 +15,7 @@ from xlaserve.core.serving.inference import (
 from xlaserve.errors import InvalidTensor, OutputNotInForm
 from xlaserve.tensors import BYTES, DATATYPES, Buffer, Parameter, TensorDataError, to_bytes
 from xlaserve.transport.rest.infer_request import BINARY_DATA, BINARY_OUTPUT
+from xlaserve.transport.rest.json_numbers import write_with_numbers
 from xlaserve.transport.rest.json_tensors import NotInJson, write_elements
 from xlaserve.transport.rest.messages import BINARY_TYPE, JSON_TYPE, HttpResponse
 
@@ -49,20 +50,6 @@ class _Response(msgspec.Struct):
     model_version: str
     id: str | msgspec.UnsetType
     parameters: _Parameters = msgspec.UNSET
-
-
-class _ShortOutput(msgspec.Struct):
-    name: str
-    datatype: str
-    shape: Sequence[int]
-    data: list[float]
-
-
-class _ShortResponse(msgspec.Struct):
-    model_name: str
-    model_version: str
-    id: str | msgspec.UnsetType
-    outputs: list[_ShortOutput]
 
 
 _SHORT_NAMES = frozenset(
@@ -120,16 +107,22 @@ def write_infer_response(
 
 def _write_short(response: InferResponse) -> bytes | None:
     """Write a response of few numbers; None for any other."""
-    outputs = []
+    outputs: list[Mapping[str, object]] = []
     for output in response.outputs:
         data, kind = output.data, output.datatype.name
         if kind not in _SHORT_NAMES or data.size > _SHORT_ELEMENTS:
             return None
-        outputs.append(_ShortOutput(output.name, kind, data.shape, data.ravel().tolist()))
-    identity = response.id or msgspec.UNSET
-    written = _ENCODER.encode(
-        _ShortResponse(response.model_name, response.model_version, identity, outputs)
-    )
+        outputs.append(
+            {"name": output.name, "datatype": kind, "shape": data.shape, "data": data.ravel()}
+        )
+    fields: dict[str, object] = {
+        "model_name": response.model_name,
+        "model_version": response.model_version,
+    }
+    if response.id:
+        fields["id"] = response.id
+    fields["outputs"] = outputs
+    written = write_with_numbers(fields)
     # NaN and infinities are written as null.
     return None if b"null" in written else written
 

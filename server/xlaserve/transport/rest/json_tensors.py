@@ -23,14 +23,15 @@ from xlaserve.tensors import (
     element_count,
     from_elements,
 )
+from xlaserve.transport.rest.json_numbers import read_numbers, write_with_numbers
 from xlaserve.transport.rest.json_text import WHITESPACE, blank_strings, count_octets
+from xlaserve.transport.rest.nesting import irregular, list_lengths
 
 _READ_BYTES = 1 << 18
 _WRITTEN_ELEMENTS = 1 << 14
 """Large tensors are read and written in pieces: their Python objects then stay in the caches of
 the processor, and need no memory to speak of."""
 
-_UNSTRUCTURED = bytes(octet for octet in range(256) if octet not in b"[],")
 _FIRST_IS_EMPTY = re.compile(rb"[\[\s]*\]")
 _NOT_FINITE = re.compile(rb"-?Infinity|NaN")
 _QUOTED_NOT_FINITE = re.compile(rb'"(-?Infinity|NaN)"')
@@ -82,7 +83,7 @@ def list_sizes(datatype: Datatype, text: bytes) -> Shape:
     Raises TensorDataError where they differ on a level.
     """
     structure = blank_strings(text) if datatype is BYTES else text
-    sizes = _lengths(structure)[::-1]
+    sizes = list_lengths(structure)[::-1]
     if _FIRST_IS_EMPTY.match(structure):
         sizes[-1] = 0
     return tuple(sizes)
@@ -120,50 +121,13 @@ def _count(structure: bytes, shape: Shape) -> int:
             raise TensorDataError("data in a list", "no list")
         return 1
     if _FIRST_IS_EMPTY.match(structure):
-        _lengths(structure)
+        list_lengths(structure)
         if structure.translate(None, b"[]," + WHITESPACE):
-            raise _irregular()
+            raise irregular()
         return 0
     if structure.find(b"[", structure.index(b"[") + 1) < 0:
         return count_octets(structure, b",") + 1
-    return prod(_lengths(structure))
-
-
-def _lengths(structure: bytes) -> list[int]:
-    """Return how long the lists are, innermost first; raise if those of a level differ.
-
-    An empty list cannot be told from one of a single element here.
-    """
-    skeleton = structure.translate(None, _UNSTRUCTURED)
-    depth = len(skeleton) - len(skeleton.lstrip(b"["))
-    lengths: list[int] = []
-    first, closing = slice(depth, depth), depth
-    for level in range(1, depth + 1):
-        # Where all is regular, this many brackets close the first list of the level.
-        closing = skeleton.find(b"]" * level, closing)
-        items = slice(depth - level + 1, closing + level - 1)
-        length = (items.stop - items.start + 1) // (first.stop - first.start + 1)
-        if closing < 0 or length < 1 or not _repeats(skeleton, first, length, items):
-            raise _irregular()
-        lengths.append(length)
-        first = slice(items.start - 1, items.stop + 1)
-    if first.stop != len(skeleton):
-        raise _irregular()
-    return lengths
-
-
-def _repeats(skeleton: bytes, first: slice, length: int, items: slice) -> bool:
-    if length == 1:
-        return first == items
-    item = skeleton[first]
-    return skeleton[items] == (item + b",") * (length - 1) + item
-
-
-def _irregular() -> TensorDataError:
-    return TensorDataError(
-        "data in one list, or in nested lists that are equally long on each level",
-        "lists that differ",
-    )
+    return prod(list_lengths(structure))
 
 
 def _numbers(datatype: Datatype, shape: Shape, text: bytes) -> Tensor:
@@ -181,7 +145,7 @@ def _numbers(datatype: Datatype, shape: Shape, text: bytes) -> Tensor:
         start, filled = end + 1, filled + len(elements)
     if filled != len(array):
         # An empty list stands where the text was cut.
-        raise _irregular()
+        raise irregular()
     return from_elements(datatype, shape, array)
 
 
@@ -195,6 +159,9 @@ def _strings(text: bytes, structure: bytes) -> bytes:
 
 def _decode(datatype: Datatype, items: bytes) -> Elements:
     text = b"[" + items + b"]"
+    numbers = read_numbers(datatype, text)
+    if numbers is not None:
+        return numbers
     if datatype.dtype.kind == "f":
         # Whatever is wrong, reading it again says it for every datatype alike.
         with suppress(msgspec.DecodeError):
@@ -214,7 +181,7 @@ def _decode_any(datatype: Datatype, text: bytes) -> list[object]:
         raise TensorDataError(f"{datatype}", "a number too large for it") from None
     except msgspec.DecodeError:
         # A text that was well-formed with its brackets had empty lists.
-        raise _irregular() from None
+        raise irregular() from None
     return elements
 
 
@@ -266,19 +233,24 @@ def write_elements(datatype: Datatype, tensor: Tensor, *, strict: bool = False) 
 
 
 def _write(datatype: Datatype, strict: bool, piece: Tensor) -> bytearray:
-    written = bytearray()
-    try:
-        _ENCODER.encode_into(
-            list(map(_text, piece)) if datatype is BYTES else piece.tolist(), written
-        )
-    except UnicodeError:
-        if strict:
-            raise NotInJson("bytes that are not UTF-8") from None
-        return bytearray(write_as_python([escaped_text(element) for element in piece]))
+    if datatype is BYTES:
+        return _write_texts(strict, piece)
+    written = bytearray(write_with_numbers(piece))
     if datatype.dtype.kind == "f" and b"null" in written:
         if strict:
             raise NotInJson("NaN or Infinity")
         return bytearray(write_as_python(piece.tolist()))
+    return written
+
+
+def _write_texts(strict: bool, piece: Tensor) -> bytearray:
+    written = bytearray()
+    try:
+        _ENCODER.encode_into(list(map(_text, piece)), written)
+    except UnicodeError:
+        if strict:
+            raise NotInJson("bytes that are not UTF-8") from None
+        return bytearray(write_as_python([escaped_text(element) for element in piece]))
     return written
 
 

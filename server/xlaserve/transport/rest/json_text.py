@@ -46,7 +46,7 @@ def count_octets(text: Buffer, octets: bytes) -> int:
 
 def _deepest(text: bytes, enough: int) -> int:
     """Return the greatest depth, or the first one found that is more than enough."""
-    marks = memoryview(_without_escapes(text).translate(None, _UNMARKED))
+    marks = memoryview(_marks(_without_escapes(text)))
     depth = deepest = 0
     quoted = np.False_
     for start in range(0, len(marks), _CHUNK):
@@ -58,6 +58,12 @@ def _deepest(text: bytes, enough: int) -> int:
             break
         depth, quoted = int(levels[-1]), quoting[-1]
     return deepest
+
+
+def _marks(text: bytes) -> bytes:
+    # In pieces, so that other threads need not wait for the whole text.
+    starts = range(0, len(text), _CHUNK)
+    return b"".join(text[start : start + _CHUNK].translate(None, _UNMARKED) for start in starts)
 
 
 def blank_strings(text: bytes) -> bytes:

@@ -34,8 +34,10 @@ from xlaserve.tensors import (
     from_elements,
 )
 from xlaserve.transport.rest.accept import ANY, preferred
+from xlaserve.transport.rest.json_numbers import write_with_numbers
 from xlaserve.transport.rest.json_tensors import escaped_text, write_as_python
 from xlaserve.transport.rest.json_text import WHITESPACE
+from xlaserve.transport.rest.large_arrays import LARGE_BYTES, cut_arrays, read_array
 from xlaserve.transport.rest.messages import JSON_TYPE, HttpResponse
 from xlaserve.transport.rest.npy import read_npy, write_npy
 
@@ -95,6 +97,9 @@ _VALUE = msgspec.json.Decoder()
 
 
 def _read_json(spec: TensorSpec, body: memoryview) -> tuple[Datatype, Tensor]:
+    large = _read_large(spec.datatype, body) if len(body) > LARGE_BYTES else None
+    if large is not None:
+        return spec.datatype, large
     try:
         value = _VALUE.decode(_INSTANCES.decode(body).instances if is_object(body) else body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -103,6 +108,22 @@ def _read_json(spec: TensorSpec, body: memoryview) -> tuple[Datatype, Tensor]:
         raise InvalidBody("the JSON is nested too deeply") from None
     shape, elements = _flattened(value)
     return spec.datatype, from_elements(spec.datatype, shape, elements)
+
+
+def _read_large(datatype: Datatype, body: memoryview) -> Tensor | None:
+    """Read a large, plain list of numbers; None for anything else."""
+    if not is_object(body):
+        return read_array(datatype, None, body, MAX_DIMENSIONS)
+    cut = cut_arrays(body)
+    if cut is None:
+        return None
+    try:
+        marker = bytes(_INSTANCES.decode(cut.document).instances)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if {marker} != cut.arrays.keys():
+        return None
+    return cut.read(datatype, None, marker, MAX_DIMENSIONS)
 
 
 def _read_jsonlines(spec: TensorSpec, body: memoryview) -> tuple[Datatype, Tensor]:
@@ -221,7 +242,7 @@ PLAIN_TYPES = tuple(_READERS)
 
 
 def _write_json(info: ModelInfo, response: InferResponse) -> list[Buffer]:
-    return [msgspec.json.encode(_predictions(info, response))]
+    return [write_with_numbers(_predictions(info, response))]
 
 
 def _write_json_as_python(info: ModelInfo, response: InferResponse) -> list[Buffer]:
@@ -250,11 +271,12 @@ def _listed(response: InferResponse, output: InferOutput, *, strict: bool) -> An
         return _texts(response, output, strict=strict).tolist()
     if data.dtype.kind in "fV":
         # BF16 has no Python numbers of its own, and isfinite is not for it.
-        data = data.astype(np.float64) if output.datatype.contents is None else data
+        data = data.astype(np.float32) if output.datatype.contents is None else data
         if strict and not np.isfinite(data).all():
             form = f"JSON (strict_json), but {NPY_TYPE} can,"
             raise OutputNotInForm(response.model_name, output.name, form, "NaN or Infinity")
-    return data.tolist()
+    # A single element is no array.
+    return np.asarray(data, order="C")[()] if strict else data.tolist()
 
 
 def _texts(response: InferResponse, output: InferOutput, *, strict: bool = True) -> Tensor:
@@ -274,7 +296,7 @@ def _texts(response: InferResponse, output: InferOutput, *, strict: bool = True)
 
 
 def _write_jsonlines(info: ModelInfo, response: InferResponse) -> list[Buffer]:
-    return _lines(map(msgspec.json.encode, _rows(response)))
+    return _lines(map(write_with_numbers, _rows(response)))
 
 
 def _write_jsonlines_as_python(info: ModelInfo, response: InferResponse) -> list[Buffer]:

@@ -1,0 +1,58 @@
+"""Numbers of JSON: read into arrays and written from arrays, without an object for each."""
+
+import threading
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TypeAlias
+
+import numpy as np
+import orjson
+
+from xlaserve.tensors import Datatype, Tensor
+
+try:
+    import simdjson
+except ImportError:
+    READS_ARRAYS = False
+else:
+    READS_ARRAYS = True
+"""Whether `read_numbers` reads anything here: simdjson has no wheels for every Python."""
+
+_Form: TypeAlias = tuple[str, type[np.generic]]
+_FORMS: Mapping[str, _Form] = MappingProxyType(
+    {"f": ("d", np.float64), "i": ("i", np.int64), "u": ("u", np.uint64)}
+)
+"""For each kind of numpy's: what simdjson calls numbers that hold it whole, and what numpy does."""
+
+_PARSERS = threading.local()
+
+
+def read_numbers(datatype: Datatype, text: bytes) -> Tensor | None:
+    """Read a flat JSON list of numbers; None for whatever is not plainly one.
+
+    The numbers have 64 bits: of floats FP64, else INT64 or UINT64, so that the caller can tell
+    what does not fit the datatype. A number with a fraction or an exponent is no integer.
+    The interpreter's lock is held meanwhile, some 1.5 ns for a byte.
+    """
+    form = _FORMS.get(datatype.dtype.kind)
+    if not READS_ARRAYS or form is None:
+        return None
+    name, dtype = form
+    try:
+        # A parser holds one document, so that each thread has its own.
+        parser = _PARSERS.parser
+    except AttributeError:
+        parser = _PARSERS.parser = simdjson.Parser()
+    try:
+        return np.frombuffer(parser.parse(text).as_buffer(of_type=name), dtype)
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        return None
+
+
+def write_with_numbers(value: object) -> bytes:
+    """Write JSON that may hold dense arrays of numbers or truths.
+
+    Each number has as few digits as tell it from the others of its datatype. NaN and infinities,
+    which JSON does not have, become null.
+    """
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
