@@ -4,6 +4,7 @@ import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -212,19 +213,29 @@ def unpack_bytes(shape: Sequence[int], data: Buffer) -> Tensor:
 
 
 def _split(raw: bytes, count: int) -> list[bytes]:
-    elements = []
-    end, position, unpack = len(raw), 0, _LENGTH.unpack_from
-    for index in range(count):
-        start = position + _LENGTH.size
-        if start > end:
-            raise TensorDataError(f"{count} elements", f"{index} elements in {end} bytes")
-        position = start + unpack(raw, position)[0]
-        if position > end:
-            expected = f"{position - start} bytes of element {index}"
-            raise TensorDataError(expected, f"{end - start} bytes")
-        elements.append(raw[start:position])
-    if position != end:
-        raise TensorDataError(f"{count} elements", f"{end - position} bytes more")
+    # It runs on the event loop, once for each element: what is wrong is found behind the loop. A
+    # slice that leads beyond the end is short, and its position stays beyond the end.
+    elements: list[bytes] = []
+    position, unpack, append = 0, _LENGTH.unpack_from, elements.append
+    try:
+        for _ in repeat(None, count):
+            start = position + _LENGTH.size
+            (size,) = unpack(raw, position)
+            position = start + size
+            append(raw[start:position])
+    except struct.error:
+        if position <= len(raw):
+            raise TensorDataError(
+                f"{count} elements", f"{len(elements)} elements in {len(raw)} bytes"
+            ) from None
+    if position > len(raw):
+        last = len(elements) - 1
+        start = sum(map(len, elements[:last])) + _LENGTH.size * len(elements)
+        raise TensorDataError(
+            f"{position - start} bytes of element {last}", f"{len(raw) - start} bytes"
+        )
+    if position != len(raw):
+        raise TensorDataError(f"{count} elements", f"{len(raw) - position} bytes more")
     return elements
 
 

@@ -37,7 +37,9 @@ def read_parameters(parameters: Mapping[str, betterproto.Message]) -> dict[str, 
     """
     plain: dict[str, Any] = {}
     for name, parameter in parameters.items():
-        _, value = betterproto.which_one_of(parameter, "parameter_choice")
+        # Past betterproto's own attribute access, which takes longer than the rest of the loop.
+        fields = object.__getattribute__(parameter, "__dict__")
+        value = fields.get(fields["_group_current"]["parameter_choice"])
         if value is None:
             raise InvalidRequest(f"parameter '{name[:_SHOWN_CHARACTERS]}' has no value")
         plain[name] = value

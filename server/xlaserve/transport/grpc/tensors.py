@@ -67,7 +67,8 @@ def read_inputs(request: pb.ModelInferRequest) -> tuple[InferInput, ...]:
     (V2 protocol, ModelInferRequest).
     """
     raw = request.raw_input_contents
-    expected = sum(not is_shared(tensor) for tensor in request.inputs)
+    shared = list(map(is_shared, request.inputs))
+    expected = shared.count(False)
     if raw and len(raw) != expected:
         raise InvalidRequest(
             f"model '{request.model_name}': expected {expected} raw_input_contents, "
@@ -76,9 +77,9 @@ def read_inputs(request: pb.ModelInferRequest) -> tuple[InferInput, ...]:
     buffers: Iterator[Any] = iter(raw)
     return tuple(
         _shared_input(request.model_name, tensor)
-        if is_shared(tensor)
+        if is_in_memory
         else _read_input(request.model_name, tensor, next(buffers, None))
-        for tensor in request.inputs
+        for tensor, is_in_memory in zip(request.inputs, shared, strict=True)
     )
 
 
