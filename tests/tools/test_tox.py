@@ -93,3 +93,12 @@ def test_every_file_that_an_environment_names_is_there() -> None:
 
     assert named
     assert [] == sorted(name for name in named if not (ROOT / name).is_file())
+
+
+def test_every_lock_file_is_audited_and_what_cannot_be_audited_fails() -> None:
+    """Without `--strict` pip-audit skips what it cannot look up, and succeeds."""
+    audit = (ROOT / "tox.ini").read_text().partition("[testenv:audit]")[2].partition("\n[")[0]
+
+    assert "pip-audit --strict" in audit
+    locks = sorted(path.name for path in (ROOT / "deploy" / "locks").glob("*.txt"))
+    assert locks == sorted(re.findall(r"--requirement deploy/locks/([\w.]+)", audit))

