@@ -20,7 +20,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from comparison import big_message, page, processes
+from comparison import big_message, page, processes, python_models
+from comparison.analyzer import Analyzer, Asked, Server
 from comparison.big_message import Echo
 from comparison.conditions import conditions
 from comparison.contenders import (
@@ -31,6 +32,7 @@ from comparison.contenders import (
     Variant,
     default_variants,
     parse_variant,
+    with_python,
     without_polling,
 )
 from comparison.interleaving import Numbers, Rounds, interleave
@@ -66,6 +68,8 @@ class Comparison:
             found = self._big(names)
         elif row.varies:
             found = self._varying(row, names)
+        elif row.is_python:
+            found = self._python(row, [name for name in names if name in (OURS, *row.peers)])
         else:
             found = self._load(row, names)
         self._console.print(f"{time.monotonic() - started:.0f} s")
@@ -117,6 +121,24 @@ class Comparison:
         with self._kit.on_client_cpu():
             return interleave(measures, self._rounds, self._show)
 
+    def _python(self, row: Row, names: list[str]) -> dict[str, Numbers]:
+        measures: dict[str, Callable[[], Repetition]] = {}
+        for name in names:
+            (running,) = self._contenders.running([with_python(name)])
+            measures[name] = (
+                partial(self._repetition, row, running)
+                if row.analyzed is None
+                else partial(self._analyze, row, row.analyzed, running)
+            )
+        return interleave(measures, self._rounds, self._show)
+
+    def _analyze(self, row: Row, asked: Asked, contender: Contender) -> Repetition:
+        self._contenders.running([contender.name])  # it may have crashed meanwhile
+        server = Server(contender.grpc_port, contender.http_port, contender.pid)
+        return Analyzer(self._kit).measure(
+            server, asked, row.protocol, row.in_flight, self._seconds
+        )
+
     def _drive(self, server: str, load: Load) -> Repetition:
         (running,) = self._contenders.running([server])  # it may have crashed meanwhile
         return drive(load, running.pid, self._seconds)
@@ -151,6 +173,8 @@ def _measure(arguments: argparse.Namespace, results: Results, results_file: Path
         arguments.bench_kit.resolve(), arguments.cache, arguments.server_cpu, arguments.client_cpu
     )
     kit.check(arguments.peers)
+    if any(row.analyzed for row in ROWS if row.name in arguments.rows):
+        Analyzer(kit).check()
     models, logs = arguments.work / "models", arguments.work / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     if not all((models / name / "1").exists() for name in MODELS):
@@ -169,11 +193,22 @@ def _measure(arguments: argparse.Namespace, results: Results, results_file: Path
             contenders.add_variant(Variant(patient, (*variant.flags, *NO_POLLING)))
         for peer in arguments.peers:
             contenders.add_peer(peer)
+        if any(row.is_python for row in ROWS if row.name in arguments.rows):
+            _add_python(contenders, kit, arguments)
         comparison = Comparison(arguments, kit, contenders)
         for row in ROWS:
             if row.name in arguments.rows and row.name not in results.rows:
                 results.rows[row.name] = comparison.measure(row, variants, arguments.peers)
                 results.write(results_file)
+
+
+def _add_python(contenders: Contenders, kit: Kit, arguments: argparse.Namespace) -> None:
+    repository = arguments.work / "python-models"
+    python_models.make(repository)
+    python_models.write_body(kit.cache / "bodies")
+    contenders.add_python(OURS, repository)
+    if "triton" in arguments.peers:
+        contenders.add_python("triton", repository)
 
 
 def _report(results: Results) -> None:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Self
 
 import numpy as np
 
+from comparison import python_models
 from comparison.kit import Kit
 from xlaserve.errors import XlaserveError
 from xlaserve.tensors import DATATYPES, TensorSpec
@@ -69,6 +71,19 @@ def parse_variant(text: str) -> Variant:
     return Variant(name, tuple(shlex.split(flags)))
 
 
+def with_python(name: str) -> str:
+    """Return the name of the contender that is the same server with models in Python."""
+    return f"{name} with Python"
+
+
+async def ask_models(client: Client) -> None:
+    """Return once the models of the comparison have answered; else raises an XlaserveError."""
+    fp32 = DATATYPES["FP32"]
+    for model, shape in _READY.items():
+        tensor = np.zeros(shape, np.float32)
+        await client.infer(model, "", [(TensorSpec("x", fp32, shape), tensor)])
+
+
 @dataclass(slots=True)
 class Contender:
     """A server that is started when it is needed."""
@@ -79,6 +94,8 @@ class Contender:
     grpc_port: int
     http_port: int
     log: Path
+    ask: Callable[[Client], Awaitable[None]] = ask_models
+    """Raises an XlaserveError while it is not ready."""
     deaths: int = 0
     """How often it ended without being told to."""
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
@@ -116,12 +133,9 @@ class Contender:
             time.sleep(_RETRY_SECONDS)
 
     async def _answers(self) -> bool:
-        fp32 = DATATYPES["FP32"]
         try:
             async with Client(f"127.0.0.1:{self.grpc_port}", timeout=START_SECONDS) as client:
-                for model, shape in _READY.items():
-                    tensor = np.zeros(shape, np.float32)
-                    await client.infer(model, "", [(TensorSpec("x", fp32, shape), tensor)])
+                await self.ask(client)
         except XlaserveError:
             return False
         return True
@@ -168,14 +182,31 @@ class Contenders:
 
     def add_variant(self, variant: Variant) -> None:
         """Take xlaserve along; one thread for each library, as the kit gives its peers."""
+        self._ours.add(variant.name)
+        self._add(variant.name, *self._serve(self._models, variant.flags))
+
+    def add_python(self, name: str, repository: Path) -> None:
+        """Take xlaserve or Triton along with a repository of models in Python."""
+        if name == OURS:
+            command, environment, ports = self._serve(repository, ("--allow-python-models",))
+        else:
+            ports = free_port(), free_port()
+            command = python_models.triton_command(self._kit, repository, ports)
+            environment = python_models.triton_environment(self._kit)
+        self._add(with_python(name), command, environment, ports)
+        self._all[with_python(name)].ask = python_models.ask
+        self._verified.add(with_python(name))  # by what it is asked
+
+    def _serve(
+        self, models: Path, flags: tuple[str, ...]
+    ) -> tuple[list[str], dict[str, str], tuple[int, int]]:
         grpc, http = free_port(), free_port()
         command = ["taskset", "-c", self._kit.server_cpu, sys.executable, "-m", "xlaserve.cli"]
-        command += ["serve", str(self._models), "--device", "cpu", "--no-background-compile"]
+        command += ["serve", str(models), "--device", "cpu", "--no-background-compile"]
         command += ["--grpc-endpoint", f"port:{grpc}", "--http-endpoint", f"port:{http}"]
-        command += ["--max-message-bytes", str(_MAX_MESSAGE_BYTES), *variant.flags]
+        command += ["--max-message-bytes", str(_MAX_MESSAGE_BYTES), *flags]
         single = {"OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
-        self._ours.add(variant.name)
-        self._add(variant.name, command, os.environ | single, (grpc, http))
+        return command, os.environ | single, (grpc, http)
 
     def _add(
         self, name: str, command: list[str], environment: dict[str, str], ports: tuple[int, int]

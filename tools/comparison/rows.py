@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+from comparison.analyzer import Asked
+from comparison.python_models import ADD_SUB, REPEAT
+
 BEST = "best peer"
 """Stands for the peer that did best in a row."""
 
@@ -68,6 +71,16 @@ class Row:
     varies: bool = False
     """Whether headers differ from request to request; each contender is asked with equal ones too,
     by another client than the kit's."""
+    is_python: bool = False
+    """Whether the servers serve the same models in Python, and no others."""
+    analyzed: Asked | None = None
+    """What perf_analyzer asks for, where that is the client."""
+
+    @property
+    def in_flight(self) -> int:
+        """Return how many requests are in flight."""
+        connections, streams = map(int, self.load.split("x"))
+        return connections * streams
 
 
 def with_equal_headers(name: str) -> str:
@@ -78,6 +91,27 @@ def with_equal_headers(name: str) -> str:
 def _rate(against: str, factor: float) -> Target:
     return Target(against, RATE, factor)
 
+
+def _analyzed(name: str, title: str, protocol: str, asked: Asked) -> Row:
+    """Return a row of a model in Python that perf_analyzer asks.
+
+    It is one process on one core, which may be full before the server's is: hence processor time.
+    """
+    return Row(
+        name,
+        f"perf_analyzer, {title}, {_ANALYZED} in flight",
+        protocol,
+        asked.model,
+        f"1x{_ANALYZED}",
+        ("triton",),
+        (_rate("triton", 3), Target("triton", CPU, 0.33)),
+        is_python=True,
+        analyzed=asked,
+    )
+
+
+_ANALYZED = 64
+_SHARED = ("--shared-memory", "system")
 
 ROWS = (
     Row(
@@ -178,5 +212,41 @@ ROWS = (
         "1x8",
         ("triton",),
         (_rate("triton", 1),),
+    ),
+    Row(
+        "python",
+        "add_sub FP32[4] as a TritonPythonModel over gRPC, 4 connections x 16 streams",
+        "grpc",
+        ADD_SUB,
+        "4x16",
+        ("triton",),
+        (_rate("triton", 3),),
+        is_python=True,
+    ),
+    _analyzed("analyzer", "add_sub over gRPC", "grpc", Asked(ADD_SUB, ())),
+    _analyzed(
+        "analyzer-stream",
+        "add_sub over gRPC, --streaming",
+        "grpc",
+        Asked(ADD_SUB, ("--streaming",)),
+    ),
+    _analyzed(
+        "analyzer-shared",
+        "add_sub over gRPC, --shared-memory system",
+        "grpc",
+        Asked(ADD_SUB, _SHARED),
+    ),
+    _analyzed("analyzer-http", "add_sub over HTTP", "http", Asked(ADD_SUB, ())),
+    _analyzed(
+        "analyzer-http-shared",
+        "add_sub over HTTP, --shared-memory system",
+        "http",
+        Asked(ADD_SUB, _SHARED),
+    ),
+    _analyzed(
+        "analyzer-repeat",
+        "decoupled repeat with 8 answers each, --streaming, answers counted",
+        "grpc",
+        Asked(REPEAT, ("--streaming", "--shape", "IN:8"), answers=8),
     ),
 )
