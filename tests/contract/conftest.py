@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support import mesh, shelf
 from support.compilations import noted_compilations
+from support.made_once import made_once
 from support.runtime import Runtime, StartRuntime
 from support.server import Serve
 
@@ -17,7 +18,7 @@ from xlaserve.settings_choices import ModelControlMode
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> shelf.Shelf:
     """Every model of the shelf; none is in the server's repository."""
-    return shelf.fill(tmp_path_factory.mktemp("models"))
+    return shelf.Shelf(made_once(tmp_path_factory, "shelf", shelf.fill))
 
 
 @pytest.fixture(params=["port", "unix"])

@@ -82,7 +82,7 @@ def large(params: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
     return x + params["w"].sum()
 
 
-def fill(root: Path) -> Shelf:
+def fill(root: Path) -> None:
     """Export every model into an empty directory."""
     for value in (1, 2, 3):
         export_adder(root / f"plus-{value}" / "1", value)
@@ -97,7 +97,6 @@ def fill(root: Path) -> Shelf:
     _add_configured(root)
     _add_single_file(root)
     _add_broken(root)
-    return Shelf(root)
 
 
 def export_adder(path: Path, value: float, *, bytes_besides: int = 0) -> Path:

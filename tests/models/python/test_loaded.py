@@ -7,7 +7,7 @@ import pytest
 from xlaserve.code_errors import ModelFailed
 from xlaserve.models.loaded import ModelInfo
 from xlaserve.models.python.loaded import LoadedPython
-from xlaserve.tensors import DATATYPES, Tensor, TensorSpec
+from xlaserve.tensors import DATATYPES, TensorSpec
 
 INPUTS = {"x": np.zeros((3, 2), np.float32)}
 
@@ -26,13 +26,12 @@ class Copied:
         freed()
 
 
-def execute(does: Callable[[Any], None], max_batch_size: int = 4) -> Mapping[str, Tensor]:
+def execute(does: Callable[[Any], None], max_batch_size: int = 4) -> Mapping[str, Any]:
     specs = (TensorSpec("x", DATATYPES["FP32"], (-1, 2)),)
     info = ModelInfo("python", specs, specs, max_batch_size)
     copies: Any = [Copied(does)]
     model = LoadedPython("m", info, copies, is_batched=True, concurrency=1, forget=lambda: None)
-    found: Any = model.execute(INPUTS)
-    return found
+    return model.execute(INPUTS)
 
 
 def test_the_server_itself_waits_for_the_answer_of_the_code() -> None:

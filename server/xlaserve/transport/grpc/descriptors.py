@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import resources
 from typing import Self
 
@@ -26,8 +27,12 @@ class _RawDescriptorSet(betterproto.Message):
 
 @dataclass(frozen=True, slots=True)
 class _File:
+    name: str
     serialized: bytes
     imports: tuple[str, ...]
+    messages: frozenset[str]
+    symbols: frozenset[str]
+    """All that it describes, the messages too."""
 
 
 class DescriptorIndex:
@@ -38,13 +43,12 @@ class DescriptorIndex:
     """
 
     def __init__(self, descriptor_sets: Iterable[bytes]) -> None:
-        codec = WireCodec(max_fields=_UNBOUNDED)
         self._files: dict[str, _File] = {}
         self._file_of: dict[str, str] = {}
         self._messages: set[str] = set()
         for descriptor_set in descriptor_sets:
-            for serialized in codec.decode_message(_RawDescriptorSet, descriptor_set).file:
-                self._add(codec.decode_message(FileDescriptorProto, serialized), serialized)
+            for file in _files_of(descriptor_set):
+                self._add(file)
         self._check_imports()
 
     @classmethod
@@ -76,19 +80,39 @@ class DescriptorIndex:
         """Tell whether a message has this full name."""
         return name in self._messages
 
-    def _add(self, file: FileDescriptorProto, serialized: bytes) -> None:
+    def _add(self, file: _File) -> None:
         if file.name in self._files:
             return
-        self._files[file.name] = _File(serialized, tuple(file.dependency))
-        scope = f"{file.package}." if file.package else ""
-        self._messages.update(_messages(scope, file.message_type))
-        self._file_of |= dict.fromkeys(_symbols(scope, file), file.name)
+        self._files[file.name] = file
+        self._messages |= file.messages
+        self._file_of |= dict.fromkeys(file.symbols, file.name)
 
     def _check_imports(self) -> None:
         for name, file in self._files.items():
             for imported in file.imports:
                 if imported not in self._files:
                     raise ValueError(f"the descriptor set lacks {imported}, which {name} imports")
+
+
+# Most of a start without models, where one process starts servers again and again, as tests do.
+@lru_cache(maxsize=4)
+def _files_of(descriptor_set: bytes) -> tuple[_File, ...]:
+    """Return the files of a set in its order, read once in a process."""
+    codec = WireCodec(max_fields=_UNBOUNDED)
+    files = []
+    for serialized in codec.decode_message(_RawDescriptorSet, descriptor_set).file:
+        read = codec.decode_message(FileDescriptorProto, serialized)
+        scope = f"{read.package}." if read.package else ""
+        files.append(
+            _File(
+                read.name,
+                serialized,
+                tuple(read.dependency),
+                frozenset(_messages(scope, read.message_type)),
+                frozenset(_symbols(scope, read)),
+            )
+        )
+    return tuple(files)
 
 
 def _messages(scope: str, messages: Iterable[DescriptorProto]) -> Iterator[str]:
