@@ -34,7 +34,7 @@ from xlaserve.transport.grpc.server import GrpcServer
 from xlaserve.transport.grpc.services import ServicesCodec, injection_paths, load_services
 from xlaserve.transport.grpc.splice import InjectionPath
 from xlaserve.transport.grpc.typed_answers import TypedAnswers
-from xlaserve.transport.http2.limits import Http2Limits
+from xlaserve.transport.http2.limits import MAX_REFUSALS, Http2Limits
 from xlaserve.transport.tls import ServerTls
 
 _CLIENTS_OF_A_MESH = 8
@@ -155,6 +155,7 @@ def _http2_limits(settings: Settings) -> Http2Limits:
         connection_window_bytes=settings.connection_window_bytes,
         max_resets=settings.max_stream_resets * clients,
         max_control_frames=settings.max_control_frames * clients,
+        max_refusals=MAX_REFUSALS * clients,
         window_seconds=settings.control_window_seconds,
         max_work=settings.max_work_per_pass,
         preface_seconds=settings.preface_seconds,

@@ -8,13 +8,14 @@ import hpack
 import pytest
 from support.conditions import until
 from support.engines import own_engine_only
-from support.frames import Flag, Frame, Kind, parse, ping
+from support.frames import Error, Flag, Frame, Kind, data, headers, literals, parse, ping
 from support.server import Serve
 from support.wire import connect, request_headers, sent
 
 from xlaserve.transport.grpc import server as grpc_server
 
 LIVE = request_headers("/inference.GRPCInferenceService/ServerLive")
+MESSAGE = bytes(5)
 ALIVE = b"\0\0\0\0\2\x08\1"
 WAITING = 20
 SECONDS = 30
@@ -66,7 +67,6 @@ async def test_connections_in_the_accept_queue_are_served(
         assert 1 == last_streams(frames)[-1]
 
 
-@own_engine_only
 async def test_a_connection_is_closed_when_its_last_request_has_ended(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +94,42 @@ async def test_a_connection_is_closed_when_its_last_request_has_ended(
 
     assert not trip.flags & Flag.ACK
     assert [LAST, 1] == last_streams(frames)[:2]
+
+
+async def test_streams_behind_the_last_are_refused_and_the_others_are_answered(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """REFUSED_STREAM says that nothing was done: the client asks another server (6.8, 8.7)."""
+    monkeypatch.setattr(grpc_server, "_ARRIVAL_SECONDS", 3600.0)
+    loop = asyncio.get_running_loop()
+    async with serve(tmp_path) as server, connect(server.url) as other:
+        await other.trailers(other.send(LIVE))  # it answers no PING: the drain waits for it
+        host, _, port = server.url.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=SECONDS) as client:
+            client.sendall(sent(LIVE, whole=False))
+            client.setblocking(False)
+            await until(lambda: server.application.grpc.open_streams)
+            drain = asyncio.ensure_future(server.application.grpc.drain(SECONDS))
+            octets = b""
+            async with asyncio.timeout(SECONDS):
+                while not any(f.kind == Kind.PING for f in parse(octets)[0]):
+                    octets += await loop.sock_recv(client, 1 << 16)
+                trip = next(f for f in parse(octets)[0] if f.kind == Kind.PING)
+                await loop.sock_sendall(client, bytes(ping(trip.payload, ack=True)))
+                while len(last_streams(parse(octets)[0])) < 2:
+                    octets += await loop.sock_recv(client, 1 << 16)
+            late = bytes(headers(3, literals(LIVE))) + bytes(data(3, MESSAGE, end_stream=True))
+            await loop.sock_sendall(client, late + bytes(data(1, MESSAGE, end_stream=True)))
+            frames = parse(octets)[0] + await received(client)
+            assert not drain.done()
+        other.writer.close()
+        await drain
+
+    assert [LAST, 1] == last_streams(frames)[:2]
+    assert [(3, Error.REFUSED_STREAM.to_bytes(4, "big"))] == [
+        (frame.stream, frame.payload) for frame in frames if frame.kind == Kind.RST_STREAM
+    ]
+    assert [(1, ALIVE)] == [(f.stream, f.payload) for f in frames if f.kind == Kind.DATA]
 
 
 @own_engine_only

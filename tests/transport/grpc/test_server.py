@@ -4,13 +4,16 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+import grpc.aio
 import h2.events
 import pytest
 from grpclib.metadata import encode_grpc_message
-from support.frames import PREFACE
+from support.engines import own_engine_only
+from support.frames import PREFACE, Error
 from support.server import Serve
 from support.wire import connect, request_headers
 
+from xlaserve.assembly import grpc as grpc_assembly
 from xlaserve.transport.grpc.edge import shorten
 from xlaserve.transport.grpc.request_headers import refusal
 
@@ -59,6 +62,30 @@ async def test_a_request_without_a_header_that_it_must_have_is_reset(
 
     assert 1 == end.error_code  # PROTOCOL_ERROR
     assert "0" == following["grpc-status"]
+
+
+@own_engine_only
+async def test_a_client_that_is_refused_again_and_again_is_sent_away(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its requests fail as they would; grpcio connects anew, and gets what it asks for rightly."""
+    monkeypatch.setattr(grpc_assembly, "MAX_REFUSALS", 3)
+    nothing, codes = "/inference.GRPCInferenceService/Nope", []
+    async with serve(tmp_path) as server:
+        async with connect(server.url) as wire:
+            for _ in range(4):
+                await wire.trailers(wire.send(headers(path=nothing)))
+            goaway = await wire.until(h2.events.ConnectionTerminated)
+        async with grpc.aio.insecure_channel(server.url) as channel:
+            for _ in range(9):
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await channel.unary_unary(nothing)(b"", timeout=30)
+                codes.append(refused.value.code())
+            alive = await channel.unary_unary(LIVE)(b"", timeout=30)
+
+    assert (Error.ENHANCE_YOUR_CALM, 7) == (goaway.error_code, goaway.last_stream_id)
+    assert {grpc.StatusCode.UNIMPLEMENTED} == set(codes)
+    assert b"\x08\x01" == alive
 
 
 async def test_a_request_without_a_message_is_refused(serve: Serve, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import grpc.aio
 import pytest
 import trustme
-from support.engines import own_engine_only
 from support.server import Serve
 from support.tls import write_certificate
 
@@ -80,7 +79,6 @@ async def test_clients_show_certificates_where_they_have_to(
     assert grpc.StatusCode.UNAVAILABLE is refused.value.code()
 
 
-@own_engine_only
 async def test_tls_without_http2_is_sent_away(
     serve: Serve, tmp_path: Path, authority: trustme.CA, certificate: dict[str, str]
 ) -> None:

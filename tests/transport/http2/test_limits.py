@@ -2,10 +2,17 @@
 
 import pytest
 from support.clock import HandClock
+from support.frames import Kind, data, headers
+from support.memory_client import MESSAGE, REQUEST, STATUS, MemoryClient, Unary, answer
 
 from xlaserve.transport.http2.errors import ConnectionFailure
 from xlaserve.transport.http2.frames import ErrorCode
-from xlaserve.transport.http2.limits import FRAMES_FOR_AN_ANSWER, Conduct, Http2Limits
+from xlaserve.transport.http2.limits import (
+    FRAMES_FOR_AN_ANSWER,
+    MAX_REFUSALS,
+    Conduct,
+    Http2Limits,
+)
 
 LIMITS = Http2Limits(max_resets=3, max_control_frames=5, window_seconds=30)
 
@@ -72,3 +79,87 @@ def test_what_was_served_before_the_window_does_not_count(
         conduct.count_reset()
     with pytest.raises(ConnectionFailure):
         conduct.count_reset()
+
+
+# --- refusals ------------------------------------------------------------------------------------
+
+
+class Asking:
+    """A client whose requests are refused with a status alone, or answered."""
+
+    def __init__(self, max_refusals: int = MAX_REFUSALS) -> None:
+        self.clock = HandClock()
+        self.client = MemoryClient(Unary(), now=self.clock, max_refusals=max_refusals)
+        self.stream = -1
+
+    def ask(self) -> None:
+        self.stream += 2
+        body = data(self.stream, MESSAGE, end_stream=True)
+        self.client.send(headers(self.stream, REQUEST), body)
+
+    def refused(self, count: int = 1) -> list[str]:
+        for _ in range(count):
+            self.ask()
+            self.client.route.streams.pop(self.stream).send_headers(STATUS, end=True)
+            self.client.taken()
+        return self.client.ended
+
+
+def test_a_client_that_is_refused_too_often_is_asked_to_go() -> None:
+    """Not cut off: what it has in flight is answered, and only later streams are refused (6.8)."""
+    asking = Asking(max_refusals=3)
+    asking.ask()
+    in_flight = asking.client.route.streams[1]
+
+    assert [] == asking.refused(3)
+    assert ["GOAWAY ENHANCE_YOUR_CALM"] == asking.refused()
+    goaway = next(f for f in asking.client.all if f.kind == Kind.GOAWAY)
+    assert 9 == int.from_bytes(goaway.payload[:4], "big")
+    assert b"3 requests" in goaway.payload
+    asking.ask()
+    assert "RST_STREAM 11 REFUSED_STREAM" == asking.client.ended[-1]
+    assert answer(in_flight, b"abc")
+    assert {1} == {f.stream for f in asking.client.taken()}
+    assert asking.client.alive
+
+
+def test_a_client_that_was_asked_to_go_is_told_no_later_stream() -> None:
+    """6.8: the last stream of a GOAWAY is not above that of one before."""
+    asking = Asking(max_refusals=3)
+    asking.refused(4)
+    asking.client.core.go_away()
+    asking.client.core.leave()
+
+    assert [] == asking.client.taken()
+
+
+def test_refusals_are_counted_in_windows_and_beside_answers() -> None:
+    asking = Asking(max_refusals=3)
+    asking.refused(3)
+    asking.ask()
+    answer(asking.client.route.streams[asking.stream])
+    assert [] == asking.refused()
+    asking.clock.now += 31
+    assert [] == asking.refused(3)
+
+    assert ["GOAWAY ENHANCE_YOUR_CALM"] == asking.refused()
+
+
+def test_ten_thousand_refusals_are_too_many() -> None:
+    asking = Asking()
+
+    assert [] == asking.refused(MAX_REFUSALS)
+    assert ["GOAWAY ENHANCE_YOUR_CALM"] == asking.refused()
+    assert MAX_REFUSALS == 10_000
+
+
+def test_what_fails_behind_a_part_of_its_answer_is_no_refusal() -> None:
+    asking = Asking(max_refusals=1)
+    for _ in range(3):
+        asking.ask()
+        stream = asking.client.route.streams[asking.stream]
+        stream.send_headers(b"\x88")
+        stream.send_headers(STATUS, end=True)
+        asking.client.taken()
+
+    assert [] == asking.client.ended

@@ -11,8 +11,9 @@ from grpclib.protocol import Connection, EventsProcessor, H2Protocol, Stream
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
+from h2.events import PingAckReceived, RequestReceived
 from h2.settings import SettingCodes
-from hyperframe.frame import GoAwayFrame
+from hyperframe.frame import GoAwayFrame, PingFrame
 
 from xlaserve.core.serving.call import outside_call
 from xlaserve.core.serving.ledger import Account, Kind
@@ -28,6 +29,7 @@ from xlaserve.transport.grpc.request_headers import (
     timeout_seconds,
 )
 from xlaserve.transport.grpc.routes import CONTENT_TYPES
+from xlaserve.transport.http2.control_frames import ROUND_TRIP
 from xlaserve.transport.http2.limits import Http2Limits
 from xlaserve.transport.http2.messages import Problem
 
@@ -90,6 +92,35 @@ def _not_grpc(found: Mapping[str, str]) -> Headers | None:
     return None
 
 
+class _Events(EventsProcessor):
+    """The streams of a connection: the last ones are known once it leaves."""
+
+    def __init__(self, handler: RequestHandler, connection: Connection, owner: "H2Engine") -> None:
+        super().__init__(handler, connection)
+        self._owner = owner
+
+    def register(self, stream: Stream) -> Callable[[], None]:
+        release_stream = super().register(stream)
+
+        def release() -> None:
+            release_stream()
+            self._owner.ended()
+
+        return release
+
+    def process_request_received(self, event: RequestReceived) -> None:
+        if self._owner.leaves and event.stream_id is not None:
+            # RFC 9113 8.7: nothing was done, so that the client may ask another server.
+            self.connection._connection.reset_stream(event.stream_id, ErrorCodes.REFUSED_STREAM)
+        else:
+            super().process_request_received(event)
+
+    def process_ping_ack_received(self, event: PingAckReceived) -> None:
+        super().process_ping_ack_received(event)
+        if event.ping_data == ROUND_TRIP:
+            self._owner.came_back()
+
+
 class H2Engine(H2Protocol):
     """One connection."""
 
@@ -115,6 +146,10 @@ class H2Engine(H2Protocol):
         self._limits = limits
         self.requests = handler
         self._admitted = False
+        self._awaits_client = False
+        """Whether the client was asked to go, and has not answered the PING behind that."""
+        self.leaves = False
+        """Whether the client knows which streams are the last ones."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         h2 = H2Connection(config=self.h2_config)
@@ -134,8 +169,12 @@ class H2Engine(H2Protocol):
         self.connection = connection
         self.connection.flush()
         self.connection.initialize()
-        self.processor = EventsProcessor(self.handler, self.connection)
+        self.processor = _Events(self.requests, self.connection, self)
         self.requests.connected(transport, self._account)
+        tls = transport.get_extra_info("ssl_object")
+        if tls is not None and tls.selected_alpn_protocol() != "h2":  # RFC 9113 3.2, 9.2
+            self._end(ErrorCodes.INADEQUATE_SECURITY, b"TLS without ALPN h2")
+            return
         self._admitted = self._owner.admit(self)
         if not self._admitted:
             self._end(ErrorCodes.ENHANCE_YOUR_CALM)
@@ -159,14 +198,28 @@ class H2Engine(H2Protocol):
         await self.requests.idle(but_waiting=but_waiting)
 
     def go_away(self) -> None:
-        """Ask the client to open no more streams."""
+        """Ask the client to open no more streams; those on their way are still served (6.8)."""
         self._go_away(_LAST_POSSIBLE_STREAM, ErrorCodes.NO_ERROR)
+        if not self.connection.is_closing():
+            self._awaits_client = True
+            self.connection._transport.write(PingFrame(0, opaque_data=ROUND_TRIP).serialize())
 
-    leaves = True
-    """It has no second GOAWAY but that of the end."""
+    def came_back(self) -> None:
+        """Leave: the client has answered the PING, so that all its streams are there."""
+        if self._awaits_client:
+            self.leave()
 
     def leave(self) -> None:
-        """Do nothing: later streams are served until the end."""
+        """Tell the client which streams are the last ones; later ones are refused (6.8, 8.7)."""
+        if not self.leaves:
+            self.leaves = True
+            self._go_away(self._last_stream, ErrorCodes.NO_ERROR)
+            self.ended()
+
+    def ended(self) -> None:
+        """Close the connection if it leaves, and its last stream has ended."""
+        if self.leaves and not self.processor.streams and not self.connection.is_closing():
+            self.connection._transport.close()
 
     def end(self) -> None:
         """Say which streams were served, and close."""
@@ -176,16 +229,19 @@ class H2Engine(H2Protocol):
         """Cut the connection off, whatever is still to be written."""
         self.connection._transport.abort()
 
-    def _end(self, code: ErrorCodes) -> None:
+    @property
+    def _last_stream(self) -> int:
+        return self.connection._connection.highest_inbound_stream_id
+
+    def _end(self, code: ErrorCodes, reason: bytes = b"") -> None:
         if not self.connection.is_closing():
-            last = self.connection._connection.highest_inbound_stream_id
-            self._go_away(last, code)
+            self._go_away(self._last_stream, code, reason)
             self.connection._transport.close()
 
-    def _go_away(self, last_stream_id: int, code: ErrorCodes) -> None:
+    def _go_away(self, last_stream_id: int, code: ErrorCodes, reason: bytes = b"") -> None:
         # Past h2, which would end the connection with the first GOAWAY that it sends.
         if not self.connection.is_closing():
-            frame = GoAwayFrame(0, last_stream_id=last_stream_id, error_code=code)
+            frame = GoAwayFrame(0, last_stream_id, code, additional_data=reason)
             self.connection._transport.write(frame.serialize())
 
 

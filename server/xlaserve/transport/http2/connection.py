@@ -46,6 +46,7 @@ class ServerConnection:
     ) -> None:
         """`wake` is called when there is output though nothing was received."""
         conduct = Conduct(limits, now)
+        conduct.on_refusals = self._is_refused_too_often
         self._limits = limits
         self._conduct = conduct
         self.account = account or shared.ledger.open()
@@ -187,17 +188,24 @@ class ServerConnection:
 
         Once it has answered the PING behind that, all of them are there, and `leave` follows.
         """
+        if self.leaves:
+            return  # a later GOAWAY must not name a later stream (6.8)
         self._control.on_round_trip = self.leave
         self._sender.write(goaway(MAX_STREAM_ID, ErrorCode.NO_ERROR) + ping(ROUND_TRIP))
 
-    def leave(self) -> None:
+    def leave(self, code: ErrorCode = ErrorCode.NO_ERROR, reason: str = "") -> None:
         """Tell the client which streams are the last ones; later ones are refused (6.8, 8.7)."""
         if self.leaves or self.failed is not None:
             return
         self.leaves = True
         self._control.on_round_trip = None
         self._streams.max_streams = 0
-        self._sender.write(goaway(self._streams.highest, ErrorCode.NO_ERROR))
+        self._sender.write(goaway(self._streams.highest, code, reason))
+
+    def _is_refused_too_often(self) -> None:
+        # Its other streams are served to their end: it may be a proxy of many clients.
+        text = f"more than {self._limits.max_refusals} requests were refused"
+        self.leave(ErrorCode.ENHANCE_YOUR_CALM, text)
 
     def end(self, code: ErrorCode = ErrorCode.NO_ERROR, reason: str = "") -> None:
         """Say which streams were served (6.8); the connection is to be closed then."""

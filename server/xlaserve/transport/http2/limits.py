@@ -11,6 +11,10 @@ from xlaserve.transport.http2.memory import MessageMemory
 FRAMES_FOR_AN_ANSWER = 4
 """Control frames that each frame of an answer allows beyond the limit: who is served much
 acknowledges much."""
+MAX_REFUSALS = 10_000
+"""Requests that may get a status and nothing else in a window of time, beyond those that got an
+answer. It is no setting: who asks for the right thing is refused as often only while a server is
+overloaded, and then is answered now and then; and nobody loses a request by it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +33,8 @@ class Http2Limits:
     """Streams that may end with a RST_STREAM, of either side, in a window of time."""
     max_control_frames: int = 2000
     """Frames that carry nothing, in a window of time."""
+    max_refusals: int = MAX_REFUSALS
+    """Requests that may be refused in a window of time beyond those answered."""
     window_seconds: float = 30.0
     preface_seconds: float = 5.0
     message_seconds: float = 30.0
@@ -56,7 +62,17 @@ class Conduct:
     it: one that cancels a tenth of a million requests behaves.
     """
 
-    __slots__ = ("_begun", "_limits", "_served", "control", "now", "resets", "served")
+    __slots__ = (
+        "_begun",
+        "_limits",
+        "_served",
+        "control",
+        "now",
+        "on_refusals",
+        "refusals",
+        "resets",
+        "served",
+    )
 
     def __init__(self, limits: Http2Limits, now: Callable[[], float]) -> None:
         self._limits = limits
@@ -65,6 +81,9 @@ class Conduct:
         self._served = 0
         self.control = 0
         self.resets = 0
+        self.refusals = 0
+        self.on_refusals: Callable[[], None] | None = None
+        """Called when too many requests were refused."""
         self.served = 0
         """Frames of answers that were sent."""
 
@@ -82,17 +101,36 @@ class Conduct:
             allowed = self._limits.max_resets + self._served_now()
             self._judge(self.resets, allowed, "streams that were reset (max_stream_resets)")
 
+    def count_refusal(self) -> None:
+        """Count a request that was answered with a status alone; tell when there are too many.
+
+        The client has done nothing wrong in terms of HTTP/2, so that no stream is cut off.
+        """
+        self.refusals += 1
+        if (
+            self.refusals > self._limits.max_refusals + self._served_now()
+            and not self._begins_anew()
+            and self.on_refusals is not None
+        ):
+            self.on_refusals()
+
     def _served_now(self) -> int:
         return self.served - self._served
 
     def _judge(self, counted: int, allowed: int, what: str) -> None:
         if counted <= allowed:
             return
-        now = self.now()
-        if now - self._begun < self._limits.window_seconds:
+        if not self._begins_anew():
             seconds = self._limits.window_seconds
             text = f"too many {what}: {counted} in {seconds:g} seconds"
             raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, text)
+
+    def _begins_anew(self) -> bool:
+        """Count from the start where the window of time has passed; false where it has not."""
+        now = self.now()
+        if now - self._begun < self._limits.window_seconds:
+            return False
         self._begun = now
         self._served = self.served
-        self.control = self.resets = 1
+        self.control = self.resets = self.refusals = 1
+        return True

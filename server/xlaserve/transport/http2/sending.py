@@ -129,10 +129,13 @@ class Sender:
             stream.trailers = block
             stream.ending = True
             return
+        is_refused = end and not stream.headers_sent
         stream.headers_sent = True
         self._header_frames(stream.id, block, END_STREAM if end else 0)
         if end:
             stream.owner.complete(stream)
+        if is_refused:
+            self._conduct.count_refusal()
         self.wake()
 
     def _header_frames(self, stream_id: int, block: bytes, flags: int) -> None:
