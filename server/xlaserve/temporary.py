@@ -34,7 +34,7 @@ class TemporaryDirectory:
     def __init__(self, parent: Path) -> None:
         """Make it, with a hidden name; raises OSError."""
         while True:
-            path = Path(tempfile.mkdtemp(prefix=f".xlaserve-{_boot()}-", dir=parent))
+            path = Path(tempfile.mkdtemp(prefix=f".xlaserve-{boot()}-", dir=parent))
             descriptor = _opened(path)
             if descriptor is None:
                 continue
@@ -111,7 +111,7 @@ def _is_left(name: str, descriptor: int) -> bool:
     status = os.fstat(descriptor)
     if found is None or status.st_uid != os.geteuid():
         return False
-    return found["boot"] == _boot() or time.time() - status.st_mtime > _ELSEWHERE_SECONDS
+    return found["boot"] == boot() or time.time() - status.st_mtime > _ELSEWHERE_SECONDS
 
 
 def _put_back(path: Path) -> None:
@@ -147,7 +147,7 @@ def _is_at(path: Path, descriptor: int) -> bool:
         return False
 
 
-def _boot() -> str:
+def boot() -> str:
     try:
         text = _BOOT_ID.read_bytes()
     except OSError:

@@ -1,0 +1,27 @@
+"""Opens the store that a URL names."""
+
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+from xlaserve.models.storage.fsspec_store import FsspecStore
+from xlaserve.models.storage.http_store import HttpStore
+from xlaserve.models.storage.objects import Store
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLimits:
+    """The limits of reading a store."""
+
+    stall_seconds: float
+    max_objects: int
+
+
+def open_store(url: str, limits: StoreLimits) -> Store:
+    """Return the store below a URL that was checked; it is not asked for anything yet."""
+    parts = urlsplit(url)
+    if parts.scheme in ("http", "https"):
+        return HttpStore(url, seconds=limits.stall_seconds, max_objects=limits.max_objects)
+    root = unquote(f"{parts.netloc}{parts.path}")
+    return FsspecStore.open(
+        parts.scheme, root, seconds=limits.stall_seconds, max_objects=limits.max_objects
+    )

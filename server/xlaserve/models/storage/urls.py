@@ -1,0 +1,59 @@
+"""Model repositories that are URLs: which are allowed, and how a path holds one."""
+
+import importlib.util
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from urllib.parse import urlsplit
+
+from xlaserve.errors import InvalidSettings
+
+SETTING = "remote_schemes"
+
+_HELD = re.compile(r"([a-z][a-z0-9+.-]*):/(?!/)(.+)", re.DOTALL)
+
+EXTRAS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "s3": ("remote-s3", ("fsspec", "s3fs")),
+        "gs": ("remote-gs", ("fsspec", "gcsfs")),
+        "az": ("remote-az", ("fsspec", "adlfs")),
+        "hf": ("remote-hf", ("fsspec", "huggingface_hub")),
+        "http": ("", ()),
+        "https": ("", ()),
+    }
+)
+"""Scheme -> the extra of this package that it needs, and the modules that come with it."""
+
+
+def url_of(path: Path) -> str:
+    """Return the URL that a path holds; empty for a path of the local disk.
+
+    Settings hold `s3://bucket/models` as a path, which has one slash less.
+    """
+    found = _HELD.fullmatch(str(path))
+    return f"{found[1]}://{found[2]}" if found else ""
+
+
+def check_url(setting: str, url: str, allowed: Collection[str]) -> None:
+    """Raise InvalidSettings unless the URL may be read, and can be; names what is missing."""
+    parts = urlsplit(url)
+    if parts.scheme not in EXTRAS:
+        known = ", ".join(f"{scheme}://" for scheme in EXTRAS)
+        raise InvalidSettings(setting, f"a directory, or a URL that is one of {known}", url[:200])
+    shown = f"{parts.scheme}://..."
+    if "@" in parts.netloc and parts.scheme != "hf":
+        # What is refused is not repeated: it may be a password.
+        raise InvalidSettings(setting, "a URL without credentials, which the SDK reads", shown)
+    if parts.query or parts.fragment:
+        raise InvalidSettings(setting, "a URL without a query, which may hold a signature", shown)
+    if not parts.netloc:
+        raise InvalidSettings(setting, "a URL with a bucket or a host", url[:200])
+    if {".", "..", ""} & set(parts.path.strip("/").split("/")) and parts.path.strip("/"):
+        raise InvalidSettings(setting, "a URL without '..' or empty parts in its path", url[:200])
+    if parts.scheme not in allowed:
+        raise InvalidSettings(SETTING, f"{parts.scheme} among them, for {url[:200]}", list(allowed))
+    extra, modules = EXTRAS[parts.scheme]
+    if any(importlib.util.find_spec(module) is None for module in modules):
+        expected = f"the extra of {parts.scheme}://, `pip install 'xlaserve[{extra}]'`"
+        raise InvalidSettings(setting, expected, url[:200])

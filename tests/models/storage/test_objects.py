@@ -1,0 +1,38 @@
+import pytest
+
+from xlaserve.errors import InvalidModel
+from xlaserve.models.storage.objects import RemoteObject, check_names
+
+
+def objects(*names: str) -> list[RemoteObject]:
+    return [RemoteObject(name, 1, "mark") for name in names]
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (["1/../../etc/passwd"], "'..' in its path"),
+        (["1/./w"], "'..' in its path"),
+        (["1//w"], "an empty name"),
+        (["/etc/passwd"], "an absolute name"),
+        (["1\\..\\w"], "a backslash in its name"),
+        (["1/w\0"], "cannot be printed"),
+        (["1/w\n"], "cannot be printed"),
+        (["1/w", "1/W"], "'1/w' and '1/W' differ by case alone"),
+        (["A/x", "a/y"], "'A' and 'a' differ by case alone"),
+        (["1", "1/w"], "'1/w' is below another object"),
+        (["1/" + "w" * 256], "too long for a file"),
+        (["/".join(["w"] * 600)], "too long for a file"),
+    ],
+)
+def test_names_that_are_no_files_of_one_directory_are_refused(
+    names: list[str], reason: str
+) -> None:
+    with pytest.raises(InvalidModel) as raised:
+        check_names(objects(*names))
+
+    assert reason in str(raised.value)
+
+
+def test_ordinary_names_are_taken() -> None:
+    check_names(objects("config.pbtxt", "1/model.json", "1/sub/größe.bin", "2/model.json"))
