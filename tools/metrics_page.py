@@ -12,6 +12,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
+from xlaserve.transport.rest.fetching_families import OF_FETCHING
 from xlaserve.transport.rest.held_families import OF_SHARED
 from xlaserve.transport.rest.metric_families import OF_MODELS, OF_SERVER, OF_VERSIONS
 from xlaserve.transport.rest.metric_family import Family
@@ -24,7 +25,10 @@ _TABLE = re.compile(re.escape(_HEAD) + r"(?:\|[^\n]*\n)*")
 
 def families() -> list[list[Family[Any]]]:
     """Return the families of the tables of the page, in their order."""
-    return [[*OF_VERSIONS], [*OF_MODELS, *OF_SERVER, *OF_SHARED, *OF_OBSERVING]]
+    return [
+        [*OF_VERSIONS],
+        [*OF_MODELS, *OF_SERVER, *OF_SHARED, *OF_OBSERVING, *OF_FETCHING],
+    ]
 
 
 def names() -> set[str]:

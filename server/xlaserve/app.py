@@ -31,7 +31,7 @@ from xlaserve.core.residence.loading import Machinery, VersionLoader
 from xlaserve.core.residence.measured import MeasuredMemory
 from xlaserve.core.residence.predictions import FilesLook
 from xlaserve.core.residence.registry import Registry
-from xlaserve.core.residence.repository import Repository
+from xlaserve.core.residence.repositories import open_repositories
 from xlaserve.core.residence.runtime import RuntimeLimits
 from xlaserve.core.residence.wrong_root import check_roots
 from xlaserve.core.server import ServerDescription
@@ -203,7 +203,7 @@ class Application:
             cache=self.response_cache,
             counting=counting,
         )
-        self.repository = Repository.of_settings(settings)
+        self.repository = open_repositories(settings)
         machinery = Machinery(
             load=loaders.load,
             predict_size=loaders.predict_size,
@@ -413,6 +413,7 @@ class Application:
         loop = asyncio.get_running_loop()
         # What clients had sent before they could know is in flight: it is served.
         refusing = loop.call_later(_ARRIVAL_SECONDS, self.gates.drain)
+        self.repository.remotes.close()
         until = loop.time() + self.settings.grace_seconds
         servers: list[GrpcServer | HttpServer] = [self.grpc, *self._http_servers()]
         await asyncio.gather(*(server.drain(self.settings.grace_seconds) for server in servers))

@@ -34,7 +34,8 @@ class Settings:
     """The operator's choices. Immutable; parts of it are passed down."""
 
     repository: Path
-    """Directory of the models: <model>/config.json or config.pbtxt, and <model>/<version>/."""
+    """Directory of the models: <model>/config.json or config.pbtxt, and <model>/<version>/. Or a
+    URL of one of remote_schemes, as s3://bucket/models (docs/storage.md)."""
 
     # --- Endpoints ---
 
@@ -96,8 +97,8 @@ class Settings:
     # --- Models ---
 
     model_repository: tuple[Path, ...] = ()
-    """Further repositories; may be given more than once. The first one stands for the argument
-    where that is left out. A model that is in several of them is served from none."""
+    """Further repositories, or URLs of remote_schemes; repeatable. The first one stands for the
+    argument where that is left out. A model that is in several of them is served from none."""
     model_control_mode: ModelControlMode = ModelControlMode.NONE
     """none: load all at start; poll: follow the repository; explicit: clients load and unload."""
     load_model: tuple[str, ...] = ()
@@ -391,6 +392,25 @@ class Settings:
     """Models that the repository may hold; further directories are ignored, with a warning."""
     scratch_directory: Path = Path(tempfile.gettempdir())
     """Directory of the files of `file:` parameters while their model is loaded."""
+
+    # --- Models in stores (docs/storage.md) ---
+
+    remote_schemes: tuple[str, ...] = ()
+    """Schemes that a repository may be a URL of: s3, gs, az, hf, http, https; may be repeated. None
+    unless one is given; all but http and https need an extra (`xlaserve[remote-s3]`)."""
+    remote_cache_directory: str = "auto"
+    """Directory that models are fetched into, of this user alone; servers may share it. auto is
+    .cache/xlaserve-models in its home."""
+    remote_cache_max_bytes: int = 64 << 30
+    """Most bytes of models in it; what is not loaded and was not used for longest goes first."""
+    remote_threads: int = 4
+    """Files that are fetched at a time."""
+    remote_stall_seconds: float = 30.0
+    """Seconds a store may take to answer, or to send some more; a listing ten times as long."""
+    remote_fetch_seconds: float = 3600.0
+    """Seconds the files of one model may take to be fetched."""
+    remote_max_objects: int = 100_000
+    """Objects that one repository in a store may have; with more it is not listed."""
 
     # --- Log ---
 

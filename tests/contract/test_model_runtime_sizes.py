@@ -23,8 +23,9 @@ from support.process import served
 from support.runtime import Runtime, StartRuntime
 from support.shelf import LARGE_BYTES, MIB, Shelf, addition
 
-from xlaserve.core.residence.repository import Location, Repository
+from xlaserve.core.residence.repository import Repository
 from xlaserve.core.residence.runtime import MAX_SIZE_BYTES
+from xlaserve.core.residence.sources import Location
 from xlaserve.models import loaders, manifest, programs
 from xlaserve.models.target_sizes import TargetSizes
 from xlaserve.models.targets.kinds import named

@@ -13,7 +13,7 @@ from xlaserve.core.residence.capacity import Capacity
 from xlaserve.core.residence.control import ModelControl
 from xlaserve.core.residence.loading import Machinery, VersionLoader
 from xlaserve.core.residence.registry import Registry
-from xlaserve.core.residence.repository import Repository
+from xlaserve.core.residence.repositories import open_repositories
 from xlaserve.core.serving.answers import Counting
 from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.gates import Gates
@@ -51,7 +51,7 @@ async def make_core(tmp_path: Path, world: World) -> AsyncIterator[MakeCore]:
         settings = Settings(**values | changes)
         registry = Registry(settings.max_requests_per_model)
         workers = Workers(load_threads=2, execute_threads=2, max_abandoned=settings.max_abandoned)
-        repository = Repository.of_settings(settings)
+        repository = open_repositories(settings)
         machinery = Machinery(
             load=world.load,
             predict_size=world.predict_size,

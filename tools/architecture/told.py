@@ -175,8 +175,9 @@ WORKERS: tuple[Worker, ...] = (
     ),
     Worker(
         "core/threads/workers.py: Workers.__init__",
-        "`load_N`, `finish_N`, `compile_N`, `disk_N`",
-        "loads models; compiles what loads leave, and shapes on demand; waits for the disk",
+        "`load_N`, `finish_N`, `compile_N`, `disk_N`, `remote_N`",
+        "loads models; compiles what loads leave, and shapes on demand; waits for the disk, and "
+        "for stores",
         "files, JAX, the model that it makes",
         "a future that the loop waits for, within a limit of time",
     ),
@@ -263,6 +264,13 @@ WORKERS: tuple[Worker, ...] = (
         "looks at files to predict what a model will take",
         "files",
         "a future",
+    ),
+    Worker(
+        "models/storage/cache.py: ModelCache.__init__",
+        "`download_N`",
+        "fetches one file of a model from a store",
+        "the store, and a file of the cache that nobody else has",
+        "a future that a `remote_N` waits for",
     ),
     Worker(
         "client.py: _Loop.__init__",

@@ -116,5 +116,6 @@ def _metrics(core: Core, connections: Mapping[str, Callable[[], int]]) -> list[R
         shared=core.shared,
         of_code=core.of_code,
         observing=core.observing.reading(core.tracing),
+        fetching=core.repository.remotes.counts,
         max_versions=core.settings.max_metric_versions,
     ).table()

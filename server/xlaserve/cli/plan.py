@@ -13,7 +13,7 @@ from xlaserve.cli.printable import printable
 from xlaserve.cli.progress import progress_bar
 from xlaserve.cli.termination import unwinding_on_signals
 from xlaserve.core.residence.device_plan import DevicePlan, DevicePlanner
-from xlaserve.core.residence.repository import Repository
+from xlaserve.core.residence.repositories import open_repositories
 from xlaserve.errors import InvalidSettings
 from xlaserve.models.targets import kinds
 from xlaserve.models.targets.compiling import MAX_CHILDREN, Compilers
@@ -47,7 +47,7 @@ def plan(  # noqa: PLR0917, typer reads the parameters of a command from its sig
     if not repository.is_dir():
         raise InvalidSettings("repository", "a directory", str(repository))
     settings = Settings(repository=repository, capacity_bytes=capacity_bytes)
-    models = Repository.of_settings(settings)
+    models = open_repositories(settings)
     directory = "" if cache is None else str(cache.absolute())
     with unwinding_on_signals(), Compilers(most=jobs) as compilers, _progress() as on_done:
         made = DevicePlanner(settings, models, compilers).plan(

@@ -18,7 +18,8 @@ from xlaserve import log
 from xlaserve.cli.printable import printable
 from xlaserve.cli.termination import unwinding_on_signals
 from xlaserve.core.residence.checkup import Checkup, Finding, ModelReport
-from xlaserve.core.residence.repository import ModelSource, Repository, VersionSource
+from xlaserve.core.residence.repositories import open_repositories
+from xlaserve.core.residence.sources import ModelSource, VersionSource
 from xlaserve.errors import InvalidSettings, ModelNotFound
 from xlaserve.models import compilation, device, loaders
 from xlaserve.models.loaded import LoadContext
@@ -95,7 +96,7 @@ def _checked(settings: Settings) -> Iterator[ModelReport]:
             compilation=made,
         )
 
-    models = Repository.of_settings(settings)
+    models = open_repositories(settings)
     yield from Checkup(models, loaders.load, context, runs_python=runs_python).run()
 
 

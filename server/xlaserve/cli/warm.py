@@ -13,7 +13,9 @@ from rich.text import Text
 
 from xlaserve.cli.printable import printable
 from xlaserve.cli.termination import unwinding_on_signals
-from xlaserve.core.residence.repository import ModelSource, Repository
+from xlaserve.core.residence.repositories import open_repositories
+from xlaserve.core.residence.repository import Repository
+from xlaserve.core.residence.sources import ModelSource
 from xlaserve.errors import InvalidModel, InvalidSettings, XlaserveError
 from xlaserve.models import compilation, device, loaders, warming
 from xlaserve.models.loaded import LoadContext
@@ -72,7 +74,7 @@ def warm(
 
 
 def _warmed(settings: Settings, target: str, count: int) -> Iterator[Warmed]:
-    repository = Repository.of_settings(settings)
+    repository = open_repositories(settings)
     found = list(_sources(repository))
     if not found:
         raise InvalidSettings("repository", "a directory of models", settings.repository)

@@ -11,7 +11,7 @@ from support.core import AddModel, Core, MakeCore, World
 
 from xlaserve.core.host import memory_limit_bytes
 from xlaserve.core.residence.capacity import Capacity, Reservation
-from xlaserve.core.residence.repository import Location
+from xlaserve.core.residence.sources import Location
 from xlaserve.errors import OutOfMemory
 from xlaserve.models.placement import Devices
 

@@ -89,4 +89,9 @@ class Catalog:
 
     async def _names(self) -> list[str]:
         """List what the repository holds; with a mesh it is not the repository that counts."""
-        return [] if self._settings.modelmesh else await self._workers.wait(self._repository.names)
+        if self._settings.modelmesh:
+            return []
+        if remotes := self._repository.remotes:
+            # Clients that ask for the index again and again cost the store no more than polls.
+            await self._workers.fetch_for(remotes.refresh, self._settings.poll_interval_seconds)
+        return await self._workers.wait(self._repository.names)

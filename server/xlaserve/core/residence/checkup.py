@@ -6,7 +6,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeAlias
 
-from xlaserve.core.residence.repository import ModelSource, Repository, VersionSource
+from xlaserve.core.residence.repository import Repository
+from xlaserve.core.residence.sources import ModelSource, VersionSource
 from xlaserve.core.serving.ensemble import plan_ensemble
 from xlaserve.errors import InvalidModel, XlaserveError
 from xlaserve.models import loaders, mlserver_settings

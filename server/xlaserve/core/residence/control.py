@@ -19,7 +19,8 @@ from xlaserve.core.residence.overrides import (
     read_unload_parameters,
 )
 from xlaserve.core.residence.registry import Registry
-from xlaserve.core.residence.repository import ModelSource, Repository
+from xlaserve.core.residence.repository import Repository
+from xlaserve.core.residence.sources import ModelSource
 from xlaserve.core.sharing import CalledOff, SingleFlight, Turns
 from xlaserve.core.threads.workers import Workers
 from xlaserve.errors import (
@@ -186,6 +187,8 @@ class ModelControl:
 
     async def _load(self, name: str, parameters: LoadParameters) -> None:
         override = await self._write_override(name, parameters)
+        if override is None and self._repository.remotes:
+            await self._workers.fetch_for(self._repository.prepare, name, parameters.config)
         find = partial(
             self._repository.find, name, config_text=parameters.config, override=override
         )

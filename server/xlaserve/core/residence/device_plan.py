@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 from xlaserve.core.host import capacity_bytes
 from xlaserve.core.residence.capacity import Capacity, Reservation, Sizes, greatest
 from xlaserve.core.residence.eviction import first_to_give
-from xlaserve.core.residence.repository import ModelSource, Repository, VersionSource
+from xlaserve.core.residence.repository import Repository
 from xlaserve.core.residence.runtime import RuntimeLimits
+from xlaserve.core.residence.sources import ModelSource, VersionSource
 from xlaserve.errors import InvalidModel, InvalidSettings, OutOfMemory, XlaserveError
 from xlaserve.models import loaders
 from xlaserve.models.placement import Devices

@@ -83,6 +83,7 @@ class RepositoryFollower:
         settings = self._settings
         if settings.modelmesh:
             return ()
+        await self._refresh()
         if settings.model_control_mode is ModelControlMode.POLL:
             return (await self._workers.wait(self.watch.changes)).changed
         # SageMaker makes the directory with the first model.
@@ -110,6 +111,7 @@ class RepositoryFollower:
         """Look at the repository once, and load, reload and unload what changed."""
         was_ready = self.server_ready
         try:
+            await self._refresh()
             changes = await self._workers.wait(self.watch.changes)
             await self._each(changes.changed, self._load_logged)
             await self._each(changes.gone, self._unload_gone)
@@ -118,6 +120,11 @@ class RepositoryFollower:
             self._log.exception("repository not followed")
         if self.server_ready is not was_ready:
             self._registry.notify()
+
+    async def _refresh(self) -> None:
+        """Have the stores listed, for the look that follows."""
+        if self._repository.remotes:
+            await self._workers.fetch_for(self._repository.remotes.refresh)
 
     async def _unload_gone(self, name: str) -> None:
         self._failed.discard(name)

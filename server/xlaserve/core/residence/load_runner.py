@@ -11,7 +11,7 @@ from typing import TypeAlias
 from xlaserve.core.residence.capacity import Reservation
 from xlaserve.core.residence.lifecycle import State
 from xlaserve.core.residence.registry import Registry, Version
-from xlaserve.core.residence.repository import VersionSource
+from xlaserve.core.residence.sources import VersionSource
 from xlaserve.core.threads.abandoned import Abandoned
 from xlaserve.core.threads.limited import LimitedCall, Overdue
 from xlaserve.core.threads.workers import Workers

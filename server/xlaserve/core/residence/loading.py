@@ -17,7 +17,8 @@ from xlaserve.core.residence.finishing import Finisher
 from xlaserve.core.residence.lifecycle import Event, State
 from xlaserve.core.residence.load_runner import Load, Loading, LoadLimits, LoadRunner, StageObserver
 from xlaserve.core.residence.registry import Instance, Registry, Version
-from xlaserve.core.residence.repository import ModelSource, VersionSource
+from xlaserve.core.residence.remote.fetched import FetchedFiles
+from xlaserve.core.residence.sources import ModelSource, VersionSource
 from xlaserve.core.serving.ensemble import EnsemblePlan, plan_ensemble
 from xlaserve.core.serving.stations.station import MakeStation
 from xlaserve.core.sharing import Coalesced
@@ -132,11 +133,13 @@ class VersionLoader:
         self._workers.abandoned.check(version.model, source.fingerprint)
         self._registry.change(version, Event.LOAD, "waiting for a load thread")
         reservation = Reservation(self._capacity, version.model)
+        fetched = FetchedFiles()
         self._finisher.load_begins()
         try:
-            runner = await self._make(version, model, source, reservation)
+            runner = await self._make(version, model, source, reservation, fetched)
         except BaseException as error:
             reservation.release()
+            fetched.release()
             self._note_failure(version, error)
             raise
         finally:
@@ -150,6 +153,7 @@ class VersionLoader:
             devices.names[0],
             make_station=self._make_station,
         )
+        loaded.fetched = fetched
         loaded.on_fault = self._registry.notify
         replaced, version.instance = version.instance, loaded
         seconds = loop.time() - started
@@ -220,12 +224,14 @@ class VersionLoader:
         model: ModelSource,
         source: VersionSource,
         reservation: Reservation,
+        fetched: FetchedFiles,
     ) -> LoadedModel | EnsemblePlan:
         try:
             if model.config.is_ensemble:
+                source = await fetched.fetch(self._workers, version.model, source)
                 await self._workers.wait(source.verify, model.config, lambda: None)
                 return self._plan(model)
-            return await self._load_booked(version, model, source, reservation)
+            return await self._load_booked(version, model, source, reservation, fetched)
         except InvalidModel as error:
             raise load_failure(version.model, str(error), error.__cause__) from error
         except MemoryError as error:
@@ -237,8 +243,11 @@ class VersionLoader:
         model: ModelSource,
         source: VersionSource,
         reservation: Reservation,
+        fetched: FetchedFiles,
     ) -> LoadedModel:
         """Reserve the predicted size, load, and reserve what the model holds from then on.
+
+        What is in a store is fetched once its memory is reserved.
 
         A model that took more than there is is closed again.
         """
@@ -256,6 +265,9 @@ class VersionLoader:
             predict, source.directory, model.config, devices, source.roots
         )
         await self._book(reservation, predicted)
+        if source.remote is not None:
+            self._registry.note(version, "fetching")
+            source = await fetched.fetch(self._workers, version.model, source)
         self._shrinking += 1
         try:
             runner = await self._run_evicting(version, model, source, reservation)
@@ -398,6 +410,7 @@ class VersionLoader:
         await self._release()
         for instance in closed:
             instance.reservation.release()
+            instance.fetched.release()
 
     def _free_later(self, instance: Instance) -> None:
         freeing = asyncio.ensure_future(self._free([instance]))

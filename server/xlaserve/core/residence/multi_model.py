@@ -7,7 +7,8 @@ from weakref import WeakKeyDictionary
 from xlaserve.core.residence.control import ModelControl
 from xlaserve.core.residence.lifecycle import State
 from xlaserve.core.residence.registry import Instance, Model, Registry
-from xlaserve.core.residence.repository import Location, Repository
+from xlaserve.core.residence.repository import Repository
+from xlaserve.core.residence.sources import Location
 from xlaserve.errors import (
     InvalidName,
     InvalidRequest,

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from xlaserve.core.residence.capacity import Reservation, Sizes
 from xlaserve.core.residence.lifecycle import Event, Lifecycle, State
 from xlaserve.core.residence.names import check_asked_version
+from xlaserve.core.residence.remote.fetched import FetchedFiles
 from xlaserve.core.serving.call import Admission
 from xlaserve.core.serving.checks import QuickCheck
 from xlaserve.core.serving.stations.station import MakeStation, Station
@@ -69,6 +70,8 @@ class Instance:
         """Called when that has changed."""
         self.stuck: LimitedCall[Any] | None = None
         """A compilation that was abandoned in a thread which may go on and use the model."""
+        self.fetched = FetchedFiles()
+        """Its files, where they come from a store; the loader sets it."""
         self._users = 0
         self._idle = asyncio.Event()
         self._leaving: list[Callable[[], None]] = []

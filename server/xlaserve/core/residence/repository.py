@@ -4,8 +4,8 @@ Everything here waits for the disk and is called from a thread, never from the e
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -21,13 +21,16 @@ from xlaserve.core.residence.listing import (
 )
 from xlaserve.core.residence.names import check_name, is_version
 from xlaserve.core.residence.overrides import Override
+from xlaserve.core.residence.parts import Part
+from xlaserve.core.residence.remote.part import RemotePart
+from xlaserve.core.residence.remote.remotes import Remotes
+from xlaserve.core.residence.sources import Location, ModelSource, VersionSource
 from xlaserve.core.residence.wrong_root import hint
 from xlaserve.errors import InvalidModel, InvalidName, LoadFailed, ModelNotFound
-from xlaserve.models import checksums, files
+from xlaserve.models import files
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_text import parse_json, read_config
-from xlaserve.models.roots import ANYWHERE, Roots
-from xlaserve.settings import Settings
+from xlaserve.models.roots import Roots
 from xlaserve.temporary import remove_leftovers
 
 _MAX_TIDIED = 10_000
@@ -46,49 +49,6 @@ _FORBIDDEN_ROOTS = tuple(map(Path, ("/dev", "/proc", "/sys")))
 """Directories in which nothing is a model, whatever the allowed roots are."""
 
 
-@dataclass(frozen=True, slots=True)
-class Location:
-    """A model outside the repository, as a mesh names it."""
-
-    path: str
-    """A version directory, a model directory, or a single file."""
-    schema: str = ""
-    """A file with `inputs` and `outputs` as ModelMetadata has them; empty for none."""
-
-
-@dataclass(frozen=True, slots=True)
-class VersionSource:
-    """One version that can be loaded."""
-
-    number: int
-    directory: Path
-    """Or the file, where one file is the whole model."""
-    fingerprint: Fingerprint
-    roots: Roots = ANYWHERE
-    """The directories that its files may lie in, wherever links lead."""
-    home: Path = Path()
-    """The model's directory, which files of its configuration are relative to."""
-    sent: bool = False
-    """Whether its files came with a request, and not from the operator's disk."""
-
-    def verify(self, config: ModelConfig, check_cancelled: Callable[[], None]) -> None:
-        """Return if the files have the checksums of the configuration; raises InvalidModel.
-
-        Reads each of them to its end.
-        """
-        roots = Roots.of((self.home,)) if self.sent else self.roots
-        checksums.verify(self.home, config.checksums, roots, check_cancelled)
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSource:
-    """One model that can be loaded: its configuration and the versions that its policy picks."""
-
-    name: str
-    config: ModelConfig
-    versions: tuple[VersionSource, ...]
-
-
 class Repository:
     """The model repository: <root>/<model>/ with `config.json|config.pbtxt` and <version>/."""
 
@@ -100,36 +60,32 @@ class Repository:
         max_models: int,
         max_config_bytes: int,
         bare_name: str = "",
-        beside: "Sequence[Repository]" = (),
+        remote: RemotePart | None = None,
+        beside: Sequence[Part] = (),
+        remotes: Remotes | None = None,
     ) -> None:
         """With `bare_name`, a root that does not hold models is itself one, of that name.
 
-        Models of the repositories `beside` it are found by this one, too.
+        Models of the repositories `beside` it are found by this one, too. With `remote`, the root
+        is not a directory, but that part.
         """
         self.root = root
-        self.parts: tuple[Repository, ...] = (self, *beside)
+        self._first: Part = remote or self
+        self.parts: tuple[Part, ...] = (self._first, *beside)
         """Itself, and those beside it; each is listed and watched by itself."""
+        self.remotes = remotes or Remotes()
+        """Its parts that are in stores."""
         self._bare_name = bare_name
-        self._given_roots = (root.absolute(), *extra_roots)
+        # A URL is no place on the disk, whatever the path that holds it looks like.
+        self._given_roots = (*(() if remote else (root.absolute(),)), *extra_roots)
         self._roots = Roots.of(self._given_roots)
         self._max_models = max_models
         self._max_config_bytes = max_config_bytes
 
-    @classmethod
-    def of_settings(cls, settings: Settings) -> "Repository":
-        """Return the repositories of the settings; links may lead from one into another."""
-
-        def one(root: Path, beside: "Sequence[Repository]" = ()) -> "Repository":
-            return cls(
-                root,
-                extra_roots=(settings.repository, *settings.model_repository, *settings.model_root),
-                max_models=settings.max_models,
-                max_config_bytes=settings.max_config_bytes,
-                bare_name=settings.bare_model,
-                beside=beside,
-            )
-
-        return one(settings.repository, [one(root) for root in settings.model_repository])
+    @property
+    def place(self) -> str:
+        """Return the directory, as a log names it."""
+        return str(self.root)
 
     @property
     def confines(self) -> Roots:
@@ -147,35 +103,37 @@ class Repository:
 
         A root that is not there yet, or cannot be read, holds none.
         """
-        return sorted({name for part in self.parts for name in part._own_names()})
-
-    def _own_names(self) -> Sequence[str]:
-        try:
-            return self.listing().models
-        except OSError:
-            return ()
+        return sorted({name for part in self.parts for name in _names_of(part)})
 
     def hint(self, listing: Listing) -> str:
         """Say what is meant instead, where a root holds nothing that looks like a model."""
         return "" if self._is_bare() else hint(self.root, listing)
 
     def remove_leftovers(self) -> int:
-        """Remove what killed exports and imports left, and return how much that was."""
-        directories = [
-            directory
-            for part in self.parts
-            for directory in (part.root, *map(part.root.joinpath, part._own_names()[:_MAX_TIDIED]))
-        ]
-        return sum(map(remove_leftovers, directories))
+        """Remove what killed exports and imports left in this part, and return how much."""
+        names = _names_of(self)[:_MAX_TIDIED]
+        return sum(map(remove_leftovers, (self.root, *map(self.root.joinpath, names))))
+
+    def prepare(self, name: str, config_text: str | None = None) -> None:
+        """Have a model ready to be found whose files are in a store; blocks.
+
+        A model that a directory has is not asked for: it loads while the store is away. Raises
+        InvalidName, LoadFailed or OutOfSpace.
+        """
+        check_name("model name", name)
+        holders = [part for part in self._holders(name) if self.remotes.at(part.root) is None]
+        if not holders:
+            self.remotes.prepare(name, config_text)
 
     def holds(self, name: str) -> bool:
         """Tell whether there is a directory of this model."""
         return bool(self._holders(name))
 
-    def _holders(self, name: str) -> "list[Repository]":
-        return [part for part in self.parts if part._is_holder(name)]
+    def _holders(self, name: str) -> list[Part]:
+        return [part for part in self.parts if part.is_holder(name)]
 
-    def _is_holder(self, name: str) -> bool:
+    def is_holder(self, name: str) -> bool:
+        """Tell whether there is a directory of this model in this part."""
         if self._is_bare():
             return name == self._bare_name
         return _is_name(name) and os.path.isdir(self.root / name)  # noqa: PTH112, never raises
@@ -183,15 +141,19 @@ class Repository:
     def ambiguity(self, name: str) -> str:
         """Say why a model is not served that several parts hold; empty where it is one's own."""
         holders = self._holders(name) if len(self.parts) > 1 else []
-        places = " and ".join(f"'{part.root}'" for part in holders)
+        places = " and ".join(f"'{part.place}'" for part in holders)
         return f"it is in several repositories, {places}" if len(holders) > 1 else ""
 
     def url(self, name: str) -> str:
         """Return the directory that a model of this repository has, be it there or not."""
         holders = self._holders(name) if len(self.parts) > 1 else []
-        return str((holders[0] if holders else self)._directory(name))
+        return (holders[0] if holders else self._first).directory(name)
 
-    def _directory(self, name: str) -> Path:
+    def directory(self, name: str) -> str:
+        """Return the directory that a model of this part has, be it there or not."""
+        return str(self._home(name))
+
+    def _home(self, name: str) -> Path:
         return self.root if name == self._bare_name and self._is_bare() else self.root / name
 
     def find(
@@ -203,15 +165,18 @@ class Repository:
         ModelNotFound, or LoadFailed when what is there is not a model, or several parts hold it.
         """
         check_name("model name", name)
-        if override is None and len(self.parts) > 1:
-            holders = self._holders(name)
-            if len(holders) > 1:
-                raise LoadFailed(name, self.ambiguity(name))
-            if holders:
-                return holders[0]._find_own(name, config_text, override)
-        return self._find_own(name, config_text, override)
+        if override is not None:
+            return self._find_below(name, config_text, override)
+        holders = self._holders(name) if len(self.parts) > 1 else []
+        if len(holders) > 1:
+            raise LoadFailed(name, self.ambiguity(name))
+        return (holders[0] if holders else self._first).find_own(name, config_text)
 
-    def _find_own(
+    def find_own(self, name: str, config_text: str | None) -> ModelSource:
+        """Read what a load of a model of this part would load."""
+        return self._find_below(name, config_text, None)
+
+    def _find_below(
         self, name: str, config_text: str | None, override: Override | None
     ) -> ModelSource:
         if override is None and name == self._bare_name and self._is_bare():
@@ -331,7 +296,7 @@ class Repository:
 
     def fingerprint(self, name: str) -> Fingerprint:
         """Return what changes when anything of a model of this part does, without reading it."""
-        return fingerprint_of(self._directory(name))
+        return fingerprint_of(self._home(name))
 
     def _config(self, name: str, directory: Path, text: str | None) -> ModelConfig:
         config = (
@@ -391,6 +356,13 @@ class Repository:
             roots.confine(file)
         mark = (str(directory), config, fingerprint_of(directory))
         return VersionSource(number, directory, mark, roots, home, sent=sent)
+
+
+def _names_of(part: Part) -> Sequence[str]:
+    try:
+        return part.listing().models
+    except OSError:
+        return ()
 
 
 def _is_name(name: str) -> bool:

@@ -12,7 +12,8 @@ from xlaserve.core.residence.capacity import Capacity, Sizes
 from xlaserve.core.residence.control import ModelControl
 from xlaserve.core.residence.predictions import FilesLook, FilesSeen, Predictions
 from xlaserve.core.residence.registry import Registry
-from xlaserve.core.residence.repository import Location, Repository
+from xlaserve.core.residence.repository import Repository
+from xlaserve.core.residence.sources import Location
 from xlaserve.errors import InvalidSettings, LoadCancelled, ModelNotFound, OutOfMemory
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.load_key import load_key

@@ -28,7 +28,7 @@ class RepositoryWatches:
     def unreadable(self) -> str:
         """Return the first part that the last look could not tell; empty for none."""
         found = (watch for watch in self._watches if watch.problem)
-        return next((str(watch.root) for watch in found), "")
+        return next((watch.place for watch in found), "")
 
     @property
     def seen(self) -> bool:

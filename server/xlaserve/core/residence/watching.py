@@ -12,13 +12,12 @@ that name. Nothing is gone because something cannot be told:
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 
 import structlog
 
 from xlaserve.core.residence.fingerprints import Fingerprint
 from xlaserve.core.residence.listing import Listing
-from xlaserve.core.residence.repository import Repository
+from xlaserve.core.residence.parts import Part
 from xlaserve.errors import XlaserveError
 
 _LOGGED = 20
@@ -38,7 +37,7 @@ class Changes:
 class RepositoryWatch:
     """Remembers what the last look saw, and logs once what is odd."""
 
-    def __init__(self, repository: Repository) -> None:
+    def __init__(self, repository: Part) -> None:
         self._repository = repository
         self._listing: Listing | None = None
         self._fingerprints: Mapping[str, Fingerprint] = {}
@@ -49,9 +48,9 @@ class RepositoryWatch:
         self._log = structlog.get_logger("repository")
 
     @property
-    def root(self) -> Path:
-        """Return the directory that is looked at."""
-        return self._repository.root
+    def place(self) -> str:
+        """Return the directory, or the URL, that is looked at."""
+        return self._repository.place
 
     @property
     def known(self) -> frozenset[str]:
@@ -128,11 +127,11 @@ class RepositoryWatch:
         if problem and problem != self.problem:
             self._log.error(
                 "repository not followed, its models stay",
-                path=str(self._repository.root),
+                path=self._repository.place,
                 reason=problem,
             )
         if self.problem and not problem:
-            self._log.info("repository can be read again", path=str(self._repository.root))
+            self._log.info("repository can be read again", path=self._repository.place)
         self.problem = problem
 
     def _tell_skipped(self, skipped: Mapping[str, str]) -> None:
@@ -146,5 +145,5 @@ class RepositoryWatch:
     def _tell_hint(self, listing: Listing) -> None:
         hint = self._repository.hint(listing)
         if hint and hint != self._hint:
-            self._log.warning("no models to serve", path=str(self._repository.root), hint=hint)
+            self._log.warning("no models to serve", path=self._repository.place, hint=hint)
         self._hint = hint

@@ -7,6 +7,7 @@ from xlaserve.core.residence.listing import Listing, is_model, subdirectories
 from xlaserve.core.residence.names import is_version
 from xlaserve.errors import InvalidSettings
 from xlaserve.models.manifest import ARTIFACT, FILE_NAME
+from xlaserve.models.storage.urls import check_url, url_of
 from xlaserve.settings import Settings
 
 _LAYOUT = "expected MODEL/VERSION/, as `xlaserve export` and `xlaserve import` write it"
@@ -16,11 +17,17 @@ _MAX_LOOKED_INTO = 100
 
 
 def check_roots(settings: Settings) -> None:
-    """Raise InvalidSettings unless each repository is a directory of its own."""
+    """Raise InvalidSettings unless each repository is a directory, or a URL, of its own."""
     given = {"repository": [settings.repository], "model_repository": settings.model_repository}
     seen: set[str] = set()
     for setting, paths in given.items():
         for path in paths:
+            if url := url_of(path):
+                check_url(setting, url, settings.remote_schemes)
+                if url in seen:
+                    raise InvalidSettings(setting, "another URL than those before", url)
+                seen.add(url)
+                continue
             # SageMaker makes the directory with the first model.
             if not os.path.isdir(path) and not settings.sagemaker_multi_model:  # noqa: PTH112
                 raise InvalidSettings(setting, "a directory", str(path))

@@ -4,7 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -22,6 +22,8 @@ _LEAST_THREADS = 2
 """Threads that execute on one core or two: they share it better than they wait in a queue."""
 DEFAULT_MAX_ABANDONED = 8
 _DISK_THREADS = 2
+_FETCH_THREADS = 8
+"""Each asks one store for one thing, or waits for the files of one model."""
 _COMPILE_THREADS = 2
 """A shape of one model is compiled while another model's takes its time."""
 
@@ -47,6 +49,7 @@ class Workers:
         self.host = HostThreads(executing, spare_execute_threads)
         """Executes on the host."""
         self._disk = ThreadPoolExecutor(_DISK_THREADS, "disk")
+        self._fetch = ThreadPoolExecutor(_FETCH_THREADS, "remote")
         self._finish = LimitedThreads("finish", 1)
         self._compile = LimitedThreads("compile", _COMPILE_THREADS)
         self._devices: dict[str, DeviceThreads] = {}
@@ -77,6 +80,14 @@ class Workers:
         """Run a call that waits for the disk or for memory, and return its result."""
         return await asyncio.wrap_future(self._disk.submit(call, *args, **kwargs))
 
+    def fetch(self, call: Callable[[], T]) -> "Future[T]":
+        """Start a call that waits for a store, for as long as that takes to answer."""
+        return self._fetch.submit(call)
+
+    async def fetch_for(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a call that waits for a store, and return its result."""
+        return await asyncio.wrap_future(self._fetch.submit(call, *args, **kwargs))
+
     def close(self, seconds: float | None = None) -> bool:
         """End the threads once their work is done; nothing that still waits is started.
 
@@ -91,6 +102,7 @@ class Workers:
             self._compile.close,
             self.host.close,
             partial(ended, self._disk),
+            partial(ended, self._fetch),
             *(threads.close for threads in self._devices.values()),
         ]
         left = [pool for pool in pools if not pool(_remaining(until))]

@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from xlaserve.core.residence.repository import Location
 from xlaserve.core.residence.runtime import ModelRuntime, RuntimeLimits, RuntimeModel
+from xlaserve.core.residence.sources import Location
 from xlaserve.errors import InvalidParameter, InvalidRequest
 from xlaserve.transport.grpc.splice import InjectionPath
 from xlaserve_proto import mmesh as pb

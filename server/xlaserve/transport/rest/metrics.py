@@ -19,7 +19,9 @@ from xlaserve.core.serving.statistics_sum import sum_of
 from xlaserve.core.threads.abandoned import AbandonedWork
 from xlaserve.models.mappings import UNLIMITED, Mappings
 from xlaserve.models.python.metrics import ModelMetrics
+from xlaserve.models.storage.fetching import FetchCounts
 from xlaserve.transport.http2.limits import Shared
+from xlaserve.transport.rest.fetching_families import OF_FETCHING
 from xlaserve.transport.rest.held_families import OF_SHARED
 from xlaserve.transport.rest.messages import HttpRequest, HttpResponse
 from xlaserve.transport.rest.metric_families import (
@@ -63,12 +65,14 @@ class Metrics:
         shared: Shared | None = None,
         of_code: ModelMetrics | None = None,
         observing: ObservingReading | None = None,
+        fetching: FetchCounts | None = None,
         max_versions: int = DEFAULT_MAX_VERSIONS,
     ) -> None:
         """`of_code` are those that the code of models reports.
 
         So many versions have series of their own, and so many models; the others share one.
         """
+        self._fetching = fetching
         self._observing = observing or ObservingReading()
         self._max_versions = max_versions
         self._is_told = False
@@ -165,6 +169,9 @@ class Metrics:
                 lines += [held.head, *held.lines("", self._shared)]
         for own in OF_OBSERVING:
             lines += [own.head, *own.lines("", self._observing)]
+        if self._fetching is not None:
+            for fetched in OF_FETCHING:
+                lines += [fetched.head, *fetched.lines("", self._fetching)]
         return "".join(lines)
 
 

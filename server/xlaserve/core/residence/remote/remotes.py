@@ -1,0 +1,91 @@
+"""All parts of the repository that are in stores, and the cache that they share."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from xlaserve.core.residence.remote.part import LocalReading, RemoteLimits, RemotePart
+from xlaserve.errors import LoadFailed, OutOfSpace
+from xlaserve.models.storage.cache import ModelCache
+from xlaserve.models.storage.fetching import FetchCounts
+from xlaserve.models.storage.stores import StoreLimits, open_store
+from xlaserve.models.storage.urls import url_of
+from xlaserve.settings import Settings
+
+_AUTO = "auto"
+
+
+class Remotes:
+    """Asks stores for all of their parts; its methods block."""
+
+    def __init__(self, parts: Sequence[RemotePart] = (), cache: ModelCache | None = None) -> None:
+        """Without parts there is nothing to ask."""
+        self.parts = tuple(parts)
+        self._cache = cache
+
+    @classmethod
+    def of_settings(cls, settings: Settings, reading: LocalReading) -> "Remotes":
+        """Make those that the settings name; raises InvalidSettings for a cache that cannot be."""
+        roots = [
+            (root, url_of(root))
+            for root in (settings.repository, *settings.model_repository)
+            if url_of(root)
+        ]
+        if not roots:
+            return cls()
+        cache = ModelCache(
+            _directory(settings), settings.remote_cache_max_bytes, settings.remote_threads
+        )
+        cache.prepare()
+        of_store = StoreLimits(settings.remote_stall_seconds, settings.remote_max_objects)
+        limits = RemoteLimits(settings.max_models, settings.remote_fetch_seconds)
+
+        def part(root: Path, url: str) -> RemotePart:
+            opening = partial(open_store, url, of_store)
+            return RemotePart(root, url, opening, cache=cache, reading=reading, limits=limits)
+
+        return cls([part(root, url) for root, url in roots], cache)
+
+    def __bool__(self) -> bool:
+        """Tell whether there are any."""
+        return bool(self.parts)
+
+    @property
+    def counts(self) -> FetchCounts | None:
+        """Return the counts of what was fetched; None where nothing ever is."""
+        return None if self._cache is None else self._cache.counts
+
+    def at(self, root: Path) -> RemotePart | None:
+        """Return the part of a root; None for one of the disk."""
+        return next((part for part in self.parts if part.root == root), None)
+
+    def refresh(self, older_than_seconds: float = 0.0) -> None:
+        """List every store, unless that was done since so many seconds."""
+        for part in self.parts:
+            part.refresh(older_than_seconds)
+
+    def prepare(self, name: str, config_text: str | None = None) -> None:
+        """Have a model ready to be found, whichever part has it.
+
+        Raises LoadFailed or OutOfSpace where no part has it, and one could not be asked.
+        """
+        failures: list[LoadFailed | OutOfSpace] = []
+        for part in self.parts:
+            try:
+                part.prepare(name, config_text)
+            except (LoadFailed, OutOfSpace) as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def close(self) -> None:
+        """Cancel every fetch, and remove what was prepared."""
+        if self._cache is not None:
+            self._cache.close()
+        for part in self.parts:
+            part.close()
+
+
+def _directory(settings: Settings) -> Path:
+    said = settings.remote_cache_directory
+    return Path.home() / ".cache" / "xlaserve-models" if said == _AUTO else Path(said)
