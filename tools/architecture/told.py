@@ -28,18 +28,28 @@ A newcomer reads this page, then the README of the one room that the change is i
 
 | change | room | what to touch there | what follows by itself |
 | --- | --- | --- | --- |
-| a datatype | `tensors.py` | a row of `_ROWS` | codecs of gRPC and REST, checks, configurations \
-and the tests of all datatypes read the table |
-| a route | `transport/rest` | a handler beside its like and a row of its `table()`, with its \
-operation | gates, errors, the OpenAPI document and the documentation page |
-| an RPC | `transport/grpc` | `protos/`, `python tools/generate.py`, a method of the service, and \
-a row of `ROWS` in `methods.py` with its operation | gates, statuses, reflection, deadlines, ids \
-of a mesh |
-| a permission | `core/serving` | the check of the row `permission` in `gates.py`, which \
-`app.py` hands in; it sees the operation, the model, the headers and the peer of every call | \
-every door of every protocol |
-| a cache of answers | `core/serving/stations` | a kind of station that asks the one behind it \
-when it has no answer, and a row of `KINDS` in `table.py` | every protocol, ensembles, statistics |
+| a datatype | `tensors.py` | a row of `_ROWS`, and one of `_BUILDERS` for a dtype of a new \
+kind; for a float a row of `TOLERANCES` in `models/tolerances.py`; a `TYPE_` that \
+`protos/model_config.proto` lacks, then `python tools/generate.py` | codecs of gRPC and REST, \
+checks, configurations, the client and the tests of all datatypes read the table |
+| a route | `transport/rest` | a handler beside its like, and a row of its `table()` with its \
+operation; a class of its own is put into the table by `assembly/http.py`; then `python \
+tools/access_page.py` | gates, permissions, errors, the OpenAPI document and the documentation \
+page |
+| an RPC | `transport/grpc` | `protos/`, `python tools/generate.py`, a method of the service, \
+and a row of `ROWS` in `methods.py` with its operation and the fields that name a model; then \
+`python tools/access_page.py` | gates, permissions, statuses, reflection, deadlines, ids of a \
+mesh |
+| a permission | `core/serving/access` | what a caller may do: a field of `Caller` in \
+`rules.py`, read by `rules_file.py`, decided in `control.py: AccessControl.check`, which is the \
+gate `permission` and sees the operation, the model, the headers and the peer of every call. \
+What may be permitted: a member of `Operation` in `core/serving/call.py`, and the rows of routes \
+and methods that are of it | every door of every protocol, the table in `docs/access.md` |
+| a cache of answers | `core/serving/stations` | a station around others that asks the one \
+within when it has no answer (an `Around`, as `caching.py`), and a row of `WRAPPINGS` in \
+`table.py`; what it keeps is on the ledger, within a setting | every protocol, ensembles, \
+statistics; the same bytes again are answered by `core/serving/repeats.py` only from the \
+response cache |
 """
 
 LIVES: tuple[Life, ...] = (

@@ -25,6 +25,7 @@ from xlaserve.models.neighbours import Difference
 from xlaserve.models.parameters import Parameters, flatten, has_64_bit
 from xlaserve.models.rows import prove
 from xlaserve.models.rows.verdict import Independence, Verdict
+from xlaserve.models.tolerances import TOLERANCES
 from xlaserve.tensors import Tensor, TensorSpec, describe
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -44,8 +45,6 @@ _HINTS = (
     " (its open dimensions have no size while it is traced)",
 )
 _RANDOM_INTEGERS_BELOW = 8
-_TOLERANCES = {"FP64": 1e-9, "FP32": 1e-4, "FP16": 2e-2, "BF16": 5e-2}
-"""Relative and absolute. The same operations run, but XLA may fuse them differently."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,7 +371,8 @@ def _check_close(
                 f"{describe(left.dtype.name, left.shape)}, got "
                 f"{describe(right.dtype.name, right.shape)}"
             )
-        tolerance = _TOLERANCES.get(spec.datatype.name, 0.0)
+        # Relative and absolute.
+        tolerance = TOLERANCES.get(spec.datatype.name, 0.0)
         left, right = left.astype(np.float64), right.astype(np.float64)
         if not np.allclose(left, right, rtol=tolerance, atol=tolerance, equal_nan=True):
             difference = np.nanmax(np.abs(left - right))

@@ -4,14 +4,14 @@ It proves nothing when it passes: `rows` proves. It refutes what mixes rows wher
 numbers that it tries.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
 
+from xlaserve.models.tolerances import TOLERANCES
 from xlaserve.tensors import Tensor, TensorSpec
 
 Run: TypeAlias = Callable[[Sequence[Tensor]], Sequence[Tensor]]
@@ -28,11 +28,6 @@ SEEDS = (0, 1)
 _FACTOR = 1000
 _SMALL_INTEGERS = 8
 """Integers are below it as a rule, since many a model looks them up in a table."""
-
-_TOLERANCES: Mapping[str, float] = MappingProxyType(
-    {"FP64": 1e-9, "FP32": 1e-4, "FP16": 2e-2, "BF16": 5e-2}
-)
-"""Relative to the largest number of an output: XLA has other kernels for other batch sizes."""
 
 _SMALLEST = 1e-3
 """Threshold: an output whose numbers are all smaller is what is left of larger ones."""
@@ -211,7 +206,8 @@ def _difference(spec: TensorSpec, expected: Tensor, got: Tensor) -> Difference |
     with np.errstate(invalid="ignore"):
         gaps = np.where(same, 0.0, np.abs(want - have))
     largest = float(np.abs(want[np.isfinite(want)]).max(initial=0.0))
-    allowed = _TOLERANCES.get(spec.datatype.name, 0.0) * max(largest, _SMALLEST)
+    # Relative to the largest number of the output.
+    allowed = TOLERANCES.get(spec.datatype.name, 0.0) * max(largest, _SMALLEST)
     # A gap that is no number is beyond every limit.
     if np.all(gaps <= allowed):
         return None
