@@ -259,3 +259,29 @@ async def test_a_server_that_keeps_no_answers_says_so(serve: Serve, repository: 
     assert "2" == found["execution_count"]
     (said,) = [line for line in lines if "no answer is kept" in line["event"]]
     assert ("texts", "response_cache_bytes is 0") == (said["model"], said["reason"])
+
+
+async def test_an_ensemble_over_a_model_whose_answers_are_kept_has_times(
+    serve: Serve, repository: Path
+) -> None:
+    """A step that is answered from the cache waits nowhere: it was counted as hours, and all
+    statistics were INTERNAL."""
+    tensor = {"data_type": "TYPE_STRING", "dims": [-1]}
+    step = {"model_name": "texts", "model_version": -1, "input_map": {"x": "x"}}
+    config = {
+        "max_batch_size": 4,
+        "input": [tensor | {"name": "x"}],
+        "output": [tensor | {"name": "y"}],
+        "ensemble_scheduling": {"step": [step | {"output_map": {"y": "y"}}]},
+    }
+    (repository / "over").mkdir()
+    (repository / "over" / "config.json").write_text(json.dumps(config))
+    data = np.array([[b"a"]], np.object_)
+    async with serve(repository, load_model=("over",)) as server:
+        for _ in range(3):
+            await over_grpc(server, "over", data, "BYTES")
+        found = (await statistics(server, "over"))["inference_stats"]
+        hits = counts(await statistics(server, "texts"))["cache_hit"]
+
+    assert 2 == hits
+    assert int(found["queue"].get("ns", 0)) < int(found["success"]["ns"])

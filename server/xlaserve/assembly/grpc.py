@@ -90,7 +90,7 @@ def assemble_grpc(core: Core) -> GrpcDoor:
         services=names,
         source=Readiness(core.control, core.registry),
         max_watchers=settings.max_health_watchers,
-        may_see_models=lambda: core.access.may(current_call.get(), Operation.READINESS),
+        sight=lambda: core.access.sees(current_call.get(), Operation.READINESS),
     )
     reflection = reflection_services(
         DescriptorIndex.of_contracts(*(s.descriptor_set for s in added if s.descriptor_set)),

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import structlog
 
 from xlaserve import log
+from xlaserve.core.serving.sight import require_all_seen
 from xlaserve.errors import InvalidParameter, Unsupported
 
 Value: TypeAlias = bool | int | str
@@ -36,6 +37,7 @@ def update_log_settings(change: Mapping[str, Value]) -> None:
 
     Raises InvalidParameter, and Unsupported for the file of the log, which no client may choose.
     """
+    require_all_seen()
     for name, value in change.items():
         if name == "log_file":
             raise Unsupported("changing log_file by a request")

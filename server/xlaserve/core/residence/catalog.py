@@ -7,6 +7,7 @@ from xlaserve.core.residence.monitor import VersionReport, report
 from xlaserve.core.residence.names import check_asked_version
 from xlaserve.core.residence.registry import Registry
 from xlaserve.core.residence.repository import Repository
+from xlaserve.core.serving.sight import require_seen_now, seen_now
 from xlaserve.core.threads.workers import Workers
 from xlaserve.errors import (
     ModelNotFound,
@@ -40,9 +41,14 @@ class Catalog:
         self._workers = workers
 
     async def index(self, *, ready: bool = False) -> list[IndexEntry]:
-        """List every version that is known, and every model of the repository without one."""
-        rows = []
+        """List every version that is known, and every model of the repository without one.
+
+        Of those that the call which asks may see.
+        """
+        rows, sees = [], seen_now()
         for model in self._registry.models():
+            if not sees(model.name):
+                continue
             for version in sorted(model.versions.values(), key=lambda v: int(v.number)):
                 state, reason = self._registry.shown_state(version)
                 rows.append(IndexEntry(model.name, version.number, state, reason))
@@ -50,7 +56,7 @@ class Catalog:
             return [row for row in rows if row.state == State.READY.public]
         known = {row.name for row in rows}
         for name in await self._names():
-            if name not in known:
+            if name not in known and sees(name):
                 reason = self._repository.ambiguity(name) or "not loaded"
                 rows.append(IndexEntry(name, "", State.UNAVAILABLE.public, reason))
         return sorted(rows, key=lambda row: row.name)
@@ -58,6 +64,7 @@ class Catalog:
     async def ready(self, name: str, version: str = "") -> bool:
         """Tell whether a model answers; raises ModelNotFound when there is no such model."""
         check_asked_version(name, version)
+        require_seen_now(name, version)
         if self._registry.find(name) is None and not await self.could_load(name):
             raise ModelNotFound(name, version)
         model = self._registry.find(name)
@@ -67,6 +74,7 @@ class Catalog:
 
     def describe(self, name: str, version: str = "") -> tuple[ModelInfo, list[str]]:
         """Return what a model is and the versions that answer; raises as an inference would."""
+        require_seen_now(name, version)
         info = self._registry.resolve(name, version)[1].info
         model = self._registry.find(name)
         assert model is not None
@@ -75,12 +83,17 @@ class Catalog:
 
     def config(self, name: str, version: str = "") -> ServedConfig:
         """Return the configuration of a loaded model; raises as an inference would."""
+        require_seen_now(name, version)
         _, instance = self._registry.resolve(name, version)
         return ServedConfig(name, instance.config, instance.info)
 
     def statistics(self, name: str = "", version: str = "") -> list[VersionReport]:
         """Report on the versions that answer; see `report`."""
-        return report(self._registry, name, version)
+        if name:
+            require_seen_now(name, version)
+            return report(self._registry, name, version)
+        sees = seen_now()
+        return [found for found in report(self._registry) if sees(found.name)]
 
     async def could_load(self, name: str) -> bool:
         if self._settings.modelmesh:

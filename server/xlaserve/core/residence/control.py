@@ -21,6 +21,13 @@ from xlaserve.core.residence.overrides import (
 from xlaserve.core.residence.registry import Registry
 from xlaserve.core.residence.repository import Repository
 from xlaserve.core.residence.sources import ModelSource
+from xlaserve.core.serving.sight import (
+    NOT_IN_REPOSITORY,
+    Sees,
+    everything,
+    require_seen_now,
+    seen_now,
+)
 from xlaserve.core.sharing import CalledOff, SingleFlight, Turns
 from xlaserve.core.threads.workers import Workers
 from xlaserve.errors import (
@@ -91,6 +98,7 @@ class ModelControl:
             max_files=self._settings.max_override_files,
             max_bytes=self._settings.max_override_bytes,
         )
+        require_seen_now(name, detail=NOT_IN_REPOSITORY)
         if checked == _PLAIN:
             await self._load_shared(name)
         else:
@@ -101,15 +109,17 @@ class ModelControl:
         """Unload a model and return once its memory is free; one that is not loaded is no error.
 
         With `unload_dependents` the ensembles that use it go first, and what was loaded only
-        for it goes along (model repository extension, Unload).
+        for it goes along (model repository extension, Unload); but those that the client may not
+        manage stay.
         """
         self.require_explicit("unload")
         dependents = read_unload_parameters(parameters)
+        require_seen_now(name)
         if self._registry.find(name) is None:
             if not await self.catalog.could_load(name):
                 raise ModelNotFound(name)
             return
-        await self._unload_shared(name, dependents=dependents)
+        await self._unload_shared(name, dependents=dependents, sees=seen_now())
 
     def begin_shutdown(self) -> None:
         """Be ready no more, so that no new requests are sent here, and cancel every load."""
@@ -192,6 +202,8 @@ class ModelControl:
         find = partial(
             self._repository.find, name, config_text=parameters.config, override=override
         )
+        if parameters.config is not None or override is not None:
+            find = partial(_with_steps_in_sight, find, seen_now())
         try:
             await self._load_found(find, override, forced=parameters != _PLAIN)
         finally:
@@ -293,14 +305,15 @@ class ModelControl:
 
     # --- unloading ---
 
-    async def _unload_shared(self, name: str, *, dependents: bool) -> None:
+    async def _unload_shared(self, name: str, *, dependents: bool, sees: Sees = everything) -> None:
         await self._unloads.run(
-            (name, dependents), lambda: self._unload(name, dependents=dependents)
+            (name, dependents, sees), lambda: self._unload(name, sees, dependents=dependents)
         )
 
-    async def _unload(self, name: str, *, dependents: bool) -> None:
+    async def _unload(self, name: str, sees: Sees, *, dependents: bool) -> None:
         for leaving in self._dependents.leaving_with(name) if dependents else [name]:
-            await self._unload_one(leaving)
+            if leaving == name or sees(leaving):
+                await self._unload_one(leaving)
 
     async def _unload_one(self, name: str) -> None:
         async with self._turns.of(name):
@@ -313,3 +326,17 @@ class ModelControl:
                 await self._workers.wait(override.remove)
             if not await self.catalog.could_load(name):
                 self._registry.forget(name)
+
+
+def _with_steps_in_sight(find: Callable[[], ModelSource], sees: Sees) -> ModelSource:
+    """Return what is found, if its client may see the steps that it made an ensemble of.
+
+    Else the ensemble would lead past what the client may infer. Raises LoadFailed as for a step
+    that is not there.
+    """
+    source = find()
+    for step in source.config.steps:
+        if not sees(step.model_name):
+            missing = ModelNotFound(step.model_name, detail=NOT_IN_REPOSITORY)
+            raise LoadFailed(source.name, f"its step failed: {missing}")
+    return source

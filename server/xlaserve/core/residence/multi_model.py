@@ -9,6 +9,7 @@ from xlaserve.core.residence.lifecycle import State
 from xlaserve.core.residence.registry import Instance, Model, Registry
 from xlaserve.core.residence.repository import Repository
 from xlaserve.core.residence.sources import Location
+from xlaserve.core.serving.sight import require_all_seen, require_seen_now, seen_now
 from xlaserve.errors import (
     InvalidName,
     InvalidRequest,
@@ -87,6 +88,7 @@ class MultiModelContainer:
         ModelControlForbidden or InvalidName (SageMaker, Load Model API).
         """
         self._control.require_explicit("load")
+        require_all_seen()  # an url names the files of any model
         _check_key(name)
         if name in self._loading or self._is_taken(name):
             raise ModelAlreadyLoaded(name)
@@ -108,6 +110,7 @@ class MultiModelContainer:
         loaded, or ModelControlForbidden (SageMaker, Unload Model API).
         """
         self._control.require_explicit("unload")
+        require_seen_now(name)
         model = self._registry.find(name)
         if model is None or not any(v.state in _HELD for v in model.versions.values()):
             raise ModelNotFound(name)
@@ -115,6 +118,7 @@ class MultiModelContainer:
 
     def get(self, name: str) -> HostedModel:
         """Return a model that is loaded; raises ModelNotFound (SageMaker, Get Model API)."""
+        require_seen_now(name)
         model = self._registry.find(name)
         if model is None or model.newest() is None:
             raise ModelNotFound(name)
@@ -141,7 +145,13 @@ class MultiModelContainer:
         return names[0]
 
     def _names(self) -> list[str]:
-        return [model.name for model in self._registry.models() if model.newest() is not None]
+        """List what is loaded, and the call that is answered now may see."""
+        sees = seen_now()
+        return [
+            model.name
+            for model in self._registry.models()
+            if model.newest() is not None and sees(model.name)
+        ]
 
     def _hosted(self, model: Model) -> HostedModel:
         newest = model.newest()

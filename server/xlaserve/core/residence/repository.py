@@ -26,6 +26,7 @@ from xlaserve.core.residence.remote.part import RemotePart
 from xlaserve.core.residence.remote.remotes import Remotes
 from xlaserve.core.residence.sources import Location, ModelSource, VersionSource
 from xlaserve.core.residence.wrong_root import hint
+from xlaserve.core.serving.sight import NOT_IN_REPOSITORY
 from xlaserve.errors import InvalidModel, InvalidName, LoadFailed, ModelNotFound
 from xlaserve.models import files
 from xlaserve.models.config import ModelConfig
@@ -183,7 +184,7 @@ class Repository:
             return self._find_bare(config_text)
         directory = override.directory if override else self.root / name
         if not directory.is_dir():
-            raise ModelNotFound(name, detail="is not in the model repository, failed to load it")
+            raise ModelNotFound(name, detail=NOT_IN_REPOSITORY)
         try:
             confined = directory if override else self._roots.confine(directory)
             config = self._config(name, confined, config_text)

@@ -108,6 +108,22 @@ class Admission:
         """Those that were not answered at once, of all versions together."""
 
 
+class Sight(Protocol):
+    """Models that the caller of a call may see, and use for its operation."""
+
+    def permits(self, model: str) -> bool:
+        """Tell whether it may; raises NotPermitted for one that it may see and not use so."""
+        ...
+
+    def shows(self, model: str) -> bool:
+        """Tell whether it may; raises nothing."""
+        ...
+
+    def refuse_server(self) -> None:
+        """Raise NotPermitted: nothing of the whole server is for it to change."""
+        ...
+
+
 Outcome: TypeAlias = object
 """Results of calls: an exception, what was executed for inferences (`Executed`), or None."""
 
@@ -145,6 +161,9 @@ class Call:
     peer: Peer = NOBODY
     principal: Principal | None = None
     """The caller, as the permission gate found it; None for anybody."""
+    sight: Sight | None = None
+    """Models that the caller may see, as the permission gate found them; None for all. A part of
+    another call has none: who may ask an ensemble needs no permission for its steps."""
     deadline: float | None = None
     """When the client stops waiting, by the clock of the event loop; None for never."""
     admission: Admission | None = None

@@ -29,6 +29,7 @@ from xlaserve.core.serving.shared_tensors import (
     AT_ONCE_BYTES,
     SharedInputs,
 )
+from xlaserve.core.serving.sight import require_seen, require_seen_now
 from xlaserve.core.serving.stations.station import Served, Working
 from xlaserve.core.threads.host import HostThreads
 from xlaserve.errors import BudgetExhausted
@@ -93,6 +94,8 @@ class Engine:
             if request.parameters:
                 call.parameters = request.parameters
             name = call.model = request.model_name
+            if call.sight is not None:
+                require_seen(call, name, request.model_version)
             version, instance = self._residents.resolve(name, request.model_version)
             call.found = version
             call.instance = instance
@@ -119,6 +122,7 @@ class Engine:
         Raises ModelNotFound or ModelNotReady.
         """
         call.model, call.version = name, version
+        require_seen(call, name, version)
         found = self._residents.resolve(name, version)
         _find(call, *found)
         return found
@@ -267,10 +271,12 @@ class Engine:
         than what is wrong with them. As a context it counts what is wrong with them as a failed
         request of the model.
         """
+        require_seen_now(name, version)
         return self._residents.resolve(name, version)[0].statistics
 
     def info(self, name: str, version: str = "") -> ModelInfo:
         """Return what a model is; errors as for `infer`."""
+        require_seen_now(name, version)
         return self._residents.resolve(name, version)[1].info
 
 

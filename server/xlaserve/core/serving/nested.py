@@ -199,7 +199,7 @@ class NestedCalls:
 
         def look() -> None:
             try:
-                self._engine.info(model, version)
+                self._engine.resolve(model, version)
             except (ModelNotFound, ModelNotReady):
                 found.set_result(False)
             except Exception as error:

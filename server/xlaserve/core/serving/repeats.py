@@ -64,6 +64,8 @@ class Repeats:
         # What an observer asks of a call that it has seen begin is not known here.
         if written is None or self._gates.are_watched:
             return None
+        if call.sight is not None and not call.sight.shows(written.model):
+            return None
         begun = self._clock()
         try:
             version, instance = self._residents.resolve(written.model, written.version)

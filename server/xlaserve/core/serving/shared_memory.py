@@ -19,6 +19,7 @@ from typing import Self
 import numpy as np
 
 from xlaserve.core.serving.call import Peer
+from xlaserve.core.serving.sight import require_all_seen
 from xlaserve.errors import (
     InvalidRegion,
     NotLocal,
@@ -167,6 +168,7 @@ class Regions:
         Raises RegionExists for a name that is taken, InvalidRegion for what cannot be opened or is
         shorter than it is said to be, TooManyRegions, NotLocal or SwitchedOff.
         """
+        require_all_seen()
         self._permit(peer)
         shown = name[:_SHOWN_CHARACTERS]
         if not name:
@@ -205,6 +207,7 @@ class Regions:
 
         Requests that have begun go on with it, and its file is closed behind the last of them.
         """
+        require_all_seen()
         if not self._regions:
             return
         self._permit(peer)

@@ -20,6 +20,7 @@ from xlaserve.core.serving.call_record import CallRecord
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.infer_call import InferCall
 from xlaserve.core.serving.opentelemetry import OpenTelemetry, new_trace_id
+from xlaserve.core.serving.sight import require_all_seen
 from xlaserve.core.serving.spans import CallSpan, add_part, span_of, trace_parent
 from xlaserve.core.serving.trace_file import TraceFile
 from xlaserve.core.serving.traced_call import TracedCall, traced
@@ -136,6 +137,8 @@ class Tracing:
         All of it is changed or nothing. Raises InvalidParameter, Unsupported for what can be
         changed at the start of the server only, SwitchedOff where there is no file.
         """
+        if not model:
+            require_all_seen()
         old = self._models.get(model, TraceSetting()) if model else self._all
         new = old
         for name, values in change.items():

@@ -10,6 +10,7 @@ from grpclib import GRPCError
 from grpclib.const import Status
 from grpclib.server import Stream
 
+from xlaserve.core.serving.sight import Sees, everything
 from xlaserve_proto.grpc.health import v1
 from xlaserve_proto.grpc.health.v1 import HealthCheckResponseServingStatus as ServingStatus
 
@@ -48,36 +49,33 @@ class HealthService(v1.HealthBase):
         services: Collection[str],
         source: ReadinessSource,
         max_watchers: int,
-        may_see_models: Callable[[], bool] = lambda: True,
+        sight: Callable[[], Sees] = lambda: everything,
     ) -> None:
-        """`may_see_models` tells whether the caller may know which models there are."""
+        """`sight` tells of which models the caller that asks now may know."""
         self._services = frozenset(("", *services))
         self._source = source
         self._max_watchers = max_watchers
-        self._may_see_models = may_see_models
+        self._sight = sight
         self._watchers: set[asyncio.Event] = set()
         self._closed = False
 
     async def check(self, health_check_request: v1.HealthCheckRequest) -> v1.HealthCheckResponse:
         """Return the status of a name; one that is not known is NOT_FOUND."""
         name = health_check_request.service
-        status = self._status(name, may_see_models=self._may_see_models())
+        status = self._status(name, self._sight())
         if status is ServingStatus.SERVICE_UNKNOWN:
             raise GRPCError(Status.NOT_FOUND, f"unknown service '{name[:_SHOWN_CHARACTERS]}'")
         return v1.HealthCheckResponse(status)
 
     async def list(self, health_list_request: v1.HealthListRequest) -> v1.HealthListResponse:
         """Return the status of every known name, as Check would, if they are not too many."""
-        may_see_models = self._may_see_models()
-        names = self._services.union(self._source.model_names() if may_see_models else ())
+        sees = self._sight()
+        names = self._services.union(filter(sees, self._source.model_names()))
         if len(names) > _MOST_LISTED:
             text = f"{len(names)} services and models, at most {_MOST_LISTED} are listed"
             raise GRPCError(Status.RESOURCE_EXHAUSTED, text)
         return v1.HealthListResponse(
-            {
-                name: v1.HealthCheckResponse(self._status(name, may_see_models=may_see_models))
-                for name in sorted(names)
-            }
+            {name: v1.HealthCheckResponse(self._status(name, sees)) for name in sorted(names)}
         )
 
     async def watch(
@@ -107,23 +105,23 @@ class HealthService(v1.HealthBase):
     async def _statuses(self, name: str, changed: asyncio.Event) -> AsyncIterator[ServingStatus]:
         sent = None
         closed = False
-        may_see_models = self._may_see_models()
+        sees = self._sight()
         while not closed:
             # Both are read before the status is, so that no change after it goes unseen.
             closed = self._closed
             changed.clear()
-            status = self._status(name, may_see_models=may_see_models)
+            status = self._status(name, sees)
             if status is not sent:
                 yield status
                 sent = status
             if not closed:
                 await changed.wait()
 
-    def _status(self, name: str, *, may_see_models: bool) -> ServingStatus:
+    def _status(self, name: str, sees: Sees) -> ServingStatus:
         if name in self._services:
             ready: bool | None = self._source.server_ready()
         else:
-            ready = self._source.model_ready(name) if may_see_models else None
+            ready = self._source.model_ready(name) if sees(name) else None
         return ServingStatus(_STATUSES[ready])
 
     async def _call_rpc_handler_server_stream(

@@ -76,7 +76,7 @@ def test_without_rules_everybody_may_do_everything() -> None:
 
     assert not access.is_needed
     assert outcome(access, asking(Operation.MANAGE)) is None
-    assert access.may(asking(), Operation.READINESS)
+    assert access.sees(asking(), Operation.READINESS)("m")
 
 
 def test_the_best_that_a_caller_shows_counts(file: Path) -> None:

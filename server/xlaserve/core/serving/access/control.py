@@ -13,14 +13,16 @@ import structlog
 
 from xlaserve.access_errors import NotPermitted, Unauthenticated
 from xlaserve.core.serving.access.key_set import IssuerKey, check_library, is_url, read_keys
+from xlaserve.core.serving.access.models import CallerSight, ModelNames
 from xlaserve.core.serving.access.quotas import Quotas
 from xlaserve.core.serving.access.restrictions import Restrictions
 from xlaserve.core.serving.access.rules import IMPLIED, Found, Rules
 from xlaserve.core.serving.access.rules_file import read_rules
 from xlaserve.core.serving.access.signed_tokens import Verifier
 from xlaserve.core.serving.access.tokens import bearer
-from xlaserve.core.serving.call import NOBODY, Call, Operation, Peer
+from xlaserve.core.serving.call import NOBODY, Call, Operation, Peer, Sight
 from xlaserve.core.serving.principal import KnownBy
+from xlaserve.core.serving.sight import Sees, everything
 from xlaserve.errors import InvalidSettings
 from xlaserve.settings import Settings
 
@@ -56,11 +58,21 @@ class _State:
 
 
 @dataclass(frozen=True, slots=True)
+class _Permission:
+    """The permission for one operation."""
+
+    found: Found
+    """The first caller that allows it, which counts for the name and for quotas."""
+    sight: Sight | None
+    """The models that it is for, of all callers that allow it; None for all models."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Granted:
     """The permissions of a connection with a token, as long as the state is the same."""
 
     state: _State
-    by_operation: Mapping[Operation, Found]
+    by_operation: Mapping[Operation, _Permission]
     is_known: bool
     until: float | None = None
     """When its token expires; None for never."""
@@ -143,23 +155,29 @@ class AccessControl:
             or (granted.until is not None and granted.until <= self._clock())
         ):
             granted = self._grant(state, peer, authorization)
-        found = granted.by_operation.get(call.operation)
-        if found is None:
+        permission = granted.by_operation.get(call.operation)
+        if permission is None:
             if not granted.is_known:
                 raise Unauthenticated
             first = next(iter(granted.by_operation.values()))
-            raise NotPermitted(first.principal.name, call.operation.value)
+            raise NotPermitted(first.found.principal.name, call.operation.value)
+        found = permission.found
         call.principal = found.principal
+        if permission.sight is not None:
+            call.sight = permission.sight
         quota = found.caller.quota
         if quota is not None and not call.carries_calls:
             self._quotas.admit(call, found.principal, quota)
 
-    def may(self, call: Call | None, operation: Operation) -> bool:
-        """Tell whether the client of a call that was permitted may do something else too."""
+    def sees(self, call: Call | None, operation: Operation) -> Sees:
+        """Return with which models the client of a permitted call may do something else too."""
         if self._state is None or call is None or call.peer is NOBODY:
-            return True
+            return everything
         granted = self._grant(self._state, call.peer, call.headers.get("authorization"))
-        return operation in granted.by_operation
+        permission = granted.by_operation.get(operation)
+        if permission is None:
+            return _nothing
+        return everything if permission.sight is None else permission.sight.shows
 
     def _grant(self, state: _State, peer: Peer, authorization: str | None) -> _Granted:
         """Find the permissions of a connection with a token, and remember them if it is known."""
@@ -178,11 +196,7 @@ class AccessControl:
             bool(found) and len(authorization) <= _MAX_CHARACTERS
         )
         found += state.rules.of_peer(peer)
-        by_operation: dict[Operation, Found] = {}
-        for one in found:
-            for operation in one.caller.allow:
-                for included in (operation, *IMPLIED.get(operation, ())):
-                    by_operation.setdefault(included, one)
+        by_operation = _permissions(found)
         is_known = any(one.principal.known_by is not KnownBy.NOTHING for one in found)
         granted = _Granted(state, MappingProxyType(by_operation), is_known, until)
         if is_remembered:
@@ -252,3 +266,33 @@ class AccessControl:
     @property
     def _rules(self) -> Rules:
         return Rules() if self._state is None else self._state.rules
+
+
+def _nothing(model: str) -> bool:
+    """See no model."""
+    return False
+
+
+def _permissions(found: Sequence[Found]) -> dict[Operation, _Permission]:
+    """Return what callers may do together, each with its own models."""
+    allowing: dict[Operation, dict[int, Found]] = {}
+    for number, one in enumerate(found):
+        for operation in one.caller.allow:
+            for included in (operation, *IMPLIED.get(operation, ())):
+                allowing.setdefault(included, {})[number] = one
+    known = ModelNames(name for one in found for name in one.caller.models or ())
+    return {
+        operation: _Permission(
+            next(iter(those.values())), _sight(operation, tuple(those.values()), known)
+        )
+        for operation, those in allowing.items()
+    }
+
+
+def _sight(operation: Operation, found: Sequence[Found], known: ModelNames) -> Sight | None:
+    names: set[str] = set()
+    for one in found:
+        if one.caller.models is None:
+            return None
+        names |= one.caller.models
+    return CallerSight(found[0].principal.name, operation, ModelNames(names), known)

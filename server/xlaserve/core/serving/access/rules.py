@@ -39,6 +39,8 @@ class Caller:
     unix_users: frozenset[int] = frozenset()
     subjects: frozenset[str] = frozenset()
     """Subjects of its signed tokens."""
+    models: frozenset[str] | None = None
+    """Names and patterns of the models that it may do something with; None for all."""
     anyone: bool = False
     """Whether everybody is this caller."""
     listeners: frozenset[str] = frozenset()

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from xlaserve.core.serving.access.models import OF_MODELS
 from xlaserve.core.serving.access.rules import Caller, Quota, Rules, SignedTokens
 from xlaserve.core.serving.access.tokens import is_digest
 from xlaserve.core.serving.call import Operation
@@ -172,6 +173,10 @@ def _caller(where: str, value: Any) -> Caller:
     _needed(where, found, "name", "allow")
     if not found.keys() & _CREDENTIALS:
         raise _Wrong(where, f"one of {', '.join(_CREDENTIALS)}", "none")
+    models = found.get("models")
+    if models is not None and (wrong := sorted(found["allow"] - OF_MODELS)):
+        expected = f"no models beside {wrong[0]}, which is of the whole server"
+        raise _Wrong(f"{where}.models", expected, ", ".join(sorted(models)))
     quota = None
     if found.keys() & _QUOTA:
         rate = found.get("requests_per_second")
@@ -186,6 +191,7 @@ def _caller(where: str, value: Any) -> Caller:
         tls=found.get("tls", frozenset()),
         unix_users=found.get("unix_user", frozenset()),
         subjects=found.get("subject", frozenset()),
+        models=models,
         anyone=found.get("anyone", False),
         listeners=found.get("listener", frozenset()),
         quota=quota,
@@ -221,6 +227,7 @@ _CALLER: Mapping[str, Read] = MappingProxyType(
         ),
         "unix_user": _many("the number of a user", lambda value: type(value) is int and value >= 0),
         "subject": _many("the subject of signed tokens, or '*'", _is_text),
+        "models": _many("the name of a model, or a pattern as a-*", _is_text),
         "anyone": _true,
         "listener": _many(f"one of {', '.join(LISTENERS)}", lambda value: value in LISTENERS),
         "requests_per_second": _number(0, above=True),

@@ -89,15 +89,27 @@ class Ensemble:
                 self._steps.begin_step(one, version, instance, cast(Tensors, given))
                 outputs = {o.name: o.data for o in (await one.answered()).outputs}
                 tensors |= {tensor: outputs[name] for name, tensor in step.output_map.items()}
-                assert one.executed is not None
-                queue_ns += one.executed.begun_ns - one.submitted_ns
-                infer_ns += one.executed.ended_ns - one.executed.begun_ns
+                queued, computed = _times(one)
+                queue_ns += queued
+                infer_ns += computed
             wanted = {spec.name: tensors[spec.name] for spec in self._plan.info.outputs}
             if not call.resident and not all(isinstance(v, np.ndarray) for v in wanted.values()):
                 wanted = await self._threads.run(partial(_fetch, wanted))
         # The steps of an ensemble wait and compute in turns: as if they had waited first.
         begun = call.submitted_ns + queue_ns
         return Executed(cast(Tensors, wanted), begun, begun + infer_ns)
+
+
+def _times(step: InferCall) -> tuple[int, int]:
+    """Return how long a step waited and computed, in nanoseconds; neither is negative.
+
+    With a response cache it may have waited nowhere, or share an execution that began before it.
+    """
+    executed = step.executed
+    assert executed is not None
+    submitted = step.submitted_ns or executed.begun_ns
+    begun = max(executed.begun_ns, submitted)
+    return begun - submitted, max(0, executed.ended_ns - begun)
 
 
 def _end(call: InferCall, running: "asyncio.Task[Executed]") -> None:

@@ -1,0 +1,52 @@
+"""Sight: which models a call may see, and what is raised for those that it may not.
+
+The permission gate gives a call its sight. Whatever looks up a model by a name that a client chose
+asks here first, so that a model out of sight is answered as one that is not there: before anything
+is looked up that would tell the two apart, in bytes or in time.
+"""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from xlaserve.core.serving.call import Call, current_call
+from xlaserve.errors import ModelNotFound
+
+Sees: TypeAlias = Callable[[str], bool]
+"""Tells whether a model may be seen."""
+
+NOT_IN_REPOSITORY = "is not in the model repository, failed to load it"
+"""Detail of ModelNotFound for a load."""
+
+
+def everything(model: str) -> bool:
+    """See every model."""
+    return True
+
+
+def require_seen(
+    call: Call | None, model: str, version: str = "", *, detail: str = "is not found"
+) -> None:
+    """Raise ModelNotFound for a model that a call may not see; a call of nobody sees all.
+
+    Raises NotPermitted where its caller sees the model, and may not do this with it.
+    """
+    if call is not None and call.sight is not None and not call.sight.permits(model):
+        raise ModelNotFound(model, version, detail=detail)
+
+
+def require_seen_now(model: str, version: str = "", *, detail: str = "is not found") -> None:
+    """Do as `require_seen` for the call that is answered now."""
+    require_seen(current_call.get(), model, version, detail=detail)
+
+
+def require_all_seen() -> None:
+    """Raise NotPermitted for a caller of some models that changes something of the whole server."""
+    call = current_call.get()
+    if call is not None and call.sight is not None:
+        call.sight.refuse_server()
+
+
+def seen_now() -> Sees:
+    """Return which models the call that is answered now may see."""
+    call = current_call.get()
+    return everything if call is None or call.sight is None else call.sight.shows
