@@ -19,6 +19,7 @@ from xlaserve.transport.http2.busy_poll import BusyPoll
 from xlaserve.transport.http2.connection import ReceiveBuffer, ServerConnection
 from xlaserve.transport.http2.limits import Http2Limits, Shared
 from xlaserve.transport.http2.protocol import Http2Protocol
+from xlaserve.transport.rounds import Rounds
 from xlaserve.transport.tls import MakeContext
 
 Engine: TypeAlias = H2Engine | OwnEngine
@@ -66,7 +67,12 @@ class GrpcServer:
         self._refused: set[Engine] = set()
         """Those that were not admitted, until they are gone."""
         self._acceptors: list[Acceptor] = []
-        self._sweeping: asyncio.TimerHandle | None = None
+        self._sweeps = Rounds(
+            lambda: self._connections,
+            self._sweep,
+            seconds=lambda: self._sweep_seconds,
+            behind=lambda: shared.memory.drop_unused(_SPARE_SECONDS),
+        )
         self._draining = False
 
     def listen(
@@ -80,8 +86,8 @@ class GrpcServer:
         factory = partial(self._make_protocol, name)
         acceptor = Acceptor(listening, factory, name=name, handshakes=shakes, is_full=self._is_full)
         self._acceptors.append(acceptor)
-        if self._sweeping is None:
-            self._sweep_later()
+        if not self._sweeps.has_begun:
+            self._sweeps.begin()
 
     def _is_full(self) -> bool:
         return len(self._connections) + self.in_handshake >= self._max_connections
@@ -145,9 +151,6 @@ class GrpcServer:
 
     # --- what takes too long ---
 
-    def _sweep_later(self) -> None:
-        self._sweeping = self._loop.call_later(self._sweep_seconds, self._sweep)
-
     @property
     def _sweep_seconds(self) -> float:
         limits = self._limits
@@ -161,17 +164,14 @@ class GrpcServer:
         shorter = min(limits.answer_seconds, limits.message_seconds)
         return shorter if self._draining else limits.answer_seconds
 
-    def _sweep(self) -> None:
-        every = self._sweep_seconds
-        for protocol in tuple(self._connections):
-            if isinstance(protocol, OwnEngine):
-                protocol.sweep(
-                    preface_ticks=round(self._limits.preface_seconds / every),
-                    message_ticks=round(self._limits.message_seconds / every),
-                    answer_ticks=round(self._answer_seconds / every),
-                )
-        self._shared.memory.drop_unused(_SPARE_SECONDS)
-        self._sweep_later()
+    def _sweep(self, protocol: Engine) -> None:
+        if isinstance(protocol, OwnEngine) and protocol in self._connections:
+            every = self._sweep_seconds
+            protocol.sweep(
+                preface_ticks=round(self._limits.preface_seconds / every),
+                message_ticks=round(self._limits.message_seconds / every),
+                answer_ticks=round(self._answer_seconds / every),
+            )
 
     # --- the end ---
 
@@ -198,8 +198,7 @@ class GrpcServer:
                 await self._idle()
         for protocol in tuple(self._connections):
             protocol.end()
-        if self._sweeping is not None:
-            self._sweeping.cancel()
+        self._sweeps.stop()
         requests = [protocol.requests for protocol in self._connections]
         for handler in requests:
             handler.close()

@@ -59,6 +59,8 @@ class Server(web.Server):
         self.heads = heads
         self.body_seconds = body_seconds
         self.ledger = ledger
+        self.admitted = 0
+        """Connections that are open and were not refused; aiohttp counts by making a list."""
         self.is_draining = False
         """Whether every answer is the last one of its connection."""
 
@@ -90,7 +92,8 @@ class Connection(AiohttpConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         server = self.server
         transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
-        if len(server.connections) < server.max_connections:
+        if server.admitted < server.max_connections:
+            server.admitted += 1
             account = server.ledger.open()
             self.held = Held(account, transport)
             self.peer = peer_of(transport, server.listener, account)
@@ -210,6 +213,7 @@ class Connection(AiohttpConnection):
         if self._fast is not None:
             self._fast.end(Input.LOST)
             self._fast = None
+            self.server.admitted -= 1
             self.held.close()
         super().connection_lost(exc)
 

@@ -9,6 +9,7 @@ from functools import partial
 from http import HTTPStatus
 
 from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
 
 from xlaserve.core.server import NAME
 from xlaserve.core.serving.call import Call, Headers, Operation, Peer
@@ -32,6 +33,7 @@ from xlaserve.transport.rest.origins import Origins
 from xlaserve.transport.rest.plans import Finish
 from xlaserve.transport.rest.routing import Match, Route, RouteTable
 from xlaserve.transport.rest.threads import OffLoop
+from xlaserve.transport.rounds import Rounds
 from xlaserve.transport.stall import LOOKS
 from xlaserve.transport.tls import MakeContext
 
@@ -85,7 +87,7 @@ class HttpServer:
         self._heads = Heads(limits.max_heads, limits.body.max_bytes)
         self._server: Server | None = None
         self._drain: Drain | None = None
-        self._looking: asyncio.TimerHandle | None = None
+        self._looks: Rounds[RequestHandler] | None = None
         self._answer_seconds = limits.answer_seconds
         self._streams: set[Call] = set()
         """Calls whose answers are being sent part by part."""
@@ -126,7 +128,10 @@ class HttpServer:
             is_full=lambda: self.connections + acceptor.in_handshake >= limits.max_connections,
         )
         self._drain = Drain(server, self._bodies, self._end_streams, acceptor)
-        self._look_later(server)
+        self._looks = Rounds(
+            lambda: server.connections, self._look, seconds=lambda: self._answer_seconds / LOOKS
+        )
+        self._looks.begin()
 
     async def drain(self, seconds: float) -> None:
         """Take no new connections, let requests in flight end within the time, and stop."""
@@ -134,31 +139,24 @@ class HttpServer:
         if drain is not None:
             self._hurry()
             await drain.run(seconds)
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._looks is not None:
+            self._looks.stop()
 
     def _hurry(self) -> None:
         """Give clients that do not read no longer than those that do not send."""
         self._answer_seconds = min(self._answer_seconds, self._limits.body.timeout_seconds)
-        if self._looking is not None and self._server is not None:
-            self._looking.cancel()
-            self._look_later(self._server)
+        if self._looks is not None:
+            self._looks.begin()
 
-    def _look_later(self, server: Server) -> None:
-        every = self._answer_seconds / LOOKS
-        self._looking = asyncio.get_running_loop().call_later(every, self._look, server)
-
-    def _look(self, server: Server) -> None:
-        """Cut off the connections whose clients do not read."""
-        for connection in tuple(server.connections):
-            if isinstance(connection, Connection) and connection.looks_without_progress() > LOOKS:
-                connection.abort()
-        self._look_later(server)
+    def _look(self, connection: RequestHandler) -> None:
+        """Cut a connection off whose client does not read."""
+        if isinstance(connection, Connection) and connection.looks_without_progress() > LOOKS:
+            connection.abort()
 
     @property
     def connections(self) -> int:
         """Return how many connections are open."""
-        return len(self._server.connections) if self._server else 0
+        return self._server.admitted if self._server else 0
 
     async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
         method, path = request.method, request.raw_path

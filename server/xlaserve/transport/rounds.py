@@ -1,0 +1,69 @@
+"""Looks at connections: each of them at even intervals, a few in one turn of the event loop."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+C = TypeVar("C")
+
+_LOOKS_OF_A_TURN = 64
+"""Connections looked at before others have their turn: of ten thousand all would take 0.1 s."""
+
+
+class Rounds(Generic[C]):
+    """Looks at every connection of a server once in a time, until stopped."""
+
+    def __init__(
+        self,
+        connections: Callable[[], Iterable[C]],
+        look: Callable[[C], None],
+        *,
+        seconds: Callable[[], float],
+        behind: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`seconds` is asked for before each round; `behind` is called at the end of one.
+
+        A connection may have gone by its turn.
+        """
+        self._connections = connections
+        self._look = look
+        self._seconds = seconds
+        self._behind = behind
+        self._loop = asyncio.get_running_loop()
+        self._next: asyncio.Handle | None = None
+        self._left: list[C] = []
+        self._due = 0.0
+
+    @property
+    def has_begun(self) -> bool:
+        """Tell whether there will be another look."""
+        return self._next is not None
+
+    def begin(self) -> None:
+        """Begin with the intervals, or begin again with the one that `seconds` says now."""
+        self.stop()
+        self._due = self._loop.time() + self._seconds()
+        self._next = self._loop.call_at(self._due, self._begin_round)
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+        self._left.clear()
+
+    def _begin_round(self) -> None:
+        # The interval counts from one round's begin to the next one's, unless that takes longer.
+        self._due = self._loop.time() + self._seconds()
+        self._left = list(self._connections())
+        self._go_on()
+
+    def _go_on(self) -> None:
+        turn, self._left = self._left[:_LOOKS_OF_A_TURN], self._left[_LOOKS_OF_A_TURN:]
+        for connection in turn:
+            self._look(connection)
+        if self._left:
+            self._next = self._loop.call_soon(self._go_on)
+        else:
+            self._behind()
+            self._next = self._loop.call_at(self._due, self._begin_round)
