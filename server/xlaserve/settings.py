@@ -56,7 +56,7 @@ class Settings:
     another user of another group: their directory is for the containers of the pod alone."""
     server_name: str = "xlaserve"
     """The server's name in ServerMetadata and GET /v2; some clients ask for `triton`."""
-    listen_backlog: int = 1024
+    listen_backlog: int = 4096
     """Connections to each endpoint that may wait to be accepted; what comes beyond is not answered
     until a slot is free. Linux shortens it to net.core.somaxconn."""
     http2_engine: Http2Engine = Http2Engine.OWN
@@ -305,8 +305,8 @@ class Settings:
 
     max_streams_per_connection: int = 256
     """Requests that one gRPC connection may have open; eight times as many with modelmesh."""
-    max_connections: int = 1024
-    """gRPC connections that may be open."""
+    max_connections: int = 10240
+    """gRPC connections that may be open: a file each, and some 17 KB of memory."""
     max_header_bytes: int = 16 << 10
     """Largest header list of a gRPC request."""
     busy_poll_seconds: float = 0.0002
@@ -335,8 +335,8 @@ class Settings:
 
     # --- HTTP ---
 
-    max_http_connections: int = 1024
-    """HTTP connections that may be open."""
+    max_http_connections: int = 8192
+    """HTTP connections that may be open: a file each."""
     http_idle_seconds: float = 75.0
     """Seconds an HTTP connection may be without a request, and take for the headers of one."""
     max_http_header_bytes: int = 16 << 10

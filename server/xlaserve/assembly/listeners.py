@@ -3,6 +3,7 @@
 from contextlib import ExitStack
 
 from xlaserve.assembly.http import METRICS_ON_HTTP
+from xlaserve.open_files import raise_open_files
 from xlaserve.settings import Settings
 from xlaserve.systemd import Systemd
 from xlaserve.transport.endpoints import (
@@ -30,6 +31,7 @@ class Listeners:
         endpoints = {name: Endpoint.parse(name, text) for name, text in grpc.items()}
         check_grpc_endpoints(endpoints, required=not settings.sagemaker)
         check_backlog(settings.listen_backlog)
+        raise_open_files(settings)
         bound = [self._bind(name, endpoint, stack) for name, endpoint in endpoints.items()]
         self.grpc = [listener for listener in bound if listener]
         self.http = self._parse("http_endpoint", settings.http_endpoint, stack)

@@ -1,0 +1,41 @@
+"""The limit of open files, raised to what the settings may need."""
+
+import resource
+
+import structlog
+
+from xlaserve.settings import Settings
+
+_OTHER_FILES = 1024
+"""Files of models, of Python models' processes, of logs and of libraries."""
+
+_log = structlog.get_logger("server")
+
+
+def raise_open_files(settings: Settings) -> None:
+    """Let the process open a file for each connection and region of memory that it may have.
+
+    Beyond the hard limit nobody can raise it: then the log says so, with both numbers. Where there
+    are no more files, connections wait to be accepted, and loads are refused.
+    """
+    wanted = (
+        settings.max_connections
+        + settings.max_http_connections
+        + settings.max_shared_memory_regions
+        + _OTHER_FILES
+    )
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
+    except (OSError, ValueError):
+        allowed = soft  # some sandboxes let nobody change it
+    if allowed < wanted:
+        _log.warning(
+            "open files are limited to fewer than the settings may need",
+            allowed=max(soft, allowed),
+            wanted=wanted,
+            settings="max_connections, max_http_connections, max_shared_memory_regions",
+        )
