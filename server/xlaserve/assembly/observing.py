@@ -51,7 +51,7 @@ def observe(settings: Settings, gates: Gates, failures: Failures) -> Observing:
     """Have calls observed as the settings say; raises InvalidSettings for a file that cannot be."""
     access_log = _access_log(settings)
     if access_log is not None:
-        gates.observe(access_log)
+        gates.observe(access_log, needs_records=True)
     return Observing(failures, access_log)
 
 

@@ -1,23 +1,28 @@
 """The access log: which calls it has, what a line may hold, and that nobody waits for it."""
 
 import asyncio
+import itertools
 import json
 import os
+import random
+import select
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from structlog.testing import capture_logs
 from support.calls import NotedCall
 
 from xlaserve.core.serving.access_file import AccessFile
-from xlaserve.core.serving.access_log import MAX_RECORD_BYTES, AccessLog, Sampling
+from xlaserve.core.serving.access_lines import MAX_RECORD_BYTES
+from xlaserve.core.serving.access_log import AccessLog, Sampling
 from xlaserve.core.serving.call import Call, Operation, Peer
 from xlaserve.core.serving.gates import Gates
-from xlaserve.core.serving.infer_call import InferCall
+from xlaserve.core.serving.infer_call import Executed, InferCall
 from xlaserve.core.serving.principal import Principal
 from xlaserve.errors import InvalidSettings, Unsupported
 from xlaserve.transport.status import told_status
@@ -46,10 +51,17 @@ async def in_thread(work: Callable[[], bool]) -> bool:
 class World:
     """An access log of a gate, in a file, with a clock that stands still."""
 
-    def __init__(self, path: Path, *, max_pending: int = 100, **sampling: Any) -> None:
+    def __init__(
+        self,
+        path: Path,
+        chances: Iterable[float] = (),
+        *,
+        max_pending: int = 100,
+        **sampling: Any,
+    ) -> None:
         self.path = path
         self.now = SECOND
-        self.chances: Iterator[float] = iter(())
+        drawn = iter(chances)
         self.file = AccessFile(str(path))
         self.log = AccessLog(
             self.file,
@@ -58,9 +70,10 @@ class World:
             max_pending,
             clock=lambda: self.now,
             now=lambda: 1_700_000_000_123_456_789,
-            chance=lambda: next(self.chances),
+            chance=lambda: next(drawn),
         )
-        self.gates = Gates(observers=[self.log])
+        self.gates = Gates(clock=lambda: self.now)
+        self.gates.observe(self.log, needs_records=True)
 
     def admit(self, call: Call) -> Call:
         self.gates.admit(call)
@@ -89,12 +102,12 @@ async def test_a_call_has_one_record(tmp_path: Path) -> None:
     world.now += 2_000_000
     call.end()
     call.end()
-    call.record.sent(9)
+    call.record.bytes_out, call.record.written_ns = 9, world.now + 1000
 
     (line,) = await world.lines()
 
-    assert "2023-11-14T22:13:20.123456Z" == line.pop("time")
-    assert line.pop("total_us") >= 2000
+    assert "2023-11-14T22:13:20.123457Z" == line.pop("time")
+    assert 2001 == line.pop("total_us")
     assert {
         "operation": "metadata",
         "status": "404",
@@ -109,8 +122,8 @@ async def test_a_call_has_one_record(tmp_path: Path) -> None:
 
 
 async def test_failed_and_slow_calls_are_always_there(tmp_path: Path) -> None:
-    world = World(tmp_path / "access", rate=0.5, slow_ns=SECOND)
-    world.chances = iter([0.5, 0.4])
+    # One is left out before the first that is drawn, and many before the next.
+    world = World(tmp_path / "access", [0.5, 0.9], rate=0.5, slow_ns=SECOND)
     for name in ("left out", "drawn", "failed", "slow", "refused"):
         call = world.admit(NotedCall(model=name))
         if name == "slow":
@@ -128,6 +141,51 @@ async def test_failed_and_slow_calls_are_always_there(tmp_path: Path) -> None:
     assert ["drawn", "failed", "slow", "refused"] == [line["model"] for line in lines]
     assert ["OK", "UNIMPLEMENTED"] == [line["status"] for line in lines[:2]]
     assert str(Unsupported("that")) in lines[1]["error"]
+
+
+async def test_a_part_of_the_calls_is_drawn(tmp_path: Path) -> None:
+    """As if each was drawn by itself, with a random number for each record alone."""
+    draws = random.Random(7)
+    numbers = [draws.random() for _ in range(1000)]
+    left = list(numbers)
+    world = World(tmp_path / "access", iter(left.pop, None), max_pending=4000, rate=0.1)
+    for number in range(4000):
+        world.admit(NotedCall(model=str(number))).end()
+
+    lines = await world.lines()
+
+    drawn = [int(line["model"]) for line in lines]
+    gaps = [after - before for before, after in itertools.pairwise(drawn)]
+    assert 330 < len(drawn) < 470
+    assert len(numbers) - len(left) <= len(drawn) + 1
+    # Not every tenth: clients that take turns must not be left out for ever.
+    assert len(set(gaps)) > 15
+    assert min(gaps) == 1
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0])
+async def test_no_chance_is_taken_where_nothing_is_left_to_it(tmp_path: Path, rate: float) -> None:
+    world = World(tmp_path / "access", rate=rate)
+    for _ in range(3):
+        world.admit(NotedCall()).end()
+    world.admit(NotedCall()).fail(Unsupported("that"))
+
+    assert (4 if rate else 1) == len(await world.lines())
+
+
+async def test_executed_calls_are_drawn_too(tmp_path: Path) -> None:
+    world = World(tmp_path / "access", [0.6, 0.0, 0.9999], rate=0.5, slow_ns=SECOND)
+    version = SimpleNamespace(model="m", number="3")
+    for name, took in [("out", 0), ("in", 0), ("in too", 0), ("slow", SECOND), ("out too", 0)]:
+        call = InferCall()
+        call.found, call.id = cast(Any, version), name
+        world.admit(call)
+        call.submitted_ns = world.now
+        call.end(Executed({}, world.now, world.now + took, 1))
+        assert call.record is not None
+        call.record.bytes_out = 0
+
+    assert ["in", "in too", "slow"] == [line["id"] for line in await world.lines()]
 
 
 async def test_parts_of_a_call_have_no_record_of_their_own(tmp_path: Path) -> None:
@@ -168,7 +226,8 @@ async def test_nobody_waits_for_a_file_that_takes_nothing(tmp_path: Path) -> Non
         while os.write(writer, b"x" * 4096):
             pass
     log = AccessLog(AccessFile(f"fd:{writer}"), told_status, Sampling(), 10)
-    gates = Gates(observers=[log])
+    gates = Gates()
+    gates.observe(log, needs_records=True)
     try:
         with capture_logs() as logged:
             for _ in range(50):
@@ -231,6 +290,32 @@ async def test_a_rotated_log_goes_on(tmp_path: Path) -> None:
     world.admit(NotedCall(model="after")).end()
 
     assert ["after"] == [line["model"] for line in await world.lines()]
+
+
+def test_a_pipe_takes_many_lines_at_once() -> None:
+    """Whole ones, and no more than it takes without waiting: a writer beside it tears no line."""
+    reader, writer = os.pipe()
+    file = AccessFile(f"fd:{writer}")
+    lines = b"".join(b"%d" % number * 50 + b"\n" for number in range(300))
+    long = b"x" * 5000 + b"\n"
+    try:
+        parts = list(file.parts(lines + long + lines))
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+    assert lines + long + lines == b"".join(parts)
+    assert all(part.endswith(b"\n") for part in parts)
+    assert [long] == [part for part in parts if len(part) > select.PIPE_BUF]
+    assert len(parts) < 25
+
+
+def test_a_file_takes_all_lines_at_once(tmp_path: Path) -> None:
+    file = AccessFile(str(tmp_path / "access"))
+    lines = b"line\n" * 4000
+    file.close()
+
+    assert [lines] == list(file.parts(lines))
 
 
 @pytest.mark.parametrize("target", ["fd:999", "fd:x", "fd:-1", "/nowhere/at/all"])

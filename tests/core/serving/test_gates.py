@@ -7,6 +7,7 @@ import pytest
 from support.calls import CountedHeaders, NotedCall, NotingObserver
 
 from xlaserve.core.serving.call import NOBODY, Admission, Call, Operation, current_call
+from xlaserve.core.serving.call_record import CallRecord
 from xlaserve.core.serving.gates import REFUSED_WHILE_DRAINING, Gates
 from xlaserve.errors import DeadlineExceeded, Overloaded, ShuttingDown, Unsupported
 
@@ -169,3 +170,26 @@ def test_a_call_of_the_server_itself_is_nobodys() -> None:
 
     assert call.peer is NOBODY
     assert call.headers.get("authorization") is None
+
+
+async def test_calls_have_records_while_an_observer_needs_them() -> None:
+    ticks = iter(range(7, 100))
+    gates = Gates(clock=lambda: next(ticks))
+    observer = NotingObserver()
+
+    def begun() -> CallRecord | None:
+        call = NotedCall()
+        gates.admit(call)
+        return call.record
+
+    assert begun() is None
+    gates.observe(observer, needs_records=True)
+    assert gates.are_watched
+    first, second = begun(), begun()
+    assert first is not None
+    assert second is not None
+    assert (7, 8) == (first.begun_ns, second.begun_ns)
+    gates.observe_no_more(observer)
+
+    assert begun() is None
+    assert not gates.are_watched

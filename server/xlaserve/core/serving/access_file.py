@@ -3,7 +3,7 @@
 import os
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,10 +42,15 @@ class AccessFile:
                 _SETTING, f"a file that can be written ({error})", target
             ) from error
 
-    @property
-    def takes_all(self) -> bool:
-        """Tell whether many lines are written at once; a pipe takes them one by one."""
-        return self._path is not None
+    def parts(self, lines: bytes) -> Iterator[bytes]:
+        """Return what is written at once: all lines, or as many whole ones as a pipe takes."""
+        start, end = 0, len(lines)
+        while self._path is None and end - start > _PIPE_BYTES:
+            cut = lines.rfind(b"\n", start, start + _PIPE_BYTES) + 1
+            cut = cut or lines.index(b"\n", start) + 1  # a line that is longer
+            yield lines[start:cut]
+            start = cut
+        yield lines[start:]
 
     def write(self, line: bytes) -> bool:
         """Write a line, or many; false where it, or a part of it, could not be written."""

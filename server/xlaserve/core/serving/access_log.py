@@ -5,29 +5,31 @@ of it waits: what does not fit into the queue is dropped, and the log says how m
 """
 
 import asyncio
-import json
+import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from functools import lru_cache, partial
-from typing import NamedTuple, TypeAlias
+from functools import partial
+from typing import TypeAlias
 
-import msgspec
 import structlog
 
 from xlaserve.core.serving.access_file import AccessFile
-from xlaserve.core.serving.call import Call, Outcome, Peer, outside_call
+from xlaserve.core.serving.access_lines import (
+    MAX_NAME,
+    Entry,
+    ExecutedEntry,
+    Lines,
+    StatusOf,
+    shortened,
+    text_of,
+)
+from xlaserve.core.serving.call import Call, Outcome, outside_call
 from xlaserve.core.serving.call_record import CallRecord
 from xlaserve.core.serving.infer_call import Executed, InferCall
 from xlaserve.core.threads.batches import BatchThread
 
-MAX_RECORD_BYTES = 8192
-"""Most bytes of one line: ids and texts of errors are what clients send."""
-
-_MAX_NAME = 128
-_MAX_ERROR = 512
 _FLUSH_SECONDS = 0.05
 _WRITTEN_SECONDS = 5.0
 """Seconds within which the bytes of an answer are waited for: large ones are written later."""
@@ -36,9 +38,6 @@ _CLOSING_SECONDS = 2.0
 _TOLD_SECONDS = 10.0
 """Seconds between two warnings of the log that records were dropped."""
 _ERROR_STATUS = 400
-
-StatusOf: TypeAlias = Callable[[BaseException | None, str, int], str]
-"""Names the status that a client was told, of the error, its listener, and a status of HTTP."""
 
 InThread: TypeAlias = Callable[[Callable[[], bool]], Awaitable[bool]]
 
@@ -50,53 +49,13 @@ class Sampling:
     """Which calls have a record; those that failed always have one."""
 
     rate: float = 1.0
-    """Part of the others that has one."""
+    """Part of the others that has one.
+
+    Chance decides how many are left out before the next that has one, so that a random number is
+    drawn for each record and not for each call.
+    """
     slow_ns: int = 1_000_000_000
     """Calls that took so long have one too."""
-
-
-class Entry(NamedTuple):
-    """A call that has ended, as it waits to be written."""
-
-    record: CallRecord
-    ended: int
-    """Read from the clock of the engine, as the other times."""
-    at: int
-    """The same since the epoch."""
-    operation: str
-    id: str
-    model: str
-    version: str
-    principal: str | None
-    peer: Peer
-    status: str
-    error: str | None
-    queue_ns: int | None
-    execute_ns: int | None
-    batch: int | None
-
-
-class Line(msgspec.Struct, omit_defaults=True):
-    """A line of the log."""
-
-    time: str
-    operation: str
-    status: str
-    peer: str
-    listener: str
-    total_us: int
-    bytes_in: int
-    bytes_out: int | None = None
-    """None where no answer was written."""
-    id: str = ""
-    model: str = ""
-    version: str = ""
-    principal: str | None = None
-    queue_us: int | None = None
-    execute_us: int | None = None
-    batch: int | None = None
-    """Rows of the execution that it was answered from, with those of other calls."""
-    error: str | None = None
 
 
 class AccessLog:
@@ -119,11 +78,15 @@ class AccessLog:
         self._rate = sampling.rate
         self._slow_ns = sampling.slow_ns
         self._clock = clock
-        self._now = now
         self._chance = chance
+        self._left_out: float = self._next_gap()
+        """Calls that have no record before the next that has one."""
         self._max_pending = max_pending
-        self._pending: list[Entry] = []
-        self._thread = BatchThread[Entry | int]("access-log", self._write, max_pending)
+        self._pending: list[Entry | ExecutedEntry] = []
+        self._lines = Lines(status_of, clock, now)
+        self._thread = BatchThread[Entry | ExecutedEntry | int](
+            "access-log", self._write, max_pending
+        )
         self._timer: asyncio.TimerHandle | None = None
         self._dropped = 0
         self._unwritten = 0
@@ -140,13 +103,45 @@ class AccessLog:
 
     # --- on the event loop ---
 
-    def began(self, call: Call) -> None:
-        """Note when a call began."""
-        if call.record is None:
-            call.record = CallRecord(self._clock())
+    began = None
+    """The gates make the records of calls, and transports complete them."""
 
     def ended(self, calls: Sequence[Call], outcome: Outcome) -> None:
         """Have those of the calls written that the rule picks."""
+        if type(outcome) is not Executed:
+            self._ended_otherwise(calls, outcome)
+            return
+        begun, ended, rows = outcome.begun_ns, outcome.ended_ns, outcome.rows
+        takes_all, pending = self._rate >= 1.0, self._pending
+        call: InferCall
+        for call in calls:  # type: ignore[assignment]
+            record = call.record
+            if record is None or call.parent is not None:
+                continue
+            if not (takes_all or ended - record.begun_ns >= self._slow_ns or self._is_drawn()):
+                continue
+            waiting = len(pending)
+            if waiting >= self._max_pending:
+                self._drop(1)
+                continue
+            # Not the call itself, nor what it was answered with: these hold tensors.
+            pending.append(
+                ExecutedEntry(
+                    record,
+                    call.found,
+                    call.peer,
+                    call.principal,
+                    shortened(call.id) if call.id else "",
+                    call.submitted_ns or call.started_ns,
+                    begun,
+                    ended,
+                    rows or call.rows,
+                )
+            )
+            if not waiting:
+                self._await_flush()
+
+    def _ended_otherwise(self, calls: Sequence[Call], outcome: Outcome) -> None:
         now = self._clock()
         error = outcome if isinstance(outcome, BaseException) else None
         for call in calls:
@@ -157,46 +152,53 @@ class AccessLog:
                 error is not None
                 or record.status >= _ERROR_STATUS
                 or now - record.begun_ns >= self._slow_ns
-                or self._rate >= 1.0
-                or self._chance() < self._rate
+                or self._is_drawn()
             ):
-                self._keep(call, record, now, outcome)
+                self._keep(call, record, now, error)
 
-    def _keep(self, call: Call, record: CallRecord, now: int, outcome: Outcome) -> None:
+    def _is_drawn(self) -> bool:
+        if self._left_out:
+            self._left_out -= 1
+            return False
+        self._left_out = self._next_gap()
+        return True
+
+    def _next_gap(self) -> float:
+        """Return how many calls are left out next: as many as if each was drawn by itself."""
+        if self._rate >= 1.0:
+            return 0
+        if self._rate <= 0.0:
+            return math.inf
+        return math.floor(math.log(1.0 - self._chance()) / math.log1p(-self._rate))
+
+    def _keep(self, call: Call, record: CallRecord, now: int, error: BaseException | None) -> None:
         if len(self._pending) >= self._max_pending:
             self._drop(1)
             return
-        request_id, version, queue_ns, execute_ns, batch = "", call.version, None, None, None
+        request_id, version = "", call.version
         if isinstance(call, InferCall):
             request_id = call.id
             if call.is_found:
                 version = call.found.number
-            if type(outcome) is Executed:
-                queue_ns = outcome.begun_ns - (call.submitted_ns or call.started_ns)
-                execute_ns = outcome.ended_ns - outcome.begun_ns
-                batch = outcome.rows or call.rows
-        peer, model, error, text = call.peer, call.model, None, None
-        if isinstance(outcome, BaseException):
-            error, text = outcome, _text_of(outcome)
-        principal = call.principal
+        principal, peer = call.principal, call.peer
         self._pending.append(
             Entry(
                 record,
                 now,
-                self._now(),
                 call.operation.value,
-                request_id if len(request_id) <= _MAX_NAME else _shortened(request_id, _MAX_NAME),
-                model if len(model) <= _MAX_NAME else _shortened(model, _MAX_NAME),
-                version if len(version) <= _MAX_NAME else _shortened(version, _MAX_NAME),
-                None if principal is None else principal.name[:_MAX_NAME],
+                shortened(request_id),
+                shortened(call.model),
+                shortened(version),
+                None if principal is None else principal.name[:MAX_NAME],
                 peer,
                 self._status_of(error, peer.listener, record.status),
-                text,
-                queue_ns,
-                execute_ns,
-                batch,
+                None if error is None else text_of(error),
             )
         )
+        if len(self._pending) == 1:
+            self._await_flush()
+
+    def _await_flush(self) -> None:
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(_FLUSH_SECONDS, self._flush, context=outside_call())
@@ -204,20 +206,19 @@ class AccessLog:
     def _flush(self) -> None:
         """Hand over what was written to its client, and what need not wait for that any longer."""
         self._timer = None
-        due = self._clock() - int(_WRITTEN_SECONDS * 1e9)
-        waiting: list[Entry] = []
-        ready: list[Entry] = []
-        for entry in self._pending:
-            is_early = entry.record.bytes_out < 0 and entry.error is None and entry.ended > due
-            (waiting if is_early else ready).append(entry)
+        ready, waiting = self._pending, []
+        # A list is made in half the time of a generator.
+        if any([entry.record.bytes_out < 0 for entry in ready]):  # noqa: C419
+            due = self._clock() - int(_WRITTEN_SECONDS * 1e9)
+            waiting = [entry for entry in ready if _is_early(entry, due)]
+            ready = [entry for entry in ready if not _is_early(entry, due)]
         self._hand_over(ready)
         self._pending = waiting
         if waiting:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(_FLUSH_SECONDS, self._flush, context=outside_call())
+            self._await_flush()
         self._warn()
 
-    def _hand_over(self, entries: list[Entry]) -> None:
+    def _hand_over(self, entries: list[Entry | ExecutedEntry]) -> None:
         free = max(0, self._thread.free)
         if len(entries) > free:
             self._drop(len(entries) - free)
@@ -259,20 +260,15 @@ class AccessLog:
 
     # --- in the thread ---
 
-    def _write(self, entries: Sequence[Entry | int]) -> None:
+    def _write(self, entries: Sequence[Entry | ExecutedEntry | int]) -> None:
         self._file.look()
-        lines = []
-        for entry in entries:
-            if isinstance(entry, int):
-                told = {"time": _iso(self._now()), "dropped": entry}
-                lines.append(json.dumps(told).encode() + b"\n")
-            else:
-                lines.append(written(entry) + b"\n")
-        if self._file.takes_all:
-            lines = [b"".join(lines)]
-        for line in lines:
-            if not self._file.write(line):
-                self._unwritten += line.count(b"\n")
+        if isinstance(entries[0], int):
+            lines = self._lines.of_dropped(entries[0])
+        else:
+            lines = self._lines.of(entries)  # type: ignore[arg-type]
+        for part in self._file.parts(lines):
+            if not self._file.write(part):
+                self._unwritten += part.count(b"\n")
 
     def _reopen(self) -> None:
         try:
@@ -281,67 +277,6 @@ class AccessLog:
             _log.warning("the access log could not be opened again", reason=str(error))
 
 
-_encoder = msgspec.json.Encoder()
-
-
-def written(entry: Entry) -> bytes:
-    """Return the line of an entry: ASCII, without control characters, of a bounded length."""
-    record, peer = entry.record, entry.peer
-    line = Line(
-        _iso(entry.at),
-        entry.operation,
-        entry.status,
-        peer.address,
-        peer.listener,
-        (max(entry.ended, record.written_ns) - record.begun_ns) // 1000,
-        record.bytes_in,
-        record.bytes_out if record.bytes_out >= 0 else None,
-        entry.id,
-        entry.model,
-        entry.version,
-        entry.principal,
-        None if entry.queue_ns is None else entry.queue_ns // 1000,
-        None if entry.execute_ns is None else entry.execute_ns // 1000,
-        entry.batch,
-        entry.error,
-    )
-    try:
-        data = _encoder.encode(line)
-    except UnicodeEncodeError:
-        data = b"\xff"  # a surrogate, which stands for a byte that is not UTF-8
-    if data.isascii() and b"\x7f" not in data and len(data) <= MAX_RECORD_BYTES:
-        return data
-    return _escaped(msgspec.structs.asdict(line))
-
-
-def _escaped(line: Mapping[str, object]) -> bytes:
-    """Write a line in ASCII: no character of a client then moves a cursor or ends a record."""
-    most = _MAX_ERROR
-    shown = {name: value for name, value in line.items() if value not in (None, "")}
-    while len(data := json.dumps(shown).encode()) > MAX_RECORD_BYTES:
-        most //= 2
-        shown = {
-            name: _shortened(value, most) if isinstance(value, str) and len(value) > most else value
-            for name, value in shown.items()
-        }
-    return data
-
-
-def _shortened(text: str, most: int) -> str:
-    return f"{text[:most]}..."
-
-
-def _text_of(error: BaseException) -> str:
-    kind = type(error).__name__
-    text = str(error)[:_MAX_ERROR]
-    return f"{kind}: {text}" if text else kind
-
-
-@lru_cache(maxsize=8)
-def _second(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-
-
-def _iso(ns: int) -> str:
-    seconds, rest = divmod(ns, 1_000_000_000)
-    return f"{_second(seconds)}.{rest // 1000:06d}Z"
+def _is_early(entry: Entry | ExecutedEntry, due: int) -> bool:
+    """Tell whether the answer of a call may still be written, so that its record waits for it."""
+    return entry.record.bytes_out < 0 and entry.error is None and entry.ended_ns > due

@@ -26,8 +26,10 @@ class CallRecord(msgspec.Struct, gc=False):
     """Time its last answer was handed to its connection; 0 until then."""
     status: int = 0
     """The HTTP status of an answer that no error was raised for; 0 for none."""
-    trace: object = None
-    """The state of the tracer for this call; None where it is not traced."""
+    trace: list[object] | None = None
+    """Spans of the calls within it, which the tracer keeps; None where it is not traced."""
+    is_picked: bool = False
+    """Whether the tracer decided, when it began, that it is traced."""
 
     def received(self, count: int) -> None:
         """Count the bytes of a message, or of a body."""

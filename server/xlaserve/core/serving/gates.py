@@ -4,12 +4,14 @@ Nothing that a gate decides may be remembered by a transport, a plan or a connec
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from xlaserve.core.serving.call import Call, Observer, Operation, current_call
+from xlaserve.core.serving.call_record import CallRecord
 from xlaserve.errors import DeadlineExceeded, Overloaded, ShuttingDown
 
 Check: TypeAlias = Callable[[Call], None]
@@ -44,7 +46,10 @@ class Gates:
         *,
         permission: Check = everybody,
         observers: Sequence[Observer] = (),
+        clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
+        """`clock` is that of the engine."""
+        self._clock = clock
         self.table = (
             Gate("draining", self._is_open),
             Gate("permission", permission),
@@ -53,26 +58,32 @@ class Gates:
         )
         self._observers: tuple[Observer, ...] = ()
         self._began: tuple[Callable[[Call], None], ...] = ()
+        self._recording: tuple[Observer, ...] = ()
+        """Observers that need a record of each call."""
+        self.are_watched = False
+        """Whether an observer sees calls begin, or needs records of them."""
         self._see_with(observers)
         self._is_draining = False
         self._open()
 
-    def observe(self, observer: Observer) -> None:
-        """Have one observer more see the calls that begin from now on."""
+    def observe(self, observer: Observer, *, needs_records: bool = False) -> None:
+        """Have one observer more see the calls that begin from now on.
+
+        With `needs_records` each of them has a `CallRecord`, which transports complete.
+        """
+        if needs_records:
+            self._recording = (*self._recording, observer)
         self._see_with((*self._observers, observer))
 
     def observe_no_more(self, observer: Observer) -> None:
         """Have an observer see no call that begins from now on."""
+        self._recording = tuple(other for other in self._recording if other is not observer)
         self._see_with([other for other in self._observers if other is not observer])
 
     def _see_with(self, observers: Sequence[Observer]) -> None:
         self._observers = tuple(observers)
         self._began = tuple(observer.began for observer in observers if observer.began is not None)
-
-    @property
-    def are_watched(self) -> bool:
-        """Tell whether an observer sees calls begin."""
-        return bool(self._began)
+        self.are_watched = bool(self._began or self._recording)
 
     def admit(self, call: Call) -> None:
         """Begin a call, as soon as its headers are there.
@@ -82,7 +93,10 @@ class Gates:
         assert not call.has_begun, "a call begins once"
         call.has_begun = True
         call._observers = self._observers
-        if self._began:
+        if self.are_watched:
+            # Made here and not by observers: a call of one would cost as much as the record.
+            if self._recording:
+                call.record = CallRecord(self._clock())
             for began in self._began:
                 began(call)
         for check in self._timeless if call.deadline is None else self._at_begin:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from xlaserve.core.serving.call import Call, Headers, Outcome
 from xlaserve.core.serving.call_record import CallRecord
@@ -10,6 +10,9 @@ from xlaserve.core.serving.infer_call import Executed, InferCall
 
 MAX_PARTS = 256
 """Parts of one call that have spans: the code of a model may ask others without end."""
+
+TRACEPARENT = "traceparent"
+"""The header that names the span of a client (W3C Trace Context, 3.2)."""
 
 _MAX_TEXT = 256
 _MAX_STATE = 512
@@ -60,7 +63,7 @@ def trace_parent(headers: Headers) -> TraceParent | None:
 
     One that is malformed is none, and so are two.
     """
-    text = headers.get("traceparent")
+    text = headers.get(TRACEPARENT)
     found = None if text is None else _TRACEPARENT.fullmatch(text)
     if found is None:
         return None
@@ -88,7 +91,7 @@ def span_of(
     """Return what is known of a call that has ended."""
     executed = outcome if type(outcome) is Executed else None
     found = call.found if call.is_found else None
-    parts = record.trace
+    parts = cast("Sequence[CallSpan]", record.trace or ())
     return CallSpan(
         (call.model if found is None else found.model)[:_MAX_TEXT],
         (call.version if found is None else found.number)[:_MAX_TEXT],
@@ -103,7 +106,7 @@ def span_of(
         call.rows if executed is None else executed.rows or call.rows,
         _text_of(outcome) if isinstance(outcome, BaseException) else None,
         parent,
-        parts if isinstance(parts, list) else (),
+        parts,
         trace_id,
     )
 
@@ -111,11 +114,7 @@ def span_of(
 def add_part(whole: Call, part: CallSpan) -> None:
     """Keep the span of a part with the call that it is part of, which ends after it."""
     record = whole.record
-    if record is None:
-        return
-    if record.trace is None:
-        record.trace = []
-    if isinstance(record.trace, list) and len(record.trace) < MAX_PARTS:
+    if record is not None and record.trace is not None and len(record.trace) < MAX_PARTS:
         record.trace.append(part)
 
 

@@ -21,7 +21,7 @@ from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.infer_call import InferCall
 from xlaserve.core.serving.opentelemetry import OpenTelemetry, new_trace_id
 from xlaserve.core.serving.sight import require_all_seen
-from xlaserve.core.serving.spans import CallSpan, add_part, span_of, trace_parent
+from xlaserve.core.serving.spans import TRACEPARENT, CallSpan, add_part, span_of, trace_parent
 from xlaserve.core.serving.trace_file import TraceFile
 from xlaserve.core.serving.traced_call import TracedCall, traced
 from xlaserve.errors import InvalidParameter, SwitchedOff, Unsupported
@@ -99,8 +99,9 @@ class Tracing:
         self._file = None if path is None else TraceFile(path, max_bytes)
         self._all = self._default
         self._models: dict[str, TraceSetting] = {}
-        self._seen: dict[str, int] = {}
-        """Requests that were looked at, by the model of their setting; empty for that of all."""
+        self._left: dict[str, int] = {}
+        """Requests until the next that is traced, with it; by the model of their setting, which is
+        empty for that of all."""
         self._ids = count(1)
         self._pending: list[tuple[TracedCall, int]] = []
         self._waiting: list[CallSpan] = []
@@ -156,7 +157,7 @@ class Tracing:
             self._models[model] = new
         else:
             self._all = new
-        self._seen.pop(model, None)
+        self._left.pop(model, None)
         self._observe()
         _log.info(
             "trace setting changed", model=model, **{k: list(v or ()) for k, v in change.items()}
@@ -168,7 +169,10 @@ class Tracing:
         is_on = any(setting.level == TIMESTAMPS and setting.count for setting in settings)
         if is_on != self._is_on:
             self._is_on = is_on
-            (self._gates.observe if is_on else self._gates.observe_no_more)(self)
+            if is_on:
+                self._gates.observe(self, needs_records=self._spans is None)
+            else:
+                self._gates.observe_no_more(self)
 
     # --- the traces ---
 
@@ -181,10 +185,42 @@ class Tracing:
         """Return how many traces were dropped instead of being exported."""
         return self._dropped
 
-    def began(self, call: Call) -> None:
-        """Note when a call begins."""
-        if call.record is None:
-            call.record = CallRecord(self._clock())
+    @property
+    def began(self) -> Callable[[Call], None] | None:
+        """Return what decides when a call begins whether it has a span."""
+        return None if self._spans is None else self._begin
+
+    def _begin(self, call: Call) -> None:
+        """Have a call noted that is traced, or may be; of the others nothing is."""
+        if not isinstance(call, InferCall):
+            return
+        if call.parent is not None:
+            whole = call.parent.record
+            if whole is not None and whole.trace is not None:
+                self._note(call)
+            return
+        if self._models:
+            self._note(call)  # whose setting it is follows from its model
+            return
+        sampled = None
+        if call.headers.get(TRACEPARENT) is not None:
+            parent = trace_parent(call.headers)
+            sampled = None if parent is None else parent.sampled
+        if sampled is None:
+            # Most calls leave here: as `_is_due`, without a call.
+            left = self._left.get("", 0)
+            if left > 1:
+                self._left[""] = left - 1
+                return
+        if self._picked("", sampled) is not None:
+            self._note(call).is_picked = True
+
+    def _note(self, call: Call) -> CallRecord:
+        record = call.record
+        if record is None:
+            record = call.record = CallRecord(self._clock())
+        record.trace = []
+        return record
 
     def ended(self, calls: Sequence[Call], outcome: Outcome) -> None:
         """Trace those of the calls that their settings pick."""
@@ -201,15 +237,16 @@ class Tracing:
     def _end_spans(self, calls: Sequence[Call], outcome: Outcome, now: int) -> None:
         for call in calls:
             record = call.record
-            if record is None or not isinstance(call, InferCall):
+            if record is None or record.trace is None or not isinstance(call, InferCall):
                 continue
             if call.parent is not None:
                 add_part(call.parent, span_of(call, record, outcome, now))
                 continue
             parent = trace_parent(call.headers)
-            model = call.found.model if call.is_found else ""
-            if self._picked(model, None if parent is None else parent.sampled) is None:
-                continue
+            if not record.is_picked:
+                model = call.found.model if call.is_found else ""
+                if self._picked(model, None if parent is None else parent.sampled) is None:
+                    continue
             trace_id = new_trace_id() if parent is None else parent.trace_id
             self._keep_span(span_of(call, record, outcome, now, parent, trace_id=trace_id))
 
@@ -244,10 +281,8 @@ class Tracing:
         if setting.level != TIMESTAMPS or not setting.count or sampled is False:
             return None
         key = model if model in self._models else ""
-        if sampled is None:
-            seen = self._seen[key] = self._seen.get(key, 0) + 1
-            if seen % (setting.rate or 1):
-                return None
+        if sampled is None and not self._is_due(key, setting.rate or 1):
+            return None
         if setting.count is not None and setting.count > 0:
             left = setting.count - 1
             # Of whom the count is: that of all models counts for all of them together.
@@ -259,6 +294,11 @@ class Tracing:
                 # The gates hand this call to other observers yet.
                 asyncio.get_running_loop().call_soon(self._observe)
         return setting
+
+    def _is_due(self, key: str, rate: int) -> bool:
+        left = self._left.get(key, rate) - 1
+        self._left[key] = left or rate
+        return not left
 
     # --- their file ---
 

@@ -7,6 +7,13 @@ value of a header which may be there once refuses two of them, whatever their or
 import msgspec
 from multidict import CIMultiDictProxy
 
+from xlaserve.transport.bounded_cache import MakingCache
+
+_MAX_STARTS = 64
+"""Names that are asked for: those that the code looks up."""
+_STARTS = MakingCache[str, bytes](lambda name: b"\r\n" + name.lower().encode() + b":", _MAX_STARTS)
+"""Name of a header -> start of its line, in lower case."""
+
 
 class ReadHeaders:
     """The headers of a request that aiohttp has read."""
@@ -39,7 +46,7 @@ class BlockHeaders(msgspec.Struct, gc=False):
         fields = self.fields
         if fields is None:
             # Of most blocks nothing else is read: they hold what is looked for once, or not at all.
-            start = b"\r\n" + name.lower().encode() + b":"
+            start = _STARTS[name]
             block = self.block
             lowered = block.lower()
             found = lowered.find(start)

@@ -1,0 +1,142 @@
+"""Spans: which calls have them is decided when they begin, and of the others nothing is noted."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from xlaserve.core.serving.call import Call
+from xlaserve.core.serving.gates import Gates
+from xlaserve.core.serving.infer_call import Executed, InferCall
+from xlaserve.core.serving.opentelemetry import OpenTelemetry
+from xlaserve.core.serving.spans import CallSpan
+from xlaserve.core.serving.tracing import TIMESTAMPS, TraceSetting, Tracing
+
+PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-"
+
+
+class Spans:
+    """Keeps spans in the place of the SDK."""
+
+    def __init__(self) -> None:
+        self.kept: list[CallSpan] = []
+        self.dropped = 0
+
+    def keep(self, spans: Sequence[CallSpan]) -> None:
+        self.kept += spans
+
+    def close(self, _: float) -> bool:
+        return True
+
+
+async def at_once(work: Callable[[], Any]) -> Any:
+    return work()
+
+
+class World:
+    """The tracer of a gate, and calls that are answered at once."""
+
+    def __init__(self, rate: int, count: int = -1) -> None:
+        self.spans = Spans()
+        self.gates = Gates()
+        start = TraceSetting(TIMESTAMPS, rate, count, 0)
+        self.tracing = Tracing(
+            self.gates, None, 0, at_once, start=start, spans=cast(OpenTelemetry, self.spans)
+        )
+
+    def begin(
+        self, model: str, headers: Mapping[str, str], parent: Call | None = None
+    ) -> InferCall:
+        call = InferCall()
+        call.headers, call.parent = headers, parent
+        call.found = cast(Any, SimpleNamespace(model=model, number="1"))
+        call.is_found = True
+        self.gates.admit(call)
+        return call
+
+    def ask(self, model: str, **headers: str) -> InferCall:
+        call = self.begin(model, headers)
+        call.end(Executed({}, 1, 2, 1))
+        return call
+
+    async def traced(self) -> list[str]:
+        await self.tracing.close()
+        return [span.name for span in self.spans.kept]
+
+
+async def test_one_of_so_many_is_traced_and_of_the_others_nothing_is_noted() -> None:
+    world = World(3)
+    noted = [world.ask(str(number)).record is not None for number in range(9)]
+
+    assert [number % 3 == 2 for number in range(9)] == noted
+    assert ["2", "5", "8"] == await world.traced()
+
+
+async def test_a_client_that_says_so_decides_alone() -> None:
+    """What it decides does not count (trace_rate is of the others)."""
+    world = World(2)
+    world.ask("first")
+    for number in range(4):
+        world.ask(f"sampled {number}", traceparent=f"{PARENT}01")
+        assert world.ask("not sampled", traceparent=f"{PARENT}00").record is None
+    world.ask("second")
+
+    expected = [*(f"sampled {number}" for number in range(4)), "second"]
+    assert expected == await world.traced()
+
+
+async def test_a_malformed_parent_is_none() -> None:
+    world = World(2)
+    world.ask("first", traceparent="what")
+    world.ask("second", traceparent="what")
+
+    assert ["second"] == await world.traced()
+
+
+async def test_a_setting_of_a_model_is_obeyed() -> None:
+    """The model of a call is known when it ends: until then each may be traced."""
+    world = World(2)
+    world.tracing.update("every", {"trace_rate": ["1"]})
+    for _ in range(3):
+        world.ask("every")
+        world.ask("others")
+
+    assert ["every", "every", "others", "every"] == await world.traced()
+
+
+async def test_a_count_ends() -> None:
+    world = World(1, count=2)
+    for number in range(5):
+        world.ask(str(number))
+    # The gates are told behind the call that was the last one.
+    await asyncio.sleep(0)
+
+    assert not world.gates.are_watched
+    assert ["0", "1"] == await world.traced()
+
+
+async def test_a_call_that_was_picked_is_traced_though_the_setting_changes() -> None:
+    world = World(1)
+    call = world.begin("begun before", {})
+    world.tracing.update("", {"trace_level": ["OFF"]})
+    assert world.ask("begun after").record is None
+    call.end(Executed({}, 1, 2, 1))
+
+    assert ["begun before"] == await world.traced()
+
+
+@pytest.mark.parametrize("rate", [1, 2])
+async def test_parts_are_noted_where_the_whole_is(rate: int) -> None:
+    world = World(rate)
+    whole = world.begin("whole", {})
+    part = world.begin("part", {}, whole)
+    part.end(Executed({}, 1, 2, 1))
+    whole.end(Executed({}, 1, 2, 1))
+
+    assert (rate == 1) == (part.record is not None)
+    assert (["whole"] if rate == 1 else []) == await world.traced()
+    assert [["part"]] * (2 - rate) == [
+        [inner.name for inner in span.parts] for span in world.spans.kept
+    ]
