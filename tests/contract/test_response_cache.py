@@ -178,7 +178,10 @@ async def test_answers_that_leave_in_order_are_not_given_past_it(
         await over_grpc(server, "double", np.array([[1, 2]], np.float32))
 
     assert [False] * 4 == again
-    assert "1" == (await statistics(server, "double"))["execution_count"]
+    found = await statistics(server, "double")
+    counted = counts(found)
+    assert "1" == found["execution_count"]
+    assert (3, 1, 4) == tuple(counted[name] for name in ("cache_hit", "cache_miss", "success"))
 
 
 async def test_what_only_looks_equal_is_not(server: RunningServer) -> None:

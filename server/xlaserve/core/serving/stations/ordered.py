@@ -5,7 +5,7 @@ from functools import partial
 
 from xlaserve.core.serving.answers import answer_with, deliver, parameters_of
 from xlaserve.core.serving.call import Observer
-from xlaserve.core.serving.infer_call import InferCall, Relayed
+from xlaserve.core.serving.infer_call import InferCall
 from xlaserve.core.serving.inference import InferResponse
 from xlaserve.core.serving.stations.around import Around
 from xlaserve.core.serving.stations.relay import Relay
@@ -73,6 +73,6 @@ class Ordered(Around):
                     deliver([first], result)
                 else:
                     first.executed, first.submitted_ns = relay.executed, relay.submitted_ns
-                    answer_with(first, result.outputs, Relayed(), parameters_of(result))
+                    answer_with(first, result.outputs, relay.how, parameters_of(result))
         finally:
             self._is_answering = False

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from xlaserve.core.serving.call import Call, Observer, Outcome
-from xlaserve.core.serving.infer_call import Executed, InferCall
+from xlaserve.core.serving.infer_call import Executed, InferCall, Relayed
 from xlaserve.core.serving.inference import InferResponse
 
 Completed: TypeAlias = "Callable[[Relay, InferResponse | BaseException], None]"
@@ -17,6 +17,9 @@ class Relay(InferCall):
     It counts neither as a call in progress nor as a user of the instance: calls wait for it. Its
     execution is counted, and its failure is not: each call that waits fails by itself.
     """
+
+    how = Relayed()
+    """How it was answered where it was not executed itself: a hit or a miss of the cache."""
 
     def __init__(self, call: InferCall, counting: Observer, completed: Completed) -> None:
         self.model, self.version, self.id = call.model, call.version, call.id
@@ -41,7 +44,10 @@ class Relay(InferCall):
 
 
 class OnlyExecutions:
-    """Counts executions as another observer does, and no failures (an Observer)."""
+    """Counts executions as another observer does, and no failures (an Observer).
+
+    What the cache has to do with the answer is counted with the calls that wait for it.
+    """
 
     __slots__ = ("_counting",)
 
@@ -54,3 +60,7 @@ class OnlyExecutions:
         """See calls that ended together."""
         if type(outcome) is Executed:
             self._counting.ended(calls, outcome)
+        elif type(outcome) is Relayed:
+            for call in calls:
+                if isinstance(call, Relay):
+                    call.how = outcome
