@@ -51,6 +51,7 @@ from xlaserve.core.threads.workers import Workers
 from xlaserve.errors import InvalidSettings
 from xlaserve.models import compilation, device, loaders, onnx_source, trial
 from xlaserve.models.config import ModelConfig
+from xlaserve.models.cuda_driver import open_driver
 from xlaserve.models.loaded import Stage
 from xlaserve.models.mappings import Mappings
 from xlaserve.models.python.metrics import ModelMetrics
@@ -301,6 +302,8 @@ class Application:
         Raises DeviceUnavailable when the device that was asked for is not there.
         """
         platform = await self.workers.wait(self._start_device)
+        if platform == "cuda" and self.engine.regions.is_on:
+            self.engine.regions.driver = await self.workers.wait(open_driver)
         devices = await self.workers.wait(device.devices, platform)
         memory = await self.workers.wait(device.memory, platform)
         limits = [memory[name][1] if name in memory else None for name in devices.names]

@@ -7,8 +7,11 @@ import asyncio
 import gc
 import os
 import socket
+import subprocess
+import sys
 import threading
 import weakref
+from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -22,15 +25,21 @@ import pytest
 import tritonclient.utils as triton
 import tritonclient.utils.shared_memory as shm
 from support import identity_models
+from support.conditions import until
 from support.doubling import export_double
+from support.fake_cuda import FakeCuda
+from support.http import ask
 from support.server import RunningServer, Serve
 from support.stock import KINDS, Stock, stock_client
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from xlaserve.core.serving.call import NOBODY
+from xlaserve.core.serving.cuda_regions import CudaRegions
 from xlaserve.core.serving.inference import InferOutput, RequestedOutput
+from xlaserve.core.serving.shared_memory import Regions
 from xlaserve.core.serving.shared_tensors import REGION, OutputPlaces
+from xlaserve.models.cuda_driver import CudaDriver, open_driver
 from xlaserve.tensors import DATATYPES
 
 DATA = np.arange(4, dtype=np.float32).reshape(1, 4)
@@ -550,6 +559,96 @@ async def test_cuda_shared_memory_is_not_there(client: Stock) -> None:
     assert "CUDA shared memory is not implemented by this server" == text
     assert not (status.regions if "grpc" in client.kind else status)
     assert "Unable to find cuda shared memory region: 'r'" == unknown
+
+
+async def test_cuda_memory_is_registered_read_written_and_unregistered(
+    client: Stock, server: RunningServer
+) -> None:
+    """As where JAX runs on CUDA, with a driver whose devices are the host."""
+    cuda = FakeCuda()
+    server.application.engine.regions.driver = CudaDriver(cuda)
+    handle = cuda.share(64, 0)
+    cuda.memory[handle][:SIZE] = DATA.view(np.uint8).ravel()
+    await client.ask("register_cuda_shared_memory", "r", b64encode(handle), 1, 64)
+    status = await client.ask("get_cuda_shared_memory_status", "r")
+    twice = await client.fault("register_cuda_shared_memory", "r", b64encode(handle), 1, 64)
+    wrong = await client.fault("register_cuda_shared_memory", "s", b64encode(b"\1" * 64), 0, 64)
+    await client.ask("infer", "echo", [placed(client)], outputs=[wanted(client, SIZE, offset=SIZE)])
+    metadata = await client.ask("get_server_metadata")
+    await client.ask("unregister_cuda_shared_memory", "r")
+    gone = await client.fault("infer", "echo", [placed(client)])
+
+    rows = status if "http" in client.kind else [status.regions["r"]]
+    assert [("r", 1, 64)] == [_cuda_row(row) for row in rows]
+    assert "already in manager" in twice
+    assert "its process has not freed, got CUDA_ERROR_INVALID_HANDLE" in wrong
+    assert DATA.tobytes() == cuda.memory[handle][SIZE : 2 * SIZE].tobytes()
+    extensions = metadata["extensions"] if "http" in client.kind else metadata.extensions
+    assert "cuda_shared_memory" in extensions
+    assert "none of this name" in gone
+    await until(lambda: not cuda.opened)
+
+
+def _cuda_row(row: Any) -> tuple[str, int, int]:
+    if isinstance(row, dict):
+        return row["name"], row["device_id"], row["byte_size"]
+    return row.name, row.device_id, row.byte_size
+
+
+async def test_a_handle_that_is_no_base64_is_refused(server: RunningServer) -> None:
+    server.application.engine.regions.driver = CudaDriver(FakeCuda())
+    body = b'{"raw_handle": {"b64": "a"}, "byte_size": 64}'
+    path = "/v2/cudasharedmemory/region/r/register"
+    answer = await ask(str(server.http), "POST", path, body=body)
+
+    assert 400 == answer.status
+    assert "expected a raw_handle in base64" in answer.error
+
+
+OTHER = """
+import ctypes, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+device, context, address = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+handle = (ctypes.c_ubyte * 64)()
+for code in (
+    cuda.cuInit(0),
+    cuda.cuDeviceGet(ctypes.byref(device), 0),
+    cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device),
+    cuda.cuCtxSetCurrent(context),
+    cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(64)),
+    cuda.cuMemsetD8_v2(address, ctypes.c_ubyte(7), ctypes.c_size_t(64)),
+    cuda.cuCtxSynchronize(),
+    cuda.cuIpcGetMemHandle(ctypes.byref(handle), address),
+):
+    assert code == 0, code
+print(bytes(handle).hex(), flush=True)
+sys.stdin.readline()
+"""
+"""Shares 64 bytes of its GPU until it is told to end."""
+
+
+@pytest.mark.gpu
+def test_memory_of_another_process_on_a_gpu_is_read_and_written() -> None:
+    driver = open_driver()
+    if driver is None:
+        pytest.skip("no NVIDIA driver here")
+    with subprocess.Popen(
+        [sys.executable, "-c", OTHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        regions = Regions()
+        regions.driver = driver
+        cuda_regions = CudaRegions(regions)
+        cuda_regions.register(NOBODY, "r", bytes.fromhex(other.stdout.readline()), 0, 64)
+        region = regions.find(NOBODY, "r")
+        region.write(8, [b"abc"])
+        found = np.zeros(16, np.uint8)
+        region.read(0, found)
+        del region
+        cuda_regions.unregister(NOBODY, "r")
+        other.communicate("\n")
+
+    assert b"\7" * 8 + b"abc" + b"\7" * 5 == found.tobytes()
 
 
 async def test_answered_requests_leave_no_region_behind(

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -31,6 +31,8 @@ from xlaserve.errors import (
 from xlaserve.settings import Settings
 from xlaserve.settings_choices import SharedMemoryClients
 from xlaserve.tensors import Buffer, Octets, Tensor
+
+KIND = "system"
 
 DIRECTORY = Path("/dev/shm")
 """Directory of the files of POSIX shared memory."""
@@ -71,8 +73,48 @@ class SharedMemoryPolicy:
         )
 
 
+class SharedRegion(Protocol):
+    """Memory that a client shares, of whatever kind."""
+
+    name: str
+    byte_size: int
+
+    @property
+    def kind(self) -> str:
+        """Return the kind of memory, as the protocol calls it."""
+        ...
+
+    @property
+    def can_map(self) -> bool:
+        """Tell whether `view` may be asked for."""
+        ...
+
+    def check(self, offset: int, size: int) -> None:
+        """Raise InvalidRegion unless so many bytes at an offset are within the region."""
+        ...
+
+    def read(self, offset: int, memory: Octets) -> None:
+        """Fill memory with the bytes at an offset; raises InvalidRegion."""
+        ...
+
+    def view(self, offset: int, size: int) -> Octets:
+        """Return a view of bytes in place; raises InvalidRegion."""
+        ...
+
+    def write(self, offset: int, parts: Iterable[Buffer]) -> None:
+        """Write bytes to an offset; raises InvalidRegion."""
+        ...
+
+    def shares_memory_with(self, array: Tensor) -> bool:
+        """Tell whether an array may be a view of this region."""
+        ...
+
+
 class Region:
     """A part of a shared memory file. The file stays open for as long as anybody refers to this."""
+
+    kind = KIND
+    can_map = True
 
     def __init__(self, name: str, key: str, offset: int, byte_size: int, file: int) -> None:
         """`file` is a descriptor, which it closes at its end."""
@@ -87,12 +129,7 @@ class Region:
 
     def check(self, offset: int, size: int) -> None:
         """Raise InvalidRegion unless so many bytes at an offset are within the region."""
-        if offset + size > self.byte_size:
-            raise InvalidRegion(
-                self.name,
-                f"offset and size within its {self.byte_size} bytes",
-                f"{size} bytes at {offset}",
-            )
+        check_within(self.name, self.byte_size, offset, size)
 
     def read(self, offset: int, memory: Octets) -> None:
         """Fill memory with the bytes at an offset; raises InvalidRegion where some are missing."""
@@ -155,7 +192,9 @@ class Regions:
 
     def __init__(self, policy: SharedMemoryPolicy | None = None) -> None:
         self.policy = policy or SharedMemoryPolicy()
-        self._regions: dict[str, Region] = {}
+        self.driver: Any = None
+        """CUDA's driver (a `cuda_regions.Driver`); None where JAX does not run on CUDA."""
+        self._regions: dict[str, SharedRegion] = {}
 
     @property
     def is_on(self) -> bool:
@@ -168,61 +207,78 @@ class Regions:
         Raises RegionExists for a name that is taken, InvalidRegion for what cannot be opened or is
         shorter than it is said to be, TooManyRegions, NotLocal or SwitchedOff.
         """
+        self.admit(peer, name, offset=offset, byte_size=byte_size)
+        self.keep(_opened(self.policy.directory, name, key, offset, byte_size), name)
+
+    @property
+    def extensions(self) -> tuple[str, ...]:
+        """Return the extensions of the protocol that are there since the device is known."""
+        return () if self.driver is None or not self.is_on else ("cuda_shared_memory",)
+
+    def admit(self, peer: Peer, name: str, *, byte_size: int, offset: int = 0) -> None:
+        """Raise what `register` raises before anything is opened."""
         require_all_seen()
         self._permit(peer)
-        shown = name[:_SHOWN_CHARACTERS]
         if not name:
             raise InvalidRegion(name, "a name", "none")
         if name in self._regions:
-            raise RegionExists(shown)
+            raise RegionExists(shown(name))
         for what, count in (("offset", offset), ("byte_size", byte_size)):
             if not 0 <= count <= _LARGEST:
-                raise InvalidRegion(shown, f"a {what} of 0 to {_LARGEST}", str(count)[:32])
+                raise InvalidRegion(shown(name), f"a {what} of 0 to {_LARGEST}", str(count)[:32])
         if not byte_size:
-            raise InvalidRegion(shown, "a byte_size of 1 or more", "0")
-        policy = self.policy
-        if len(self._regions) >= policy.max_regions:
-            raise TooManyRegions(policy.max_regions, "regions", "max_shared_memory_regions")
-        region = _opened(policy.directory, name, key, offset, byte_size)
-        if sum(r.byte_size for r in self._regions.values()) + byte_size > policy.max_bytes:
-            raise TooManyRegions(policy.max_bytes, "bytes", "max_shared_memory_bytes")
+            raise InvalidRegion(shown(name), "a byte_size of 1 or more", "0")
+        most = self.policy.max_regions
+        if len(self._regions) >= most:
+            raise TooManyRegions(most, "regions", "max_shared_memory_regions")
+
+    def keep(self, region: SharedRegion, name: str) -> None:
+        """Know an open region by a name; raises TooManyRegions."""
+        most = self.policy.max_bytes
+        if sum(r.byte_size for r in self._regions.values()) + region.byte_size > most:
+            raise TooManyRegions(most, "bytes", "max_shared_memory_bytes")
         self._regions[name] = region
 
     def status(self, name: str = "") -> list[Region]:
         """Return the region of a name, or all without one; raises RegionNotFound."""
-        if not name:
-            return list(self._regions.values())
-        region = self._regions.get(name)
-        if region is None:
-            raise RegionNotFound("system", name[:_SHOWN_CHARACTERS])
-        return [region]
+        return [r for r in self.of_kind(KIND, name) if isinstance(r, Region)]
 
-    def status_cuda(self, name: str = "") -> None:
-        """Raise RegionNotFound for a name: no region of CUDA is ever registered."""
-        if name:
-            raise RegionNotFound("cuda", name[:_SHOWN_CHARACTERS])
+    def of_kind(self, kind: str, name: str = "") -> list[SharedRegion]:
+        """Return the region of a kind and a name, or all of the kind; raises RegionNotFound."""
+        found = [
+            region
+            for known, region in self._regions.items()
+            if region.kind == kind and name in ("", known)
+        ]
+        if name and not found:
+            raise RegionNotFound(kind, shown(name))
+        return found
 
     def unregister(self, peer: Peer, name: str = "") -> None:
         """Forget the region of a name, or all; one that is not there is no error.
 
         Requests that have begun go on with it, and its file is closed behind the last of them.
         """
+        self.drop(peer, KIND, name)
+
+    def drop(self, peer: Peer, kind: str, name: str = "") -> None:
+        """Forget the region of a kind and a name, or all of the kind, as `unregister` does."""
         require_all_seen()
         if not self._regions:
             return
         self._permit(peer)
-        if name:
-            self._regions.pop(name, None)
-        else:
-            self._regions.clear()
+        self._regions = {
+            known: region
+            for known, region in self._regions.items()
+            if region.kind != kind or name not in ("", known)
+        }
 
-    def find(self, peer: Peer, name: str) -> Region:
+    def find(self, peer: Peer, name: str) -> SharedRegion:
         """Return the region of a name for a request; raises InvalidRegion where there is none."""
         self._permit(peer)
         region = self._regions.get(name)
         if region is None:
-            shown = name[:_SHOWN_CHARACTERS]
-            raise InvalidRegion(shown, "a region that is registered", "none of this name")
+            raise InvalidRegion(shown(name), "a region that is registered", "none of this name")
         return region
 
     def close(self) -> None:
@@ -234,6 +290,18 @@ class Regions:
             raise SwitchedOff("shared memory", "shared_memory")
         if self.policy.clients is SharedMemoryClients.LOCAL and not _is_local(peer):
             raise NotLocal("shared memory", peer.address, "shared_memory")
+
+
+def check_within(name: str, byte_size: int, offset: int, size: int) -> None:
+    """Raise InvalidRegion unless so many bytes at an offset are within a region."""
+    if offset + size > byte_size:
+        expected = f"offset and size within its {byte_size} bytes"
+        raise InvalidRegion(name, expected, f"{size} bytes at {offset}")
+
+
+def shown(name: str) -> str:
+    """Return as much of a name as an error says."""
+    return name[:_SHOWN_CHARACTERS]
 
 
 def _is_local(peer: Peer) -> bool:
@@ -251,26 +319,26 @@ def _is_local(peer: Peer) -> bool:
 
 
 def _opened(directory: Path, name: str, key: str, offset: int, byte_size: int) -> Region:
-    shown = name[:_SHOWN_CHARACTERS]
-    path = directory / _file_name(shown, key)
+    name_shown = shown(name)
+    path = directory / _file_name(name_shown, key)
     try:
         file = os.open(path, _FLAGS)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InvalidRegion(
-            shown, "the key of shared memory that can be opened", f"{_shown(key)}: {reason}"
+            name_shown, "the key of shared memory that can be opened", f"{_shown(key)}: {reason}"
         ) from None
     region = Region(name, key, offset, byte_size, file)
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode):
-        raise InvalidRegion(shown, "the key of shared memory", f"{_shown(key)}, which is none")
+        raise InvalidRegion(name_shown, "the key of shared memory", f"{_shown(key)}, which is none")
     if found.st_uid != os.geteuid():
         raise InvalidRegion(
-            shown, "shared memory of the server's own user", f"{_shown(key)} of another user"
+            name_shown, "shared memory of the server's own user", f"{_shown(key)} of another user"
         )
     if offset + byte_size > found.st_size:
         raise InvalidRegion(
-            shown,
+            name_shown,
             f"shared memory with {byte_size} bytes at {offset}",
             f"{_shown(key)} of {found.st_size} bytes",
         )

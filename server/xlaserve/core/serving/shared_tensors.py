@@ -17,7 +17,7 @@ from xlaserve.core.serving.inference import (
     RequestedOutput,
     SharedInput,
 )
-from xlaserve.core.serving.shared_memory import Region, Regions
+from xlaserve.core.serving.shared_memory import Regions, SharedRegion
 from xlaserve.errors import InvalidTensor
 from xlaserve.tensors import (
     BYTES,
@@ -44,7 +44,7 @@ AT_ONCE_BYTES = 256 << 10
 class Place:
     """Some bytes of a region."""
 
-    region: Region
+    region: SharedRegion
     offset: int
     size: int
 
@@ -91,13 +91,16 @@ class SharedInputs:
         return sum(
             place.size
             for index, place in self._places.items()
-            if not self._is_view(self._request.inputs[index].datatype)
+            if not self._is_view(self._request.inputs[index].datatype, place)
         )
 
     @property
     def has_views(self) -> bool:
         """Tell whether some are read in place, where their client may change them."""
-        return any(self._is_view(self._request.inputs[index].datatype) for index in self._places)
+        return any(
+            self._is_view(self._request.inputs[index].datatype, place)
+            for index, place in self._places.items()
+        )
 
     def read(self) -> InferRequest:
         """Return the request with the tensors that are in shared memory now; for any thread.
@@ -113,7 +116,7 @@ class SharedInputs:
 
     def _read(self, tensor: SharedInput, place: Place) -> InferInput:
         try:
-            if self._is_view(tensor.datatype):
+            if self._is_view(tensor.datatype, place):
                 data = place.region.view(place.offset, place.size)
             else:
                 data = aligned_bytes(place.size)
@@ -127,9 +130,9 @@ class SharedInputs:
             raise self._invalid(tensor, error) from error
         return InferInput(tensor.name, tensor.datatype, array, tensor.parameters)
 
-    def _is_view(self, datatype: Datatype) -> bool:
+    def _is_view(self, datatype: Datatype, place: Place) -> bool:
         # Elements of BYTES are copied from the whole of them, which may not change meanwhile.
-        return self._in_place and datatype is not BYTES
+        return self._in_place and place.region.can_map and datatype is not BYTES
 
     def _check_size(self, tensor: SharedInput, size: int) -> None:
         if tensor.datatype is BYTES:

@@ -9,6 +9,7 @@ from xlaserve.core.log_settings import log_settings, update_log_settings
 from xlaserve.core.residence.control import ModelControl
 from xlaserve.core.server import ServerDescription
 from xlaserve.core.serving.call import NOBODY, Peer, current_call
+from xlaserve.core.serving.cuda_regions import CudaRegions
 from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.inference import InferRequest
 from xlaserve.core.serving.made_arrays import made_bytes, reserve_made
@@ -46,6 +47,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     ) -> None:
         self._description = description
         self._engine = engine
+        self._cuda = CudaRegions(engine.regions)
         self._control = control
         self._typed = typed
         self._streams = streams
@@ -74,7 +76,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         return pb.ServerMetadataResponse(
             name=self._description.name,
             version=self._description.version,
-            extensions=list(self._description.extensions),
+            extensions=[*self._description.extensions, *self._engine.regions.extensions],
         )
 
     async def model_ready(self, model_ready_request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
@@ -231,20 +233,31 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     async def cuda_shared_memory_status(
         self, cuda_shared_memory_status_request: pb.CudaSharedMemoryStatusRequest
     ) -> pb.CudaSharedMemoryStatusResponse:
-        """List nothing, as nothing is registered; for a name say that it is not there."""
-        self._engine.regions.status_cuda(cuda_shared_memory_status_request.name)
-        return pb.CudaSharedMemoryStatusResponse()
+        """List the regions of CUDA memory that are registered, or the one of a name."""
+        return pb.CudaSharedMemoryStatusResponse(
+            regions={
+                region.name: pb.CudaSharedMemoryStatusResponseRegionStatus(
+                    name=region.name, device_id=region.device, byte_size=region.byte_size
+                )
+                for region in self._cuda.status(cuda_shared_memory_status_request.name)
+            }
+        )
 
     async def cuda_shared_memory_register(
         self, cuda_shared_memory_register_request: pb.CudaSharedMemoryRegisterRequest
     ) -> pb.CudaSharedMemoryRegisterResponse:
-        """Say that this server opens no handles of CUDA."""
-        raise Unsupported("CUDA shared memory")
+        """Open a handle of CUDA memory under a name."""
+        request = cuda_shared_memory_register_request
+        self._cuda.register(
+            _peer(), request.name, request.raw_handle, request.device_id, request.byte_size
+        )
+        return pb.CudaSharedMemoryRegisterResponse()
 
     async def cuda_shared_memory_unregister(
         self, cuda_shared_memory_unregister_request: pb.CudaSharedMemoryUnregisterRequest
     ) -> pb.CudaSharedMemoryUnregisterResponse:
-        """Have nothing registered afterwards: as nothing can be, that is so already."""
+        """Have a region, or all, registered no more; one that is not there is no error."""
+        self._cuda.unregister(_peer(), cuda_shared_memory_unregister_request.name)
         return pb.CudaSharedMemoryUnregisterResponse()
 
 

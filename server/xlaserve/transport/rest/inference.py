@@ -188,9 +188,8 @@ class InferenceRoutes:
     async def metadata(self, request: HttpRequest) -> HttpResponse:
         """Return name, version and extensions."""
         description = self._description
-        return json_response(
-            ServerMetadata(description.name, description.version, list(description.extensions))
-        )
+        extensions = [*description.extensions, *self._engine.regions.extensions]
+        return json_response(ServerMetadata(description.name, description.version, extensions))
 
     async def models(self, request: HttpRequest) -> HttpResponse:
         """List the models that answer."""

@@ -1,12 +1,14 @@
 """The shared memory extension over HTTP: status, register, unregister."""
 
+from base64 import b64decode
 from typing import Annotated, Any
 
 import msgspec
 
 from xlaserve.core.serving.call import Api, Operation
-from xlaserve.core.serving.shared_memory import Region, Regions
-from xlaserve.errors import Unsupported
+from xlaserve.core.serving.cuda_regions import CudaRegions
+from xlaserve.core.serving.shared_memory import Region, Regions, shown
+from xlaserve.errors import InvalidRegion, Unsupported
 from xlaserve.transport.rest.messages import (
     HttpRequest,
     HttpResponse,
@@ -19,8 +21,6 @@ from xlaserve.transport.rest.routing import Body, Route
 _TAG = "shared memory"
 _SYSTEM = "/v2/systemsharedmemory"
 _CUDA = "/v2/cudasharedmemory"
-CUDA = "CUDA shared memory"
-"""What is not built: its handles are never opened."""
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -32,6 +32,29 @@ class RegisterRequest(msgspec.Struct):
     """The name of the shared memory, as `shm_open` takes it."""
     byte_size: _Count
     offset: _Count = 0
+
+
+class RawHandle(msgspec.Struct):
+    """A handle of CUDA memory."""
+
+    b64: str
+    """A cudaIpcMemHandle_t in base64."""
+
+
+class CudaRegisterRequest(msgspec.Struct):
+    """CUDA memory to be registered."""
+
+    raw_handle: RawHandle
+    byte_size: _Count
+    device_id: _Count = 0
+
+
+class CudaRegionRow(msgspec.Struct):
+    """CUDA memory that is registered."""
+
+    name: str
+    device_id: int
+    byte_size: int
 
 
 class RegionRow(msgspec.Struct):
@@ -48,10 +71,12 @@ class SharedMemoryRoutes:
 
     def __init__(self, regions: Regions, *, max_json_depth: int) -> None:
         self._regions = regions
+        self._cuda = CudaRegions(regions)
         self._max_json_depth = max_json_depth
 
     def table(self) -> list[Route]:
         """Return the rows of these handlers."""
+        cuda = {"raw_handle": {"b64": "A" * 88}, "device_id": 0, "byte_size": 64}
         example = {"key": "/input", "offset": 0, "byte_size": 64}
         rows = [
             Route(
@@ -71,15 +96,17 @@ class SharedMemoryRoutes:
                 f"{_CUDA}/region/{{region}}/register",
                 Operation.MANAGE,
                 self.register_cuda,
-                "Not implemented: CUDA shared memory",
+                "Register CUDA shared memory; not implemented where JAX does not run on CUDA",
                 _TAG,
-                errors=(501,),
+                Body(Nothing),
+                takes=Body(CudaRegisterRequest, example=cuda),
+                errors=(400, 403, 408, 409, 413, 501, 503),
                 api=Api.SHARED_MEMORY,
             ),
         ]
-        for root, kind, status, unregister in (
-            (_SYSTEM, "system", self.status, self.unregister),
-            (_CUDA, "CUDA", self.status_cuda, self.unregister_cuda),
+        for root, kind, status, unregister, row in (
+            (_SYSTEM, "system", self.status, self.unregister, RegionRow),
+            (_CUDA, "CUDA", self.status_cuda, self.unregister_cuda, CudaRegionRow),
         ):
             for path, errors in ((root, ()), (f"{root}/region/{{region}}", (404,))):
                 rows.append(
@@ -90,7 +117,7 @@ class SharedMemoryRoutes:
                         status,
                         f"Status of {kind} shared memory",
                         _TAG,
-                        Body(list[RegionRow]),
+                        Body(list[row]),  # type: ignore[valid-type]
                         errors=errors,
                         api=Api.SHARED_MEMORY,
                     )
@@ -130,16 +157,27 @@ class SharedMemoryRoutes:
         return json_response(Nothing())
 
     async def register_cuda(self, request: HttpRequest) -> HttpResponse:
-        """Say that this server opens no handles of CUDA."""
-        raise Unsupported(CUDA)
+        """Open a handle of CUDA memory under the name in the path."""
+        if self._regions.driver is None:
+            raise Unsupported("CUDA shared memory")  # whatever the body says
+        body = await request.read()
+        asked: Any = read_json(body, CudaRegisterRequest, max_depth=self._max_json_depth)
+        name, handle = request.names["region"], asked.raw_handle.b64
+        try:
+            raw = b64decode(handle, validate=True)
+        except ValueError as error:
+            raise InvalidRegion(shown(name), "a raw_handle in base64", f"{error}") from error
+        self._cuda.register(request.call.peer, name, raw, asked.device_id, asked.byte_size)
+        return json_response(Nothing())
 
     async def status_cuda(self, request: HttpRequest) -> HttpResponse:
-        """List nothing, as nothing is registered; for a name say that it is not there."""
-        self._regions.status_cuda(request.names.get("region", ""))
-        return json_response([])
+        """List the regions of CUDA memory, or the one that the path names."""
+        found = self._cuda.status(request.names.get("region", ""))
+        return json_response([CudaRegionRow(r.name, r.device, r.byte_size) for r in found])
 
     async def unregister_cuda(self, request: HttpRequest) -> HttpResponse:
-        """Have nothing registered afterwards: as nothing can be, that is so already."""
+        """Have a region of CUDA memory, or all, registered no more."""
+        self._cuda.unregister(request.call.peer, request.names.get("region", ""))
         return json_response(Nothing())
 
 

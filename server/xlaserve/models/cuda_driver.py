@@ -1,0 +1,147 @@
+"""CUDA's driver, as far as memory of other processes needs it: open a handle, copy, close.
+
+The driver that JAX computes with has the same primary context of each device, so that nothing more
+is initialised. Every call makes that context the thread's own for as long as it takes.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from xlaserve.tensors import Buffer, Octets
+
+LIBRARY = "libcuda.so.1"
+
+HANDLE_BYTES = 64
+"""Size of a CUipcMemHandle, which is a cudaIpcMemHandle_t as well."""
+
+_LAZY_ENABLE_PEER_ACCESS = 1
+"""The only flag of cuIpcOpenMemHandle: memory of another device may be opened."""
+
+_OK = 0
+
+Library: TypeAlias = Any
+"""A ctypes library, or in tests whatever has the same functions."""
+
+
+class CudaFailure(Exception):
+    """A call of the driver failed; with the number and the name that CUDA has for that."""
+
+    def __init__(self, function: str, code: int, name: str) -> None:
+        self.code = code
+        self.name = name
+        super().__init__(f"{function}: {name} ({code})")
+
+
+class Handle(ctypes.Structure):
+    """A CUipcMemHandle: it is passed by value."""
+
+    _fields_ = (("reserved", ctypes.c_ubyte * HANDLE_BYTES),)
+
+
+class CudaDriver:
+    """The driver. Thread-safe; raises CudaFailure.
+
+    An address is one of this process, of memory that `open` opened and `close` has not closed.
+    """
+
+    def __init__(self, library: Library) -> None:
+        """Initialise it, or do nothing where that was done; raises CudaFailure."""
+        self._library = library
+        self._contexts: dict[int, ctypes.c_void_p] = {}
+        self._call("cuInit", ctypes.c_uint(0))
+
+    @property
+    def device_count(self) -> int:
+        """Return how many devices it shows."""
+        count = ctypes.c_int()
+        self._call("cuDeviceGetCount", ctypes.byref(count))
+        return count.value
+
+    def open(self, device: int, handle: bytes) -> int:
+        """Map the memory of a handle, and return its address."""
+        address = ctypes.c_uint64()
+        with self._on(device):
+            self._call(
+                "cuIpcOpenMemHandle_v2",
+                ctypes.byref(address),
+                Handle.from_buffer_copy(handle),
+                ctypes.c_uint(_LAZY_ENABLE_PEER_ACCESS),
+            )
+        return address.value
+
+    def size(self, device: int, address: int) -> int:
+        """Return how many bytes are mapped from an address on."""
+        start, size = ctypes.c_uint64(), ctypes.c_size_t()
+        with self._on(device):
+            self._call(
+                "cuMemGetAddressRange_v2",
+                ctypes.byref(start),
+                ctypes.byref(size),
+                ctypes.c_uint64(address),
+            )
+        return start.value + size.value - address
+
+    def read(self, device: int, address: int, memory: Octets) -> None:
+        """Fill memory of the host; returns once it is filled."""
+        if memory.nbytes:
+            host = ctypes.c_void_p(memory.ctypes.data)
+            with self._on(device):
+                size = ctypes.c_size_t(memory.nbytes)
+                self._call("cuMemcpyDtoH_v2", host, ctypes.c_uint64(address), size)
+
+    def write(self, device: int, address: int, data: Buffer) -> None:
+        """Copy bytes of the host there; returns once that is done."""
+        source = np.frombuffer(data, np.uint8)
+        if source.nbytes:
+            host = ctypes.c_void_p(source.ctypes.data)
+            with self._on(device):
+                size = ctypes.c_size_t(source.nbytes)
+                self._call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), host, size)
+                # From pageable memory it may return before the device has all of it.
+                self._call("cuCtxSynchronize")
+
+    def close(self, device: int, address: int) -> None:
+        """Unmap what `open` mapped."""
+        with self._on(device):
+            self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
+
+    @contextmanager
+    def _on(self, device: int) -> Iterator[None]:
+        """Compute on a device for the length of a block, whatever the thread computes on."""
+        self._call("cuCtxPushCurrent_v2", self._context(device))
+        try:
+            yield
+        finally:
+            self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+    def _context(self, device: int) -> ctypes.c_void_p:
+        """Return the primary context of a device, which is kept for as long as the process runs."""
+        known = self._contexts.get(device)
+        if known is None:
+            number, known = ctypes.c_int(), ctypes.c_void_p()
+            self._call("cuDeviceGet", ctypes.byref(number), ctypes.c_int(device))
+            self._call("cuDevicePrimaryCtxRetain", ctypes.byref(known), number)
+            self._contexts[device] = known
+        return known
+
+    def _call(self, function: str, *arguments: Any) -> None:
+        code = int(getattr(self._library, function)(*arguments))
+        if code != _OK:
+            raise CudaFailure(function, code, self._name(code))
+
+    def _name(self, code: int) -> str:
+        name = ctypes.c_char_p()
+        found = int(self._library.cuGetErrorName(ctypes.c_int(code), ctypes.byref(name)))
+        return name.value.decode() if found == _OK and name.value else "an unknown error"
+
+
+def open_driver(load: Callable[[str], Library] = ctypes.CDLL) -> CudaDriver | None:
+    """Return the driver of this machine; None where there is none that works."""
+    try:
+        return CudaDriver(load(LIBRARY))
+    except (OSError, CudaFailure):
+        return None
