@@ -274,7 +274,7 @@ class Application:
             door = assemble_grpc(self._core)
             self.grpc = door.server
             door.listen(listeners.grpc, self._tls)
-            self._listen_http(listeners)
+            self._listen_http(listeners, door)
             # Also while it drains.
             await stack.enter_async_context(_running(self.systemd.keep_alive()))
             stack.push_async_callback(self._stop, door)
@@ -379,9 +379,9 @@ class Application:
             tls.reload()
         return tls
 
-    def _listen_http(self, listeners: Listeners) -> None:
+    def _listen_http(self, listeners: Listeners, door: GrpcDoor) -> None:
         if listeners.http is not None:
-            self.http = http_server(self._core, self.http_routes())
+            self.http = http_server(self._core, self.http_routes(), door.runner)
             self.http.listen(listeners.http.socket, self._contexts(TlsEndpoint.HTTP))
         if listeners.metrics is not None:
             listener = listeners.metrics

@@ -92,7 +92,8 @@ class Settings:
     localhost, host and the name of the machine may; and any with sagemaker, unless one is given."""
     cors_origin: tuple[str, ...] = ()
     """An origin whose pages may send HTTP requests, as https://app.example, * for all; may be
-    repeated. None may unless one is given, but pages of the server itself (CORS)."""
+    repeated. None may unless one is given, but pages of the server itself (CORS).
+    gRPC-Web is served with it."""
 
     # --- Models ---
 

@@ -48,6 +48,7 @@ class GrpcDoor:
     server: GrpcServer
     health: HealthService
     streams: InferStreams
+    runner: Runner
 
     def listen(self, listeners: Sequence[Listener], tls: ServerTls | None) -> None:
         """Serve on every listener, over TLS where the settings say so."""
@@ -107,7 +108,7 @@ def assemble_grpc(core: Core) -> GrpcDoor:
     )
     server = GrpcServer(
         runner,
-        limits=_http2_limits(settings),
+        limits=http2_limits(settings),
         max_connections=settings.max_connections,
         shared=core.shared,
         busy_poll_seconds=settings.busy_poll_seconds,
@@ -123,7 +124,7 @@ def assemble_grpc(core: Core) -> GrpcDoor:
             )
         },
     )
-    return GrpcDoor(server, health, streams)
+    return GrpcDoor(server, health, streams, runner)
 
 
 def _model_runtime(core: Core, paths: Mapping[str, InjectionPath]) -> ModelRuntimeService:
@@ -143,7 +144,8 @@ def _model_runtime(core: Core, paths: Mapping[str, InjectionPath]) -> ModelRunti
     )
 
 
-def _http2_limits(settings: Settings) -> Http2Limits:
+def http2_limits(settings: Settings) -> Http2Limits:
+    """Return the limits of the settings for messages, streams and connections."""
     # Behind the one connection of a sidecar there are many clients.
     clients = _CLIENTS_OF_A_MESH if settings.modelmesh else 1
     return Http2Limits(

@@ -3,8 +3,11 @@
 from collections.abc import Callable, Mapping
 
 from xlaserve.assembly.core import Core
+from xlaserve.assembly.grpc import http2_limits
 from xlaserve.core.residence.multi_model import MultiModelContainer
 from xlaserve.core.residence.status_board import StatusBoard
+from xlaserve.transport.grpc.runner import Runner
+from xlaserve.transport.grpc_web.service import GrpcWeb
 from xlaserve.transport.rest.bodies import BodyLimits
 from xlaserve.transport.rest.generate import GenerateRoutes
 from xlaserve.transport.rest.health import HealthRoutes
@@ -25,8 +28,11 @@ METRICS_ON_HTTP = "http"
 """The value of `metrics_endpoint` for where HTTP is served."""
 
 
-def http_server(core: Core, routes: RouteTable) -> HttpServer:
-    """Return the HTTP server of the settings; it does not listen yet."""
+def http_server(core: Core, routes: RouteTable, grpc: Runner | None = None) -> HttpServer:
+    """Return the HTTP server of the settings; it does not listen yet.
+
+    `grpc` runs the requests of gRPC-Web; None where there are none.
+    """
     settings = core.settings
     limits = HttpLimits(
         settings.max_http_connections,
@@ -42,7 +48,15 @@ def http_server(core: Core, routes: RouteTable) -> HttpServer:
         settings.preface_seconds,
     )
     return HttpServer(
-        routes, limits, core.workers.host, core.shared, core.gates, origins=Origins.of(settings)
+        routes,
+        limits,
+        core.workers.host,
+        core.shared,
+        core.gates,
+        origins=Origins.of(settings),
+        other=None
+        if grpc is None
+        else GrpcWeb(grpc, http2_limits(settings), OffLoop(core.workers.host)),
     )
 
 

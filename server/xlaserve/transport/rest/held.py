@@ -140,11 +140,17 @@ class Held:
 
         One that is short is counted only where it has to wait.
         """
+        if not self.begin_part(size):
+            return translate(self.refusal("the answer", size), method=method, path=path)
+        return answer
+
+    def begin_part(self, size: int) -> bool:
+        """Count a part of an answer until `end_answer`; false where there is no memory."""
         if size > JOINED_BYTES:
             if not self.account.reserve(size, Kind.ANSWERS):
-                return translate(self.refusal("the answer", size), method=method, path=path)
+                return False
             self._answers = True
-        return answer
+        return True
 
     def end_answer(self) -> None:
         """Take note that all of an answer was given to the transport, where it may wait."""

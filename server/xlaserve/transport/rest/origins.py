@@ -53,6 +53,11 @@ class Origins:
                 raise InvalidSettings("cors_origin", expected, origin)
         return cls(hosts, settings.cors_origin)
 
+    @property
+    def are_open(self) -> bool:
+        """Tell whether pages of other origins may ask."""
+        return bool(self._origins)
+
     def check(self, headers: Headers, peer: Peer) -> str | None:
         """Return the foreign origin that a request comes from, which is one of those that may.
 

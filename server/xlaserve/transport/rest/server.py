@@ -25,6 +25,7 @@ from xlaserve.transport.rest.calls import call_of
 from xlaserve.transport.rest.connection import Beginning, Connection, Server
 from xlaserve.transport.rest.drain import Drain
 from xlaserve.transport.rest.edge import error_response, translate_errors
+from xlaserve.transport.rest.exchange import Exchange, OtherProtocol
 from xlaserve.transport.rest.headers import ReadHeaders
 from xlaserve.transport.rest.heads import Heads, deciding
 from xlaserve.transport.rest.held import read_bytes
@@ -75,10 +76,15 @@ class HttpServer:
         gates: Gates,
         *,
         origins: Origins | None = None,
+        other: OtherProtocol | None = None,
     ) -> None:
-        """`origins` are the hosts and origins of requests that are taken; None for all hosts."""
+        """`origins` are the hosts and origins of requests that are taken; None for all hosts.
+
+        `other` is a protocol besides REST, which is served where pages of other origins may ask.
+        """
         self._gates = gates
         self._origins = origins or Origins()
+        self._other = other if self._origins.are_open else None
         self._ledger = shared.ledger
         self._routes = routes
         self._limits = limits
@@ -184,6 +190,11 @@ class HttpServer:
         preflight = self._origins.preflight(method, headers)
         if preflight is not None:
             return HttpResponse(HTTPStatus.NO_CONTENT, parts=[], headers=preflight)
+        if self._other is not None and method == "POST":
+            media_type = request.content_type.lower()
+            if self._other.takes(media_type):
+                exchange = self._exchange(request, headers, media_type, beginning)
+                return await self._other.answer(exchange)
         match = self._routes.find(method, path)
         call = _call_of(match, headers, connection.peer)
         with self._gates.passing(call):
@@ -200,6 +211,30 @@ class HttpServer:
             if isinstance(answer, HttpStream):
                 return await self._stream(request, call, answer)
             return _noted(call, answer)
+
+    def _exchange(
+        self,
+        request: web.BaseRequest,
+        headers: Headers,
+        media_type: str,
+        beginning: Beginning,
+    ) -> Exchange:
+        """Return a request of the other protocol; raises WrongHost, WrongOrigin and others."""
+        connection = connection_of(request)
+        origin = self._origins.check(headers, connection.peer)
+        if origin is None and headers.get("sec-fetch-site") == "cross-site":
+            raise CrossSiteRequest
+        held, waited = connection.held, beginning.waited_seconds
+        return Exchange(
+            request,
+            request.raw_path.partition("?")[0],
+            media_type,
+            connection.peer,
+            held,
+            partial(self._bodies.read, request, held, waited),
+            {"Server": NAME, **self._origins.answer_headers(headers), **_NOT_KEPT},
+            self._close_after,
+        )
 
     def _asked(
         self, names: Mapping[str, str], request: web.BaseRequest, call: Call, beginning: Beginning
