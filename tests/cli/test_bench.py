@@ -13,7 +13,7 @@ import typer
 from grpclib import GRPCError
 from grpclib.const import Status
 from grpclib.server import Server
-from support.process import command, run, served
+from support.process import ONLY_IDENTITY, command, run, served
 from support.server import Serve
 from typer.testing import CliRunner
 
@@ -127,7 +127,7 @@ async def test_the_command_prints_a_table_and_writes_both_files(
     example_models: Path, tmp_path: Path
 ) -> None:
     numbers, chart = tmp_path / "out.json", tmp_path / "out.svg"
-    async with served(example_models) as server:
+    async with served(example_models, *ONLY_IDENTITY) as server:
         status, out, err = await run(
             *command("bench", "identity", "--url", f"grpc://{server.url}", "--batch", "3"),
             *QUICK,

@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 import pytest_asyncio
-from support.process import ServerProcess, command, run, served
+from support.process import ONLY_IDENTITY, ServerProcess, command, run, served
 from typer.testing import CliRunner
 
 from xlaserve.cli import application
@@ -155,7 +155,8 @@ async def test_export_says_which_line_mixes_rows(tmp_path: Path) -> None:
 
 async def test_a_unix_socket_serves_and_goes(example_models: Path, tmp_path: Path) -> None:
     path = tmp_path / "grpc.sock"
-    async with served(example_models, "--grpc-endpoint", f"unix:{path}") as server:
+    flags = ("--grpc-endpoint", f"unix:{path}", *ONLY_IDENTITY)
+    async with served(example_models, *flags) as server:
         status, _, err = await run(
             *command(
                 "infer", "identity", f"--input=x=[[{','.join(['1'] * 16)}]]", "--url", server.url

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 from grpclib.server import Server
-from support.process import command, run, served
+from support.process import ONLY_IDENTITY, command, run, served
 from support.server import Serve
 from typer.testing import CliRunner
 
@@ -108,7 +108,7 @@ async def test_the_variable_of_the_server_is_read(tmp_path: Path) -> None:
 
 
 async def test_a_probe_reads_the_exit_status(example_models: Path) -> None:
-    async with served(example_models) as server:
+    async with served(example_models, *ONLY_IDENTITY) as server:
         alive = await run(*command("health", "--live", "--url", server.url))
     dead = await run(*command("health", "--url", server.url))
 

@@ -125,7 +125,8 @@ async def test_its_errors_have_the_statuses_of_the_server(
 
 
 async def test_the_client_of_the_example(example_models: Path) -> None:
-    async with served(example_models, "--service", FACTORY) as server:
+    flags = ("--service", FACTORY, "--model-control-mode", "explicit", "--load-model", "digits")
+    async with served(example_models, *flags) as server:
         status, out, err = await run(
             sys.executable, str(FOLDER / "client.py"), str(SEVEN), server.url
         )

@@ -231,9 +231,10 @@ async def test_a_load_that_fails_says_why_until_it_is_dismissed(site: Site) -> N
 
 
 async def test_no_buttons_where_clients_may_not_load_and_no_answer_of_who_is_gone(
-    browser: Page, example_models: Path
+    browser: Page, example_models: Path, tmp_path: Path
 ) -> None:
-    async with served(example_models) as server:
+    shutil.copytree(example_models / "simple", tmp_path / "simple")
+    async with served(tmp_path) as server:
         await browser.open(f"http://{server.http}/")
         await browser.until(f"{state('simple')} === 'READY'")
         buttons = await browser.evaluate(

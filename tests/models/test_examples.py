@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from xlaserve.models import manifest
+from xlaserve.models import loaders, manifest
+from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_text import read_config
 from xlaserve.models.export import load_exportable
-from xlaserve.models.loaded import LoadedModel
+from xlaserve.models.loaded import LoadContext, LoadedModel
 from xlaserve.tensors import Tensor
 
 Load = Callable[..., LoadedModel]
@@ -115,25 +116,32 @@ def test_mlp_gives_what_numpy_gives(load: Load, run: Run) -> None:
     assert np.allclose(np.maximum(x @ w1 + b1, 0) @ w2 + b2, found, atol=1e-4)
 
 
+@pytest.fixture(scope="module")
+def digits() -> Iterator[LoadedModel]:
+    """The model of two tests: it takes three seconds of a core to compile."""
+    with jax.enable_x64(True):
+        model = loaders.load(MODELS / "digits" / "1", LoadContext("m", "1", ModelConfig()))
+    yield model
+    model.close()
+
+
 @pytest.mark.usefixtures("_x64")
-def test_digits_recognises_images_held_out(load: Load, run: Run) -> None:
+def test_digits_recognises_images_held_out(digits: LoadedModel, run: Run) -> None:
     pytest.importorskip("sklearn", reason="the images come with scikit-learn")
     _, held_out = runpy.run_path(str(EXAMPLES / "digits.py"))["split"]()
-    model = load(MODELS / "digits" / "1")
-
     batches = np.array_split(held_out.pixels, 8)
-    scores = [run(model, {"image": batch})["probabilities"] for batch in batches]
+    scores = [run(digits, {"image": batch})["probabilities"] for batch in batches]
 
     assert np.mean(np.argmax(np.concatenate(scores), axis=1) == held_out.digits) >= 0.97
 
 
 @pytest.mark.usefixtures("_x64")
-def test_seven_is_a_seven(load: Load, run: Run) -> None:
+def test_seven_is_a_seven(digits: LoadedModel, run: Run) -> None:
     with Image.open(EXAMPLES / "data" / "seven.png") as image:
         shown = image.size
         small = np.asarray(image.resize((8, 8), Image.Resampling.BOX), np.float32)
 
-    found = run(load(MODELS / "digits" / "1"), {"image": small[None] / 255})["probabilities"]
+    found = run(digits, {"image": small[None] / 255})["probabilities"]
 
     assert (128, 128) == shown
     assert 7 == np.argmax(found)

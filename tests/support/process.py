@@ -21,6 +21,10 @@ ENVIRONMENT = {
 }
 
 
+ONLY_IDENTITY = ("--model-control-mode", "explicit", "--load-model", "identity")
+"""Flags for tests that ask no other example: those take four seconds of a core to compile."""
+
+
 @dataclass
 class ServerProcess:
     """A running `xlaserve serve`."""
