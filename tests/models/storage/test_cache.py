@@ -12,7 +12,13 @@ from xlaserve.errors import InvalidModel, InvalidSettings
 from xlaserve.models.storage import cache, fetching
 from xlaserve.models.storage.cache import Lease, ModelCache
 from xlaserve.models.storage.fetching import FetchControl
-from xlaserve.models.storage.objects import Checksum, FetchCancelled, RemoteObject, StoreProblem
+from xlaserve.models.storage.objects import (
+    Checksum,
+    FetchCancelled,
+    ObjectChanged,
+    RemoteObject,
+    StoreProblem,
+)
 from xlaserve.models.storage.units import RECORD, Wanted
 
 MIB = 1 << 20
@@ -239,6 +245,20 @@ def test_a_checksum_of_the_store_is_compared(make: Make) -> None:
 
     with pytest.raises(StoreProblem, match="has not the md5 that its store says"):
         make().take(store, Wanted("m", row.url, wrong), FetchControl(60))
+
+
+def test_an_object_that_changes_while_it_is_fetched_is_refused(make: Make) -> None:
+    store = of(MIB)
+    row = wanted(store)
+
+    def change(found: RemoteObject) -> None:
+        store.contents["1/w"] = b"z" * MIB
+
+    store.on_read = change
+
+    with pytest.raises(ObjectChanged, match="'1/w' was changed while it was fetched"):
+        make().take(store, row, FetchControl(60))
+    assert make().held(row) is None
 
 
 def test_a_fetch_has_a_deadline(make: Make) -> None:

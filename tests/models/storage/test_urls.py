@@ -45,6 +45,8 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ("url", "reason"),
     [
         ("ftp://host/models", "a URL that is one of s3://"),
+        ("ftp://user:secret@host/models", "a URL without credentials"),
+        ("s3://key:secret@bucket/models", "a URL without credentials"),
         ("https://user:secret@host/models", "a URL without credentials"),
         ("https://host/models?sig=secret", "a URL without a query"),
         ("https://host/models#secret", "a URL without a query"),
@@ -69,4 +71,12 @@ def test_a_url_is_given_once() -> None:
     )
 
     with pytest.raises(InvalidSettings, match="another URL than those before"):
+        check_roots(settings)
+
+
+def test_a_model_root_is_no_url() -> None:
+    """What a mesh or SageMaker names has been fetched by them."""
+    settings = Settings.read({}, repository="/", model_root=["s3://bucket/models"])
+
+    with pytest.raises(InvalidSettings, match="model_root: expected a directory, and no URL"):
         check_roots(settings)

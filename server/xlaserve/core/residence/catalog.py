@@ -1,6 +1,8 @@
 """The models that clients may ask about: loaded, or in the repository."""
 
+import asyncio
 from dataclasses import dataclass
+from functools import partial
 
 from xlaserve.core.residence.lifecycle import State
 from xlaserve.core.residence.monitor import VersionReport, report
@@ -16,6 +18,9 @@ from xlaserve.errors import (
 from xlaserve.models.config_served import ServedConfig
 from xlaserve.models.loaded import ModelInfo
 from xlaserve.settings import Settings
+
+_REFRESH_SECONDS = 5.0
+"""Seconds for which an index waits for the listing of stores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,8 @@ class Catalog:
         self._registry = registry
         self._repository = repository
         self._workers = workers
+        self._refreshing: asyncio.Future[None] | None = None
+        """The listing of stores that an index has begun."""
 
     async def index(self, *, ready: bool = False) -> list[IndexEntry]:
         """List every version that is known, and every model of the repository without one.
@@ -104,7 +111,17 @@ class Catalog:
         """List what the repository holds; with a mesh it is not the repository that counts."""
         if self._settings.modelmesh:
             return []
-        if remotes := self._repository.remotes:
-            # Clients that ask for the index again and again cost the store no more than polls.
-            await self._workers.fetch_for(remotes.refresh, self._settings.poll_interval_seconds)
+        if self._repository.remotes:
+            await self._refresh()
         return await self._workers.wait(self._repository.names)
+
+    async def _refresh(self) -> None:
+        """Have stores listed, no more often than polls do; one that takes long is not waited for.
+
+        The index then says what the last listing did.
+        """
+        if self._refreshing is None or self._refreshing.done():
+            refresh = self._repository.remotes.refresh
+            call = partial(refresh, self._settings.poll_interval_seconds)
+            self._refreshing = asyncio.wrap_future(self._workers.fetch(call))
+        await asyncio.wait([self._refreshing], timeout=_REFRESH_SECONDS)

@@ -19,6 +19,11 @@ _MAX_LOOKED_INTO = 100
 def check_roots(settings: Settings) -> None:
     """Raise InvalidSettings unless each repository is a directory, or a URL, of its own."""
     given = {"repository": [settings.repository], "model_repository": settings.model_repository}
+    for root in settings.model_root:
+        if url_of(root):
+            raise InvalidSettings(
+                "model_root", "a directory, and no URL", url_of(root).split("//")[0]
+            )
     seen: set[str] = set()
     for setting, paths in given.items():
         for path in paths:

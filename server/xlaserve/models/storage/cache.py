@@ -160,7 +160,11 @@ class ModelCache:
         """Remove a unit that is not what was fetched, whoever uses it: files that are open stay."""
         self._verified.discard(wanted.digest)
         self._log.warning("cached files are not what was fetched", model=wanted.model)
-        unit.remove()
+        # Everybody removes under this lock, or under an exclusive one of the unit: so what is at
+        # its path now is not another unit that was fetched meanwhile.
+        with self._claiming():
+            if unit.lock(shared=True):
+                unit.remove()
         unit.close()
 
     def _exclusive(self, wanted: Wanted) -> Unit | None:

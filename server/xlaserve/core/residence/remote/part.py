@@ -27,6 +27,7 @@ from xlaserve.models.storage.objects import RemoteObject, Store, StoreProblem, c
 from xlaserve.models.storage.units import Wanted
 from xlaserve.temporary import TemporaryDirectory
 
+_STRIPES = 16
 _NOT_LOOKED = "it was not looked at yet"
 
 Objects = tuple[RemoteObject, ...]
@@ -88,7 +89,11 @@ class RemotePart:
         self._clock = clock
         self._store: Store | None = None
         self._asking = threading.Lock()
-        """One listing, and one preparation, at a time."""
+        """One listing at a time."""
+        self._preparing = tuple(threading.Lock() for _ in range(_STRIPES))
+        """One preparation of a model at a time: its name picks the lock."""
+        self._changing = threading.Lock()
+        """Held while what is known is changed, and never while the store is asked."""
         self._asked_at: float | None = None
         self._listing: Listing | None = None
         self._objects: Mapping[str, Objects] = {}
@@ -109,7 +114,9 @@ class RemotePart:
             if asked is not None and now - asked < older_than_seconds:
                 return
             try:
-                self._take_listing(self._opened().objects())
+                objects = self._opened().objects()
+                with self._changing:
+                    self._take_listing(objects)
                 self._problem = ""
             except StoreProblem as problem:
                 self._problem = str(problem)
@@ -121,7 +128,7 @@ class RemotePart:
         Raises LoadFailed, or OutOfSpace. One that is not there has none afterwards.
         """
         try:
-            with self._asking:
+            with self._preparing[hash(name) % _STRIPES]:
                 self._prepare(name, config_text)
         except InvalidModel as error:
             raise load_failure(name, str(error), error.__cause__) from error
@@ -173,16 +180,18 @@ class RemotePart:
                 key=_name,
             )
         )
-        before = self._prepared.get(name)
-        if not objects:
-            self._forget(self._prepared.pop(name, None))
-            return
         key = (objects, config_text)
-        if before is not None and before.key == key:
+        before = self._prepared.get(name)
+        if objects and before is not None and before.key == key:
             return
-        check_names(objects)
-        made = self._make(name, objects, config_text, key)
-        self._prepared[name] = made
+        made: _Prepared | None = None
+        if objects:
+            check_names(objects)
+            made = self._make(name, objects, config_text, key)
+        with self._changing:
+            before = self._prepared.pop(name, None)
+            if made is not None:
+                self._prepared[name] = made
         self._forget(before)
 
     def _make(self, name: str, objects: Objects, text: str | None, key: object) -> _Prepared:
@@ -218,10 +227,11 @@ class RemotePart:
         return made
 
     def _fresh(self) -> Path:
-        if self._skeletons is None:
-            self._skeletons = TemporaryDirectory(self._cache.directory)
-        self._numbered += 1
-        path = self._skeletons.path / str(self._numbered)
+        with self._changing:
+            if self._skeletons is None:
+                self._skeletons = TemporaryDirectory(self._cache.directory)
+            self._numbered += 1
+            path = self._skeletons.path / str(self._numbered)
         path.mkdir(mode=0o700)
         return path
 
