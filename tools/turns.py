@@ -6,34 +6,41 @@ A turn is one callback of the event loop: what one connection, or the task of on
 before others can go on. A server is started in this process, on asyncio's own loop, whose
 callbacks can be timed; clients in others ask it for what takes long. Each line says how many turns
 there were, how long the longest was, and the one of a thousand: of processor time, so that other
-processes of the machine do not count. CONNECTION_TURN_MS is what a connection is to keep to.
+processes of the machine do not count. CONNECTION_TURN_MS is what a connection is to keep to; below
+the line are the callbacks that took longer, and how often.
 """
 
 import argparse
 import asyncio
+import gzip
 import json
 import multiprocessing
 import socket
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from hpack import Encoder
+from hpack import Encoder, NeverIndexedHeaderTuple
 
 from xlaserve.app import Application
 from xlaserve.settings import Settings
 from xlaserve.transport.http2.frames import (
+    CONTINUATION,
     DATA,
     END_HEADERS,
     END_STREAM,
     HEADERS,
+    ErrorCode,
     frame_header,
+    rst_stream,
     settings,
     window_update,
 )
@@ -98,6 +105,50 @@ def _http2(block: Callable[[Encoder, int], bytes], body: bytes, count: int) -> I
         yield b"".join(parts)
 
 
+def _gzipped(body: bytes) -> bytes:
+    """Return a message whose flag says that it is compressed."""
+    data = gzip.compress(body[5:], 1)
+    return b"\1" + len(data).to_bytes(4, "big") + data
+
+
+def _compressed(encoder: Encoder, stream: int) -> bytes:
+    return encoder.encode([*_fields(), ("grpc-encoding", "gzip")], huffman=False)
+
+
+def _flood(frames: Callable[[Encoder, int], bytes], count: int) -> Iterator[bytes]:
+    """Yield rounds of frames on ever new streams, for as long as the server takes them."""
+    encoder, stream = Encoder(), 1
+    yield _PREFACE
+    while True:
+        yield b"".join(frames(encoder, stream + 2 * number) for number in range(count))
+        stream += 2 * count
+
+
+def _cancelled(encoder: Encoder, stream: int) -> bytes:
+    head = _equal(encoder, stream)
+    opened = frame_header(len(head), HEADERS, END_HEADERS, stream) + head
+    return opened + rst_stream(stream, ErrorCode.CANCEL)
+
+
+@cache
+def _long_block() -> bytes:
+    """Return a block of some 48 KB that adds nothing to the table."""
+    never = NeverIndexedHeaderTuple("x-request-id", "01234567" * 7000)
+    return Encoder().encode([*_fields(), never], huffman=True)
+
+
+def _pieces(encoder: Encoder, stream: int) -> bytes:
+    """Return a long block in frames of 1 KB."""
+    head = _long_block()
+    starts = range(0, len(head), 1024)
+    return b"".join(
+        frame_header(len(piece), CONTINUATION if start else HEADERS, flags, stream) + piece
+        for start in starts
+        for piece in (head[start : start + 1024],)
+        for flags in (END_HEADERS if start == starts[-1] else 0,)
+    )
+
+
 def _equal(encoder: Encoder, stream: int) -> bytes:
     return encoder.encode(_fields(), huffman=False)
 
@@ -133,9 +184,14 @@ SCENARIOS: Mapping[str, Callable[[], Iterator[bytes]]] = MappingProxyType(
         "gRPC, 12 KB of Huffman headers": lambda: _http2(_huffman, _small(), 8),
         "gRPC, typed contents of 256 KiB": lambda: _http2(_equal, _typed(1 << 16), 4),
         "gRPC, messages of 4 MiB": lambda: _http2(_equal, _large(1 << 16), 1),
+        "gRPC, messages of 60 MiB": lambda: _http2(_equal, _large(60 << 14), 1),
+        "gRPC, gzip of 4 MiB": lambda: _http2(_compressed, _gzipped(_large(1 << 16)), 1),
+        "gRPC, a flood of RST_STREAM": lambda: _flood(_cancelled, 2_000),
+        "gRPC, a flood of CONTINUATION": lambda: _flood(_pieces, 64),
         "REST, small requests": lambda: _rest(_json(1), _ROUND),
         "REST, JSON of 60 KB": lambda: _rest(_json(530), 8),
         "REST, JSON of 600 KB": lambda: _rest(_json(5300), 2),
+        "REST, JSON of 10 MB": lambda: _rest(_json(90_000), 1),
         "REST, binary of 4 MiB": lambda: _rest(bytes(4 << 20), 1, _RAW),
     }
 )
@@ -175,20 +231,34 @@ def _is_quiet(client: socket.socket) -> bool:
 
 
 @contextmanager
-def timed(turns: list[float]) -> Iterator[None]:
-    """Have the processor time of each callback of the event loop noted, in milliseconds."""
+def timed(turns: list[float], long: Counter[str] | None = None) -> Iterator[None]:
+    """Have the processor time of each callback of the event loop noted, in milliseconds.
+
+    `long` counts, by their names, those that take more than CONNECTION_TURN_MS.
+    """
     run = asyncio.Handle._run
 
     def timed_run(handle: asyncio.Handle) -> None:
+        callback = handle._callback  # type: ignore[attr-defined]
         begun = time.thread_time_ns()
         run(handle)
         turns.append((time.thread_time_ns() - begun) / 1e6)
+        if long is not None and turns[-1] > CONNECTION_TURN_MS:
+            long[_name_of(callback)] += 1
 
     asyncio.Handle._run = timed_run  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
         asyncio.Handle._run = run  # type: ignore[method-assign]
+
+
+def _name_of(callback: Callable[..., object]) -> str:
+    """Return the name of a callback; of the step of a task that of its coroutine."""
+    owner = getattr(callback, "__self__", None)
+    if isinstance(owner, asyncio.Task):
+        return str(owner.get_coro().__qualname__)  # type: ignore[union-attr]
+    return str(getattr(callback, "__qualname__", callback))
 
 
 def write_model(root: Path) -> None:
@@ -207,8 +277,9 @@ def write_model(root: Path) -> None:
 async def measure(names: list[str], seconds: float, connections: int) -> bool:
     """Print a line for each scenario; tell whether all turns were short enough."""
     turns: list[float] = []
+    long: Counter[str] = Counter()
     fine = True
-    with tempfile.TemporaryDirectory() as folder, timed(turns):
+    with tempfile.TemporaryDirectory() as folder, timed(turns, long):
         write_model(Path(folder) / "models")
         chosen: dict[str, Any] = {
             "grpc_endpoint": "port:0",
@@ -226,6 +297,7 @@ async def measure(names: list[str], seconds: float, connections: int) -> bool:
                 assert place is not None
                 host, _, port = place.rpartition(":")
                 turns.clear()
+                long.clear()
                 clients = [
                     multiprocessing.get_context("spawn").Process(
                         target=ask, args=(name, (host, int(port)), seconds)
@@ -244,6 +316,8 @@ async def measure(names: list[str], seconds: float, connections: int) -> bool:
                     f"{rare:5.2f} ms, {over} above {CONNECTION_TURN_MS:g} ms",
                     flush=True,
                 )
+                for callback, count in long.most_common():
+                    print(f"    {count:5} {callback}", flush=True)
     return fine
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 
 import pytest
 
@@ -30,3 +31,25 @@ async def test_a_callback_is_timed_by_what_it_computes() -> None:
     assert found
     assert max(found) < 40
     assert asyncio.Handle._run is run
+
+
+async def test_long_callbacks_are_counted_by_name() -> None:
+    """Those of tasks by the name of their coroutine."""
+
+    def computes() -> None:
+        until = time.thread_time() + 0.006
+        while time.thread_time() < until:
+            pass
+
+    async def steps() -> None:
+        computes()
+
+    loop, long = asyncio.get_running_loop(), Counter[str]()
+    with turns.timed([], long):
+        loop.call_soon(computes)
+        loop.call_soon(len, "")
+        await asyncio.create_task(steps())
+
+    assert {"computes": 1, "steps": 1} == {
+        name.rpartition(".")[2]: count for name, count in long.items()
+    }
