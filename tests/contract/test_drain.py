@@ -2,20 +2,23 @@
 
 import asyncio
 import signal
+import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import grpc.aio
 import pytest
+import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.conditions import until
 from support.process import ServerProcess, served
 from support.python_models import write
+from support.tls import write_certificate
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 pb: Any = service_pb2
@@ -69,14 +72,33 @@ class Loaded:
     """There once the load of another model goes on, which ends with the gate too."""
     unix: str
     stack: AsyncExitStack
+    authority: trustme.CA | None = None
+    """Who has signed the certificate of the server, where it serves over TLS."""
+
+    async def channel(self, address: str) -> grpc.aio.Channel:
+        """Connect over gRPC."""
+        if self.authority is None:
+            channel = grpc.aio.insecure_channel(address)
+        else:
+            signed = grpc.ssl_channel_credentials(self.authority.cert_pem.bytes())
+            named = [("grpc.ssl_target_name_override", "localhost")]
+            channel = grpc.aio.secure_channel(address, signed, named)
+        return await self.stack.enter_async_context(channel)
 
     async def stub(self, address: str) -> Any:
-        channel = await self.stack.enter_async_context(grpc.aio.insecure_channel(address))
-        return service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        return service_pb2_grpc.GRPCInferenceServiceStub(await self.channel(address))
 
     async def session(self) -> aiohttp.ClientSession:
-        connector = aiohttp.TCPConnector(limit=0)
+        trusting = ssl.create_default_context()
+        if self.authority is not None:
+            self.authority.configure_trust(trusting)
+        connector = aiohttp.TCPConnector(limit=0, ssl=trusting)
         return await self.stack.enter_async_context(aiohttp.ClientSession(connector=connector))
+
+    def at(self, path: str) -> str:
+        """Return the URL of a path."""
+        port = self.server.http.rpartition(":")[2]
+        return f"http{'' if self.authority is None else 's'}://localhost:{port}{path}"
 
     async def executing(self) -> int:
         """Return how many inferences were admitted and not answered."""
@@ -84,11 +106,10 @@ class Loaded:
 
     async def metric(self, name: str) -> int:
         """Return the sum of a metric over its rows."""
-        async with (
-            aiohttp.ClientSession() as session,
-            session.get(f"http://{self.server.http}/metrics") as answer,
-        ):
-            text = await answer.text()
+        async with AsyncExitStack() as stack:
+            session = await replace(self, stack=stack).session()
+            async with session.get(self.at("/metrics")) as answer:
+                text = await answer.text()
         rows = (line for line in text.splitlines() if line.startswith(f"{name}{{"))
         return sum(int(float(row.rpartition(" ")[2])) for row in rows)
 
@@ -99,7 +120,7 @@ async def answered(load: Loaded) -> int:
 
 
 @asynccontextmanager
-async def loaded(tmp_path: Path) -> AsyncIterator[Loaded]:
+async def loaded(tmp_path: Path, *, tls: bool = False) -> AsyncIterator[Loaded]:
     models, gate, begun = tmp_path / "models", tmp_path / "gate", tmp_path / "begun"
     write(models, "gated", GATED.format(gate=str(gate)), VECTORS)
     write(models, "loading", LOADING.format(gate=str(gate), begun=str(begun)), VECTORS)
@@ -111,9 +132,13 @@ async def loaded(tmp_path: Path) -> AsyncIterator[Loaded]:
         "--load-model",
         "gated",
     )
-    data = ("--grpc-data-endpoint", unix)
+    data = ["--grpc-data-endpoint", unix]
+    authority = trustme.CA() if tls else None
+    if authority is not None:
+        for name, file in write_certificate(authority, tmp_path).items():
+            data += [f"--{name.replace('_', '-')}", file]
     async with AsyncExitStack() as stack, served(models, *settings, *data) as server:
-        yield Loaded(server, gate, begun, unix, stack)
+        yield Loaded(server, gate, begun, unix, stack, authority)
 
 
 async def streamed(stub: Any) -> str:
@@ -140,9 +165,9 @@ async def rest(session: aiohttp.ClientSession, url: str) -> str:
         return "OK" if (200, "close") == (answer.status, closes) else f"{answer.status} {closes}"
 
 
-async def drained_under_load(tmp_path: Path) -> None:
-    async with loaded(tmp_path) as load:
-        url = f"http://{load.server.http}/v2/models/gated/infer"
+async def drained_under_load(tmp_path: Path, *, tls: bool = False) -> None:
+    async with loaded(tmp_path, tls=tls) as load:
+        url = load.at("/v2/models/gated/infer")
         tcp, unix, session = (
             await load.stub(load.server.url),
             await load.stub(load.unix),
@@ -165,8 +190,7 @@ async def drained_under_load(tmp_path: Path) -> None:
             ]
         while await load.executing() < len(asked):
             await asyncio.sleep(0.02)
-        channel = await load.stack.enter_async_context(grpc.aio.insecure_channel(load.server.url))
-        stub: Any = health_pb2_grpc.HealthStub(channel)
+        stub: Any = health_pb2_grpc.HealthStub(await load.channel(load.server.url))
         watch = stub.Watch(health_pb2.HealthCheckRequest())
         seen = [(await watch.read()).status]
         load.server.process.send_signal(signal.SIGTERM)
@@ -226,7 +250,7 @@ async def test_clients_that_go_on_are_never_cut(tmp_path: Path) -> None:
     """What they had sent is answered, and then they cannot connect."""
     async with loaded(tmp_path) as load:
         load.gate.touch()
-        url = f"http://{load.server.http}/v2/models/gated/infer"
+        url = load.at("/v2/models/gated/infer")
         session = await load.session()
         asked = [
             asyncio.ensure_future(busy)
@@ -295,5 +319,5 @@ async def test_a_storm_of_hangups_ends_nothing(tmp_path: Path) -> None:
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("repeat", range(50))
 async def test_no_request_is_cut_in_fifty_drains(tmp_path: Path, repeat: int) -> None:
-    """D1 of the acceptance table."""
-    await drained_under_load(tmp_path)
+    """D1 of the acceptance table: each over gRPC and REST, every other one over TLS."""
+    await drained_under_load(tmp_path, tls=bool(repeat % 2))
