@@ -1,12 +1,15 @@
 """The shell of a connection: admission, backpressure, reading on, and the ways to its end."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from support.clock import HandClock
+from support.conditions import until
 from support.frames import (
     PREFACE,
     Frame,
@@ -127,8 +130,13 @@ class Host:
     message_first = True
     placement: Placement | None = None
 
-    def __init__(self, begin: Callable[[ServerStream], object] = lambda stream: None) -> None:
+    def __init__(
+        self,
+        begin: Callable[[ServerStream], object] = lambda stream: None,
+        limits: Http2Limits | None = None,
+    ) -> None:
         self._begin = begin
+        self._limits = limits or Http2Limits()
         self.admits = True
         self.gone: list[Http2Protocol] = []
         self.ledger = Ledger(1 << 40)
@@ -143,7 +151,7 @@ class Host:
     def connect(self, protocol: Http2Protocol, transport: asyncio.Transport) -> ServerConnection:
         shared = Shared(self.ledger, MessageMemory(0))
         return ServerConnection(
-            Http2Limits(),
+            self._limits,
             lambda head: self,
             shared,
             wake=protocol.wake,
@@ -209,26 +217,38 @@ async def test_tls_needs_alpn(alpn: str, fine: bool) -> None:
 
 
 async def test_a_client_that_does_not_greet_is_dropped_in_time() -> None:
-    """`preface_seconds`: half a preface is none."""
-    transport = Transport()
-    protocol = Host().connection(transport, greets=False)
-    read(protocol, PREFACE[:10])
-    for _ in range(3):
-        protocol.sweep(preface_ticks=3, message_ticks=100, answer_ticks=100)
-        assert not transport.ended
-    protocol.sweep(preface_ticks=3, message_ticks=100, answer_ticks=100)
+    """`preface_seconds`: half a preface is none. No sweep is waited for."""
+    host = Host(limits=Http2Limits(preface_seconds=0.05))
+    greeted, silent = Transport(), Transport()
+    host.connection(greeted)
+    read(host.connection(silent, greets=False), PREFACE[:10])
+    assert not silent.ended
 
-    assert "SETTINGS_TIMEOUT" == transport.code
-    assert transport.ended
-    protocol.sweep(preface_ticks=3, message_ticks=100, answer_ticks=100)
-    assert "SETTINGS_TIMEOUT" == transport.code
+    await until(lambda: silent.ended)
+
+    assert "SETTINGS_TIMEOUT" == silent.code
+    # Its time was up before.
+    assert not greeted.ended
+
+
+async def test_a_connection_that_is_gone_is_not_held_by_its_timer() -> None:
+    host, transport = Host(), Transport()
+    protocol = host.connection(transport, greets=False)
+    protocol.connection_lost(None)
+    gone = weakref.ref(protocol)
+    transport.protocol = None
+    host.gone.clear()
+    del protocol
+
+    gc.collect()
+    assert gone() is None
 
 
 async def test_a_client_that_has_greeted_may_say_nothing() -> None:
     transport = Transport()
     protocol = Host().connection(transport)
     for _ in range(50):
-        protocol.sweep(preface_ticks=3, message_ticks=3, answer_ticks=3)
+        protocol.sweep(message_ticks=3, answer_ticks=3)
 
     assert not transport.ended
     read(protocol, ping())
@@ -241,14 +261,14 @@ async def test_a_client_that_takes_nothing_is_cut_off_in_time() -> None:
     protocol = Host().connection(transport)
     transport._paused, transport.buffered = True, b"x" * 1000
     for _ in range(4):
-        protocol.sweep(preface_ticks=3, message_ticks=3, answer_ticks=3)
+        protocol.sweep(message_ticks=3, answer_ticks=3)
     transport.buffered = b"x" * 999
     protocol.end()
     assert transport.closed
     for _ in range(4):
-        protocol.sweep(preface_ticks=3, message_ticks=3, answer_ticks=3)
+        protocol.sweep(message_ticks=3, answer_ticks=3)
         assert not transport.aborted
-    protocol.sweep(preface_ticks=3, message_ticks=3, answer_ticks=3)
+    protocol.sweep(message_ticks=3, answer_ticks=3)
 
     assert transport.aborted
 

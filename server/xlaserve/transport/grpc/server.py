@@ -154,7 +154,7 @@ class GrpcServer:
     @property
     def _sweep_seconds(self) -> float:
         limits = self._limits
-        shortest = min(limits.preface_seconds, limits.message_seconds, limits.answer_seconds)
+        shortest = min(limits.message_seconds, limits.answer_seconds)
         return min(1.0, shortest / _SWEEPS)
 
     @property
@@ -168,7 +168,6 @@ class GrpcServer:
         if isinstance(protocol, OwnEngine) and protocol in self._connections:
             every = self._sweep_seconds
             protocol.sweep(
-                preface_ticks=round(self._limits.preface_seconds / every),
                 message_ticks=round(self._limits.message_seconds / every),
                 answer_ticks=round(self._answer_seconds / every),
             )

@@ -160,6 +160,11 @@ class ServerConnection:
     # --- the life of the connection ---
 
     @property
+    def preface_seconds(self) -> float:
+        """Return how long the client may take to send its preface."""
+        return self._limits.preface_seconds
+
+    @property
     def greeted(self) -> bool:
         """Tell whether the client has sent its preface, and the SETTINGS behind it (3.4)."""
         return self._control.settled

@@ -47,7 +47,9 @@ class Http2Protocol(asyncio.BufferedProtocol):
         self._closing = False
         self._unread = False
         """Whether the core has bytes that it left for another pass."""
-        self._ticks = 0
+        self._greeting: asyncio.TimerHandle | None = None
+        """Ends the connection where its client has not greeted by then. A sweep would come up to an
+        interval later, and later still where there are many connections."""
         self._stall = Stall()
 
     # --- as asyncio calls it ---
@@ -64,6 +66,10 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self.end(
                 ErrorCode.ENHANCE_YOUR_CALM,
                 "no more connections (max_connections, or the end is near)",
+            )
+        else:
+            self._greeting = self._loop.call_later(
+                self.core.preface_seconds, self._end_without_preface
             )
         self.flush()
 
@@ -98,6 +104,8 @@ class Http2Protocol(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
+        if self._greeting is not None:
+            self._greeting.cancel()
         self.core.lost()
         self._host.disconnected(self)
 
@@ -179,17 +187,17 @@ class Http2Protocol(asyncio.BufferedProtocol):
         else:
             self._loop.call_later(_LINGER_SECONDS, self.transport.abort)
 
-    def sweep(self, *, preface_ticks: int, message_ticks: int, answer_ticks: int) -> None:
+    def _end_without_preface(self) -> None:
+        if not self.core.greeted and not self._closing:
+            self.end(ErrorCode.SETTINGS_TIMEOUT, "no preface came in time")
+
+    def sweep(self, *, message_ticks: int, answer_ticks: int) -> None:
         """Look for what takes too long; called at even intervals."""
         if self._looks_without_progress() > answer_ticks:
             # A GOAWAY would wait behind all that the client does not read.
             self.abort()
             return
         if self._closing:
-            return
-        self._ticks += 1
-        if not self.core.greeted and self._ticks > preface_ticks:
-            self.end(ErrorCode.SETTINGS_TIMEOUT, "no preface came in time")
             return
         self.core.sweep(message_ticks, answer_ticks)
         self.flush()
