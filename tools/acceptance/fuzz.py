@@ -13,6 +13,7 @@ from support.conversations import mutated
 from support.floods import Attacker
 from support.http import connect, message
 
+from acceptance.boofuzzed import fuzz as boofuzz
 from acceptance.figures import Outcome, percentile
 from acceptance.subjects import Subject, export_models, serving
 from acceptance.victim_process import victim
@@ -71,12 +72,16 @@ _BROKEN_LINES = (
 )
 
 
-def http(folder: Path, *, count: int = 200_000) -> Outcome:
-    """Send requests over HTTP that are damaged, or made up, to every kind of address."""
+def http(folder: Path, *, count: int = 200_000, boofuzzed: int = 20_000) -> Outcome:
+    """Send requests over HTTP that are damaged, or made up, to every kind of address.
+
+    `boofuzzed` more of them are made by boofuzz.
+    """
     export_models(folder / "models")
     outcome = Outcome()
     with serving(folder) as subject:
         asyncio.run(_http(subject, count, outcome))
+        boofuzz(subject, boofuzzed, outcome)
         outcome.add("server", subject.is_running, "runs", holds=subject.is_running)
     return outcome
 

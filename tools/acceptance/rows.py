@@ -122,10 +122,13 @@ ROWS = (
     Row(
         "F3",
         FUZZ,
-        "200 000 damaged requests over HTTP, to every kind of address",
+        "200 000 damaged requests over HTTP, to every kind of address, and 20 000 of boofuzz",
         "0 answers of 5xx but 501, 503, 507; none takes 2 s",
         fuzz.http,
-        {Size.SHORT: {"count": 2000}, Size.LONG: {"count": 2_000_000}},
+        {
+            Size.SHORT: {"count": 2000, "boofuzzed": 400},
+            Size.LONG: {"count": 2_000_000, "boofuzzed": 80_000},
+        },
         ("tests/interop/test_schemathesis.py", "tests/contract/test_http_faults.py"),
     ),
     Row(
