@@ -15,6 +15,7 @@ from acceptance import (
     fuzz,
     holding,
     loads,
+    pictures,
     requests,
     suites,
 )
@@ -272,15 +273,18 @@ ROWS = (
         "all refused as INVALID_ARGUMENT, nothing opened outside of the roots",
         tests=(
             "tests/contract/test_model_repository.py::test_no_name_leads_out_of_its_directory",
+            "tests/contract/test_opened_outside.py",
             "tests/core/residence/test_names.py",
             "tests/models/test_roots.py",
         ),
     ),
     Row(
         "S2",
-        TESTS,
+        FUZZ,
         "images that become huge, truncated ones, bad base64",
-        "refused, below 64 MiB",
+        "refused, below 64 MiB, in 1 s",
+        pictures.huge,
+        {Size.SHORT: {}},
         tests=("tests/core/serving/test_image_files.py",),
     ),
     Row(
