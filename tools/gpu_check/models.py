@@ -14,9 +14,9 @@ import numpy as np
 from gpu_check.device import Device, Options, calls_per_second, inputs_of, let_go
 from gpu_check.findings import Finding, judged, measured, unknown
 from xlaserve.models import artifact, manifest, sites
+from xlaserve.models.device_parameters import DeviceParameters
 from xlaserve.models.loaded import LoadedModel, ModelMemory
 from xlaserve.models.placement import Placement
-from xlaserve.models.programs import DeviceParameters
 from xlaserve.tensors import Tensor
 
 _MOST_DIFFERENCE = 1e-2
@@ -105,11 +105,7 @@ def _bare_calls_per_second(
     exported = artifact.read(directory, described)
     (site,) = sites.layout(Placement(device.platform)).sites
     parameters = DeviceParameters.read(directory, described, [site], lambda: None)
-    rest = iter(parameters.leaves[0])
-    leaves = [
-        parameters.constants[index] if index in parameters.constants else next(rest)
-        for index in range(len(exported.in_avals) - len(inputs))
-    ]
+    leaves = list(parameters.packing.unpack(parameters.leaves[0]))
     leaves = jax.device_put(leaves, site.outputs)
     values = [inputs[spec.name] for spec in described.inputs]
 

@@ -1,8 +1,8 @@
 """A model's computation, as an artifact of `jax.export`: read, checked, kept from foreign code."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -14,11 +14,12 @@ from jax.export import Exported
 from jax.extend.mlir import ir
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models import files, manifest, wrapper
+from xlaserve.models import cache_key, files, manifest, wrapper
 from xlaserve.models.computation import (
     Abstract,
     Computation,
     Tree,
+    neutral,
     newest_stablehlo,
     parsed,
     stablehlo_version,
@@ -92,12 +93,57 @@ def read(directory: Path, described: Manifest, roots: Roots = ANYWHERE) -> Expor
     XLA but the kernels of the list above. What JAX reads for years is what is read, where it is
     there.
     """
+    return read_keyed(directory, described, roots).exported
+
+
+@dataclass(frozen=True, slots=True)
+class Keyed:
+    """An artifact, and the key that it shares with all that compute the same."""
+
+    key: str
+    exported: Exported
+    file_hash: str = ""
+    """That of the file that is its module alone; empty where there is none."""
+
+
+def read_keyed(
+    directory: Path,
+    described: Manifest,
+    roots: Roots = ANYWHERE,
+    known: Callable[[str], Exported | None] = lambda key: None,
+) -> Keyed:
+    """Read what `read` does, with its key.
+
+    `known` may have it already, by its key, without the module: it was checked then.
+    """
     record = described.files.get(ARTIFACT)
     data = _read_file(directory, ARTIFACT, record, roots) if record else bytearray()
     if described.durable is None:
-        return deserialize(data, described.jax_version)
-    module = _read_file(directory, STABLEHLO, described.files[STABLEHLO], roots)
-    return from_computation(_computation(bytes(module), described), described.jax_version)
+        return keyed(deserialize(data, described.jax_version))
+    written = described.files[STABLEHLO]
+    module = bytes(_read_file(directory, STABLEHLO, written, roots))
+    computation = _computation(module, described)
+    key = cache_key.computation(module, replace(computation, module=b""))
+    if (frame := known(key)) is not None:
+        return Keyed(key, replace(frame, mlir_module_serialized=module), written.sha256)
+    return Keyed(key, from_computation(computation, described.jax_version), written.sha256)
+
+
+def keyed(exported: Exported) -> Keyed:
+    """Return an artifact as `jax.export` writes it with its key: lines and names do not matter."""
+    outline = (
+        exported.calling_convention_version,
+        exported.platforms,
+        exported.module_kept_var_idx,
+        exported.uses_global_constants,
+        exported.nr_devices,
+        list(map(str, exported.disabled_safety_checks)),
+        list(map(str, exported.in_avals)),
+        list(map(str, exported.out_avals)),
+        str(exported.in_shardings_hlo),
+        str(exported.out_shardings_hlo),
+    )
+    return Keyed(cache_key.computation(neutral(exported.mlir_module_serialized), outline), exported)
 
 
 def _read_file(directory: Path, name: str, record: FileRecord, roots: Roots) -> bytearray:
@@ -266,13 +312,6 @@ def _element_type(dtype: str) -> str:
 
 def _few(types: Sequence[str]) -> str:
     return ", ".join(types)[:200]
-
-
-def release(exported: Exported) -> None:
-    """Drop the module of an artifact that is compiled; it cannot be compiled again."""
-    # The caches of JAX keep the artifacts that they saw, up to 4096 of them, with their constants.
-    # jax.clear_caches() would do too, but slow the next call of every other model.
-    object.__setattr__(exported, "mlir_module_serialized", b"")
 
 
 def check_custom_calls(text: str, name: str = ARTIFACT) -> None:

@@ -6,12 +6,11 @@
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from importlib import metadata
 from typing import Any, cast
 
 import jax
-from jax.export import Exported
 
 from xlaserve.models.compilation_cache import processor
 from xlaserve.models.sites import Site
@@ -108,20 +107,36 @@ def name_of(described: Mapping[str, str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_NAME_CHARACTERS]
 
 
-def computation(exported: Exported) -> str:
-    """Return a hash of an artifact, which has no parameters in it."""
-    digest = hashlib.sha256(exported.mlir_module_serialized)
-    outline = (
-        exported.calling_convention_version,
-        exported.platforms,
-        exported.module_kept_var_idx,
-        str(exported.in_tree),
-        str(exported.out_tree),
-        list(map(str, exported.in_avals)),
-        list(map(str, exported.out_avals)),
-    )
-    digest.update(repr(outline).encode())
+def computation(module: bytes, outline: object) -> str:
+    """Return the key of a computation: a hash of its module, and of what says how it is called.
+
+    There are no parameters in it, and no word of a file: it follows from what is compiled.
+    """
+    digest = hashlib.sha256(repr(outline).encode())
+    digest.update(module)
     return digest.hexdigest()
+
+
+def in_process(
+    site: Site,
+    packing: str,
+    arguments: Sequence[Any],
+    outputs: "jax.sharding.Sharding | None",
+    options: Mapping[str, object],
+) -> Hashable:
+    """Return what tells the programs of one computation apart in this process.
+
+    Versions, flags and processor are the same for all of them.
+    """
+    return (
+        site.platform,
+        tuple(device.id for device in site.devices),
+        packing,
+        tuple(map(_argument, arguments)),
+        None if outputs is None else _sharding(outputs),
+        tuple(sorted(options.items())),
+        tuple(_configuration()),
+    )
 
 
 def first_difference(expected: Mapping[str, str], found: Mapping[str, str]) -> str:

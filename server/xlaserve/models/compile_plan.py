@@ -1,6 +1,7 @@
 """The compilations of a load: decided from its artifact's proof and its configuration."""
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jax.export import Exported
@@ -13,6 +14,7 @@ from xlaserve.models.rows import loops_follow_inputs, prove
 from xlaserve.models.rows.verdict import Verdict
 from xlaserve.models.served_rows import ServedRows, served_rows
 from xlaserve.models.shapes import OpenDimensions
+from xlaserve.models.shared_programs import Lease
 from xlaserve.models.signature import Signature
 
 _LOOP = b"while_v"
@@ -33,7 +35,7 @@ class CompilePlan:
 
     @staticmethod
     def of(
-        exported: Exported,
+        lease: Lease,
         signature: Signature,
         config: ModelConfig,
         platform: str,
@@ -41,24 +43,44 @@ class CompilePlan:
     ) -> "CompilePlan":
         """Prove what can be proved of the rows and decide the rest; raises InvalidModel.
 
+        What another model of the computation was asked is not proved again: it follows from the
+        module, whose very bytes are part of what it is remembered under.
+
         `find_difference` tries rows that are only declared independent, at the given sizes.
         """
-        inputs = signature.inputs
+        inputs, exported = signature.inputs, lease.exported
         avals = exported.in_avals[len(exported.in_avals) - len(inputs) :]
         sizes, tried = shapes.tried(config, inputs, avals)
         rows, verdict = ServedRows(signature.max_batch_size), None
         if signature.is_open:
             outputs = [spec.name for spec in signature.outputs]
             count = len(exported.in_avals) - len(inputs)
-            verdict = prove(exported, count, outputs, sizes, platforms=[platform])
+            asked = "rows", _module(exported), count, tuple(outputs), _known(sizes), platform
+            verdict = lease.fact(
+                asked, lambda: prove(exported, count, outputs, sizes, platforms=[platform])
+            )
             rows = served_rows(signature, config, verdict, lambda: find_difference(tried))
         # Most models have no loop, and their module does not name the operation.
         follows = _LOOP in exported.mlir_module_serialized and (
-            verdict.loops_follow_inputs if verdict else loops_follow_inputs(exported, sizes)
+            verdict.loops_follow_inputs
+            if verdict
+            else lease.fact(
+                ("loops", _module(exported), _known(sizes)),
+                lambda: loops_follow_inputs(exported, sizes),
+            )
         )
         plan, numbers = _buckets(rows, config)
         dimensions = shapes.read(config, inputs, avals, numbers)
         return CompilePlan(rows, verdict, follows, plan, dimensions)
+
+
+def _module(exported: Exported) -> bytes:
+    # Its lines and names too, which are in the texts of a verdict, and are another author's.
+    return hashlib.sha256(exported.mlir_module_serialized).digest()
+
+
+def _known(sizes: Mapping[str, int]) -> Hashable:
+    return tuple(sorted(sizes.items()))
 
 
 def _buckets(rows: ServedRows, config: ModelConfig) -> tuple[BucketPlan, Sequence[int]]:

@@ -20,7 +20,9 @@ import jax.export
 import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.export import Exported, SymbolicScope
+from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
+from jax.extend.mlir.passmanager import PassManager
 from jax.interpreters import mlir
 
 STABLEHLO_VERSIONS = ("1.11.0", "1.14.0")
@@ -192,6 +194,17 @@ def portable(module: bytes) -> bytes:
             except ValueError:
                 continue
     return module
+
+
+def neutral(module: bytes) -> bytes:
+    """Return a portable artifact without names and lines of its source: equal where it computes
+    the same in the same way. Raises as `parsed` does.
+    """
+    with parsed(module) as whole:
+        strip = PassManager.parse("builtin.module(strip-debuginfo)", whole.context)
+        strip.run(whole.operation)
+        whole.operation.attributes["sym_name"] = ir.StringAttr.get("model", whole.context)
+        return _serialized(whole, newest_stablehlo())
 
 
 def is_same(left: bytes, right: bytes) -> bool:

@@ -8,10 +8,9 @@ One out of the cache is used once it has run: JAX itself looks at nothing but it
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import structlog
@@ -58,18 +57,32 @@ class _Place:
     environment: Mapping[str, str]
 
 
+class Source(Protocol):
+    """The artifact that programs are made of."""
+
+    @property
+    def key(self) -> str:
+        """Return the key of its computation."""
+        ...
+
+    @property
+    def exported(self) -> Exported:
+        """Return it with its module."""
+        ...
+
+
 class Executables:
     """Makes executables of one artifact, which take parameters as they are packed, then inputs."""
 
     def __init__(
         self,
-        exported: Exported,
+        source: Source,
         packing: Packing,
         compilation: Compilation | None = None,
         model: str = "",
         version: str = "",
     ) -> None:
-        self.exported = exported
+        self._source = source
         self.cached = 0
         """Executables that came out of the cache."""
         self.compiled = 0
@@ -100,9 +113,12 @@ class Executables:
         self._keep(place, executable)
         return Made(executable, seconds)
 
-    def make_again(self, wanted: Wanted, reason: str) -> Made:
-        """Return an executable in place of one that came out of the cache and cannot be used."""
-        self.cached -= 1
+    def make_again(self, wanted: Wanted, reason: str, *, is_ours: bool = True) -> Made:
+        """Return an executable in place of one that came out of the cache and cannot be used.
+
+        `is_ours`: it came out of the cache for this load.
+        """
+        self.cached -= is_ours
         self._dropped.append(reason)
         started = time.perf_counter()
         executable = self._compiled(wanted)
@@ -143,7 +159,7 @@ class Executables:
     def lowered(self, wanted: Wanted) -> jax.stages.Lowered:
         """Return what XLA compiles. The devices need not be there."""
         # A jitted function keeps what it lowered: one for each program.
-        model = _function(self.exported, self._packing)
+        model = _function(self._source.exported, self._packing)
         return jax.jit(model, out_shardings=wanted.outputs).lower(wanted.leaves, wanted.inputs)
 
     def _compiled(self, wanted: Wanted) -> jax.stages.Compiled:
@@ -153,11 +169,20 @@ class Executables:
     def _options(self, site: Site) -> dict[str, bool | int | str]:
         return self._compilation.options.for_site(site.platform, len(site.devices))
 
-    # --- the cache ---
+    def key(self, wanted: Wanted) -> Hashable:
+        """Return what tells a program from others of its computation, in this process."""
+        site = wanted.site
+        # Without rules they follow from the computation, the packing and the device.
+        leaves = wanted.leaves if site.rules else ()
+        return cache_key.in_process(
+            site,
+            self._packing.text,
+            [*leaves, *wanted.inputs],
+            wanted.outputs,
+            self._options(site),
+        )
 
-    @cached_property
-    def _computation(self) -> str:
-        return cache_key.computation(self.exported)
+    # --- the cache ---
 
     def _place(self, wanted: Wanted) -> _Place | None:
         if self._compilation.cache is None:
@@ -165,7 +190,7 @@ class Executables:
         site = wanted.site
         arguments = [*wanted.leaves, *wanted.inputs]
         program = cache_key.program(
-            site, self._computation, self._packing.text, arguments, wanted.outputs
+            site, self._source.key, self._packing.text, arguments, wanted.outputs
         )
         # Where XLA keeps what it tuned changes no program.
         options = self._options(site)
@@ -199,7 +224,7 @@ class Executables:
     def _loaded(self, data: bytes, wanted: Wanted) -> jax.stages.Compiled:
         leaves = ([0] * len(wanted.leaves), [0] * len(wanted.inputs))
         takes = jax.tree.structure((leaves, {}))
-        returns = jax.tree.structure([0] * len(self.exported.out_avals))
+        returns = jax.tree.structure([0] * len(self._source.exported.out_avals))
         devices = wanted.site.devices
         loaded: jax.stages.Compiled = serialize_executable.deserialize_and_load(
             data, takes, returns, devices[0].client, devices

@@ -1,17 +1,25 @@
 """The memory of the copies of a model on each of their devices, added up."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from xlaserve.models.loaded import ModelMemory
-from xlaserve.models.programs import Copy
+from xlaserve.models.programs import Copy, Program
 from xlaserve.models.sizes import EXECUTABLE_BYTES
 
 
-def memory_of(copies: Sequence[Copy], module_bytes: int) -> ModelMemory:
+def everything(program: Program) -> bool:
+    """Count each program: no other model has it."""
+    return True
+
+
+def memory_of(
+    copies: Sequence[Copy], module_bytes: int, carries: Callable[[Program], bool] = everything
+) -> ModelMemory:
     """Add up what the copies hold by now.
 
+    A program that models share counts with the one that `carries` it; so does the module.
     On the host what holds the artifact's module counts once: what makes a module large is its
     constants, which XLA keeps once for all programs. Accelerators hold no module, and of the
     constants the compiler says how large they are.
@@ -20,12 +28,13 @@ def memory_of(copies: Sequence[Copy], module_bytes: int) -> ModelMemory:
     per_device = Counter[str]()
     for copy in copies:
         devices = copy.site.device_names
+        carried = [one for one in copy.programs if carries(one)]
         own = (
             copy.leaves_bytes
             + max((one.footprint.padding_bytes for one in copy.programs), default=0),
-            _constants(copy),
+            _constants(copy, carried),
             copy.in_flight * max((one.footprint.scratch_bytes for one in copy.programs), default=0),
-            sum(one.footprint.code_bytes or EXECUTABLE_BYTES for one in copy.programs),
+            sum(one.footprint.code_bytes or EXECUTABLE_BYTES for one in carried),
         )
         per_device.update(dict.fromkeys(devices, sum(own)))
         parameters += own[0] * len(devices)
@@ -38,14 +47,14 @@ def memory_of(copies: Sequence[Copy], module_bytes: int) -> ModelMemory:
     return ModelMemory(parameters, constants, scratch, code, MappingProxyType(dict(per_device)))
 
 
-def _constants(copy: Copy) -> int:
-    """Return the constants of all programs of a copy on each device.
+def _constants(copy: Copy, programs: Sequence[Program]) -> int:
+    """Return the constants of programs of a copy on each device.
 
     They are the artifact's, the same in all of them, and equal ones are on a GPU once.
     """
     if not copy.site.is_accelerator:
         return 0
-    found = [one.footprint.constants_bytes for one in copy.programs]
+    found = [one.footprint.constants_bytes for one in programs]
     return max(found, default=0) if copy.site.platform == "cuda" else sum(found)
 
 

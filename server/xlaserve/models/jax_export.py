@@ -14,11 +14,9 @@ from pathlib import Path
 import jax
 import numpy as np
 from jax.errors import JaxRuntimeError
-from jax.export import Exported
 
 from xlaserve.errors import InvalidTensor, LoadCancelled
 from xlaserve.models import (
-    artifact,
     manifest,
     neighbours,
     optional_inputs,
@@ -26,13 +24,14 @@ from xlaserve.models import (
     sites,
     version_files,
 )
+from xlaserve.models.artifact import Keyed
 from xlaserve.models.buckets import FIXED, BucketPlan
 from xlaserve.models.compile_plan import CompilePlan
 from xlaserve.models.device_parameters import DeviceParameters
 from xlaserve.models.executables import Executables
 from xlaserve.models.failures import invalid_model, raise_if_exhausted
 from xlaserve.models.held_memory import growth_of, memory_of
-from xlaserve.models.loaded import LoadContext, ModelInfo, Stage, Value
+from xlaserve.models.loaded import LoadContext, ModelInfo, ModelMemory, Stage, Value
 from xlaserve.models.neighbours import Difference
 from xlaserve.models.on_demand import OnDemandShapes
 from xlaserve.models.outputs import DeviceTensor, JaxInFlight, left_there, to_host
@@ -47,6 +46,7 @@ from xlaserve.models.programs import (
     copies_of,
 )
 from xlaserve.models.shapes import OpenDimensions, Sizes
+from xlaserve.models.shared_programs import Lease
 from xlaserve.models.signature import Signature
 from xlaserve.models.sites import Layout, Site
 from xlaserve.models.stepped import SteppedModel, max_steps
@@ -68,6 +68,8 @@ class JaxExportModel:
         copies: Sequence[Copy],
         replicas: Sequence[int],
         parameters: DeviceParameters,
+        *,
+        lease: Lease,
     ) -> None:
         self.info = info
         self.replicas = len(replicas)
@@ -93,6 +95,14 @@ class JaxExportModel:
         self._rest: list[int] = []
         self._closed = False
         self._compiling = threading.Lock()
+        self._lease = lease
+        """Its share of the programs of its computation."""
+        self._stock = threading.Lock()
+        """Held while `info` and what is left to be compiled change, never for long: models of the
+        same computation do so in one another's threads."""
+        self._making: int | None = None
+        """The bucket that a thread of this model makes."""
+        self._on_memory: Callable[[], None] = lambda: None
 
     def execute(
         self,
@@ -199,22 +209,59 @@ class JaxExportModel:
         """Compile and warm buckets, use them, and take them into `info`."""
         assert self._compiler is not None
         self._compiler.compile(buckets, check_cancelled, on_stage)
-        self._take_stock(self._compiler.seconds)
+        with self._stock:
+            self._take_stock(self._compiler)
+
+    def _take_stock(self, compiler: Compiler, on_demand_compilations: int | None = None) -> None:
+        compiled_programs, cached_programs = compiler.made
+        known = self.info.on_demand_compilations
+        self.info = replace(
+            self.info,
+            memory=self._memory(),
+            compile_seconds=compiler.seconds,
+            buckets=buckets_of(self._copies, is_exact=self._is_exact),
+            on_demand_compilations=known
+            if on_demand_compilations is None
+            else on_demand_compilations,
+            compiled_programs=compiled_programs,
+            cached_programs=cached_programs,
+            shared_programs=compiler.shared,
+        )
         if self._batched and self._independent and self._dimensions is None:
             self.batch_limit = self._copies[0].table.batch_limit()
 
-    def _take_stock(self, compile_seconds: float, on_demand_compilations: int = 0) -> None:
-        assert self._compiler is not None
-        compiled_programs, cached_programs = self._compiler.made
-        self.info = replace(
-            self.info,
-            memory=memory_of(self._copies, self._module_bytes),
-            compile_seconds=compile_seconds,
-            buckets=buckets_of(self._copies, is_exact=self._is_exact),
-            on_demand_compilations=on_demand_compilations,
-            compiled_programs=compiled_programs,
-            cached_programs=cached_programs,
-        )
+    def _memory(self) -> ModelMemory:
+        lease = self._lease
+        module_bytes = self._module_bytes if lease.carries_module else 0
+        return memory_of(self._copies, module_bytes, lambda program: lease.carries(program.key))
+
+    def _shared_changed(self) -> None:
+        """Take what another model of the computation has compiled, and carry what it left.
+
+        Runs in that model's thread, with none of its locks held.
+        """
+        with self._stock:
+            if self._closed and not self._copies[0].programs:
+                return
+            before = self.info
+            self._take_found()
+            self.info = replace(self.info, memory=self._memory())
+            changed = self.info.memory != before.memory
+        if changed:
+            self._on_memory()
+
+    def _take_found(self) -> None:
+        """Use the buckets of the rest that another model has."""
+        compiler = self._compiler
+        if compiler is None or self._closed:
+            return
+        for bucket in [bucket for bucket in self._rest if bucket != self._making]:
+            found = compiler.found(bucket)
+            for copy, program in found:
+                copy.add(program)
+            if found:
+                self._rest.remove(bucket)
+                self._take_stock(compiler)
 
     def compile_one(self, bucket: int, sizes: Sizes) -> tuple[Program, ...]:
         """Compile and warm one more program for every copy.
@@ -224,16 +271,19 @@ class JaxExportModel:
         with self._compiling, invalid_model(self._model, manifest.ARTIFACT):
             if self._compiler is None:
                 raise LoadCancelled(self._model)
-            return self._compiler.compile_one(bucket, sizes)
+            return self._compiler.compile_one(bucket, sizes, self._check_open)
 
     def keep(self, programs: Sequence[tuple[Program, ...]]) -> None:
         """Take into `info` what there is on demand now: one program more was compiled."""
         with self._compiling:
             if self._compiler is None:
                 return
-            for index, copy in enumerate(self._copies):
-                copy.on_demand = tuple(of_copies[index] for of_copies in programs)
-            self._take_stock(self._compiler.seconds, self.info.on_demand_compilations + 1)
+            before = {one.key for copy in self._copies for one in copy.on_demand}
+            with self._stock:
+                for index, copy in enumerate(self._copies):
+                    copy.on_demand = tuple(of_copies[index] for of_copies in programs)
+                self._lease.drop(before - {o.key for copy in self._copies for o in copy.on_demand})
+                self._take_stock(self._compiler, self.info.on_demand_compilations + 1)
 
     def start(
         self,
@@ -247,7 +297,8 @@ class JaxExportModel:
         self._independent = plan.independent
         self._batched = plan.is_batched
         self._dimensions = dimensions if dimensions.places else None
-        self._module_bytes = len(compiler.exported.mlir_module_serialized)
+        self._module_bytes = len(self._lease.exported.mlir_module_serialized)
+        self._on_memory = context.on_memory
         if context.background_compile and dimensions.combinations:
             self._rest.extend(plan.rest)
         self._is_exact = dimensions.has_rows
@@ -263,11 +314,12 @@ class JaxExportModel:
                 limit=limit,
             )
         first = plan.first if self._rest else plan.sizes
-        try:
-            self.compile_now(first, context.check_cancelled, context.on_stage)
-        except BaseException:
-            self._drop_compiler()
-            raise
+        self.compile_now(first, context.check_cancelled, context.on_stage)
+        self._lease.on_change = self._shared_changed
+        with self._stock:
+            self._take_found()
+            # Another model may have left meanwhile, and this one did not hear of it.
+            self._take_stock(compiler)
         self._finish_compiling()
 
     @property
@@ -293,6 +345,10 @@ class JaxExportModel:
             on_stage(Stage(stage.name, steps - len(self._rest) + 1, steps))
 
         steps = len(self._rest)
+        if not steps:
+            with self._compiling:
+                self._finish_compiling()
+            return
         try:
             with invalid_model(self._model, manifest.ARTIFACT):
                 while self._compile_one(check, of_all):
@@ -306,10 +362,17 @@ class JaxExportModel:
         check()  # which may wait for its turn; not with the lock that close waits for
         with self._compiling:
             self._check_open()
-            if not self._rest:
+            with self._stock:
+                self._making = next(iter(self._rest), None)
+            if self._making is None:
+                self._finish_compiling()
                 return False
-            self.compile_now(self._rest[:1], self._check_open, on_stage)
-            del self._rest[0]
+            try:
+                self.compile_now([self._making], self._check_open, on_stage)
+                with self._stock:
+                    self._rest.remove(self._making)
+            finally:
+                self._making = None
             self._finish_compiling()
             return True
 
@@ -322,10 +385,9 @@ class JaxExportModel:
             self._drop_compiler()
 
     def _drop_compiler(self) -> None:
-        if self._compiler is not None:
-            artifact.release(self._compiler.exported)
         self._compiler = None
         self._rest.clear()
+        self._lease.stop_compiling()
 
     def stop(self) -> None:
         """Compile nothing more: what is compiled for no request ends at its next step."""
@@ -340,11 +402,13 @@ class JaxExportModel:
         """
         self._closed = True
         with self._compiling:
-            self._drop_compiler()
-            for copy in self._copies:
-                copy.clear()
-            if self.on_demand is not None:
-                self.on_demand.clear()
+            with self._stock:
+                self._drop_compiler()
+                for copy in self._copies:
+                    copy.clear()
+                if self.on_demand is not None:
+                    self.on_demand.clear()
+            self._lease.release()
         deadline = time.monotonic() + _LETTING_GO_SECONDS
         while any(memory() is not None for memory in self._host) and time.monotonic() < deadline:
             gc.collect(0)
@@ -397,7 +461,8 @@ def load(directory: Path, context: LoadContext) -> JaxExportModel | SteppedModel
 
     Raises InvalidModel, OutOfMemory, or what `context.check_cancelled` raises.
     """
-    version = version_files.read(directory, context.config, context.device, context.roots)
+    known = context.programs.known
+    version = version_files.read(directory, context.config, context.device, context.roots, known)
     assert version.described is not None
     layout = sites.layout(version.placement)
     version.check_layout(layout)
@@ -413,38 +478,48 @@ def load(directory: Path, context: LoadContext) -> JaxExportModel | SteppedModel
             roots=context.roots,
         )
         context = replace(context, config=version.config)
-        model = compiled(version.exported, parameters, version.signature, layout, context)
+        model = compiled(version.computation, parameters, version.signature, layout, context)
     return model if steps is None else SteppedModel(context.model, model, steps, most)
 
 
 def compiled(
-    exported: Exported,
+    computation: Keyed,
     parameters: DeviceParameters,
     signature: Signature,
     layout: Layout,
     context: LoadContext,
 ) -> JaxExportModel:
-    """Compile and warm an artifact whose arguments are its parameters, then its inputs."""
+    """Compile and warm an artifact whose arguments are its parameters, then its inputs.
+
+    Programs that another model of the same computation has are used as they are.
+    """
+    lease = context.programs.lease(computation.key, computation.exported, computation.file_hash)
+    try:
+        return _compiled(lease, parameters, signature, layout, context)
+    except BaseException:
+        lease.release()
+        raise
+
+
+def _compiled(
+    lease: Lease,
+    parameters: DeviceParameters,
+    signature: Signature,
+    layout: Layout,
+    context: LoadContext,
+) -> JaxExportModel:
     copies = copies_of(layout, parameters)
     admit = partial(context.mappings.admit, context.model)
     executables = Executables(
-        exported, parameters.packing, context.compilation, context.model, context.version
+        lease, parameters.packing, context.compilation, context.model, context.version
     )
 
     def find_difference(tried: OpenDimensions) -> Difference | None:
-        trial = Compiler(
-            exported,
-            parameters.packing,
-            signature,
-            copies,
-            tried,
-            admit=admit,
-            executables=executables,
-        )
+        trial = Compiler(lease, executables, signature, copies, tried, admit=admit)
         return _find_difference(trial, signature, tried)
 
     plan = CompilePlan.of(
-        exported, signature, context.config, copies[0].site.platform, find_difference
+        lease, signature, context.config, copies[0].site.platform, find_difference
     )
     info = ModelInfo(
         PLATFORM,
@@ -457,16 +532,15 @@ def compiled(
         optional=optional_inputs.of_computation(context.config),
     )
     compiler = Compiler(
-        exported,
-        parameters.packing,
+        lease,
+        executables,
         signature,
         copies,
         plan.dimensions,
         is_measured=not plan.loops_follow_inputs,
         admit=admit,
-        executables=executables,
     )
-    model = JaxExportModel(context.model, info, copies, layout.replicas, parameters)
+    model = JaxExportModel(context.model, info, copies, layout.replicas, parameters, lease=lease)
     model.start(compiler, plan.buckets, plan.dimensions, context)
     return model
 

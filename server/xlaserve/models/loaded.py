@@ -12,6 +12,7 @@ from xlaserve.models.optional_inputs import NONE_OPTIONAL, Optional
 from xlaserve.models.python.host import PythonHost
 from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.models.rows.verdict import Verdict
+from xlaserve.models.shared_programs import SharedPrograms
 from xlaserve.tensors import Parameter, Shape, Tensor, TensorSpec
 
 MAX_ON_DEMAND_SHAPES = 64
@@ -118,6 +119,8 @@ class ModelInfo:
     """Programs that were compiled for it since its load began; of trials too."""
     cached_programs: int = 0
     """Programs that were not, since the compilation cache had them."""
+    shared_programs: int = 0
+    """Programs that were not, since another model of the same computation had them."""
     on_demand_compilations: int = 0
     """Requests that were the first to ask for their shape."""
     loops_follow_inputs: bool = False
@@ -387,3 +390,8 @@ class LoadContext:
     """Admits programs before they are compiled."""
     compilation: Compilation = field(default_factory=Compilation)
     """Cache of its programs, and options of XLA."""
+    programs: SharedPrograms = field(default_factory=SharedPrograms)
+    """Programs of the models that are loaded, for those of the same computation."""
+    on_memory: Callable[[], None] = lambda: None
+    """Called in any thread when a loaded model holds more or less than it did: it has to carry
+    programs that another one carried, or has those that another one had compiled."""

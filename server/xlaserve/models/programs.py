@@ -3,16 +3,16 @@
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
 
+import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import TypeAlias
 
 import jax
 import numpy as np
-from jax.export import Exported
 
 from xlaserve.models.buckets import FIXED
 from xlaserve.models.device_parameters import DeviceParameters
@@ -21,8 +21,8 @@ from xlaserve.models.failures import is_exhausted
 from xlaserve.models.footprint import Footprint
 from xlaserve.models.loaded import IN_FLIGHT, Bucket, Stage
 from xlaserve.models.neighbours import Run
-from xlaserve.models.packing import Packing
 from xlaserve.models.shapes import OpenDimensions, Sizes
+from xlaserve.models.shared_programs import Lease, SharedProgram
 from xlaserve.models.signature import Signature
 from xlaserve.models.sites import Layout, Site
 from xlaserve.tensors import Tensor, TensorSpec, describe
@@ -36,6 +36,9 @@ _WORTH_WHILE = 0.95
 
 _AROUND_SECONDS = 100e-6
 """Overhead of one execution, in threads and futures: it is shared by the rows as well."""
+
+_ALIKE, _ALIKE_SECONDS = 4.0, 100e-6
+"""How much slower one of two models may be with a program, for them to be as quick with all."""
 
 _LOOKS_AGAIN = 2
 _LOOK_SECONDS = 0.002
@@ -63,7 +66,10 @@ class Program:
     """The quickest run: loads side by side disturb one another while they measure. Infinity where
     none was made."""
     compile_seconds: float = 0.0
+    """0 where another model had it compiled."""
     footprint: Footprint = _NOTHING
+    key: Hashable = None
+    """What the computation's programs share it by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +108,7 @@ class Copy:
     """One copy of a model: its parameters at a site, and what is compiled for them there."""
 
     __slots__ = (
+        "_adding",
         "leaves",
         "leaves_bytes",
         "on_demand",
@@ -124,6 +131,7 @@ class Copy:
         self.on_demand: tuple[Program, ...] = ()
         """Programs that were compiled because a request asked for them."""
         self.outputs = site.outputs
+        self._adding = threading.Lock()
 
     @property
     def in_flight(self) -> int:
@@ -131,11 +139,14 @@ class Copy:
         return self.replicas * (IN_FLIGHT if self.site.is_accelerator else 1)
 
     def add(self, program: Program) -> None:
-        """Let requests use a program."""
-        table = self.tables.get(program.sizes, Table()).with_program(program)
-        # Threads look sizes up while others are added: a new dict, as the table is a new one.
-        self.tables = {**self.tables, program.sizes: table}
-        self.table = self.tables[max(self.tables)]
+        """Let requests use a program; one that they use already stays what it is."""
+        with self._adding:
+            before = self.tables.get(program.sizes, Table())
+            if program.rows in before.buckets:
+                return
+            # Threads look sizes up while others are added: a new dict, as the table is a new one.
+            self.tables = {**self.tables, program.sizes: before.with_program(program)}
+            self.table = self.tables[max(self.tables)]
 
     @property
     def programs(self) -> list[Program]:
@@ -160,33 +171,41 @@ def copies_of(layout: Layout, parameters: DeviceParameters) -> tuple[Copy, ...]:
     )
 
 
+Place: TypeAlias = "tuple[Copy, int, Sizes]"
+"""For which copy a program is, how many rows (`buckets.FIXED` for none), which other sizes."""
+
+
 class Compiler:
     """Makes the executables of a model for one bucket after another."""
 
     def __init__(
         self,
-        exported: Exported,
-        packing: Packing,
+        lease: Lease,
+        executables: Executables,
         signature: Signature,
         copies: Sequence[Copy],
         dimensions: OpenDimensions,
         *,
         is_measured: bool = True,
         admit: Callable[[int], None] = lambda programs: None,
-        executables: Executables | None = None,
     ) -> None:
         self._admit = admit
         """Raises OutOfMappings unless so many programs may be compiled."""
-        self.exported = exported
-        self._executables = executables or Executables(exported, packing)
+        self._lease = lease
+        self._executables = executables
         self.seconds = 0.0
         """Seconds that compilation took by now."""
+        self.shared = 0
+        """Programs of the load that another model had compiled."""
         self._dimensions = dimensions
         self._signature = signature
         self._copies = copies
         self._is_measured = is_measured
         """Whether programs are executed before requests are. A loop that follows its inputs may
         never end on those of a warm-up, and how long it takes there says nothing."""
+        self._is_unlike = False
+        """Whether programs take another time with the parameters of others than with these: numbers
+        may be so small that a processor is slow with them."""
 
     @property
     def made(self) -> tuple[int, int]:
@@ -203,7 +222,7 @@ class Compiler:
         for copy, program in self._made(self.work(buckets), check_cancelled, on_stage):
             copy.add(program)
 
-    def work(self, buckets: Sequence[int]) -> list[tuple[Copy, int, Sizes]]:
+    def work(self, buckets: Sequence[int]) -> list[Place]:
         """Return the programs that buckets take: for which copy, how many rows, which sizes."""
         return [
             (copy, bucket, sizes)
@@ -212,54 +231,163 @@ class Compiler:
             for copy in self._copies
         ]
 
-    def compile_one(self, bucket: int, sizes: Sizes) -> tuple[Program, ...]:
+    def compile_one(
+        self, bucket: int, sizes: Sizes, check_cancelled: Callable[[], None] = lambda: None
+    ) -> tuple[Program, ...]:
         """Return a program for each copy, which no request uses yet."""
         work = [(copy, bucket, sizes) for copy in self._copies]
-        return tuple(program for _, program in self._made(work))
+        return tuple(program for _, program in self._made(work, check_cancelled))
+
+    def found(self, bucket: int) -> list[tuple[Copy, Program]]:
+        """Return what other models have of a bucket; nothing unless that is all of it.
+
+        Nothing is executed: this is called in the thread of another model.
+        """
+        work = self.work([bucket])
+        keys = [self._executables.key(self._wanted(*place)) for place in work]
+        if self._is_unlike or (there := self._lease.take(keys)) is None:
+            return []
+        if self._is_measured and any(one.seconds == inf or one.is_cached for one in there):
+            self._lease.drop(keys)
+            return []
+        self.shared += len(there)
+        return [
+            (place[0], self._program(place, key, one, one.seconds, is_ours=False))
+            for place, key, one in zip(work, keys, there, strict=True)
+        ]
 
     def _made(
         self,
-        work: Sequence[tuple[Copy, int, Sizes]],
+        work: Sequence[Place],
         check_cancelled: Callable[[], None] = lambda: None,
         on_stage: Callable[[Stage], None] = lambda stage: None,
     ) -> list[tuple[Copy, Program]]:
-        """Compile, execute and measure, in this order for all."""
-        made: list[Made] = []
-        for step, one in enumerate(work, start=1):
-            check_cancelled()
-            on_stage(Stage("compiling", step, len(work)))
-            # All of what is missing: a load that cannot end well does not begin.
-            self._admit(len(work) - step + 1)
-            made.append(self._compiled(*one))
-        ready: list[tuple[Copy, Program]] = []
-        for step, (one, program) in enumerate(zip(work, made, strict=True), start=1):
-            check_cancelled()
-            on_stage(Stage("warming", step, len(work)))
-            found, quickest = self._warmed(one, program)
-            copy, bucket, sizes = one
-            footprint = Footprint.of(found.executable, accelerated=copy.site.is_accelerator)
-            ready.append(
-                (copy, Program(found.executable, bucket, sizes, quickest, found.seconds, footprint))
-            )
-        for _ in range(_LOOKS_AGAIN if self._is_measured else 0):
-            check_cancelled()
-            ready = [(copy, self._looked_at_again(copy, program)) for copy, program in ready]
+        """Compile, execute and measure, in this order for all, unless another model has done so."""
+        keys = [self._executables.key(self._wanted(*place)) for place in work]
+        try:
+            made: list[tuple[SharedProgram, bool]] = []
+            for step, place in enumerate(work, start=1):
+                check_cancelled()
+                on_stage(Stage("compiling", step, len(work)))
+                made.append(self._shared(place, keys[step - 1 :], check_cancelled))
+            ready: list[tuple[Copy, Program]] = []
+            fresh: list[int] = []
+            for index, (place, key, (one, is_ours)) in enumerate(
+                zip(work, keys, made, strict=True)
+            ):
+                check_cancelled()
+                on_stage(Stage("warming", index + 1, len(work)))
+                seconds = one.seconds
+                if self._is_measured and (self._is_unlike or one.is_cached or seconds == inf):
+                    seconds = self._warm(place, one, is_ours=is_ours)
+                    fresh.append(index)
+                ready.append((place[0], self._program(place, key, one, seconds, is_ours=is_ours)))
+            self._measure(ready, fresh, check_cancelled)
+        except BaseException:
+            self._lease.drop(keys)
+            raise
+        for index in fresh:
+            one = made[index][0]
+            one.seconds = min(one.seconds, ready[index][1].seconds)
         self._executables.log_dropped()
         self.seconds += sum(program.compile_seconds for _, program in ready)
+        self.shared += sum(not is_ours for _, is_ours in made)
+        if any(is_ours for _, is_ours in made):
+            self._lease.announce()
         return ready
 
-    def _warmed(self, place: tuple[Copy, int, Sizes], made: Made) -> tuple[Made, float]:
-        """Execute a program; return it, or what was compiled in its place, and its seconds."""
-        if not self._is_measured:
-            return made, inf
+    def _shared(
+        self, place: Place, keys: Sequence[Hashable], check_cancelled: Callable[[], None]
+    ) -> tuple[SharedProgram, bool]:
+        """Return the first of these programs, compiled by whoever came first."""
+
+        def make(program: SharedProgram) -> None:
+            # All of what is missing: a load that cannot end well does not begin.
+            self._admit(sum(self._lease.find(key) is None for key in keys))
+            self._fill(place, program, self._compiled(*place))
+
+        return self._lease.get(keys[0], make, check_cancelled)
+
+    @staticmethod
+    def _fill(place: Place, program: SharedProgram, made: Made) -> None:
+        is_accelerator = place[0].site.is_accelerator
+        program.footprint = Footprint.of(made.executable, accelerated=is_accelerator)
+        program.compile_seconds = made.seconds
+        program.is_cached = made.is_cached
+        program.executable = made.executable
+
+    def _program(
+        self, place: Place, key: Hashable, one: SharedProgram, seconds: float, *, is_ours: bool
+    ) -> Program:
+        _, bucket, sizes = place
+        return Program(
+            one.executable,
+            bucket,
+            sizes,
+            seconds if self._is_measured else inf,
+            one.compile_seconds if is_ours else 0.0,
+            one.footprint,
+            key,
+        )
+
+    def _warm(self, place: Place, one: SharedProgram, *, is_ours: bool) -> float:
+        """Execute a program and return its seconds; compile another in its place where it fails."""
         copy, bucket, sizes = place
         specs = self._dimensions.specs(self._signature.inputs, sizes)
-        if made.is_cached:
-            tried = self._tried(made.executable, copy, specs, bucket)
+        if one.is_cached:
+            tried = self._tried(one.executable, copy, specs, bucket)
             if not isinstance(tried, str):
-                return made, tried
-            made = self._executables.make_again(self._wanted(*place), tried)
-        return made, warmed(made.executable, copy.leaves, specs, bucket)
+                one.is_cached = False
+                return tried
+            wanted = self._wanted(*place)
+            self._fill(place, one, self._executables.make_again(wanted, tried, is_ours=is_ours))
+        return warmed(one.executable, copy.leaves, specs, bucket)
+
+    def _measure(
+        self,
+        ready: list[tuple[Copy, Program]],
+        fresh: Sequence[int],
+        check_cancelled: Callable[[], None],
+    ) -> None:
+        """Have the quickest run of later looks count too, if there is time for one.
+
+        `fresh` were executed with these parameters. Of the others the one with the fewest rows is:
+        where it takes about as long as it took others, all of their times are taken over.
+        """
+        looked = list(fresh)
+        others = [index for index in range(len(ready)) if index not in fresh]
+        if self._is_measured and others:
+            smallest = min(others, key=lambda index: ready[index][1].rows)
+            if not self._is_like(*ready[smallest]):
+                self._is_unlike = True
+                looked = list(range(len(ready)))
+                for index in others:
+                    copy, program = ready[index]
+                    ready[index] = (copy, replace(program, seconds=inf))
+        for _ in range(_LOOKS_AGAIN if looked else 0):
+            check_cancelled()
+            for index in looked:
+                copy, program = ready[index]
+                ready[index] = (copy, self._looked_at_again(copy, program))
+
+    def _is_like(self, copy: Copy, program: Program) -> bool:
+        """Tell whether a program takes with these parameters what it took with others'."""
+        specs = self._dimensions.specs(self._signature.inputs, program.sizes)
+        quickest = inf
+        for _ in range(_WARM_RUNS + _MEASURED_RUNS):
+            quickest = min(quickest, self._quickest(copy, program, specs, 1))
+            quick, slow = sorted((quickest, program.seconds))
+            if slow <= _ALIKE * quick + _ALIKE_SECONDS:
+                return True
+            if quickest > _MEASURED_SECONDS:
+                break
+        return False
+
+    def _quickest(
+        self, copy: Copy, program: Program, specs: Sequence[TensorSpec], runs: int
+    ) -> float:
+        arguments = _zeros(specs, program.rows)
+        return min(_seconds(program.call, copy.leaves, arguments) for _ in range(runs))
 
     def _tried(
         self, executable: jax.stages.Compiled, copy: Copy, specs: Sequence[TensorSpec], bucket: int
@@ -298,7 +426,7 @@ class Compiler:
         def run(tensors: Sequence[Tensor]) -> list[Tensor]:
             rows = len(tensors[0])
             if rows not in executables:
-                executables[rows] = self._compiled(copy, rows, sizes)
+                executables[rows] = self._for_trial(copy, rows, sizes)
             try:
                 outputs = executables[rows].executable(copy.leaves, list(tensors))
                 return [np.asarray(output) for output in outputs]
@@ -311,13 +439,23 @@ class Compiler:
 
         return run
 
+    def _for_trial(self, copy: Copy, rows: int, sizes: Sizes) -> Made:
+        """Return a program that another model has, or one that nobody keeps."""
+        there = self._lease.find(self._executables.key(self._wanted(copy, rows, sizes)))
+        if there is not None and not there.is_cached:
+            return Made(there.executable, 0.0)
+        return self._compiled(copy, rows, sizes)
+
     def _looked_at_again(self, copy: Copy, program: Program) -> Program:
         """Return the program with the quickest run of this look too, if there is time for one."""
-        runs = min(_MEASURED_RUNS, int(_LOOK_SECONDS / max(program.seconds, 1e-6)))
         specs = self._dimensions.specs(self._signature.inputs, program.sizes)
-        arguments = _zeros(specs, program.rows)
-        looks = [_seconds(program.call, copy.leaves, arguments) for _ in range(runs)]
-        return replace(program, seconds=min([program.seconds, *looks]))
+        if program.seconds == inf:
+            return replace(program, seconds=warmed(program.call, copy.leaves, specs, program.rows))
+        runs = min(_MEASURED_RUNS, int(_LOOK_SECONDS / max(program.seconds, 1e-6)))
+        if not runs:
+            return program
+        seconds = self._quickest(copy, program, specs, runs)
+        return replace(program, seconds=min(program.seconds, seconds))
 
     def lowered(self, copy: Copy, bucket: int, sizes: Sizes) -> jax.stages.Lowered:
         """Return what XLA compiles for a copy. Its devices need not be there."""
@@ -358,7 +496,7 @@ def _fits(shape: Sequence[int], expected: Sequence[int]) -> bool:
 
 
 def warmed(
-    executable: jax.stages.Compiled,
+    executable: "Call | jax.stages.Compiled",
     leaves: Sequence[jax.Array],
     specs: Sequence[TensorSpec],
     bucket: int,

@@ -41,7 +41,7 @@ def load(path: Path, context: LoadContext) -> JaxExportModel:
     layout = sites.layout(version.placement)
     version.check_layout(layout)
     with invalid_model(context.model, path.name):
-        return compiled(version.exported, DeviceParameters(), version.signature, layout, context)
+        return compiled(version.computation, DeviceParameters(), version.signature, layout, context)
 
 
 def read(path: Path, config: ModelConfig, platform: str, roots: Roots = ANYWHERE) -> VersionFiles:
@@ -52,7 +52,7 @@ def read(path: Path, config: ModelConfig, platform: str, roots: Roots = ANYWHERE
     artifact.check_runs(exported, wanted.platform, path.name)
     with invalid_model(path.stem, path.name):
         found = signature_of(exported, path.name, sized=shapes.is_sized(config))
-        return VersionFiles(config, agreed(found, config), wanted, exported)
+        return VersionFiles(config, agreed(found, config), wanted, artifact.keyed(exported))
 
 
 def signature_of(exported: Exported, name: str, *, sized: bool = False) -> Signature:

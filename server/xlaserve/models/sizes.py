@@ -7,6 +7,7 @@ from typing import TypeAlias
 from xlaserve.errors import InvalidModel
 from xlaserve.models import files, manifest, weights
 from xlaserve.models.buckets import DEFAULT_MAX_BATCH_SIZE, buckets_up_to
+from xlaserve.models.manifest import Manifest
 from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.tensors import TensorSpec
 
@@ -36,11 +37,6 @@ def predict_exported(directory: Path, parts: Parts = whole, roots: Roots = ANYWH
     Raises InvalidModel.
     """
     described = manifest.read(directory, roots)
-    artifact = max(
-        files.size_of(directory, name, limit_bytes=LIMIT_ARTIFACT_BYTES, roots=roots)
-        for name in described.files
-        if name != manifest.WEIGHTS
-    )
     entries = weights.read_entries(directory, manifest.WEIGHTS, roots)
     parameters = sum(entry.nbytes for entry in entries)
     if parameters != described.parameters_bytes:
@@ -50,8 +46,34 @@ def predict_exported(directory: Path, parts: Parts = whole, roots: Roots = ANYWH
         )
     batch = described.max_batch_size or 1
     tensors = sum(_tensor_bytes(s, batch) for s in (*described.inputs, *described.outputs))
-    executables = len(buckets_up_to(batch)) * (EXECUTABLE_BYTES + artifact)
+    executables = len(buckets_up_to(batch)) * _program_bytes(directory, described, roots)
     return sum(entry.nbytes // parts(entry.name) for entry in entries) + tensors + executables
+
+
+def shared_bytes(
+    directory: Path, compiled_from: Callable[[str], int], roots: Roots = ANYWHERE
+) -> int:
+    """Return the part of `predict_exported` that other models of the computation hold already.
+
+    `compiled_from` says how many programs there are of a file; 0 for what has no such file. It is
+    an estimate: the manifest's hash is checked, and compared with the module, by the load alone.
+    """
+    if not (directory / manifest.FILE_NAME).exists():
+        return 0
+    described = manifest.read(directory, roots)
+    record = described.files.get(manifest.STABLEHLO)
+    count = 0 if record is None else compiled_from(record.sha256)
+    batch_sizes = len(buckets_up_to(described.max_batch_size or 1))
+    return min(count, batch_sizes) * _program_bytes(directory, described, roots) if count else 0
+
+
+def _program_bytes(directory: Path, described: Manifest, roots: Roots) -> int:
+    """Return what one program takes, with the module while it is compiled."""
+    return EXECUTABLE_BYTES + max(
+        files.size_of(directory, name, limit_bytes=LIMIT_ARTIFACT_BYTES, roots=roots)
+        for name in described.files
+        if name != manifest.WEIGHTS
+    )
 
 
 def predict_single_file(path: Path, parts: Parts = whole, roots: Roots = ANYWHERE) -> int:

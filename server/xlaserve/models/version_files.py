@@ -1,12 +1,13 @@
 """The files of a version, read and checked against each other."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from jax.export import Exported
 
 from xlaserve.models import artifact, manifest, placement, shapes, weights
+from xlaserve.models.artifact import Keyed
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.manifest import Manifest
 from xlaserve.models.placement import Placement
@@ -24,7 +25,7 @@ class VersionFiles:
     """The configuration, with what the manifest says where it is silent."""
     signature: Signature
     placement: Placement
-    exported: Exported
+    computation: Keyed
     entries: Sequence[WeightEntry] = ()
     described: Manifest | None = None
     """None for a model that is one file, without parameters."""
@@ -36,17 +37,24 @@ class VersionFiles:
 
 
 def read(
-    directory: Path, config: ModelConfig, platform: str, roots: Roots = ANYWHERE
+    directory: Path,
+    config: ModelConfig,
+    platform: str,
+    roots: Roots = ANYWHERE,
+    known: Callable[[str], Exported | None] = lambda key: None,
 ) -> VersionFiles:
-    """Read everything but the parameters, for a server of this platform; raises InvalidModel."""
+    """Read everything but the parameters, for a server of this platform; raises InvalidModel.
+
+    `known` may have the computation, as `artifact.read_keyed` says.
+    """
     described = manifest.read(directory, roots)
     config = config.with_defaults(described.defaults)
     signature = agreed(Signature(*described.known, described.max_batch_size), config)
     if described.steps is not None:
         signature = Signature(described.inputs, described.outputs, 0)
     wanted = placement.read(config, platform)
-    exported = artifact.read(directory, described, roots)
+    computation = artifact.read_keyed(directory, described, roots, known)
     entries = weights.read_entries(directory, manifest.WEIGHTS, roots)
     sized = shapes.is_sized(config)
-    artifact.check(exported, described, entries, wanted.platform, sized=sized)
-    return VersionFiles(config, signature, wanted, exported, entries, described)
+    artifact.check(computation.exported, described, entries, wanted.platform, sized=sized)
+    return VersionFiles(config, signature, wanted, computation, entries, described)

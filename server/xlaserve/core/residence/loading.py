@@ -3,10 +3,12 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import cast
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -44,6 +46,8 @@ from xlaserve.models.mappings import UNLIMITED, Mappings
 from xlaserve.models.placement import ONE_CPU, Devices, with_file_of, without_effect
 from xlaserve.models.python.host import PythonHost
 from xlaserve.models.roots import Roots
+from xlaserve.models.shared_programs import SharedPrograms
+from xlaserve.models.sizes import shared_bytes
 
 DEFAULT_LOAD_SECONDS = 600.0
 
@@ -65,6 +69,8 @@ class Machinery:
     mappings: Mappings = UNLIMITED
     """Those of the process."""
     compilation: Compilation = field(default_factory=Compilation)
+    programs: SharedPrograms = field(default_factory=SharedPrograms)
+    """Those of all models that are loaded."""
     on_stage: StageObserver = lambda model, version, stage: None
 
 
@@ -119,6 +125,10 @@ class VersionLoader:
             release=self._release,
         )
         self._stragglers: set[asyncio.Task[None]] = set()
+        self._unloading: dict[Version, asyncio.Future[None]] = {}
+        """Versions that are on their way out, each with what is done once it is."""
+        self._instances: WeakValueDictionary[Reservation, Instance] = WeakValueDictionary()
+        """Those that hold memory: answering ones, and those that drain."""
         self._devices: Devices | None = None
         self._log = structlog.get_logger("loading")
 
@@ -130,6 +140,9 @@ class VersionLoader:
         """
         loop = asyncio.get_running_loop()
         started = loop.time()
+        # Another load may evict it.
+        while version in self._unloading:
+            await asyncio.wait([self._unloading[version]])
         self._workers.abandoned.check(version.model, source.fingerprint)
         self._registry.change(version, Event.LOAD, "waiting for a load thread")
         reservation = Reservation(self._capacity, version.model)
@@ -156,6 +169,9 @@ class VersionLoader:
         loaded.fetched = fetched
         loaded.on_fault = self._registry.notify
         replaced, version.instance = version.instance, loaded
+        self._instances[reservation] = loaded
+        # What it carries for others may have changed since it was booked.
+        self._correct(reservation)
         seconds = loop.time() - started
         version.statistics.loaded(seconds, time.time_ns())
         self._registry.change(version, Event.LOADED)
@@ -166,6 +182,7 @@ class VersionLoader:
             seconds=round(seconds, 3),
             compile_seconds=round(runner.info.compile_seconds, 3),
             cached_programs=runner.info.cached_programs,
+            shared_programs=runner.info.shared_programs,
             size_bytes=runner.info.memory.total_bytes,
             buckets={b.rows: round(b.compile_seconds, 3) for b in runner.info.buckets},
         )
@@ -197,6 +214,8 @@ class VersionLoader:
         """
         answering = [version for version in versions if version.state.answers]
         instances = []
+        done = asyncio.get_running_loop().create_future()
+        self._unloading |= dict.fromkeys(answering, done)
         for version in answering:
             self._registry.change(version, Event.UNLOAD, "waiting for requests in progress")
             if version.instance is not None:
@@ -205,7 +224,9 @@ class VersionLoader:
         try:
             await self._retire(instances)
         finally:
+            done.set_result(None)
             for version in answering:
+                del self._unloading[version]
                 version.statistics.unloads += 1
                 self._registry.change(version, Event.UNLOADED, "unloaded")
                 self._log.info("model unloaded", model=version.model, version=version.number)
@@ -259,11 +280,9 @@ class VersionLoader:
         if self._devices is None:
             starting = self._workers.load(self._machinery.devices)
             self._devices = await asyncio.wrap_future(starting.future)
-        predict, devices = self._machinery.predict_size, self._devices
+        devices = self._devices
         model = replace(model, config=with_file_of(model.config, devices))
-        predicted = await self._workers.wait(
-            predict, source.directory, model.config, devices, source.roots
-        )
+        predicted = await self._workers.wait(self._predict, source, model.config, devices)
         await self._book(reservation, predicted)
         if source.remote is not None:
             self._registry.note(version, "fetching")
@@ -280,6 +299,16 @@ class VersionLoader:
             await self._release()
             raise
         return runner
+
+    def _predict(self, source: VersionSource, config: ModelConfig, devices: Devices) -> Sizes:
+        """Return what a load adds to each device, from headers alone. Blocks."""
+        machinery = self._machinery
+        sizes = machinery.predict_size(source.directory, config, devices, source.roots)
+        if devices.platform != "cpu" or not machinery.programs.counts[0]:
+            return sizes
+        compiled_from = machinery.programs.compiled_from
+        shared = shared_bytes(source.directory, compiled_from, source.roots)
+        return {device: max(0, size - shared) for device, size in sizes.items()}
 
     async def _book(self, reservation: Reservation, sizes: Sizes) -> None:
         """Hold so many bytes. Raises OutOfMemory.
@@ -361,8 +390,20 @@ class VersionLoader:
             python=self._python,
             mappings=self._machinery.mappings,
             compilation=self._machinery.compilation,
+            programs=self._machinery.programs,
+            on_memory=partial(self._correct_soon, asyncio.get_running_loop(), reservation),
         )
         return await self._runner.run(Loading(version, source, reservation, context))
+
+    def _correct_soon(self, loop: asyncio.AbstractEventLoop, reservation: Reservation) -> None:
+        """Have the books of a loaded model corrected; in any thread."""
+        with suppress(RuntimeError):  # the event loop is closed
+            loop.call_soon_threadsafe(self._correct, reservation)
+
+    def _correct(self, reservation: Reservation) -> None:
+        instance = self._instances.get(reservation)
+        if instance is not None and instance.held != reservation.sizes:
+            instance.correct()
 
     def _note_failure(self, version: Version, error: BaseException) -> None:
         reason = "internal error"

@@ -21,13 +21,11 @@ from xlaserve.models.executables import Executables
 from xlaserve.models.footprint import Footprint
 from xlaserve.models.held_memory import memory_of
 from xlaserve.models.loaded import ModelMemory
-from xlaserve.models.programs import Compiler, Copy, Program, copies_of
+from xlaserve.models.programs import Compiler, Copy, Place, Program, copies_of
 from xlaserve.models.roots import ANYWHERE, Roots
-from xlaserve.models.shapes import OpenDimensions, Sizes
+from xlaserve.models.shapes import OpenDimensions
+from xlaserve.models.shared_programs import SharedPrograms
 from xlaserve.models.targets.topology import Device
-
-Place = tuple[Copy, int, Sizes]
-"""For which copy a program is, how many rows (`buckets.FIXED` for none), which other sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,28 +70,21 @@ class Ahead:
             parameters = DeviceParameters.described(path, version.described, layout.sites, roots)
         copies = copies_of(layout, parameters)
         tried: list[OpenDimensions] = []
+        lease = SharedPrograms().lease(version.computation.key, version.computation.exported)
         plan = CompilePlan.of(
-            version.exported,
+            lease,
             version.signature,
             version.config,
             copies[0].site.platform,
             # It finds no difference.
             tried.append,
         )
-        packing = parameters.packing
-        executables = Executables(version.exported, packing, compilation)
+        executables = Executables(lease, parameters.packing, compilation)
         compiler, *trials = [
-            Compiler(
-                version.exported,
-                packing,
-                version.signature,
-                copies,
-                dimensions,
-                executables=executables,
-            )
+            Compiler(lease, executables, version.signature, copies, dimensions)
             for dimensions in (plan.dimensions, *tried)
         ]
-        module_bytes = len(version.exported.mlir_module_serialized)
+        module_bytes = len(version.computation.exported.mlir_module_serialized)
         return Ahead(plan, copies, compiler, module_bytes, tuple(trials))
 
     def work(self) -> list[Place]:
