@@ -27,7 +27,7 @@ _NAMES = {"cuda": "GPU", "tpu": "TPU", "cpu": "CPU"}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one model takes on one device of a target, in bytes."""
+    """The memory that one model takes on one device of a target, in bytes."""
 
     model: str
     target: str
@@ -38,9 +38,9 @@ class Row:
     execution: int
     """Inputs, outputs and temporaries of the largest program, for one execution."""
     compiled: int
-    """What the compiler says of everything that is held, with all that may be in flight."""
+    """The compiler's figure for everything that is held, with all that may be in flight."""
     reserved: int
-    """What a server reserves."""
+    """The bytes that a server reserves."""
     why: str = ""
     """Why the two differ by more than a hundredth."""
 

@@ -135,7 +135,7 @@ USUAL = {
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What is measured, and how often."""
+    """The codec that is measured, and how often."""
 
     codec: WireCodec
     runs: int

@@ -212,7 +212,7 @@ async def measure_unloads(root: Path) -> None:
 
 
 async def measure_books(root: Path) -> None:
-    """What the books say of a 200 MB model, and what the process grew by."""
+    """The reservation of a 200 MB model, and the growth of the process."""
     async with running(root, "mlp") as application:
         row = np.zeros((1, 784), np.float32)
         # The first load of a process makes what later ones share.

@@ -25,7 +25,7 @@ class Drawing:
     rows: Iterable[tuple[str, str, str]]
     """Before, after, and the names of what leads from one to the other."""
     below: str = ""
-    """What stands below the drawing."""
+    """The text below the drawing."""
 
     def text(self) -> str:
         """Return the whole page."""

@@ -20,7 +20,7 @@ _SERVING = ("jwt", "otel")
 EXTRAS: Mapping[str, Sequence[str]] = {"cpu": _SERVING, "cuda12": (*_SERVING, "cuda12")}
 """The lock files, each with the optional dependencies of the server that it holds."""
 BUILD = ("hatchling", "cyclonedx-bom")
-"""What builds the wheel and writes the list of what is in the image; it stays out of that."""
+"""Packages that build the wheel and write the list of contents of the image; it is without them."""
 
 
 def main() -> None:

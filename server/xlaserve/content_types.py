@@ -190,7 +190,7 @@ CONTENT_TYPES: Mapping[str, ContentType] = MappingProxyType(
         "hg_json": ContentType(_read_object, _write_object),
     }
 )
-"""By name. `pd` is that of a whole request, and has no row."""
+"""Keyed by name. `pd` is that of a whole request, and has no row."""
 
 
 # --- data frames ---

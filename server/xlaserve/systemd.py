@@ -26,7 +26,7 @@ _FAMILIES = (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)
 
 
 class Systemd:
-    """What systemd gave the process, and what it wants to hear."""
+    """The sockets that systemd gave the process, and the messages that it wants to hear."""
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ _AGAIN_SECONDS = 0.1
 
 @dataclass(slots=True)
 class Sight:
-    """What the clients saw; times are those of the clock on the wall."""
+    """Everything that the clients saw; times are those of the clock on the wall."""
 
     asked: int = 0
     wrong: list[str] = field(default_factory=list)

@@ -28,7 +28,7 @@ POINTS = {
     "while the answer waits for a window": (_WIDE, True, True),
     "at a deadline of 1 ms": (_ECHO, True, False),
 }
-"""What is sent of a request, whether it ends there, and whether the client waits then."""
+"""The part of a request that is sent, whether it ends there, and whether the client waits then."""
 
 
 def cancel(folder: Path, *, count: int = 1000) -> Outcome:

@@ -35,14 +35,14 @@ _BEHIND_SECONDS = 1.0
 """How long behind a start a failure still counts as its: clients may have connected before."""
 _DISK_BYTES = 4 * MIB
 _EXPECTED = frozenset({"NOT_FOUND", "UNAVAILABLE", "FAILED_PRECONDITION", "RESOURCE_EXHAUSTED"})
-"""What loads and unloads may end with, as they race with one another, and with a full disk."""
+"""Ends that loads and unloads may have, as they race with one another, and with a full disk."""
 _PAUSE_SECONDS = 0.05
 _FLOODS = ("PING", "requests that are cancelled at once", "empty DATA", "SETTINGS", "PRIORITY")
 
 
 @dataclass
 class _Stage:
-    """What all that makes chaos shares."""
+    """The state that all that makes chaos shares."""
 
     launch: Launch
     subject: Subject

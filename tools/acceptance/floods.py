@@ -22,7 +22,7 @@ from acceptance.victim_process import Seen, victim
 from xlaserve.settings import Settings
 
 _TRIES = 3
-"""What disturbs a latency on a shared machine makes it longer: the shortest of so many counts."""
+"""Disturbances of a shared machine make a latency longer: the shortest of so many counts."""
 _BACK_SECONDS = 5.0
 _SETTLE_SECONDS = 0.5
 _LATE_SECONDS = 0.5

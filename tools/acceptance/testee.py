@@ -1,4 +1,4 @@
-"""What the conformance runner of protobuf asks: messages that the server's codec reads and writes.
+"""The testee of protobuf's conformance runner: messages that the server's codec reads and writes.
 
     python tools/acceptance/testee.py FOLDER
 

@@ -1,1 +1,1 @@
-"""What docs/architecture.md shows: read from the code, or checked against it."""
+"""The contents of docs/architecture.md: read from the code, or checked against it."""

@@ -14,13 +14,13 @@ class Step:
     """One step of a life."""
 
     name: str
-    """Where: `core/serving/gates.py: Gates.admit`."""
+    """The place, as `core/serving/gates.py: Gates.admit`."""
     does: str
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """What happens to one thing, in order."""
+    """All that happens to one thing, in order."""
 
     title: str
     steps: tuple[Step, ...]

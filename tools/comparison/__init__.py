@@ -1,1 +1,1 @@
-"""What `tools/compare.py` is made of."""
+"""The parts of `tools/compare.py`."""

@@ -40,7 +40,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where the server is that is asked."""
+    """The address of the server that is asked."""
 
     grpc_port: int
     http_port: int

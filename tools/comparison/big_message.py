@@ -18,7 +18,7 @@ from comparison.kit import Kit, Repetition
 
 ECHO_TOOL = Path(__file__).parents[1] / "raw_echo.py"
 MESSAGES = 6
-"""Of each repetition; the first one, for which a server takes its memory, is among them."""
+"""Figures of each repetition; the first one, for which a server takes its memory, is among them."""
 _LIMIT_SECONDS = 120.0
 _URL = "http://127.0.0.1:{port}/inference.GRPCInferenceService/ModelInfer"
 _ALL_WINDOWS = ("-w", "30", "-W", "30")

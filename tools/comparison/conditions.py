@@ -1,4 +1,4 @@
-"""Where and with what a comparison was made, as far as it matters to its numbers."""
+"""The conditions of a comparison, as far as they matter to its numbers."""
 
 import os
 import platform

@@ -27,7 +27,7 @@ OURS = "xlaserve"
 """The variant that the targets are about."""
 
 NO_POLLING = ("--busy-poll-seconds", "0")
-"""Where processor time is measured: waiting for a client that is slow would count as well."""
+"""Flags for measures of processor time: waiting for a client that is slow would count as well."""
 
 START_SECONDS = 120.0
 STOP_SECONDS = 20.0

@@ -11,7 +11,7 @@ Numbers: TypeAlias = dict[str, Any]
 """The medians of a contender, how many repetitions are behind them, and all of these."""
 
 CLEAN_SHARE = 0.15
-"""Of one core: a repetition in which others used more was disturbed."""
+"""Share of one core: a repetition in which others used more was disturbed."""
 _FAILURES = 2
 """After so many a contender is given up."""
 _MEASURES = (

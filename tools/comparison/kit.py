@@ -17,7 +17,7 @@ Repetition: TypeAlias = dict[str, Any]
 PEERS = ("floor", "triton", "mlserver", "kserve")
 _PROGRAMS = {"h2load": "nghttp2-client", "curl": "curl", "taskset": "util-linux"}
 _OVERHEAD_SECONDS = 150.0
-"""What the probe before a repetition may take, besides the repetition."""
+"""The time that the probe before a repetition may take, besides the repetition."""
 
 
 @dataclass(frozen=True, slots=True)

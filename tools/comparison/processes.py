@@ -1,4 +1,4 @@
-"""What a process and its children use, as /proc tells it."""
+"""The resources that a process and its children use, as /proc tells it."""
 
 import os
 from contextlib import suppress
@@ -8,7 +8,7 @@ _PROC = Path("/proc")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _KIB = 1024
 _RESET_PEAK = "5"
-"""What clear_refs takes for: the peak is what is used now."""
+"""The value by which clear_refs resets the peak: the peak is what is used now."""
 
 
 def tree(pid: int) -> list[int]:

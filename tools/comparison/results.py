@@ -11,11 +11,11 @@ from comparison.rows import ROWS, Row
 
 @dataclass(slots=True)
 class Results:
-    """What was measured so far."""
+    """All that was measured so far."""
 
     conditions: dict[str, str] = field(default_factory=dict)
     message_bytes: int = 0
-    """Of the large message."""
+    """Results of the large message."""
     contenders: list[str] = field(default_factory=list)
     rows: dict[str, dict[str, Numbers]] = field(default_factory=dict)
     """The numbers of each contender, by the name of the row."""

@@ -1,4 +1,4 @@
-"""What is compared, with whom, and what is wanted of it: the rows of docs/performance.md."""
+"""The comparisons, with whom, and their targets: the rows of docs/performance.md."""
 
 from dataclasses import dataclass
 
@@ -74,7 +74,7 @@ class Row:
     is_python: bool = False
     """Whether the servers serve the same models in Python, and no others."""
     analyzed: Asked | None = None
-    """What perf_analyzer asks for, where that is the client."""
+    """The request of perf_analyzer, where that is the client."""
 
     @property
     def in_flight(self) -> int:

@@ -24,7 +24,7 @@ from comparison.rows import CPU
 _SILENCE_SECONDS = 60.0
 """How long a server may take for an answer."""
 _TOLERANCE = 0.01
-"""By how much the size of answers may change while requests are sent."""
+"""The share by which the size of answers may change while requests are sent."""
 _RECEIVE_BYTES = 1 << 18
 
 Fields: TypeAlias = list[tuple[str, str]]
@@ -157,7 +157,7 @@ class Speaker(Protocol):
     """Reads the answers of one connection."""
 
     data_bytes: int
-    """Of the answers so far."""
+    """Figures of the answers so far."""
 
     def answered(self, data: bytes) -> int:
         """Return how many answers ended in what came. Raises ValueError for what is none."""
@@ -239,7 +239,7 @@ class Http1Speaker:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What every connection sends, and how."""
+    """The requests that every connection sends, and how."""
 
     port: int
     requests: Sequence[bytes]

@@ -1,4 +1,4 @@
-"""What came out, beside what was wanted."""
+"""The results, beside the targets."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Verdict:
     row: Row
     target: Target
     against: str
-    """Who it was in the end, where the target says the best."""
+    """The one that it was in the end, where the target says the best."""
     ratio: float | None
     """None where one of both has no number."""
 

@@ -1,1 +1,1 @@
-"""What only a device can say: answers, memory, copies that overlap, and what it does under load."""
+"""Checks that need a device: answers, memory, copies that overlap, and what it does under load."""

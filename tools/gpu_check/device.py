@@ -24,7 +24,7 @@ _LEAST_CALLS = 5
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is checked, and for how long."""
+    """The checks, and for how long each."""
 
     directories: tuple[Path, ...]
     """Version directories of models."""

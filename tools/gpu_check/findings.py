@@ -1,4 +1,4 @@
-"""What a check found, in words and in numbers, and what is to be thought of it."""
+"""The findings of a check, in words and in numbers, with a verdict on each."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from gpu_check.device import Device, Options
 
 
 class Verdict(StrEnum):
-    """What is to be thought of it."""
+    """The verdict on it."""
 
     PASSED = "passed"
     FAILED = "failed"

@@ -1,4 +1,4 @@
-"""What happens when the memory of the device ends: with a load, and with a request."""
+"""The end of the memory of the device: with a load, and with a request."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -18,7 +18,7 @@ from xlaserve.errors import OutOfMemory
 
 _PIECE_BYTES = 256 << 20
 _LEFT_BYTES = 64 << 20
-"""What is left free for the request that finds too little."""
+"""The bytes that are left free for the request that finds too little."""
 
 
 def check_memory(device: Device, options: Options) -> Iterator[Finding]:

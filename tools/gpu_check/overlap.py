@@ -34,13 +34,13 @@ _LEAST_GAIN = 1.1
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """What a model of large inputs did with one execution in flight, and with more."""
+    """The speed of a model of large inputs with one execution in flight, and with more."""
 
     input_bytes: int
     executions_per_second: Mapping[int, float]
-    """By how many were in flight; the more is the better only if copies overlap."""
+    """Keyed by how many were in flight; the more is the better only if copies overlap."""
     reserved_bytes: int
-    """What is reserved for the model, with all that may be in flight."""
+    """The bytes that are reserved for the model, with all that may be in flight."""
     most_bytes: int
     """The most of `bytes_in_use` that was its own, seen behind each dispatch."""
 

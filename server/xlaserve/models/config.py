@@ -49,7 +49,7 @@ class ConfigTensor:
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """What becomes of requests that wait (ModelQueuePolicy); 0 where nothing is said."""
+    """The fate of requests that wait (ModelQueuePolicy); 0 where nothing is said."""
 
     default_timeout_microseconds: int = 0
     """Longest wait of a request."""
@@ -78,7 +78,7 @@ class DynamicBatching:
     priority_queue_policy: Mapping[int, QueuePolicy] = field(
         default_factory=lambda: MappingProxyType({})
     )
-    """By level; the others have the default policy."""
+    """Keyed by level; the others have the default policy."""
 
 
 @dataclass(frozen=True, slots=True)

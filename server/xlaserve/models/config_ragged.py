@@ -1,4 +1,4 @@
-"""What a configuration says of ragged batches: `batch_input` and `batch_output`."""
+"""The ragged batches of a configuration: `batch_input` and `batch_output`."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -9,7 +9,7 @@ from xlaserve_proto import inference
 
 
 class BatchKind(Enum):
-    """What a batch input tells the model of its source, an input (BatchInput.Kind)."""
+    """The fact that a batch input tells the model of its source, an input (BatchInput.Kind)."""
 
     ELEMENT_COUNT = "BATCH_ELEMENT_COUNT"
     ACCUMULATED = "BATCH_ACCUMULATED_ELEMENT_COUNT"

@@ -15,7 +15,7 @@ MOST_COUNT = 10_000
 
 
 class SampleData(Enum):
-    """Where the elements of an input come from."""
+    """The source of the elements of an input."""
 
     ZERO = auto()
     RANDOM = auto()

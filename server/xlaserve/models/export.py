@@ -176,7 +176,7 @@ def export_model(
 
 @runtime_checkable
 class Writable(Protocol):
-    """What can be exported: an Exportable or an ExportableStream."""
+    """Anything that can be exported: an Exportable or an ExportableStream."""
 
     @property
     def inputs(self) -> Inputs:

@@ -18,7 +18,7 @@ class TensorParameters(NamedTuple):
 
     inputs: Mapping[str, Parameters] = _NONE
     outputs: Mapping[str, Parameters] = _NONE
-    """Of the outputs that the client asks for by name."""
+    """Parameters of the outputs that the client asks for by name."""
 
 
 class AnswerParameters(NamedTuple):

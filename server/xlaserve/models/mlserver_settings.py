@@ -80,7 +80,7 @@ class StandsFor:
     pbtxt: str
     """In protobuf's text format, a `config.pbtxt`."""
     notes: tuple[str, ...]
-    """What its owner has to do, and what no configuration says."""
+    """Things that its owner has to do, and that no configuration says."""
 
 
 def read(directory: Path, roots: Roots = ANYWHERE) -> StandsFor | None:

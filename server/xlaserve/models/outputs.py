@@ -24,7 +24,7 @@ class DeviceTensor:
     batch: int | None
     """Number of real rows; None where the first dimension is not a batch."""
     model: str
-    """Whose output it is."""
+    """Name of the model whose output it is."""
 
     @property
     def rows(self) -> int:

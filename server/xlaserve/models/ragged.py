@@ -132,7 +132,7 @@ class RaggedModel(AroundModel):
 
     on_demand = None
     dispatching = None
-    """What a batch is made of is copied in a thread, which waits for the device too."""
+    """The parts of a batch are copied in a thread, which waits for the device too."""
 
     def __init__(self, name: str, model: LoadedModel, config: ModelConfig) -> None:
         self._model = name

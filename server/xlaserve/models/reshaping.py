@@ -76,7 +76,7 @@ def wrap(model: LoadedModel, config: ModelConfig) -> LoadedModel:
 
 
 class _ReshapedExecutable:
-    """What is compiled for one shape (an Executable)."""
+    """The program that is compiled for one shape (an Executable)."""
 
     def __init__(self, inner: Executable, shapes: _Shapes) -> None:
         self._of = inner

@@ -32,7 +32,7 @@ class Step:
 
 @runtime_checkable
 class Sequential(Protocol):
-    """What a model that serves sequences has besides what every LoadedModel has. Thread-safe.
+    """A LoadedModel that serves sequences. Thread-safe.
 
     The steps of one replica are taken one after the other.
     """

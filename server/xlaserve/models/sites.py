@@ -45,7 +45,7 @@ class Site:
     ) -> None:
         self.devices = tuple(devices)
         self.platform = platform
-        """Whose programs run there."""
+        """The platform whose programs run there."""
         self._sharding = sharding
 
     @property

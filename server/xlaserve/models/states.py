@@ -35,7 +35,7 @@ class _Pool:
     def __init__(self, site: Site) -> None:
         self.site = site
         self.initials: list[jax.Array] = []
-        """What a sequence begins with, of each state."""
+        """The value that a sequence begins with, of each state."""
         self.arrays: list[jax.Array] = []
         """One row for each slot, of each state; empty until the first step, and once lost."""
         self.generation = 0

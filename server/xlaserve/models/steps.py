@@ -9,7 +9,7 @@ _MAX_STATE = 4096
 """Tensors of a state."""
 
 RESERVED = "stream."
-"""What the names of the tensors of a stepped model begin with that its clients know nothing of."""
+"""The prefix of the tensors of a stepped model that its clients know nothing of."""
 FIRST = f"{RESERVED}first"
 """The input that says whether there is no state yet, BOOL[]; it comes behind those of clients."""
 DONE = f"{RESERVED}done"

@@ -34,7 +34,7 @@ _LOOK_SECONDS = 0.1
 """How often a load that waits for code looks whether it was cancelled."""
 
 _ELEMENT_BYTES = 16
-"""What an element of BYTES counts as: its bytes are not known before."""
+"""The bytes that an element of BYTES counts as: its bytes are not known before."""
 
 
 def run(model: LoadedModel, path: Path, context: LoadContext) -> None:

@@ -20,7 +20,7 @@ _PROTOCOLS: Mapping[TlsEndpoint, str] = MappingProxyType(
         TlsEndpoint.METRICS: "http/1.1",
     }
 )
-"""What ALPN agrees on, by endpoint (RFC 7301)."""
+"""The protocols that ALPN agrees on, by endpoint (RFC 7301)."""
 
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """Those of TLS 1.2: forward secret and authenticated, so no CBC. TLS 1.3 has no others."""

@@ -1,4 +1,4 @@
-"""What a server would make of each model of a repository, found out without serving any."""
+"""The verdict of a server on each model of a repository, found out without serving any."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace

@@ -90,7 +90,7 @@ class DetailedResponse(InferResponse, gc=False):
 
     parameters: Mapping[str, Parameter] = msgspec.field(default_factory=dict)
     output_parameters: Mapping[str, Mapping[str, Parameter]] = msgspec.field(default_factory=dict)
-    """By output; those of outputs that the answer does not have are nobody's."""
+    """Keyed by output; those of outputs that the answer does not have are nobody's."""
 
 
 class Pending(Protocol):

@@ -132,7 +132,7 @@ class ResponseCache:
         self._entries: OrderedDict[Entry, None] = OrderedDict()
         """The one that was asked for last is the last."""
         self._written: dict[bytes, Written] = {}
-        """By the bytes of requests; of entries that are kept, and leaves with them."""
+        """Keyed by the bytes of requests; of entries that are kept, and leaves with them."""
         ledger.on_pressure(self.clear)
 
     @property

@@ -185,7 +185,7 @@ class _Cached:
     hits: int = 0
     hit_ns: int = 0
     total_ns: int = 0
-    """Of the hits, from when their model was found."""
+    """Time of the hits, from when their model was found."""
     misses: int = 0
     miss_ns: int = 0
 

@@ -29,7 +29,7 @@ _STAMPS: Mapping[str, _Stamps] = MappingProxyType(
         ),
     }
 )
-"""By listener."""
+"""Keyed by listener."""
 
 
 class TracedCall(NamedTuple):

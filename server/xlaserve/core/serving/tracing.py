@@ -47,7 +47,7 @@ _log = structlog.get_logger("tracing")
 
 @dataclass(frozen=True, slots=True)
 class TraceSetting:
-    """What is traced of a model; None in one of a model stands for that of all models."""
+    """The trace settings of a model; None in one of a model stands for that of all models."""
 
     level: str | None = None
     rate: int | None = None

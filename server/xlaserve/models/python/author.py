@@ -42,7 +42,7 @@ class InferenceError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a request has besides its inputs; an `infer` that takes two arguments is given it."""
+    """All of a request but its inputs; an `infer` that takes two arguments is given it."""
 
     id: str
     outputs: Sequence[str]

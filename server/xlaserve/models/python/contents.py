@@ -1,4 +1,4 @@
-"""What the tensors of requests stand for, by content types, for models that ask for it."""
+"""Values that the tensors of requests stand for, by content types, for models that ask for them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -9,7 +9,7 @@ from xlaserve.models.python.metrics import ModelMetrics
 
 @dataclass(frozen=True, slots=True)
 class PythonHost:
-    """What the operator gives to Python models that are allowed to run."""
+    """All that the operator gives to Python models that are allowed to run."""
 
     calls: Calls
     metrics: ModelMetrics

@@ -34,7 +34,7 @@ class BlockValues(msgspec.Struct, gc=False):
     strings: list[bytes]
     """Their values, with marks behind them where they are decoded."""
     stop: int | None
-    """Where the value ends in each of these."""
+    """The end of the value in each of these."""
 
     def all(self) -> list[bytes]:
         """Return the values of all fields."""
@@ -49,7 +49,7 @@ class BlockValues(msgspec.Struct, gc=False):
 
 
 Later: TypeAlias = tuple[Sequence[Insertion], BlockValues, int]
-"""What a block adds, its values, and the bytes of its entries together."""
+"""The fields that a block adds, its values, and the bytes of its entries together."""
 
 
 class DynamicTable:
@@ -73,7 +73,7 @@ class DynamicTable:
         self.changes = 0
         """Counts what has changed the table: blocks may mean something else since."""
         self._later: deque[Later] = deque()
-        """What was added behind these entries; the oldest is first."""
+        """Entries that were added behind these; the oldest is first."""
         self._later_bytes = 0
 
     def add_later(self, insertions: Sequence[Insertion], values: BlockValues, size: int) -> None:

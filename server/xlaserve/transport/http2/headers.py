@@ -111,7 +111,7 @@ class Head(msgspec.Struct, Generic[R], gc=False):
 
     kind: RequestKind[R]
     read: Sequence[bytes] | BlockValues
-    """What was read of the values."""
+    """All that was read of the values."""
     content_length: int | None
     route: R | None
     """The route of the request; None if malformed."""

@@ -31,12 +31,12 @@ length of its value, and how many bytes that is."""
 
 
 class _Behind(NamedTuple):
-    """What references mean behind a block that adds these."""
+    """The meaning of references behind a block that adds these."""
 
     insertions: Sequence[Insertion]
     references: bytes
     referred: Sequence[tuple[int, int, int | None]]
-    """Of each reference to an entry the index of its field in the block, and of the field that was
+    """For each reference to an entry the index of its field in the block, and of the field that was
     added, with its step if that varies."""
 
 

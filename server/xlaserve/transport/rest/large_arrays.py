@@ -63,7 +63,7 @@ class Cut:
     document: bytes
     """With a string where each was."""
     arrays: dict[bytes, memoryview]
-    """By the text of that string, quotes and all; taken out when they are read."""
+    """Keyed by the text of that string, quotes and all; taken out when they are read."""
 
     def read(
         self, datatype: Datatype, shape: Shape | None, marker: bytes, max_levels: int

@@ -3,7 +3,7 @@
 from xlaserve.tensors import TensorDataError
 
 UNSTRUCTURED = bytes(octet for octet in range(256) if octet not in b"[],")
-"""What is neither bracket nor comma."""
+"""Everything that is neither bracket nor comma."""
 
 
 def list_lengths(structure: bytes) -> list[int]:

@@ -11,7 +11,7 @@ from xlaserve.transport.rest.metric_family import Family, Row, escape, one
 
 @dataclass(frozen=True, slots=True)
 class ObservingReading:
-    """What is known of the server itself."""
+    """Everything that is known of the server itself."""
 
     failures: Failures = field(default_factory=Failures)
     lag: LoopLag = field(default_factory=LoopLag)

@@ -20,7 +20,7 @@ _LogValue: TypeAlias = bool | int | str | None
 
 
 class TraceSettings(msgspec.Struct):
-    """What is traced; every value is a text, and the level a list of one."""
+    """The trace settings; every value is a text, and the level a list of one."""
 
     trace_level: list[str] = []
     trace_rate: str = ""

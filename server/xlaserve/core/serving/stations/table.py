@@ -344,7 +344,7 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Wrapping:
-    """What may be put around a station of any kind."""
+    """A station that may be put around one of any kind."""
 
     name: str
     fits: Callable[[Candidate], bool]

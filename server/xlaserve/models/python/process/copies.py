@@ -58,7 +58,7 @@ class ProcessCopy:
         self._name = beginning.model
         self._log: Any = structlog.get_logger("python").bind(model=self._name)
         self.loaded: Future[Mapping[str, Any]] = Future()
-        """What the process says of the model, once it is loaded."""
+        """The model as the process describes it, once it is loaded."""
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         """Held for the groups and the pipe."""

@@ -24,7 +24,7 @@ _CHANGES = {"set": "set", "observe": "observe"}
 
 
 class Services:
-    """What one process asks for, from its start to its end.
+    """Everything that one process asks for, from its start to its end.
 
     A method for each kind of message, `on_` and the kind; the thread that reads calls them.
     """
