@@ -8,13 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client.openmetrics import parser
 from support import identity_models
+from support.http import connect, message
 from support.otlp import Collector, collecting
 from support.server import Serve
 from support.stock import KINDS, Stock, stock_client
 
 from xlaserve.errors import InvalidSettings
 
+read_openmetrics: Any = parser.text_string_to_metric_families
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAMPLED = f"00-{TRACE}-{SPAN}-01"
 PHASES = ["receive", "queue", "execute", "encode"]
@@ -190,3 +193,28 @@ async def test_a_protocol_that_there_is_not_is_refused(
     with pytest.raises(InvalidSettings, match="carrier-pigeon"):
         async with serve(models, **MODE):
             pass
+
+
+async def test_requests_that_are_sampled_are_exemplars_of_their_buckets(
+    serve: Serve, models: Path, collector: Collector
+) -> None:
+    """By the trace of their client; one that is not sampled, or fails, is none."""
+    accept = ("Accept", "application/openmetrics-text")
+    other = "5" * 32
+    async with (
+        serve(models, http_endpoint="port:0", **MODE) as server,
+        stock_client("grpc", server) as client,
+    ):
+        await infer(client, "other", traceparent=f"00-{other}-{SPAN}-00")
+        await infer(client, "echo", traceparent=SAMPLED)
+        assert server.http is not None
+        async with connect(server.http) as page:
+            answer = await page.ask(message("GET", "/metrics", accept))
+    found = {
+        sample.labels["model"]: sample.exemplar.labels["trace_id"]
+        for family in read_openmetrics(answer.body.decode())
+        for sample in family.samples
+        if sample.exemplar is not None
+    }
+
+    assert {"echo": TRACE} == found

@@ -9,6 +9,7 @@ from types import MappingProxyType, TracebackType
 from typing import Protocol
 
 from xlaserve import errors
+from xlaserve.core.serving.exemplar import Exemplar
 
 REQUEST_BOUNDS_NS = tuple(
     round(milliseconds * 1_000_000)
@@ -199,6 +200,7 @@ class VersionStatistics:
     __slots__ = (
         "_batches",
         "_cached",
+        "_exemplars",
         "_fail_ns",
         "_failures",
         "_inference_count",
@@ -215,6 +217,7 @@ class VersionStatistics:
         self._batches: dict[int, _Executions] = {}
         self._cached = _Cached()
         self._request_buckets = [0] * (len(REQUEST_BOUNDS_NS) + 1)
+        self._exemplars: dict[int, Exemplar] = {}
         self._failures = dict.fromkeys(FailureReason, 0)
         self._fail_ns = 0
         self._inference_count = 0
@@ -293,6 +296,16 @@ class VersionStatistics:
             cached.total_ns += total_ns
             self._last_ns = now_ns
             self._request_buckets[bisect_left(REQUEST_BOUNDS_NS, total_ns)] += 1
+
+    def traced(self, trace_id: int, total_ns: int, now_ns: int) -> None:
+        """Keep a request that was answered and traced as the exemplar of its bucket."""
+        bucket = bisect_left(REQUEST_BOUNDS_NS, total_ns)
+        self._exemplars[bucket] = Exemplar(trace_id, total_ns / 1e9, now_ns / 1e9)
+
+    @property
+    def exemplars(self) -> Mapping[int, Exemplar]:
+        """Return the request that was traced last, by the number of its bucket."""
+        return self._exemplars
 
     def _executions(self, rows: int) -> _Executions:
         size = rows if rows <= EXACT_ROWS else 1 << (rows - 1).bit_length()

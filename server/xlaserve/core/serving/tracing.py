@@ -248,6 +248,8 @@ class Tracing:
                 if self._picked(model, None if parent is None else parent.sampled) is None:
                     continue
             trace_id = new_trace_id() if parent is None else parent.trace_id
+            if call.is_found and not isinstance(outcome, BaseException):
+                call.found.statistics.traced(trace_id, now - call.started_ns, time.time_ns())
             self._keep_span(span_of(call, record, outcome, now, parent, trace_id=trace_id))
 
     def _keep_span(self, span: CallSpan) -> None:

@@ -69,15 +69,23 @@ _REASONS: Mapping[FailureReason, str] = MappingProxyType(
 BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Powers of two, as the sizes of large batches are: see EXACT_ROWS of the statistics."""
 
+REQUEST_SECONDS = "xlaserve_request_seconds"
+"""The histogram whose buckets have exemplars."""
 _SECONDS_LE = tuple(f',le="{bound / 1e9:g}"' for bound in REQUEST_BOUNDS_NS)
+_INFINITE = ',le="+Inf"'
 _ROWS_LE = tuple(f',le="{bound}"' for bound in BATCH_BOUNDS)
+
+
+def seconds_bound(number: int) -> str:
+    """Return the label of a bucket of the times of requests, by its number."""
+    return (*_SECONDS_LE, _INFINITE)[number]
 
 
 def _histogram(bounds: Iterable[str], counts: Iterable[int], total: float) -> list[Row]:
     """Return the rows of a histogram; `counts` has one element more than there are bounds."""
     cumulative = list(accumulate(counts))
     count = cumulative[-1]
-    below = zip((*bounds, ',le="+Inf"'), cumulative, strict=True)
+    below = zip((*bounds, _INFINITE), cumulative, strict=True)
     return [*(("_bucket", le, n) for le, n in below), ("_count", "", count), ("_sum", "", total)]
 
 
@@ -276,7 +284,7 @@ OF_VERSIONS: tuple[Family[VersionReading], ...] = (
         lambda r: () if r.instance is None else one(r.statistics.load_seconds),
     ),
     _of_version(
-        "xlaserve_request_seconds",
+        REQUEST_SECONDS,
         "histogram",
         "Time of the requests that were answered; absent until there is one",
         _request_seconds,

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 import structlog
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.openmetrics import exposition
 
 from xlaserve.core.residence.capacity import Capacity
 from xlaserve.core.residence.lifecycle import State
@@ -21,6 +22,7 @@ from xlaserve.models.mappings import UNLIMITED, Mappings
 from xlaserve.models.python.metrics import ModelMetrics
 from xlaserve.models.storage.fetching import FetchCounts
 from xlaserve.transport.http2.limits import Shared
+from xlaserve.transport.rest.accept import preferred
 from xlaserve.transport.rest.fetching_families import OF_FETCHING
 from xlaserve.transport.rest.held_families import OF_SHARED
 from xlaserve.transport.rest.messages import HttpRequest, HttpResponse
@@ -28,12 +30,20 @@ from xlaserve.transport.rest.metric_families import (
     OF_MODELS,
     OF_SERVER,
     OF_VERSIONS,
+    REQUEST_SECONDS,
     ServerReading,
     VersionReading,
+    seconds_bound,
 )
 from xlaserve.transport.rest.metric_family import escape
 from xlaserve.transport.rest.model_families import written
 from xlaserve.transport.rest.observing_families import OF_OBSERVING, ObservingReading
+from xlaserve.transport.rest.openmetrics import (
+    END,
+    OPENMETRICS_TYPE,
+    exemplar_text,
+    to_openmetrics,
+)
 from xlaserve.transport.rest.routing import Body, Route
 
 _log = structlog.get_logger("metrics")
@@ -86,7 +96,7 @@ class Metrics:
 
     def table(self) -> list[Route]:
         """Return the row of `GET /metrics`."""
-        answer = Body(media_types=(METRICS_TYPE,))
+        answer = Body(media_types=(METRICS_TYPE, OPENMETRICS_TYPE))
         return [
             Route(
                 "GET",
@@ -100,11 +110,41 @@ class Metrics:
         ]
 
     async def show(self, request: HttpRequest) -> HttpResponse:
-        """Answer with all metrics."""
-        return HttpResponse(content_type=METRICS_TYPE, parts=await self.parts())
+        """Answer with all metrics, as OpenMetrics with exemplars where the client prefers that."""
+        offers = [kind.partition(";")[0] for kind in (METRICS_TYPE, OPENMETRICS_TYPE)]
+        accepted = preferred(request.headers.get("Accept", ""), offers)
+        headers = {"Vary": "Accept"}
+        if accepted != offers[1]:
+            return HttpResponse(
+                content_type=METRICS_TYPE, parts=await self.parts(), headers=headers
+            )
+        return HttpResponse(
+            content_type=OPENMETRICS_TYPE, parts=await self.openmetrics(), headers=headers
+        )
+
+    async def openmetrics(self) -> list[bytes]:
+        """Return what `parts` does in the OpenMetrics format, with exemplars."""
+        exemplars = {
+            f"{REQUEST_SECONDS}_bucket{{{_labels(version)}{bounds}": exemplar_text(exemplar)
+            for version in islice(every_version(self._registry), self._max_versions)
+            for number, exemplar in version.statistics.exemplars.items()
+            for bounds in (seconds_bound(number),)
+        }
+        texts = await self._texts()
+        parts = []
+        for text in texts:
+            await asyncio.sleep(0)
+            parts.append(to_openmetrics(text, exemplars).encode())
+        generate: Callable[[CollectorRegistry], bytes] = exposition.generate_latest
+        return [*parts, generate(self._process).removesuffix(END), END]
 
     async def parts(self) -> list[bytes]:
-        """Return the text in pieces, one for each family.
+        """Return the text in pieces, one for each family."""
+        texts = await self._texts()
+        return [*(text.encode() for text in texts), generate_latest(self._process)]
+
+    async def _texts(self) -> list[str]:
+        """Return the text of all but the process, in pieces.
 
         Requests have their turn in between: the rows of one version are of one moment, those of
         different versions are not.
@@ -123,17 +163,14 @@ class Metrics:
         parts = []
         for family_lines in lines:
             await asyncio.sleep(0)
-            parts.append("".join(family_lines).encode())
-        parts.append(self._models().encode())
-        parts.append(self._of_server().encode())
+            parts.append("".join(family_lines))
+        parts += [self._models(), self._of_server()]
         if self._of_code is not None:
-            parts.append(written(self._of_code).encode())
-        parts.append(generate_latest(self._process))
+            parts.append(written(self._of_code))
         return parts
 
     def _add_version(self, lines: Iterable[list[str]], version: Version) -> None:
-        labels = f'model="{escape(version.model)}",version="{escape(version.number)}"'
-        _add(lines, labels, self._reading(version))
+        _add(lines, _labels(version), self._reading(version))
 
     def _reading(self, version: Version) -> VersionReading:
         state, _ = self._registry.shown_state(version)
@@ -173,6 +210,10 @@ class Metrics:
             for fetched in OF_FETCHING:
                 lines += [fetched.head, *fetched.lines("", self._fetching)]
         return "".join(lines)
+
+
+def _labels(version: Version) -> str:
+    return f'model="{escape(version.model)}",version="{escape(version.number)}"'
 
 
 def _add(lines: Iterable[list[str]], labels: str, reading: VersionReading) -> None:
