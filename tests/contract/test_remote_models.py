@@ -235,6 +235,10 @@ async def test_a_cancelled_load_ends_its_fetch(
             await loading
         shelves.fault = None
         shelves.released.set()
+        remotes = server.application.repository.remotes
+        await until(lambda: not remotes.fetching)
+        assert remotes.counts is not None
+        assert (0, 0) == (remotes.counts.models, remotes.counts.retries)
         assert (200, "{}") == await load(server)
 
 

@@ -1,17 +1,22 @@
 import errno
 import os
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from support.memory_store import MemoryStore
+from support.object_server import Handler, serving_objects
 
 from xlaserve.errors import InvalidModel, InvalidSettings
 from xlaserve.models.storage import cache, fetching
 from xlaserve.models.storage.cache import Lease, ModelCache
 from xlaserve.models.storage.fetching import FetchControl
+from xlaserve.models.storage.http_store import HttpStore
 from xlaserve.models.storage.objects import (
     Checksum,
     FetchCancelled,
@@ -203,6 +208,59 @@ def test_a_killed_fetch_is_nothing_whole_and_goes_on(make: Make, folder: Path) -
 
     assert store.contents["1/w"] == (lease.path / "1" / "w").read_bytes()
     assert store.read_bytes["1/w"] <= MIB
+
+
+FETCH = """
+import sys
+from pathlib import Path
+from xlaserve.models.storage.cache import ModelCache
+from xlaserve.models.storage.fetching import FetchControl
+from xlaserve.models.storage.http_store import HttpStore
+from xlaserve.models.storage.units import Wanted
+
+url, folder = sys.argv[1:]
+store = HttpStore(url, seconds=60, max_objects=10)
+cache = ModelCache(Path(folder), 1 << 30, 2)
+cache.prepare()
+objects = tuple(sorted(store.objects(), key=lambda found: found.name))
+cache.take(store, Wanted("m", url, objects), FetchControl(600))
+"""
+
+
+def test_a_process_that_is_killed_leaves_nothing_that_is_taken_for_whole(
+    make: Make, folder: Path
+) -> None:
+    """What it fetched is gone on with, by a range (SIGKILL)."""
+    content = bytes(range(256)) * 20_000
+
+    def stall(handler: Handler, content: bytes) -> bool:
+        start, stop = handler.part(len(content))
+        if start or not handler.name.endswith("w"):
+            return False
+        handler.head(handler.name, stop - start)
+        handler.wfile.write(content[:4_000_000])
+        handler.wfile.flush()
+        handler.shelves.released.wait()
+        return True
+
+    with serving_objects(**{"root/1/w": content, "root/c": b"{}"}) as (url, shelves):
+        shelves.fault = stall
+        command = [sys.executable, "-c", FETCH, url, str(folder)]
+        with subprocess.Popen(command) as process:
+            while not any(p.stat().st_size >= 4_000_000 for p in folder.glob("*/*/1/w")):
+                assert process.poll() is None
+                time.sleep(0.01)
+            process.kill()
+        store = HttpStore(url, seconds=5, max_objects=10)
+        objects = tuple(sorted(store.objects(), key=lambda found: found.name))
+        row, made = Wanted("m", url, objects), make()
+        assert made.held(row) is None
+
+        lease = made.take(store, row, FetchControl(60))
+
+    assert content == (lease.path / "1" / "w").read_bytes()
+    last = ("GET", "root/1/w", f"bytes=4000000-{len(content) - 1}")
+    assert last in shelves.asked
 
 
 def test_leftovers_that_nobody_can_resume_are_removed_at_the_start(

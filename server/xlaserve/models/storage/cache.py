@@ -59,6 +59,12 @@ class ModelCache:
         self._lock = threading.Lock()
         self._log = structlog.get_logger("storage")
 
+    @property
+    def fetching(self) -> int:
+        """Return the number of fetches in progress."""
+        with self._lock:
+            return len(self._open)
+
     def prepare(self) -> None:
         """Make the folder, and remove what killed processes left that nobody can resume.
 

@@ -132,8 +132,8 @@ def read_part(
             failed += 1
             if not problem.is_transient or failed >= ATTEMPTS:
                 raise
-            control.counts.add(retries=1)
             control.pause(_pause_seconds(failed))
+            control.counts.add(retries=1)
 
 
 class _Download:
@@ -170,8 +170,8 @@ class _Download:
                 failed = 1 if self._position > before else failed + 1
                 if not problem.is_transient or failed >= ATTEMPTS:
                     raise
-                self._control.counts.add(retries=1)
                 self._control.pause(_pause_seconds(failed))
+                self._control.counts.add(retries=1)
         self._store.confirm(self._found)
         self._check()
 

@@ -55,6 +55,11 @@ class Remotes:
         """Return the counts of what was fetched; None where nothing ever is."""
         return None if self._cache is None else self._cache.counts
 
+    @property
+    def fetching(self) -> int:
+        """Return the number of fetches in progress."""
+        return 0 if self._cache is None else self._cache.fetching
+
     def at(self, root: Path) -> RemotePart | None:
         """Return the part of a root; None for one of the disk."""
         return next((part for part in self.parts if part.root == root), None)
