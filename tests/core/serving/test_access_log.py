@@ -188,6 +188,34 @@ async def test_executed_calls_are_drawn_too(tmp_path: Path) -> None:
     assert ["in", "in too", "slow"] == [line["id"] for line in await world.lines()]
 
 
+async def test_lines_of_a_burst_are_made_before_it_ends(tmp_path: Path) -> None:
+    """And are handed over together: the thread is not woken for each batch."""
+    world = World(tmp_path / "access", max_pending=1000)
+    version = SimpleNamespace(model="m", number="3")
+    for number in range(300):
+        call = InferCall()
+        call.found, call.id = cast(Any, version), str(number)
+        world.admit(call)
+        call.end(Executed({}, world.now, world.now, 1))
+        assert call.record is not None
+        if number != 7:
+            call.record.bytes_out = 0
+        if number % 64 == 63:
+            await asyncio.sleep(0)
+    made, waiting = world.log._made_count, len(world.log._pending)
+    assert world.log._thread._thread is None
+
+    lines = await world.lines()
+
+    assert made >= 127
+    assert 300 == made + waiting
+    # One waits for its answer.
+    numbers = [int(line["id"]) for line in lines]
+    assert numbers[:7] == list(range(7))
+    assert sorted(numbers) == list(range(300))
+    assert numbers.index(7) > 120
+
+
 async def test_parts_of_a_call_have_no_record_of_their_own(tmp_path: Path) -> None:
     world = World(tmp_path / "access")
     whole = world.admit(NotedCall(model="ensemble"))

@@ -125,7 +125,7 @@ _NO_CONSTANTS = _Constants(Peer(), None, None, msgspec.Raw(), msgspec.Raw())
 class Lines:
     """Writes entries as lines: ASCII, without control characters, of a bounded length.
 
-    Of the thread that writes the log, alone.
+    Of the event loop, as those who make the entries.
     """
 
     def __init__(

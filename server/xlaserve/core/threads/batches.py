@@ -24,7 +24,9 @@ class BatchThread(Generic[T]):
         self._name = name
         self._work = work
         self._max_items = max_items
-        self._queue: SimpleQueue[Sequence[T] | Callable[[], None] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[Sequence[T], int] | Callable[[], None] | None] = (
+            SimpleQueue()
+        )
         self._lock = threading.Lock()
         self._waiting = 0
         self._thread: threading.Thread | None = None
@@ -35,11 +37,15 @@ class BatchThread(Generic[T]):
         """Return how many items more may be handed over."""
         return self._max_items - self._waiting
 
-    def put(self, items: Sequence[T]) -> None:
-        """Hand over items; the caller has seen that there is room for them (`free`)."""
+    def put(self, items: Sequence[T], count: int | None = None) -> None:
+        """Hand over items; the caller has seen that there is room for them (`free`).
+
+        They count as `count` items, where each of them stands for several.
+        """
+        weight = len(items) if count is None else count
         with self._lock:
-            self._waiting += len(items)
-        self._hand_over(items)
+            self._waiting += weight
+        self._hand_over((items, weight))
 
     def call(self, function: Callable[[], None]) -> None:
         """Have a function called in the thread, behind what was handed over."""
@@ -59,7 +65,7 @@ class BatchThread(Generic[T]):
         thread.join(seconds)
         return not thread.is_alive()
 
-    def _hand_over(self, item: Sequence[T] | Callable[[], None]) -> None:
+    def _hand_over(self, item: tuple[Sequence[T], int] | Callable[[], None]) -> None:
         if self._is_closed:
             return
         self._queue.put(item)
@@ -73,12 +79,12 @@ class BatchThread(Generic[T]):
                 if callable(item):
                     item()
                 else:
-                    self._work(item)
+                    self._work(item[0])
             except Exception as error:
                 # One batch that cannot be worked off must not end the thread.
                 _log.error("a batch was lost", thread=self._name, exc_info=error)
             finally:
                 if not callable(item):
                     with self._lock:
-                        self._waiting -= len(item)
+                        self._waiting -= item[1]
                 del item
