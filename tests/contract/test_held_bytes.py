@@ -169,9 +169,19 @@ async def test_what_a_message_of_a_stream_becomes_is_held_as_well(tmp_path: Path
     assert "the tensors" in answers[0].error_message
 
 
-async def test_binary_strings_over_http_are_held_as_well(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("path", "settings"),
+    [
+        ("/v2/models/bytes/infer", {}),
+        ("/invocations", {"sagemaker": True}),
+    ],
+)
+async def test_binary_strings_over_http_are_held_as_well(
+    tmp_path: Path, path: str, settings: dict[str, Any]
+) -> None:
+    """Six bytes for each element become some sixty, of each of many bodies that come at once."""
     identity_models.write(tmp_path / "models", "bytes", "BYTES")
-    settings: Any = {"max_held_bytes": 4 * MIB, "load_model": ("bytes",)}
+    settings = {"max_held_bytes": 4 * MIB, "load_model": ("bytes",), **settings}
     count = ELEMENTS // 8
     raw = b"\2\0\0\0ab" * count
     described = {
@@ -183,11 +193,17 @@ async def test_binary_strings_over_http_are_held_as_well(tmp_path: Path) -> None
     text = json.dumps({"inputs": [described]}).encode()
     length = ("Inference-Header-Content-Length", str(len(text)))
     async with serving(tmp_path, tmp_path / "models", http_endpoint="port:0", **settings) as server:
-        assert server.http is not None
-        async with connect(server.http) as client:
-            request = message("POST", "/v2/models/bytes/infer", length, body=text + raw)
-            answer = await client.ask(request)
+        url = server.http
+        assert url is not None
+
+        async def ask() -> tuple[int, str]:
+            async with connect(url) as client:
+                answer = await client.ask(message("POST", path, length, body=text + raw))
+            return answer.status, answer.error
+
+        answers = await asyncio.gather(*(ask() for _ in range(8)))
         await until(lambda: server.application.ledger.held == 0)
 
-    assert 503 == answer.status
-    assert "the tensors" in answer.error
+    assert {503} == {status for status, _ in answers}
+    assert any("the tensors" in error for _, error in answers)
+    assert all("max_held_bytes" in error for _, error in answers)

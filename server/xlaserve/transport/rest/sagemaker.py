@@ -10,6 +10,7 @@ import msgspec
 from xlaserve.core.residence.multi_model import MAX_PAGE, HostedModel, MultiModelContainer
 from xlaserve.core.serving.call import Api, Operation
 from xlaserve.core.serving.engine import Engine
+from xlaserve.core.serving.made_arrays import made_bytes
 from xlaserve.errors import InvalidParameter
 from xlaserve.transport.rest.infer_request import BINARY_OUTPUT
 from xlaserve.transport.rest.infer_response import HEADER_LENGTH, write_infer_response
@@ -261,6 +262,9 @@ class SageMakerRoutes:
             request.grow(await parsed_bytes(self._threads, info, text), "the parsed body")
             read = partial(self._reader.read, info, model, request, body)
             asked = await self._threads.run(len(body), read)
+            if len(text) < len(body):
+                # Of what is not text nothing was counted beforehand.
+                request.grow(made_bytes(asked.inference.inputs), "the tensors")
         if asked.form in BINARY_TYPES:
             parameters[BINARY_OUTPUT] = True
         inference = msgspec.structs.replace(
