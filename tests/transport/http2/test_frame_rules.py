@@ -772,3 +772,42 @@ def test_a_stream_too_many_is_counted_as_a_control_frame() -> None:
 
     assert lives
     assert [*["RST_STREAM"] * MOST, "GOAWAY"] == [text.split()[0] for text in client.ended]
+
+
+# --- header blocks in progress (6.10, 10.5.1) ---------------------------------------------------
+
+
+def _pieces(stream: int) -> tuple[Frame, Frame, Frame]:
+    first, second, last = REQUEST[:5], REQUEST[5:9], REQUEST[9:]
+    return (
+        headers(stream, first, end_headers=False),
+        continuation(stream, second, end_headers=False),
+        continuation(stream, last),
+    )
+
+
+def test_a_block_in_progress_is_on_the_ledger_until_its_end() -> None:
+    client = MemoryClient(Unary())
+    held = []
+    for piece in (*_pieces(1), *_pieces(3)):
+        client.send(piece)
+        held.append(client.ledger.held)
+
+    assert [5, 9, 0, 5, 9, 0] == held
+    assert {1, 3} == set(client.core.streams)
+
+
+def test_a_block_has_the_time_of_a_message_from_its_own_beginning() -> None:
+    """However long the connection has been there; then it ends, and nothing is held."""
+    client = MemoryClient(Unary())
+    for _ in range(9):
+        client.core.sweep(2, 2)
+    client.send(_pieces(1)[0])
+    for _ in range(2):
+        client.core.sweep(2, 2)
+    assert client.alive
+    client.core.sweep(2, 2)
+    client.taken()
+
+    assert ["GOAWAY ENHANCE_YOUR_CALM"] == client.ended
+    assert 0 == client.ledger.held
