@@ -19,12 +19,12 @@ FAILED = {
 }
 
 
-def judged(sight: Sight, **changes: Any) -> Outcome:
+def judged(sight: Sight, others: Sight | None = None, **changes: Any) -> Outcome:
     stage, outcome = chaos._Stage(cast(Any, None), cast(Any, None), cast(Any, None)), Outcome()
     stage.outages.append((DOWN, UP))
     for name, value in changes.items():
         setattr(stage, name, value)
-    chaos._judge(stage, sight, (50.0, 200.0), outcome, timed=True)
+    chaos._judge(stage, (sight, others or Sight()), (50.0, 200.0), outcome, timed=True)
     return outcome
 
 
@@ -46,10 +46,13 @@ def test_an_end_that_nobody_expects_is_found() -> None:
     assert ["unexpected ends of loads and others"] == outcome.failing
 
 
-def test_latencies_are_compared_with_the_quiet_ones_but_not_those_of_a_start() -> None:
-    quiet = [(10.0 + at, 0.01) for at in range(30)]
-    starting, slow = [(104.0, 5.0)], [(150.0 + at, 0.04) for at in range(30)]
+def test_latencies_are_compared_with_those_beside_but_not_those_of_a_start() -> None:
+    """What was before says nothing: the machine was another then."""
+    others = Sight(latencies=[(150.0 + at, 0.01) for at in range(30)])
+    before, starting = [(10.0, 9.0)], [(104.0, 5.0)]
+    fine = [(150.0 + at, 0.03) for at in range(30)]
+    slow = [(150.0 + at, 0.04) for at in range(30)]
 
-    assert judged(Sight(latencies=quiet + starting)).holds
-    failing = judged(Sight(latencies=quiet + starting + slow)).failing
-    assert ["p99, in times of the quiet one"] == failing
+    assert judged(Sight(latencies=before + starting + fine), others).holds
+    failing = judged(Sight(latencies=before + starting + slow), others).failing
+    assert ["p99, in times of a server without chaos"] == failing

@@ -70,18 +70,24 @@ def chaos(
 ) -> Outcome:
     """Load, reload, flood, read slowly, leave, fill the disk, and kill the server once a minute.
 
-    Clients in a process of their own ask meanwhile; `timed` judges how long they wait.
+    Clients in a process of their own ask meanwhile; `timed` judges how long they wait, beside
+    others that ask a second server, without chaos, at the same time: a machine that is busy is so
+    for both.
     """
     export_models(folder / "models")
+    export_models(folder / "calm" / "models")
     export_plus(folder / "models", "changing", 3)
     outcome = Outcome()
     with _small_disk(folder / "scratch") as is_small:
         flags = {"scratch_directory": folder / "scratch", "max_held_bytes": 256 * MIB}
-        launch = Launch(folder, flags)
+        launch, beside = Launch(folder, flags), Launch(folder / "calm", {})
         try:
-            subject = launch.start()
+            subject, calm = launch.start(), beside.start()
             stage = _Stage(launch, subject, Random("chaos"))
-            with bystanders(subject.grpc, subject.http) as sight:
+            with (
+                bystanders(subject.grpc, subject.http) as sight,
+                bystanders(calm.grpc, calm.http) as others,
+            ):
                 time.sleep(_QUIET_SECONDS)
                 began = time.time()
                 _make(stage, seconds, kill_every)
@@ -89,13 +95,13 @@ def chaos(
                 # Without chaos again: what was in flight ends.
                 time.sleep(1)
             outcome.note("disk", f"of {_DISK_BYTES / MIB:g} MiB" if is_small else "not limited")
-            _judge(stage, sight, (began, ended), outcome, timed=timed)
+            _judge(stage, (sight, others), (began, ended), outcome, timed=timed)
             _judge_end(stage, outcome)
             outcome.at_most("status of the exit", abs(launch.stop()), 0)
         finally:
-            if launch.process is not None:
-                launch.process.kill()
-                launch.process.wait()
+            for process in filter(None, (launch.process, beside.process)):
+                process.kill()
+                process.wait()
     return outcome
 
 
@@ -255,12 +261,13 @@ def _flood(stage: _Stage, random: Random) -> None:
 
 def _judge(
     stage: _Stage,
-    sight: Sight,
+    sights: tuple[Sight, Sight],
     span: tuple[float, float],
     outcome: Outcome,
     *,
     timed: bool,
 ) -> None:
+    sight, others = sights
     outcome.note("length", f"{span[1] - span[0]:.0f} s")
     outcome.note("what there was", dict(sorted(stage.counts.items())))
     outcome.note("requests of bystanders", sight.asked)
@@ -275,16 +282,21 @@ def _judge(
     outcome.note("in flight at a SIGKILL, or before the start", len(sight.failed) - len(lost))
     outcome.none("lost otherwise", lost)
     outcome.none("unexpected ends of loads and others", stage.unexpected)
-    quiet = [seconds for began, seconds in sight.latencies if began < span[0]]
-    during = [
-        seconds
-        for began, seconds in sight.latencies
-        if span[0] <= began <= span[1] and not any(a <= began <= b + 1 for a, b in stage.outages)
-    ]
-    p99, least = percentile(during, 99) * 1e3, percentile(quiet, 99) * 1e3
+    before = percentile([seconds for began, seconds in sight.latencies if began < span[0]], 99)
+
+    def counts(began: float) -> bool:
+        starting = any(down <= began <= start + 1 for down, start in stage.outages)
+        return span[0] <= began <= span[1] and not starting
+
+    def during(seen: Sight) -> float:
+        return percentile([seconds for began, seconds in seen.latencies if counts(began)], 99)
+
+    p99, calm = during(sight), during(others)
     if timed:
-        outcome.at_most("p99, in times of the quiet one", round(p99 / max(least, 1e-3), 1), 3)
-    outcome.note("p99, quiet and in chaos", f"{least:.1f} and {p99:.1f} ms")
+        times = round(p99 / max(calm, 1e-6), 1)
+        outcome.at_most("p99, in times of a server without chaos", times, 3)
+    shown = f"{before * 1e3:.1f}, {p99 * 1e3:.1f} and {calm * 1e3:.1f} ms"
+    outcome.note("p99, before chaos, in it, and without it beside", shown)
 
 
 def _judge_end(stage: _Stage, outcome: Outcome) -> None:

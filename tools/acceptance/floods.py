@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from xlaserve.settings import Settings
 
 _TRIES = 3
 """Disturbances of a shared machine make a latency longer: the shortest of so many counts."""
-_BACK_SECONDS = 5.0
+_BACK_SECONDS = 10.0
+"""How long memory is waited for: that of long messages is kept for 5 s, for the next of them."""
 _SETTLE_SECONDS = 0.5
 _LATE_SECONDS = 0.5
 """How late the end of a connection may reach its client, on a machine with other work."""
@@ -209,7 +211,7 @@ def silent(folder: Path, *, count: int = 2000) -> Outcome:
                 stack.callback(attackers[-1].close)
             # From the accept on: each is sent the SETTINGS of the server then.
             for attacker in attackers:
-                attacker.read(lambda attacker=attacker: bool(attacker.came))
+                attacker.read(partial(_is_greeted, attacker))
             connected = time.monotonic()
             # The slots are taken until the first are dropped; then there are slots for others.
             while not all(attacker.ended for attacker in attackers):
@@ -232,6 +234,10 @@ def silent(folder: Path, *, count: int = 2000) -> Outcome:
     finally:
         launch.stop()
     return outcome
+
+
+def _is_greeted(attacker: Attacker) -> bool:
+    return bool(attacker.came)
 
 
 # --- H4 ----------------------------------------------------------------------------------------
