@@ -55,7 +55,7 @@ def remote(tmp_path: Path, place: tuple[str, Shelves]) -> dict[str, Any]:
         "http_endpoint": "port:0",
         "remote_schemes": ("http",),
         "remote_cache_directory": str(tmp_path / "cache"),
-        "remote_stall_seconds": 5.0,
+        "remote_stall_seconds": 30.0,
     }
 
 

@@ -251,7 +251,7 @@ def test_a_process_that_is_killed_leaves_nothing_that_is_taken_for_whole(
                 assert process.poll() is None
                 time.sleep(0.01)
             process.kill()
-        store = HttpStore(url, seconds=5, max_objects=10)
+        store = HttpStore(url, seconds=60, max_objects=10)
         objects = tuple(sorted(store.objects(), key=lambda found: found.name))
         row, made = Wanted("m", url, objects), make()
         assert made.held(row) is None

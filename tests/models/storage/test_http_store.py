@@ -26,15 +26,14 @@ def place() -> Iterator[tuple[str, Shelves]]:
 
 
 def store(url: str, **changes: float) -> HttpStore:
-    limits = {"seconds": 5.0, "max_objects": 100} | changes
+    limits = {"seconds": 30.0, "max_objects": 100} | changes
     return HttpStore(url, seconds=limits["seconds"], max_objects=int(limits["max_objects"]))
 
 
 def fetched(place: tuple[str, Shelves], target: Path, **changes: float) -> bytes:
     """Fetch the one large object as a load does."""
-    made = store(place[0], **changes)
-    (found,) = [one for one in made.objects() if one.name == "m/1/w"]
-    fetch_file(made, found, target, FetchControl(60))
+    (found,) = [one for one in store(place[0]).objects() if one.name == "m/1/w"]
+    fetch_file(store(place[0], **changes), found, target, FetchControl(60))
     return target.read_bytes()
 
 
@@ -177,7 +176,7 @@ def test_a_hostile_answer_is_refused(
     place: tuple[str, Shelves], tmp_path: Path, fault: Fault, reason: str
 ) -> None:
     place[1].fault = fault
-    stall = 0.2 if fault is stalls else 5.0
+    stall = 0.2 if fault is stalls else 30.0
 
     with pytest.raises(StoreProblem, match=reason):
         fetched(place, tmp_path / "w", seconds=stall)
