@@ -188,8 +188,11 @@ async def test_executed_calls_are_drawn_too(tmp_path: Path) -> None:
     assert ["in", "in too", "slow"] == [line["id"] for line in await world.lines()]
 
 
-async def test_lines_of_a_burst_are_made_before_it_ends(tmp_path: Path) -> None:
+async def test_lines_of_a_burst_are_made_before_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And are handed over together: the thread is not woken for each batch."""
+    monkeypatch.setattr("xlaserve.core.serving.access_log._FLUSH_SECONDS", 3600)
     world = World(tmp_path / "access", max_pending=1000)
     version = SimpleNamespace(model="m", number="3")
     for number in range(300):
