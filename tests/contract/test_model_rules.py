@@ -394,9 +394,8 @@ async def test_who_manages_some_models_changes_nothing_of_the_server(
     path = route.path.replace("{region}", "r")
     answer = await place.ask(route.method, path, body=json.dumps(body).encode())
 
-    if "cudasharedmemory" in route.path:  # nothing can be registered, by anybody
-        assert answer.status in (200, 501)
-        return
+    if answer.status == 501 and "cudasharedmemory" in route.path:
+        return  # nobody registers anything where JAX does not run on CUDA
     assert 403 == answer.status
     assert "caller 'tenant' may not manage the whole server" == answer.error
 

@@ -43,7 +43,9 @@ class RestTarget:
         address = self._address
         headers, body = infer_body(inputs, binary=self._binary)
         path = f"{address.prefix}{model_path(self._model, self._version)}/infer"
-        request = RestRequest(address.authority, path, headers, body).encode()
+        request = RestRequest(
+            address.authority, path, {**headers, **address.headers}, body
+        ).encode()
 
         async def connect(load: Load, _streams: int) -> Connection:
             loop = asyncio.get_running_loop()
