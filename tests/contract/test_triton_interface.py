@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc.aio as triton
+import tritonclient.http.aio as triton_http
 from support.asking import given
 from support.python_models import VECTORS, Start, starting, write
 from support.server import Serve
@@ -205,10 +206,47 @@ async def test_what_is_not_obeyed_is_refused_or_named(
     environment = 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "e.tar.gz" } }'
     write(root, "environment", CODES, SAYS + environment, {}, BEGIN)
     write(
-        root, "ready", CODES + "\n    def is_ready(self):\n        return True\n", SAYS, {}, BEGIN
+        root,
+        "ready",
+        CODES + "\n    def is_ready(self):\n        return False\n",
+        SAYS + PROCESS,
+        {},
+        BEGIN,
     )
     async with start(load="ready") as client:
         text = await client.refused("environment")
+        is_ready = await client.grpc.is_model_ready("ready")
 
+    assert is_ready
     assert "failed to load 'environment', parameter 'EXECUTION_ENV_PATH'" in text
-    assert "is_ready of the code is not called" in capsys.readouterr().out
+    assert "is_ready of code in a process is not called" in capsys.readouterr().out
+
+
+READY = {
+    "yes": "def is_ready(self):\n        return True",
+    "no": "def is_ready(self):\n        return False",
+    "later": "async def is_ready(self):\n        return os.path.exists(os.environ['PATH_OF_TEST'])",
+    "fails": "def is_ready(self):\n        raise ValueError('no')",
+    "odd": "def is_ready(self):\n        return 1",
+}
+
+
+async def test_a_model_is_ready_where_its_code_says_so(
+    start: Any, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, code in READY.items():
+        write(root, name, f"{CODES}\n    {code}\n", SAYS, {}, BEGIN)
+    monkeypatch.setenv("PATH_OF_TEST", str(root / "there"))
+    async with start(http_endpoint="port:0") as client:
+        async with triton_http.InferenceServerClient(client.server.http) as over_http:
+            asked = {name: await client.grpc.is_model_ready(name) for name in READY}
+            by_http = {name: await over_http.is_model_ready(name, "1") for name in READY}
+            (root / "there").touch()
+            later = await client.grpc.is_model_ready("later")
+        answered = await client.fails(
+            "no", x=np.zeros(1, np.float32), parameters={"code": "UNKNOWN"}
+        )
+
+    assert {name: name == "yes" for name in READY} == asked == by_http
+    assert later
+    assert "An Error Occurred" in answered

@@ -241,6 +241,20 @@ WORKERS: tuple[Worker, ...] = (
         "`Outbox.post` to the loop",
     ),
     Worker(
+        "models/python/readiness.py: CodeReadiness.ask",
+        "`python MODEL is_ready`",
+        "asks the code of one copy whether it is ready, once",
+        "whatever the code touches",
+        "the future of who asked",
+    ),
+    Worker(
+        "models/python/readiness.py: CodeReadiness._answer",
+        "the same, with an event loop of its own",
+        "runs `is_ready` where that is a coroutine",
+        "as above",
+        "as above",
+    ),
+    Worker(
         "models/python/threads.py: LoopThread.__init__",
         "the same, with an event loop of its own",
         "runs the coroutines of one copy of a Python model side by side",

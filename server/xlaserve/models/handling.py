@@ -1,6 +1,7 @@
 """The interface of models that are handed requests, and answer them in threads of their own."""
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -29,6 +30,15 @@ class AnswerParameters(NamedTuple):
 
 
 NO_TENSOR_PARAMETERS = TensorParameters()
+
+
+@runtime_checkable
+class SaysReady(Protocol):
+    """A model whose code says whether it is ready."""
+
+    def ask_ready(self) -> "Sequence[Future[bool]]":
+        """Return what it is asked, which never fails; it is ready if all say so."""
+        ...
 
 
 class ModelRequest(Protocol):

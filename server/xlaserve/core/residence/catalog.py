@@ -16,11 +16,15 @@ from xlaserve.errors import (
     VersionNotFound,
 )
 from xlaserve.models.config_served import ServedConfig
+from xlaserve.models.handling import SaysReady
 from xlaserve.models.loaded import ModelInfo
 from xlaserve.settings import Settings
 
 _REFRESH_SECONDS = 5.0
 """Seconds for which an index waits for the listing of stores."""
+
+READY_SECONDS = 5.0
+"""How long the code of a model is asked whether it is ready, as in Triton; then it is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,17 @@ class Catalog:
         model = self._registry.find(name)
         if version and model is not None and version not in model.versions:
             raise VersionNotFound(name, version)
-        return self._registry.ready(name, version)
+        return self._registry.ready(name, version) and await self._says_ready(name, version)
+
+    async def _says_ready(self, name: str, version: str) -> bool:
+        """Ask the code of a model that is loaded, where it has something to say."""
+        runner = self._registry.resolve(name, version)[1].runner
+        code = getattr(runner, "handling", None) or runner  # it may serve sequences
+        asked = code.ask_ready() if isinstance(code, SaysReady) else ()
+        if not asked:
+            return True
+        done, late = await asyncio.wait(map(asyncio.wrap_future, asked), timeout=READY_SECONDS)
+        return not late and all(one.result() for one in done)
 
     def describe(self, name: str, version: str = "") -> tuple[ModelInfo, list[str]]:
         """Return what a model is and the versions that answer; raises as an inference would."""

@@ -78,7 +78,8 @@ class Answer:
 class PythonModel:
     """A model in Python: subclass it once in model.py, and override `infer`.
 
-    Each copy is an object with a thread of its own, in which all of its methods are called.
+    Each copy is an object with a thread of its own, in which all of its methods but `is_ready` are
+    called.
 
     `infer` is a function, a generator that yields any number of answers (the model is decoupled
     then), or either of them `async`: then one copy works on many requests at a time.
@@ -101,6 +102,13 @@ class PythonModel:
     def infer(self, inputs: Arrays) -> Any:
         """Return the outputs by name; may take a `Request` as second argument."""
         raise NotImplementedError
+
+    def is_ready(self) -> Any:
+        """Tell whether the model would answer well, where a client asks; may be `async`.
+
+        Called in a thread of its own, beside `infer`. No answer within five seconds is no.
+        """
+        return True
 
     def unload(self) -> None:
         """Clean up; called once, behind the last request."""

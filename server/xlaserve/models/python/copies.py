@@ -18,6 +18,7 @@ from xlaserve.models.python.context import Context
 from xlaserve.models.python.failures import failure
 from xlaserve.models.python.inputs import on_host
 from xlaserve.models.python.outputs import OutputCheck
+from xlaserve.models.python.readiness import CodeReadiness
 from xlaserve.models.python.threads import CodeThread, LoopThread, PlainThread, wait_for
 
 Freed: TypeAlias = Callable[[], None]
@@ -86,6 +87,8 @@ class OwnCopy:
         self._loop = LoopThread(title) if is_async(model.infer) else None
         self._thread: CodeThread = self._loop or PlainThread(title)
         self._run = self._chosen(model.infer)
+        is_asked = type(model).is_ready is not PythonModel.is_ready
+        self.readiness = CodeReadiness(self._name, model.is_ready) if is_asked else None
 
     def _chosen(self, infer: Callable[..., Any]) -> Callable[[ModelRequest], Any]:
         if inspect.isasyncgenfunction(infer):

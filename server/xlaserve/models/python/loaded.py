@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 
 import structlog
 
 from xlaserve.models.handling import ModelRequest
 from xlaserve.models.loaded import ModelInfo, Value
 from xlaserve.models.python.copies import Copy
+from xlaserve.models.python.readiness import ask_all
 from xlaserve.models.python.waiting import Waiting
 from xlaserve.models.uncompiled import UncompiledModel
 
@@ -60,6 +62,10 @@ class LoadedPython(UncompiledModel):
         waiting = Waiting(self._name, self.info, inputs)
         self._copies[replica].handle([waiting.request], waiting.freed)
         return waiting.result()
+
+    def ask_ready(self) -> "Sequence[Future[bool]]":
+        """Return what the code of its copies is asked; empty where it has no `is_ready`."""
+        return ask_all(self._copies)
 
     def expected_seconds(self, rows: int) -> float:
         """Return infinity: nothing was measured."""

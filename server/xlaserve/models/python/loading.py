@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
-import structlog
-
 from xlaserve.errors import InvalidModel, LoadCancelled
 from xlaserve.models import optional_inputs, placement
 from xlaserve.models.config import ModelConfig
@@ -186,11 +184,6 @@ def _tritons(kind: type, code: ModelCode, context: LoadContext) -> Making:
         raise InvalidModel("its TritonPythonModel has no method 'execute'")
     config = completed(context.model, context.config, kind)
     _check_environment(config)
-    if hasattr(kind, "is_ready"):
-        structlog.get_logger("python").warning(
-            "is_ready of the code is not called: the model is ready once it is loaded",
-            model=context.model,
-        )
     info = _info(agreed(config, None), config, is_decoupled=config.is_decoupled, is_own=False)
     message = ServedConfig(context.model, config, info).message()
     args = {

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import structlog
 
 from xlaserve.errors import InvalidModel
 from xlaserve.models.config import ModelConfig
@@ -277,6 +278,11 @@ class Child:
             made = loading.make_here(Path(said["directory"]), context)
             self._copy = made.make(said["replica"])
             self._copy.load()
+            if getattr(self._copy, "readiness", None) is not None:
+                structlog.get_logger("python").warning(
+                    "is_ready of code in a process is not called: it is ready once it is loaded",
+                    model=context.model,
+                )
         except InvalidModel as error:
             self._pipe.send({"kind": "failed", "text": str(error)})
         except BaseException as error:

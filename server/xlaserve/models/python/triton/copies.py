@@ -11,6 +11,7 @@ from xlaserve.models.python.calls import computing
 from xlaserve.models.python.copies import UNLOAD_SECONDS, Freed
 from xlaserve.models.python.failures import failure, told
 from xlaserve.models.python.outputs import OutputCheck
+from xlaserve.models.python.readiness import CodeReadiness
 from xlaserve.models.python.threads import CodeThread, LoopThread, PlainThread, wait_for
 from xlaserve.models.python.triton.messages import ServedRequest, error_code
 from xlaserve.models.python.triton.responses import InferenceResponse
@@ -40,6 +41,8 @@ class TritonCopy:
         title = f"python {self.name} {replica}"
         self._loop = LoopThread(title) if inspect.iscoroutinefunction(model.execute) else None
         self._thread: CodeThread = self._loop or PlainThread(title)
+        asked = getattr(model, "is_ready", None)
+        self.readiness = None if asked is None else CodeReadiness(self.name, asked)
 
     def load(self) -> None:
         """Call `initialize`, where there is one."""
