@@ -2,20 +2,17 @@
 
 import threading
 from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import orjson
 
 from xlaserve.tensors import Datatype, Tensor
 
-try:
-    import simdjson
-except ImportError:
-    READS_ARRAYS = False
-else:
-    READS_ARRAYS = True
+READS_ARRAYS = find_spec("simdjson") is not None
 """Whether `read_numbers` reads anything here: simdjson has no wheels for every Python."""
 
 _Form: TypeAlias = tuple[str, type[np.generic]]
@@ -39,14 +36,18 @@ def read_numbers(datatype: Datatype, text: bytes) -> Tensor | None:
         return None
     name, dtype = form
     try:
-        # A parser holds one document, so that each thread has its own.
-        parser = _PARSERS.parser
-    except AttributeError:
-        parser = _PARSERS.parser = simdjson.Parser()
-    try:
-        return np.frombuffer(parser.parse(text).as_buffer(of_type=name), dtype)
+        # A list alone has an `as_buffer`.
+        return np.frombuffer(_parser().parse(text).as_buffer(of_type=name), dtype)
     except (AttributeError, RuntimeError, TypeError, ValueError):
         return None
+
+
+def _parser() -> Any:
+    """Return the parser of this thread: one holds a single document."""
+    found = getattr(_PARSERS, "parser", None)
+    if found is None:
+        found = _PARSERS.parser = import_module("simdjson").Parser()
+    return found
 
 
 def write_with_numbers(value: object) -> bytes:
