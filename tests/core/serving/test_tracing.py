@@ -12,6 +12,7 @@ from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.infer_call import Executed, InferCall
 from xlaserve.core.serving.opentelemetry import OpenTelemetry
 from xlaserve.core.serving.spans import CallSpan
+from xlaserve.core.serving.statistics import VersionStatistics
 from xlaserve.core.serving.tracing import TIMESTAMPS, TraceSetting, Tracing
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-"
@@ -51,7 +52,9 @@ class World:
     ) -> InferCall:
         call = InferCall()
         call.headers, call.parent = headers, parent
-        call.found = cast(Any, SimpleNamespace(model=model, number="1"))
+        call.found = cast(
+            Any, SimpleNamespace(model=model, number="1", statistics=VersionStatistics())
+        )
         call.is_found = True
         self.gates.admit(call)
         return call
