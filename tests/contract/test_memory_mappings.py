@@ -21,14 +21,14 @@ ROOM = 160
 """For some of them: each has two programs of about 20 mappings and more."""
 
 
-def network(params: dict[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
-    hidden = jax.nn.relu(x @ params["w1"])
-    hidden = jnp.tanh(hidden @ params["w2"])
-    return {"y": jax.nn.softmax(hidden @ params["w3"], axis=1)}
-
-
 def write(root: Path, name: str, number: int, batch_sizes: str = "1,2") -> None:
-    """Write a model like no other: what has the same parameters might share programs one day."""
+    """Write a model like no other: those of one computation share their programs."""
+
+    def network(params: dict[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
+        hidden = jax.nn.relu(x @ params["w1"])
+        hidden = jnp.tanh(hidden @ params["w2"] + number)
+        return {"y": jax.nn.softmax(hidden @ params["w3"], axis=1)}
+
     weights = {
         key: np.full((size, width), 0.01 + number * 1e-4, np.float32)
         for key, (size, width) in {"w1": (64, 128), "w2": (128, 128), "w3": (128, 10)}.items()

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -26,13 +25,16 @@ CLIENTS = 3
 
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Forty models that are alike, and two others, which are three times as large."""
+    """Forty models as large as one another, and two that are three times as large.
+
+    Each is a computation of its own: those of one share their programs, and add next to nothing.
+    """
     root = tmp_path_factory.mktemp("alike")
-    export_adder(root / "m0/1", 1)
-    for index in range(1, MODELS):
-        shutil.copytree(root / "m0", root / f"m{index}")
-    export_adder(root / "large0/1", 1, bytes_besides=2 * size_of(root))
-    shutil.copytree(root / "large0", root / "large1")
+    for index in range(MODELS):
+        export_adder(root / f"m{index}/1", 1, computation=1 + index)
+    for index in range(2):
+        besides = 2 * size_of(root)
+        export_adder(root / f"large{index}/1", 1, bytes_besides=besides, computation=101 + index)
     return root
 
 

@@ -145,17 +145,18 @@ async def test_sizes_never_add_up_to_more_than_the_capacity(
     start: StartRuntime, models: Shelf
 ) -> None:
     """Case 12: a load that would be too much is refused, and fits once another model is gone."""
-    settings = {"default_model_size_bytes": MIB, "memory_wait_seconds": 0}
-    async with start(capacity_bytes=10 * MIB, **settings) as runtime:
-        capacity = 10 * MIB
+    settings = {"default_model_size_bytes": LARGE_BYTES, "memory_wait_seconds": 0}
+    # Models of one computation add their parameters alone.
+    capacity = 5 * LARGE_BYTES
+    async with start(capacity_bytes=capacity, **settings) as runtime:
         sizes: list[int] = []
-        call = runtime.mesh.load("m0", models.path("plus-1"))
+        call = runtime.mesh.load("m0", models.path("large"))
         while (refused := await mesh.code(call)) == "OK":
             sizes.append((await call).sizeInBytes)
-            call = runtime.mesh.load(f"m{len(sizes)}", models.path("plus-1"))
+            call = runtime.mesh.load(f"m{len(sizes)}", models.path("large"))
         await runtime.mesh.unload(f"m{len(sizes)}")
         await runtime.mesh.unload("m0")
-        again = await mesh.code(runtime.mesh.load("one more", models.path("plus-1")))
+        again = await mesh.code(runtime.mesh.load("one more", models.path("large")))
 
     assert "RESOURCE_EXHAUSTED" == refused
     assert capacity - max(sizes) < sum(sizes) <= capacity

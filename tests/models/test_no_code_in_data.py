@@ -27,7 +27,9 @@ RUNS_CODE = {
     "core/serving/opentelemetry.py": "an optional package, by its name",
     "models/loaders.py": "loaders, by a table of its own",
     "models/rows/__init__.py": "rules, by a table of its own",
+    "models/storage/fsspec_store.py": "an optional package, by its name",
     "models/trial.py": "the loader that a table names",
+    "transport/rest/json_numbers.py": "an optional package, by its name",
 }
 """Where code is run that the operator allows, and why."""
 

@@ -259,6 +259,11 @@ OPENERS = {
     "models/python/process/running.py",
     "models/targets/child.py",
     "models/targets/results.py",
+    # What keeps copies of remote files, which `roots.py` then opens as others.
+    "models/storage/cache.py",
+    "models/storage/fetching.py",
+    "models/storage/skeleton.py",
+    "models/storage/units.py",
     "core/residence/overrides.py",
     "core/host.py",
     "core/serving/shared_memory.py",
@@ -271,7 +276,7 @@ OPENERS = {
 """The modules that may open a file by themselves. A newcomer goes through `roots.py`."""
 
 METHODS = {"open", "fdopen", "read_bytes", "read_text", "fromfile", "memmap"}
-NOT_FILES = {"ledger", "tokens", "roots", "self._roots"}
+NOT_FILES = {"ledger", "tokens", "roots", "self._roots", "driver", "FsspecStore"}
 """What else has such a method."""
 
 

@@ -99,12 +99,21 @@ def fill(root: Path) -> None:
     _add_broken(root)
 
 
-def export_adder(path: Path, value: float, *, bytes_besides: int = 0) -> Path:
-    """Export x FP32[2] -> y = x + value, perhaps with parameters that add nothing."""
+def export_adder(path: Path, value: float, *, bytes_besides: int = 0, computation: int = 0) -> Path:
+    """Export x FP32[2] -> y = x + value, perhaps with parameters that add nothing.
+
+    Models of different `computation` share no program.
+    """
     params = {"v": np.full(1, value, np.float32)}
     if bytes_besides:
         params["w"] = np.zeros(bytes_besides // 4, np.float32)
-    return _export(add_all if bytes_besides else add, params, {"x": ("FP32", [2])}, path)
+    adds = add_all if bytes_besides else add
+
+    def function(params: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
+        there = np.float32(computation)
+        return adds(params, x + there - there) if computation else adds(params, x)
+
+    return _export(function, params, {"x": ("FP32", [2])}, path)
 
 
 def _export(fn: Any, params: object, inputs: Any, path: Path, max_batch_size: int = 0) -> Path:

@@ -97,16 +97,18 @@ async def test_a_bucket_waits_for_memory_that_others_hold(
     make_core: MakeCore, add_model: AddModel, rest: Rest, world: World
 ) -> None:
     """The model goes on as it is; nothing is compiled that does not fit, and nothing evicted."""
-    world.next_bucket_bytes = {"cpu:0": 30}
+    # Not even one of them has room for so much, so that none begins before both are there.
+    world.next_bucket_bytes = {"cpu:0": 126}
     rest.size_bytes = 130
     rest.may_end.set()
     core = make_core(background_compile=True, capacity_bytes=225, evict=True)
-    for name in ("a", "b"):
-        add_model(name, {1: 1})
-        await core.control.load(name)
     with structlog.testing.capture_logs() as logs:
+        for name in ("a", "b"):
+            add_model(name, {1: 1})
+            await core.control.load(name)
         while len([log for log in logs if log["event"] == "not all is compiled yet"]) < 2:
             await asyncio.sleep(0.001)
+    world.next_bucket_bytes = {"cpu:0": 30}
 
     assert (200, False) == (core.capacity.used_bytes, rest.begun.is_set())
 
