@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from grpclib.metadata import encode_grpc_message
 from support import mesh
+from support.conditions import until
 from support.runtime import Runtime, StartRuntime
 from support.shelf import (
     LARGE_BYTES,
@@ -96,7 +97,7 @@ async def test_a_key_that_is_no_json_object_leaves_nothing(
 
     assert "INVALID_ARGUMENT" == answer[0]
     assert "modelKey" in answer[1]
-    assert before == runtime.held()
+    await until(lambda: before == runtime.held())
     assert [] == runtime.application.registry.models()
 
 
@@ -229,7 +230,7 @@ async def test_loading_what_is_loaded_is_no_error(
     second = await runtime.mesh.load("m", models.path("plus-1"))
 
     assert first == second
-    assert before == runtime.held()
+    await until(lambda: before == runtime.held())
     assert compiled == len(compilations)
 
 
@@ -246,7 +247,7 @@ async def test_an_id_with_another_path_is_replaced_at_once(runtime: Runtime, mod
     assert "OK" == loading.result()
     assert {1, 2} == set(seen)
     assert sorted(seen) == seen
-    assert before == runtime.held()
+    await until(lambda: before == runtime.held())
 
 
 async def test_loads_of_one_id_that_come_together_are_one(
@@ -319,7 +320,7 @@ async def test_memory_that_runs_out_while_loading_comes_back(
         answer = await mesh.outcome(runtime.mesh.load("m", models.path("large")))
 
         assert "RESOURCE_EXHAUSTED" == answer[0]
-        assert before == runtime.held()
+        await until(lambda: before == runtime.held())
         assert "OK" == await mesh.code(runtime.mesh.unload("m"))
 
 
@@ -390,7 +391,7 @@ async def test_an_unload_right_after_the_cancel_waits_for_the_loader(
     await cancelled(runtime, models.path("slow"))
     await runtime.mesh.unload("m")
 
-    assert before == runtime.held()
+    await until(lambda: before == runtime.held())
     assert [] == runtime.application.registry.models()
 
 
