@@ -58,7 +58,9 @@ def path_of(route: Route, **names: str) -> str:
 
 
 def takes_body(route: Route) -> bool:
-    return route.takes is not None and "{repository}" not in route.path
+    # Without CUDA its memory is refused whatever a body says.
+    refused = "{repository}" in route.path or route.path.startswith("/v2/cudasharedmemory")
+    return route.takes is not None and not refused
 
 
 def takes_json(route: Route) -> bool:

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import shutil
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -94,13 +93,10 @@ async def soak(seconds: float, folder: Path, seed: int = 0, least_loads: int = 0
 
 
 def _export(root: Path) -> dict[str, int]:
-    """Make every model; return what each of them adds."""
+    """Make every model, each a computation of its own; return what each of them adds."""
     values = {f"model-{number}": number % _VARIANTS for number in range(MODELS)}
-    for model, value in values.items():
-        if value == int(model.removeprefix("model-")):
-            export_adder(root / model / "1", value)
-        else:
-            shutil.copytree(root / f"model-{value}", root / model)
+    for number, (model, value) in enumerate(values.items(), start=1):
+        export_adder(root / model / "1", value, computation=number)
     return values
 
 

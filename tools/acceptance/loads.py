@@ -23,6 +23,8 @@ from acceptance.subjects import WIDTH, Subject, export_plus, serving, write_leak
 _ALLOWED = re.compile(r"(FAILED_PRECONDITION|UNAVAILABLE|NOT_FOUND): model 'plus'")
 """The refusals that races between loads and unloads may end with."""
 _LOAD_SECONDS = 300.0
+_MANY_CYCLES = 1000
+"""Cycles in which every pool has all its threads before the half."""
 _TAIL = 0.5
 """The part at the end of the cycles in which growth is looked for."""
 
@@ -210,7 +212,9 @@ async def _cycle(subject: Subject, count: int, most_kib: float, outcome: Outcome
     per_cycle = growth_per_cycle(tail)
     outcome.at_most("memory per cycle", round(per_cycle / 1024, 3), most_kib, " KiB")
     outcome.at_most("open files", subject.open_files() - files, 0)
-    outcome.at_most("threads", subject.threads() - threads, 0)
+    # A pool starts another of its few threads where none is idle yet, by chance and seldom.
+    late = 0 if count >= _MANY_CYCLES else 2
+    outcome.at_most("threads", subject.threads() - threads, late)
 
 
 def growth_per_cycle(resident: list[float]) -> float:
