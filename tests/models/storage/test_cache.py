@@ -352,6 +352,15 @@ def test_a_server_that_stops_cancels_what_is_fetched(make: Make) -> None:
             fetch.result()
 
 
+def test_nothing_is_fetched_behind_the_stop(make: Make) -> None:
+    """Neither by a load that was about to begin, nor by what waited for a thread."""
+    store, made = of(MIB), make()
+    made.close()
+
+    with pytest.raises(FetchCancelled):
+        take(made, store)
+
+
 def test_a_folder_that_others_may_write_to_is_refused(folder: Path) -> None:
     """What is in it is loaded, code too."""
     folder.mkdir()

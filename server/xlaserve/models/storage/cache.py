@@ -6,7 +6,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -220,12 +220,12 @@ class ModelCache:
         """Fetch all files, several at a time; return their hashes by name."""
         directory = unit.partial()
         running: dict[Future[str], str] = {}
-        for found in wanted.objects:
-            target = directory / found.name
-            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fetch = partial(fetch_file, store, found, target, control)
-            running[self._downloads.submit(fetch)] = found.name
         try:
+            for found in wanted.objects:
+                target = directory / found.name
+                target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                fetch = partial(fetch_file, store, found, target, control)
+                running[self._begin(fetch)] = found.name
             self._wait(running, wanted, control)
         except BaseException:
             control.cancel()
@@ -236,12 +236,20 @@ class ModelCache:
             raise
         return {name: future.result() for future, name in running.items()}
 
+    def _begin(self, fetch: Callable[[], str]) -> Future[str]:
+        try:
+            return self._downloads.submit(fetch)
+        except RuntimeError:
+            raise FetchCancelled from None  # the server stops
+
     def _wait(self, running: dict[Future[str], str], wanted: Wanted, control: FetchControl) -> None:
         told = time.monotonic()
         left = set(running)
         while left:
             done, left = wait(left, _LOOK_SECONDS, FIRST_EXCEPTION)
             for future in done:
+                if future.cancelled():
+                    raise FetchCancelled  # the server stops
                 future.result()
             control.check()
             if time.monotonic() - told > _PROGRESS_SECONDS:
