@@ -121,7 +121,7 @@ class ModelRequest(Protocol):
 class UnsentRequest:
     """A request that no client sent (a ModelRequest).
 
-    A warm-up executes one, and a model is told of a sequence that expired by one.
+    A warm-up executes one; another tells a model that a sequence has expired.
     """
 
     id = ""

@@ -69,7 +69,7 @@ class Program:
     """0 where another model had it compiled."""
     footprint: Footprint = _NOTHING
     key: Hashable = None
-    """What the computation's programs share it by."""
+    """The key by which models share the computation's programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +299,7 @@ class Compiler:
     def _shared(
         self, place: Place, keys: Sequence[Hashable], check_cancelled: Callable[[], None]
     ) -> tuple[SharedProgram, bool]:
-        """Return the first of these programs, compiled by whoever came first."""
+        """Return the first of these programs; the first caller compiles it."""
 
         def make(program: SharedProgram) -> None:
             # All of what is missing: a load that cannot end well does not begin.

@@ -44,7 +44,7 @@ class SharedProgram:
 
 
 class _Computation:
-    """What is held of one computation while a model of it is loaded."""
+    """Programs and proofs of one computation, held while a model of it is loaded."""
 
     def __init__(self, key: str, exported: Any, file_hash: str) -> None:
         self.key = key

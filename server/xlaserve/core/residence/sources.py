@@ -1,4 +1,4 @@
-"""What a load found of a model: its configuration, its versions, and where their files are."""
+"""The sources of a load: a model's configuration, its versions, and where their files are."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,8 +49,8 @@ class VersionSource:
     sent: bool = False
     """Whether its files came with a request, and not from the operator's disk."""
     remote: "RemoteFiles | None" = None
-    """Where its files are fetched from; None where they are there. Until then it holds but what
-    sizes are predicted from."""
+    """The store that its files are fetched from; None where they are there. Until they are, the
+    directory holds only what sizes are predicted from."""
 
     def verify(self, config: ModelConfig, check_cancelled: Callable[[], None]) -> None:
         """Return if the files have the checksums of the configuration; raises InvalidModel.

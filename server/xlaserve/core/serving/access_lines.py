@@ -136,7 +136,7 @@ class Lines:
         self._clock = clock
         self._now = now
         self._known: dict[tuple[int, int], _Constants] = {}
-        """By the identity of connection and version, which each value keeps alive."""
+        """The key is the identity of connection and version, which each value keeps alive."""
 
     def of(self, entries: Sequence[Entry | ExecutedEntry]) -> bytes:
         """Return a line of each entry, in their order."""

@@ -105,7 +105,10 @@ class CudaRegion:
 
 
 class CudaRegions:
-    """What clients register, see and unregister; `regions` holds it beside system shared memory."""
+    """Registers, lists and unregisters CUDA memory of clients.
+
+    `regions` holds it beside system shared memory.
+    """
 
     def __init__(self, regions: Regions) -> None:
         self._regions = regions

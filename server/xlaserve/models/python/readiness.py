@@ -1,4 +1,4 @@
-"""What the code of a model says of its readiness (`is_ready`), asked in a thread of its own."""
+"""Asks the code of a model whether it is ready (`is_ready`), in a thread of its own."""
 
 import asyncio
 import inspect

@@ -163,7 +163,7 @@ class ModelCache:
         return True
 
     def _discard(self, unit: Unit, wanted: Wanted) -> None:
-        """Remove a unit that is not what was fetched, whoever uses it: files that are open stay."""
+        """Remove a unit that was changed since it was fetched, even in use: open files stay."""
         self._verified.discard(wanted.digest)
         self._log.warning("cached files are not what was fetched", model=wanted.model)
         # Everybody removes under this lock, or under an exclusive one of the unit: so what is at

@@ -123,7 +123,7 @@ class FsspecStore:
         self._filesystem.invalidate_cache()
 
     def _call(self, name: str, *args: Any, seconds: float | None = None, **more: Any) -> Any:
-        """Call a method of the file system, within a time where it can be called off."""
+        """Call a method of the file system; one that can be cancelled is, when its time is over."""
         limit = seconds or self._seconds
         try:
             if getattr(self._filesystem, "async_impl", False):

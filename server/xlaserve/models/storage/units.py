@@ -36,7 +36,7 @@ class Wanted:
     url: str
     """The model's own; objects are named relative to it."""
     objects: tuple[RemoteObject, ...]
-    """By name, sorted."""
+    """The objects of the unit, sorted by name."""
 
     @property
     def digest(self) -> str:
