@@ -50,7 +50,6 @@ class Rounds(Generic[C]):
         if self._next is not None:
             self._next.cancel()
             self._next = None
-        self._left.clear()
 
     def _begin_round(self) -> None:
         # The interval counts from one round's begin to the next one's, unless that takes longer.
