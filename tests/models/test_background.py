@@ -186,7 +186,7 @@ def test_close_ends_the_rest_and_leaves_nothing(affine_directory: Path) -> None:
         rest = pool.submit(model.compile_rest, on_stage=hold)
         assert compiling.wait(10)
         closed = pool.submit(model.close)
-        while not model._closed:
+        while not model._stock._closed:
             pass
         closing.set()
         closed.result()

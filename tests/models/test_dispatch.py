@@ -17,7 +17,7 @@ from xlaserve.models.config import ModelConfig
 from xlaserve.models.jax_export import JaxExportModel
 from xlaserve.models.loaded import IN_FLIGHT, LoadContext, LoadedModel
 from xlaserve.models.outputs import DeviceTensor
-from xlaserve.models.programs import Program, Table
+from xlaserve.models.program_table import Program, Table
 from xlaserve.models.sites import Site
 from xlaserve.tensors import Tensor
 

@@ -11,7 +11,8 @@ from xlaserve.models.buckets import FIXED
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.export import export_model
 from xlaserve.models.loaded import LoadedModel
-from xlaserve.models.programs import Program, Table, bucket_shape, warmed
+from xlaserve.models.program_table import Program, Table, bucket_shape
+from xlaserve.models.programs import warmed
 from xlaserve.tensors import DATATYPES, Tensor, TensorSpec
 
 Load = Callable[..., LoadedModel]

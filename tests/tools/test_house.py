@@ -13,13 +13,10 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = ROOT / "server" / "xlaserve"
 
 MOST_LINES = 500
-LONGER: Mapping[str, int] = {
-    "server/xlaserve/models/jax_export.py": 566,
-    "server/xlaserve/models/programs.py": 543,
-}
+LONGER: Mapping[str, int] = {}
 """Lines of the files that have more; the numbers may only fall."""
 MOST_METHODS = 25
-LARGER: Mapping[str, int] = {"Repository": 34, "JaxExportModel": 29, "ProcessCopy": 28}
+LARGER: Mapping[str, int] = {"Repository": 34, "ProcessCopy": 28}
 """Methods of the classes that have more; the numbers may only fall."""
 
 HARD_FOLDERS = (

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from xlaserve.models.loaded import ModelMemory
-from xlaserve.models.programs import Copy, Program
+from xlaserve.models.program_table import Copy, Program
 from xlaserve.models.sizes import EXECUTABLE_BYTES
 
 

@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias, cast
 
 from xlaserve.models.buckets import FIXED
 from xlaserve.models.loaded import Dispatching, InFlight, Value
-from xlaserve.models.programs import Program
+from xlaserve.models.program_table import Program
 from xlaserve.models.shapes import OpenDimensions, Sizes
 from xlaserve.tensors import TensorSpec
 
@@ -21,10 +21,6 @@ class _Model(Protocol):
     """The model that they belong to."""
 
     def rows(self, values: Sequence[Value]) -> int | None: ...
-
-    def compile_one(self, bucket: int, sizes: Sizes) -> tuple[Program, ...]: ...
-
-    def keep(self, programs: Sequence[tuple[Program, ...]]) -> None: ...
 
     def execute(
         self,
@@ -49,6 +45,14 @@ class _Model(Protocol):
         replica: int,
         programs: Sequence[Program] | None,
     ) -> InFlight: ...
+
+
+class _Stock(Protocol):
+    """The programs of that model."""
+
+    def compile_one(self, bucket: int, sizes: Sizes) -> tuple[Program, ...]: ...
+
+    def keep(self, programs: Sequence[tuple[Program, ...]]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,7 @@ class OnDemandShapes:
         self,
         name: str,
         model: _Model,
+        stock: _Stock,
         inputs: Sequence[TensorSpec],
         *,
         buckets: Sequence[int],
@@ -101,6 +106,7 @@ class OnDemandShapes:
     ) -> None:
         self._name = name
         self._model = model
+        self._stock = stock
         self._inputs = inputs
         self._buckets = buckets
         self._dimensions = dimensions
@@ -139,8 +145,8 @@ class OnDemandShapes:
             # Those who asked first may all have left while it was compiled.
             if (found := self.find(wanted)) is not None:
                 return found
-            made = Shaped(self._model, self._model.compile_one(*wanted))
-            self._model.keep(self._programs_with(wanted, made))
+            made = Shaped(self._model, self._stock.compile_one(*wanted))
+            self._stock.keep(self._programs_with(wanted, made))
         return made
 
     def _programs_with(self, wanted: Wanted, made: Shaped) -> list[tuple[Program, ...]]:

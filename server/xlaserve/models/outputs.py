@@ -12,7 +12,7 @@ from jax.errors import JaxRuntimeError
 
 from xlaserve.models.failures import raise_if_exhausted
 from xlaserve.models.loaded import Value
-from xlaserve.models.programs import Arrays
+from xlaserve.models.program_table import Arrays
 from xlaserve.tensors import Shape, Tensor
 
 

@@ -248,7 +248,7 @@ class Books(RuleBasedStateMachine):
         leases = set()
         for name, (kind, factor) in self._loaded().items():
             runner = self.registry.resolve(name)[1].runner
-            leases.add(runner._lease)  # type: ignore[attr-defined]
+            leases.add(runner._stock._lease)  # type: ignore[attr-defined]
             found = runner.execute({"x": X})["y"]  # type: ignore[attr-defined]
             expected = COMPUTATIONS[kind](jax.numpy.full(2, factor, "float32"), X)  # type: ignore[arg-type]
             assert np.array_equal(np.asarray(expected), found)

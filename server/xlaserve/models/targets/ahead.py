@@ -21,7 +21,8 @@ from xlaserve.models.executables import Executables
 from xlaserve.models.footprint import Footprint
 from xlaserve.models.held_memory import memory_of
 from xlaserve.models.loaded import ModelMemory
-from xlaserve.models.programs import Compiler, Copy, Place, Program, copies_of
+from xlaserve.models.program_table import Copy, Program, copies_of
+from xlaserve.models.programs import Compiler, Place
 from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.models.shapes import OpenDimensions
 from xlaserve.models.shared_programs import SharedPrograms

@@ -1,0 +1,178 @@
+"""The executables at one site by bucket: which of them a request runs in, and what they cost."""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import TypeAlias
+
+import jax
+import numpy as np
+
+from xlaserve.models.buckets import FIXED
+from xlaserve.models.device_parameters import DeviceParameters
+from xlaserve.models.footprint import Footprint
+from xlaserve.models.loaded import IN_FLIGHT, Bucket
+from xlaserve.models.shapes import Sizes
+from xlaserve.models.sites import Layout, Site
+from xlaserve.tensors import Tensor, TensorSpec
+
+_WORTH_WHILE = 0.95
+"""A larger batch is worth the wait where its time per row is at most this part of the other's."""
+
+_AROUND_SECONDS = 100e-6
+"""Overhead of one execution, in threads and futures: it is shared by the rows as well."""
+
+Arrays: TypeAlias = "list[jax.Array | Tensor]"
+"""Arguments of an executable: numpy arrays go in as they are, which is quicker than putting them
+on the device first."""
+
+Call: TypeAlias = "Callable[[Sequence[jax.Array], Arrays], list[jax.Array]]"
+
+
+_NOTHING = Footprint()
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The executable of one bucket at one site, and what it costs."""
+
+    call: Call
+    rows: int
+    sizes: Sizes
+    seconds: float
+    """The quickest run: loads side by side disturb one another while they measure. Infinity where
+    none was made."""
+    compile_seconds: float = 0.0
+    """0 where another model had it compiled."""
+    footprint: Footprint = _NOTHING
+    key: Hashable = None
+    """The key by which models share the computation's programs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The executables at one site that requests may use. A new bucket makes a new table."""
+
+    buckets: tuple[int, ...] = ()
+    programs: tuple[Program, ...] = ()
+
+    def with_program(self, program: Program) -> "Table":
+        """Return the table with one bucket more."""
+        at = bisect_left(self.buckets, program.rows)
+        return Table(
+            (*self.buckets[:at], program.rows, *self.buckets[at:]),
+            (*self.programs[:at], program, *self.programs[at:]),
+        )
+
+    def program_for(self, rows: int) -> Program:
+        """Return the one with the smallest bucket that holds the rows, or the largest there is."""
+        # The last bucket is left out, so that what is beyond it finds the last program as well.
+        return self.programs[bisect_left(self.buckets, rows, 0, len(self.buckets) - 1)]
+
+    def batch_limit(self) -> int:
+        """Return the bucket with the lowest time per row."""
+        if self.programs and self.programs[-1].seconds == inf:
+            return self.programs[-1].rows
+        best, lowest = 0, inf
+        for program in self.programs:
+            per_row = (program.seconds + _AROUND_SECONDS) / program.rows
+            if per_row < lowest * _WORTH_WHILE:
+                best, lowest = program.rows, per_row
+        return best
+
+
+class Copy:
+    """One copy of a model: its parameters at a site, and what is compiled for them there."""
+
+    __slots__ = (
+        "_adding",
+        "leaves",
+        "leaves_bytes",
+        "on_demand",
+        "outputs",
+        "replicas",
+        "site",
+        "table",
+        "tables",
+    )
+
+    def __init__(self, site: Site, leaves: Sequence[jax.Array], replicas: int) -> None:
+        self.site = site
+        self.leaves = list(leaves)
+        self.leaves_bytes = sum(_bytes_per_device(leaf) for leaf in leaves)
+        """On each device of the site."""
+        self.replicas = replicas
+        self.table = Table()
+        """Table that serves where no dimension but the batch is open; else of the largest sizes."""
+        self.tables: dict[Sizes, Table] = {}
+        self.on_demand: tuple[Program, ...] = ()
+        """Programs that were compiled because a request asked for them."""
+        self.outputs = site.outputs
+        self._adding = threading.Lock()
+
+    @property
+    def in_flight(self) -> int:
+        """Return how many executions may use it at once."""
+        return self.replicas * (IN_FLIGHT if self.site.is_accelerator else 1)
+
+    def add(self, program: Program) -> None:
+        """Let requests use a program; one that they use already stays what it is."""
+        with self._adding:
+            before = self.tables.get(program.sizes, Table())
+            if program.rows in before.buckets:
+                return
+            # Threads look sizes up while others are added: a new dict, as the table is a new one.
+            self.tables = {**self.tables, program.sizes: before.with_program(program)}
+            self.table = self.tables[max(self.tables)]
+
+    @property
+    def programs(self) -> list[Program]:
+        """Return all there are: those of the load by sizes and then by rows."""
+        of_load = [found for sizes in sorted(self.tables) for found in self.tables[sizes].programs]
+        return [*of_load, *self.on_demand]
+
+    def clear(self) -> None:
+        """Drop parameters and executables."""
+        self.leaves.clear()
+        self.table = Table()
+        self.tables = {}
+        self.on_demand = ()
+
+
+def copies_of(layout: Layout, parameters: DeviceParameters) -> tuple[Copy, ...]:
+    """Return a copy for each site, with nothing compiled."""
+    leaves = parameters.leaves or tuple([] for _ in layout.sites)
+    return tuple(
+        Copy(site, held, layout.replicas.count(index))
+        for index, (site, held) in enumerate(zip(layout.sites, leaves, strict=True))
+    )
+
+
+def bucket_shape(spec: TensorSpec, bucket: int) -> tuple[int, ...]:
+    """Return the shape that the executable of a bucket takes."""
+    return (bucket, *spec.shape[1:]) if bucket != FIXED else spec.shape
+
+
+def _bytes_per_device(leaf: jax.Array) -> int:
+    return int(np.prod(leaf.sharding.shard_shape(leaf.shape))) * leaf.dtype.itemsize
+
+
+def buckets_of(copies: Sequence[Copy], *, is_exact: bool = False) -> tuple[Bucket, ...]:
+    """Describe what is compiled; the time of one execution is that of the first copy.
+
+    `is_exact`: the first of the sizes is the number of rows.
+    """
+    return tuple(
+        Bucket(
+            alike[0].sizes[0] if is_exact else alike[0].rows,
+            sum(one.compile_seconds for one in alike),
+            alike[0].seconds if alike[0].seconds < inf else 0.0,
+            alike[0].sizes[1:] if is_exact else alike[0].sizes,
+        )
+        for alike in zip(*(copy.programs for copy in copies), strict=True)
+    )
