@@ -1,0 +1,199 @@
+"""What several workers say of the same models, folded into what one server says."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from xlaserve.core.residence.catalog import IndexEntry
+from xlaserve.core.residence.lifecycle import State
+from xlaserve.core.residence.monitor import MemoryUse, StatusRow, VersionReport
+from xlaserve.core.residence.status_board import MAX_ROWS, Reading, RequestTotals
+from xlaserve.core.serving.statistics_sum import sum_of
+from xlaserve.models.loaded import Bucket
+
+NOT_LOADED = "not loaded"
+"""The reason of a version that a worker does not have."""
+
+_GRAVITY: Mapping[str, int] = MappingProxyType(
+    {
+        State.UNAVAILABLE.public: 0,
+        State.UNLOADING.public: 1,
+        State.LOADING.public: 2,
+        State.READY.public: 3,
+    }
+)
+"""States as the index names them: that with the lowest number is the one of all workers."""
+
+Key = tuple[str, str]
+"""A model and its version."""
+
+
+# --- statistics ---
+
+
+def fold_reports(answers: Iterable[Sequence[VersionReport]]) -> list[VersionReport]:
+    """Return one report for each version: counts, durations and memory of all workers added up."""
+    found: dict[Key, list[VersionReport]] = {}
+    for reports in answers:
+        for report in reports:
+            found.setdefault((report.name, report.version), []).append(report)
+    return [_report(found[key]) for key in sorted(found, key=_ascending)]
+
+
+def _report(reports: Sequence[VersionReport]) -> VersionReport:
+    if len(reports) == 1:
+        return reports[0]
+    memory: dict[tuple[str, int], int] = {}
+    for use in (use for report in reports for use in report.memory):
+        key = (use.kind, use.device_id)
+        memory[key] = memory.get(key, 0) + use.size_bytes
+    return replace(
+        reports[0],
+        totals=sum_of([report.totals for report in reports]),
+        memory=tuple(MemoryUse(kind, number, size) for (kind, number), size in memory.items()),
+        buckets=_buckets(bucket for report in reports for bucket in report.buckets),
+    )
+
+
+def _buckets(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
+    """Return each bucket once: its slowest compilation, and its quickest execution."""
+    found: dict[tuple[int, tuple[int, ...]], list[Bucket]] = {}
+    for bucket in buckets:
+        found.setdefault((bucket.rows, bucket.sizes), []).append(bucket)
+    return tuple(
+        Bucket(
+            rows,
+            max(one.compile_seconds for one in same),
+            # Where the warm-up measured nothing it is 0.
+            min((one.seconds for one in same if one.seconds), default=0.0),
+            sizes,
+        )
+        for (rows, sizes), same in found.items()
+    )
+
+
+# --- states ---
+
+
+def fold_states(states: Mapping[str, tuple[str, str]]) -> tuple[str, str]:
+    """Return the state and the reason of a version, from those that each worker has.
+
+    It is READY when it is in all of them. Reasons that are not those of all name their worker.
+    """
+    lowest = min((state for state, _ in states.values()), key=lambda state: _GRAVITY[state])
+    reasons = {worker: reason for worker, (_, reason) in states.items() if reason}
+    if len(reasons) == len(states) and len(set(reasons.values())) == 1:
+        return lowest, next(iter(reasons.values()))
+    return lowest, "; ".join(f"worker {worker}: {reason}" for worker, reason in reasons.items())
+
+
+def fold_index(answers: Mapping[str, Sequence[IndexEntry]]) -> list[IndexEntry]:
+    """Return the repository index of all workers; `answers` has that of each, by its name.
+
+    A version that a worker does not know is UNAVAILABLE there.
+    """
+    known = {
+        worker: {(row.name, row.version): (row.state, row.reason) for row in rows}
+        for worker, rows in answers.items()
+    }
+    return [
+        IndexEntry(*key, *fold_states(_of_each(known, key))) for key in _versions(known.values())
+    ]
+
+
+def _of_each(known: Mapping[str, Mapping[Key, tuple[str, str]]], key: Key) -> "_States":
+    absent = (State.UNAVAILABLE.public, NOT_LOADED)
+    name, _ = key
+    return {
+        # The row of a model that was never loaded has no version, and may say why.
+        worker: rows.get(key) or rows.get((name, "")) or absent
+        for worker, rows in known.items()
+    }
+
+
+_States = dict[str, tuple[str, str]]
+
+
+def _versions(known: Iterable[Iterable[Key]]) -> list[Key]:
+    """List what any worker knows; a model without a version only where none has one."""
+    keys = {key for each in known for key in each}
+    loaded = {name for name, version in keys if version}
+    return sorted((key for key in keys if key[1] or key[0] not in loaded), key=_ascending)
+
+
+def _ascending(key: Key) -> tuple[str, int]:
+    name, version = key
+    return name, int(version or 0)
+
+
+# --- the status page ---
+
+
+def fold_readings(answers: Mapping[str, Reading]) -> Reading:
+    """Return the status of the server from those of its workers, by their names."""
+    readings = list(answers.values())
+    totals = [reading.totals for reading in readings]
+    rows = _rows(answers)
+    return Reading(
+        uptime_seconds=max(reading.uptime_seconds for reading in readings),
+        ready=all(reading.ready for reading in readings),
+        controllable=all(reading.controllable for reading in readings),
+        used_bytes=sum(reading.used_bytes for reading in readings),
+        total_bytes=_sum_if_known([reading.total_bytes for reading in readings]),
+        totals=RequestTotals(
+            sum(each.success_count for each in totals),
+            sum(each.fail_count for each in totals),
+            tuple(map(sum, zip(*(each.request_buckets for each in totals), strict=True))),
+        ),
+        ready_models=min(reading.ready_models for reading in readings),
+        model_count=max(reading.model_count for reading in readings),
+        matching=max(len(rows), *(reading.matching for reading in readings)),
+        rows=rows[:MAX_ROWS],
+    )
+
+
+def _rows(answers: Mapping[str, Reading]) -> list[StatusRow]:
+    known = {
+        worker: {(row.name, row.version): row for row in reading.rows}
+        for worker, reading in answers.items()
+    }
+    states = {
+        worker: {key: (row.state, row.reason) for key, row in rows.items()}
+        for worker, rows in known.items()
+    }
+    return [
+        _row([rows[key] for rows in known.values() if key in rows], _of_each(states, key))
+        for key in _versions(known.values())
+    ]
+
+
+def _row(rows: Sequence[StatusRow], states: _States) -> StatusRow:
+    state, reason = fold_states(states)
+    sizes = [row.size_bytes for row in rows if row.size_bytes is not None]
+    buckets = [row.request_buckets for row in rows if row.request_buckets]
+    return replace(
+        rows[0],
+        state=state,
+        reason=reason,
+        size_bytes=sum(sizes) if sizes else None,
+        compile_seconds=_most([row.compile_seconds for row in rows]),
+        pending=_sum(rows, lambda row: row.pending),
+        success_count=_sum(rows, lambda row: row.success_count),
+        fail_count=_sum(rows, lambda row: row.fail_count),
+        request_ns=_sum(rows, lambda row: row.request_ns),
+        request_buckets=tuple(map(sum, zip(*buckets, strict=True))),
+        last_inference_ms=max(row.last_inference_ms for row in rows),
+    )
+
+
+def _sum(rows: Iterable[StatusRow], read: Callable[[StatusRow], int]) -> int:
+    return sum(map(read, rows))
+
+
+def _sum_if_known(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def _most(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
