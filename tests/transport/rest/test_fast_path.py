@@ -321,6 +321,28 @@ async def test_what_comes_while_a_request_waits_is_answered_after_it(
     assert [b"%d" % (n % 10) for n in range(2000)] == bodies[3:]
 
 
+async def test_what_comes_while_aiohttp_answers_does_not_stay_with_it(
+    address: str, desk: Desk, general: list[bytes]
+) -> None:
+    """A client may have its answer, and send again, before aiohttp is done with its request."""
+    async with connect(address) as client:
+        await teach(client, do("echo", b"1"))
+        for _ in range(3):
+            desk.entered.clear()
+            await client.send(message("POST", "/do/wait", ("Expect", "nothing"), body=b"abc"))
+            await desk.entered.wait()
+            await client.send(do("echo", b"2"))
+            # The answer on another connection shows that the server has read what was sent before.
+            async with connect(address) as other:
+                assert b"3" == (await other.ask(do("echo", b"3"))).body
+            desk.answer()
+            assert [b"abc", b"2"] == [(await client.answer()).body for _ in range(2)]
+        assert b"4" == (await client.ask(do("echo", b"4"))).body
+
+    assert 1 == sum(data.startswith(b"POST /do/echo") for data in general)
+    assert 4 == desk.handled
+
+
 async def test_a_body_may_come_after_its_head(address: str, general: list[bytes]) -> None:
     async with connect(address) as client:
         await teach(client, do("echo"))
@@ -528,6 +550,26 @@ async def test_a_client_that_sends_ahead_is_stopped(desk: Desk) -> None:
         pytest.fail("it was never stopped")
     desk.answer()
     while owner.fast.state in (State.EXECUTING, State.QUEUED):
+        await asyncio.sleep(0)
+
+    assert owner.wire.reading
+    assert 64 < owner.answers
+
+
+async def test_a_client_that_sends_ahead_of_aiohttp_is_stopped_again(desk: Desk) -> None:
+    """aiohttp resumes reading when its handler has read a large body."""
+    owner = Owner(desk)
+    owner.fast.change(Input.GENERAL_BEGUN)
+    owner.fast.change(Input.GENERAL_WHOLE)
+    for _ in range(2):
+        owner.wire.resume_reading()
+        for _ in range(300):
+            owner.fast.receive(do("echo") * 10)
+            if not owner.wire.reading:
+                break
+        assert not owner.wire.reading
+    owner.fast.return_from_general()
+    while owner.fast.state is State.QUEUED:
         await asyncio.sleep(0)
 
     assert owner.wire.reading

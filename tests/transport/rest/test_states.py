@@ -190,8 +190,11 @@ class Bench:
         assert self.done is not None
         self.done(asyncio.CancelledError())
 
-    def fill(self) -> None:
+    def fill_next(self) -> None:
         self.wire.fills = True
+
+    def fill(self) -> None:
+        self.fill_next()
         self.send(post("now"))
 
     def empty(self) -> None:
@@ -281,7 +284,7 @@ CONVERSATIONS: dict[str, Sequence[tuple[Step, State]]] = {
         (sends(UNKNOWN[:-1]), State.GENERAL),
         (settled, State.GENERAL),
         (sends(b"c"), State.ANSWERING),
-        (opened, State.ANSWERING),
+        (opened, State.IDLE),
         (sends(KNOWN), State.IDLE),
     ],
     "a head in two parts": [
@@ -299,7 +302,15 @@ CONVERSATIONS: dict[str, Sequence[tuple[Step, State]]] = {
     "sent ahead while aiohttp answers": [
         (sends(UNKNOWN), State.GENERAL),
         (settled, State.ANSWERING),
-        (sends(KNOWN), State.ADOPTED),
+        (sends(KNOWN), State.ANSWERING),
+        (opened, State.IDLE),
+    ],
+    "sent ahead in part while aiohttp answers": [
+        (sends(UNKNOWN), State.GENERAL),
+        (settled, State.ANSWERING),
+        (sends(KNOWN[:-1]), State.ANSWERING),
+        (opened, State.RECEIVING),
+        (sends(b"c"), State.IDLE),
     ],
     "two at once for aiohttp": [(sends(UNKNOWN * 2), State.GENERAL), (settled, State.ADOPTED)],
     "more than the body": [
@@ -315,7 +326,16 @@ CONVERSATIONS: dict[str, Sequence[tuple[Step, State]]] = {
         (sends(b"c"), State.ANSWERING),
         (Bench.full, State.ANSWERING),
         (Bench.empty, State.ANSWERING),
-        (sends(KNOWN), State.ADOPTED),
+        (sends(KNOWN), State.ANSWERING),
+        (Bench.fill_next, State.ANSWERING),
+        # aiohttp has written its answer, and is done with it once the client has read.
+        (opened, State.ANSWERING),
+        (Bench.empty, State.ANSWERING),
+        (settled, State.IDLE),
+    ],
+    "an adopted connection whose client does not read": [
+        (sends(CHUNKED), State.GENERAL),
+        (settled, State.ADOPTED),
         (Bench.full, State.ADOPTED),
         (Bench.empty, State.ADOPTED),
     ],

@@ -19,7 +19,8 @@ class Ahead:
     def add(self, data: bytes | memoryview) -> None:
         """Keep bytes behind those that are kept."""
         self.data += data
-        if len(self.data) > _AHEAD_BYTES and not self._is_paused:
+        if len(self.data) > _AHEAD_BYTES:
+            # Each time: aiohttp, too, resumes reading, when it has read a body.
             self._is_paused = True
             self._transport.pause_reading()
 

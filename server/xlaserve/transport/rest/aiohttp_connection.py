@@ -33,8 +33,23 @@ class AiohttpConnection(RequestHandler):
     def __init__(
         self, manager: web.Server, *, loop: asyncio.AbstractEventLoop, **options: Any
     ) -> None:
+        self._awaited: asyncio.Future[None] | None = None
         super().__init__(manager, loop=loop, **options)
         self._idle_seconds = self.keepalive_timeout
+
+    # aiohttp sets it when it begins to wait for a request, and says so in no other way.
+    def _awaited_request(self) -> "asyncio.Future[None] | None":
+        return self._awaited
+
+    def _await_request(self, waiter: "asyncio.Future[None] | None") -> None:
+        self._awaited = waiter
+        if waiter is not None:
+            self.answered_all()
+
+    _waiter = property(_awaited_request, _await_request)  # pyright: ignore[reportAssignmentType, reportIncompatibleVariableOverride]
+
+    def answered_all(self) -> None:
+        """Take note that aiohttp has answered all requests that it has read."""
 
     @property
     def awaits_request(self) -> bool:

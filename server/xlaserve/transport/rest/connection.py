@@ -122,10 +122,7 @@ class Connection(AiohttpConnection):
             super().data_received(data)
             return
         state = fast.state
-        if state is State.ANSWERING:
-            fast.change(Input.GENERAL_DONE if self.awaits_request else Input.UNFRAMED)
-            state = fast.state
-        if state < State.GENERAL:
+        if state < State.GENERAL or state is State.ANSWERING:
             fast.receive(data)
         elif state in _READING:
             self.held.arrived(len(data))
@@ -138,6 +135,12 @@ class Connection(AiohttpConnection):
         """Give aiohttp bytes that begin where a request does."""
         self._received, self._size, self._head = len(data), None, head_of(data)
         super().data_received(data)
+
+    def answered_all(self) -> None:
+        """Have the fast path begin what came while aiohttp answered."""
+        fast = self._fast
+        if fast is not None and fast.state is State.ANSWERING:
+            fast.return_from_general()
 
     def begin(self, request: web.BaseRequest) -> Beginning:
         """Return what is known of a request that aiohttp has begun."""

@@ -204,6 +204,11 @@ class FastPath(Lifecycle):
             self.change(Input.AHEAD)
             self._turn = self._loop.call_soon(self._take_turn)
 
+    def return_from_general(self) -> None:
+        """Begin with what came while aiohttp answered a request, all of which has left."""
+        self.change(Input.GENERAL_DONE)
+        self._queue()
+
     def _take_turn(self) -> None:
         self._turn = None
         if self._transport.is_closing():

@@ -12,10 +12,10 @@ and the body is there, it is executed: what is answered at once never leaves IDL
 is EXECUTING until ANSWER. If the body is not there, the connection is RECEIVING until it is, or
 until `message_timeout_seconds`, when aiohttp takes the request over and refuses it as it refuses
 any other. If the header block is not known, the connection is GENERAL until all bytes of the
-request have come, and ANSWERING until aiohttp waits for the next request. aiohttp does not say when
-that is, so the connection asks when the next bytes come: GENERAL_DONE. Where the next request
-begins cannot be told behind a chunked body, or when requests came while aiohttp was answering:
-such a connection is ADOPTED by aiohttp for good.
+request have come, and ANSWERING until aiohttp waits for the next request: GENERAL_DONE. A client
+may have its answer, and send the next request, before that; its bytes are kept until then. Where
+the next request begins cannot be told behind a chunked body, or when bytes of it came together with
+the last ones that aiohttp was given: such a connection is ADOPTED by aiohttp for good.
 
 Clients may send ahead. Such bytes are kept, up to a bound at which the connection reads no more,
 and in QUEUED the connection waits for its turn of the event loop, so that one client that sends
@@ -52,7 +52,7 @@ class State(IntEnum):
     GENERAL = 5
     """aiohttp reads a request, of which not all bytes have come."""
     ANSWERING = 6
-    """aiohttp has all bytes of a request; whether it has answered is asked when it matters."""
+    """aiohttp has all bytes of a request, and none behind them; those that come are kept."""
     ADOPTED = 7
     """aiohttp has the connection for good: where its requests begin is not known."""
     CLOSING = 8
@@ -87,7 +87,7 @@ class Input(IntEnum):
     GENERAL_WHOLE = 10
     """aiohttp has been given all bytes of the request, and none behind them."""
     GENERAL_DONE = 11
-    """aiohttp was found to wait for the next request."""
+    """aiohttp waits for the next request."""
     UNFRAMED = 12
     """The end of aiohttp's request, or the start of the next one, cannot be told."""
     CLOSE = 13
@@ -143,8 +143,8 @@ TRANSITIONS: Mapping[State, Row] = MappingProxyType(
         State.ANSWERING: {
             Input.PAUSE: State.ANSWERING,
             Input.RESUME: State.ANSWERING,
+            Input.AHEAD: State.ANSWERING,
             Input.GENERAL_DONE: State.IDLE,
-            Input.UNFRAMED: State.ADOPTED,
             **_ENDS,
         },
         State.ADOPTED: {
