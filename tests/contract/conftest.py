@@ -21,15 +21,16 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> shelf.Shelf:
     return shelf.Shelf(made_once(tmp_path_factory, "shelf", shelf.fill))
 
 
-@pytest.fixture(params=["port", "unix"])
+# What a mesh is answered does not depend on the kind of its endpoint, and all others ask a port.
+@pytest.fixture(params=["unix", pytest.param("port", marks=pytest.mark.slow)])
 def endpoint(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A free port, and a unix socket."""
+    """A unix socket, as deploy/modelmesh has it; and a free port, where slow tests run too."""
     return "port:0" if request.param == "port" else f"unix:{tmp_path}/grpc.sock"
 
 
 @pytest.fixture
 def start(serve: Serve, models: shelf.Shelf, tmp_path: Path, endpoint: str) -> StartRuntime:
-    """Run a server on an empty repository; each test runs with every kind of endpoint."""
+    """Run a server on an empty repository, which listens at the endpoint of the test."""
     repository = tmp_path / "repository"
     repository.mkdir()
 
