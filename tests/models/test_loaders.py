@@ -200,6 +200,16 @@ def test_a_part_of_what_is_split_is_on_each_device(affine_directory: Path) -> No
     )
 
 
+def test_one_of_several_processes_predicts_its_part_of_the_parameters(
+    affine_directory: Path,
+) -> None:
+    """The rest of it, programs and buffers, each has for itself."""
+    (whole,) = loaders.predict_size(affine_directory).values()
+    (part,) = loaders.predict_size(affine_directory, processes=4).values()
+
+    assert manifest.read(affine_directory).parameters_bytes * 3 // 4 == whole - part
+
+
 def test_a_model_for_the_cpu_beside_gpus_is_booked_there(affine_directory: Path) -> None:
     kind = inference.ModelInstanceGroupKind(inference.ModelInstanceGroupKind.KIND_CPU)
     group = inference.ModelInstanceGroup(kind=kind)

@@ -1,6 +1,7 @@
 """Parameters that stay in their file while a model is served from it."""
 
 import gc
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -86,3 +87,33 @@ def test_mapping_of_a_load_that_fails_goes(
         jax_export.load(directory, CONTEXT)
     gc.collect()
     assert [] == _mappings(directory)
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_processes_account_for_equal_parts_of_what_they_map(directory: Path, mapped: bool) -> None:
+    """What is read is each one's own, and so is what is small: it is packed anew."""
+    model = load_plain(directory, replace(CONTEXT, mmap_parameters=mapped))
+    of_four = load_plain(directory, replace(CONTEXT, mmap_parameters=mapped, processes=4))
+    large, small = 64 * 64 * 4, 64 * 4
+
+    assert large + small == model.info.memory.parameters_bytes
+    expected = large // 4 + small if mapped else large + small
+    assert expected == of_four.info.memory.parameters_bytes
+    held = of_four.info.memory
+    assert held.total_bytes == sum(held.per_device.values())
+
+
+def test_what_is_not_aligned_for_the_compiler_is_accounted_for_as_a_copy(tmp_path: Path) -> None:
+    """The second of two parameters of an odd size begins where XLA cannot use it."""
+    params = {name: np.ones((1, 301), np.float32) for name in "ab"}
+    directory = export_model(
+        lambda p, x: x + p["a"] + p["b"],
+        params,
+        {"x": ("FP32", [-1, 301])},
+        tmp_path / "m" / "1",
+        outputs=["y"],
+        max_batch_size=2,
+    )
+    one, two = (load_plain(directory, replace(CONTEXT, processes=count)) for count in (1, 2))
+
+    assert 301 * 4 // 2 == one.info.memory.parameters_bytes - two.info.memory.parameters_bytes

@@ -29,6 +29,8 @@ class DeviceParameters:
     order."""
     packing: Packing = UNPACKED
     """Which parameter is in which of them."""
+    elsewhere_bytes: tuple[int, ...] = ()
+    """Bytes of each site that other processes account for, which have mapped the same file."""
     host: "tuple[weakref.ref[object], ...]" = field(default=(), compare=False)
     """The memory that the leaves were put on the device from; on the CPU it is theirs. Where
     parameters are mapped, it is the mapping."""
@@ -41,11 +43,16 @@ class DeviceParameters:
         check_cancelled: Callable[[], None],
         *,
         mapped: bool = False,
+        processes: int = 1,
         roots: Roots = ANYWHERE,
     ) -> "DeviceParameters":
-        """Read the weights tensor by tensor, or map them; raises InvalidModel."""
+        """Read the weights tensor by tensor, or map them; raises InvalidModel.
+
+        Where so many `processes` map them, each accounts for an equal part of the pages.
+        """
         positions = {name: index for index, name in enumerate(described.parameters)}
         large: list[dict[int, jax.Array]] = [{} for _ in sites]
+        mapped_bytes = [0] * len(sites)
         small: dict[int, Tensor] = {}
         host: list[weakref.ref[object]] = []
         record = described.files[manifest.WEIGHTS]
@@ -56,8 +63,9 @@ class DeviceParameters:
             if _is_small(name, tensor.nbytes, sites):
                 small[index] = tensor
                 continue
-            for site, held in zip(sites, large, strict=True):
-                held[index] = _put(tensor, site.parameter(name))
+            for number, (site, held) in enumerate(zip(sites, large, strict=True)):
+                held[index] = put = _put(tensor, site.parameter(name))
+                mapped_bytes[number] += tensor.nbytes if mapped and _is_in_place(put, tensor) else 0
             host.append(weakref.ref[object](tensor.base))
         packing, buffers = _packed(small, len(positions))
         # Only those are held from here on, and neither what was read nor a mapping.
@@ -67,7 +75,8 @@ class DeviceParameters:
             packed = [_put(buffer, site.outputs) for buffer in buffers]
             ordered.append([*packed, *(held[index] for index in sorted(held))])
         host += [weakref.ref[object](buffer.base) for buffer in buffers]
-        return DeviceParameters(tuple(ordered), packing, tuple(host))
+        elsewhere = tuple(size - -(-size // processes) for size in mapped_bytes)
+        return DeviceParameters(tuple(ordered), packing, elsewhere, tuple(host))
 
     @staticmethod
     def described(
@@ -108,6 +117,12 @@ def _put(tensor: Tensor, sharding: jax.sharding.Sharding) -> jax.Array:
     # Waiting keeps no more than one tensor twice. On the CPU it is used in place.
     put: jax.Array = jax.device_put(tensor, sharding).block_until_ready()
     return put
+
+
+def _is_in_place(put: jax.Array, tensor: Tensor) -> bool:
+    """Tell whether an array is the memory of the tensor; XLA copies what is not aligned for it."""
+    shards = put.addressable_shards
+    return len(shards) == 1 and shards[0].data.unsafe_buffer_pointer() == tensor.ctypes.data
 
 
 def _packed(small: Mapping[int, Tensor], count: int) -> tuple[Packing, list[Tensor]]:

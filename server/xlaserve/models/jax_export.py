@@ -299,6 +299,7 @@ def load(directory: Path, context: LoadContext) -> JaxExportModel | SteppedModel
             layout.sites,
             context.check_cancelled,
             mapped=context.mmap_parameters,
+            processes=context.processes,
             roots=context.roots,
         )
         context = replace(context, config=version.config)

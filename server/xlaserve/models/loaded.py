@@ -376,6 +376,8 @@ class LoadContext:
     """Whether the load may end with the smallest and the largest bucket; `compile_rest` follows."""
     mmap_parameters: bool = False
     """Whether parameters may stay in their file, mapped into memory, instead of being read."""
+    processes: int = 1
+    """Processes that load the same model; each accounts for its part of what all of them map."""
     max_on_demand_shapes: int = MAX_ON_DEMAND_SHAPES
     """The most shapes that a model may ask to have compiled on request."""
     max_sequences: int = DEFAULT_MAX_SEQUENCES

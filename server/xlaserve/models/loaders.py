@@ -185,10 +185,13 @@ def predict_size(
     config: ModelConfig | None = None,
     devices: Devices = ONE_CPU,
     roots: Roots = ANYWHERE,
+    *,
+    processes: int = 1,
 ) -> dict[str, int]:
     """Return how many bytes the model will need on each device, from its headers alone.
 
-    Where its manifest has what the compiler said for devices of this kind, that is it.
+    Where its manifest has what the compiler said for devices of this kind, that is it. So many
+    `processes` map its parameters, and each accounts for its part.
 
     Raises InvalidModel, also where the configuration asks for a device that is not there.
     """
@@ -202,7 +205,7 @@ def predict_size(
     states = 0
     if config.sequence_batching is not None:
         states = config.sequence_batching.states_bytes(config.max_batch_size)
-    if sharding is None and wanted.platform == devices.platform:
+    if sharding is None and wanted.platform == devices.platform and processes == 1:
         recorded = _recorded(row, path, config, devices, roots)
         if recorded is not None:
             return {
@@ -211,7 +214,7 @@ def predict_size(
                 for index in sorted(used)
             }
     parts = partial(sharding.parts, devices=len(used)) if sharding else sizes.whole
-    size = row.predict_size(path, parts, roots)
+    size = row.predict_size(path, lambda name: processes * parts(name), roots)
     return {
         device_name(wanted.platform, index): size + states * seats.count(index)
         for index in sorted(used)

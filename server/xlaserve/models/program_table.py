@@ -101,11 +101,13 @@ class Copy:
         "tables",
     )
 
-    def __init__(self, site: Site, leaves: Sequence[jax.Array], replicas: int) -> None:
+    def __init__(
+        self, site: Site, leaves: Sequence[jax.Array], replicas: int, elsewhere_bytes: int = 0
+    ) -> None:
         self.site = site
         self.leaves = list(leaves)
-        self.leaves_bytes = sum(_bytes_per_device(leaf) for leaf in leaves)
-        """On each device of the site."""
+        self.leaves_bytes = sum(_bytes_per_device(leaf) for leaf in leaves) - elsewhere_bytes
+        """On each device of the site, less what other processes account for."""
         self.replicas = replicas
         self.table = Table()
         """Table that serves where no dimension but the batch is open; else of the largest sizes."""
@@ -147,8 +149,9 @@ class Copy:
 def copies_of(layout: Layout, parameters: DeviceParameters) -> tuple[Copy, ...]:
     """Return a copy for each site, with nothing compiled."""
     leaves = parameters.leaves or tuple([] for _ in layout.sites)
+    elsewhere = parameters.elsewhere_bytes or tuple(0 for _ in layout.sites)
     return tuple(
-        Copy(site, held, layout.replicas.count(index))
+        Copy(site, held, layout.replicas.count(index), elsewhere[index])
         for index, (site, held) in enumerate(zip(layout.sites, leaves, strict=True))
     )
 

@@ -92,6 +92,7 @@ class VersionLoader:
         evict: bool = False,
         background_compile: bool = False,
         mmap_parameters: bool = False,
+        processes: int = 1,
         max_on_demand_shapes: int = MAX_ON_DEMAND_SHAPES,
         python: PythonHost | None = None,
         max_sequences: int = DEFAULT_MAX_SEQUENCES,
@@ -100,6 +101,7 @@ class VersionLoader:
         self._max_on_demand_shapes = max_on_demand_shapes
         self._max_sequences = max_sequences
         self._mmap_parameters = mmap_parameters
+        self._processes = processes
         self._python = python
         self._background_compile = background_compile
         self._finisher = Finisher(workers, capacity, load_seconds)
@@ -383,6 +385,7 @@ class VersionLoader:
             config=model.config,
             background_compile=self._background_compile,
             mmap_parameters=self._mmap_parameters,
+            processes=self._processes,
             max_on_demand_shapes=self._max_on_demand_shapes,
             max_sequences=self._max_sequences,
             roots=source.roots,
