@@ -89,6 +89,11 @@ PANELS: tuple[Panel, ...] = (
         (("{{model}}", "sum by (model) (nv_inference_pending_request_count{MODEL})"),),
     ),
     Panel(
+        "Oldest that waits",
+        "s",
+        (("{{model}}", "max by (model) (xlaserve_queue_age_seconds{MODEL})"),),
+    ),
+    Panel(
         "In progress",
         "short",
         (("{{model}}", "sum by (model) (xlaserve_requests_in_progress{MODEL})"),),
@@ -212,6 +217,13 @@ ALERTS: tuple[Alert, ...] = (
         10,
         "warning",
         "1 % of the requests of {{ $labels.model }} take longer than a second",
+    ),
+    Alert(
+        "XlaserveQueueOld",
+        "max by (instance, model) (xlaserve_queue_age_seconds) > 5",
+        2,
+        "warning",
+        "Requests of {{ $labels.model }} on {{ $labels.instance }} wait for more than 5 s",
     ),
     Alert(
         "XlaserveLoadsFail",

@@ -14,9 +14,10 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from xlaserve.transport.rest.fetching_families import OF_FETCHING
 from xlaserve.transport.rest.held_families import OF_SHARED
-from xlaserve.transport.rest.metric_families import OF_MODELS, OF_SERVER, OF_VERSIONS
+from xlaserve.transport.rest.metric_families import OF_MODELS, OF_VERSIONS
 from xlaserve.transport.rest.metric_family import Family
 from xlaserve.transport.rest.observing_families import OF_OBSERVING
+from xlaserve.transport.rest.server_families import OF_SERVER
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
 _HEAD = "| metric | type | labels | meaning |\n|---|---|---|---|\n"

@@ -209,9 +209,9 @@ async def test_a_sequence_ends_with_its_request(client: Client, repository: Path
         await asyncio.sleep(0.01)
     # The copy executes the other one, so that this one waits.
     _, instance = client.server.application.registry.resolve("hold")
-    waits = instance.station.pending
+    waits = instance.pending
     running.cancel()
-    while instance.station.pending != 0:
+    while instance.pending != 0:
         await asyncio.sleep(0.01)
     gate.touch()
     held = await holding

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import re
 import threading
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +17,7 @@ import tritonclient.grpc.aio as triton
 import tritonclient.http.aio as triton_http
 from structlog.testing import capture_logs
 from support.doubling import export_double
+from support.http import ask
 from support.server import RunningServer, Serve
 from tritonclient.utils import InferenceServerException
 
@@ -144,6 +147,32 @@ async def test_a_request_is_refused_at_its_own_timeout(gate: Gate, http: bool) -
     await asyncio.gather(first, patient)
 
     assert [0, 1] == gate.executed
+
+
+async def test_the_age_of_the_oldest_request_is_measured(gate: Gate) -> None:
+    def age(text: str) -> float:
+        (line,) = re.findall(r'^xlaserve_queue_age_seconds{model="double".*} (.*)$', text, re.M)
+        return float(line)
+
+    async def scraped() -> float:
+        answer = await ask(str(gate.server.http), "GET", "/metrics")
+        return age(answer.body.decode())
+
+    await gate.load(**LEVELS)
+    asked, before = [await gate.busy()], time.perf_counter()
+    asked.append(gate.ask(1))
+    await gate.waiting(1)
+    since = time.perf_counter()
+    asked.append(gate.ask(2))
+    await gate.waiting(2)
+    least = time.perf_counter() - since
+    found = await scraped()
+    most = time.perf_counter() - before
+    gate.free(9)
+    await asyncio.gather(*asked)
+
+    assert least <= found <= most
+    assert 0 == await scraped()
 
 
 async def test_a_delayed_request_is_executed_last(gate: Gate) -> None:

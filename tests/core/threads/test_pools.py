@@ -190,7 +190,7 @@ async def test_work_that_is_over_leaves_no_garbage() -> None:
     threads.close()
 
     assert held() is None
-    assert (0, 0) == (instance.users, work.pending)
+    assert (0, []) == (instance.users, list(work.pending_since()))
 
 
 async def test_a_thread_of_a_device_holds_nothing_of_what_it_gave(lingering: Lingering) -> None:

@@ -8,10 +8,11 @@ from xlaserve.core.serving.exemplar import Exemplar
 from xlaserve.core.serving.loop_lag import LoopLag
 from xlaserve.transport.rest.fetching_families import OF_FETCHING
 from xlaserve.transport.rest.held_families import OF_SHARED
-from xlaserve.transport.rest.metric_families import OF_MODELS, OF_SERVER, OF_VERSIONS
+from xlaserve.transport.rest.metric_families import OF_MODELS, OF_VERSIONS
 from xlaserve.transport.rest.metric_folds import FOLDS, FoldedMetrics, answered
 from xlaserve.transport.rest.observing_families import OF_OBSERVING, ObservingReading
 from xlaserve.transport.rest.openmetrics import exemplar_text, to_openmetrics
+from xlaserve.transport.rest.server_families import OF_SERVER
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 

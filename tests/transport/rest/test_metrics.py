@@ -1,7 +1,7 @@
 """The Prometheus text: read back by prometheus-client's own parser."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,7 +32,13 @@ from xlaserve.transport.rest.observing_families import ObservingReading
 Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-def loaded(registry: Registry, capacity: Capacity, name: str = "m", number: str = "1") -> Version:
+def loaded(
+    registry: Registry,
+    capacity: Capacity,
+    name: str = "m",
+    number: str = "1",
+    waiting: Sequence[int] = (),
+) -> Version:
     info = ModelInfo(
         "fake",
         (),
@@ -47,7 +53,7 @@ def loaded(registry: Registry, capacity: Capacity, name: str = "m", number: str 
     runner: Any = SimpleNamespace(info=info, replicas=1)
     version = registry.version(name, number)
     registry.change(version, Event.LOAD)
-    station: Any = SimpleNamespace(pending=0)
+    station: Any = SimpleNamespace(pending_since=lambda: iter(waiting))
     version.instance = Instance(
         runner, 1, reservation, ModelConfig(), make_station=lambda instance, before: station
     )
@@ -275,10 +281,11 @@ async def test_versions_beyond_the_limit_share_one_series(capacity: Capacity) ->
     """No number of models makes the text longer, nothing is lost, and the log says so once."""
     registry = Registry(10)
     for number in range(5):
-        statistics = loaded(registry, Capacity(), f"m{number}").statistics
+        waiting = [10**10, (9 - number) * 10**9]
+        statistics = loaded(registry, Capacity(), f"m{number}", waiting=waiting).statistics
         succeed(statistics, 2, (0, 0, 0, 0, 10**6))
         statistics.failed(ValueError(), 1)
-    metrics = Metrics(registry, capacity, max_versions=2)
+    metrics = Metrics(registry, capacity, max_versions=2, now_ns=lambda: 10**10)
     with capture_logs() as logged:
         samples = await scrape(metrics)
         await scrape(metrics)
@@ -292,6 +299,9 @@ async def test_versions_beyond_the_limit_share_one_series(capacity: Capacity) ->
     assert 3 == value(samples, "nv_inference_request_failure_total", reason="BACKEND", **other)
     assert 3 == value(samples, "xlaserve_request_seconds_bucket", le="+Inf", **other)
     assert 3 == value(samples, "xlaserve_model_ready", **other)
+    assert 6 == value(samples, "nv_inference_pending_request_count", **other)
+    assert 5 == value(samples, "xlaserve_queue_age_seconds", **other)
+    assert 1 == value(samples, "xlaserve_queue_age_seconds", model="m0", version="1")
     assert 3 == value(samples, "xlaserve_model_loads_total", **other)
     assert 1 == len(logged)
     assert ("other", 3) == (logged[0]["series"], logged[0]["versions"])

@@ -13,6 +13,7 @@ from xlaserve.core.residence.names import check_asked_version
 from xlaserve.core.residence.remote.fetched import FetchedFiles
 from xlaserve.core.serving.call import Admission
 from xlaserve.core.serving.checks import QuickCheck
+from xlaserve.core.serving.stations.backlog import Backlog
 from xlaserve.core.serving.stations.station import MakeStation, Station
 from xlaserve.core.serving.statistics import VersionStatistics
 from xlaserve.core.threads.abandoned import Abandoned
@@ -108,7 +109,11 @@ class Instance:
     @property
     def pending(self) -> int:
         """Return how many executions wait to begin."""
-        return self.station.pending
+        return sum(1 for _ in self.station.pending_since())
+
+    def backlog(self, now_ns: int) -> Backlog:
+        """Return how many executions wait to begin, and for how long the oldest has."""
+        return Backlog.of(self.station.pending_since(), now_ns)
 
     def renew(self) -> None:
         """Replace the station by one that fits what is known now; calls that wait go there."""

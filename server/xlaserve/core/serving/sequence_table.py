@@ -109,10 +109,9 @@ class SequenceTable:
         """Return how many sequences there are, those of the backlog too."""
         return len(self._live)
 
-    @property
-    def backlog(self) -> int:
-        """Return how many sequences wait for a slot."""
-        return len(self._backlog)
+    def backlog(self) -> Iterator[Turn]:
+        """Yield the first turn of each sequence that waits for a slot."""
+        return (sequence.waiting[0] for sequence in self._backlog)
 
     def add(self, turn: Turn) -> Changed:
         """Enqueue a turn; raises SequenceNotStarted where its sequence is not in progress.

@@ -1,4 +1,4 @@
-"""The table of metrics: the name and the meaning of each, and where its rows are read."""
+"""The metrics of models and their versions: name and meaning of each, and where it is read."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -6,13 +6,10 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import Protocol
 
-from xlaserve.core.residence.capacity import Capacity
 from xlaserve.core.residence.registry import Instance, Model
-from xlaserve.core.residence.watches import RepositoryWatches
+from xlaserve.core.serving.stations.backlog import NO_BACKLOG, Backlog
 from xlaserve.core.serving.statistics import REQUEST_BOUNDS_NS, FailureReason, Totals
-from xlaserve.core.threads.abandoned import AbandonedWork
 from xlaserve.models.loaded import Bucket
-from xlaserve.models.mappings import UNLIMITED, Mappings
 from xlaserve.transport.rest.metric_family import Family, Row, escape, one
 
 # --- of a model version ---
@@ -52,6 +49,8 @@ class VersionReading:
     """None while it is not loaded, and of versions that share one series."""
     ready: int
     """1 where it answers; of several versions, how many do."""
+    backlog: Backlog = NO_BACKLOG
+    """Empty while it is not loaded."""
 
 
 _VERSION_LABELS = ("model", "version")
@@ -275,7 +274,13 @@ OF_VERSIONS: tuple[Family[VersionReading], ...] = (
         "nv_inference_pending_request_count",
         "gauge",
         "Executions that wait for a thread",
-        lambda r: one(r.instance.pending if r.instance else 0),
+        lambda r: one(r.backlog.pending),
+    ),
+    _of_version(
+        "xlaserve_queue_age_seconds",
+        "gauge",
+        "Seconds since the oldest of these was submitted, 0 while none waits",
+        lambda r: one(r.backlog.oldest_seconds),
     ),
     _of_version(
         "nv_model_load_duration_secs",
@@ -380,7 +385,7 @@ OF_VERSIONS: tuple[Family[VersionReading], ...] = (
 """One row for each version that the registry knows; those are gone with a model's files."""
 
 
-# --- of a model, and of the server ---
+# --- of a model ---
 
 
 OF_MODELS: tuple[Family[Model], ...] = (
@@ -390,103 +395,5 @@ OF_MODELS: tuple[Family[Model], ...] = (
         "Requests in progress, all versions together",
         lambda model: one(model.requests),
         ("model",),
-    ),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class ServerReading:
-    """Server-wide readings."""
-
-    capacity: Capacity
-    connections: Mapping[str, Callable[[], int]]
-    watch: RepositoryWatches | None
-    """None where nothing is known of the repository."""
-    abandoned: AbandonedWork | None = None
-    """None where nothing can be abandoned."""
-    mappings: Mappings = UNLIMITED
-    """Not counted where the system has none."""
-
-
-def _total_bytes(server: ServerReading) -> Iterable[Row]:
-    total = server.capacity.total_bytes
-    return () if total is None else one(total)
-
-
-def _by_device(sizes: Mapping[str, int]) -> Iterable[Row]:
-    return [("", f'device="{escape(device)}"', size) for device, size in sizes.items()]
-
-
-def _readable(server: ServerReading) -> Iterable[Row]:
-    return () if server.watch is None else one(int(not server.watch.problem))
-
-
-def _skipped(server: ServerReading) -> Iterable[Row]:
-    return () if server.watch is None else one(server.watch.skipped)
-
-
-OF_SERVER: tuple[Family[ServerReading], ...] = (
-    Family("xlaserve_capacity_bytes", "gauge", "Memory for models on all devices", _total_bytes),
-    Family(
-        "xlaserve_capacity_used_bytes",
-        "gauge",
-        "Memory that loaded and loading models have booked",
-        lambda server: one(server.capacity.used_bytes),
-    ),
-    Family(
-        "xlaserve_device_capacity_bytes",
-        "gauge",
-        "Memory for models on each device",
-        lambda server: _by_device(server.capacity.totals),
-        ("device",),
-    ),
-    Family(
-        "xlaserve_device_capacity_used_bytes",
-        "gauge",
-        "Part of it that loaded and loading models have booked",
-        lambda server: _by_device(
-            {device: server.capacity.used_on(device) for device in server.capacity.totals}
-        ),
-        ("device",),
-    ),
-    Family(
-        "xlaserve_connections",
-        "gauge",
-        "Open connections of clients: grpc or http",
-        lambda server: [
-            ("", f'protocol="{escape(protocol)}"', count())
-            for protocol, count in server.connections.items()
-        ],
-        ("protocol",),
-    ),
-    Family(
-        "xlaserve_repository_readable",
-        "gauge",
-        "1 where the last look at the repository saw what is there, 0 otherwise",
-        _readable,
-    ),
-    Family(
-        "xlaserve_repository_skipped_entries",
-        "gauge",
-        "Entries of the repository that are no models, at the last look",
-        _skipped,
-    ),
-    Family(
-        "xlaserve_abandoned_work",
-        "gauge",
-        "Loads and compilations that took too long, and whose threads have not ended",
-        lambda server: () if server.abandoned is None else one(len(server.abandoned)),
-    ),
-    Family(
-        "xlaserve_memory_mappings",
-        "gauge",
-        "Memory mappings of the process when they were last counted, at a compilation or unload",
-        lambda server: one(server.mappings.used) if server.mappings.is_counted else (),
-    ),
-    Family(
-        "xlaserve_memory_mappings_limit",
-        "gauge",
-        "Memory mappings that the process may have for another program to be compiled",
-        lambda server: one(server.mappings.limit) if server.mappings.is_counted else (),
     ),
 )

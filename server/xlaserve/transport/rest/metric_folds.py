@@ -40,6 +40,7 @@ FOLDS: Mapping[str, Fold] = MappingProxyType(
         "nv_cache_hit_duration_per_model": Fold.SUM,
         "nv_cache_miss_duration_per_model": Fold.SUM,
         "nv_inference_pending_request_count": Fold.SUM,
+        "xlaserve_queue_age_seconds": Fold.MAX,
         "nv_model_load_duration_secs": Fold.MAX,
         "xlaserve_request_seconds": Fold.SUM,
         "xlaserve_batch_size": Fold.SUM,

@@ -1,6 +1,7 @@
 """Metrics for Prometheus: statistics of every model version, memory, and the process."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -16,6 +17,7 @@ from xlaserve.core.residence.monitor import every_version
 from xlaserve.core.residence.registry import Registry, Version
 from xlaserve.core.residence.watches import RepositoryWatches
 from xlaserve.core.serving.call import Operation
+from xlaserve.core.serving.stations.backlog import NO_BACKLOG, Backlog
 from xlaserve.core.serving.statistics_sum import sum_of
 from xlaserve.core.threads.abandoned import AbandonedWork
 from xlaserve.models.mappings import UNLIMITED, Mappings
@@ -28,10 +30,8 @@ from xlaserve.transport.rest.held_families import OF_SHARED
 from xlaserve.transport.rest.messages import HttpRequest, HttpResponse
 from xlaserve.transport.rest.metric_families import (
     OF_MODELS,
-    OF_SERVER,
     OF_VERSIONS,
     REQUEST_SECONDS,
-    ServerReading,
     VersionReading,
     seconds_bound,
 )
@@ -45,6 +45,7 @@ from xlaserve.transport.rest.openmetrics import (
     to_openmetrics,
 )
 from xlaserve.transport.rest.routing import Body, Route
+from xlaserve.transport.rest.server_families import OF_SERVER, ServerReading
 
 _log = structlog.get_logger("metrics")
 
@@ -77,11 +78,14 @@ class Metrics:
         observing: ObservingReading | None = None,
         fetching: FetchCounts | None = None,
         max_versions: int = DEFAULT_MAX_VERSIONS,
+        now_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         """`of_code` are those that the code of models reports.
 
         So many versions have series of their own, and so many models; the others share one.
+        `now_ns` is the clock of the stations.
         """
+        self._now_ns = now_ns
         self._fetching = fetching
         self._observing = observing or ObservingReading()
         self._max_versions = max_versions
@@ -175,8 +179,9 @@ class Metrics:
     def _reading(self, version: Version) -> VersionReading:
         state, _ = self._registry.shown_state(version)
         ready = int(state == State.READY.public)
-        statistics = version.statistics
-        return VersionReading(statistics.totals(), statistics, version.instance, ready)
+        statistics, instance = version.statistics, version.instance
+        backlog = NO_BACKLOG if instance is None else instance.backlog(self._now_ns())
+        return VersionReading(statistics.totals(), statistics, instance, ready, backlog)
 
     def _add_others(self, lines: Iterable[list[str]], others: Sequence[VersionReading]) -> None:
         _add(lines, f'model="{SHARED_NAME}",version="{SHARED_NAME}"', together(others))
@@ -241,4 +246,5 @@ def together(readings: Sequence[VersionReading]) -> VersionReading:
         ),
         None,
         sum(reading.ready for reading in readings),
+        Backlog.together([reading.backlog for reading in readings]),
     )

@@ -393,7 +393,7 @@ async def test_a_preferred_size_does_not_wait_for_the_delay() -> None:
     w.clock.settle()
     assert [[1, 1, 1, 1]] == w.runner.batches
     w.runner.end()
-    assert 1 == w.batcher.waiting
+    assert 1 == len(list(w.batcher.pending_since()))
     w.clock.advance(5 * MILLISECOND)
 
     assert [[1] * 4, [1]] == w.runner.batches
@@ -561,7 +561,7 @@ def play(w: World, steps: list[tuple[str, int, int]]) -> None:
 
 
 def finish(w: World) -> None:
-    while w.runner.ends or w.batcher.waiting:
+    while w.runner.ends or any(True for _ in w.batcher.pending_since()):
         w.clock.advance(10)
         if w.runner.ends:
             w.runner.end()

@@ -315,7 +315,7 @@ async def test_what_waits_moves_to_the_station_that_comes_next(start: Any, world
     assert before is cached.station
     assert within is not before.within
     assert [["7", 101.0], ["7", 101.0], ["7", 102.0]] == await answered(*waiting)
-    assert 0 == within.pending
+    assert 0 == len(list(within.pending_since()))
 
 
 async def test_an_instance_with_a_cache_is_free_when_it_is_unloaded(

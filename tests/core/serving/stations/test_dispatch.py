@@ -1,6 +1,7 @@
 """Executions on devices that compute on their own: their order, their number, and their end."""
 
 import asyncio
+import time
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
@@ -391,16 +392,19 @@ async def alone(start: Start, world: World, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_shapes_on_demand_wait_for_room(alone: Core, devices: Accelerators) -> None:
+    before = time.perf_counter_ns()
     asked = [asking(alone) for _ in range(IN_FLIGHT + 2)]
     await devices.has(IN_FLIGHT)
     await passes()
     counts = [len(devices.given), instance_of(alone).pending]
+    since, now = list(instance_of(alone).station.pending_since()), time.perf_counter_ns()
     devices.open()
     await asyncio.gather(*asked)
     await unused(alone)
 
     assert [IN_FLIGHT, 2] == counts
     assert IN_FLIGHT + 2 == len(devices.given)
+    assert [True] * 2 == [before <= one <= now for one in since]
 
 
 async def test_who_waits_for_room_is_answered_where_a_device_does_not_end(

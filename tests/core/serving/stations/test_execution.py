@@ -1,6 +1,7 @@
 """Requests side by side: gathered, executed, told apart again."""
 
 import asyncio
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -130,11 +131,13 @@ async def test_while_a_thread_computes_the_queue_fills(
         await asyncio.sleep(0.001)
     others = [asyncio.ensure_future(infer(core, n)) for n in range(6)]
     await asyncio.sleep(0.01)
-    waiting = core.registry.resolve("m")[1].pending
+    instance = core.registry.resolve("m")[1]
+    waiting, backlog = instance.pending, instance.backlog(time.perf_counter_ns())
     world.may_execute.set()
     await asyncio.gather(first, *others)
 
-    assert 6 == waiting
+    assert 6 == waiting == backlog.pending
+    assert backlog.oldest_seconds > 0
     assert [1, 4, 2] == rows
 
 

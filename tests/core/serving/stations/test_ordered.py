@@ -1,7 +1,7 @@
 """Stations whose answers leave in the order of the requests."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,9 @@ class Held:
 
     calls: list[InferCall] = field(default_factory=list)
     left: list[InferCall] = field(default_factory=list)
-    pending: int = 0
+
+    def pending_since(self) -> Iterator[int]:
+        return (call.submitted_ns for call in self.calls)
 
     def begin(self, call: InferCall) -> None:
         if len(self.calls) > 6:

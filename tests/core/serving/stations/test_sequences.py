@@ -149,7 +149,7 @@ def begin(core: Core, id: object, value: float, flags: str = "") -> AwaitedInfer
 
 async def begun(core: Core) -> None:
     """Wait until a batch has begun of all that may be in it."""
-    while core.registry.resolve("m")[1].station.pending:
+    while core.registry.resolve("m")[1].pending:
         await asyncio.sleep(0.001)
 
 
@@ -352,13 +352,29 @@ async def test_a_deadline_that_passes_in_the_queue_interrupts_the_sequence(
 
 async def test_one_more_sequence_than_slots_waits(sums: Core) -> None:
     await asyncio.gather(*[ask(sums, id, 1, "s") for id in range(1, 5)])
-    waits = ask(sums, 5, 7, "s")
+    waits = begin(sums, 5, 7, "s")
     await asyncio.sleep(0.01)
 
-    assert not waits.done()
-    assert sums.registry.resolve("m")[1].station.pending == 1
+    assert not waits.has_ended
+    assert [waits.submitted_ns] == list(sums.registry.resolve("m")[1].station.pending_since())
     await ask(sums, 1, 1, "e")
-    assert await waits == 7
+    assert (await waits.answered()).outputs[0].data[0, 0] == 7
+
+
+async def test_a_turn_that_waits_for_its_batch_is_as_old_as_its_request(
+    sums: Core, world: World
+) -> None:
+    world.may_execute.clear()
+    first = begin(sums, 1, 1, "s")
+    await begun(sums)
+    second = begin(sums, 2, 1, "s")
+    station = sums.registry.resolve("m")[1].station
+    waiting = list(station.pending_since())
+    world.may_execute.set()
+    await asyncio.gather(first.answered(), second.answered())
+
+    assert [second.submitted_ns] == waiting
+    assert [] == list(station.pending_since())
 
 
 async def test_a_sequence_that_nobody_goes_on_with_frees_its_slot(

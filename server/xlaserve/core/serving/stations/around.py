@@ -1,6 +1,6 @@
 """The base of stations that wrap another one, and delegate to it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from xlaserve.core.serving.infer_call import InferCall
 from xlaserve.core.serving.stations.station import Station
@@ -12,10 +12,9 @@ class Around:
     def __init__(self, within: Station) -> None:
         self.within = within
 
-    @property
-    def pending(self) -> int:
-        """Return how many executions wait to begin."""
-        return self.within.pending
+    def pending_since(self) -> Iterator[int]:
+        """Yield when each execution that waits to begin was submitted."""
+        return self.within.pending_since()
 
     def renew(self, within: Station) -> None:
         """Have another station execute from now on; what waits in the one before moves there."""

@@ -1,7 +1,8 @@
 """Calls that are put together, on the host or on a device."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 
 from xlaserve.core.serving.call import current_call, outside_call
 from xlaserve.core.serving.infer_call import InferCall
@@ -19,10 +20,9 @@ class Batches:
         self._alone = alone
         self._inline = inline
 
-    @property
-    def pending(self) -> int:
-        """Return how many calls and executions wait."""
-        return self._batcher.waiting + self._alone.pending
+    def pending_since(self) -> Iterator[int]:
+        """Yield when each call and each execution that waits was submitted."""
+        return chain(self._batcher.pending_since(), self._alone.pending_since())
 
     def begin(self, call: InferCall) -> None:
         """Answer a call at once, or with others; raises Overloaded."""

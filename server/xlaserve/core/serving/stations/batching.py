@@ -4,7 +4,7 @@ The queue knows no asyncio and no clock; the batcher around it has both handed i
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -55,6 +55,9 @@ class BatchQueue:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def __iter__(self) -> Iterator[InferCall]:
+        return iter(self._waiting)
 
     def add(self, request: InferCall) -> None:
         """Let a request wait, or raise Overloaded at once."""
@@ -246,6 +249,8 @@ class RequestQueue(Protocol):
 
     def __len__(self) -> int: ...
 
+    def __iter__(self) -> Iterator[InferCall]: ...
+
     def add(self, request: InferCall) -> None:
         """Let a request wait, or raise Overloaded at once."""
         ...
@@ -301,10 +306,9 @@ class Batcher:
         self._looking = False
         self._cancel_timer: Callable[[], None] | None = None
 
-    @property
-    def waiting(self) -> int:
-        """Return how many requests wait."""
-        return len(self._queue)
+    def pending_since(self) -> Iterator[int]:
+        """Yield when each request that waits was submitted."""
+        return (request.submitted_ns for request in self._queue)
 
     def is_alone(self, now_ns: int) -> bool:
         """Tell whether a request that comes now is likely to be the only one of its pass."""

@@ -1,7 +1,7 @@
 """Calls that are executed by themselves, in threads of the host or on a device."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -16,9 +16,8 @@ from xlaserve.models.loaded import Executable, LoadedModel
 class Work(Protocol):
     """Executes somewhere else than on the event loop."""
 
-    @property
-    def pending(self) -> int:
-        """Return how many executions wait to begin."""
+    def pending_since(self) -> Iterator[int]:
+        """Yield when each execution that waits to begin was submitted."""
         ...
 
     def start(self, executable: Executable, call: InferCall, ended: Ended) -> Cancellable:
@@ -43,10 +42,9 @@ class ByItself:
         self._shapes = shapes
         self._now_ns = now_ns
 
-    @property
-    def pending(self) -> int:
-        """Return how many executions wait to begin."""
-        return self.work.pending
+    def pending_since(self) -> Iterator[int]:
+        """Yield when each execution that waits to begin was submitted."""
+        return self.work.pending_since()
 
     def begin(self, call: InferCall) -> None:
         """Execute a call; raises InvalidTensor for sizes that contradict one another."""

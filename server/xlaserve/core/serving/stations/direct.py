@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from xlaserve.core.serving.infer_call import InferCall
@@ -41,10 +41,9 @@ class DirectQueue:
         self._calls: deque[InferCall] = deque()
         self._is_looking = False
 
-    @property
-    def waiting(self) -> int:
-        """Return how many calls wait."""
-        return len(self._calls)
+    def pending_since(self) -> Iterator[int]:
+        """Yield when each call that waits was submitted."""
+        return (call.submitted_ns for call in self._calls)
 
     def submit(self, call: InferCall) -> None:
         """Take a call; raises Overloaded."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -37,7 +37,7 @@ class _Replica:
 class Job:
     """One execution, from when it may begin to its completion."""
 
-    __slots__ = ("_dispatcher", "dispatch", "ended", "freed", "is_dispatched", "work")
+    __slots__ = ("_dispatcher", "dispatch", "ended", "freed", "is_dispatched", "since_ns", "work")
 
     def __init__(
         self,
@@ -45,8 +45,11 @@ class Job:
         dispatch: Dispatch,
         ended: Ended,
         freed: Callable[[], None] | None,
+        since_ns: int,
     ) -> None:
         self._dispatcher = dispatcher
+        self.since_ns = since_ns
+        """When the oldest of its requests was submitted."""
         self.dispatch = dispatch
         self.ended = ended
         self.freed = freed
@@ -98,28 +101,35 @@ class Dispatcher:
         """Return how many batches may come at first."""
         return len(self._replicas)
 
-    @property
-    def pending(self) -> int:
-        """Return how many executions wait for a slot."""
-        return len(self._waiting)
+    def pending_since(self) -> Iterator[int]:
+        """Yield when each execution that waits for a slot was submitted."""
+        return (job.since_ns for job in self._waiting)
 
     def start(self, executable: Executable, call: InferCall, ended: Ended) -> Job:
         """Execute for one call by itself."""
         dispatching, inputs, resident = executable.dispatching, call.inputs, call.resident
         assert dispatching is not None
         return self.submit(
-            lambda replica: dispatching.dispatch(inputs, resident=resident, replica=replica), ended
+            lambda replica: dispatching.dispatch(inputs, resident=resident, replica=replica),
+            ended,
+            since_ns=call.submitted_ns,
         )
 
     def submit(
-        self, dispatch: Dispatch, ended: Ended, freed: Callable[[], None] | None = None
+        self,
+        dispatch: Dispatch,
+        ended: Ended,
+        freed: Callable[[], None] | None = None,
+        *,
+        since_ns: int = 0,
     ) -> Job:
         """Have something executed. A batch says what is `freed` when the next may come.
 
+        `since_ns` is when its oldest request was submitted; 0 for now.
         Raises ExecutionStalled while the device has something that does not end.
         """
         self._watch.check()
-        job = Job(self, dispatch, ended, freed)
+        job = Job(self, dispatch, ended, freed, since_ns or self._now_ns())
         if freed is not None:
             self._expected -= 1
         self._waiting.append(job)
@@ -249,7 +259,8 @@ class DeviceRunner:
 
     def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
         """Start a batch as soon as there is a slot."""
-        self._dispatcher.submit(partial(self._dispatch, requests), ended, freed)
+        dispatch, since_ns = partial(self._dispatch, requests), requests[0].submitted_ns
+        self._dispatcher.submit(dispatch, ended, freed, since_ns=since_ns)
 
     def _dispatch(self, requests: Sequence[InferCall], replica: int) -> InFlight:
         rows = self._model.padded_rows(sum([request.rows for request in requests]))

@@ -1,7 +1,7 @@
 """Models made of other models: each step is a call to the model of the step (a Station)."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Protocol, cast
@@ -50,10 +50,9 @@ class Ensemble:
         self._threads = threads
         self._now_ns = now_ns
 
-    @property
-    def pending(self) -> int:
-        """Return 0: the steps wait where their models are."""
-        return 0
+    def pending_since(self) -> Iterator[int]:
+        """Yield nothing: the steps wait where their models are."""
+        return iter(())
 
     def begin(self, call: InferCall) -> None:
         """Start a task that runs the steps."""

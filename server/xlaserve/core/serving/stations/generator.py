@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -49,10 +49,9 @@ class Generator:
         """Shares the requests: all answers to one are computed by one replica."""
         self._unending = Unending(instance)
 
-    @property
-    def pending(self) -> int:
-        """Return how many answers wait for a thread."""
-        return self.work.pending
+    def pending_since(self) -> Iterator[int]:
+        """Yield since when each answer waits for a thread."""
+        return self.work.pending_since()
 
     def begin(self, call: InferCall) -> None:
         """Answer a call until the model has no more.

@@ -1,8 +1,9 @@
 """Models that are handed requests and answer them in threads of their own (a Station)."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 
 from xlaserve.code_errors import ModelFailed
 from xlaserve.core.serving.answers import answer_last, deliver, respond
@@ -43,10 +44,9 @@ class Handed:
             runner.on_over = queue.hand_on
         self._waits = waits
 
-    @property
-    def pending(self) -> int:
-        """Return how many calls wait for a copy."""
-        return self._queue.waiting + self._runner.pending
+    def pending_since(self) -> Iterator[int]:
+        """Yield when each call that waits for a copy was submitted."""
+        return chain(self._queue.pending_since(), self._runner.pending_since())
 
     def begin(self, call: InferCall) -> None:
         """Enqueue a call; raises Overloaded, or Decoupled where it can have one answer only."""
@@ -98,10 +98,9 @@ class CopiesRunner:
         """Return the calls that copies have, and whether the code has begun with each."""
         return {exchange.call: bool(exchange.begun_ns) for exchange in self._exchanges}
 
-    @property
-    def pending(self) -> int:
-        """Return how many calls copies have been handed ahead of time."""
-        return sum(not exchange.begun_ns for exchange in self._exchanges)
+    def pending_since(self) -> Iterator[int]:
+        """Yield when each call was submitted that copies have been handed ahead of time."""
+        return (one.call.submitted_ns for one in self._exchanges if not one.begun_ns)
 
     @property
     def room(self) -> int:

@@ -1,10 +1,10 @@
 """Executions on the host: on the event loop, or in threads."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
-from weakref import ReferenceType, WeakSet, ref
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from xlaserve.core.serving.answers import answer_now
 from xlaserve.core.serving.infer_call import Ended, Executed, InferCall, Tensors
@@ -44,13 +44,13 @@ class HostWork:
         self._now_ns = now_ns
         self.replicas = Replicas(replicas)
         """Shares the executions."""
-        self._jobs: WeakSet[HostJob] = WeakSet()
-        """Those whose completion has not reached the event loop; their threads own them."""
+        self._jobs: WeakKeyDictionary[HostJob, int] = WeakKeyDictionary()
+        """When those were submitted whose completion has not reached the event loop; their threads
+        own them."""
 
-    @property
-    def pending(self) -> int:
-        """Return how many executions wait for a thread."""
-        return sum(job.waits for job in self._jobs)
+    def pending_since(self) -> Iterator[int]:
+        """Yield when each execution that waits for a thread was submitted."""
+        return (since for job, since in self._jobs.items() if job.waits)
 
     def start(self, executable: Executable, call: InferCall, ended: Ended) -> HostJob:
         """Execute for one call, in a thread.
@@ -64,13 +64,18 @@ class HostWork:
             execute = partial(executable.execute, inputs, resident=resident, replica=replica)
             return executed(self._now_ns, execute)
 
-        return self.in_thread(run, ended)
+        return self.in_thread(run, ended, since_ns=call.submitted_ns)
 
     def in_thread(
-        self, call: Callable[[int], T], ended: Callable[[T | BaseException], None]
+        self,
+        call: Callable[[int], T],
+        ended: Callable[[T | BaseException], None],
+        *,
+        since_ns: int = 0,
     ) -> HostJob:
         """Run a call in a thread, for the replica with the least to do, whose index it takes.
 
+        `since_ns` is when its oldest request was submitted; 0 for now.
         `ended` is called on the event loop, with ExecutionStalled where the call does not end. The
         thread is a user of the instance: it may outlive calls that were cancelled. Raises
         RuntimeError where there is no thread.
@@ -90,7 +95,7 @@ class HostWork:
             raise
         # Its completion knows the execution: that must not keep the job.
         execution = watch.begin(partial(_has_begun, ref(job)), ended)
-        self._jobs.add(job)
+        self._jobs[job] = since_ns or self._now_ns()
         instance.acquire()
         return job
 
@@ -155,10 +160,9 @@ class Inline:
         self._seconds = limit.seconds
         self._now_ns = now_ns
 
-    @property
-    def pending(self) -> int:
-        """Return how many executions wait for a thread."""
-        return self._slower.pending
+    def pending_since(self) -> Iterator[int]:
+        """Yield when each execution that waits for a thread was submitted."""
+        return self._slower.pending_since()
 
     def takes(self, call: InferCall) -> bool:
         """Tell whether a call is quick, as the warm-up measured its bucket."""
@@ -221,7 +225,8 @@ class HostRunner:
             over(self._run_inline(requests, rows, most, limit.overran))
         else:
             self._work.watch.check()
-            self._work.in_thread(partial(self._executed, requests, rows), over)
+            execute = partial(self._executed, requests, rows)
+            self._work.in_thread(execute, over, since_ns=requests[0].submitted_ns)
 
     def _run_inline(
         self, requests: Sequence[InferCall], rows: int, most: float, overran: Overran

@@ -76,6 +76,9 @@ class PriorityQueue:
     def __len__(self) -> int:
         return len(self._level_of)
 
+    def __iter__(self) -> Iterator[InferCall]:
+        return iter(self._level_of)
+
     def add(self, request: InferCall) -> None:
         """Let a request wait in its level, or raise Overloaded at once."""
         level = self._level(request)

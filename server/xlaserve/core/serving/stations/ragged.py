@@ -1,7 +1,8 @@
 """Requests of different shapes that are executed together (a Station)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import cast
 
 from xlaserve.core.serving.infer_call import Ended, Executed, InferCall, Tensors
@@ -47,7 +48,7 @@ class RaggedRunner:
             freed()
             ended(result)
 
-        self._work.in_thread(execute, over)
+        self._work.in_thread(execute, over, since_ns=requests[0].submitted_ns)
 
 
 class Gathered:
@@ -58,10 +59,9 @@ class Gathered:
         self._batcher = batcher
         self.work = work
 
-    @property
-    def pending(self) -> int:
-        """Return how many calls and executions wait."""
-        return self._batcher.waiting + self.work.pending
+    def pending_since(self) -> Iterator[int]:
+        """Yield when each call and each execution that waits was submitted."""
+        return chain(self._batcher.pending_since(), self.work.pending_since())
 
     def begin(self, call: InferCall) -> None:
         """Enqueue a call; raises Overloaded, or InvalidTensor for one that is too large."""

@@ -118,7 +118,10 @@ class HostSteps:
             freed()
             ended(result)
 
-        self._work.in_thread(lambda _: executed(self._now_ns, batch.execute), over)
+        since_ns = requests[0].submitted_ns
+        self._work.in_thread(
+            lambda _: executed(self._now_ns, batch.execute), over, since_ns=since_ns
+        )
 
 
 class DeviceSteps:
@@ -135,7 +138,8 @@ class DeviceSteps:
     def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
         """Start a batch as soon as there is a slot."""
         batch = Batch(self._model, requests, self._replica)
-        self._dispatcher.submit(partial(_dispatch, batch), ended, freed)
+        dispatch, since_ns = partial(_dispatch, batch), requests[0].submitted_ns
+        self._dispatcher.submit(dispatch, ended, freed, since_ns=since_ns)
 
 
 class CopySteps:

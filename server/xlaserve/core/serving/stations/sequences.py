@@ -1,7 +1,7 @@
 """Models that serve sequences: each in its order, and many in one batch (a Station)."""
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from xlaserve.core.serving.answers import deliver
@@ -51,10 +51,12 @@ class Sequences:
         self._due_ns: int | None = None
         """When the timer looks for sequences that expired; None where none is set."""
 
-    @property
-    def pending(self) -> int:
-        """Return how many requests wait for their batch, or for a slot."""
-        return self._table.backlog + sum(batcher.waiting for batcher in self._batchers)
+    def pending_since(self) -> Iterator[int]:
+        """Yield when each request was submitted that waits for its batch, or for a slot."""
+        for turn in self._table.backlog():
+            yield turn.call.submitted_ns
+        for batcher in self._batchers:
+            yield from batcher.pending_since()
 
     def begin(self, call: InferCall) -> None:
         """Execute a call behind those of its sequence.

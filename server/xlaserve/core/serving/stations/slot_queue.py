@@ -1,6 +1,6 @@
 """The turns of sequences that keep their row of the batch (StrategyDirect)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from xlaserve.core.serving.infer_call import InferCall
 from xlaserve.core.serving.stations.batching import BatchPolicy
@@ -17,6 +17,9 @@ class SlotQueue:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def __iter__(self) -> Iterator[InferCall]:
+        return iter(self._waiting)
 
     def add(self, request: InferCall) -> None:
         """Let a turn wait."""

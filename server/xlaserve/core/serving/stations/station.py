@@ -1,6 +1,6 @@
 """The interface of stations, and what all of them know of the instance that they work for."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from xlaserve.core.serving.checks import QuickCheck
@@ -17,9 +17,11 @@ class Station(Protocol):
     It is built when the load ends, and replaced as a whole when something is learnt.
     """
 
-    @property
-    def pending(self) -> int:
-        """Return how many executions wait to begin."""
+    def pending_since(self) -> Iterator[int]:
+        """Yield when each execution that waits to begin was submitted, in nanoseconds.
+
+        In no order; `Backlog.of` makes figures of it.
+        """
         ...
 
     def begin(self, call: InferCall) -> None:

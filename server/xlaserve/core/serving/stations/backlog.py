@@ -1,0 +1,35 @@
+"""What waits in a station at one moment: how many executions, and for how long."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+_SECOND_NS = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """The executions that wait to begin."""
+
+    pending: int = 0
+    """How many there are."""
+    oldest_seconds: float = 0.0
+    """How long the one has waited that waits longest; 0 where none does."""
+
+    @classmethod
+    def of(cls, pending_since: Iterable[int], now_ns: int) -> "Backlog":
+        """Return the figures of executions that were submitted then."""
+        times = list(pending_since)
+        # One that was submitted after the clock was read has not waited a negative time.
+        return cls(len(times), max(0, now_ns - min(times, default=now_ns)) / _SECOND_NS)
+
+    @classmethod
+    def together(cls, backlogs: Sequence["Backlog"]) -> "Backlog":
+        """Return the figures of several models."""
+        return cls(
+            sum(each.pending for each in backlogs),
+            max((each.oldest_seconds for each in backlogs), default=0.0),
+        )
+
+
+NO_BACKLOG = Backlog()
+"""Nothing waits."""
