@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from xlaserve import best_effort as module
-from xlaserve.app import Addresses, ModelRow
+from xlaserve.assembly.display import Addresses, ModelRow
 from xlaserve.best_effort import BestEffortStream, best_effort, finish, flushed
 from xlaserve.cli.display import TerminalDisplay
 from xlaserve.core.residence.catalog import IndexEntry

@@ -75,6 +75,7 @@ from xlaserve.errors import (
     UnknownTensor,
     Unsupported,
     UnsupportedMediaType,
+    WorkerDied,
     XlaserveError,
 )
 from xlaserve.sequence_errors import (
@@ -313,6 +314,8 @@ TEXTS = [
     ),
     (StartFailed(["a", "b"]), "not loaded at the start: 'a', 'b' (exit_on_error)"),
     (StartFailed(["a", "b"], shown=1), "not loaded at the start: 'a' and 1 more (exit_on_error)"),
+    (WorkerDied(1, "it ended with exit status 1", 1), "worker 1 died: it ended with exit status 1"),
+    (WorkerDied(0, "why", 5), "worker 0 died 5 times within a minute: why"),
     (Unauthenticated(), "this needs credentials that the server knows"),
     (NotPermitted("ci\n", "manage"), "caller 'ci\\n' may not manage"),
     (Restricted("API", "key"), "This API is restricted, expecting header 'key'"),

@@ -3,9 +3,8 @@
 import asyncio
 import gc
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -15,9 +14,10 @@ import structlog
 
 from xlaserve import allocator, log, signals
 from xlaserve.assembly.core import Core
+from xlaserve.assembly.display import Addresses, Display, ModelRow, NoDisplay
 from xlaserve.assembly.grpc import GrpcDoor, assemble_grpc
 from xlaserve.assembly.http import http_routes, http_server, metrics_routes
-from xlaserve.assembly.listeners import Listeners
+from xlaserve.assembly.listeners import Bound, Listeners
 from xlaserve.assembly.observing import observe, tracing
 from xlaserve.assembly.python import python_host
 from xlaserve.core.host import capacity_bytes
@@ -52,12 +52,11 @@ from xlaserve.errors import InvalidSettings
 from xlaserve.models import compilation, device, loaders, onnx_source, trial
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.cuda_driver import open_driver
-from xlaserve.models.loaded import Stage
 from xlaserve.models.mappings import Mappings
 from xlaserve.models.python.metrics import ModelMetrics
 from xlaserve.settings import Settings
 from xlaserve.settings_choices import ModelControlMode, TlsEndpoint
-from xlaserve.systemd import Systemd
+from xlaserve.systemd import ServiceManager, Systemd
 from xlaserve.transport.endpoints import NO_ENDPOINT
 from xlaserve.transport.grpc.server import GrpcServer
 from xlaserve.transport.http2.limits import Shared
@@ -78,53 +77,18 @@ _ARRIVAL_SECONDS = 1.0
 _log = structlog.get_logger("app")
 
 
-@dataclass(frozen=True, slots=True)
-class Addresses:
-    """Addresses of the server, as clients are told."""
+class Parent(Protocol):
+    """The process that started this one as one of several that are one server."""
 
-    grpc: str
-    """`none` where gRPC is not served."""
-    http: str | None
-    grpc_data: str
-    """The same as `grpc` where there is one endpoint."""
-    metrics: str | None = None
-    """None where metrics have no address of their own."""
+    @property
+    def listeners(self) -> Bound:
+        """The endpoints, whose connections it hands over."""
+        ...
 
-
-@dataclass(frozen=True, slots=True)
-class ModelRow:
-    """One model version as the operator sees it."""
-
-    entry: IndexEntry
-    size_bytes: int | None
-    """Bytes it holds in memory; None while it is not loaded."""
-    compile_seconds: float | None
-
-
-class Display(Protocol):
-    """Is told how the start goes on; called on the event loop."""
-
-    def listening(self, addresses: Addresses) -> None:
-        """The ports are open."""
-
-    def stage(self, model: str, version: str, stage: Stage) -> None:
-        """A load went on to another stage."""
-
-    def started(self, rows: Sequence[ModelRow]) -> None:
-        """Every load of the start has ended."""
-
-
-class NoDisplay:
-    """Shows nothing: the log says it all."""
-
-    def listening(self, addresses: Addresses) -> None:
-        """Show nothing."""
-
-    def stage(self, model: str, version: str, stage: Stage) -> None:
-        """Show nothing."""
-
-    def started(self, rows: Sequence[ModelRow]) -> None:
-        """Show nothing."""
+    @property
+    def manager(self) -> ServiceManager:
+        """Hears how this process goes, in the place of systemd."""
+        ...
 
 
 class Application:
@@ -135,6 +99,7 @@ class Application:
         settings: Settings,
         display: Display | None = None,
         systemd: Systemd | None = None,
+        parent: Parent | None = None,
     ) -> None:
         check_roots(settings)
         self.settings = settings
@@ -155,9 +120,10 @@ class Application:
             spare_execute_threads=settings.spare_execute_threads,
             max_abandoned=settings.max_abandoned,
         )
-        self.systemd = systemd or Systemd()
+        self._systemd = systemd or Systemd()
+        self._parent = parent
         self.reloads = Reloads(
-            self.workers.wait, look_seconds=LOOK_SECONDS, on_signal=self.systemd.reloads
+            self.workers.wait, look_seconds=LOOK_SECONDS, on_signal=self._manager.reloads
         )
         """Parts that are read again at SIGHUP, or when their files change."""
         self._tls = self._read_tls()
@@ -178,8 +144,7 @@ class Application:
         spare = MessageMemory(min(settings.max_spare_bytes, self.ledger.spare))
         self.ledger.on_pressure(spare.drop)
         self.shared = Shared(self.ledger, spare)
-        most = settings.response_cache_bytes
-        self.response_cache = ResponseCache(most, self.ledger) if most else None
+        self.response_cache = _response_cache(settings.response_cache_bytes, self.ledger)
         self._returning = Returning(self.ledger, self.workers.wait)
         self.engine = Engine(
             self.registry,
@@ -257,6 +222,10 @@ class Application:
             self.history,
         )
 
+    @property
+    def _manager(self) -> ServiceManager:
+        return self._systemd if self._parent is None else self._parent.manager
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Addresses]:
         """Serve for the length of a block; the ports are open before jax is imported.
@@ -270,13 +239,13 @@ class Application:
             stack.callback(self._end_threads)
             stack.callback(self._look.close)
             stack.callback(self.engine.regions.close)
-            listeners = Listeners(self.settings, self.systemd, stack.enter_context(ExitStack()))
+            listeners = self._bind(stack.enter_context(ExitStack()))
             door = assemble_grpc(self._core)
             self.grpc = door.server
             door.listen(listeners.grpc, self._tls)
             self._listen_http(listeners, door)
             # Also while it drains.
-            await stack.enter_async_context(_running(self.systemd.keep_alive()))
+            await stack.enter_async_context(_running(self._manager.keep_alive()))
             stack.push_async_callback(self._stop, door)
             await stack.enter_async_context(_running(self._returning.run()))
             await stack.enter_async_context(_running(self.observing.lag.watch()))
@@ -362,7 +331,7 @@ class Application:
     async def serve(self) -> None:
         """Load, then follow the repository where the mode says so, until cancelled."""
         await self.load()
-        self.systemd.ready()
+        self._manager.ready()
         if self.settings.model_control_mode is not ModelControlMode.POLL:
             await asyncio.Event().wait()
         while True:
@@ -379,7 +348,12 @@ class Application:
             tls.reload()
         return tls
 
-    def _listen_http(self, listeners: Listeners, door: GrpcDoor) -> None:
+    def _bind(self, stack: ExitStack) -> Bound:
+        if self._parent is not None:
+            return self._parent.listeners
+        return Listeners(self.settings, self._systemd, stack)
+
+    def _listen_http(self, listeners: Bound, door: GrpcDoor) -> None:
         if listeners.http is not None:
             self.http = http_server(self._core, self.http_routes(), door.runner)
             self.http.listen(listeners.http.socket, self._contexts(TlsEndpoint.HTTP))
@@ -402,6 +376,12 @@ class Application:
             "http": lambda: sum(server.connections for server in self._http_servers()),
         }
 
+    @property
+    def open_connections(self) -> int:
+        """Return how many connections are open, or accepted, of all endpoints."""
+        http = sum(server.connections + server.in_handshake for server in self._http_servers())
+        return self.grpc.connections + self.grpc.in_handshake + http
+
     def _http_servers(self) -> list[HttpServer]:
         return [server for server in (self.http, self.metrics) if server is not None]
 
@@ -409,7 +389,7 @@ class Application:
 
     async def _stop(self, door: GrpcDoor) -> None:
         _log.info("shutting down")
-        self.systemd.stopping()
+        self._manager.stopping()
         self.control.begin_shutdown()
         door.health.close()
         door.streams.close()
@@ -443,6 +423,10 @@ class Application:
             _log.warning("threads did not end", abandoned=len(self.workers.abandoned))
 
 
+def _response_cache(most_bytes: int, ledger: Ledger) -> ResponseCache | None:
+    return ResponseCache(most_bytes, ledger) if most_bytes else None
+
+
 def _try_loading(seconds: float, directory: Path, config: ModelConfig) -> None:
     if seconds:
         source = onnx_source.find(directory, config)
@@ -456,6 +440,22 @@ def _freeze_heap() -> None:
     gc.freeze()
 
 
+def prepare(
+    settings: Settings,
+    display: Display | None = None,
+    systemd: Systemd | None = None,
+    parent: Parent | None = None,
+) -> Application:
+    """Return the application of this process, whose interpreter it sets up for serving."""
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    allocator.give_back_large_blocks()
+    application = Application(settings, display, systemd, parent)
+    # Clients may change them while the server runs (logging extension).
+    application.reloads.add("access log", application.observing.reopen)
+    application.reloads.add("log", partial(log.set_levels, log.levels()))
+    return application
+
+
 async def run(
     settings: Settings, display: Display | None = None, systemd: Systemd | None = None
 ) -> bool:
@@ -463,12 +463,7 @@ async def run(
 
     Return whether threads are left that do not end: then the interpreter cannot end in order.
     """
-    sys.setswitchinterval(_SWITCH_SECONDS)
-    allocator.give_back_large_blocks()
-    application = Application(settings, display, systemd)
-    # Clients may change them while the server runs (logging extension).
-    application.reloads.add("access log", application.observing.reopen)
-    application.reloads.add("log", partial(log.set_levels, log.levels()))
+    application = prepare(settings, display, systemd)
     async with application.running():
         serving = asyncio.ensure_future(application.serve())
         handled = signals.handled(serving, application.reloads.request)

@@ -447,6 +447,14 @@ class StartFailed(XlaserveError):
         super().__init__(f"not loaded at the start: {names}{more} (exit_on_error)")
 
 
+class WorkerDied(XlaserveError):
+    """A process of a server that is several died, at the start or too often of late."""
+
+    def __init__(self, worker: int, reason: str, deaths: int) -> None:
+        often = "" if deaths == 1 else f" {deaths} times within a minute"
+        super().__init__(f"worker {worker} died{often}: {reason}")
+
+
 class InvalidReference(XlaserveError):
     """Code that the command line names is not there, or is not what it should be."""
 

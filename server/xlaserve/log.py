@@ -23,6 +23,16 @@ class _Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class _Worker:
+    number: int
+
+    def __call__(
+        self, _logger: object, _method: str, event: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
+        return {**event, "worker": self.number}
+
+
+@dataclass(frozen=True, slots=True)
 class Levels:
     """Which records the log has, by their level; a processor that drops the others."""
 
@@ -76,12 +86,15 @@ def set_levels(changed: Levels) -> None:
     )
 
 
-def configure(level: str = "info", stream: TextIO | None = None) -> None:
+def configure(
+    level: str = "info", stream: TextIO | None = None, *, worker: int | None = None
+) -> None:
     """Set up logging for the process. The one piece of global state that the server has.
 
     JSON escapes line ends and control characters, and so does the console's repr: a name that a
     client chose cannot forge a record. What cannot be written is lost, and the next record says how
-    many were (`lost_before`): a log never changes what is done.
+    many were (`lost_before`): a log never changes what is done. Each record names the `worker`, if
+    the process is one of several.
     """
     target = best_effort(stream or sys.stderr)
     tracebacks = TracebackLimit()
@@ -94,6 +107,7 @@ def configure(level: str = "info", stream: TextIO | None = None) -> None:
         processors=[
             Levels.from_lowest(level),
             structlog.contextvars.merge_contextvars,
+            *([] if worker is None else [_Worker(worker)]),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             bounded_values,

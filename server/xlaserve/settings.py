@@ -14,10 +14,12 @@ from typing import Self, get_type_hints
 from xlaserve import sagemaker_environment
 from xlaserve.settings_bounds import check_bounds
 from xlaserve.settings_choices import (
+    ONE_PROCESS,
     Device,
     Http2Engine,
     IdInjection,
     ModelControlMode,
+    ProcessCount,
     Readiness,
     SharedMemoryClients,
     TlsEndpoint,
@@ -36,6 +38,12 @@ class Settings:
     repository: Path
     """Directory of the models: <model>/config.json or config.pbtxt, and <model>/<version>/. Or a
     URL of one of remote_schemes, as s3://bucket/models (docs/storage.md)."""
+
+    # --- Processes ---
+
+    processes: ProcessCount = ONE_PROCESS
+    """Processes that serve on CPUs: a number, or auto for one on each core. Together they are one
+    server; each has an equal part of its limits on memory, connections and threads."""
 
     # --- Endpoints ---
 

@@ -7,6 +7,7 @@ from xlaserve.errors import InvalidSettings
 
 SMALLEST: Mapping[str, float] = MappingProxyType(
     {
+        "processes": 1,
         "listen_backlog": 1,
         "unix_socket_mode": -1,
         "max_principals": 1,
@@ -103,6 +104,7 @@ _DEEPEST = 100
 
 LARGEST: Mapping[str, float] = MappingProxyType(
     {
+        "processes": 1024,
         "gpu_memory_fraction": 1,
         "access_log_rate": 1,
         # Beyond that it does not save anything.

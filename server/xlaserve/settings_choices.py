@@ -1,6 +1,21 @@
 """The settings that are one of a few words, with what each word stands for."""
 
+import os
 from enum import StrEnum
+from typing import Self
+
+
+class ProcessCount(int):
+    """A number of processes; `auto` is one for each core that this process may run on."""
+
+    def __new__(cls, value: int | str) -> Self:
+        """Read a number or `auto`; raises ValueError."""
+        if value == "auto":
+            return super().__new__(cls, len(os.sched_getaffinity(0)))
+        return super().__new__(cls, value)
+
+
+ONE_PROCESS = ProcessCount(1)
 
 
 class ModelControlMode(StrEnum):

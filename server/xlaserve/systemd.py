@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
-from typing import Self
+from typing import Protocol, Self
 
 from xlaserve.errors import InvalidSettings
 
@@ -23,6 +23,22 @@ _VARIABLES = (
     "LISTEN_FDNAMES",
 )
 _FAMILIES = (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)
+
+
+class ServiceManager(Protocol):
+    """Whoever started the server and hears how it goes: systemd, or the parent of a worker."""
+
+    def ready(self) -> None:
+        """Say that the server is up, or that a reload has ended."""
+
+    def reloads(self, begins: bool) -> None:
+        """Say that a reload begins or has ended."""
+
+    def stopping(self) -> None:
+        """Say that the server drains."""
+
+    async def keep_alive(self) -> None:
+        """Give signs of life until cancelled."""
 
 
 class Systemd:

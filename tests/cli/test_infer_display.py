@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from xlaserve.app import ModelRow
+from xlaserve.assembly.display import ModelRow
 from xlaserve.cli import infer_display
 from xlaserve.cli.display import model_table
 from xlaserve.cli.infer_display import Classes

@@ -23,6 +23,7 @@ HARD_FOLDERS = (
     *("core/residence", "core/serving", "core/serving/stations"),
     *("models", "models/onnx", "models/python", "models/rows", "models/targets"),
     *("transport/grpc", "transport/http2", "transport/rest"),
+    "processes",
 )
 
 
@@ -64,7 +65,7 @@ def test_files_that_a_readme_names_are_there(folder: str) -> None:
     assert [] == [name for name in named if not any((base / name).exists() for base in bases)]
 
 
-@pytest.mark.parametrize("folder", ["core/serving/stations", "models/python"])
+@pytest.mark.parametrize("folder", ["core/serving/stations", "models/python", "processes"])
 def test_every_file_of_a_folder_is_in_its_readme(folder: str) -> None:
     text = (PACKAGE / folder / "README.md").read_text()
     files = {path.name for path in (PACKAGE / folder).glob("[a-z]*.py")}

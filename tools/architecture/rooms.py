@@ -8,6 +8,7 @@ from pathlib import Path
 PACKAGE = "xlaserve"
 _DRAWN = (
     "xlaserve.cli",
+    "xlaserve.processes",
     "xlaserve.app",
     "xlaserve.assembly",
     "xlaserve.transport.grpc",

@@ -170,6 +170,27 @@ LIVES: tuple[Life, ...] = (
 
 WORKERS: tuple[Worker, ...] = (
     Worker(
+        "cli/serve.py: _run_several",
+        "the loop of the parent, with `--processes`",
+        "accepts connections and hands them to workers, which it starts and watches",
+        "sockets that listen, channels to workers; no model",
+        "descriptors, and messages on a channel",
+    ),
+    Worker(
+        "processes/worker_process.py: WorkerProcess.start",
+        "a process for each worker",
+        "is a server in every row of this table, for the connections that it is handed",
+        "what a server may",
+        "messages on its channel",
+    ),
+    Worker(
+        "processes/worker.py: main",
+        "the loop of a worker",
+        "is the event loop of the next row",
+        "as the next row",
+        "-",
+    ),
+    Worker(
         "cli/serve.py: _run",
         "the event loop",
         "reads and writes sockets, decides, executes models that are quick",

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 from xlaserve.assembly.core import Core
 from xlaserve.assembly.grpc import http2_limits
+from xlaserve.assembly.listeners import METRICS_ON_HTTP
 from xlaserve.core.residence.multi_model import MultiModelContainer
 from xlaserve.core.residence.status_board import StatusBoard
 from xlaserve.transport.grpc.runner import Runner
@@ -23,9 +24,6 @@ from xlaserve.transport.rest.sagemaker import sagemaker_routes
 from xlaserve.transport.rest.server import HttpLimits, HttpServer
 from xlaserve.transport.rest.shared_memory import SharedMemoryRoutes
 from xlaserve.transport.rest.threads import OffLoop
-
-METRICS_ON_HTTP = "http"
-"""The value of `metrics_endpoint` for where HTTP is served."""
 
 
 def http_server(core: Core, routes: RouteTable, grpc: Runner | None = None) -> HttpServer:

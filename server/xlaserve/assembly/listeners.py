@@ -1,8 +1,9 @@
 """Binds the endpoints of the settings."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import Protocol
 
-from xlaserve.assembly.http import METRICS_ON_HTTP
 from xlaserve.open_files import raise_open_files
 from xlaserve.settings import Settings
 from xlaserve.systemd import Systemd
@@ -14,6 +15,25 @@ from xlaserve.transport.endpoints import (
     check_grpc_endpoints,
     listen,
 )
+
+METRICS_ON_HTTP = "http"
+"""The value of `metrics_endpoint` for where HTTP is served."""
+
+
+class Bound(Protocol):
+    """The endpoints that a server serves on."""
+
+    @property
+    def grpc(self) -> Sequence[Listener]:
+        """Where gRPC is served; none, one, or one for inference besides."""
+
+    @property
+    def http(self) -> Listener | None:
+        """Where HTTP is served."""
+
+    @property
+    def metrics(self) -> Listener | None:
+        """Where metrics are served, if they have an address of their own."""
 
 
 class Listeners:

@@ -17,7 +17,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from xlaserve.app import Addresses, ModelRow
+from xlaserve.assembly.display import Addresses, ModelRow
 from xlaserve.cli.printable import printable
 from xlaserve.cli.sizes import format_bytes
 from xlaserve.models.loaded import Stage

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Annotated, Any
 
 import structlog
@@ -57,7 +58,8 @@ def _serve(settings: Settings, without_effect: Sequence[str]) -> None:
     in_terminal = best_effort(sys.stdout).isatty() and best_effort(sys.stderr).isatty()
     level = settings.log_level
     if level == "auto":
-        level = "warning" if in_terminal else "info"
+        # Of several processes none is shown but by the log.
+        level = "warning" if in_terminal and settings.processes == 1 else "info"
     log.configure(level)
     signals.ignore_hangup()
     # A crash says where it was, past the queue of the log.
@@ -67,12 +69,22 @@ def _serve(settings: Settings, without_effect: Sequence[str]) -> None:
             "flags of tritonserver have no effect", flags=list(without_effect)
         )
     try:
-        _run(settings, in_terminal=in_terminal)
+        if settings.processes > 1:
+            _run_several(replace(settings, log_level=level))
+        else:
+            _run(settings, in_terminal=in_terminal)
     except* XlaserveError as group:
         raise group.exceptions[0] from None
     except* OSError:
         structlog.get_logger("serve").exception("the server failed")
         raise
+
+
+def _run_several(settings: Settings) -> None:
+    # Without the core: the parent only holds the ports.
+    from xlaserve.processes.parent import run
+
+    uvloop.run(run(settings, Systemd.of(os.environ)))
 
 
 def _run(settings: Settings, *, in_terminal: bool) -> None:

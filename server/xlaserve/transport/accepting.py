@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import structlog
 
 from xlaserve.core.threads.completion import settle
+from xlaserve.transport.endpoints import Listening
 from xlaserve.transport.tls import MakeContext
 
 _ACCEPTS_OF_A_TURN = 64
@@ -51,7 +52,7 @@ class Acceptor:
 
     def __init__(
         self,
-        listening: socket.socket,
+        listening: Listening,
         make_protocol: Callable[[], asyncio.BaseProtocol],
         *,
         name: str = "",
@@ -91,6 +92,9 @@ class Acceptor:
         except ConnectionAbortedError:
             return True  # the client has gone already
         except (BlockingIOError, InterruptedError):
+            return False
+        except EOFError:
+            self._loop.remove_reader(self._listening.fileno())
             return False
         except OSError as error:
             if error.errno not in _EXHAUSTED:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Protocol, Self
 
 import structlog
 
@@ -70,11 +70,32 @@ def check_grpc_endpoints(
         raise InvalidSettings("grpc_data_endpoint", "a socket in the same directory", shown)
 
 
+class Listening(Protocol):
+    """The source of new connections: a listening socket, or what stands for one."""
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when a connection waits; -1 once closed."""
+        ...
+
+    def setblocking(self, flag: bool, /) -> None:
+        """Choose whether `accept` waits."""
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Return a connection and its peer's address.
+
+        Raises what a listening socket raises, and EOFError where no more will come.
+        """
+        ...
+
+    def close(self) -> None:
+        """Take no more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Listener:
     """A bound, listening socket and the address that clients use."""
 
-    socket: socket.socket
+    socket: Listening
     address: str
     setting: str = ""
     """The setting of the endpoint."""

@@ -100,6 +100,7 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
         errors.StartFailed: WireStatus(
             Status.FAILED_PRECONDITION, HTTPStatus.INTERNAL_SERVER_ERROR
         ),
+        errors.WorkerDied: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
         errors.RepositoryUnreadable: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
         errors.InvalidReference: WireStatus(
             Status.FAILED_PRECONDITION, HTTPStatus.INTERNAL_SERVER_ERROR

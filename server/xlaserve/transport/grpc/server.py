@@ -1,7 +1,6 @@
 """The gRPC server: its listening sockets, its connections, and their graceful end."""
 
 import asyncio
-import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
@@ -9,6 +8,7 @@ from typing import TypeAlias
 
 from xlaserve.settings_choices import Http2Engine
 from xlaserve.transport.accepting import Acceptor, Handshakes
+from xlaserve.transport.endpoints import Listening
 from xlaserve.transport.grpc.grpclib_stream import GrpclibConnection
 from xlaserve.transport.grpc.h2_engine import CheckingHandler, H2Engine
 from xlaserve.transport.grpc.handler import RequestHandler
@@ -76,7 +76,7 @@ class GrpcServer:
         self._draining = False
 
     def listen(
-        self, listening: socket.socket, tls: MakeContext | None = None, *, name: str = ""
+        self, listening: Listening, tls: MakeContext | None = None, *, name: str = ""
     ) -> None:
         """Serve on a socket that is bound and listens; may be called for more than one.
 

@@ -1,7 +1,6 @@
 """The HTTP server: aiohttp's parser and connections under our table of routes."""
 
 import asyncio
-import socket
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from xlaserve.core.threads.host import HostThreads
 from xlaserve.errors import CrossSiteRequest, ShuttingDown, XlaserveError
 from xlaserve.transport.accepting import Acceptor, Handshakes
 from xlaserve.transport.compression import deflate
+from xlaserve.transport.endpoints import Listening
 from xlaserve.transport.http2.limits import Shared
 from xlaserve.transport.rest import compression
 from xlaserve.transport.rest.bodies import BodyLimits, BodyReader
@@ -92,6 +92,7 @@ class HttpServer:
         self._bodies = BodyReader(limits.body, self._threads, shared.memory.take)
         self._heads = Heads(limits.max_heads, limits.body.max_bytes)
         self._server: Server | None = None
+        self._acceptor: Acceptor | None = None
         self._drain: Drain | None = None
         self._looks: Rounds[RequestHandler] | None = None
         self._answer_seconds = limits.answer_seconds
@@ -100,7 +101,7 @@ class HttpServer:
 
     def listen(
         self,
-        listening: socket.socket,
+        listening: Listening,
         tls: MakeContext | None = None,
         *,
         name: str = "http_endpoint",
@@ -133,6 +134,7 @@ class HttpServer:
             handshakes=None if tls is None else Handshakes(tls, limits.handshake_seconds),
             is_full=lambda: self.connections + acceptor.in_handshake >= limits.max_connections,
         )
+        self._acceptor = acceptor
         self._drain = Drain(server, self._bodies, self._end_streams, acceptor)
         self._looks = Rounds(
             lambda: server.connections, self._look, seconds=lambda: self._answer_seconds / LOOKS
@@ -163,6 +165,11 @@ class HttpServer:
     def connections(self) -> int:
         """Return how many connections are open."""
         return self._server.admitted if self._server else 0
+
+    @property
+    def in_handshake(self) -> int:
+        """Return how many accepted connections are none yet."""
+        return self._acceptor.in_handshake if self._acceptor else 0
 
     async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
         method, path = request.method, request.raw_path

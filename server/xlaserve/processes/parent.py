@@ -1,0 +1,214 @@
+"""The parent: holds the ports, starts the workers, replaces those that die, and drains them."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+
+import structlog
+
+from xlaserve import signals
+from xlaserve.assembly.listeners import Listeners
+from xlaserve.errors import WorkerDied
+from xlaserve.processes.channel import ChannelError
+from xlaserve.processes.handing import Handing
+from xlaserve.processes.messages import (
+    Alive,
+    Connections,
+    Failed,
+    FromWorker,
+    Listening,
+    Ready,
+    Reload,
+    Reloading,
+    Stop,
+)
+from xlaserve.processes.shares import check_supported, encoded, share_of
+from xlaserve.processes.worker_process import Role, WorkerProcess
+from xlaserve.settings import Settings
+from xlaserve.systemd import Systemd
+from xlaserve.transport.endpoints import Listener
+
+_MOST_DEATHS = 5
+"""Deaths of one worker within the time below, with which the server ends."""
+_DEATHS_SECONDS = 60.0
+_FIRST_BACKOFF_SECONDS = 0.1
+"""Seconds before a worker is replaced; twice as many with each of its deaths of late."""
+_ENDING_SECONDS = 10.0
+"""Seconds that a worker has to end beyond `grace_seconds`."""
+
+_log = structlog.get_logger("processes")
+
+
+class Supervisor:
+    """Keeps as many workers as the settings say, until cancelled."""
+
+    def __init__(self, settings: Settings, listeners: Sequence[Listener], systemd: Systemd) -> None:
+        self._settings = settings
+        self._listeners = listeners
+        self._systemd = systemd
+        self._workers: dict[int, WorkerProcess] = {}
+        self._stopping = False
+        self._was_ready = False
+        self._reloading: set[int] = set()
+        """Workers that a reload was asked of, and that have not ended it."""
+        share = share_of(settings)
+        endpoints = [(listener.setting, listener.address) for listener in listeners]
+        self._roles = [
+            Role(number, encoded(share), endpoints, systemd.watchdog_seconds)
+            for number in range(settings.processes)
+        ]
+
+    @property
+    def workers(self) -> Sequence[WorkerProcess]:
+        """Return the workers that have been started, and are not known to be gone."""
+        return list(self._workers.values())
+
+    async def serve(self) -> None:
+        """Keep the workers until cancelled, and drain them; raises what ends the server."""
+        alive = asyncio.ensure_future(self._systemd.keep_alive())
+        handings = [
+            Handing(listener.setting, listener.socket, lambda: self.workers)
+            for listener in self._listeners
+        ]
+        keeping = [asyncio.ensure_future(self._keep(role)) for role in self._roles]
+        try:
+            done, _ = await asyncio.wait(keeping, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
+        finally:
+            self._stopping = True
+            self._systemd.stopping()
+            _log.info("shutting down")
+            for handing in handings:
+                handing.stop(drain=True)
+            for listener in self._listeners:
+                listener.socket.close()
+            await self._drain(keeping)
+            alive.cancel()
+            _log.info("stopped")
+
+    async def _drain(self, keeping: "Sequence[asyncio.Task[None]]") -> None:
+        """Return once every worker has ended, within the grace or by SIGKILL."""
+        for worker in self.workers:
+            worker.tell(Stop())
+        seconds = self._settings.grace_seconds + _ENDING_SECONDS
+        _, late = await asyncio.wait(keeping, timeout=seconds)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*keeping, return_exceptions=True)
+
+    def reload(self) -> None:
+        """Have every worker read again what SIGHUP reads again."""
+        if not self._reloading:
+            self._systemd.reloading()
+        for number, worker in self._workers.items():
+            self._reloading.add(number)
+            worker.tell(Reload())
+
+    # --- the life of a worker ---
+
+    async def _keep(self, role: Role) -> None:
+        deaths: deque[float] = deque(maxlen=_MOST_DEATHS)
+        while not self._stopping:
+            reason = await self._run(role)
+            if self._stopping:
+                return
+            now = time.monotonic()
+            deaths.append(now)
+            while now - deaths[0] > _DEATHS_SECONDS:
+                deaths.popleft()
+            _log.error("worker died", of=role.worker, reason=reason, deaths=len(deaths))
+            if not self._was_ready or len(deaths) == _MOST_DEATHS:
+                raise WorkerDied(role.worker, reason, len(deaths))
+            await asyncio.sleep(_FIRST_BACKOFF_SECONDS * 2 ** (len(deaths) - 1))
+
+    async def _run(self, role: Role) -> str:
+        """Run a worker to its end, and return why it ended."""
+        try:
+            worker = await WorkerProcess.start(role)
+        except (OSError, ChannelError) as error:
+            return str(error)
+        self._workers[role.worker] = worker
+        _log.info("worker started", of=role.worker, pid=worker.process.pid)
+        if self._stopping:
+            worker.tell(Stop())
+        watching = asyncio.ensure_future(_watch(worker))
+        try:
+            with suppress(ChannelError):
+                while True:
+                    self._heard(worker, await worker.channel.receive())
+            return await worker.ended()
+        finally:
+            watching.cancel()
+            del self._workers[role.worker]
+            self._reloaded(role.worker)
+            if worker.process.returncode is None:
+                worker.kill()
+                await worker.ended()
+
+    def _heard(self, worker: WorkerProcess, message: FromWorker) -> None:
+        number = worker.role.worker
+        match message:
+            case Connections(open_, received):
+                worker.counted(open_, received)
+            case Alive():
+                worker.alive_at = time.monotonic()
+            case Listening():
+                # While the server starts, clients are told that it is live; a replacement is
+                # handed connections once it has what the others have.
+                worker.is_listening = not self._was_ready
+            case Ready():
+                self._ready(worker)
+                self._reloaded(number)
+            case Reloading():
+                self._reloading.add(number)
+            case Failed(_, text):
+                worker.failure = text
+
+    def _ready(self, worker: WorkerProcess) -> None:
+        worker.is_listening = worker.is_ready = True
+        ready = sum(one.is_ready for one in self.workers)
+        if ready == len(self._roles) and not self._was_ready:
+            self._was_ready = True
+            _log.info("workers ready", workers=ready)
+            self._systemd.ready()
+
+    def _reloaded(self, number: int) -> None:
+        if number in self._reloading:
+            self._reloading.discard(number)
+            if not self._reloading and not self._stopping:
+                self._systemd.ready()
+
+
+async def _watch(worker: WorkerProcess) -> None:
+    """End a worker that gives no sign of life for as long as the service manager would wait."""
+    seconds = worker.role.watchdog_seconds
+    while seconds:
+        silent = time.monotonic() - worker.alive_at
+        # It imports JAX before its event loop goes round without pauses.
+        if worker.is_ready and silent > seconds:
+            worker.failure = f"it gave no sign of life for {silent:.0f} s"
+            worker.kill()
+            return
+        await asyncio.sleep(seconds / 4)
+
+
+async def run(settings: Settings, systemd: Systemd) -> None:
+    """Serve by several processes until SIGTERM or SIGINT; a second one ends all of them at once.
+
+    Raises InvalidSettings, WorkerDied, or what a worker failed with.
+    """
+    check_supported(settings)
+    with ExitStack() as stack:
+        bound = Listeners(settings, systemd, stack)
+        listeners = [*bound.grpc, *(one for one in (bound.http, bound.metrics) if one)]
+        shown = {
+            listener.setting.removesuffix("_endpoint"): listener.address for listener in listeners
+        }
+        _log.info("listening", **shown, processes=int(settings.processes))
+        supervisor = Supervisor(settings, listeners, systemd)
+        serving = asyncio.ensure_future(supervisor.serve())
+        with signals.handled(serving, supervisor.reload), suppress(asyncio.CancelledError):
+            await serving

@@ -1,0 +1,198 @@
+"""A worker: `python -m` this module, with the descriptor of its channel to the parent."""
+
+import asyncio
+import ctypes
+import faulthandler
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+import uvloop
+
+from xlaserve import log
+from xlaserve.app import Application, prepare
+from xlaserve.best_effort import best_effort, finish, open_standard_descriptors
+from xlaserve.errors import XlaserveError
+from xlaserve.processes.channel import Channel, ChannelError, to_worker
+from xlaserve.processes.handing import HandedConnections
+from xlaserve.processes.messages import (
+    Alive,
+    Begin,
+    Connections,
+    Failed,
+    Listening,
+    Ready,
+    Reload,
+    Reloading,
+    Stop,
+    ToWorker,
+)
+from xlaserve.processes.shares import decoded
+from xlaserve.systemd import ServiceManager
+from xlaserve.transport.endpoints import Listener
+
+_PR_SET_PDEATHSIG = 1
+_REPORT_SECONDS = 0.02
+"""Seconds between two looks at how many connections there are, while they change."""
+_FAILED = 1
+
+_log = structlog.get_logger("worker")
+
+
+@dataclass(frozen=True, slots=True)
+class HandedListeners:
+    """The endpoints of the server, whose connections the parent hands over."""
+
+    grpc: Sequence[Listener]
+    http: Listener | None
+    metrics: Listener | None
+    sources: Sequence[HandedConnections]
+
+    @classmethod
+    def of(cls, begin: Begin) -> "HandedListeners":
+        """Take the descriptors that the parent named."""
+        sources = [
+            HandedConnections(socket.socket(fileno=number)) for _, _, number in begin.endpoints
+        ]
+        found = {
+            setting: Listener(source, address, setting)
+            for (setting, address, _), source in zip(begin.endpoints, sources, strict=True)
+        }
+        grpc = [found[name] for name in ("grpc_endpoint", "grpc_data_endpoint") if name in found]
+        return cls(grpc, found.get("http_endpoint"), found.get("metrics_endpoint"), sources)
+
+    @property
+    def received(self) -> int:
+        """Return how many connections were handed over by now."""
+        return sum(source.received for source in self.sources)
+
+
+class Parent:
+    """The parent, as the application knows it: what it would tell systemd, it tells the parent."""
+
+    def __init__(
+        self, channel: "Channel[ToWorker]", listeners: HandedListeners, watchdog_seconds: float
+    ) -> None:
+        self.listeners = listeners
+        self.manager: ServiceManager = self
+        self._channel = channel
+        self._watchdog_seconds = watchdog_seconds
+
+    def ready(self) -> None:
+        """Say that the start is done, or a reload."""
+        self.tell(Ready())
+
+    def reloads(self, begins: bool) -> None:
+        """Say that a reload begins or has ended."""
+        self.tell(Reloading() if begins else Ready())
+
+    def stopping(self) -> None:
+        """Say nothing: the parent wanted it."""
+
+    async def keep_alive(self) -> None:
+        """Give signs of life until cancelled: they come from the event loop."""
+        while self._watchdog_seconds:
+            self.tell(Alive())
+            await asyncio.sleep(self._watchdog_seconds / 2)
+
+    def tell(self, message: msgspec.Struct) -> None:
+        """Send a message; without a parent nobody hears it, and the process is about to end."""
+        with suppress(ChannelError):
+            self._channel.send(message)
+
+
+async def serve(end: socket.socket) -> bool:
+    """Serve until the parent says stop; return whether threads are left that do not end."""
+    channel = await Channel.open(end, to_worker())
+    begin = await channel.receive()
+    assert isinstance(begin, Begin)
+    log.configure(str(begin.settings["log_level"]), worker=begin.worker)
+    try:
+        return await _serve(channel, begin)
+    except* XlaserveError as group:
+        error = group.exceptions[0]
+        channel.send(Failed(type(error).__name__, str(error)))
+        await channel.flush()
+        sys.exit(_FAILED)
+
+
+async def _serve(channel: "Channel[ToWorker]", begin: Begin) -> bool:
+    listeners = HandedListeners.of(begin)
+    parent = Parent(channel, listeners, begin.watchdog_seconds)
+    application = prepare(decoded(begin.settings), parent=parent)
+    async with application.running():
+        parent.tell(Listening())
+        serving = asyncio.ensure_future(application.serve())
+        beside = [
+            asyncio.ensure_future(_hear(channel, serving, application.reloads.request)),
+            asyncio.ensure_future(_count(parent, listeners, application)),
+        ]
+        try:
+            with suppress(asyncio.CancelledError):
+                await serving
+        finally:
+            for task in beside:
+                task.cancel()
+    return application.has_threads_left
+
+
+async def _hear(
+    channel: "Channel[ToWorker]", serving: "asyncio.Task[None]", reload: Callable[[], None]
+) -> None:
+    """Do what the parent says; without a parent, drain."""
+    try:
+        while True:
+            match await channel.receive():
+                case Reload():
+                    reload()
+                case Stop():
+                    break
+    except ChannelError as error:
+        _log.error("the parent is gone", reason=str(error))
+    serving.cancel()
+
+
+async def _count(parent: Parent, listeners: HandedListeners, application: Application) -> None:
+    """Tell the parent how many connections there are, whenever that has changed."""
+    told = Connections(0, 0)
+    while True:
+        now = Connections(application.open_connections, listeners.received)
+        if now != told:
+            parent.tell(now)
+            told = now
+        await asyncio.sleep(_REPORT_SECONDS)
+
+
+def main() -> None:
+    """Serve as a worker until the parent says stop, or is gone."""
+    _end_with_parent(int(sys.argv[2]))
+    # The parent alone decides: a terminal and systemd send their signals to all processes.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    open_standard_descriptors()
+    sys.stderr = best_effort(sys.stderr)
+    faulthandler.enable(sys.stderr)
+    end = socket.socket(fileno=int(sys.argv[1]))
+    end.set_inheritable(False)
+    left = uvloop.run(serve(end))
+    finish(sys.stderr)
+    if left:
+        # The interpreter would wait for threads that do not end.
+        os._exit(0)
+
+
+def _end_with_parent(parent: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(_FAILED)
+
+
+if __name__ == "__main__":
+    main()

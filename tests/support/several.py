@@ -1,0 +1,74 @@
+"""A server of several processes, and what tells its workers apart."""
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from support import identity_models, python_models
+from support.process import ServerProcess, served
+
+READY = "workers ready"
+WHO = "import os\nreturn {'y': np.full(1, os.getpid(), np.int64)}"
+"""The body of a model that answers with the process that it runs in."""
+CONFIG = """
+input [{ name: "x", data_type: TYPE_FP32, dims: [ 1 ] }]
+output [{ name: "y", data_type: TYPE_INT64, dims: [ 1 ] }]
+"""
+
+
+def repository(root: Path) -> Path:
+    """Return a repository with `who`, and with `echo` that returns what it is sent."""
+    python_models.write_function(root, "who", WHO, CONFIG)
+    identity_models.write(root, "echo", "FP32", [-1])
+    return root
+
+
+@asynccontextmanager
+async def several(models: Path, *flags: str, processes: int = 2) -> AsyncIterator[ServerProcess]:
+    """Run a server of so many processes, all of them ready, for the length of a block."""
+    given = ("--processes", str(processes), "--allow-python-models", *flags)
+    async with served(models, *given) as server:
+        await server.until(READY)
+        yield server
+
+
+def workers(server: ServerProcess) -> dict[int, int]:
+    """Return the process ids of the workers by their numbers; those that died are not there."""
+    started = [record for record in server.log if record.get("event") == "worker started"]
+    return {record["of"]: record["pid"] for record in started}
+
+
+async def is_gone(pid: int) -> None:
+    """Return once a process is not there any more."""
+    while True:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return
+        await asyncio.sleep(0.01)
+
+
+def who(row: float = 1.0) -> dict[str, Any]:
+    """Return a request for the model that answers with its process."""
+    return {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [row]}]}
+
+
+async def asked(session: aiohttp.ClientSession, url: str) -> int:
+    """Return the process that answers on the connection of a session."""
+    async with session.post(f"http://{url}/v2/models/who/infer", json=who()) as response:
+        answer = await response.json()
+        assert response.status == 200, answer
+        return int(answer["outputs"][0]["data"][0])
+
+
+async def connections_of(url: str, count: int) -> Counter[int]:
+    """Open so many connections side by side, and count which process each of them is in."""
+    async with AsyncExitStack() as stack:
+        sessions = [await stack.enter_async_context(aiohttp.ClientSession()) for _ in range(count)]
+        return Counter([await asked(session, url) for session in sessions])
