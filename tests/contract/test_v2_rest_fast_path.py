@@ -16,6 +16,7 @@ from support.http import Connection as Client
 from support.http import connect, message
 from support.server import RunningServer, Serve
 
+from xlaserve.core.residence.registry import Registry
 from xlaserve.transport.rest.connection import Connection
 
 LENGTH = "Inference-Header-Content-Length"
@@ -252,3 +253,27 @@ async def test_a_model_that_is_loaded_anew_and_unloaded_is_asked_as_it_is(
 
     assert ([200, 200], 404, 200) == (before, without, after)
     assert all(b"/infer" not in data for data in general)
+
+
+async def test_a_model_is_found_once_for_each_turn_of_a_request(
+    address: str, general: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a body comes in the general path its model may go; in the fast path it is there."""
+    asked: list[str] = []
+    resolve = Registry.resolve
+
+    def note(self: Registry, name: str, number: str = "") -> Any:
+        asked.append(name)
+        return resolve(self, name, number)
+
+    monkeypatch.setattr(Registry, "resolve", note)
+    request = case("", tensor()).request
+    found = []
+    async with connect(address) as client:
+        for _ in range(2):
+            asked.clear()
+            general.clear()
+            await client.ask(request)
+            found.append((len(general), asked.copy()))
+
+    assert [(1, ["floats", "floats"]), (0, ["floats"])] == found

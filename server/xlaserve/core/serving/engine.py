@@ -4,7 +4,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -37,11 +38,14 @@ from xlaserve.models.loaded import ModelInfo, Value
 from xlaserve.models.optional_inputs import completed
 from xlaserve.tensors import Tensor
 
+Found: TypeAlias = tuple[ServedVersion, Served]
+"""The version of a model that answers, and the instance that executes it."""
+
 
 class Residents(Protocol):
     """The models that are there: the registry."""
 
-    def resolve(self, name: str, number: str = "") -> tuple[ServedVersion, Served]:
+    def resolve(self, name: str, number: str = "") -> Found:
         """Return the version that answers, the newest one where none is asked for.
 
         Raises ModelNotFound or ModelNotReady.
@@ -84,8 +88,12 @@ class Engine:
         self.begin(call, request)
         return await call.answered()
 
-    def begin(self, call: InferCall, request: InferRequest) -> None:
-        """Answer a call, now or later; raises nothing. It has passed the gates, or does now."""
+    def begin(self, call: InferCall, request: InferRequest, found: Found | None = None) -> None:
+        """Answer a call, now or later; raises nothing. It has passed the gates, or does now.
+
+        The model may be `found` already, in the same turn of the event loop: in another turn it
+        may have been unloaded, and who finds it then finds that out.
+        """
         try:
             if not call.has_begun:
                 self._gates.admit(call)
@@ -93,14 +101,17 @@ class Engine:
             call.id = request.id
             if request.parameters:
                 call.parameters = request.parameters
-            name = call.model = request.model_name
-            if call.sight is not None:
-                require_seen(call, name, request.model_version)
-            version, instance = self._residents.resolve(name, request.model_version)
-            call.found = version
-            call.instance = instance
-            call.admission = version.admission
-            call.is_found = True
+            if found is None:
+                name = call.model = request.model_name
+                if call.sight is not None:
+                    require_seen(call, name, request.model_version)
+                version, instance = self._residents.resolve(name, request.model_version)
+                call.found = version
+                call.instance = instance
+                call.admission = version.admission
+                call.is_found = True
+            else:
+                _, instance = found
             ordinary = instance.quick.inputs(request)
             if ordinary is not None:
                 call.inputs, call.rows = ordinary
@@ -116,7 +127,7 @@ class Engine:
             if call.deadline is not None:
                 call.expire_in_time()
 
-    def find(self, call: InferCall, name: str, version: str = "") -> tuple[ServedVersion, Served]:
+    def find(self, call: InferCall, name: str, version: str = "") -> Found:
         """Find the model of a call; if the call fails from then on, the model counts it.
 
         Raises ModelNotFound or ModelNotReady.
@@ -236,7 +247,7 @@ class Engine:
 
     # --- for ensembles ---
 
-    def resolve(self, name: str, number: str) -> tuple[ServedVersion, Served]:
+    def resolve(self, name: str, number: str) -> Found:
         """Return the version that answers; raises ModelNotFound or ModelNotReady."""
         return self._residents.resolve(name, number)
 
@@ -264,20 +275,40 @@ class Engine:
 
     # --- for transports, before they read tensors ---
 
-    def require(self, name: str, version: str = "") -> AbstractContextManager[None]:
+    def require(self, name: str, version: str = "") -> AbstractContextManager[ModelInfo]:
         """Raise what `infer` would raise for a model that cannot answer.
 
         For a transport to call before it reads tensors: that there is no such model matters more
-        than what is wrong with them. As a context it counts what is wrong with them as a failed
-        request of the model.
+        than what is wrong with them. As a context it says what the model is, and counts what is
+        wrong with them as a failed request of it.
         """
         require_seen_now(name, version)
-        return self._residents.resolve(name, version)[0].statistics
+        return _Reading(*self._residents.resolve(name, version))
 
     def info(self, name: str, version: str = "") -> ModelInfo:
         """Return what a model is; errors as for `infer`."""
         require_seen_now(name, version)
         return self._residents.resolve(name, version)[1].info
+
+
+class _Reading(AbstractContextManager[ModelInfo]):
+    """While the request of a model is read."""
+
+    def __init__(self, version: ServedVersion, instance: Served) -> None:
+        self._version = version
+        self._info = instance.info
+
+    def __enter__(self) -> ModelInfo:
+        return self._info
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self._version.statistics.failed(error, 0)
 
 
 def _find(call: InferCall, version: ServedVersion, instance: Served) -> None:

@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Protocol
 
 from xlaserve import errors
@@ -315,18 +315,6 @@ class VersionStatistics:
         """Count a request that was not answered."""
         self._failures[reason_of(error)] += 1
         self._fail_ns += total_ns
-
-    def __enter__(self) -> None:
-        """Count a request that fails within the block, while it is still being read."""
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is not None:
-            self.failed(error, 0)
 
     def loaded(self, seconds: float, now_ns: int = 0) -> None:
         """Count a load that succeeded."""

@@ -61,15 +61,15 @@ class FastInfer:
                 # The body was whole before the call began; a method would double the cost.
                 record.bytes_in = len(body)
                 record.received_ns = record.begun_ns
-            _, instance = self._engine.find(call, name, version)
+            found = self._engine.find(call, name, version)
             inference = read_infer_request(
-                instance.info, name, version, body, length, max_depth=self._max_json_depth
+                found[1].info, name, version, body, length, max_depth=self._max_json_depth
             )
         except Exception as error:
             call.end(error)  # it is counted as a failure of the model, if that was found
             raise
         call.request = inference
-        self._engine.begin(call, inference)
+        self._engine.begin(call, inference, found)
         answer = call.answer_at_once
         if answer is None:
             call.is_waited_for = True

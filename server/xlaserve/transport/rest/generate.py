@@ -106,8 +106,7 @@ class GenerateRoutes:
         name, version = request.names["model"], request.names.get("version", "")
         call = request.call
         assert isinstance(call, EventCall)
-        with self._engine.require(name, version):
-            info = self._engine.info(name, version)
+        with self._engine.require(name, version) as info:
             body = await request.read()
             request.grow(await parsed_bytes(self._threads, info, body), "the parsed body")
             depth = self._max_json_depth

@@ -232,8 +232,7 @@ class InferenceRoutes:
     async def infer(self, request: HttpRequest) -> HttpResponse | HttpStream:
         """Run one inference on JSON or binary tensors (binary tensor data extension)."""
         name, version = _model(request)
-        with self._engine.require(name, version):
-            info = self._engine.info(name, version)
+        with self._engine.require(name, version) as info:
             length = read_header_length(request.headers.get(HEADER_LENGTH))
             body = await request.read()
             depth = self._max_json_depth

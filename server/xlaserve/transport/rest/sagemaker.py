@@ -254,10 +254,9 @@ class SageMakerRoutes:
         return await self._invoke(self._container.default(), request)
 
     async def _invoke(self, model: str, request: HttpRequest) -> HttpResponse:
-        with self._engine.require(model):
+        with self._engine.require(model) as info:
             parameters = parameters_of(model, request)
             body = await request.read()
-            info = self._engine.info(model)
             text = text_of(request, body)
             request.grow(await parsed_bytes(self._threads, info, text), "the parsed body")
             read = partial(self._reader.read, info, model, request, body)
