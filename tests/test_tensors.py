@@ -1,3 +1,6 @@
+import struct
+from collections.abc import Sequence
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -5,6 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from xlaserve import byte_elements, tensors
+from xlaserve.byte_elements import PIECE_BYTES, PIECE_ELEMENTS
 from xlaserve.errors import UnknownDatatype
 from xlaserve.tensors import (
     BY_CONFIG_NAME,
@@ -240,6 +245,70 @@ def test_many_empty_texts_are_unpacked() -> None:
     count = 2**18
 
     assert count == unpack_bytes((count,), bytes(4 * count)).size
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [PIECE_BYTES - 4, 1],
+        [PIECE_BYTES - 5, 0, 1],
+        [PIECE_BYTES - 8, 0, 2],
+        [PIECE_BYTES - 6, 7],
+        [3, 2 * PIECE_BYTES, 5],
+        [1] * (PIECE_ELEMENTS + 1),
+        [7] * (2 * PIECE_ELEMENTS),
+    ],
+)
+def test_texts_of_several_pieces_are_unpacked_and_packed(sizes: list[int]) -> None:
+    """Elements, and lengths, lie across the borders of pieces."""
+    texts = [bytes([65 + index % 26]) * size for index, size in enumerate(sizes)]
+    data = b"".join(struct.pack("<I", len(text)) + text for text in texts)
+
+    assert texts == unpack_bytes((len(texts),), memoryview(data)).tolist()
+    assert data == pack_bytes(np.array(texts, dtype=object))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "cut_off", "count", "problem"),
+    [
+        ([PIECE_BYTES, 9], 1, 2, "expected 9 bytes of element 1, got 8 bytes"),
+        ([PIECE_BYTES, 9], 10, 2, "expected 2 elements, got 1 elements in"),
+        ([PIECE_BYTES + 1], 2, 1, f"expected {PIECE_BYTES + 1} bytes of element 0, got"),
+        ([PIECE_BYTES, 9], 0, 1, "expected 1 elements, got 13 bytes more"),
+    ],
+)
+def test_lengths_of_several_pieces_must_add_up(
+    sizes: list[int], cut_off: int, count: int, problem: str
+) -> None:
+    data = b"".join(struct.pack("<I", size) + bytes(size) for size in sizes)
+
+    assert problem in _refused(BYTES, [count], data[: len(data) - cut_off])
+
+
+def test_no_call_handles_more_than_a_piece_of_many_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter's lock is held for a whole call, and the event loop waits for it."""
+    count = 3 * PIECE_ELEMENTS
+    data = memoryview(bytes(4 * count))
+    cut_at_once: list[int] = []
+    packed_at_once: list[int] = []
+
+    def noted_cut(raw: bytes, most: int) -> tuple[list[bytes], int]:
+        cut_at_once.append(len(raw))
+        return byte_elements.cut(raw, most)
+
+    def noted_packed(elements: Sequence[bytes]) -> bytes:
+        packed_at_once.append(len(elements))
+        return byte_elements.packed(elements)
+
+    monkeypatch.setattr(tensors, "cut", noted_cut)
+    monkeypatch.setattr(tensors, "packed", noted_packed)
+    tensor = unpack_bytes((count,), data)
+
+    assert data == pack_bytes(tensor)
+    assert count == sum(packed_at_once)
+    assert PIECE_ELEMENTS >= max(packed_at_once)
+    assert len(cut_at_once) >= 3
+    assert PIECE_BYTES >= max(cut_at_once)
 
 
 @pytest.mark.parametrize(

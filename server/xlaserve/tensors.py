@@ -1,16 +1,15 @@
 """The datatypes of the V2 protocol, and tensors as specifications, bytes and elements."""
 
 import math
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
 
+from xlaserve.byte_elements import LENGTH, PIECE_BYTES, PIECE_ELEMENTS, cut, joined, packed
 from xlaserve.errors import UnknownDatatype
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -37,7 +36,6 @@ MAX_DIMENSIONS = 64
 Elements: TypeAlias = "Sequence[Any] | Tensor"
 """Typed elements in row-major order, as a list or as an array of one dimension."""
 
-_LENGTH = struct.Struct("<I")
 _SHOWN_DIMENSIONS = 16
 _SHOWN_DIGITS = 24
 
@@ -203,52 +201,50 @@ def unpack_bytes(shape: Sequence[int], data: Buffer) -> Tensor:
     Raises TensorDataError when elements and shape, or lengths and data, disagree.
     """
     count = element_count(shape)
-    # As `bytes` it is cut in half the time that a memoryview takes for many short elements.
-    raw = bytes(data)
-    if count * _LENGTH.size > len(raw):
+    view = memoryview(data).cast("B")
+    if count * LENGTH.size > len(view):
         raise TensorDataError(
-            f"{count} length-prefixed elements for {describe(BYTES, shape)}", f"{len(raw)} bytes"
+            f"{count} length-prefixed elements for {describe(BYTES, shape)}", f"{len(view)} bytes"
         )
-    return _shaped(_objects(_split(raw, count)), shape)
+    return _shaped(_split(view, count), shape)
 
 
-def _split(raw: bytes, count: int) -> list[bytes]:
-    # It runs on the event loop, once for each element: what is wrong is found behind the loop. A
-    # slice that leads beyond the end is short, and its position stays beyond the end.
-    elements: list[bytes] = []
-    position, unpack, append = 0, _LENGTH.unpack_from, elements.append
-    try:
-        for _ in repeat(None, count):
-            start = position + _LENGTH.size
-            (size,) = unpack(raw, position)
-            position = start + size
-            append(raw[start:position])
-    except struct.error:
-        if position <= len(raw):
-            raise TensorDataError(
-                f"{count} elements", f"{len(elements)} elements in {len(raw)} bytes"
-            ) from None
-    if position > len(raw):
-        last = len(elements) - 1
-        start = sum(map(len, elements[:last])) + _LENGTH.size * len(elements)
-        raise TensorDataError(
-            f"{position - start} bytes of element {last}", f"{len(raw) - start} bytes"
-        )
-    if position != len(raw):
-        raise TensorDataError(f"{count} elements", f"{len(raw) - position} bytes more")
+def _split(view: memoryview, count: int) -> Tensor:
+    elements = np.empty(count, BYTES.dtype)
+    done = position = 0
+    while done < count:
+        raw = bytes(view[position : position + PIECE_BYTES])
+        piece, size = cut(raw, min(count - done, PIECE_ELEMENTS))
+        if not piece:
+            piece = [_long_element(view, position, done, count)]
+            size = LENGTH.size + len(piece[0])
+        elements[done : done + len(piece)] = _objects(piece)
+        done += len(piece)
+        position += size
+    if position != len(view):
+        raise TensorDataError(f"{count} elements", f"{len(view) - position} bytes more")
     return elements
 
 
-def pack_bytes(tensor: Tensor) -> bytes:
+def _long_element(view: memoryview, position: int, index: int, count: int) -> bytes:
+    """Return the element at a position, which is longer than a piece, or not there."""
+    start = position + LENGTH.size
+    if start > len(view):
+        raise TensorDataError(f"{count} elements", f"{index} elements in {len(view)} bytes")
+    size = LENGTH.unpack_from(view, position)[0]
+    if start + size > len(view):
+        raise TensorDataError(f"{size} bytes of element {index}", f"{len(view) - start} bytes")
+    return bytes(view[start : start + size])
+
+
+def pack_bytes(tensor: Tensor) -> bytes | memoryview:
     """Write a BYTES tensor with its length prefixes; the inverse of `unpack_bytes`.
 
     Raises TensorDataError for an element that is neither bytes nor text.
     """
-    parts: list[bytes] = []
-    for element in tensor.ravel().tolist():
-        encoded = element if type(element) is bytes else _encoded(element)
-        parts += (_LENGTH.pack(len(encoded)), encoded)
-    return b"".join(parts)
+    flat = tensor.ravel()
+    starts = range(0, len(flat), PIECE_ELEMENTS) or (0,)
+    return joined([packed(encoded_elements(flat[at : at + PIECE_ELEMENTS])) for at in starts])
 
 
 def encoded_elements(tensor: Tensor) -> list[bytes]:

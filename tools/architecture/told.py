@@ -200,7 +200,7 @@ WORKERS: tuple[Worker, ...] = (
     Worker(
         "core/threads/host.py: HostThreads._wake_one",
         "`execute_N`",
-        "computes on the host, in turns between models; large JSON, compression and images too",
+        "computes on the host, in turns between models; long messages, images, compression too",
         "the inputs that it was given, and the model",
         "`HostThreads._heard` on the loop",
     ),

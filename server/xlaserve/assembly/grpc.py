@@ -25,6 +25,7 @@ from xlaserve.transport.grpc.infer_fast_paths import InferFastPaths
 from xlaserve.transport.grpc.infer_stream import InferStreams, StreamLimits
 from xlaserve.transport.grpc.inference import InferenceService
 from xlaserve.transport.grpc.injection import Injection, splices
+from xlaserve.transport.grpc.long_messages import LongMessages
 from xlaserve.transport.grpc.methods import methods_of
 from xlaserve.transport.grpc.model_runtime import INFERENCE_PATHS, ModelRuntimeService
 from xlaserve.transport.grpc.reflection import SERVICES as REFLECTION_SERVICES
@@ -76,6 +77,7 @@ def assemble_grpc(core: Core) -> GrpcDoor:
             settings.max_infer_stream_requests,
             settings.max_infer_stream_bytes,
         ),
+        core.workers.host,
     )
     services: list[IServable] = [
         InferenceService(
@@ -120,6 +122,7 @@ def assemble_grpc(core: Core) -> GrpcDoor:
                 core.gates,
                 codec,
                 splicing.get(INFER_METHOD),
+                long=LongMessages(core.workers.host, settings.max_message_bytes),
                 repeats=core.repeats,
             )
         },

@@ -13,10 +13,12 @@ from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.infer_call import InferCall
 from xlaserve.core.serving.inference import InferRequest
 from xlaserve.core.serving.ledger import Ledger
+from xlaserve.core.threads.host import HostThreads
 from xlaserve.errors import VersionNotFound
 from xlaserve.transport.grpc.infer_codec import InferCodec
 from xlaserve.transport.grpc.infer_fast_path import InferFastPath
 from xlaserve.transport.grpc.infer_fast_paths import InferFastPaths
+from xlaserve.transport.grpc.long_messages import LongMessages
 from xlaserve.transport.grpc.routes import Refused, Router
 from xlaserve.transport.grpc.splice import InjectionPath, splice_string
 from xlaserve.transport.http2.headers import Head, HeaderReader, RequestKind, encode_fields
@@ -24,6 +26,7 @@ from xlaserve.transport.http2.messages import Placement
 from xlaserve.transport.http2.stream import Route, ServerStream
 from xlaserve_proto import inference as pb
 
+LONG = LongMessages(HostThreads(1), 1 << 20)
 LIMITS: dict[str, Any] = {"max_fields": 1000, "max_depth": 10}
 PSEUDO = ((":method", "POST"), (":scheme", "http"), (":path", "/a"))
 MESSAGE = b"\x0a\x06client"
@@ -84,7 +87,7 @@ class Stream:
 
 def fast_paths_of(engine: Engine, otherwise: Route, *, mesh: bool = True) -> InferFastPaths:
     codec, splicing = InferCodec(**LIMITS), splice if mesh else None
-    return InferFastPaths(cast(Any, engine), Gates(), codec, splicing, otherwise)
+    return InferFastPaths(cast(Any, engine), Gates(), codec, splicing, otherwise, long=LONG)
 
 
 def asked(engine: Engine, *headers: tuple[str, str], mesh: bool = True) -> tuple[Stream, bool]:
@@ -111,7 +114,7 @@ def test_what_a_short_message_becomes_is_held_while_it_waits(
     engine = Engine(answer)
     codec = InferCodec(**LIMITS)
     peer = Peer(account=account)
-    fast_path = InferFastPath(cast(Any, engine), Gates(), codec, Otherwise(), peer=peer)
+    fast_path = InferFastPath(cast(Any, engine), Gates(), codec, Otherwise(), LONG, peer=peer)
     stream = Stream(HeaderReader(1 << 14, lambda kind: fast_path).read(encode_fields(PSEUDO)))
     stream.message = bytes(pb.ModelInferRequest(model_name="m", inputs=[tensor]))
     fast_path.begin(cast(ServerStream, stream))

@@ -19,8 +19,8 @@ from support.server import RunningServer, serving
 from support.wire import connect, framed, request_headers
 from tritonclient.grpc import service_pb2 as pb
 
-from xlaserve.core.serving.infer_call import AwaitedInfer
 from xlaserve.transport.grpc import runner
+from xlaserve.transport.grpc.infer_fast_path import FastPathCall
 from xlaserve.transport.grpc.runner import RpcStream
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -111,13 +111,13 @@ async def test_a_request_that_ended_leaves_no_reference_cycle(
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Refer weakly to calls of inferences, while nothing is collected."""
     references: list[Any] = []
-    made = AwaitedInfer.__init__
+    made = FastPathCall.__init__
 
-    def noted(call: AwaitedInfer, *args: Any, **named: Any) -> None:
+    def noted(call: FastPathCall, *args: Any, **named: Any) -> None:
         made(call, *args, **named)
         references.append(weakref.ref(call))
 
-    monkeypatch.setattr(AwaitedInfer, "__init__", noted)
+    monkeypatch.setattr(FastPathCall, "__init__", noted)
     gc.disable()
     try:
         yield references
@@ -129,8 +129,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 async def test_no_timer_keeps_a_call_that_was_answered(
     server: RunningServer, calls: list[Any], headers: dict[str, str]
 ) -> None:
-    """Cancelled timers keep their context until they are due: those of its message and its end."""
-    message = gzip.compress(asking("fp32", 1, 2))  # compressed, so that it takes the general path
+    """Cancelled timers keep their context until they are due, and so does a task that inflates."""
+    message = gzip.compress(asking("fp32", 1, 2))
     async with connect(server.url) as wire:
         headers = {"grpc-encoding": "gzip", **headers}
         stream = wire.open(request_headers(SERVICE + "ModelInfer", *headers.items()))

@@ -252,8 +252,11 @@ class Call:
         self.fail(DeadlineExceeded())
 
     def expire_in_time(self) -> None:
-        """Have the call expire at its deadline, if it has one and has not ended by then."""
-        if self.deadline is not None and not self.has_ended:
+        """Have the call expire at its deadline, if it has one and has not ended by then.
+
+        Asking again changes nothing.
+        """
+        if self.deadline is not None and not self.has_ended and self._timer is None:
             context = outside_call() if current_call.get() is not None else None
             loop = asyncio.get_running_loop()
             self._timer = loop.call_at(self.deadline, self.expire, context=context)

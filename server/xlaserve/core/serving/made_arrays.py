@@ -4,17 +4,18 @@ Most inputs are views of their message, which is counted already. Numbers in typ
 elements of BYTES are not: what is one byte of a message may become eight, or fifty.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import numpy as np
 
+from xlaserve.byte_elements import PIECE_ELEMENTS
 from xlaserve.core.serving.call import Call
 from xlaserve.core.serving.inference import InferInput
 from xlaserve.errors import BudgetExhausted
 from xlaserve.tensors import Tensor
 
-_ELEMENT_BYTES = 56
+ELEMENT_BYTES = 56
 """Bytes that Python takes for an element of BYTES besides its octets, with the reference to it."""
 
 SHORT_BYTES = 64 << 10
@@ -29,11 +30,18 @@ def made_bytes(inputs: Iterable[InferInput]) -> int:
 
 def _own_bytes(array: Tensor) -> int:
     if array.dtype.hasobject:
-        return array.size * _ELEMENT_BYTES + sum(map(len, array.ravel().tolist()))
+        return array.size * ELEMENT_BYTES + sum(_texts_bytes(array))
     owner: object = array
     while isinstance(owner, np.ndarray) and owner.base is not None:
         owner = owner.base
     return array.nbytes if isinstance(owner, np.ndarray) else 0
+
+
+def _texts_bytes(array: Tensor) -> Iterator[int]:
+    # By pieces: a list of all elements would hold the interpreter's lock.
+    flat = array.reshape(-1)
+    for start in range(0, len(flat), PIECE_ELEMENTS):
+        yield sum(map(len, flat[start : start + PIECE_ELEMENTS].tolist()))
 
 
 def reserve_made(call: Call, size: int) -> None:

@@ -75,12 +75,12 @@ def _said(parameters: Mapping[str, Parameter]) -> Hashable:
     return tuple(sorted((k, repr(v)) for k, v in parameters.items() if k not in _NO_EFFECT))
 
 
-def _bits(data: Tensor | bytes) -> Hashable:
+def _bits(data: Tensor | bytes | memoryview) -> Hashable:
     """Return bytes, or a hash of them, which is told from bytes by its type."""
     size = len(data) if isinstance(data, bytes) else data.nbytes
     if size <= MOST_EXACT_BYTES:
         return data if isinstance(data, bytes) else data.tobytes()
-    if isinstance(data, bytes):
+    if not isinstance(data, np.ndarray):
         return size, hashlib.sha256(data).digest()
     # As bytes every datatype can be viewed, also bfloat16.
     return size, hashlib.sha256(np.ascontiguousarray(data).reshape(-1).view(np.uint8)).digest()

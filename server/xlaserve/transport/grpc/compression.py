@@ -1,7 +1,7 @@
 """Compressed messages both ways: gzip and deflate, bounded after inflation (gRPC Compression)."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from grpclib import GRPCError
@@ -12,9 +12,9 @@ from xlaserve.transport.compression import BadCompression, InflatesTooFar
 from xlaserve.transport.http2.messages import PREFIX, PREFIX_BYTES
 from xlaserve.transport.http2.stream import Buffer
 
-_ENCODINGS = ("gzip", "deflate")
+ENCODINGS = ("gzip", "deflate")
 """Encodings of gRPC; deflate is zlib's format."""
-ACCEPTED = ",".join(("identity", *_ENCODINGS))
+ACCEPTED = ",".join(("identity", *ENCODINGS))
 """Value of `grpc-accept-encoding`."""
 
 _INLINE_BYTES = 1 << 10
@@ -40,7 +40,7 @@ async def decompress(
     encoding = dict(headers).get("grpc-encoding", "identity")
     if encoding == "identity":
         raise GRPCError(Status.INTERNAL, "a compressed message without grpc-encoding")
-    if encoding not in _ENCODINGS:
+    if encoding not in ENCODINGS:
         text = f"grpc-encoding '{encoding[:32]}', this server takes {ACCEPTED}"
         raise GRPCError(Status.UNIMPLEMENTED, text)
     with _refusing(encoding, limit):
@@ -61,7 +61,7 @@ def answer_encoding(headers: Iterable[tuple[str, str]]) -> str:
     fields = dict(headers)
     encoding = fields.get("grpc-encoding", "")
     accepted = fields.get("grpc-accept-encoding", "").replace(" ", "").split(",")
-    return encoding if encoding in _ENCODINGS and encoding in accepted else ""
+    return encoding if encoding in ENCODINGS and encoding in accepted else ""
 
 
 async def compress(encoding: str, data: Buffer) -> Buffer:
@@ -75,6 +75,20 @@ async def compress(encoding: str, data: Buffer) -> Buffer:
     else:
         deflated = compression.deflate(encoding, [message])
     return data if len(deflated) >= size else PREFIX.pack(1, len(deflated)) + deflated
+
+
+def compressed(encoding: str, parts: Sequence[Buffer], size: int) -> list[Buffer]:
+    """Return the parts of a message of so many bytes behind a prefix, compressed if that pays."""
+    if encoding and size >= _LEAST_BYTES:
+        deflated = compression.deflate(encoding, parts)
+        if len(deflated) < size:
+            return [PREFIX.pack(1, len(deflated)), deflated]
+    return [PREFIX.pack(0, size), *parts]
+
+
+def is_compressed_at_once(size: int) -> bool:
+    """Tell whether the event loop may compress so many bytes."""
+    return size <= _AT_ONCE_BYTES
 
 
 @contextmanager

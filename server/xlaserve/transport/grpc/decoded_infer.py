@@ -2,14 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from xlaserve.core.serving.images import unpack_bytes_or_image
 from xlaserve.core.serving.inference import InferInput, InferRequest, RequestedOutput, SharedInput
+from xlaserve.core.serving.made_arrays import ELEMENT_BYTES
 from xlaserve.tensors import (
     BYTES,
+    DATATYPES,
     Datatype,
     Parameter,
     Shape,
@@ -23,6 +26,13 @@ from xlaserve.transport.grpc.typed_contents import Contents
 from xlaserve.transport.grpc.wire import Data
 from xlaserve_proto import inference as pb
 
+_BOOL = DATATYPES["BOOL"]
+_LENGTH_BYTES = 4
+_LONG_BYTES = 16 << 10
+_LONG_ELEMENTS = 4096
+_LONG_ELEMENT_BYTES = 256 << 10
+_LONG_FLAG_BYTES = 1 << 20
+"""Elements of BYTES, and bytes of them and of BOOL, that are read on the event loop: 0.5 ms."""
 IN_SHARED_MEMORY = -2
 """In place of a number of bytes: the elements of an input are not in the message."""
 
@@ -50,6 +60,20 @@ class Structure:
     parameters: Mapping[str, Parameter]
     typed: bool
     """Whether it has no raw contents."""
+
+    def elements_bytes(self) -> int:
+        """Return how many bytes elements take that are read slowly; 0 where all is read at once."""
+        size = 0
+        is_long = False
+        for head, (start, stop, _) in zip(self.heads, self.contents, strict=True):
+            if head.datatype is BYTES:
+                # Each has its length in front of it: there are no more, whatever the shape says.
+                count = min(prod(head.shape), (stop - start) // _LENGTH_BYTES)
+                size += count * ELEMENT_BYTES + stop - start
+                is_long |= count > _LONG_ELEMENTS or stop - start > _LONG_ELEMENT_BYTES
+            elif head.datatype is _BOOL:
+                is_long |= stop - start > _LONG_FLAG_BYTES
+        return max(size, 1) if is_long else 0
 
     def inputs(self, data: Data) -> tuple[InferInput, ...]:
         """Read the tensors from the message; raises TensorDataError."""
@@ -103,6 +127,13 @@ class DecodedInfer:
             structure.typed if structure is not None else message is not None and is_typed(message)
         )
         """Whether it is to be answered in typed contents too."""
+
+    @property
+    def elements_bytes(self) -> int:
+        """Return how many bytes its elements take, where a thread is to read them; else 0."""
+        if len(self._data) <= _LONG_BYTES or self._structure is None:
+            return 0
+        return self._structure.elements_bytes()
 
     @property
     def ordinary(self) -> bool:

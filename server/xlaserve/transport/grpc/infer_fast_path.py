@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter_ns
 
 from grpclib import GRPCError
@@ -17,14 +18,31 @@ from xlaserve.core.serving.made_arrays import SHORT_BYTES, hold_made, made_bytes
 from xlaserve.core.serving.repeats import Repeats
 from xlaserve.errors import InvalidRequest
 from xlaserve.transport.grpc.codec import refusal_of
+from xlaserve.transport.grpc.compression import (
+    ACCEPTED,
+    ENCODINGS,
+    answer_encoding,
+    compressed,
+    decompress,
+    is_compressed_at_once,
+)
 from xlaserve.transport.grpc.edge import translate
 from xlaserve.transport.grpc.grpclib_stream import NO_ROOM_FOR_ANSWERS
 from xlaserve.transport.grpc.infer_codec import DecodedInfer, InferCodec, tensor_offset
-from xlaserve.transport.grpc.infer_encoder import JOINED_BYTES
+from xlaserve.transport.grpc.infer_encoder import JOINED_BYTES, Parts
+from xlaserve.transport.grpc.long_messages import (
+    LONG_BYTES,
+    LongMessages,
+    Read,
+    Writing,
+    is_read_quickly,
+    is_written_slowly,
+)
+from xlaserve.transport.grpc.problems import PROBLEMS
 from xlaserve.transport.grpc.reader import TooManyFields
 from xlaserve.transport.grpc.wire import MalformedMessage
 from xlaserve.transport.http2.headers import encode_fields
-from xlaserve.transport.http2.messages import PREFIX, PREFIX_BYTES
+from xlaserve.transport.http2.messages import PREFIX, PREFIX_BYTES, Problem
 from xlaserve.transport.http2.stream import Buffer, Route, ServerStream
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
@@ -32,6 +50,15 @@ _MESSAGE = "ModelInferRequest"
 
 _RESPONSE = ((":status", "200"), ("content-type", "application/grpc+proto"))
 _HEAD = encode_fields(_RESPONSE)
+_ACCEPTING = (*_RESPONSE, ("grpc-accept-encoding", ACCEPTED))
+_HEADS = {
+    "": encode_fields(_ACCEPTING),
+    **{
+        encoding: encode_fields([*_ACCEPTING, ("grpc-encoding", encoding)])
+        for encoding in ENCODINGS
+    },
+}
+"""The header block of an answer to a client that compresses, by the encoding of the answer."""
 _OK = encode_fields([("grpc-status", "0")])
 
 
@@ -46,14 +73,18 @@ class InferFastPath:
         gates: Gates,
         codec: InferCodec,
         general: Route,
+        long: LongMessages,
         *,
         peer: Peer = NOBODY,
+        compresses: bool = False,
         decode: Callable[[Buffer], DecodedInfer] | None = None,
         recognise: Callable[[Buffer], InferRequest | None] | None = None,
         refusal: "Callable[[BaseException], GRPCError] | None" = None,
         repeats: Repeats | None = None,
     ) -> None:
         """`decode`, `recognise` and `refusal` are the usual ones, unless they are given.
+
+        With `compresses` messages may be compressed both ways, as the headers of each say.
 
         `repeats` knows answers by the messages alone, so that it is not asked where `decode` makes
         more of them.
@@ -62,6 +93,9 @@ class InferFastPath:
         self._gates = gates
         self._decode = decode or codec.decode
         self._recognise = recognise or codec.recognise
+        self._long = long
+        self._make_call = CompressedCall if compresses else FastPathCall
+        self._compresses = compresses
         self.encode = codec.encode
         self.encode_typed = codec.encode_typed
         self._general = general
@@ -73,11 +107,11 @@ class InferFastPath:
     def begin(self, stream: ServerStream) -> None:
         """Answer at once where the model is quick, else when its batch was executed."""
         message = stream.message
-        if message is None or stream.compressed:
+        if message is None or (stream.compressed and not self._compresses):
             self._general.begin(stream)
             return
         stream.message = None
-        call = FastPathCall(self, stream)
+        call = self._make_call(self, stream)
         try:
             self._gates.admit(call)
             record = call.record
@@ -85,20 +119,21 @@ class InferFastPath:
                 # The message was whole before the call began; a method would double the cost.
                 record.bytes_in = len(message)
                 record.received_ns = record.begun_ns
+            if stream.compressed:
+                stream.call = call
+                self._long.await_for(call, self._inflate(call, stream, message))
+                return
             if self.repeats is not None and self._is_answered_again(call, stream, message):
                 return
             request = self._recognise(message)
-            is_view = request is not None
-            if request is None:
-                decoded = self._decode(message)
-                call.typed = decoded.typed
-                request = self._read(call, decoded)
-                if len(message) > SHORT_BYTES:
-                    reserve_made(call, made_bytes(request.inputs))
-                    is_view = True  # or counted, which is the same from here on
+            # Or it is counted, which is the same from here on.
+            is_view = request is not None or len(message) > SHORT_BYTES
+            request = request or self._decoded(call, stream, message)
         except Exception as error:
             call.fail(error)
             return
+        if request is None:
+            return  # a thread reads it
         self._engine.begin(call, request)
         if not call.has_ended:
             stream.call = call
@@ -106,6 +141,71 @@ class InferFastPath:
                 hold_made(call, made_bytes(request.inputs))
         elif self.repeats is not None and call.written is not None:
             self.repeats.learn(call, message, request.model_version, call.written)
+
+    def _decoded(
+        self, call: "FastPathCall", stream: ServerStream, message: Buffer
+    ) -> InferRequest | None:
+        """Decode a request, and count what is made of a long one; None where a thread does it."""
+        if len(message) > LONG_BYTES and not is_read_quickly(message):
+            self._read_later(call, stream, message)
+            return None
+        decoded = self._decode(message)
+        size = decoded.elements_bytes
+        if size:
+            reserve_made(call, size)
+            self._read_later(call, stream, message, is_reserved=True)
+            return None
+        call.typed = decoded.typed
+        request = self._read(call, decoded)
+        if len(message) > SHORT_BYTES:
+            reserve_made(call, made_bytes(request.inputs))
+        return request
+
+    def _read_later(
+        self,
+        call: "FastPathCall",
+        stream: ServerStream,
+        message: Buffer,
+        *,
+        is_reserved: bool = False,
+    ) -> None:
+        """Have a thread read a request, whose memory may be reserved already, and begin it."""
+        stream.call = call
+        begin = partial(self._begin_read, call, is_reserved=is_reserved)
+        self._long.read(call, self._decode, message, begin)
+
+    def _begin_read(self, call: "FastPathCall", read: Read, *, is_reserved: bool) -> None:
+        call.typed = read.decoded.typed
+        try:
+            request = self._checked(call, read)
+            if not is_reserved:
+                reserve_made(call, read.made)
+        except Exception as error:
+            call.fail(error)
+            return
+        self._engine.begin(call, request)
+
+    def _checked(self, call: "FastPathCall", read: Read) -> InferRequest:
+        if read.request is None:
+            # As in `_read`.
+            self._engine.find(call, read.decoded.model_name, read.decoded.model_version)
+            assert read.problem is not None
+            raise read.problem
+        return read.request
+
+    async def _inflate(self, call: "FastPathCall", stream: ServerStream, message: Buffer) -> None:
+        """Inflate a message, in a thread where it may become long, and begin the request."""
+        most, reserve = self._long.max_message_bytes, partial(_reserve, stream)
+        try:
+            inflated = await decompress(message, stream.head.fields, most, reserve)
+            call.place = None
+            request = self._decoded(call, stream, inflated)
+        except Exception as error:
+            call.place = None
+            call.fail(error)
+            return
+        if request is not None:
+            self._engine.begin(call, request)
 
     def _is_answered_again(
         self, call: "FastPathCall", stream: ServerStream, message: Buffer
@@ -124,15 +224,37 @@ class InferFastPath:
             self._engine.find(call, decoded.model_name, decoded.model_version)
             raise
 
-    def send(self, stream: ServerStream, parts: Sequence[Buffer], size: int) -> None:
+    def write_in_thread(
+        self,
+        stream: ServerStream,
+        write: Callable[[], list[Buffer]],
+        head: bytes,
+    ) -> None:
+        """Send the parts that something writes in a thread; a stream that is closed takes none."""
+
+        def written(found: list[Buffer] | BaseException) -> None:
+            writing.end()
+            stream.call = None
+            if isinstance(found, BaseException):
+                self.refuse(stream, found)
+            else:
+                self.send(stream, found, sum(map(len, found)), head)
+
+        writing = stream.call = Writing()
+        writing.begin(self._long.threads, write, written)
+
+    def send(
+        self, stream: ServerStream, parts: Sequence[Buffer], size: int, head: bytes = _HEAD
+    ) -> None:
         """Send a message with its prefix, or that there is no memory for it."""
-        if not stream.output.answer(stream, _HEAD, parts, size, _OK):
+        if not stream.output.answer(stream, head, parts, size, _OK):
             self.refuse(stream, GRPCError(Status.RESOURCE_EXHAUSTED, NO_ROOM_FOR_ANSWERS))
 
     def refuse(self, stream: ServerStream, error: BaseException) -> None:
         """Send the status that the table has for an error."""
         refusal = self._refusal(error)
-        fields = [*_RESPONSE, ("grpc-status", str(refusal.status.value))]
+        response = _ACCEPTING if self._compresses else _RESPONSE
+        fields = [*response, ("grpc-status", str(refusal.status.value))]
         if refusal.message:
             fields.append(("grpc-message", encode_grpc_message(refusal.message)))
         stream.send_headers(encode_fields(fields), end=True)
@@ -173,9 +295,10 @@ class FastPathCall(InferCall):
         stream, fast_path = self._stream, self._fast_path
         stream.call = None
         try:
-            parts, size = (
-                fast_path.encode_typed(response) if self.typed else fast_path.encode(response)
-            )
+            if is_written_slowly(response):
+                fast_path.write_in_thread(stream, partial(self._long_parts, response), _HEAD)
+                return
+            parts, size = self._encode(response)
         except Exception as error:
             fast_path.refuse(stream, error)
             return
@@ -189,7 +312,54 @@ class FastPathCall(InferCall):
             self.written = b"".join(parts) if size <= JOINED_BYTES else None
         fast_path.send(stream, parts, size + PREFIX_BYTES)
 
+    def _encode(self, response: InferResponse) -> tuple[Parts, int]:
+        fast_path = self._fast_path
+        return fast_path.encode_typed(response) if self.typed else fast_path.encode(response)
+
+    def _long_parts(self, response: InferResponse) -> list[Buffer]:
+        parts, size = self._encode(response)
+        return [PREFIX.pack(0, size), *parts]
+
     def refuse(self, error: BaseException) -> None:
         """Send the status of an error."""
         self._stream.call = None
         self._fast_path.refuse(self._stream, error)
+
+
+class CompressedCall(FastPathCall):
+    """A ModelInfer of a client that compresses its messages."""
+
+    def write(self, response: InferResponse, *, last: bool) -> None:
+        """Send a response, compressed if its client takes that, or what is wrong with it."""
+        stream, fast_path = self._stream, self._fast_path
+        stream.call = None
+        encoding = answer_encoding(stream.head.fields)
+        head = _HEADS[encoding]
+        try:
+            if is_written_slowly(response):
+                work = partial(self._write_all, response, encoding)
+                fast_path.write_in_thread(stream, work, head)
+                return
+            parts, size = self._encode(response)
+            if encoding and not is_compressed_at_once(size):
+                compress = partial(compressed, encoding, parts, size)
+                fast_path.write_in_thread(stream, compress, head)
+            else:
+                parts = compressed(encoding, parts, size)
+                fast_path.send(stream, parts, sum(map(len, parts)), head)
+        except Exception as error:
+            fast_path.refuse(stream, error)
+            return
+        if self.record is not None:
+            self.record.sent(size)
+
+    def _write_all(self, response: InferResponse, encoding: str) -> list[Buffer]:
+        return compressed(encoding, *self._encode(response))
+
+
+def _reserve(stream: ServerStream, count: int) -> None:
+    """Count what a message becomes; fewer, where less was needed. Raises a refusal."""
+    if count < 0:
+        stream.hold(count)
+    elif not stream.reserve(count):
+        raise GRPCError(*PROBLEMS[Problem.NO_MEMORY])

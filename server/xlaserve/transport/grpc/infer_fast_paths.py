@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextvars import Context, copy_context
 from functools import partial
+from typing import Any
 
 from grpclib import GRPCError
 from grpclib.metadata import decode_metadata
@@ -24,6 +25,7 @@ from xlaserve.transport.grpc.identifiers import (
 from xlaserve.transport.grpc.infer_codec import DecodedInfer, InferCodec
 from xlaserve.transport.grpc.infer_fast_path import InferFastPath, refusal_for
 from xlaserve.transport.grpc.injection import OF_A_MESH, Splice, decode_with, told_to_a_mesh
+from xlaserve.transport.grpc.long_messages import LongMessages
 from xlaserve.transport.grpc.reader import TooManyFields
 from xlaserve.transport.grpc.wire import MalformedMessage
 from xlaserve.transport.http2.headers import RequestKind
@@ -45,26 +47,38 @@ class InferFastPaths:
         splice: Splice | None,
         general: Route,
         *,
+        long: LongMessages,
         peer: Peer = NOBODY,
         repeats: Repeats | None = None,
     ) -> None:
         """Without `splice` there is no mesh, and its headers mean nothing."""
         self._general = general
-        make = partial(InferFastPath, engine, gates, codec, general, peer=peer, repeats=repeats)
-        self._fast_path = make()
-        self._mesh = None
-        if splice is not None:
-            self._mesh = _MeshFastPath(make, codec, splice, self._fast_path, general)
+        self._codec = codec
+        self._splice = splice
+        self._make = partial(InferFastPath, engine, gates, codec, general, long, peer=peer)
+        self._plain = self._routes(repeats=repeats)
+        self._compressing: tuple[Route, Route | None] | None = None
+        """Those of requests whose client compresses; None until there is one."""
+
+    def _routes(self, **options: Any) -> tuple[Route, Route | None]:
+        """Return the fast path, and that for models which the headers of a mesh name."""
+        make = partial(self._make, **options)
+        fast_path = make()
+        if self._splice is None:
+            return fast_path, None
+        return fast_path, _MeshFastPath(make, self._codec, self._splice, fast_path, self._general)
 
     def __call__(self, kind: RequestKind[Route]) -> Route:
         """Return the route of the requests with headers of these names."""
+        route, mesh = self._plain
         if "grpc-encoding" in kind.places:
-            return self._general  # which compresses answers too
-        route: Route = self._fast_path
-        if self._mesh is not None and any(name.startswith(OF_A_MESH) for name in kind.places):
+            if self._compressing is None:
+                self._compressing = self._routes(compresses=True)
+            route, mesh = self._compressing
+        if mesh is not None and any(name.startswith(OF_A_MESH) for name in kind.places):
             if any(len(kind.places.get(name, ())) > 1 for name in ID_HEADERS):
                 return self._general  # says what is wrong with it
-            route = self._mesh
+            route = mesh
         return route
 
 

@@ -6,6 +6,7 @@ Those of models that give many answers are sent as they come, beside others.
 import asyncio
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 
 from grpclib import GRPCError
 from grpclib.const import Status
@@ -16,10 +17,12 @@ from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.infer_call import InferCall
 from xlaserve.core.serving.inference import InferRequest, InferResponse
 from xlaserve.core.serving.made_arrays import made_bytes, reserve_made
+from xlaserve.core.threads.host import HostThreads
 from xlaserve.errors import InvalidRequest, ShuttingDown
 from xlaserve.transport.grpc.grpclib_stream import NO_ROOM_FOR_ANSWERS
 from xlaserve.transport.grpc.infer_codec import DecodedInfer, InferCodec
 from xlaserve.transport.grpc.infer_fast_path import refusal_for
+from xlaserve.transport.grpc.long_messages import LONG_BYTES, is_read_quickly
 from xlaserve.transport.grpc.runner import RpcStream
 from xlaserve.transport.grpc.stream_answers import StreamAnswers
 
@@ -48,12 +51,18 @@ class InferStreams:
     """Answers the streams of all connections."""
 
     def __init__(
-        self, engine: Engine, gates: Gates, codec: InferCodec, limits: StreamLimits
+        self,
+        engine: Engine,
+        gates: Gates,
+        codec: InferCodec,
+        limits: StreamLimits,
+        threads: HostThreads,
     ) -> None:
         self.engine = engine
         self.gates = gates
         self.codec = codec
         self.limits = limits
+        self.threads = threads
         self.answers = StreamAnswers(codec)
         self._open: set[InferStream] = set()
 
@@ -156,6 +165,7 @@ class InferStream:
         self._engine = streams.engine
         self._gates = streams.gates
         self._decode = streams.codec.decode
+        self._threads = streams.threads
         self._limits = streams.limits
         self._stream = stream
         self._calls: deque[StreamedInfer] = deque()
@@ -208,7 +218,7 @@ class InferStream:
                 message = await self._stream.recv_message()
                 if message is None:
                     return
-                if self._begin(message).has_ended:
+                if (await self._begin(message)).has_ended:
                     # It took the time of the event loop: others have their turn.
                     await asyncio.sleep(0)
         except asyncio.CancelledError:
@@ -228,9 +238,13 @@ class InferStream:
             or self._answer_bytes >= self._limits.max_bytes
         )
 
-    def _begin(self, message: bytes) -> StreamedInfer:
+    async def _begin(self, message: bytes) -> StreamedInfer:
         """Begin a request; raises where its message cannot be read."""
-        decoded = self._decode(message)
+        is_long = len(message) > LONG_BYTES and not is_read_quickly(message)
+        if is_long:
+            decoded = await self._threads.run(partial(self._decode, message))
+        else:
+            decoded = self._decode(message)
         call = StreamedInfer(self, self._stream.call, self._stream.accepted.keep())
         call.id = decoded.id
         self._calls.append(call)
@@ -239,8 +253,17 @@ class InferStream:
             if call.record is not None:
                 call.record.received(len(message))
             call.typed = decoded.typed
-            request = self._read(call, decoded)
-            reserve_made(call, made_bytes(request.inputs))
+            size = decoded.elements_bytes
+            if size or is_long:
+                reserve_made(call, size)
+                request = await self._read_in_thread(call, decoded)
+            else:
+                request = self._read(call, decoded)
+            if not size:
+                reserve_made(call, made_bytes(request.inputs))
+        except asyncio.CancelledError:
+            call.fail(ShuttingDown())  # unless the stream has ended
+            raise
         except Exception as error:
             call.fail(error)
             return call
@@ -251,6 +274,13 @@ class InferStream:
             self._calls.remove(call)
             self._decoupled[call] = None
         return call
+
+    async def _read_in_thread(self, call: StreamedInfer, decoded: DecodedInfer) -> InferRequest:
+        try:
+            return await self._threads.run(decoded.request)
+        except InvalidRequest:
+            self._engine.find(call, decoded.model_name, decoded.model_version)  # as in `_read`
+            raise
 
     def _read(self, call: StreamedInfer, decoded: DecodedInfer) -> InferRequest:
         try:

@@ -55,7 +55,7 @@ def serialize_byte_tensor(input_tensor: Any) -> Any:
     if input_tensor.dtype.kind not in "OS":
         return None
     texts = [e if isinstance(e, bytes) else str(e) for e in input_tensor.ravel().tolist()]
-    return pack_bytes(np.array(texts, np.object_))
+    return bytes(pack_bytes(np.array(texts, np.object_)))
 
 
 def deserialize_bytes_tensor(encoded_tensor: Any) -> Any:
