@@ -1,6 +1,7 @@
 """Huffman strings: decoded as the hpack library decodes them, and refused as it refuses them."""
 
 import os
+from typing import Any
 
 import pytest
 from hpack.exceptions import HPACKDecodingError
@@ -113,6 +114,37 @@ def test_each_symbol_is_decoded_at_each_bit_of_an_octet() -> None:
             octets = b"0" * zeros + bytes((symbol,))
 
             assert octets == huffman.decode(encode(octets))
+
+
+def test_no_string_adds_to_the_table() -> None:
+    """Counted: the first strings of rare symbols filled 257 rows, and held the loop for 15 ms."""
+    rows = {path: list(row) for path, row in huffman._Table().rows.items()}
+
+    assert 257 == len(rows)
+    assert {256} == set(map(len, rows.values()))
+
+
+def test_a_string_of_rare_symbols_takes_one_step_an_octet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted: an octet of the string is one look at a row, whatever it stands for."""
+    table, steps = huffman._Table(), 0
+
+    class Counting(list[Any]):
+        def __getitem__(self, octet: Any) -> Any:
+            nonlocal steps
+            steps += 1
+            return super().__getitem__(octet)
+
+    counting = {id(row): Counting() for row in table.rows.values()}
+    for row in table.rows.values():
+        counting[id(row)] += [(symbols, counting[id(after)]) for symbols, after in row]
+    table.padded = frozenset(id(counting[one]) for one in table.padded)
+    table.start = counting[id(table.start)]
+    monkeypatch.setattr(huffman, "_TABLE", table)
+    octets = bytes(range(256)) * 4
+    data = encode(octets)
+
+    assert octets == huffman.decode(data)
+    assert len(data) == steps
 
 
 def test_text_is_left_to_zlib(monkeypatch: pytest.MonkeyPatch) -> None:

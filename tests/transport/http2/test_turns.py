@@ -93,24 +93,65 @@ def test_what_takes_no_time_is_one_turn() -> None:
     assert [0.0] == taken
 
 
+def let_blocks_take(
+    seconds_a_byte: float, client: MemoryClient, clock: HandClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Have the clock show a time for each byte of a header block that is read."""
+    reader = client.core._headers._reader
+    read_new = reader.read_new
+
+    def slowly(block: bytes) -> Any:
+        clock.now += len(block) * seconds_a_byte
+        return read_new(block)
+
+    monkeypatch.setattr(reader, "read_new", slowly)
+
+
 @pytest.mark.parametrize("size", [100, 1000, 14_000])
 def test_header_work_counts_as_time(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """H7: 3.85 ms for 14 KB was not counted at all."""
     clock = HandClock()
     client = MemoryClient(Costly(clock, 0), now=clock, max_streams=1000)
-    reader = client.core._headers._reader
-    read = reader.read
-
-    def slowly(block: bytes) -> Any:
-        clock.now += len(block) * 0.25e-6
-        return read(block)
-
-    monkeypatch.setattr(reader, "read", slowly)
+    seconds_a_byte = 0.1e-6
+    let_blocks_take(seconds_a_byte, client, clock, monkeypatch)
     octets = b"".join(whole_request(n, ("x", f"{n:0{size}}")) for n in range(1, 121, 2))
     taken = turns(client, clock, octets)
 
     assert 60 == len(client.route.streams)
-    assert max(taken) < TURN_SECONDS + 14_500 * 0.25e-6
+    assert 60 * size * seconds_a_byte <= sum(taken)
+    assert max(taken) < MOST_SECONDS
+
+
+def in_one_frame(number: int, block: bytes) -> bytes:
+    return bytes(headers(number, block))
+
+
+def in_pieces(number: int, block: bytes) -> bytes:
+    first, *others, last = [block[at : at + 16_000] for at in range(0, len(block), 16_000)]
+    return (
+        bytes(headers(number, first, end_headers=False))
+        + b"".join(bytes(continuation(number, one, end_headers=False)) for one in others)
+        + bytes(continuation(number, last, end_headers=True))
+    )
+
+
+@pytest.mark.parametrize("write", [in_one_frame, in_pieces])
+def test_a_long_header_block_is_not_begun_late_in_a_turn(
+    write: Callable[[int, bytes], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rare symbols of the Huffman code take the longest: 64 KB of them some 2 ms."""
+    clock = HandClock()
+    route = Costly(clock, 0.0005)
+    client = MemoryClient(route, now=clock, max_streams=1000, max_work=10**9)
+    let_blocks_take(2.8e-3 / (60 << 10), client, clock, monkeypatch)
+    block = request(("x", "y" * (60 << 10)))
+    small = b"".join(map(whole_request, range(1, 13, 2)))
+    taken = turns(client, clock, small + b"".join(write(n, block) for n in range(13, 33, 2)))
+
+    assert client.alive
+    assert 31 == client.core._streams.highest
+    assert 10 * 2.8e-3 <= sum(taken)
+    assert max(taken) < MOST_SECONDS
 
 
 def test_a_block_in_many_frames_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:

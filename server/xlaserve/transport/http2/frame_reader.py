@@ -33,6 +33,10 @@ RECEIVE_BYTES = 1 << 18
 TURN_SECONDS = 0.003
 """Seconds a connection may handle frames before it yields to others. A look at the clock may be
 late, by the work between two of them or by one long header block: no turn takes more than 5 ms."""
+_LONG_BLOCK_SECONDS = 0.002
+"""So long before its end a turn begins no header block of more than _LONG_BLOCK_BYTES: one of 64 KB
+in rare symbols of the Huffman code is decoded for nearly as long."""
+_LONG_BLOCK_BYTES = SMALLEST_MAX_FRAME
 
 _WORK_BETWEEN_LOOKS = 64
 """Work that is done between two looks at the clock: four requests, each executed at once."""
@@ -169,6 +173,7 @@ class FrameReader:
         if not self._greeted:
             self._left = bytes(view[:end])
             return True
+        begun = position
         streams = self._streams.open
         data, headers, control = self._data, self._headers, self._control
         handlers = self._handlers
@@ -234,6 +239,13 @@ class FrameReader:
                         continue
                     if stop > end:
                         break
+                if (
+                    (length > _LONG_BLOCK_BYTES or kind == CONTINUATION)
+                    and position > begun
+                    and self._waits(length)
+                ):
+                    self._left = bytes(view[position:end])
+                    return False
                 position = stop
                 try:
                     if kind == HEADERS:
@@ -282,6 +294,13 @@ class FrameReader:
                 ErrorCode.ENHANCE_YOUR_CALM, f"{length} bytes in a frame of type {kind}"
             )
         return False
+
+    def _waits(self, length: int) -> bool:
+        """Tell whether a header block that goes on with so many bytes is left to the next turn."""
+        return (
+            self._headers.block_bytes + length > _LONG_BLOCK_BYTES
+            and self._now() >= self._until - _LONG_BLOCK_SECONDS
+        )
 
     # --- DATA frames, which may have come in part ---
 

@@ -49,7 +49,8 @@ class HeaderFrames:
         self._reader: HeaderReader[Route] = HeaderReader(limits.max_header_bytes, router)
         self._block: list[bytes] = []
         self._block_flags = 0
-        self._block_bytes = 0
+        self.block_bytes = 0
+        """Bytes of it that have come."""
         self.open_block = 0
         """The stream whose header block goes on in CONTINUATION frames; 0 for none."""
         self.open_since = 0
@@ -100,8 +101,8 @@ class HeaderFrames:
         if not self.open_block:  # 6.10
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
         self._block.append(bytes(payload))
-        self._hold_block(self._block_bytes + len(payload))
-        if self._block_bytes > self._max_block_bytes:  # 10.5.1
+        self._hold_block(self.block_bytes + len(payload))
+        if self.block_bytes > self._max_block_bytes:  # 10.5.1
             raise ConnectionFailure(
                 ErrorCode.ENHANCE_YOUR_CALM, "too many bytes of headers (max_header_bytes)"
             )
@@ -120,7 +121,7 @@ class HeaderFrames:
 
     def _hold_block(self, size: int) -> None:
         """Count the header block in progress, which has come so far."""
-        change, self._block_bytes = size - self._block_bytes, size
+        change, self.block_bytes = size - self.block_bytes, size
         if change > 0:
             self._streams.account.hold(change, Kind.AHEAD)
         else:
