@@ -76,6 +76,7 @@ from xlaserve.errors import (
     Unsupported,
     UnsupportedMediaType,
     WorkerDied,
+    WorkersSilent,
     XlaserveError,
 )
 from xlaserve.sequence_errors import (
@@ -307,6 +308,11 @@ TEXTS = [
     ),
     (DeadlineExceeded(), "the deadline of the request has passed"),
     (ShuttingDown(), "the server is shutting down"),
+    (
+        WorkersSilent({"1": "no answer within 2 s", "3": "it ended"}),
+        "the answer would not be of all processes: worker 1: no answer within 2 s; "
+        "worker 3: it ended",
+    ),
     (InvalidSettings("port", "a port", 99999), "setting port: expected a port, got 99999"),
     (
         RepositoryUnreadable("/models", "it cannot be read: Input/output error"),

@@ -16,6 +16,7 @@ from xlaserve.transport.rest.fetching_families import OF_FETCHING
 from xlaserve.transport.rest.held_families import OF_SHARED
 from xlaserve.transport.rest.metric_families import OF_MODELS, OF_VERSIONS
 from xlaserve.transport.rest.metric_family import Family
+from xlaserve.transport.rest.metric_folds import OF_WORKERS
 from xlaserve.transport.rest.observing_families import OF_OBSERVING
 from xlaserve.transport.rest.server_families import OF_SERVER
 
@@ -28,7 +29,7 @@ def families() -> list[list[Family[Any]]]:
     """Return the families of the tables of the page, in their order."""
     return [
         [*OF_VERSIONS],
-        [*OF_MODELS, *OF_SERVER, *OF_SHARED, *OF_OBSERVING, *OF_FETCHING],
+        [*OF_MODELS, *OF_SERVER, *OF_SHARED, *OF_OBSERVING, *OF_FETCHING, *OF_WORKERS],
     ]
 
 

@@ -4,7 +4,7 @@ Nothing here knows a status code. `transport/status.py` holds the one table from
 gRPC and HTTP statuses; a test demands a row for every class.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 
 class XlaserveError(Exception):
@@ -419,6 +419,14 @@ class ShuttingDown(XlaserveError):
 
     def __init__(self) -> None:
         super().__init__("the server is shutting down")
+
+
+class WorkersSilent(XlaserveError):
+    """Processes of the server did not say what an answer of all of them has to hold."""
+
+    def __init__(self, reasons: Mapping[str, str]) -> None:
+        said = "; ".join(f"worker {worker}: {reason}" for worker, reason in reasons.items())
+        super().__init__(f"the answer would not be of all processes: {said}")
 
 
 # --- start-up ----------------------------------------------------------------------------------

@@ -346,6 +346,13 @@ WORKERS: tuple[Worker, ...] = (
         "a future",
     ),
     Worker(
+        "transport/rest/history_page.py: HistoryRoutes.show",
+        "asyncio's threads",
+        "adds up the hours that several processes have seen",
+        "their snapshots",
+        "a future",
+    ),
+    Worker(
         "models/targets/compiling.py: Compilers.__init__",
         "one thread for each process below",
         "waits for a process that compiles",

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from xlaserve.assembly.observing import Observing
+from xlaserve.core.others import NOBODY, Others
 from xlaserve.core.residence.capacity import Capacity
 from xlaserve.core.residence.control import ModelControl
 from xlaserve.core.residence.history import History
@@ -47,3 +48,5 @@ class Core:
     tracing: Tracing
     observing: Observing
     history: History
+    others: Others = NOBODY
+    """The other processes of the server."""

@@ -107,8 +107,8 @@ def http_routes(core: Core, connections: Mapping[str, Callable[[], int]]) -> Rou
     board = StatusBoard(
         core.control, core.registry, core.capacity, core.settings.model_control_mode
     )
-    rows += HistoryRoutes(core.history).table()
-    return RouteTable([*rows, *page_routes(rows, board, core.description)])
+    rows += HistoryRoutes(core.history, core.others).table()
+    return RouteTable([*rows, *page_routes(rows, board, core.description, core.others)])
 
 
 def metrics_routes(core: Core, connections: Mapping[str, Callable[[], int]]) -> RouteTable:
@@ -130,4 +130,5 @@ def _metrics(core: Core, connections: Mapping[str, Callable[[], int]]) -> list[R
         observing=core.observing.reading(core.tracing),
         fetching=core.repository.remotes.counts,
         max_versions=core.settings.max_metric_versions,
+        others=core.others,
     ).table()

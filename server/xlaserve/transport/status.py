@@ -80,6 +80,7 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
         errors.DeadlineExceeded: WireStatus(Status.DEADLINE_EXCEEDED, HTTPStatus.GATEWAY_TIMEOUT),
         errors.TooLarge: WireStatus(Status.RESOURCE_EXHAUSTED, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
         errors.ShuttingDown: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
+        errors.WorkersSilent: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
         code_errors.ModelFailed: WireStatus(Status.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR),
         code_errors.ProcessLost: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
         code_errors.RefusedByModel: WireStatus(Status.INVALID_ARGUMENT, HTTPStatus.BAD_REQUEST),

@@ -8,8 +8,14 @@ from support.calls import NotedCall
 from support.executions import succeed
 
 from xlaserve.core.residence.capacity import Capacity, Reservation
-from xlaserve.core.residence.fold_history import HistorySnapshot, fold_histories
-from xlaserve.core.residence.history import HOUR_SECONDS, RECENT_SAMPLES, History, Sample
+from xlaserve.core.residence.fold_history import fold_histories
+from xlaserve.core.residence.history import (
+    HOUR_SECONDS,
+    RECENT_SAMPLES,
+    History,
+    HistorySnapshot,
+    Sample,
+)
 from xlaserve.core.residence.registry import Registry
 from xlaserve.core.serving.failures import KEPT, Failures
 from xlaserve.errors import ModelNotFound
@@ -39,9 +45,7 @@ class Worker:
 
     def snapshot(self, now: float) -> HistorySnapshot:
         self.now = now
-        history = self.history
-        last = tuple(history.failures.last)
-        return HistorySnapshot(history.seconds, tuple(history.recent), tuple(history.hour), last)
+        return self.history.snapshot()
 
 
 def shown(samples: Iterable[Sample]) -> list[tuple[object, ...]]:

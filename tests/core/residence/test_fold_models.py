@@ -10,10 +10,10 @@ from support.executions import succeed
 from xlaserve.core.residence.catalog import IndexEntry
 from xlaserve.core.residence.fold_models import (
     fold_index,
-    fold_readings,
     fold_reports,
     fold_states,
 )
+from xlaserve.core.residence.fold_status import fold_readings
 from xlaserve.core.residence.monitor import MemoryUse, StatusRow, VersionReport
 from xlaserve.core.residence.status_board import Reading, RequestTotals
 from xlaserve.core.serving.statistics import VersionStatistics
@@ -163,3 +163,9 @@ def test_the_capacity_is_not_known_before_all_workers_know_theirs() -> None:
     known, unknown = reading(), reading(total_bytes=None)
 
     assert fold_readings({"0": known, "1": unknown}).total_bytes is None
+
+
+def test_a_server_is_not_ready_while_nobody_knows_of_a_worker() -> None:
+    folded = fold_readings({"0": reading()}, {"1": "no answer"})
+
+    assert (False, {"1": "no answer"}) == (folded.ready, folded.missing)

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 from support.calls import NotedCall
 from support.executions import succeed
+from support.others import PlayedOthers
 
+from xlaserve.core.others import NOBODY, Others, Question
 from xlaserve.core.residence.capacity import Capacity
 from xlaserve.core.residence.history import HOUR_SAMPLES, MAX_MODELS, RECENT_SAMPLES, History
 from xlaserve.core.residence.registry import Registry
@@ -37,8 +39,8 @@ class World:
         self.now = at
         self.history.take()
 
-    async def shown(self) -> Any:
-        answer = await HistoryRoutes(self.history).show(HttpRequest())
+    async def shown(self, others: Others = NOBODY) -> Any:
+        answer = await HistoryRoutes(self.history, others).show(HttpRequest())
         return json.loads(b"".join(answer.parts))
 
 
@@ -138,3 +140,21 @@ def test_quantiles_lie_within_their_bucket(
     buckets: list[int], share: float, expected: float | None
 ) -> None:
     assert expected == quantile(buckets, share)
+
+
+async def test_the_hour_is_that_of_all_workers_and_names_who_is_missing() -> None:
+    worlds = [World(), World()]
+    for world in worlds:
+        for second in range(0, 30, 10):
+            world.ask("m", 5)
+            world.take(second)
+        world.now = 21
+    asked = PlayedOthers({})
+    await worlds[1].shown(asked)
+    theirs = await asked.answering[Question.HISTORY]({})
+    shown = await worlds[0].shown(PlayedOthers({"1": theirs}, {"2": "no answer"}))
+
+    assert [1.0, 1.0] == [interval["requests_per_second"] for interval in shown["hour"]]
+    assert [10, 20, 30] == [moment["success"] for moment in shown["recent"]]
+    assert {"2": "no answer"} == shown["missing"]
+    assert {} == (await worlds[0].shown())["missing"]

@@ -1,15 +1,28 @@
 """The metrics of several workers, folded into those of one server."""
 
 import pytest
+from multidict import CIMultiDict, CIMultiDictProxy
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
+from support.others import PlayedOthers
 
+from xlaserve.core.others import Question
+from xlaserve.core.residence.capacity import Capacity
+from xlaserve.core.residence.registry import Registry
 from xlaserve.core.serving.exemplar import Exemplar
 from xlaserve.core.serving.loop_lag import LoopLag
 from xlaserve.transport.rest.fetching_families import OF_FETCHING
 from xlaserve.transport.rest.held_families import OF_SHARED
+from xlaserve.transport.rest.messages import HttpRequest
 from xlaserve.transport.rest.metric_families import OF_MODELS, OF_VERSIONS
-from xlaserve.transport.rest.metric_folds import FOLDS, FoldedMetrics, answered
+from xlaserve.transport.rest.metric_folds import (
+    FOLDS,
+    FoldedMetrics,
+    MetricsSnapshot,
+    newest,
+    of_workers,
+)
+from xlaserve.transport.rest.metrics import Metrics
 from xlaserve.transport.rest.observing_families import OF_OBSERVING, ObservingReading
 from xlaserve.transport.rest.openmetrics import exemplar_text, to_openmetrics
 from xlaserve.transport.rest.server_families import OF_SERVER
@@ -125,5 +138,44 @@ def test_workers_that_did_not_answer_are_named() -> None:
     name = "xlaserve_worker_answered"
 
     assert {(name, (("worker", "0"),)): 1, (name, (("worker", "1"),)): 0} == samples(
-        answered({"0": True, "1": False})
+        of_workers({"0": True, "1": False})
     )
+
+
+def test_of_two_exemplars_of_one_row_the_newest_is_kept() -> None:
+    first = {"a": (2.0, "new"), "b": (1.0, "only")}
+
+    assert {"a": "new", "b": "only"} == newest([first, {"a": (1.0, "old")}])
+    assert {"a": "new", "b": "only"} == newest([{"a": (1.0, "old")}, first])
+
+
+async def test_a_scrape_is_of_all_workers_and_names_those_that_did_not_answer() -> None:
+    capacity = Capacity({"cpu:0": 100})
+    one, other = Metrics(Registry(10), capacity), PlayedOthers({})
+    Metrics(Registry(10), capacity, others=other)
+    theirs = await other.answering[Question.METRICS]({})
+    assert isinstance(theirs, MetricsSnapshot)
+    row = 'xlaserve_request_seconds_bucket{model="m",version="1",le="0.5"'
+    histogram = family("xlaserve_request_seconds", "histogram", f"{row}}} 1")
+    theirs = theirs._replace(
+        text=theirs.text + histogram, exemplars={row: (5.0, exemplar_text(Exemplar(1, 0.4, 5.0)))}
+    )
+    others = PlayedOthers({"1": theirs}, {"2": "no answer"})
+    metrics = Metrics(Registry(10), capacity, others=others)
+    answers = {}
+    for accept in ("", "application/openmetrics-text"):
+        answer = await metrics.show(
+            HttpRequest(headers=CIMultiDictProxy(CIMultiDict({"Accept": accept})))
+        )
+        answers[accept] = b"".join(answer.parts).decode()
+    plain = samples(answers[""])
+    names = {name for name, _ in samples(b"".join(await one.parts()).decode())}
+
+    assert 200 == plain["xlaserve_capacity_bytes", ()]
+    assert 0 < plain["process_resident_memory_bytes", (("worker", "1"),)]
+    assert [1, 1, 0] == [
+        plain["xlaserve_worker_answered", (("worker", worker),)] for worker in "012"
+    ]
+    assert names <= {name for name, _ in plain}
+    assert f"{row}}} 1 # {{trace_id=" in answers["application/openmetrics-text"]
+    assert answers["application/openmetrics-text"].endswith("# EOF\n")

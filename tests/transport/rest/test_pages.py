@@ -7,7 +7,9 @@ from typing import Any
 from urllib.parse import urljoin
 
 import pytest
+from support.others import PlayedOthers
 
+from xlaserve.core.others import NOBODY, Others, Question
 from xlaserve.core.residence.monitor import StatusRow
 from xlaserve.core.residence.status_board import Reading, RequestTotals
 from xlaserve.core.server import ServerDescription
@@ -63,7 +65,9 @@ def reading(*rows: StatusRow) -> Reading:
     )
 
 
-def routes(*rows: StatusRow, asked: list[str] | None = None) -> dict[str, Route]:
+def routes(
+    *rows: StatusRow, asked: list[str] | None = None, others: Others = NOBODY
+) -> dict[str, Route]:
     async def read(search: str) -> Reading:
         if asked is not None:
             asked.append(search)
@@ -71,7 +75,7 @@ def routes(*rows: StatusRow, asked: list[str] | None = None) -> dict[str, Route]
 
     board: Any = SimpleNamespace(read=read)
     other = Route("POST", "/other", Operation.PAGE, handler, "Another route", "server")
-    made = page_routes([other], board, ServerDescription(version="1.2.3"))
+    made = page_routes([other], board, ServerDescription(version="1.2.3"), others)
     return {row.path: row for row in made}
 
 
@@ -134,6 +138,25 @@ async def test_every_answer_carries_the_policy(path: str) -> None:
     assert "unsafe" not in policy
     assert "nosniff" == headers["X-Content-Type-Options"]
     assert "no-referrer" == headers["Referrer-Policy"]
+
+
+async def test_the_status_is_that_of_all_workers_and_names_who_is_missing() -> None:
+    others = PlayedOthers({"1": reading(row("m"))}, {"2": "no answer"})
+    made = routes(row("m"), others=others)
+    answer = await made["/status.json"].handle(HttpRequest(query={"search": "m"}))
+    assert isinstance(answer, HttpResponse)
+    shown = json.loads(b"".join(bytes(part) for part in answer.parts))
+
+    assert [(Question.STATUS, {"search": "m"})] == others.asked
+    assert (20, 14, {"2": "no answer"}) == (
+        shown["memory"]["used_bytes"],
+        shown["requests"]["success"],
+        shown["missing"],
+    )
+    assert not shown["server"]["ready"]
+    theirs = await others.answering[Question.STATUS]({"search": "m"})
+    assert isinstance(theirs, Reading)
+    assert ["m"] == [one.name for one in theirs.rows]
 
 
 async def test_the_status_is_never_kept() -> None:

@@ -8,10 +8,12 @@ from typing import Any
 
 import structlog
 
+from xlaserve.core.others import NOBODY, Others
 from xlaserve.core.residence.catalog import Catalog
 from xlaserve.core.residence.dependents import Dependents
 from xlaserve.core.residence.following import RepositoryFollower
 from xlaserve.core.residence.loading import VersionLoader
+from xlaserve.core.residence.of_all import OfAll
 from xlaserve.core.residence.overrides import (
     LoadParameter,
     LoadParameters,
@@ -55,6 +57,8 @@ class ModelControl:
         repository: Repository,
         loader: VersionLoader,
         workers: Workers,
+        *,
+        others: Others = NOBODY,
     ) -> None:
         self._settings = settings
         self._registry = registry
@@ -67,6 +71,7 @@ class ModelControl:
         self._overrides: dict[str, Override] = {}
         self._dependents = Dependents(registry)
         self.catalog = Catalog(settings, registry, repository, workers)
+        self.of_all = OfAll(self.catalog, others)
         self.follower = RepositoryFollower(
             settings,
             registry,

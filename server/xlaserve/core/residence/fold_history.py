@@ -1,25 +1,13 @@
 """The hours that several workers have seen, folded into the hour of their server."""
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from xlaserve.core.residence.history import Buckets, Sample, VersionSample
-from xlaserve.core.serving.failures import KEPT, Failure
+from xlaserve.core.residence.history import Buckets, HistorySnapshot, Sample, VersionSample
+from xlaserve.core.serving.failures import KEPT
 
 _Key = tuple[str, str]
-
-
-class HistorySnapshot(NamedTuple):
-    """The history of one worker at a moment, or that of the server."""
-
-    seconds: float
-    """How long it has run."""
-    recent: Sequence[Sample]
-    hour: Sequence[Sample]
-    failures: Sequence[Failure]
-    """The last ones, the newest first."""
 
 
 def fold_histories(answers: Sequence[HistorySnapshot]) -> HistorySnapshot:
@@ -104,6 +92,8 @@ def _sum(seen: Sequence[_Seen]) -> Sample:
 
 
 def _version(found: Sequence[VersionSample]) -> VersionSample:
+    if len(found) == 1:
+        return found[0]
     sizes = [one.size_bytes for one in found if one.size_bytes is not None]
     return VersionSample(
         found[0].name,
@@ -121,7 +111,8 @@ def _added(buckets: Iterable[Buckets]) -> Buckets:
 
 
 def _counted(counts: Iterable[Mapping[str, int]]) -> Mapping[str, int]:
-    total: Counter[str] = Counter()
+    total: dict[str, int] = {}
     for each in counts:
-        total.update(each)
-    return dict(total)
+        for name, count in each.items():
+            total[name] = total.get(name, 0) + count
+    return total

@@ -1,13 +1,12 @@
 """What several workers say of the same models, folded into what one server says."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
 from xlaserve.core.residence.catalog import IndexEntry
 from xlaserve.core.residence.lifecycle import State
-from xlaserve.core.residence.monitor import MemoryUse, StatusRow, VersionReport
-from xlaserve.core.residence.status_board import MAX_ROWS, Reading, RequestTotals
+from xlaserve.core.residence.monitor import MemoryUse, VersionReport
 from xlaserve.core.serving.statistics_sum import sum_of
 from xlaserve.models.loaded import Bucket
 
@@ -26,6 +25,9 @@ _GRAVITY: Mapping[str, int] = MappingProxyType(
 
 Key = tuple[str, str]
 """A model and its version."""
+
+States = Mapping[str, tuple[str, str]]
+"""State and reason of a version in each worker, by its name."""
 
 
 # --- statistics ---
@@ -75,7 +77,7 @@ def _buckets(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
 # --- states ---
 
 
-def fold_states(states: Mapping[str, tuple[str, str]]) -> tuple[str, str]:
+def fold_states(states: States) -> tuple[str, str]:
     """Return the state and the reason of a version, from those that each worker has.
 
     It is READY when it is in all of them. Reasons that are not those of all name their worker.
@@ -97,11 +99,12 @@ def fold_index(answers: Mapping[str, Sequence[IndexEntry]]) -> list[IndexEntry]:
         for worker, rows in answers.items()
     }
     return [
-        IndexEntry(*key, *fold_states(_of_each(known, key))) for key in _versions(known.values())
+        IndexEntry(*key, *fold_states(of_each(known, key))) for key in versions_of(known.values())
     ]
 
 
-def _of_each(known: Mapping[str, Mapping[Key, tuple[str, str]]], key: Key) -> "_States":
+def of_each(known: Mapping[str, Mapping[Key, tuple[str, str]]], key: Key) -> States:
+    """Return the state and the reason that a version has in each worker."""
     absent = (State.UNAVAILABLE.public, NOT_LOADED)
     name, _ = key
     return {
@@ -111,10 +114,7 @@ def _of_each(known: Mapping[str, Mapping[Key, tuple[str, str]]], key: Key) -> "_
     }
 
 
-_States = dict[str, tuple[str, str]]
-
-
-def _versions(known: Iterable[Iterable[Key]]) -> list[Key]:
+def versions_of(known: Iterable[Iterable[Key]]) -> list[Key]:
     """List what any worker knows; a model without a version only where none has one."""
     keys = {key for each in known for key in each}
     loaded = {name for name, version in keys if version}
@@ -124,76 +124,3 @@ def _versions(known: Iterable[Iterable[Key]]) -> list[Key]:
 def _ascending(key: Key) -> tuple[str, int]:
     name, version = key
     return name, int(version or 0)
-
-
-# --- the status page ---
-
-
-def fold_readings(answers: Mapping[str, Reading]) -> Reading:
-    """Return the status of the server from those of its workers, by their names."""
-    readings = list(answers.values())
-    totals = [reading.totals for reading in readings]
-    rows = _rows(answers)
-    return Reading(
-        uptime_seconds=max(reading.uptime_seconds for reading in readings),
-        ready=all(reading.ready for reading in readings),
-        controllable=all(reading.controllable for reading in readings),
-        used_bytes=sum(reading.used_bytes for reading in readings),
-        total_bytes=_sum_if_known([reading.total_bytes for reading in readings]),
-        totals=RequestTotals(
-            sum(each.success_count for each in totals),
-            sum(each.fail_count for each in totals),
-            tuple(map(sum, zip(*(each.request_buckets for each in totals), strict=True))),
-        ),
-        ready_models=min(reading.ready_models for reading in readings),
-        model_count=max(reading.model_count for reading in readings),
-        matching=max(len(rows), *(reading.matching for reading in readings)),
-        rows=rows[:MAX_ROWS],
-    )
-
-
-def _rows(answers: Mapping[str, Reading]) -> list[StatusRow]:
-    known = {
-        worker: {(row.name, row.version): row for row in reading.rows}
-        for worker, reading in answers.items()
-    }
-    states = {
-        worker: {key: (row.state, row.reason) for key, row in rows.items()}
-        for worker, rows in known.items()
-    }
-    return [
-        _row([rows[key] for rows in known.values() if key in rows], _of_each(states, key))
-        for key in _versions(known.values())
-    ]
-
-
-def _row(rows: Sequence[StatusRow], states: _States) -> StatusRow:
-    state, reason = fold_states(states)
-    sizes = [row.size_bytes for row in rows if row.size_bytes is not None]
-    buckets = [row.request_buckets for row in rows if row.request_buckets]
-    return replace(
-        rows[0],
-        state=state,
-        reason=reason,
-        size_bytes=sum(sizes) if sizes else None,
-        compile_seconds=_most([row.compile_seconds for row in rows]),
-        pending=_sum(rows, lambda row: row.pending),
-        success_count=_sum(rows, lambda row: row.success_count),
-        fail_count=_sum(rows, lambda row: row.fail_count),
-        request_ns=_sum(rows, lambda row: row.request_ns),
-        request_buckets=tuple(map(sum, zip(*buckets, strict=True))),
-        last_inference_ms=max(row.last_inference_ms for row in rows),
-    )
-
-
-def _sum(rows: Iterable[StatusRow], read: Callable[[StatusRow], int]) -> int:
-    return sum(map(read, rows))
-
-
-def _sum_if_known(values: Sequence[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
-
-
-def _most(values: Iterable[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from xlaserve.core.residence.capacity import Capacity
 from xlaserve.core.residence.registry import Registry, Version
-from xlaserve.core.serving.failures import Failures
+from xlaserve.core.serving.failures import Failure, Failures
 from xlaserve.core.serving.statistics import REQUEST_BOUNDS_NS
 
 RECENT_SECONDS = 1.0
@@ -55,6 +55,17 @@ class Sample(NamedTuple):
     models: Sequence[VersionSample]
 
 
+class HistorySnapshot(NamedTuple):
+    """The history of one process at a moment, or that of a server of several."""
+
+    seconds: float
+    """How long it has run."""
+    recent: Sequence[Sample]
+    hour: Sequence[Sample]
+    failures: Sequence[Failure]
+    """The last ones, the newest first."""
+
+
 class History:
     """Takes samples of the registry; of the event loop.
 
@@ -87,6 +98,11 @@ class History:
     def seconds(self) -> float:
         """Return how long it has run."""
         return self._clock() - self._started
+
+    def snapshot(self) -> HistorySnapshot:
+        """Return everything as it is now."""
+        last = self.failures.last
+        return HistorySnapshot(self.seconds, tuple(self.recent), tuple(self.hour), last)
 
     async def watch(self) -> None:
         """Take samples until cancelled."""

@@ -1,8 +1,8 @@
 """The content of a status page: the server, its memory, and every model, loaded or not."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from xlaserve.core.residence.capacity import Capacity
 from xlaserve.core.residence.control import ModelControl
@@ -49,6 +49,8 @@ class Reading:
     """Rows that match; `rows` may be fewer."""
     rows: Sequence[StatusRow]
     """One entry for each name and version; models never loaded are left out of a long list."""
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """Why a process of the server has no part in it, by its name."""
 
 
 class StatusBoard:

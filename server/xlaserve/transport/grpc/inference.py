@@ -134,7 +134,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     ) -> pb.ModelStatisticsResponse:
         """Return the statistics of every model, of one, or of one version of it."""
         request = model_statistics_request
-        reports = self._control.catalog.statistics(request.name, request.version)
+        reports = await self._control.of_all.statistics(request.name, request.version)
         messages = []
         for report in reports:
             messages.append(write_statistics(report))
@@ -146,7 +146,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     ) -> pb.RepositoryIndexResponse:
         """List the models that are, or could be, loaded."""
         _refuse_repository_name(repository_index_request.repository_name)
-        entries = await self._control.catalog.index(ready=repository_index_request.ready)
+        entries = await self._control.of_all.index(ready=repository_index_request.ready)
         return pb.RepositoryIndexResponse(
             models=[
                 pb.RepositoryIndexResponseModelIndex(

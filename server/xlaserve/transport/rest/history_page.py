@@ -7,7 +7,9 @@ from typing import Annotated
 
 import msgspec
 
-from xlaserve.core.residence.history import History, Sample, VersionSample
+from xlaserve.core.others import NOBODY, About, Others, Question
+from xlaserve.core.residence.fold_history import fold_histories
+from xlaserve.core.residence.history import History, HistorySnapshot, Sample, VersionSample
 from xlaserve.core.serving.call import Operation
 from xlaserve.core.serving.failures import Failure
 from xlaserve.core.serving.statistics import REQUEST_BOUNDS_NS
@@ -90,13 +92,19 @@ class HourOfServer(msgspec.Struct):
     ]
     hour: Annotated[list[Interval], msgspec.Meta(description="The oldest first.")]
     errors: Annotated[list[Error], msgspec.Meta(description="The last 50, the newest first.")]
+    missing: Annotated[
+        Mapping[str, str],
+        msgspec.Meta(description="Why a process of the server has no part in it, by its name."),
+    ]
 
 
 class HistoryRoutes:
     """The handler of the history."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: History, others: Others = NOBODY) -> None:
         self._history = history
+        self._others = others
+        others.answer(Question.HISTORY, self._own)
 
     def table(self) -> list[Route]:
         """Return its row."""
@@ -114,9 +122,13 @@ class HistoryRoutes:
 
     async def show(self, request: HttpRequest) -> HttpResponse:
         """Return the last hour."""
-        history = self._history
+        own = self._history.snapshot()
+        asked = await self._others.ask(Question.HISTORY, {}, own, HistorySnapshot)
+        history = own
+        if len(asked.answers) > 1:
+            history = await asyncio.to_thread(fold_histories, list(asked.answers.values()))
         hour = []
-        for number, (before, after) in enumerate(pairwise(tuple(history.hour))):
+        for number, (before, after) in enumerate(pairwise(history.hour)):
             if number % _AT_A_TIME == _AT_A_TIME - 1:
                 await asyncio.sleep(0)  # requests have their turn in between
             hour.append(_interval(before, after))
@@ -125,9 +137,13 @@ class HistoryRoutes:
             REQUEST_BOUNDS_NS,
             [_moment(sample) for sample in history.recent],
             hour,
-            list(map(_error, history.failures.last)),
+            list(map(_error, history.failures)),
+            dict(asked.missing),
         )
         return HttpResponse(parts=[msgspec.json.encode(answer)], headers=_FRESH)
+
+    async def _own(self, about: About) -> HistorySnapshot:
+        return self._history.snapshot()
 
 
 _AT_A_TIME = 30

@@ -193,7 +193,7 @@ class InferenceRoutes:
 
     async def models(self, request: HttpRequest) -> HttpResponse:
         """List the models that answer."""
-        rows = await self._control.catalog.index(ready=True)
+        rows = await self._control.of_all.index(ready=True)
         return json_response(ModelNames(sorted({row.name for row in rows})))
 
     async def model_ready(self, request: HttpRequest) -> HttpResponse:
@@ -225,7 +225,7 @@ class InferenceRoutes:
     async def statistics(self, request: HttpRequest) -> HttpResponse:
         """Return counts and durations of a model, or of all (statistics extension)."""
         name, version = request.names.get("model", ""), request.names.get("version", "")
-        return json_response(statistics_json(self._control.catalog.statistics(name, version)))
+        return json_response(statistics_json(await self._control.of_all.statistics(name, version)))
 
     # --- inference ---
 

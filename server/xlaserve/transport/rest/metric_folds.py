@@ -1,11 +1,12 @@
 """The metrics of several workers as those of one server: a rule for each family, in a table."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
+from typing import NamedTuple
 
-from xlaserve.transport.rest.metric_family import escape
+from xlaserve.transport.rest.metric_family import Family, escape
 
 WORKER_LABEL = "worker"
 
@@ -164,17 +165,43 @@ class FoldedMetrics:
         return (family.text() for family in self._families.values())
 
 
-def answered(workers: Mapping[str, bool]) -> str:
-    """Return the family that names every worker, and whether its numbers are among the others."""
-    rows = (f"{_with_worker(_NAME, worker)} {int(is_in)}\n" for worker, is_in in workers.items())
-    return "".join((_HEAD, *rows))
-
-
-_NAME = "xlaserve_worker_answered"
-_HEAD = (
-    f"# HELP {_NAME} 1 where the numbers of a worker are in this answer, 0 where it did not answer "
-    f"in time; absent with one process\n# TYPE {_NAME} gauge\n"
+OF_WORKERS: tuple[Family[Mapping[str, bool]], ...] = (
+    Family(
+        "xlaserve_worker_answered",
+        "gauge",
+        "1 where the numbers of a process of the server are in this answer, 0 where it did not "
+        "answer in time; absent with one process",
+        lambda workers: [
+            ("", f'{WORKER_LABEL}="{escape(worker)}"', int(is_in))
+            for worker, is_in in workers.items()
+        ],
+        (WORKER_LABEL,),
+    ),
 )
+"""The metrics of an answer of several workers, which is given a name for each of them."""
+
+
+def of_workers(present: Mapping[str, bool]) -> str:
+    """Return the families of the table above."""
+    rows = (line for family in OF_WORKERS for line in (family.head, *family.lines("", present)))
+    return "".join(rows)
+
+
+class MetricsSnapshot(NamedTuple):
+    """The metrics of one worker."""
+
+    text: str
+    exemplars: Mapping[str, tuple[float, str]]
+    """When each was, and how it is written, by the name and the labels of its row."""
+
+
+def newest(found: Iterable[Mapping[str, tuple[float, str]]]) -> dict[str, str]:
+    """Return the exemplars of all workers as they are written: the last one of each row."""
+    last: dict[str, tuple[float, str]] = {}
+    for exemplars in found:
+        for row, exemplar in exemplars.items():
+            last[row] = max(exemplar, last.get(row, exemplar))
+    return {row: text for row, (_, text) in last.items()}
 
 
 def _number(text: str) -> float:

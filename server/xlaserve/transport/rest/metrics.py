@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType
@@ -11,12 +11,14 @@ import structlog
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.openmetrics import exposition
 
+from xlaserve.core.others import NOBODY, About, Others, Question
 from xlaserve.core.residence.capacity import Capacity
 from xlaserve.core.residence.lifecycle import State
 from xlaserve.core.residence.monitor import every_version
 from xlaserve.core.residence.registry import Registry, Version
 from xlaserve.core.residence.watches import RepositoryWatches
 from xlaserve.core.serving.call import Operation
+from xlaserve.core.serving.exemplar import Exemplar
 from xlaserve.core.serving.stations.backlog import NO_BACKLOG, Backlog
 from xlaserve.core.serving.statistics_sum import sum_of
 from xlaserve.core.threads.abandoned import AbandonedWork
@@ -36,6 +38,12 @@ from xlaserve.transport.rest.metric_families import (
     seconds_bound,
 )
 from xlaserve.transport.rest.metric_family import escape
+from xlaserve.transport.rest.metric_folds import (
+    FoldedMetrics,
+    MetricsSnapshot,
+    newest,
+    of_workers,
+)
 from xlaserve.transport.rest.model_families import written
 from xlaserve.transport.rest.observing_families import OF_OBSERVING, ObservingReading
 from xlaserve.transport.rest.openmetrics import (
@@ -79,6 +87,7 @@ class Metrics:
         fetching: FetchCounts | None = None,
         max_versions: int = DEFAULT_MAX_VERSIONS,
         now_ns: Callable[[], int] = time.perf_counter_ns,
+        others: Others = NOBODY,
     ) -> None:
         """`of_code` are those that the code of models reports.
 
@@ -95,6 +104,8 @@ class Metrics:
         self._server = ServerReading(capacity, connections, watch, abandoned, mappings)
         self._shared = shared
         self._of_code = of_code
+        self._others = others
+        others.answer(Question.METRICS, self._snapshot)
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
 
@@ -118,22 +129,17 @@ class Metrics:
         offers = [kind.partition(";")[0] for kind in (METRICS_TYPE, OPENMETRICS_TYPE)]
         accepted = preferred(request.headers.get("Accept", ""), offers)
         headers = {"Vary": "Accept"}
-        if accepted != offers[1]:
-            return HttpResponse(
-                content_type=METRICS_TYPE, parts=await self.parts(), headers=headers
-            )
-        return HttpResponse(
-            content_type=OPENMETRICS_TYPE, parts=await self.openmetrics(), headers=headers
-        )
+        is_open = accepted == offers[1]
+        if self._others.are_there:
+            parts = await self._of_all(is_open=is_open)
+        else:
+            parts = await (self.openmetrics() if is_open else self.parts())
+        kind = OPENMETRICS_TYPE if is_open else METRICS_TYPE
+        return HttpResponse(content_type=kind, parts=parts, headers=headers)
 
     async def openmetrics(self) -> list[bytes]:
         """Return what `parts` does in the OpenMetrics format, with exemplars."""
-        exemplars = {
-            f"{REQUEST_SECONDS}_bucket{{{_labels(version)}{bounds}": exemplar_text(exemplar)
-            for version in islice(every_version(self._registry), self._max_versions)
-            for number, exemplar in version.statistics.exemplars.items()
-            for bounds in (seconds_bound(number),)
-        }
+        exemplars = {row: exemplar_text(exemplar) for row, exemplar in self._exemplars()}
         texts = await self._texts()
         parts = []
         for text in texts:
@@ -146,6 +152,34 @@ class Metrics:
         """Return the text in pieces, one for each family."""
         texts = await self._texts()
         return [*(text.encode() for text in texts), generate_latest(self._process)]
+
+    async def _of_all(self, *, is_open: bool) -> list[bytes]:
+        """Return the metrics of all workers, which name those that did not answer."""
+        own = await self._snapshot({})
+        asked = await self._others.ask(Question.METRICS, {}, own, MetricsSnapshot)
+        folded = FoldedMetrics()
+        for worker, snapshot in asked.answers.items():
+            for _ in folded.add(worker, snapshot.text):
+                await asyncio.sleep(0)
+        present = dict.fromkeys(asked.answers, True) | dict.fromkeys(asked.missing, False)
+        exemplars = newest([snapshot.exemplars for snapshot in asked.answers.values()])
+        parts = []
+        for text in (*folded.texts(), of_workers(present)):
+            await asyncio.sleep(0)
+            parts.append((to_openmetrics(text, exemplars) if is_open else text).encode())
+        return [*parts, END] if is_open else parts
+
+    async def _snapshot(self, about: About) -> MetricsSnapshot:
+        texts = [*await self._texts(), generate_latest(self._process).decode()]
+        exemplars = {row: (one.at, exemplar_text(one)) for row, one in self._exemplars()}
+        return MetricsSnapshot("".join(texts), exemplars)
+
+    def _exemplars(self) -> Iterator[tuple[str, Exemplar]]:
+        """Yield them with the name and the labels of their rows."""
+        for version in islice(every_version(self._registry), self._max_versions):
+            for number, exemplar in version.statistics.exemplars.items():
+                bound = seconds_bound(number)
+                yield f"{REQUEST_SECONDS}_bucket{{{_labels(version)}{bound}", exemplar
 
     async def _texts(self) -> list[str]:
         """Return the text of all but the process, in pieces.

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import msgspec
 
+from xlaserve.core.others import NOBODY, About, Others, Question
+from xlaserve.core.residence.fold_status import fold_readings
 from xlaserve.core.residence.monitor import StatusRow
 from xlaserve.core.residence.status_board import Reading, StatusBoard
 from xlaserve.core.server import ServerDescription
@@ -107,6 +109,10 @@ class Status(msgspec.Struct):
         int, msgspec.Meta(description="Rows that match the search; `models` may hold fewer.")
     ]
     models: list[ModelRow]
+    missing: Annotated[
+        Mapping[str, str],
+        msgspec.Meta(description="Why a process of the server has no part in it, by its name."),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,17 +130,27 @@ class Document:
 class StatusRoutes:
     """The handlers of what changes."""
 
-    def __init__(self, board: StatusBoard, description: ServerDescription) -> None:
+    def __init__(
+        self, board: StatusBoard, description: ServerDescription, others: Others = NOBODY
+    ) -> None:
         self._board = board
         self._description = description
+        self._others = others
+        others.answer(Question.STATUS, self._own)
 
     async def status(self, request: HttpRequest) -> HttpResponse:
         """Return what the status page shows; it asks every second."""
-        reading = await self._board.read(request.query.get("search", ""))
+        about = {"search": request.query.get("search", "")}
+        own = await self._own(about)
+        asked = await self._others.ask(Question.STATUS, about, own, Reading)
+        reading = fold_readings(asked.answers, asked.missing) if self._others.are_there else own
         await asyncio.sleep(0)  # with very many models requests have their turn in between
         data = msgspec.json.encode(self._status(reading))
         # Not compressed: that would take longer than making it.
         return HttpResponse(parts=[data], headers=_FRESH, compressible=False)
+
+    async def _own(self, about: About) -> Reading:
+        return await self._board.read(about["search"])
 
     def _status(self, reading: Reading) -> Status:
         description, totals = self._description, reading.totals
@@ -153,6 +169,7 @@ class StatusRoutes:
             reading.model_count,
             reading.matching,
             [_model(row) for row in reading.rows],
+            dict(reading.missing),
         )
 
 
@@ -171,10 +188,13 @@ def _model(row: StatusRow) -> ModelRow:
 
 
 def page_routes(
-    others: Iterable[Route], board: StatusBoard, description: ServerDescription
+    routes: Iterable[Route],
+    board: StatusBoard,
+    description: ServerDescription,
+    others: Others = NOBODY,
 ) -> list[Route]:
-    """Return the rows of the pages; the description names the other rows and these."""
-    status = StatusRoutes(board, description)
+    """Return the rows of the pages; the description names the other `routes` and these."""
+    status = StatusRoutes(board, description, others)
     rows = [
         _document("/", "Status page", _HTML, _file("status.html")),
         Route(
@@ -192,7 +212,7 @@ def page_routes(
             for name, content_type, summary in _PARTS
         ),
     ]
-    return [*rows, *_descriptions([*others, *rows], description.version)]
+    return [*rows, *_descriptions([*routes, *rows], description.version)]
 
 
 def _descriptions(described: Iterable[Route], version: str) -> list[Route]:

@@ -93,7 +93,7 @@ class RepositoryRoutes:
         """List the models that are, or could be, loaded."""
         _refuse_repository(request)
         asked: IndexRequest = await self._read(request, IndexRequest)
-        rows = await self._control.catalog.index(ready=asked.ready)
+        rows = await self._control.of_all.index(ready=asked.ready)
         return json_response(
             [IndexRow(row.name, row.state, row.reason, version=row.version) for row in rows]
         )
