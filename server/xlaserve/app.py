@@ -172,7 +172,7 @@ class Application:
         self.repository = open_repositories(settings)
         machinery = Machinery(
             load=loaders.load,
-            predict_size=loaders.predict_size,
+            predict_size=partial(loaders.predict_size, processes=settings.processes),
             try_loading=partial(_try_loading, settings.trial_seconds),
             release_memory=self._release_memory,
             mappings=self.mappings,
@@ -192,7 +192,8 @@ class Application:
             expect_unloads=settings.modelmesh,
             evict=settings.evict,
             background_compile=settings.background_compile and not settings.modelmesh,
-            mmap_parameters=settings.mmap_parameters,
+            mmap_parameters=settings.mmap_parameters or settings.processes > 1,
+            processes=settings.processes,
             max_on_demand_shapes=settings.max_on_demand_shapes,
             python=python_host(settings, nested, metrics, self._measured),
             max_sequences=settings.max_sequences_per_model,

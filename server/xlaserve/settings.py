@@ -219,8 +219,8 @@ class Settings:
     max_conversion_bytes: int = 8 << 30
     """Most bytes of an ONNX model, with its external data, that a load converts."""
     mmap_parameters: bool = False
-    """On the CPU, map parameters from their files instead of reading them. The files must never
-    be rewritten in place; not for network mounts."""
+    """On the CPU, map parameters from their files instead of reading them; always with several
+    processes. The files must never be rewritten in place; not for network mounts."""
 
     # --- GPU ---
 

@@ -138,7 +138,7 @@ def _model_runtime(core: Core, paths: Mapping[str, InjectionPath]) -> ModelRunti
             core.registry,
             core.repository,
             core.capacity,
-            predict_size=loaders.predict_size,
+            predict_size=partial(loaders.predict_size, processes=core.settings.processes),
             look=core.look,
         ),
         version=metadata.version("xlaserve"),
