@@ -4,6 +4,7 @@
 # protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
 
 import asyncio
+import contextlib
 import json
 import shutil
 from collections.abc import AsyncIterator
@@ -19,6 +20,8 @@ from support import python_models
 from support.server import RunningServer, Serve
 from support.stepped import export_counter
 from tritonclient.utils import InferenceServerException
+
+from xlaserve.models.stepped_rows import SteppedRows
 
 FINAL = "triton_final_response"
 
@@ -79,6 +82,38 @@ async def answers(client: Any, *requests: dict[str, Any]) -> list[Any]:
     return [*sorted(found, key=lambda one: one.get_response().id), *errors]
 
 
+async def test_requests_that_are_stepped_together_are_answered_as_alone(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """On several streams of several connections, of which one is left half-way."""
+    export_counter(tmp_path / "models" / "counter" / "1", max_steps=50, max_batch_size=2)
+    async with serve(tmp_path / "models", load_model=("counter",)) as server:
+        async with contextlib.AsyncExitStack() as stack:
+            clients = [
+                await stack.enter_async_context(triton.InferenceServerClient(server.url))
+                for _ in range(3)
+            ]
+            leaving: Any = clients[2].stream_infer(sent_forever(asking(0, 50)))
+            await anext(aiter(leaving))
+            requests = [
+                {"inputs": asking(number, 1 + number % 9), "request_id": f"{number:02}"}
+                for number in range(30)
+            ]
+            found = await asyncio.gather(*(answers(one, *requests) for one in clients[:2]))
+            leaving.cancel()
+        await until_idle(server)
+    expected = [(f"{n:02}", i) for n in range(30) for i in range(n, n + 1 + n % 9)]
+
+    for answered in found:
+        told = [(one.get_response().id, int(one.as_numpy("number")[0])) for one in answered]
+        assert expected == told
+
+
+async def sent_forever(inputs: list[Any]) -> AsyncIterator[dict[str, Any]]:
+    while True:
+        yield {"model_name": "counter", "inputs": inputs}
+
+
 @pytest.mark.parametrize("empty_final", [False, True])
 async def test_a_stepped_model_streams_its_answers(
     server: RunningServer, *, empty_final: bool
@@ -128,6 +163,47 @@ async def test_a_request_has_a_timeout_of_its_own_within_a_stream(server: Runnin
     assert [7, 8, 9, 9] == rest
     assert "the deadline of the request has passed" in found[-1].message()
     assert not [line for line in lines if "parameters" in line]
+
+
+@pytest.mark.slow  # it compiles programs of every size, and steps 10,000 requests
+async def test_ten_thousand_requests_share_batches_and_end_right(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interleaved on ten streams, of different lengths, so that batches change all the time."""
+    export_counter(tmp_path / "models" / "counter" / "1", max_steps=50, max_batch_size=16)
+    together: list[int] = []
+    advance = SteppedRows.advance
+
+    def note(self: SteppedRows, rows: Any) -> Any:
+        together.append(len(rows))
+        return advance(self, rows)
+
+    monkeypatch.setattr(SteppedRows, "advance", note)
+    settings = {"max_infer_stream_requests": 1000, "max_requests_per_model": 20_000}
+    async with (
+        serve(tmp_path / "models", load_model=("counter",), **settings) as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
+        asked = [
+            {"inputs": asking(number, 1 + number % 7), "request_id": str(number)}
+            for number in range(10_000)
+        ]
+        found = await asyncio.gather(*(answers(client, *asked[one::10]) for one in range(10)))
+        await until_idle(server)
+    numbers: dict[int, list[int]] = {}
+    sums: dict[int, list[float]] = {}
+    for one in [one for answered in found for one in answered]:
+        key = int(one.get_response().id)
+        numbers.setdefault(key, []).append(int(one.as_numpy("number")[0]))
+        sums.setdefault(key, []).append(float(one.as_numpy("sums")[1]))
+    expected = {key: list(range(key, key + 1 + key % 7)) for key in range(10_000)}
+
+    assert expected == numbers
+    assert {
+        key: [2.0 * sum(r[: n + 1]) for n in range(len(r))] for key, r in expected.items()
+    } == sums
+    assert 16 == max(together)
+    assert sum(together) / len(together) > 4
 
 
 async def test_one_answer_is_not_to_be_had(server: RunningServer) -> None:

@@ -363,6 +363,16 @@ def sampled(x, seeds):
     return jax.vmap(lambda r, s: jax.random.categorical(jax.random.key(s), r))(x, seeds)
 
 
+def begun_where_any(first, state):
+    """What is computed for no row that does not ask is skipped where none does."""
+    is_first = first == 0
+    return lax.cond(
+        jnp.any(is_first),
+        lambda: jnp.where(is_first[:, None], jnp.tanh(state @ w(4, 4)), state),
+        lambda: state,
+    )
+
+
 HONEST: Mapping[str, Network] = {
     "identity": (lambda x: x, [f(4)]),
     "affine": (lambda x: x @ w(4, 5) + w(5), [f(4)]),
@@ -461,6 +471,7 @@ HONEST: Mapping[str, Network] = {
     "branch for each": (
         jax.vmap(lambda r: lax.cond(r.sum() > 0, lambda v: v * 2, lambda v: -v, r)), [f(4)],
     ),
+    "begun where any row does": (begun_where_any, [i(), f(4)]),
     "switch for each": (
         jax.vmap(
             lambda n, r: lax.switch(n, [lambda v: v, lambda v: v**2, lambda v: v[::-1]], r)

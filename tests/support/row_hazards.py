@@ -96,6 +96,16 @@ def cond_on_any(x):
     return lax.cond((x > 3).any(), lambda v: v * 2, lambda v: v, x)
 
 
+def masked(reduced, mask, old=lambda x, other: x):
+    """Return what changes the rows of a mask where something holds of all."""
+    return lambda x: lax.cond(
+        reduced(x[:, 0] > 3),
+        lambda v: jnp.where(mask(v)[:, None], v * 2, old(v, x)),
+        lambda v: v,
+        x,
+    )
+
+
 def cond_on_size(x):
     return lax.cond(size(x) > 50, lambda v: v + v.sum(0)[None], lambda v: v, x)
 
@@ -401,6 +411,13 @@ HAZARDS: Mapping[str, Hazard] = {
     "rolled": (lambda x: jnp.roll(x, 1, 0), F4, "stablehlo.slice"),
     "batch norm in training": (batch_norm, F4, "stablehlo.reduce"),
     "branch on any": (cond_on_any, F4, "stablehlo.case"),
+    "masked by another predicate": (masked(jnp.any, lambda x: x[:, 1] > 3), F4, "stablehlo.case"),
+    "masked by less": (masked(jnp.any, lambda x: x[:, 0] > 2), F4, "stablehlo.case"),
+    "masked by the contrary": (masked(jnp.any, lambda x: ~(x[:, 0] > 3)), F4, "stablehlo.case"),
+    "masked where all": (masked(jnp.all, lambda x: x[:, 0] > 3), F4, "stablehlo.case"),
+    "masked, and others change": (
+        masked(jnp.any, lambda x: x[:, 0] > 3, lambda v, x: v + 1), F4, "stablehlo.case",
+    ),
     "first row": (first_row, F4, None),
     "last row": (last_row, F4, None),
     "dropout": (dropout, F4, "stablehlo.select"),

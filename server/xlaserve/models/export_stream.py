@@ -15,8 +15,9 @@ export_stream(step, params, {"prompt": ("INT32", [16])}, "models/writer/1", begi
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,7 +25,8 @@ import jax
 import jax.numpy as jnp
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models import artifact
+from xlaserve.models import artifact, manifest
+from xlaserve.models.buckets import MAX_BATCH_SIZE
 from xlaserve.models.export import Exportable, Inputs, input_specs
 from xlaserve.models.lowering import is_wide, named
 from xlaserve.models.steps import DONE, FIRST, RESERVED, Steps, state_name
@@ -60,6 +62,10 @@ class ExportableStream:
     say less, by its parameter `max_steps`."""
     platforms: Sequence[str] | None = None
     x64: bool | None = None
+    max_batch_size: int = 0
+    """The most requests that take a step in one execution; 0 for each by itself. `begin` and `step`
+    are still functions of one request: they are batched by `jax.vmap`. Where it cannot be proved
+    that requests do not see one another, each is stepped by itself, and a notice says so."""
 
     def write(
         self,
@@ -72,6 +78,10 @@ class ExportableStream:
         """Export to the version directory `<model>/<version>` and return it, as Exportable does."""
         if self.max_steps < 1:
             raise InvalidModel(f"max_steps: expected 1 or more, got {self.max_steps}")
+        if not 0 <= self.max_batch_size <= MAX_BATCH_SIZE:
+            raise InvalidModel(
+                f"max_batch_size: expected 0 to {MAX_BATCH_SIZE}, got {self.max_batch_size}"
+            )
         specs = input_specs(self.inputs)
         for spec in specs:
             if -1 in spec.shape:
@@ -83,21 +93,29 @@ class ExportableStream:
         wide = is_wide(self.params, specs, self.x64)
         with jax.enable_x64(wide):
             stepped = _Stepped(self, specs)
-        model = Exportable(
-            stepped,
-            self.params,
-            (*specs, TensorSpec(FIRST, datatype_named("BOOL"), ()), *stepped.state),
-            max_batch_size=0,
-            platforms=self.platforms,
-            x64=wide,
+        tensors = (*specs, TensorSpec(FIRST, datatype_named("BOOL"), ()), *stepped.state)
+        alone = Exportable(
+            stepped, self.params, tensors, max_batch_size=0, platforms=self.platforms, x64=wide
         )
-        return model.write(
-            path,
+        batched = replace(
+            alone,
+            fn=stepped.batched,
+            inputs=[TensorSpec(s.name, s.datatype, (-1, *s.shape)) for s in tensors],
+            max_batch_size=self.max_batch_size,
+        )
+        write = partial(
+            Exportable.write,
+            path=path,
             exported_at=exported_at,
-            overwrite=overwrite,
             on_notice=on_notice,
             steps=Steps(len(stepped.state), self.max_steps),
         )
+        if not self.max_batch_size:
+            return write(alone, overwrite=overwrite)
+        made = write(batched, overwrite=overwrite)
+        # An artifact whose rows are not proved independent takes them one at a time: another one
+        # does that without a batch dimension, and keeps the state on the device.
+        return made if manifest.read(made).max_batch_size else write(alone, overwrite=True)
 
 
 def export_stream(
@@ -111,6 +129,7 @@ def export_stream(
     max_steps: int = DEFAULT_MAX_STEPS,
     platforms: Sequence[str] | None = None,
     x64: bool | None = None,
+    max_batch_size: int = 0,
     exported_at: datetime | None = None,
     overwrite: bool = False,
 ) -> Path:
@@ -124,6 +143,7 @@ def export_stream(
         max_steps=max_steps,
         platforms=platforms,
         x64=x64,
+        max_batch_size=max_batch_size,
     )
     return model.write(path, exported_at=exported_at, overwrite=overwrite)
 
@@ -148,14 +168,45 @@ class _Stepped:
         self.state = artifact.specs_of("state", names, leaves, None)
 
     def __call__(self, params: object, *tensors: jax.Array) -> dict[str, object]:
-        inputs, first, leaves = (
-            tensors[: self._count],
-            tensors[self._count],
-            tensors[self._count + 1 :],
-        )
+        inputs, first, leaves = self._parts(tensors)
         leaves = jax.lax.cond(
             first, lambda: tuple(self._begin(params, *inputs)), lambda: tuple(leaves)
         )
+        return self._step(params, inputs, leaves)
+
+    def batched(self, params: object, *tensors: jax.Array) -> dict[str, object]:
+        """Compute the same for each row of a batch.
+
+        `begin` is skipped where no row is at its first step: under `vmap` it would be computed
+        with every step.
+        """
+        inputs, first, leaves = self._parts(tensors)
+
+        def begun() -> tuple[jax.Array, ...]:
+            found = jax.vmap(lambda row: tuple(self._begin(params, *row)))(inputs)
+            masks = [first.reshape(-1, *[1] * (leaf.ndim - 1)) for leaf in leaves]
+            return tuple(map(jnp.where, masks, found, leaves))
+
+        leaves = jax.lax.cond(jnp.any(first), begun, lambda: leaves)
+        names: list[str] = []
+
+        def step(row: tuple[jax.Array, ...], state: tuple[jax.Array, ...]) -> list[object]:
+            found = self._step(params, row, state)
+            names[:] = found  # in their order, which a dict loses on its way through `vmap`
+            return list(found.values())
+
+        return dict(zip(names, jax.vmap(step)(inputs, leaves), strict=True))
+
+    def _parts(
+        self, tensors: tuple[jax.Array, ...]
+    ) -> tuple[tuple[jax.Array, ...], jax.Array, tuple[jax.Array, ...]]:
+        """Return the inputs of clients, whether it is the first step, and the state."""
+        count = self._count
+        return tensors[:count], tensors[count], tensors[count + 1 :]
+
+    def _step(
+        self, params: object, inputs: Sequence[jax.Array], leaves: Sequence[jax.Array]
+    ) -> dict[str, object]:
         state = jax.tree.unflatten(
             self._tree,
             [

@@ -40,6 +40,7 @@ from xlaserve.models.shared_programs import Lease
 from xlaserve.models.signature import Signature
 from xlaserve.models.sites import Layout, Site
 from xlaserve.models.stepped import SteppedModel, max_steps
+from xlaserve.models.stepped_rows import SteppedRows
 from xlaserve.models.stock import Stock
 from xlaserve.tensors import Tensor, TensorSpec
 
@@ -280,7 +281,7 @@ class JaxExportModel:
         return host if bucket == FIXED or len(host) == bucket else shapes.padded(host, bucket)
 
 
-def load(directory: Path, context: LoadContext) -> JaxExportModel | SteppedModel:
+def load(directory: Path, context: LoadContext) -> JaxExportModel | SteppedModel | SteppedRows:
     """Load, compile and warm a version directory; `jax_runtime.start` comes before the first.
 
     Raises InvalidModel, OutOfMemory, or what `context.check_cancelled` raises.
@@ -304,7 +305,12 @@ def load(directory: Path, context: LoadContext) -> JaxExportModel | SteppedModel
         )
         context = replace(context, config=version.config)
         model = compiled(version.computation, parameters, version.signature, layout, context)
-    return model if steps is None else SteppedModel(context.model, model, steps, most)
+    if steps is None:
+        return model
+    if not version.signature.is_open:
+        return SteppedModel(context.model, model, steps, most)
+    admit = partial(context.mappings.admit, context.model)
+    return SteppedRows(context.model, model, steps, most, admit)
 
 
 def compiled(

@@ -23,7 +23,10 @@ def state_name(index: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The description that it takes to step a model, which gives an answer with each step."""
+    """The description that it takes to step a model, which gives an answer with each step.
+
+    Where all its tensors start with -1, each row is a request of its own.
+    """
 
     state: int
     """Number of tensors of its state."""
@@ -36,8 +39,9 @@ class Steps:
         return tuple(map(state_name, range(self.state)))
 
     def known(self, tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-        """Return those of all inputs, or of all outputs, that clients know."""
-        return tensors[: max(0, len(tensors) - self.state - 1)]
+        """Return those of all inputs, or of all outputs, that clients know: of one request."""
+        found = tensors[: max(0, len(tensors) - self.state - 1)]
+        return tuple(_of_row(spec) for spec in found) if _is_open(tensors) else found
 
     def check(
         self,
@@ -46,8 +50,12 @@ class Steps:
         max_batch_size: int,
     ) -> None:
         """Raise InvalidModel unless these are the inputs and outputs of a stepped model."""
-        if not 1 <= self.state <= _MAX_STATE or self.max_steps < 1 or max_batch_size:
+        is_open = _is_open((*inputs, *outputs))
+        unbatched = max_batch_size and not is_open
+        if not 1 <= self.state <= _MAX_STATE or self.max_steps < 1 or unbatched:
             raise InvalidModel("its steps are none that a model can have")
+        if is_open:
+            inputs, outputs = tuple(map(_of_row, inputs)), tuple(map(_of_row, outputs))
         if not self.known(inputs) or not self.known(outputs):
             raise InvalidModel("it has no inputs or no outputs besides those of its steps")
         first, done = inputs[-1 - self.state :], outputs[-1 - self.state :]
@@ -61,3 +69,12 @@ class Steps:
                 raise InvalidModel(f"'{before.name}' is {before} as input, {after} as output")
         if any(-1 in spec.shape for spec in inputs):
             raise InvalidModel("a stepped model has an input of open size")
+
+
+def _is_open(tensors: tuple[TensorSpec, ...]) -> bool:
+    """Tell whether requests are rows of a batch."""
+    return bool(tensors) and all(spec.shape[:1] == (-1,) for spec in tensors)
+
+
+def _of_row(spec: TensorSpec) -> TensorSpec:
+    return TensorSpec(spec.name, spec.datatype, spec.shape[1:])

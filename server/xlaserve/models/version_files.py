@@ -49,9 +49,12 @@ def read(
     """
     described = manifest.read(directory, roots)
     config = config.with_defaults(described.defaults)
-    signature = agreed(Signature(*described.known, described.max_batch_size), config)
-    if described.steps is not None:
-        signature = Signature(described.inputs, described.outputs, 0)
+    if described.steps is None:
+        signature = agreed(Signature(*described.known, described.max_batch_size), config)
+    else:
+        # Clients know of no batch dimension, and no configuration says how large it is.
+        agreed(Signature(*described.known, 0), config)
+        signature = Signature(described.inputs, described.outputs, described.max_batch_size)
     wanted = placement.read(config, platform)
     computation = artifact.read_keyed(directory, described, roots, known)
     entries = weights.read_entries(directory, manifest.WEIGHTS, roots)

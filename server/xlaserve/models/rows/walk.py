@@ -40,10 +40,15 @@ class Walker:
         self._deadline = deadline
         self._steps = 0
         self._values: dict[int, Value] = {}
+        self._made: dict[int, Operation] = {}
 
     def value(self, number: int) -> Value:
         """Return what is known of a value that was computed."""
         return self._values[number]
+
+    def made_by(self, number: int) -> Operation | None:
+        """Return the operation whose result a value is; None of an argument."""
+        return self._made.get(number)
 
     def region(self, region: Region, arguments: Sequence[Value]) -> list[Value]:
         """Walk over a region and return what is known of what it returns."""
@@ -59,6 +64,7 @@ class Walker:
         if not self._steps & 255 and time.monotonic() > self._deadline:
             raise Unfollowed("takes too long to follow")
         operands = [self._values[number] for number in operation.operands]
+        self._made.update(dict.fromkeys(operation.results, operation))
         results = self._computed(operation, operands)
         self._values.update(zip(operation.results, results, strict=True))
 

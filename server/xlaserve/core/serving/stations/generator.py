@@ -1,34 +1,61 @@
 """Models that give any number of answers to one request (a Station)."""
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 import structlog
 
 from xlaserve.core.serving.answers import answer_last, deliver, respond
 from xlaserve.core.serving.call import outside_call
 from xlaserve.core.serving.infer_call import Executed, InferCall
+from xlaserve.core.serving.stations.ahead import Ahead, Computed
 from xlaserve.core.serving.stations.host import HostWork
 from xlaserve.core.serving.stations.replicas import Replicas
 from xlaserve.core.serving.stations.station import Served
 from xlaserve.core.serving.stations.unending import Unending
-from xlaserve.core.threads.host import HostJob
 from xlaserve.errors import BudgetExhausted, DeadlineExceeded, Decoupled, ExecutionStalled
 from xlaserve.models.loaded import Answer, Answers, Generating
 
-_AHEAD_SECONDS = 200e-6
-"""How long a thread computes further answers of a request: to hand one over takes as long."""
-_AHEAD_ANSWERS = 16
-_AHEAD_BYTES = 1 << 14
-"""The most that is computed before the client is asked whether it reads; it has read as many
-before that."""
-_SECOND_NS = 1e9
 _SECOND_MICROSECONDS = 1e6
 _LONGEST_MICROSECONDS = 10**13
 """Four months: a longer timeout is none that anybody waits for."""
+
+
+class Job(Protocol):
+    """Answers that are to be computed."""
+
+    def cancel(self) -> bool:
+        """Cancel it unless it was begun; `Generation.computed` is called in any case."""
+        ...
+
+
+class Computing(Protocol):
+    """Has the next answers of a request computed in a thread."""
+
+    def start(self, waiting: "Generation", /) -> Job:
+        """Compute, and call `computed` on the event loop. Raises RuntimeError without a thread."""
+        ...
+
+    def pending_since(self) -> Iterator[int]:
+        """Yield since when each answer waits for a thread."""
+        ...
+
+
+class Alone:
+    """Computes the answers of each request by itself (a Computing)."""
+
+    def __init__(self, work: HostWork) -> None:
+        self._work = work
+
+    def start(self, waiting: "Generation", /) -> Job:
+        """Compute in any thread that is idle."""
+        return self._work.in_thread(waiting.compute, waiting.computed)
+
+    def pending_since(self) -> Iterator[int]:
+        """Yield since when each answer waits for a thread."""
+        return self._work.pending_since()
 
 
 class Generator:
@@ -40,7 +67,10 @@ class Generator:
         model: Generating,
         work: HostWork,
         now_ns: Callable[[], int],
+        computing: Computing | None = None,
     ) -> None:
+        """`computing` is for models that compute answers of several requests together."""
+        self.computing = computing or Alone(work)
         self.instance = instance
         self.model = model
         self.work = work
@@ -51,7 +81,7 @@ class Generator:
 
     def pending_since(self) -> Iterator[int]:
         """Yield since when each answer waits for a thread."""
-        return self.work.pending_since()
+        return self.computing.pending_since()
 
     def begin(self, call: InferCall) -> None:
         """Answer a call until the model has no more.
@@ -93,17 +123,6 @@ class Generator:
         return ()
 
 
-@dataclass(slots=True)
-class Computed:
-    """The answers that a thread has computed in one go, quick ones several together."""
-
-    answers: deque[Answer] = field(default_factory=deque)
-    is_done: bool = False
-    """Whether there are no more; they are closed then."""
-    error: BaseException | None = None
-    """Why there are no more."""
-
-
 class Generation:
     """The answers to one call (its Place).
 
@@ -116,18 +135,18 @@ class Generation:
         self._station = station
         self._call = call
         self._begun_ns = station.now_ns()
-        self._replica = station.replicas.take()
+        self.replica = station.replicas.take()
+        """What computes all answers."""
         self._start = partial(
-            station.model.generate, call.inputs, call.parameters, replica=self._replica
+            station.model.generate, call.inputs, call.parameters, replica=self.replica
         )
-        self._answers: Answers | None = None
+        self.answers: Answers | None = None
         """None until a thread has begun, and once they are closed. Of the thread that computes."""
         self._ready = Computed()
         """Those that were not written yet."""
-        self._ahead = 1
-        """How many may be computed in one go: more and more for a client that reads, 1 behind a
-        pause."""
-        self._job: HostJob | None = None
+        self.ahead = Ahead(call)
+        """How many may be computed in one go."""
+        self._job: Job | None = None
         # A user of its own: the answers may be closed a while after the call has ended.
         station.instance.acquire()
 
@@ -138,7 +157,7 @@ class Generation:
         """
         try:
             self._station.work.watch.check()
-            self._job = self._station.work.in_thread(self._next, self._computed)
+            self._job = self._station.computing.start(self)
         except (RuntimeError, ExecutionStalled):
             self._finish()
             raise
@@ -151,8 +170,8 @@ class Generation:
 
     # --- on the event loop ---
 
-    def _computed(self, found: Computed | BaseException) -> None:
-        """Take what `_next` returned, or why no thread ran it, and go on."""
+    def computed(self, found: Computed | BaseException) -> None:
+        """Take what was computed, or why no thread ran it, and go on."""
         self._job = None
         if isinstance(found, Computed):
             self._ready = found
@@ -176,7 +195,7 @@ class Generation:
                     answer_last(call, self._executed())
                 return
             if not call.is_writable:
-                self._ahead = 0
+                self.ahead.pause()
                 call.on_writable = self._go_on
                 call.holds_anything = True
                 return
@@ -188,9 +207,9 @@ class Generation:
         self._close()
 
     def _compute(self) -> None:
-        self._ahead = min(max(1, 2 * self._ahead), _AHEAD_ANSWERS)
+        self.ahead.grow()
         try:
-            self._job = self._station.work.in_thread(self._next, self._computed)
+            self._job = self._station.computing.start(self)
         except RuntimeError as error:
             self._finish()
             deliver([self._call], error)
@@ -217,7 +236,7 @@ class Generation:
 
     def _close(self) -> None:
         """Close the answers, in a thread; where there is none, nobody needs what they hold."""
-        if self._answers is None:
+        if self.answers is None:
             self._finish()
             return
         try:
@@ -240,45 +259,51 @@ class Generation:
     def _finish(self) -> None:
         # Whoever keeps this a little longer keeps no tensors.
         del self._start
-        self._answers = None
+        self.answers = None
         self._ready = Computed()
-        self._station.replicas.leave(self._replica)
+        self._station.replicas.leave(self.replica)
         self._station.instance.release()
 
     # --- in a thread ---
 
-    def _next(self, replica: int) -> Computed:
+    def compute(self, replica: int) -> Computed:
         """Return the next answer, and those behind it that take next to no time; raises nothing."""
         computed = Computed()
         try:
-            if self._answers is None:
-                self._answers = self._start()
-            if not self._fill(computed, self._answers):
+            if not self._fill(computed, self.opened()):
                 return computed
         except BaseException as error:
             computed.error = error
+        self.close_answers(computed)
+        return computed
+
+    def opened(self) -> Answers:
+        """Return the answers, begun by now."""
+        if self.answers is None:
+            self.answers = self._start()
+        return self.answers
+
+    def _fill(self, computed: Computed, answers: Answers) -> bool:
+        """Compute answers, and tell whether there are no more."""
+        now_ns = self._station.now_ns
+        until = Ahead.until(now_ns())
+        while (found := next(answers, None)) is not None:
+            computed.add(found)
+            if found.is_last:
+                break
+            if not self.ahead.allows(computed) or now_ns() >= until:
+                return False
+        return True
+
+    def close_answers(self, computed: Computed) -> None:
+        """Note that there are no more, and close them."""
         computed.is_done = True
         try:
             self._end()
         except BaseException as error:
             computed.error = computed.error or error
-        return computed
-
-    def _fill(self, computed: Computed, answers: Answers) -> bool:
-        """Compute answers, and tell whether there are no more."""
-        now_ns, size = self._station.now_ns, 0
-        until = now_ns() + _AHEAD_SECONDS * _SECOND_NS
-        while (found := next(answers, None)) is not None:
-            computed.answers.append(found)
-            if found.is_last:
-                break
-            size += sum(tensor.nbytes for tensor in found.outputs.values())
-            is_enough = len(computed.answers) >= self._ahead or size >= _AHEAD_BYTES
-            if is_enough or self._call.has_ended or now_ns() >= until:
-                return False
-        return True
 
     def _end(self) -> None:
-        answers, self._answers = self._answers, None
+        answers, self.answers = self.answers, None
         if answers is not None:
             answers.close()

@@ -36,6 +36,7 @@ from xlaserve.core.serving.stations.queue_policy import queue_for, ragged_queue_
 from xlaserve.core.serving.stations.ragged import Gathered, RaggedRunner
 from xlaserve.core.serving.stations.sequence_station import SequenceParts
 from xlaserve.core.serving.stations.station import Served, Station, Wrapper
+from xlaserve.core.serving.stations.together import gathering
 from xlaserve.core.threads.workers import Workers
 from xlaserve.models.config import DynamicBatching, QueuePolicy
 from xlaserve.models.handling import Handling
@@ -263,7 +264,8 @@ def _generator(of: Candidate) -> Station:
     stations = of.stations
     watch, now_ns = stations.health.watch(of.instance), stations.now_ns
     work = HostWork(of.instance, stations.workers.host, model.replicas, now_ns, watch)
-    return Generator(of.instance, model, work, stations.now_ns)
+    computing = gathering(model, work, now_ns, batching=stations.policy.batching)
+    return Generator(of.instance, model, work, now_ns, computing)
 
 
 def _alone_on_device(of: Candidate) -> Station:

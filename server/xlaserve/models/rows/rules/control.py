@@ -43,6 +43,8 @@ def case(operation: Operation, operands: Sequence[Value], walker: Walker) -> lis
     found = [walker.region(region, ()) for region in regions]
     if len(found) == 1:
         return found[0]
+    if index.blocked is not None and _is_masked(operation, walker):
+        return found[_WHERE_ANY[operation.name]]
     if index.blocked is not None:
         reason = "takes a branch by a value of several rows"
         finding = Finding(index.blocked.mixed, operation.name, reason, operation.location())
@@ -52,6 +54,64 @@ def case(operation: Operation, operands: Sequence[Value], walker: Walker) -> lis
         reason = "takes a branch by the size of the batch"
         sized = Finding(index.sized.mixed, operation.name, reason, operation.location())
     return [_sized(_either(operation, branches), sized) for branches in zip(*found, strict=True)]
+
+
+_WHERE_ANY = {"stablehlo.case": 1, "stablehlo.if": 0}
+"""The branch that is taken where a predicate is true."""
+
+
+def _is_masked(operation: Operation, walker: Walker) -> bool:
+    """Tell whether a branch for rows of a predicate changes no other row.
+
+    It is taken where the predicate holds for any row, and returns `select(predicate, new, old)`;
+    the other branch returns `old`. Were it always taken, the result would be the same: where the
+    predicate holds for no row, the `select` is `old` too.
+    """
+    predicate = _predicate_of(operation.operands[0], walker)
+    if predicate is None or len(operation.regions) != 2:
+        return False
+    chosen = _WHERE_ANY[operation.name]
+    taken, other = operation.regions[chosen], operation.regions[1 - chosen]
+    return all(
+        _is_selected(walker, new, old, predicate)
+        for new, old in zip(taken.returned, other.returned, strict=True)
+    )
+
+
+def _is_selected(walker: Walker, new: int, old: int, predicate: int) -> bool:
+    """Tell whether a value is another one wherever a predicate, in any shape, is false."""
+    if new == old:
+        return True
+    found = walker.made_by(new)
+    if found is None or found.name != "stablehlo.select" or found.operands[2] != old:
+        return False
+    mask = found.operands[0]
+    while mask != predicate:
+        spread = walker.made_by(mask)
+        if spread is None or spread.name not in _SPREAD:
+            return False
+        mask = spread.operands[0]
+    return True
+
+
+def _predicate_of(index: int, walker: Walker) -> int | None:
+    """Return the predicate of which the index of a branch says whether it holds anywhere."""
+    made = walker.made_by(index)
+    while made is not None and made.name in {"stablehlo.reshape", "stablehlo.convert"}:
+        if made.operand_types[0].dtype != "i1":
+            return None
+        made = walker.made_by(made.operands[0])
+    is_any = made is not None and _is_or(made)
+    return made.operands[0] if is_any and made is not None else None
+
+
+def _is_or(operation: Operation) -> bool:
+    return (
+        operation.name == "stablehlo.reduce"
+        and len(operation.operands) == 2
+        and operation.types[0].dtype == "i1"
+        and only_operation(operation.regions[0]) == "stablehlo.or"
+    )
 
 
 def _sized(value: Value, finding: Finding | None) -> Value:
@@ -233,15 +293,8 @@ def _any_of(condition: Region) -> int | None:
         if found.types[0].dtype != "i1" or found.operand_types[0].dtype != "i1":
             return None
         found = made.get(found.operands[0])
-    is_any = (
-        found is not None
-        and found.name == "stablehlo.reduce"
-        and len(found.operands) == 2
-        and found.types[0].dtype == "i1"
-        and only_operation(found.regions[0]) == "stablehlo.or"
-    )
     # What it starts with is a constant of no row; where it is true, the loop has no end.
-    return found.operands[0] if is_any and found is not None else None
+    return found.operands[0] if found is not None and _is_or(found) else None
 
 
 def _asks_for_any(condition: Region) -> bool:

@@ -1,0 +1,176 @@
+"""Next answers of several requests, computed in one execution (continuous batching)."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import Protocol
+
+from xlaserve.core.serving.stations.ahead import Ahead, Computed
+from xlaserve.core.serving.stations.host import HostWork
+from xlaserve.errors import ExecutionStalled
+from xlaserve.models.loaded import Answers, Generating
+from xlaserve.models.stepping import Stepping
+
+
+class Waiting(Protocol):
+    """A request whose next answer is asked for."""
+
+    @property
+    def replica(self) -> int:
+        """Return what computes all its answers."""
+        ...
+
+    @property
+    def ahead(self) -> Ahead:
+        """Return how much may be computed before its client is asked whether it reads."""
+        ...
+
+    @property
+    def answers(self) -> Answers | None:
+        """Return its answers; None before the first."""
+        ...
+
+    def opened(self) -> Answers:
+        """Return its answers, begun by now. Called in a thread."""
+        ...
+
+    def close_answers(self, computed: Computed) -> None:
+        """Say that there are no more, and close them. Called in a thread."""
+        ...
+
+    def computed(self, found: Computed | BaseException) -> None:
+        """Take answers, or why there are none. Called on the event loop."""
+        ...
+
+
+def gathering(
+    model: Generating, work: HostWork, now_ns: Callable[[], int], *, batching: bool
+) -> "Together | None":
+    """Return what gathers the requests of a model; None where each is computed by itself."""
+    return Together(model, work, now_ns) if batching and isinstance(model, Stepping) else None
+
+
+class Together:
+    """Gathers requests whose next answer is asked for, for one execution of a replica at a time.
+
+    Those that come while one is computed are in the next one, whatever step each of them is at.
+    Those at their first step are apart from those that go on, which need not begin anything.
+    """
+
+    def __init__(self, model: Stepping, work: HostWork, now_ns: Callable[[], int]) -> None:
+        self._work = work
+        self._lines = [Line(model, work, now_ns) for _ in range(model.replicas)]
+
+    def start(self, waiting: Waiting) -> "Ticket":
+        """Have the next answers of a request computed, for its `computed`."""
+        line = self._lines[waiting.replica]
+        line.add(waiting)
+        return Ticket(line, waiting)
+
+    def pending_since(self) -> Iterator[int]:
+        """Yield since when each answer waits for an execution, and each execution for a thread."""
+        for line in self._lines:
+            yield from line.pending_since()
+        yield from self._work.pending_since()
+
+
+class Ticket:
+    """A request that waits for its next answer."""
+
+    def __init__(self, line: "Line", waiting: Waiting) -> None:
+        self._line = line
+        self._waiting = waiting
+
+    def cancel(self) -> bool:
+        """Cancel it, unless its step was begun; its `computed` gets CancelledError later."""
+        return self._line.cancel(self._waiting)
+
+
+class Line:
+    """The requests of one replica whose next answer is asked for."""
+
+    def __init__(self, model: Stepping, work: HostWork, now_ns: Callable[[], int]) -> None:
+        self._model = model
+        self._work = work
+        self._now_ns = now_ns
+        self._pending: dict[Waiting, int] = {}
+        """Since when each waits, in the order in which they came."""
+        self._is_busy = False
+        """Whether an execution is on its way, or about to be started."""
+
+    def add(self, waiting: Waiting) -> None:
+        """Enqueue a request; it is executed with all that come in the same pass of the loop."""
+        self._pending[waiting] = self._now_ns()
+        if not self._is_busy:
+            self._is_busy = True
+            asyncio.get_running_loop().call_soon(self._begin)
+
+    def pending_since(self) -> Iterator[int]:
+        """Yield since when each request waits."""
+        return iter(self._pending.values())
+
+    def cancel(self, waiting: Waiting) -> bool:
+        """Dequeue a request; false where its step was begun."""
+        if self._pending.pop(waiting, None) is None:
+            return False
+        cancelled = asyncio.CancelledError()
+        asyncio.get_running_loop().call_soon(waiting.computed, cancelled)
+        return True
+
+    def _begin(self) -> None:
+        """Start the next execution, if anybody waits for one."""
+        while self._pending:
+            taken = self._take()
+            try:
+                self._work.watch.check()
+                self._work.in_thread(partial(self._compute, taken), partial(self._computed, taken))
+            except (RuntimeError, ExecutionStalled) as error:
+                for waiting in taken:
+                    waiting.computed(error)
+            else:
+                return
+        self._is_busy = False
+
+    def _take(self) -> Sequence[Waiting]:
+        """Dequeue the first request, and those behind it that can be executed with it."""
+        is_new = next(iter(self._pending)).answers is None
+        alike = (one for one in self._pending if (one.answers is None) is is_new)
+        taken = list(islice(alike, self._model.most_together))
+        for waiting in taken:
+            del self._pending[waiting]
+        return taken
+
+    def _computed(
+        self, taken: Sequence[Waiting], found: Sequence[Computed] | BaseException
+    ) -> None:
+        for number, waiting in enumerate(taken):
+            waiting.computed(found if isinstance(found, BaseException) else found[number])
+        self._begin()
+
+    # --- in a thread ---
+
+    def _compute(self, taken: Sequence[Waiting], replica: int) -> Sequence[Computed]:
+        """Compute an answer for each request, and more where they take next to no time."""
+        found = [Computed() for _ in taken]
+        try:
+            self._fill(taken, found)
+        except BaseException as error:
+            for computed in found:
+                computed.error = error
+        for waiting, computed in zip(taken, found, strict=True):
+            if computed.is_over:
+                waiting.close_answers(computed)
+        return found
+
+    def _fill(self, taken: Sequence[Waiting], found: Sequence[Computed]) -> None:
+        rows, now_ns = [waiting.opened() for waiting in taken], self._now_ns
+        until = Ahead.until(now_ns())
+        goes_on = True
+        while goes_on:
+            for computed, answer in zip(found, self._model.advance(rows), strict=True):
+                computed.add(answer)
+            goes_on = now_ns() < until and all(
+                not computed.is_over and waiting.ahead.allows(computed)
+                for waiting, computed in zip(taken, found, strict=True)
+            )
