@@ -460,6 +460,19 @@ def test_module_stays_while_one_may_have_it_compiled(pool: SharedPrograms) -> No
     assert b"module" == pool.lease("key", _Artifact()).exported.mlir_module_serialized
 
 
+def test_the_next_one_is_told_that_it_carries_the_module(pool: SharedPrograms) -> None:
+    """Though the one that left used no program."""
+    first, second, third = (pool.lease("key", _Artifact()) for _ in range(3))
+    told: list[str] = []
+    second.on_change = lambda: told.append("second")
+    third.on_change = lambda: told.append("third")
+
+    first.release()
+    assert (["second"], True, False) == (told, second.carries_module, third.carries_module)
+    third.release()
+    assert ["second"] == told
+
+
 def test_facts_are_bounded(pool: SharedPrograms) -> None:
     lease = pool.lease("key", _Artifact())
     asked: list[int] = []

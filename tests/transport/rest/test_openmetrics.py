@@ -20,6 +20,9 @@ PROMETHEUS = (
     "text/plain;version=1.0.0;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
 )
 """What Prometheus 3 sends."""
+BY_WEIGHT = "text/plain;q=0.3, application/openmetrics-text;q=0.6"
+AGAINST = "application/openmetrics-text;q=0.4, text/plain;q=0.5"
+EXCLUDED = "application/openmetrics-text;q=0, */*;q=0.1"
 
 
 async def test_the_server_answers_in_the_format_that_a_client_prefers(
@@ -28,7 +31,8 @@ async def test_the_server_answers_in_the_format_that_a_client_prefers(
     """With all metrics of the server, and none of them twice; the text format is as it was."""
     models = tmp_path / "models"
     identity_models.write(models, "a_bucket{le=", "FP32")
-    accepts = ["", "text/plain", "*/*", PROMETHEUS, "application/openmetrics-text"]
+    texts = ["", "text/plain", "*/*", AGAINST, EXCLUDED]
+    accepts = [*texts, PROMETHEUS, BY_WEIGHT, "application/openmetrics-text"]
     found: list[Answer] = []
     async with serve(models, http_endpoint="port:0", load_model=("*",)) as server:
         assert server.http is not None
@@ -59,7 +63,7 @@ async def test_the_server_answers_in_the_format_that_a_client_prefers(
         if sample.exemplar is not None
     ]
 
-    assert [METRICS_TYPE] * 3 + [OPENMETRICS_TYPE] * 2 == kinds
+    assert [METRICS_TYPE] * 5 + [OPENMETRICS_TYPE] * 3 == kinds
     assert found[-1].body.endswith(b"\n# EOF\n")
     assert 1 == found[-1].body.count(b"# EOF")
     assert b"# {" not in found[0].body
