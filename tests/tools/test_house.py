@@ -16,7 +16,7 @@ MOST_LINES = 500
 LONGER: Mapping[str, int] = {}
 """Lines of the files that have more; the numbers may only fall."""
 MOST_METHODS = 25
-LARGER: Mapping[str, int] = {"Repository": 34, "ProcessCopy": 28}
+LARGER: Mapping[str, int] = {"ProcessCopy": 28}
 """Methods of the classes that have more; the numbers may only fall."""
 
 HARD_FOLDERS = (

@@ -21,6 +21,7 @@ from xlaserve.cli.connection import (
     server_address,
 )
 from xlaserve.tensors import Shape
+from xlaserve.transport.address import TlsFiles
 
 _FAILED = 1
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|)")
@@ -88,14 +89,8 @@ def bench(  # noqa: PLR0917, typer reads the parameters of a command from its si
     from xlaserve.benchmark.target import target
     from xlaserve.cli.bench_display import BenchDisplay
 
-    address = server_address(
-        url,
-        ca=tls_ca,
-        certificate=tls_certificate,
-        key=tls_key,
-        insecure=tls_insecure,
-        token_file=token_file,
-    )
+    tls = TlsFiles(tls_ca, tls_certificate, tls_key, tls_insecure)
+    address = server_address(url, tls, token_file)
     measured = target(address, model, model_version, timeout=timeout, binary=binary)
     steps = _steps(concurrency, streams, connections, multiplexes=measured.multiplexes)
     timing = Timing(_seconds("--warmup", warmup), _seconds("--duration", duration), timeout)

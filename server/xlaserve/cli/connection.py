@@ -59,18 +59,10 @@ TokenFile: TypeAlias = Annotated[
 ]
 
 
-def server_address(
-    url: str,
-    *,
-    ca: Path | None,
-    certificate: Path | None,
-    key: Path | None,
-    insecure: bool,
-    token_file: Path | None,
-) -> ServerAddress:
+def server_address(url: str, tls: TlsFiles, token_file: Path | None) -> ServerAddress:
     """Return where a server is, and what it is shown; raises InvalidAddress or InvalidToken."""
     token = "" if token_file is None else _token(token_file)
-    return parse_address(url, TlsFiles(ca, certificate, key, insecure), token)
+    return parse_address(url, tls, token)
 
 
 def _token(path: Path) -> str:

@@ -14,7 +14,7 @@ from xlaserve.cli.connection import (
     TokenFile,
     server_address,
 )
-from xlaserve.transport.address import ServerAddress
+from xlaserve.transport.address import ServerAddress, TlsFiles
 from xlaserve.transport.client import CallFailed
 from xlaserve.transport.dialing import dial
 
@@ -38,14 +38,8 @@ def health(  # noqa: PLR0917, typer reads the parameters of a command from its s
     token_file: TokenFile = None,
 ) -> None:
     """Exit with 0 when a server is ready, else with 1 and one line that says why."""
-    address = server_address(
-        url,
-        ca=tls_ca,
-        certificate=tls_certificate,
-        key=tls_key,
-        insecure=tls_insecure,
-        token_file=token_file,
-    )
+    tls = TlsFiles(tls_ca, tls_certificate, tls_key, tls_insecure)
+    address = server_address(url, tls, token_file)
     state = "live" if live else "ready"
     if not asyncio.run(_ask(address, timeout, live=live)):
         raise CallFailed(url, f"the server is not {state}")

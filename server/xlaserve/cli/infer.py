@@ -31,7 +31,7 @@ from xlaserve.tensors import (
     TensorSpec,
     from_elements,
 )
-from xlaserve.transport.address import ServerAddress
+from xlaserve.transport.address import ServerAddress, TlsFiles
 from xlaserve.transport.client import InferenceResult, ModelTensors, asked
 from xlaserve.transport.dialing import dial
 
@@ -79,14 +79,8 @@ def infer(  # noqa: PLR0917, typer reads the parameters of a command from its si
     """Run one inference and print the values of the outputs."""
     values = dict(_split(text) for text in input_values or ())
     names = _labels(labels)
-    address = server_address(
-        url,
-        ca=tls_ca,
-        certificate=tls_certificate,
-        key=tls_key,
-        insecure=tls_insecure,
-        token_file=token_file,
-    )
+    tls = TlsFiles(tls_ca, tls_certificate, tls_key, tls_insecure)
+    address = server_address(url, tls, token_file)
     # Where its own labels are given, or all values are wanted, the server need not classify.
     most = 0 if names or as_json or output else classes or _TOP
     question = _Question(model, model_version, image, values, most, only_labelled=not classes)

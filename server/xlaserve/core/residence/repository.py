@@ -5,49 +5,33 @@ Everything here waits for the disk and is called from a thread, never from the e
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 
+from xlaserve.core.residence.directory_reader import DirectoryReader
 from xlaserve.core.residence.exhaustion import load_failure
-from xlaserve.core.residence.fingerprints import Fingerprint, files_below, fingerprint_of
+from xlaserve.core.residence.fingerprints import Fingerprint, fingerprint_of
 from xlaserve.core.residence.listing import (
     Listing,
     is_model,
-    is_version_directory,
     list_root,
     subdirectories,
     unpacked,
 )
-from xlaserve.core.residence.names import check_name, is_version
+from xlaserve.core.residence.names import check_name
 from xlaserve.core.residence.overrides import Override
 from xlaserve.core.residence.parts import Part
 from xlaserve.core.residence.remote.part import RemotePart
 from xlaserve.core.residence.remote.remotes import Remotes
-from xlaserve.core.residence.sources import Location, ModelSource, VersionSource
+from xlaserve.core.residence.sources import Location, ModelSource
 from xlaserve.core.residence.wrong_root import hint
 from xlaserve.core.serving.sight import NOT_IN_REPOSITORY
 from xlaserve.errors import InvalidModel, InvalidName, LoadFailed, ModelNotFound
-from xlaserve.models import files
-from xlaserve.models.config import ModelConfig
-from xlaserve.models.config_text import parse_json, read_config
+from xlaserve.models.config_text import parse_json
 from xlaserve.models.roots import Roots
 from xlaserve.temporary import remove_leftovers
 
 _MAX_TIDIED = 10_000
 """Models that are looked into for leftovers at the start."""
-
-_MAX_LABEL_BYTES = 64 << 20
-
-ENSEMBLE_VERSION = 1
-"""The version of an ensemble without version directories: it needs no files."""
-
-
-UNVERSIONED = 1
-"""The version of what has no version directories."""
-
-_FORBIDDEN_ROOTS = tuple(map(Path, ("/dev", "/proc", "/sys")))
-"""Directories in which nothing is a model, whatever the allowed roots are."""
 
 
 class Repository:
@@ -82,6 +66,7 @@ class Repository:
         self._roots = Roots.of(self._given_roots)
         self._max_models = max_models
         self._max_config_bytes = max_config_bytes
+        self._reader = DirectoryReader(root, self._roots, max_config_bytes)
 
     @property
     def place(self) -> str:
@@ -187,9 +172,9 @@ class Repository:
             raise ModelNotFound(name, detail=NOT_IN_REPOSITORY)
         try:
             confined = directory if override else self._roots.confine(directory)
-            config = self._config(name, confined, config_text)
-            config = self._labelled(confined, config, sent=override is not None)
-            versions = self._versions(confined, config, sent=override is not None)
+            config = self._reader.config(name, confined, config_text)
+            config = self._reader.labelled(confined, config, sent=override is not None)
+            versions = self._reader.versions(confined, config, sent=override is not None)
         except InvalidModel as error:
             raise load_failure(name, str(error), error.__cause__) from error
         except OSError as error:
@@ -208,9 +193,9 @@ class Repository:
         (ModelMesh SPI, loadModel).
         """
         try:
-            path = self._existing(location.path)
-            config = self._config_at(path, location.schema)
-            versions = self._versions_at(path, config)
+            path = self._reader.existing(location.path)
+            config = self._reader.config_at(path, location.schema)
+            versions = self._reader.versions_at(path, config)
         except InvalidModel as error:
             raise load_failure(name, str(error), error.__cause__) from error
         except OSError as error:
@@ -232,23 +217,13 @@ class Repository:
         (SageMaker, Load Model API).
         """
         try:
-            path = unpacked(self._confine_url(url))
+            path = unpacked(self._reader.confine_url(url))
         except InvalidModel as error:
             raise load_failure(name, str(error), error.__cause__) from error
         except OSError as error:
             reason = f"'{url}' cannot be read: {error.strerror}"
             raise load_failure(name, reason, error) from error
         return self.find_at(name, Location(str(path)))
-
-    def _confine_url(self, url: str) -> Path:
-        """Return the path of a url, of which nothing is said but that it is not allowed."""
-        if not url.startswith("/") or "\0" in url:
-            raise InvalidModel(f"its url is not an absolute path: '{url}'")
-        resolved = Path(url).resolve()
-        for path in (Path(os.path.normpath(url)), resolved):
-            if any(path.is_relative_to(root) for root in _FORBIDDEN_ROOTS):
-                raise InvalidModel(f"its url leads into a file system of the kernel: '{url}'")
-        return self._roots.confine(resolved, url)
 
     def _is_bare(self) -> bool:
         return bool(self._bare_name) and (
@@ -261,102 +236,15 @@ class Repository:
             return found
         try:
             config = parse_json(config_text, limit_bytes=self._max_config_bytes)
-            config = self._labelled(self._roots.confine(self.root), config)
-            versions = self._versions_at(self._roots.confine(self.root), config)
+            config = self._reader.labelled(self._roots.confine(self.root), config)
+            versions = self._reader.versions_at(self._roots.confine(self.root), config)
         except InvalidModel as error:
             raise LoadFailed(self._bare_name, str(error)) from error
         return ModelSource(self._bare_name, config, versions)
 
-    def _existing(self, text: str) -> Path:
-        if not text or "\0" in text:
-            raise InvalidModel("its path is empty" if not text else "its path holds a NUL")
-        # Of what lies outside nothing is said, not even whether it is there. What is below the
-        # root is the text itself where that is absolute.
-        path = self._roots.confine(self.root / text, text)
-        if not path.exists():
-            raise InvalidModel(f"there is nothing at '{text}'")
-        return path
-
-    def _config_at(self, path: Path, schema: str) -> ModelConfig:
-        config = ModelConfig()
-        if path.is_dir():
-            config = self._labelled(path, self._read_config(path))
-        if not schema:
-            return config
-        file, limit = self._existing(schema), self._max_config_bytes
-        data = files.read_checked(file.parent, file.name, limit_bytes=limit, roots=self._roots)
-        given = parse_json(bytes(data), limit_bytes=limit)
-        return replace(config, inputs=given.inputs, outputs=given.outputs)
-
-    def _versions_at(self, path: Path, config: ModelConfig) -> tuple[VersionSource, ...]:
-        if path.is_dir():
-            versions = self._versions(path, config, sent=False)
-            if versions:
-                return versions
-        return (self._version(UNVERSIONED, path, config, path, sent=False),)
-
     def fingerprint(self, name: str) -> Fingerprint:
         """Return what changes when anything of a model of this part does, without reading it."""
         return fingerprint_of(self._home(name))
-
-    def _config(self, name: str, directory: Path, text: str | None) -> ModelConfig:
-        config = (
-            self._read_config(directory)
-            if text is None
-            else parse_json(text, limit_bytes=self._max_config_bytes)
-        )
-        config.check_name(name)
-        return config
-
-    def _read_config(self, directory: Path) -> ModelConfig:
-        return read_config(directory, limit_bytes=self._max_config_bytes, roots=self._roots)
-
-    def _labelled(self, directory: Path, config: ModelConfig, *, sent: bool = False) -> ModelConfig:
-        """Return a configuration with the labels of its outputs, read from their files.
-
-        Raises InvalidModel for a file that is not there, or leads out of the roots.
-        """
-        roots, labels = self._roots_of(directory, sent=sent), {}
-        for output in config.message.output if config.message else ():
-            if name := output.label_filename:
-                try:
-                    data = files.read_checked(
-                        directory, name, limit_bytes=_MAX_LABEL_BYTES, roots=roots
-                    )
-                except InvalidModel as error:
-                    raise InvalidModel(
-                        f"label_filename of output '{output.name}': {error}"
-                    ) from None
-                labels[output.name] = tuple(bytes(data).splitlines())
-        return replace(config, labels=MappingProxyType(labels)) if labels else config
-
-    def _versions(
-        self, directory: Path, config: ModelConfig, *, sent: bool
-    ) -> tuple[VersionSource, ...]:
-        found = {
-            int(path.name): path
-            for path in directory.iterdir()
-            if is_version(path.name) and is_version_directory(path)
-        }
-        if config.is_ensemble and not found:
-            found = {ENSEMBLE_VERSION: directory}
-        chosen = config.version_policy.select(found)
-        return tuple(
-            self._version(number, found[number], config, directory, sent=sent) for number in chosen
-        )
-
-    def _roots_of(self, directory: Path, *, sent: bool) -> Roots:
-        return Roots.of((directory,)) if sent else self._roots
-
-    def _version(
-        self, number: int, path: Path, config: ModelConfig, home: Path, *, sent: bool
-    ) -> VersionSource:
-        roots = self._roots_of(path, sent=sent)
-        directory = path if sent else roots.confine(path)
-        for file in files_below(directory):
-            roots.confine(file)
-        mark = (str(directory), config, fingerprint_of(directory))
-        return VersionSource(number, directory, mark, roots, home, sent=sent)
 
 
 def _names_of(part: Part) -> Sequence[str]:
