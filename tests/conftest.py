@@ -11,6 +11,7 @@ os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 
 import pytest
 from hypothesis import HealthCheck, settings
+from support.made_once import made_once
 from support.server import Serve, serving
 
 # Time is never asserted: machines are shared.
@@ -39,6 +40,12 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 def example_models() -> Path:
     """The repository of example models."""
     return EXAMPLES / "models"
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where servers of a run keep what they compile, for tests that ask for what was compiled."""
+    return str(made_once(tmp_path_factory, "programs", lambda made: made.chmod(0o700)))
 
 
 @pytest.fixture

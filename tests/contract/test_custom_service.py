@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +13,7 @@ import pytest
 from google.protobuf import descriptor_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from support.process import run, served
-from support.server import RunningServer, Serve
+from support.server import RunningServer, Serve, serving
 
 from xlaserve.app import Application
 from xlaserve.errors import InvalidReference
@@ -29,6 +30,12 @@ def messages(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The classes that the client of the example uses."""
     monkeypatch.syspath_prepend(FOLDER)
     return import_module("digits_proto.example.digits")
+
+
+@pytest.fixture
+def serve(tmp_path: Path, programs: str) -> Serve:
+    """Run a server that compiles `digits` where no other has: the service asks for its answers."""
+    return partial(serving, tmp_path, compilation_cache_directory=programs)
 
 
 @pytest.fixture
@@ -124,9 +131,9 @@ async def test_its_errors_have_the_statuses_of_the_server(
     ]
 
 
-async def test_the_client_of_the_example(example_models: Path) -> None:
+async def test_the_client_of_the_example(example_models: Path, programs: str) -> None:
     flags = ("--service", FACTORY, "--model-control-mode", "explicit", "--load-model", "digits")
-    async with served(example_models, *flags) as server:
+    async with served(example_models, *flags, programs=programs) as server:
         status, out, err = await run(
             sys.executable, str(FOLDER / "client.py"), str(SEVEN), server.url
         )

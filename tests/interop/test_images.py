@@ -35,9 +35,12 @@ FILES = pytest.mark.parametrize("image", [SEVEN.read_bytes(), as_jpeg()], ids=["
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def url(tmp_path_factory: pytest.TempPathFactory, example_models: Path) -> AsyncIterator[str]:
+async def url(
+    tmp_path_factory: pytest.TempPathFactory, example_models: Path, programs: str
+) -> AsyncIterator[str]:
     scratch = tmp_path_factory.mktemp("scratch")
-    async with serving(scratch, example_models, load_model=("digits",)) as server:
+    settings = {"load_model": ("digits",), "compilation_cache_directory": programs}
+    async with serving(scratch, example_models, **settings) as server:
         yield server.url
 
 

@@ -15,10 +15,10 @@ def commands() -> list[list[str]]:
     return [shlex.split(line)[1:] for block in blocks for line in block.splitlines()]
 
 
-async def test_every_example_is_answered(example_models: Path) -> None:
+async def test_every_example_is_answered(example_models: Path, programs: str) -> None:
     flags = ("--model-control-mode", "explicit", "--load-model", "*")
     roots = ("--model-root", str(example_models))
-    async with served(example_models, *flags, *roots) as server:
+    async with served(example_models, *flags, *roots, programs=programs) as server:
         for arguments in commands():
             here = [
                 argument.replace("localhost:8000", server.http).replace(

@@ -23,10 +23,11 @@ on_one_server = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", name="asked")
 async def _asked(
-    example_models: Path, tmp_path_factory: pytest.TempPathFactory
+    example_models: Path, tmp_path_factory: pytest.TempPathFactory, programs: str
 ) -> AsyncIterator[Any]:
     scratch = tmp_path_factory.mktemp("scratch")
-    async with serving(scratch, example_models, load_model=("*",)) as server:
+    settings = {"load_model": ("*",), "compilation_cache_directory": programs}
+    async with serving(scratch, example_models, **settings) as server:
         async with triton.InferenceServerClient(server.url) as connection:
             yield connection
 

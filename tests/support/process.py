@@ -76,13 +76,18 @@ def command(*arguments: str) -> Sequence[str]:
 
 
 @asynccontextmanager
-async def served(repository: Path, *flags: str) -> AsyncIterator[ServerProcess]:
-    """Run `xlaserve serve` on a free port, with its models loaded, for the length of a block."""
+async def served(repository: Path, *flags: str, programs: str = "") -> AsyncIterator[ServerProcess]:
+    """Run `xlaserve serve` on a free port, with its models loaded, for the length of a block.
+
+    Where a directory of programs is given, what it compiles is kept there.
+    """
+    kept = ("--compilation-cache-directory", programs) if programs else ()
     process = await asyncio.create_subprocess_exec(
         *command(
             "serve", str(repository), "--grpc-endpoint", "port:0", "--http-endpoint", "port:0"
         ),
         *flags,
+        *kept,
         "--device",
         "cpu",
         stderr=asyncio.subprocess.PIPE,
