@@ -97,7 +97,7 @@ def let_blocks_take(
     seconds_a_byte: float, client: MemoryClient, clock: HandClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Have the clock show a time for each byte of a header block that is read."""
-    reader = client.core._headers._reader
+    reader = client.core._headers._begun_reader()
     read_new = reader.read_new
 
     def slowly(block: bytes) -> Any:
@@ -157,7 +157,7 @@ def test_a_long_header_block_is_not_begun_late_in_a_turn(
 def test_a_block_in_many_frames_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = HandClock()
     client = MemoryClient(Costly(clock, 0), now=clock)
-    reader = client.core._headers._reader
+    reader = client.core._headers._begun_reader()
     read = reader.read
 
     def slowly(block: bytes) -> Any:

@@ -1,6 +1,7 @@
 """Routing of requests: to the fast path, to grpclib, or refused with a text."""
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Protocol, TypeAlias
 
 from grpclib.const import Status
@@ -49,13 +50,28 @@ class Router:
         methods: Mapping[str, Method],
         fast_paths: Mapping[str, FastPathsFactory],
     ) -> None:
+        # The routes are made with the first request: most of ten thousand connections are silent.
         self._methods = methods
-        self._no_method = NoMethod(connection)
-        self._streaming = GrpclibRoute(connection, streaming=True)
-        self._unary = GrpclibRoute(connection, streaming=False)
-        self._fast_paths = {
-            path: make(self._unary, peer=connection.handler.peer)
-            for path, make in fast_paths.items()
+        self._connection = connection
+        self._make_fast_paths = fast_paths
+
+    @cached_property
+    def _no_method(self) -> Route:
+        return NoMethod(self._connection)
+
+    @cached_property
+    def _streaming(self) -> Route:
+        return GrpclibRoute(self._connection, streaming=True)
+
+    @cached_property
+    def _unary(self) -> Route:
+        return GrpclibRoute(self._connection, streaming=False)
+
+    @cached_property
+    def _fast_paths(self) -> Mapping[str, FastPaths]:
+        return {
+            path: make(self._unary, peer=self._connection.handler.peer)
+            for path, make in self._make_fast_paths.items()
         }
 
     def __call__(self, kind: RequestKind[Route]) -> Route:

@@ -46,7 +46,10 @@ class HeaderFrames:
         self._max_block_bytes = limits.max_header_bytes * HARD_FACTOR
         self._streams = streams
         self._conduct = conduct
-        self._reader: HeaderReader[Route] = HeaderReader(limits.max_header_bytes, router)
+        self._max_header_bytes = limits.max_header_bytes
+        self._router = router
+        self._reader: HeaderReader[Route] | None = None
+        """None until the first block: most of ten thousand connections are silent."""
         self._block: list[bytes] = []
         self._block_flags = 0
         self.block_bytes = 0
@@ -68,7 +71,8 @@ class HeaderFrames:
             or len(streams.open) >= streams.max_streams
         ):
             return False
-        head = self._reader.seen.get(block) or self._reader.read_new(block)
+        reader = self._reader or self._begun_reader()
+        head = reader.seen.get(block) or reader.read_new(block)
         route = head.route
         if route is None or not route.message_first:
             self._request(stream_id, head, END_HEADERS, Input.HEADERS)
@@ -76,6 +80,11 @@ class HeaderFrames:
         streams.highest = stream_id
         streams.open[stream_id] = ServerStream(streams, stream_id, head, Input.HEADERS)
         return True
+
+    def _begun_reader(self) -> HeaderReader[Route]:
+        """Return the reader of the first block, which reads all others too (4.3)."""
+        self._reader = HeaderReader(self._max_header_bytes, self._router)
+        return self._reader
 
     # --- frames ---
 
@@ -135,7 +144,7 @@ class HeaderFrames:
         if stream is not None:
             self._trailers(stream, block, flags, happening)
             return
-        head = self._reader.read(block)
+        head = (self._reader or self._begun_reader()).read(block)
         if stream_id <= self._streams.highest:
             self._streams.advance(stream_id, happening)
         else:
@@ -162,7 +171,7 @@ class HeaderFrames:
             stream.begin(Problem.NONE)
 
     def _trailers(self, stream: ServerStream, block: bytes, flags: int, happening: Input) -> None:
-        problem = self._reader.read_trailers(block)
+        problem = (self._reader or self._begun_reader()).read_trailers(block)
         self._streams.advance(stream.id, happening)
         expected = stream.head.content_length
         if problem is None and expected is not None and stream.received != expected:

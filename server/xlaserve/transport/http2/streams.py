@@ -53,8 +53,8 @@ class Streams:
         self._conduct = conduct
         self.sender = sender
         self._windows = windows
-        self._gaps: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
-        """Ids that the client has skipped, from and to."""
+        self._gaps: deque[tuple[int, int]] | None = None
+        """Ids that the client has skipped, from and to; None for none."""
         self._reset: dict[int, None] = {}
         """The streams that we have reset lately."""
         self.uncounted = 0
@@ -65,6 +65,8 @@ class Streams:
     def take_id(self, stream_id: int) -> None:
         """Take an id above all others for a new stream: those below it are closed (5.1.1)."""
         if stream_id > self.highest + 2:
+            if self._gaps is None:
+                self._gaps = deque(maxlen=_REMEMBERED)
             self._gaps.append((self.highest + 1, stream_id - 2))
         self.highest = stream_id
 
@@ -111,7 +113,7 @@ class Streams:
         return State.CLOSED
 
     def _skipped(self, stream_id: int) -> bool:
-        return any(first <= stream_id <= last for first, last in self._gaps)
+        return any(first <= stream_id <= last for first, last in self._gaps or ())
 
     # --- closing ---
 

@@ -1,0 +1,88 @@
+"""A connection that has sent nothing but its preface holds little: there may be ten thousand."""
+
+import gc
+import tracemalloc
+from functools import partial
+from typing import Any, cast
+
+from support import frames
+
+from xlaserve.core.serving.gates import Gates
+from xlaserve.core.serving.ledger import Ledger
+from xlaserve.core.threads.host import HostThreads
+from xlaserve.settings_choices import Http2Engine
+from xlaserve.transport.grpc.infer_codec import InferCodec
+from xlaserve.transport.grpc.infer_fast_path import METHOD
+from xlaserve.transport.grpc.infer_fast_paths import InferFastPaths
+from xlaserve.transport.grpc.long_messages import LongMessages
+from xlaserve.transport.grpc.own_engine import OwnEngine
+from xlaserve.transport.grpc.server import GrpcServer
+from xlaserve.transport.http2.limits import Http2Limits, Shared
+from xlaserve.transport.http2.memory import MessageMemory
+
+GREETING = frames.PREFACE + bytes(frames.settings())
+CONNECTIONS = 100
+MOST_BYTES = 5200
+"""Bytes that each may take, without what an event loop has for it."""
+
+
+class Transport:
+    """Drops what it is given."""
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        """Take any."""
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+    def is_closing(self) -> bool:
+        return False
+
+    def writelines(self, parts: list[bytes]) -> None:
+        """Write nothing."""
+
+
+class NoMethods:
+    methods: dict[str, Any] = {}  # noqa: RUF012
+
+
+def a_server() -> GrpcServer:
+    codec = InferCodec(max_fields=1000, max_depth=10)
+    long = LongMessages(HostThreads(1), 1 << 20)
+    fast_paths = partial(InferFastPaths, cast(Any, None), Gates(), codec, None, long=long)
+    return GrpcServer(
+        cast(Any, NoMethods()),
+        limits=Http2Limits(),
+        max_connections=10 * CONNECTIONS,
+        shared=Shared(Ledger(1 << 30), MessageMemory(1 << 20)),
+        busy_poll_seconds=0,
+        engine=Http2Engine.OWN,
+        fast_paths={METHOD: fast_paths},
+    )
+
+
+async def test_a_silent_connection_holds_little() -> None:
+    server = a_server()
+
+    def connect() -> OwnEngine:
+        protocol = cast(OwnEngine, server._make_protocol("grpc_endpoint"))
+        protocol.connection_made(cast(Any, Transport()))
+        protocol.get_buffer(-1)[: len(GREETING)] = GREETING
+        protocol.buffer_updated(len(GREETING))
+        return protocol
+
+    connections = [connect() for _ in range(10)]
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        connections += [connect() for _ in range(CONNECTIONS)]
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert all(connection.core.greeted for connection in connections)
+    assert MOST_BYTES * CONNECTIONS >= after - before
+    for connection in connections:
+        connection.connection_lost(None)
