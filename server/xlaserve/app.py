@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
@@ -19,6 +19,7 @@ from xlaserve.assembly.grpc import GrpcDoor, assemble_grpc
 from xlaserve.assembly.http import http_routes, http_server, metrics_routes
 from xlaserve.assembly.listeners import Bound, Listeners
 from xlaserve.assembly.observing import observe, tracing
+from xlaserve.assembly.parent import Parent, plane_of
 from xlaserve.assembly.python import python_host
 from xlaserve.core.host import capacity_bytes
 from xlaserve.core.reloads import LOOK_SECONDS, Reloads
@@ -77,20 +78,6 @@ _ARRIVAL_SECONDS = 1.0
 _log = structlog.get_logger("app")
 
 
-class Parent(Protocol):
-    """The process that started this one as one of several that are one server."""
-
-    @property
-    def listeners(self) -> Bound:
-        """The endpoints, whose connections it hands over."""
-        ...
-
-    @property
-    def manager(self) -> ServiceManager:
-        """Hears how this process goes, in the place of systemd."""
-        ...
-
-
 class Application:
     """The whole server, from settings; `running` starts it and ends it."""
 
@@ -122,6 +109,7 @@ class Application:
         )
         self._systemd = systemd or Systemd()
         self._parent = parent
+        plane = plane_of(parent)
         self.reloads = Reloads(
             self.workers.wait, look_seconds=LOOK_SECONDS, on_signal=self._manager.reloads
         )
@@ -132,8 +120,11 @@ class Application:
         counting = Counting()
         if settings.access_rules:
             # Before they are read: what changes meanwhile is read again.
-            rules = Path(settings.access_rules)
-            self.reloads.add("access rules", lambda: self.access.reload(self.workers.wait), [rules])
+            self.reloads.add(
+                "access rules",
+                lambda: self.access.reload(self.workers.wait),
+                [Path(settings.access_rules)],
+            )
         self.access = AccessControl.of(settings)
         """The permissions of callers; the gates ask where there are rules or restrictions."""
         permission = self.access.check if self.access.is_needed else everybody
@@ -151,7 +142,7 @@ class Application:
             self.gates,
             self.workers.host,
             image_limits=ImageLimits(settings.max_image_bytes, settings.max_image_pixels),
-            regions=Regions(SharedMemoryPolicy.of(settings)),
+            regions=Regions(SharedMemoryPolicy.of(settings), plane),
         )
         nested = self._nested = NestedCalls(self.engine, self.gates)
         self._measured = MeasuredMemory(self.registry)
@@ -198,9 +189,11 @@ class Application:
             python=python_host(settings, nested, metrics, self._measured),
             max_sequences=settings.max_sequences_per_model,
         )
-        self.control = ModelControl(settings, self.registry, self.repository, loader, self.workers)
+        self.control = ModelControl(
+            settings, self.registry, self.repository, loader, self.workers, plane=plane
+        )
         self._look = FilesLook()
-        self.tracing = tracing(settings, self.gates, self.workers)
+        self.tracing = tracing(settings, self.gates, self.workers, plane)
         self.history = History(self.registry, self.capacity, counting.failures)
         self._core = Core(
             settings,
@@ -282,7 +275,7 @@ class Application:
         totals = dict(zip(devices.names, of_each, strict=True))
         self.capacity.limit(totals, of_host, devices.kind)
         if self.settings.modelmesh:
-            RuntimeLimits.of(self.settings, min(of_each))
+            RuntimeLimits.of(self.settings, min(of_each) * self.settings.processes)
         await self.workers.wait(_freeze_heap)
         if not self.mappings.is_counted:
             _log.info("memory mappings are not counted", reason="there is no /proc/self/maps")
@@ -337,7 +330,8 @@ class Application:
             await asyncio.Event().wait()
         while True:
             await asyncio.sleep(self.settings.poll_interval_seconds)
-            await self.control.follower.poll()
+            if self.control.plane.leads:
+                await self.control.follower.poll()
 
     # --- start ---
 

@@ -43,7 +43,7 @@ class Settings:
 
     processes: ProcessCount = ONE_PROCESS
     """Processes that serve on CPUs: a number, or auto for one on each core. Together they are one
-    server; each has an equal part of its limits on memory, connections and threads."""
+    server, and each has an equal part of its limits (docs/processes.md)."""
 
     # --- Endpoints ---
 

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 
 from support import identity_models, python_models
-from support.process import ServerProcess, served
+from support.process import START_SECONDS, ServerProcess, served
 
 READY = "workers ready"
 WHO = "import os\nreturn {'y': np.full(1, os.getpid(), np.int64)}"
@@ -72,3 +72,28 @@ async def connections_of(url: str, count: int) -> Counter[int]:
     async with AsyncExitStack() as stack:
         sessions = [await stack.enter_async_context(aiohttp.ClientSession()) for _ in range(count)]
         return Counter([await asked(session, url) for session in sessions])
+
+
+@asynccontextmanager
+async def one_each(url: str, count: int = 2) -> AsyncIterator[list[aiohttp.ClientSession]]:
+    """Give a session to each worker, with a connection that stays open."""
+    async with AsyncExitStack() as stack, asyncio.timeout(START_SECONDS):
+        found: dict[int, aiohttp.ClientSession] = {}
+        while len(found) < count:
+            # Its connection stays open however long the others take.
+            connector = aiohttp.TCPConnector(keepalive_timeout=START_SECONDS)
+            session = aiohttp.ClientSession(f"http://{url}", connector=connector)
+            await stack.enter_async_context(session)
+            found.setdefault(await asked(session, url), session)
+        yield list(found.values())
+
+
+async def connections_ready(url: str, model: str, count: int) -> set[int]:
+    """Return the statuses that connections are given which ask whether a model is ready."""
+    async with AsyncExitStack() as stack:
+        found = set[int]()
+        for _ in range(count):
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+            async with session.get(f"http://{url}/v2/models/{model}/ready") as response:
+                found.add(response.status)
+        return found

@@ -184,6 +184,20 @@ WORKERS: tuple[Worker, ...] = (
         "messages on its channel",
     ),
     Worker(
+        "processes/link.py: Link._spooled",
+        "asyncio's threads",
+        "writes the files of a load where the other workers can read them",
+        "the files of one load",
+        "a future",
+    ),
+    Worker(
+        "processes/link.py: Link._do",
+        "asyncio's threads",
+        "reads such a file",
+        "that file",
+        "a future",
+    ),
+    Worker(
         "processes/worker.py: main",
         "the loop of a worker",
         "is the event loop of the next row",

@@ -102,7 +102,9 @@ def http_routes(core: Core, connections: Mapping[str, Callable[[], int]]) -> Rou
         *sagemaker,
         *(_metrics(core, connections) if core.settings.metrics_endpoint == METRICS_ON_HTTP else ()),
         *SharedMemoryRoutes(core.engine.regions, max_json_depth=depth).table(),
-        *RuntimeSettingsRoutes(core.tracing, core.engine, max_json_depth=depth).table(),
+        *RuntimeSettingsRoutes(
+            core.control.plane, core.tracing, core.engine, max_json_depth=depth
+        ).table(),
     ]
     board = StatusBoard(
         core.control, core.registry, core.capacity, core.settings.model_control_mode

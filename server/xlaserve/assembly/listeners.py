@@ -26,14 +26,17 @@ class Bound(Protocol):
     @property
     def grpc(self) -> Sequence[Listener]:
         """Where gRPC is served; none, one, or one for inference besides."""
+        ...
 
     @property
     def http(self) -> Listener | None:
         """Where HTTP is served."""
+        ...
 
     @property
     def metrics(self) -> Listener | None:
         """Where metrics are served, if they have an address of their own."""
+        ...
 
 
 class Listeners:

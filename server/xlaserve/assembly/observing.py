@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass, field
 from importlib import metadata
 
+from xlaserve.core.control_plane import ControlPlane
 from xlaserve.core.serving.access_file import AccessFile
 from xlaserve.core.serving.access_log import AccessLog, Sampling
 from xlaserve.core.serving.failures import Failures
@@ -63,7 +64,7 @@ def _access_log(settings: Settings) -> AccessLog | None:
     return AccessLog(file, told_status, sampling, settings.max_access_records)
 
 
-def tracing(settings: Settings, gates: Gates, workers: Workers) -> Tracing:
+def tracing(settings: Settings, gates: Gates, workers: Workers, plane: ControlPlane) -> Tracing:
     """Return the trace settings; raises InvalidSettings for a mode whose library is missing."""
     spans = None
     if settings.trace_mode is TraceMode.OPENTELEMETRY:
@@ -76,7 +77,13 @@ def tracing(settings: Settings, gates: Gates, workers: Workers) -> Tracing:
         level.value, settings.trace_rate, settings.trace_count, settings.trace_log_frequency
     )
     return Tracing(
-        gates, settings.trace_path, settings.max_trace_bytes, workers.wait, start=start, spans=spans
+        gates,
+        settings.trace_path,
+        settings.max_trace_bytes,
+        workers.wait,
+        start=start,
+        spans=spans,
+        plane=plane,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import structlog
 
 from xlaserve import log
+from xlaserve.core.control_plane import Change, ChangeKind, ControlPlane
 from xlaserve.core.serving.sight import require_all_seen
 from xlaserve.errors import InvalidParameter, Unsupported
 
@@ -30,6 +31,20 @@ def log_settings() -> dict[str, Value]:
         "log_verbose_level": levels.verbose_level,
         "log_format": FORMAT,
     }
+
+
+async def change_log_settings(plane: ControlPlane, change: Mapping[str, Value]) -> None:
+    """Do as `update_log_settings`, in every process of the server."""
+
+    async def here() -> None:
+        update_log_settings(change)
+
+    await plane.apply(Change(ChangeKind.LOG, arguments=change), here)
+
+
+async def make_log_change(change: Change) -> None:
+    """Make a change that another process of the server was asked for."""
+    update_log_settings(change.arguments)
 
 
 def update_log_settings(change: Mapping[str, Value]) -> None:

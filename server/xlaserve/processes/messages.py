@@ -8,9 +8,39 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from xlaserve.core.control_plane import ChangeKind
+
 
 class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     pass
+
+
+class ChangeText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A change of the server."""
+
+    kind: ChangeKind
+    subject: str
+    arguments: dict[str, Any]
+    files: str = ""
+    """The file with the contents that are too long for a message; the parent removes it."""
+
+
+class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An error, on its way to the worker that raises it again."""
+
+    error: str
+    """Its class."""
+    text: str
+    needed_bytes: int = 0
+    """What an OutOfMemory says was needed."""
+
+
+class WorkerAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer of one worker, or why there is none."""
+
+    worker: int
+    said: Any = None
+    problem: str = ""
 
 
 # --- from the parent ---------------------------------------------------------------------------
@@ -27,6 +57,48 @@ class Begin(_Message, frozen=True):
     """Setting, address as clients are told, and the descriptor on which connections are handed."""
     watchdog_seconds: float
     """Seconds without a sign of life after which the worker is replaced; 0 for any."""
+
+
+class Go(_Message, frozen=True):
+    """Lets a worker make the change that it asked for; Done follows."""
+
+    number: int
+
+
+class Do(_Message, frozen=True):
+    """Has a worker make a change that another one asked for; Did follows."""
+
+    number: int
+    change: ChangeText
+
+
+class Settled(_Message, frozen=True):
+    """Says that a change that the worker asked for was made everywhere, or undone."""
+
+    number: int
+    failure: Failure | None = None
+
+
+class State(_Message, frozen=True):
+    """Says what is of the whole server."""
+
+    is_ready: bool
+    leads: bool
+
+
+class Question(_Message, frozen=True):
+    """Asks a worker what another one asked all; Reply follows."""
+
+    number: int
+    name: str
+    said: Any = None
+
+
+class Answers(_Message, frozen=True):
+    """Gives the answers to a question."""
+
+    number: int
+    answers: list[WorkerAnswer]
 
 
 class Reload(_Message, frozen=True):
@@ -64,6 +136,52 @@ class Connections(_Message, frozen=True):
     """All that were handed to it by now: those that are on their way are not among them."""
 
 
+class Ask(_Message, frozen=True):
+    """Asks for a change; Go follows, when it is its turn, and in the end Settled."""
+
+    number: int
+    change: ChangeText
+
+
+class Done(_Message, frozen=True):
+    """Says how the change went for which the worker was let go."""
+
+    number: int
+    failure: Failure | None = None
+    was_loaded: bool = False
+    """Whether the model was loaded before: then nothing brings it back."""
+
+
+class Did(_Message, frozen=True):
+    """Says how a change went that another worker asked for."""
+
+    number: int
+    failure: Failure | None = None
+    was_loaded: bool = False
+
+
+class AskAll(_Message, frozen=True):
+    """Asks all others a question; Answers follows."""
+
+    number: int
+    name: str
+    said: Any = None
+
+
+class Reply(_Message, frozen=True):
+    """Answers a question."""
+
+    number: int
+    said: Any = None
+    problem: str = ""
+
+
+class Here(_Message, frozen=True):
+    """Says whether the worker itself is ready."""
+
+    is_ready: bool
+
+
 class Failed(_Message, frozen=True):
     """Says why the worker ends before it is ready."""
 
@@ -72,5 +190,18 @@ class Failed(_Message, frozen=True):
     text: str
 
 
-ToWorker: TypeAlias = Begin | Reload | Stop
-FromWorker: TypeAlias = Listening | Ready | Reloading | Alive | Connections | Failed
+ToWorker: TypeAlias = Begin | Go | Do | Settled | State | Question | Answers | Reload | Stop
+FromWorker: TypeAlias = (
+    Listening
+    | Ready
+    | Reloading
+    | Alive
+    | Connections
+    | Ask
+    | Done
+    | Did
+    | AskAll
+    | Reply
+    | Here
+    | Failed
+)

@@ -3,8 +3,9 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import ExitStack, suppress
+from typing import Any
 
 import structlog
 
@@ -12,16 +13,18 @@ from xlaserve import signals
 from xlaserve.assembly.listeners import Listeners
 from xlaserve.errors import WorkerDied
 from xlaserve.processes.channel import ChannelError
+from xlaserve.processes.control import Control
 from xlaserve.processes.handing import Handing
 from xlaserve.processes.messages import (
-    Alive,
-    Connections,
-    Failed,
+    Ask,
+    AskAll,
     FromWorker,
+    Here,
     Listening,
     Ready,
     Reload,
     Reloading,
+    State,
     Stop,
 )
 from xlaserve.processes.shares import check_supported, encoded, share_of
@@ -51,6 +54,9 @@ class Supervisor:
         self._workers: dict[int, WorkerProcess] = {}
         self._stopping = False
         self._was_ready = False
+        self._control = Control(lambda: [worker for worker in self.workers if worker.makes_changes])
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Changes and questions in progress."""
         self._reloading: set[int] = set()
         """Workers that a reload was asked of, and that have not ended it."""
         share = share_of(settings)
@@ -87,6 +93,7 @@ class Supervisor:
                 listener.socket.close()
             await self._drain(keeping)
             alive.cancel()
+            self._control.close()
             _log.info("stopped")
 
     async def _drain(self, keeping: "Sequence[asyncio.Task[None]]") -> None:
@@ -143,37 +150,63 @@ class Supervisor:
         finally:
             watching.cancel()
             del self._workers[role.worker]
+            self._say_state()
             self._reloaded(role.worker)
             if worker.process.returncode is None:
                 worker.kill()
                 await worker.ended()
 
     def _heard(self, worker: WorkerProcess, message: FromWorker) -> None:
+        worker.heard(message)
         number = worker.role.worker
         match message:
-            case Connections(open_, received):
-                worker.counted(open_, received)
-            case Alive():
-                worker.alive_at = time.monotonic()
+            case Ask():
+                self._begin(self._control.change(worker, message))
+            case AskAll():
+                self._begin(self._control.ask_all(worker, message))
+            case Here():
+                self._say_state()
             case Listening():
+                worker.makes_changes = True
                 # While the server starts, clients are told that it is live; a replacement is
                 # handed connections once it has what the others have.
                 worker.is_listening = not self._was_ready
             case Ready():
-                self._ready(worker)
-                self._reloaded(number)
+                if worker.is_ready:
+                    self._reloaded(number)
+                else:
+                    self._begin(self._join(worker))
             case Reloading():
                 self._reloading.add(number)
-            case Failed(_, text):
-                worker.failure = text
+            case _:
+                pass
 
-    def _ready(self, worker: WorkerProcess) -> None:
+    async def _join(self, worker: WorkerProcess) -> None:
+        """Have a worker that has started make what others have changed, and hand it connections."""
+        await self._control.replay(worker)
+        if not worker.makes_changes:
+            return  # it has died meanwhile
         worker.is_listening = worker.is_ready = True
         ready = sum(one.is_ready for one in self.workers)
         if ready == len(self._roles) and not self._was_ready:
             self._was_ready = True
             _log.info("workers ready", workers=ready)
             self._systemd.ready()
+        self._say_state()
+
+    def _say_state(self) -> None:
+        """Tell every worker what is of all: those that were started anew have no clients yet."""
+        first = self._was_ready
+        counted = [worker for worker in self.workers if worker.is_ready or not first]
+        is_ready = first and all(worker.is_ready_here for worker in counted)
+        leader = next(iter(counted), None)
+        for worker in self.workers:
+            worker.tell(State(is_ready, worker is leader))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _reloaded(self, number: int) -> None:
         if number in self._reloading:

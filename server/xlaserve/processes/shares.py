@@ -12,12 +12,12 @@ from xlaserve.core.host import memory_limit_bytes
 from xlaserve.errors import InvalidSettings
 from xlaserve.settings import Settings
 from xlaserve.settings_bounds import SMALLEST
-from xlaserve.settings_choices import Device, ModelControlMode, ProcessCount
+from xlaserve.settings_choices import Device, ProcessCount
 
 SHARED: Final = (
     *("capacity_bytes", "container_memory_bytes", "max_held_bytes", "max_spare_bytes"),
     *("response_cache_bytes", "max_connections", "max_http_connections", "execute_threads"),
-    *("max_requests_per_model", "max_infer_streams", "max_health_watchers", "mesh_slack_bytes"),
+    *("max_requests_per_model", "max_infer_streams", "max_health_watchers"),
 )
 """Limits that are of the whole server, and that each worker has an equal part of."""
 
@@ -37,11 +37,6 @@ UNSUPPORTED: Mapping[str, _Unsupported] = MappingProxyType(
             "1 with a device other than the CPU, which one process owns",
             lambda s: s.device not in (Device.AUTO, Device.CPU),
             lambda s: s.processes,
-        ),
-        "model_control_mode": _Unsupported(
-            "none with several processes",
-            lambda s: s.modelmesh or s.model_control_mode is not ModelControlMode.NONE,
-            lambda s: s.model_control_mode.value,
         ),
         "evict": _Unsupported(
             "false with several processes: each would evict other models",

@@ -18,14 +18,17 @@ import uvloop
 from xlaserve import log
 from xlaserve.app import Application, prepare
 from xlaserve.best_effort import best_effort, finish, open_standard_descriptors
+from xlaserve.core.control_plane import ControlPlane
 from xlaserve.errors import XlaserveError
 from xlaserve.processes.channel import Channel, ChannelError, to_worker
 from xlaserve.processes.handing import HandedConnections
+from xlaserve.processes.link import Link
 from xlaserve.processes.messages import (
     Alive,
     Begin,
     Connections,
     Failed,
+    Here,
     Listening,
     Ready,
     Reload,
@@ -77,10 +80,15 @@ class Parent:
     """The parent, as the application knows it: what it would tell systemd, it tells the parent."""
 
     def __init__(
-        self, channel: "Channel[ToWorker]", listeners: HandedListeners, watchdog_seconds: float
+        self,
+        channel: "Channel[ToWorker]",
+        listeners: HandedListeners,
+        plane: ControlPlane,
+        watchdog_seconds: float,
     ) -> None:
         self.listeners = listeners
         self.manager: ServiceManager = self
+        self.plane: ControlPlane = plane
         self._channel = channel
         self._watchdog_seconds = watchdog_seconds
 
@@ -124,13 +132,18 @@ async def serve(end: socket.socket) -> bool:
 
 async def _serve(channel: "Channel[ToWorker]", begin: Begin) -> bool:
     listeners = HandedListeners.of(begin)
-    parent = Parent(channel, listeners, begin.watchdog_seconds)
-    application = prepare(decoded(begin.settings), parent=parent)
+    settings = decoded(begin.settings)
+    link = Link(channel, settings.scratch_directory)
+    parent = Parent(channel, listeners, link, begin.watchdog_seconds)
+    application = prepare(settings, parent=parent)
+    link.is_loaded = application.registry.ready
+    link.on_state = application.registry.notify
     async with application.running():
         parent.tell(Listening())
         serving = asyncio.ensure_future(application.serve())
         beside = [
-            asyncio.ensure_future(_hear(channel, serving, application.reloads.request)),
+            asyncio.ensure_future(_hear(channel, link, serving, application.reloads.request)),
+            asyncio.ensure_future(_say_ready(parent, application)),
             asyncio.ensure_future(_count(parent, listeners, application)),
         ]
         try:
@@ -143,19 +156,38 @@ async def _serve(channel: "Channel[ToWorker]", begin: Begin) -> bool:
 
 
 async def _hear(
-    channel: "Channel[ToWorker]", serving: "asyncio.Task[None]", reload: Callable[[], None]
+    channel: "Channel[ToWorker]",
+    link: Link,
+    serving: "asyncio.Task[None]",
+    reload: Callable[[], None],
 ) -> None:
     """Do what the parent says; without a parent, drain."""
     try:
         while True:
-            match await channel.receive():
+            match message := await channel.receive():
                 case Reload():
                     reload()
                 case Stop():
                     break
+                case _:
+                    link.heard(message)
     except ChannelError as error:
         _log.error("the parent is gone", reason=str(error))
     serving.cancel()
+
+
+async def _say_ready(parent: Parent, application: Application) -> None:
+    """Tell the parent whether this process is ready, whenever that may have changed."""
+    changed = asyncio.Event()
+    told = False
+    with application.registry.observe(changed.set):
+        while True:
+            now = application.control.follower.is_ready_here
+            if now != told:
+                parent.tell(Here(now))
+                told = now
+            await changed.wait()
+            changed.clear()
 
 
 async def _count(parent: Parent, listeners: HandedListeners, application: Application) -> None:

@@ -15,9 +15,23 @@ import msgspec
 
 from xlaserve.processes.channel import Channel, ChannelError, from_worker
 from xlaserve.processes.handing import handing_pair
-from xlaserve.processes.messages import Begin, FromWorker
+from xlaserve.processes.messages import (
+    Alive,
+    Begin,
+    Connections,
+    Did,
+    Done,
+    Failed,
+    FromWorker,
+    Here,
+    Reply,
+)
 
 COMMAND = (sys.executable, "-m", "xlaserve.processes.worker")
+
+
+class WorkerGone(Exception):
+    """A worker ends before it has answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +47,7 @@ class Role:
     """Descriptors that the settings name, as of an access log."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class WorkerProcess:
     """A process that was started; it lives as long as its channel."""
 
@@ -45,11 +59,16 @@ class WorkerProcess:
     is_ready: bool = False
     alive_at: float = field(default_factory=time.monotonic)
     """When it gave its last sign of life."""
+    makes_changes: bool = False
+    """Whether its control plane is there: it serves, or is about to."""
+    is_ready_here: bool = False
+    """Whether it says that it is ready."""
     failure: str = ""
     """Why it says that it ends."""
     _open: int = 0
     _received: int = 0
     _handed: int = 0
+    _expected: dict[tuple[str, int], asyncio.Future[Any]] = field(default_factory=dict)
 
     @classmethod
     async def start(cls, role: Role) -> "WorkerProcess":
@@ -92,10 +111,6 @@ class WorkerProcess:
         """Return the connections that it has, with those on their way to it."""
         return self._open + self._handed - self._received
 
-    def counted(self, open_: int, received: int) -> None:
-        """Take note of what it says it has."""
-        self._open, self._received = open_, received
-
     def hand(self, setting: str, connection: socket.socket) -> bool:
         """Hand it a connection; false where it takes none now."""
         try:
@@ -105,12 +120,50 @@ class WorkerProcess:
         self._handed += 1
         return True
 
-    # --- the end ---
+    # --- messages ---
+
+    async def expect(self, message: msgspec.Struct, key: tuple[str, int]) -> Any:
+        """Send a message, and return what `answered` is given under a key; raises WorkerGone."""
+        answer = self._expected[key] = asyncio.get_running_loop().create_future()
+        try:
+            self.channel.send(message)
+            return await answer
+        except ChannelError as error:
+            raise WorkerGone(str(error)) from error
+        finally:
+            self._expected.pop(key, None)
+
+    def heard(self, message: FromWorker) -> None:
+        """Take note of what it says of itself, and of what was expected."""
+        match message:
+            case Connections(open_, received):
+                self._open, self._received = open_, received
+            case Alive():
+                self.alive_at = time.monotonic()
+            case Here(is_ready):
+                self.is_ready_here = is_ready
+            case Failed(_, text):
+                self.failure = text
+            case Done(number):
+                self._answered(("done", number), message)
+            case Did(number):
+                self._answered(("did", number), message)
+            case Reply(number):
+                self._answered(("reply", number), message)
+            case _:
+                pass
+
+    def _answered(self, key: tuple[str, int], message: msgspec.Struct) -> None:
+        answer = self._expected.get(key)
+        if answer is not None and not answer.done():
+            answer.set_result(message)
 
     def tell(self, message: msgspec.Struct) -> None:
         """Send a message; one that is about to end does not hear it."""
         with suppress(ChannelError):
             self.channel.send(message)
+
+    # --- the end ---
 
     def kill(self) -> None:
         """End it now."""
@@ -119,7 +172,10 @@ class WorkerProcess:
 
     async def ended(self) -> str:
         """Return why it ended, once it has; its connections are closed then."""
-        self.is_listening = self.is_ready = False
+        self.is_listening = self.is_ready = self.makes_changes = False
+        for answer in self._expected.values():
+            if not answer.done():
+                answer.set_exception(WorkerGone("it ended"))
         for end in self.handing.values():
             end.close()
         self.channel.close()

@@ -8,6 +8,7 @@ from typing import Any
 
 import structlog
 
+from xlaserve.core.control_plane import Change, ChangeKind, ControlPlane, OneProcess
 from xlaserve.core.others import NOBODY, Others
 from xlaserve.core.residence.catalog import Catalog
 from xlaserve.core.residence.dependents import Dependents
@@ -59,7 +60,14 @@ class ModelControl:
         workers: Workers,
         *,
         others: Others = NOBODY,
+        plane: ControlPlane | None = None,
     ) -> None:
+        self.plane = plane or OneProcess()
+        self.plane.handle(ChangeKind.LOAD, self._load_change)
+        self.plane.handle(ChangeKind.FOLLOW, lambda change: self._load_by_name(change.subject))
+        self.plane.handle(ChangeKind.UNLOAD, self._unload_change)
+        self.plane.handle(ChangeKind.EVICT, lambda change: self.evict(change.subject))
+        self.plane.handle(ChangeKind.PURGE, lambda _: self.purge())
         self._settings = settings
         self._registry = registry
         self._repository = repository
@@ -79,6 +87,7 @@ class ModelControl:
             workers,
             load=self._load_by_name,
             unload=partial(self._unload_shared, dependents=False),
+            plane=self.plane,
         )
         self._stopping = False
         self._purging = 0
@@ -97,18 +106,12 @@ class ModelControl:
         parameters (model repository extension, Load).
         """
         self.require_explicit("load")
-        checked = LoadParameters.read(
-            name,
-            parameters,
-            max_files=self._settings.max_override_files,
-            max_bytes=self._settings.max_override_bytes,
-        )
+        checked = _read(self._settings, name, parameters)
         require_seen_now(name, detail=NOT_IN_REPOSITORY)
-        if checked == _PLAIN:
-            await self._load_shared(name)
-        else:
-            await self._load(name, checked)
-        self._dependents.named(name)
+        said = {key: value for key, value in parameters.items() if not isinstance(value, bytes)}
+        files = {key: value for key, value in parameters.items() if isinstance(value, bytes)}
+        change = Change(ChangeKind.LOAD, name, said, files)
+        await self.plane.apply(change, partial(self._load_checked, name, checked))
 
     async def unload(self, name: str, parameters: Mapping[str, LoadParameter] = _NOTHING) -> None:
         """Unload a model and return once its memory is free; one that is not loaded is no error.
@@ -124,7 +127,16 @@ class ModelControl:
             if not await self.catalog.could_load(name):
                 raise ModelNotFound(name)
             return
-        await self._unload_shared(name, dependents=dependents, sees=seen_now())
+        sees = seen_now()
+        leaving = self._dependents.leaving_with(name) if dependents else [name]
+        change = Change(
+            ChangeKind.UNLOAD,
+            name,
+            {"models": [one for one in leaving if one == name or sees(one)]},
+        )
+        await self.plane.apply(
+            change, partial(self._unload_shared, name, dependents=dependents, sees=sees)
+        )
 
     def begin_shutdown(self) -> None:
         """Be ready no more, so that no new requests are sent here, and cancel every load."""
@@ -183,7 +195,24 @@ class ModelControl:
             await self._workers.wait(override.remove)
         self._overrides.clear()
 
+    # --- what another process of the server was asked ---
+
+    async def _load_change(self, change: Change) -> None:
+        parameters = {**change.arguments, **change.files}
+        await self._load_checked(change.subject, _read(self._settings, change.subject, parameters))
+
+    async def _unload_change(self, change: Change) -> None:
+        for name in change.arguments["models"]:
+            await self._unload_one(name)
+
     # --- loading ---
+
+    async def _load_checked(self, name: str, checked: LoadParameters) -> None:
+        if checked == _PLAIN:
+            await self._load_shared(name)
+        else:
+            await self._load(name, checked)
+        self._dependents.named(name)
 
     async def _load_by_name(self, name: str) -> None:
         await self._load_shared(name)
@@ -331,6 +360,15 @@ class ModelControl:
                 await self._workers.wait(override.remove)
             if not await self.catalog.could_load(name):
                 self._registry.forget(name)
+
+
+def _read(settings: Settings, name: str, parameters: Mapping[str, LoadParameter]) -> LoadParameters:
+    return LoadParameters.read(
+        name,
+        parameters,
+        max_files=settings.max_override_files,
+        max_bytes=settings.max_override_bytes,
+    )
 
 
 def _with_steps_in_sight(find: Callable[[], ModelSource], sees: Sees) -> ModelSource:

@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 
 import structlog
 
+from xlaserve.core.control_plane import Change, ChangeKind, ControlPlane
 from xlaserve.core.residence.registry import Registry
 from xlaserve.core.residence.repository import Repository
 from xlaserve.core.residence.watches import RepositoryWatches
@@ -34,6 +36,7 @@ class RepositoryFollower:
         *,
         load: Callable[[str], Awaitable[None]],
         unload: Callable[[str], Awaitable[None]],
+        plane: ControlPlane,
     ) -> None:
         """`load` and `unload` are those of `ModelControl`, in turn with what clients ask for."""
         self._settings = settings
@@ -42,6 +45,7 @@ class RepositoryFollower:
         self._workers = workers
         self._load = load
         self._unload = unload
+        self._plane = plane
         self.watch = RepositoryWatches(repository)
         self._failed: set[str] = set()
         self._started = False
@@ -49,7 +53,15 @@ class RepositoryFollower:
 
     @property
     def server_ready(self) -> bool:
-        """Tell whether the start is done, and went as the readiness setting demands."""
+        """Tell whether the start is done, and went as the readiness setting demands.
+
+        Of a server of several processes, in all of them.
+        """
+        return self.is_ready_here and self._plane.is_ready
+
+    @property
+    def is_ready_here(self) -> bool:
+        """Tell what `server_ready` tells, of this process."""
         if self._settings.model_control_mode is ModelControlMode.POLL and not self.watch.seen:
             return False
         if self._settings.readiness is Readiness.MODELS:
@@ -68,7 +80,7 @@ class RepositoryFollower:
     async def start(self) -> None:
         """Load what the control mode says is loaded at start; failures are logged and indexed."""
         await self._workers.wait(self._remove_leftovers)
-        await self._each(await self._names_at_start(), self._load_logged)
+        await self._each(await self._names_at_start(), partial(self._load_logged, load=self._load))
         self._started = True
         self._registry.notify()
 
@@ -97,9 +109,9 @@ class RepositoryFollower:
             raise RepositoryUnreadable(self.watch.unreadable, self.watch.problem)
         return every
 
-    async def _load_logged(self, name: str) -> None:
+    async def _load_logged(self, name: str, *, load: Callable[[str], Awaitable[None]]) -> None:
         try:
-            await self._load(name)
+            await load(name)
         except XlaserveError as error:
             self._failed.add(name)
             self._log.error("model not loaded from the repository", model=name, error=str(error))
@@ -113,7 +125,8 @@ class RepositoryFollower:
         try:
             await self._refresh()
             changes = await self._workers.wait(self.watch.changes)
-            await self._each(changes.changed, self._load_logged)
+            everywhere = partial(self._load_logged, load=self._load_everywhere)
+            await self._each(changes.changed, everywhere)
             await self._each(changes.gone, self._unload_gone)
         except Exception:
             # What serves goes on serving, and the next look comes.
@@ -129,7 +142,11 @@ class RepositoryFollower:
     async def _unload_gone(self, name: str) -> None:
         self._failed.discard(name)
         if self._registry.find(name) is not None:
-            await self._unload(name)
+            change = Change(ChangeKind.UNLOAD, name, {"models": [name]})
+            await self._plane.apply(change, partial(self._unload, name))
+
+    async def _load_everywhere(self, name: str) -> None:
+        await self._plane.apply(Change(ChangeKind.FOLLOW, name), partial(self._load, name))
 
     async def _each(self, names: Iterable[str], work: Callable[[str], Awaitable[None]]) -> None:
         queue = iter(list(names))

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 from weakref import WeakKeyDictionary
 
+from xlaserve.core.control_plane import Change, ChangeKind
 from xlaserve.core.residence.control import ModelControl
 from xlaserve.core.residence.lifecycle import State
 from xlaserve.core.residence.registry import Instance, Model, Registry
@@ -73,6 +74,10 @@ class MultiModelContainer:
         self._repository = repository
         self._default_model = default_model
         self._loading: set[str] = set()
+        control.plane.handle(
+            ChangeKind.LOAD_URL,
+            lambda change: self._load_here(change.subject, change.arguments["url"]),
+        )
         # By instance, so that a reload from elsewhere and an unload leave nothing to tidy up.
         self._urls: WeakKeyDictionary[Instance, str] = WeakKeyDictionary()
 
@@ -90,6 +95,12 @@ class MultiModelContainer:
         self._control.require_explicit("load")
         require_all_seen()  # an url names the files of any model
         _check_key(name)
+        if name in self._loading or self._is_taken(name):
+            raise ModelAlreadyLoaded(name)
+        change = Change(ChangeKind.LOAD_URL, name, {"url": url})
+        await self._control.plane.apply(change, partial(self._load_here, name, url))
+
+    async def _load_here(self, name: str, url: str) -> None:
         if name in self._loading or self._is_taken(name):
             raise ModelAlreadyLoaded(name)
         self._loading.add(name)
@@ -114,7 +125,8 @@ class MultiModelContainer:
         model = self._registry.find(name)
         if model is None or not any(v.state in _HELD for v in model.versions.values()):
             raise ModelNotFound(name)
-        await self._control.evict(name)
+        evict = partial(self._control.evict, name)
+        await self._control.plane.apply(Change(ChangeKind.EVICT, name), evict)
 
     def get(self, name: str) -> HostedModel:
         """Return a model that is loaded; raises ModelNotFound (SageMaker, Get Model API)."""

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+from xlaserve.core.control_plane import Change, ChangeKind
 from xlaserve.core.residence.capacity import Capacity, Sizes
 from xlaserve.core.residence.control import ModelControl
 from xlaserve.core.residence.predictions import FilesLook, FilesSeen, Predictions
@@ -139,6 +140,7 @@ class ModelRuntime:
         self._predict_size = predict_size
         self._look = look
         self._predictions = Predictions(settings.max_remembered_sizes)
+        control.plane.handle(ChangeKind.LOAD_AT, self._load_change)
 
     async def status(self) -> RuntimeLimits | None:
         """Return the limits once the runtime is ready, None before.
@@ -149,9 +151,10 @@ class ModelRuntime:
         """
         if not self._control.follower.server_ready or self._capacity.smallest_bytes is None:
             return None
-        await self._control.purge()
-        largest = self._predictions.largest_bytes
-        return RuntimeLimits.of(self._settings, self._capacity.smallest_bytes, largest)
+        await self._control.plane.apply(Change(ChangeKind.PURGE), self._control.purge)
+        count = self._settings.processes
+        largest = self._predictions.largest_bytes * count
+        return RuntimeLimits.of(self._settings, self._capacity.smallest_bytes * count, largest)
 
     async def load(self, model: RuntimeModel) -> LoadedSize:
         """Load a model and return when its first request will not compile.
@@ -159,6 +162,16 @@ class ModelRuntime:
         An id that is held already, from the same files, is no error. Raises LoadFailed,
         OutOfMemory or LoadCancelled (ModelMesh SPI, loadModel).
         """
+        said = {"path": model.location.path, "schema": model.location.schema, "key": model.key}
+        change = Change(ChangeKind.LOAD_AT, model.id, said)
+        return await self._control.plane.apply(change, partial(self._load_here, model))
+
+    async def _load_change(self, change: Change) -> None:
+        said = change.arguments
+        location = Location(said["path"], said["schema"])
+        await self._load_here(RuntimeModel(change.subject, location, said["key"]))
+
+    async def _load_here(self, model: RuntimeModel) -> LoadedSize:
         find = partial(self._repository.find_at, model.id, model.location)
         # Before the load: behind it, an unload could come between it and its answer.
         seen = await self._seen(model)
@@ -171,8 +184,8 @@ class ModelRuntime:
             raise
         try:
             needed = self._registry.needed_bytes(model.id)
-            size = self.size_bytes(model.id)
-            loaded = LoadedSize(size, self._max_concurrency(model.id))
+            size = self._registry.size_bytes(model.id)
+            loaded = LoadedSize(self.size_bytes(model.id), self._max_concurrency(model.id))
         except ModelNotFound:
             raise LoadCancelled(model.id) from None  # unloaded before this could be said
         self._predictions.remember(model.id, max(size, needed), *keys)
@@ -180,7 +193,8 @@ class ModelRuntime:
 
     async def unload(self, model_id: str) -> None:
         """Return once the model is gone and its memory free; an unknown id is no error."""
-        await self._control.evict(model_id)
+        evict = partial(self._control.evict, model_id)
+        await self._control.plane.apply(Change(ChangeKind.EVICT, model_id), evict)
 
     def size_bytes(self, model_id: str) -> int:
         """Return what a loaded model holds on a device at most, at least 1; raises ModelNotFound.
@@ -188,7 +202,11 @@ class ModelRuntime:
         A mesh knows one memory. Where it is that of the smallest device, and a model is what it
         holds where it holds most, no device is ever asked for more than it has.
         """
-        return min(max(1, self._registry.size_bytes(model_id)), MAX_SIZE_BYTES)
+        return self._told(max(1, self._registry.size_bytes(model_id)))
+
+    def _told(self, size_bytes: int) -> int:
+        """Return what all processes of the server hold, as a mesh can count it."""
+        return min(size_bytes * self._settings.processes, MAX_SIZE_BYTES)
 
     async def predict_size_bytes(self, model: RuntimeModel) -> int:
         """Predict what a load will need, within a fraction of a second.
@@ -210,10 +228,10 @@ class ModelRuntime:
                 needed = self._predictions.of_key(seen.key) or seen.needed_bytes
         if needed is None and model.disk_size_bytes:
             needed = model.disk_size_bytes + _COMPILED_BYTES
-        if needed is None:
-            typical = self._predictions.typical_bytes
-            needed = typical or self._settings.default_model_size_bytes
-        return min(needed, MAX_SIZE_BYTES)
+        needed = needed or self._predictions.typical_bytes
+        if not needed:
+            return min(self._settings.default_model_size_bytes, MAX_SIZE_BYTES)
+        return self._told(needed)
 
     async def _seen(self, model: RuntimeModel) -> FilesSeen | None:
         """Look at the files of a model, if its path may lead to any."""

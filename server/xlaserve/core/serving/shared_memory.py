@@ -18,6 +18,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from xlaserve.core.control_plane import Change, ChangeKind, ControlPlane, OneProcess
 from xlaserve.core.serving.call import Peer
 from xlaserve.core.serving.sight import require_all_seen
 from xlaserve.errors import (
@@ -46,6 +47,8 @@ _SHOWN_CHARACTERS = 80
 _LARGEST = 2**63 - 1
 """The largest offset that a system call takes."""
 _LOOPBACK = "127."
+_THE_SERVER = Peer(address="unix")
+"""Another process of the server, which has admitted the client."""
 _MOST_BUFFERS = 512
 """Buffers of one system call; POSIX allows 1024 on Linux."""
 
@@ -190,8 +193,13 @@ class Region:
 class Regions:
     """The regions that clients registered, by their names. Of the event loop."""
 
-    def __init__(self, policy: SharedMemoryPolicy | None = None) -> None:
+    def __init__(
+        self, policy: SharedMemoryPolicy | None = None, plane: ControlPlane | None = None
+    ) -> None:
         self.policy = policy or SharedMemoryPolicy()
+        self._plane = plane or OneProcess()
+        self._plane.handle(ChangeKind.REGISTER, self._register_change)
+        self._plane.handle(ChangeKind.UNREGISTER, self._unregister_change)
         self.driver: Any = None
         """CUDA's driver (a `cuda_regions.Driver`); None where JAX does not run on CUDA."""
         self._regions: dict[str, SharedRegion] = {}
@@ -200,6 +208,31 @@ class Regions:
     def is_on(self) -> bool:
         """Tell whether any client may register a region."""
         return self.policy.clients is not SharedMemoryClients.NONE
+
+    async def register_everywhere(
+        self, peer: Peer, name: str, key: str, offset: int, byte_size: int
+    ) -> None:
+        """Do as `register`, in every process of the server."""
+
+        async def here() -> None:
+            self.register(peer, name, key, offset, byte_size)
+
+        said = {"key": key, "offset": offset, "byte_size": byte_size}
+        await self._plane.apply(Change(ChangeKind.REGISTER, name, said), here)
+
+    async def unregister_everywhere(self, peer: Peer, name: str = "") -> None:
+        """Do as `unregister`, in every process of the server."""
+
+        async def here() -> None:
+            self.unregister(peer, name)
+
+        await self._plane.apply(Change(ChangeKind.UNREGISTER, name), here)
+
+    async def _register_change(self, change: Change) -> None:
+        self.register(_THE_SERVER, change.subject, **change.arguments)
+
+    async def _unregister_change(self, change: Change) -> None:
+        self.unregister(_THE_SERVER, change.subject)
 
     def register(self, peer: Peer, name: str, key: str, offset: int, byte_size: int) -> None:
         """Open the file of a key, and know a part of it by a name (shared memory extension).

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from xlaserve.core.control_plane import Change, ChangeKind, ControlPlane, OneProcess
 from xlaserve.core.serving.call import Call, Outcome, outside_call
 from xlaserve.core.serving.call_record import CallRecord
 from xlaserve.core.serving.gates import Gates
@@ -84,12 +85,15 @@ class Tracing:
         *,
         start: TraceSetting = DEFAULT,
         spans: OpenTelemetry | None = None,
+        plane: ControlPlane | None = None,
     ) -> None:
         """Without a path or `spans` nothing can be traced; `in_thread` runs what blocks.
 
         `start` is what is traced of all models, until somebody changes it, and when it is cleared.
         With `spans` they take the place of the file.
         """
+        self._plane = plane or OneProcess()
+        self._plane.handle(ChangeKind.TRACE, self._make)
         self._spans = spans
         self._default = start
         self._gates = gates
@@ -131,6 +135,17 @@ class Tracing:
             "trace_file": "" if self.path is None else str(self.path),
             "trace_mode": MODE if self._spans is None else OPENTELEMETRY,
         }
+
+    async def change(self, model: str, change: Mapping[str, Sequence[str] | None]) -> None:
+        """Do as `update`, in every process of the server."""
+
+        async def here() -> None:
+            self.update(model, change)
+
+        await self._plane.apply(Change(ChangeKind.TRACE, model, change), here)
+
+    async def _make(self, change: Change) -> None:
+        self.update(change.subject, change.arguments)
 
     def update(self, model: str, change: Mapping[str, Sequence[str] | None]) -> None:
         """Change what is traced; None, or nothing, clears a setting (trace extension).

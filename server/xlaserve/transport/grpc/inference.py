@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from grpclib.const import Handler
 
-from xlaserve.core.log_settings import log_settings, update_log_settings
+from xlaserve.core.log_settings import change_log_settings, log_settings
 from xlaserve.core.residence.control import ModelControl
 from xlaserve.core.server import ServerDescription
 from xlaserve.core.serving.call import NOBODY, Peer, current_call
@@ -183,7 +183,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         request = trace_setting_request
         if request.model_name:
             self._engine.info(request.model_name)
-        update_trace(self._tracing, request)
+        await update_trace(self._tracing, request)
         return write_trace(self._tracing, request.model_name)
 
     async def log_settings(
@@ -192,7 +192,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         """Change which records the log has, and return that."""
         change = read_log(log_settings_request)
         if change:
-            update_log_settings(change)
+            await change_log_settings(self._control.plane, change)
         return write_log(log_settings())
 
     # --- shared memory ---
@@ -218,7 +218,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     ) -> pb.SystemSharedMemoryRegisterResponse:
         """Register a part of a shared memory file under a name."""
         request = system_shared_memory_register_request
-        self._engine.regions.register(
+        await self._engine.regions.register_everywhere(
             _peer(), request.name, request.key, request.offset, request.byte_size
         )
         return pb.SystemSharedMemoryRegisterResponse()
@@ -227,7 +227,8 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         self, system_shared_memory_unregister_request: pb.SystemSharedMemoryUnregisterRequest
     ) -> pb.SystemSharedMemoryUnregisterResponse:
         """Have a region, or all, registered no more; one that is not there is no error."""
-        self._engine.regions.unregister(_peer(), system_shared_memory_unregister_request.name)
+        name = system_shared_memory_unregister_request.name
+        await self._engine.regions.unregister_everywhere(_peer(), name)
         return pb.SystemSharedMemoryUnregisterResponse()
 
     async def cuda_shared_memory_status(

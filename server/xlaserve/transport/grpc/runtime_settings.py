@@ -13,11 +13,11 @@ from xlaserve_proto import inference as pb
 _SHOWN_CHARACTERS = 80
 
 
-def update_trace(tracing: Tracing, request: pb.TraceSettingRequest) -> None:
+async def update_trace(tracing: Tracing, request: pb.TraceSettingRequest) -> None:
     """Change what is traced; a setting without values is cleared."""
     change = {name: list(setting.value) for name, setting in request.settings.items()}
     if change:
-        tracing.update(request.model_name, change)
+        await tracing.change(request.model_name, change)
 
 
 def write_trace(tracing: Tracing, model: str) -> pb.TraceSettingResponse:

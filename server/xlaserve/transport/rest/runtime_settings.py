@@ -5,7 +5,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from xlaserve.core.log_settings import log_settings, update_log_settings
+from xlaserve.core.control_plane import ControlPlane
+from xlaserve.core.log_settings import change_log_settings, log_settings
 from xlaserve.core.serving.call import Api, Operation
 from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.tracing import Tracing
@@ -44,7 +45,10 @@ class LogSettings(msgspec.Struct):
 class RuntimeSettingsRoutes:
     """The handlers of both extensions."""
 
-    def __init__(self, tracing: Tracing, engine: Engine, *, max_json_depth: int) -> None:
+    def __init__(
+        self, plane: ControlPlane, tracing: Tracing, engine: Engine, *, max_json_depth: int
+    ) -> None:
+        self._plane = plane
         self._tracing = tracing
         self._engine = engine
         self._max_json_depth = max_json_depth
@@ -113,7 +117,7 @@ class RuntimeSettingsRoutes:
         asked: dict[str, _LogValue] = await self._read(request, dict[str, _LogValue])
         change = {name: value for name, value in asked.items() if value is not None}
         if change:
-            update_log_settings(change)
+            await change_log_settings(self._plane, change)
         return json_response(log_settings())
 
     async def trace(self, request: HttpRequest) -> HttpResponse:
@@ -129,7 +133,7 @@ class RuntimeSettingsRoutes:
                 name: [str(value)] if isinstance(value, str | int) else value
                 for name, value in asked.items()
             }
-            self._tracing.update(model, listed)
+            await self._tracing.change(model, listed)
         return json_response(self._tracing.texts(model))
 
     def _model(self, request: HttpRequest) -> str:

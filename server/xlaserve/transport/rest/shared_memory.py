@@ -142,7 +142,9 @@ class SharedMemoryRoutes:
         body = await request.read()
         asked: Any = read_json(body, RegisterRequest, max_depth=self._max_json_depth)
         name = request.names["region"]
-        self._regions.register(request.call.peer, name, asked.key, asked.offset, asked.byte_size)
+        await self._regions.register_everywhere(
+            request.call.peer, name, asked.key, asked.offset, asked.byte_size
+        )
         return json_response(Nothing())
 
     async def status(self, request: HttpRequest) -> HttpResponse:
@@ -153,7 +155,9 @@ class SharedMemoryRoutes:
 
     async def unregister(self, request: HttpRequest) -> HttpResponse:
         """Have a region, or all, registered no more."""
-        self._regions.unregister(request.call.peer, request.names.get("region", ""))
+        await self._regions.unregister_everywhere(
+            request.call.peer, request.names.get("region", "")
+        )
         return json_response(Nothing())
 
     async def register_cuda(self, request: HttpRequest) -> HttpResponse:

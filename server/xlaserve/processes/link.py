@@ -1,0 +1,201 @@
+"""The control plane in a worker: its changes go through the parent, and so do those of others."""
+
+import asyncio
+import itertools
+import os
+import tempfile
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import structlog
+
+from xlaserve.core.control_plane import Answer, Change, ChangeKind, Make
+from xlaserve.core.control_plane import Reply as AnswerHere
+from xlaserve.errors import ShuttingDown, XlaserveError
+from xlaserve.processes.channel import Channel, ChannelError
+from xlaserve.processes.failures import error_of, failure_of
+from xlaserve.processes.messages import (
+    Answers,
+    Ask,
+    AskAll,
+    ChangeText,
+    Did,
+    Do,
+    Done,
+    Failure,
+    Go,
+    Question,
+    Reply,
+    Settled,
+    State,
+    ToWorker,
+)
+
+T = TypeVar("T")
+_log = structlog.get_logger("worker")
+
+
+class Link:
+    """Makes changes of the server in this process when it is their turn. Of the event loop."""
+
+    def __init__(self, channel: "Channel[ToWorker]", scratch_directory: Path) -> None:
+        self._channel = channel
+        self._scratch = scratch_directory
+        self._numbers = itertools.count()
+        self._turns: dict[int, asyncio.Future[None]] = {}
+        """Futures of changes that wait for Go."""
+        self._settled: dict[int, asyncio.Future[Failure | None]] = {}
+        self._asked: dict[int, asyncio.Future[Sequence[Answer]]] = {}
+        self._makes: dict[ChangeKind, Make] = {}
+        self._replies: dict[str, AnswerHere] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.is_ready = False
+        self.leads = False
+        self.on_state: Callable[[], None] = lambda: None
+        """Called when `is_ready` has changed."""
+        self.is_loaded: Callable[[str], bool] = lambda _: False
+        """Tells whether a model is loaded in this process."""
+
+    # --- the control plane ---
+
+    def handle(self, kind: ChangeKind, make: Make) -> None:
+        """Say how changes that others ask for are made here."""
+        self._makes[kind] = make
+
+    def answer(self, question: str, reply: AnswerHere) -> None:
+        """Say how a question that others ask is answered here."""
+        self._replies[question] = reply
+
+    async def apply(self, change: Change, here: Callable[[], Awaitable[T]]) -> T:
+        """Make a change here, then everywhere else, and return what `here` returned.
+
+        A client that leaves does not cancel it: half of the processes would have it.
+        """
+        return await asyncio.shield(self._task(self._apply(change, here)))
+
+    async def ask_all(self, question: str, said: Any = None) -> Sequence[Answer]:
+        """Return the answers of all other processes, those that gave none among them."""
+        number = next(self._numbers)
+        answers: asyncio.Future[Sequence[Answer]]
+        answers = self._asked[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._channel.send(AskAll(number, question, said))
+            return await answers
+        except ChannelError:
+            return ()
+        finally:
+            self._asked.pop(number, None)
+
+    async def _apply(self, change: Change, here: Callable[[], Awaitable[T]]) -> T:
+        number = next(self._numbers)
+        loop = asyncio.get_running_loop()
+        text = ChangeText(change.kind, change.subject, dict(change.arguments))
+        if change.files:
+            text = msgspec.structs.replace(text, files=await self._spooled(change.files))
+        turn = self._turns[number] = loop.create_future()
+        settled = self._settled[number] = loop.create_future()
+        try:
+            self._channel.send(Ask(number, text))
+            await asyncio.wait((turn, settled), return_when=asyncio.FIRST_COMPLETED)
+            if settled.done():
+                failure = settled.result()
+                raise ShuttingDown if failure is None else error_of(failure)
+            was_loaded = self.is_loaded(change.subject)
+            try:
+                result = await here()
+            except BaseException as error:
+                self._channel.send(Done(number, failure_of(error), was_loaded))
+                raise
+            self._channel.send(Done(number, None, was_loaded))
+            failure = await settled
+        except ChannelError:
+            raise ShuttingDown from None
+        finally:
+            del self._turns[number], self._settled[number]
+        if failure is not None:
+            raise error_of(failure)
+        return result
+
+    async def _spooled(self, files: Mapping[str, bytes]) -> str:
+        return await asyncio.to_thread(_write, self._scratch, msgspec.msgpack.encode(files))
+
+    # --- what the parent says ---
+
+    def heard(self, message: ToWorker) -> None:
+        """Do what a message of the parent says, as far as it is about changes and questions."""
+        match message:
+            case Go(number):
+                _settle(self._turns.get(number), None)
+            case Settled(number, failure):
+                _settle(self._settled.get(number), failure)
+            case Do(number, change):
+                self._task(self._do(number, change))
+            case Question(number, name, said):
+                self._task(self._reply(number, name, said))
+            case Answers(number, answers):
+                found = [Answer(one.worker, one.said, one.problem) for one in answers]
+                _settle(self._asked.get(number), found)
+            case State(is_ready, leads):
+                self.is_ready, self.leads = is_ready, leads
+                self.on_state()
+            case _:
+                pass
+
+    async def _do(self, number: int, text: ChangeText) -> None:
+        was_loaded = self.is_loaded(text.subject)
+        failure = None
+        try:
+            files: dict[str, bytes] = {}
+            if text.files:
+                data = await asyncio.to_thread(Path(text.files).read_bytes)
+                files = msgspec.msgpack.decode(data, type=dict[str, bytes])
+            await self._makes[text.kind](Change(text.kind, text.subject, text.arguments, files))
+        except XlaserveError as error:
+            failure = failure_of(error)
+        except Exception as error:
+            _log.exception("change not made", kind=text.kind, subject=text.subject)
+            failure = failure_of(error)
+        self._tell(Did(number, failure, was_loaded))
+
+    async def _reply(self, number: int, name: str, said: Any) -> None:
+        try:
+            reply = Reply(number, await self._replies[name](said))
+        except Exception as error:
+            _log.exception("question not answered", question=name)
+            reply = Reply(number, None, f"{type(error).__name__}: {error}")
+        try:
+            self._tell(reply)
+        except (TypeError, ValueError) as error:
+            self._tell(Reply(number, None, str(error)))
+
+    def _tell(self, message: msgspec.Struct) -> None:
+        try:
+            self._channel.send(message)
+        except ChannelError as error:
+            _log.warning("the parent does not hear", reason=str(error))
+
+    def _task(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            # Read, so that an error whose client has left is not reported as never retrieved.
+            task.exception()
+
+
+def _settle(future: "asyncio.Future[Any] | None", value: object) -> None:
+    if future is not None and not future.done():
+        future.set_result(value)
+
+
+def _write(directory: Path, data: bytes) -> str:
+    descriptor, name = tempfile.mkstemp(prefix=".xlaserve-change-", dir=directory)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+    return name

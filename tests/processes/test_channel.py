@@ -1,0 +1,93 @@
+"""The channel between processes takes nothing but its messages, and is bounded."""
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from xlaserve.core.control_plane import ChangeKind
+from xlaserve.processes import channel as channels
+from xlaserve.processes.channel import Channel, ChannelError, from_worker
+from xlaserve.processes.messages import Ask, Begin, ChangeText, FromWorker, Ready
+
+
+@pytest.fixture(name="ends")
+async def two_ends() -> AsyncIterator[tuple["Channel[FromWorker]", socket.socket]]:
+    """A channel, and the raw socket at its other end."""
+    ours, theirs = socket.socketpair()
+    channel = await Channel.open(ours, from_worker())
+    theirs.setblocking(False)
+    yield channel, theirs
+    channel.close()
+    theirs.close()
+
+
+def frame(data: bytes) -> bytes:
+    return struct.pack("<I", len(data)) + data
+
+
+async def test_a_message_arrives_as_it_was_sent(
+    ends: tuple["Channel[FromWorker]", socket.socket],
+) -> None:
+    """In order, and with what is in it."""
+    channel, other = ends
+    ask = Ask(7, ChangeText(ChangeKind.LOAD, "m", {"config": "{}"}))
+    other.send(frame(msgspec.json.encode(ask)) + frame(msgspec.json.encode(Ready())))
+
+    assert [ask, Ready()] == [await channel.receive(), await channel.receive()]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"{}",
+        b"not json",
+        b'{"type": "Nothing"}',
+        b'{"type": "Ready", "more": 1}',
+        # What only the parent may say.
+        msgspec.json.encode(Begin(0, {}, [], 0)),
+        b'{"type": "Ask", "number": 1, "change": {"kind": "x", "subject": "m", "arguments": {}}}',
+    ],
+)
+async def test_what_is_no_message_ends_the_channel(
+    ends: tuple["Channel[FromWorker]", socket.socket], data: bytes
+) -> None:
+    """Nothing of it is guessed."""
+    channel, other = ends
+    other.send(frame(data))
+
+    with pytest.raises(ChannelError):
+        await channel.receive()
+
+
+async def test_a_message_that_is_too_long_is_not_received(
+    ends: tuple["Channel[FromWorker]", socket.socket],
+) -> None:
+    """Its length is enough to refuse it: no memory is taken for it."""
+    channel, other = ends
+    other.send(struct.pack("<I", channels.LIMIT_MESSAGE_BYTES + 1))
+
+    with pytest.raises(ChannelError, match="bytes"):
+        await channel.receive()
+
+
+async def test_an_end_that_does_not_read_is_given_up(
+    ends: tuple["Channel[FromWorker]", socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits for it is bounded."""
+    channel, _ = ends
+    monkeypatch.setattr(channels, "LIMIT_PENDING_BYTES", 1 << 20)
+    message = Ask(1, ChangeText(ChangeKind.LOAD, "m" * 60_000, {}))
+
+    def fill() -> None:
+        for _ in range(100):
+            channel.send(message)
+
+    with pytest.raises(ChannelError, match="does not read"):
+        fill()
+    await asyncio.sleep(0)
+    with pytest.raises(ChannelError):
+        channel.send(message)

@@ -1,0 +1,174 @@
+"""Several processes are one server: connections, changes and deaths, on one server of two."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from multiprocessing import shared_memory
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+import tritonclient.grpc.aio as triton
+from support import python_models, several
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+MOST_SECONDS = 60
+
+ONCE = """
+import pathlib
+
+class Model(PythonModel):
+    def load(self, context):
+        pathlib.Path({taken!r}).open("x").close()
+
+    def infer(self, inputs):
+        return {{"y": inputs["x"]}}
+"""
+"""A model that only the first process to load it can load."""
+
+
+@dataclass
+class Running:
+    """The server of the tests here, and its repository, which they may write to."""
+
+    url: str
+    grpc: str
+    models: Path
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", name="server")
+async def one_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
+    """One server of two processes, which each test leaves with two."""
+    models = several.repository(tmp_path_factory.mktemp("models"))
+    flags = ("--model-control-mode", "explicit", "--load-model", "who")
+    async with several.several(models, *flags) as running:
+        yield Running(running.http, running.url, models)
+
+
+async def ask(
+    session: aiohttp.ClientSession, path: str, body: Any = None, method: str = "POST"
+) -> tuple[int, Any]:
+    """Return status and answer of a request on the one connection of a session."""
+    async with session.request(method, path, json=body) as response:
+        return response.status, await response.json()
+
+
+async def value(session: aiohttp.ClientSession, model: str) -> Any:
+    """Return what a model of vectors answers to 1.0."""
+    _, answer = await ask(session, f"/v2/models/{model}/infer", several.who())
+    return answer["outputs"][0]["data"][0] if "outputs" in answer else answer
+
+
+def constant(models: Path, name: str, number: float) -> None:
+    """Write a model that answers with a number."""
+    python_models.write_function(models, name, f"return {{'y': np.full(1, {number}, np.float32)}}")
+
+
+@pytest.mark.parametrize("count", [4, 64])
+async def test_each_worker_has_as_many_connections(server: Running, count: int) -> None:
+    """The kernel alone would leave one worker with up to all of them."""
+    found = await several.connections_of(server.url, count)
+
+    assert [count // 2] * 2 == list(found.values())
+
+
+async def test_a_load_that_was_answered_is_a_load_of_all(server: Running) -> None:
+    """The next request sees it, whichever worker it meets; a reload and an unload too."""
+    constant(server.models, "number", 1)
+    async with several.one_each(server.url) as (one, other):
+        assert (200, {}) == await ask(one, "/v2/repository/models/number/load")
+        first = [await value(session, "number") for session in (other, one)]
+        constant(server.models, "number", 2)
+        assert (200, {}) == await ask(other, "/v2/repository/models/number/load")
+        second = [await value(session, "number") for session in (one, other)]
+        assert (200, {}) == await ask(one, "/v2/repository/models/number/unload")
+        third = [(await ask(s, "/v2/models/number/ready", method="GET"))[0] for s in (other, one)]
+
+    assert ([1, 1], [2, 2], [400, 400]) == (first, second, third)
+
+
+async def test_a_load_over_grpc_is_a_load_of_all(server: Running) -> None:
+    """With the configuration and the files that came along."""
+    async with (
+        triton.InferenceServerClient(server.grpc) as client,
+        several.one_each(server.url) as sessions,
+    ):
+        config = '{"backend": "identity", "parameters": {"said": {"string_value": "so"}}}'
+        tensors = ', "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [1]}]'
+        tensors += ', "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [1]}]}'
+        await client.load_model("echo", config=config[:-1] + tensors)
+        found = [await ask(session, "/v2/models/echo/config", method="GET") for session in sessions]
+        await client.unload_model("echo")
+
+    assert ["so", "so"] == [answer["parameters"]["said"]["string_value"] for _, answer in found]
+
+
+async def test_a_load_that_fails_in_one_worker_is_undone_in_all(
+    server: Running, tmp_path: Path
+) -> None:
+    """The client is told the error, and no worker has the model."""
+    code = ONCE.format(taken=str(tmp_path / "taken"))
+    python_models.write(server.models, "once", code, python_models.VECTORS)
+    async with several.one_each(server.url) as (one, other):
+        status, answer = await ask(one, "/v2/repository/models/once/load")
+        states = [(await ask(s, "/v2/models/once/ready", method="GET"))[0] for s in (one, other)]
+
+    assert (400, True) == (status, "FileExistsError" in answer["error"])
+    assert [400, 400] == states
+    assert (tmp_path / "taken").exists()
+
+
+async def test_shared_memory_is_registered_with_all(server: Running) -> None:
+    """A request may meet another worker than the registration did."""
+    memory = shared_memory.SharedMemory(create=True, size=64)
+    try:
+        async with several.one_each(server.url) as (one, other):
+            region = {"key": f"/{memory.name}", "offset": 0, "byte_size": 64}
+            assert (200, {}) == await ask(
+                one, "/v2/systemsharedmemory/region/mine/register", region
+            )
+            _, known = await ask(other, "/v2/systemsharedmemory/status", method="GET")
+            taken, _ = await ask(other, "/v2/systemsharedmemory/region/mine/register", region)
+            await ask(other, "/v2/systemsharedmemory/unregister")
+            _, left = await ask(one, "/v2/systemsharedmemory/status", method="GET")
+    finally:
+        memory.close()
+        memory.unlink()
+
+    assert ["mine"] == [row["name"] for row in known]
+    assert (409, []) == (taken, left)
+
+
+async def test_log_settings_are_of_all(server: Running) -> None:
+    """A client is not to know which worker it has."""
+    async with several.one_each(server.url) as (one, other):
+        await ask(one, "/v2/logging", {"log_info": False})
+        _, found = await ask(other, "/v2/logging", method="GET")
+        await ask(other, "/v2/logging", {"log_info": True})
+        _, then = await ask(one, "/v2/logging", method="GET")
+
+    assert (False, True) == (found["log_info"], then["log_info"])
+
+
+async def test_a_worker_that_dies_is_replaced_by_one_that_has_what_all_have(
+    server: Running,
+) -> None:
+    """The other serves on, and is handed every connection until then."""
+    constant(server.models, "kept", 3)
+    async with several.one_each(server.url) as (one, other), asyncio.timeout(MOST_SECONDS):
+        await ask(one, "/v2/repository/models/kept/load")
+        victim, left = await several.asked(one, server.url), await several.asked(other, server.url)
+        os.kill(victim, signal.SIGKILL)
+        await several.is_gone(victim)
+        # Its connections are closed, and the client makes a new one.
+        assert left == await several.asked(one, server.url)
+    async with several.one_each(server.url) as sessions:
+        found = {await several.asked(session, server.url) for session in sessions}
+        kept = [await value(session, "kept") for session in sessions]
+
+    assert left in found
+    assert [3, 3] == kept
