@@ -1,13 +1,16 @@
-"""connect-web, the stock client of browsers, over gRPC-Web, in Node.js."""
+"""connect-web and grpc-web, the stock clients of browsers, over gRPC-Web, in Node.js."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable
+import os
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
+import trustme
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from google.protobuf import descriptor_pb2
@@ -16,6 +19,7 @@ from support import identity_models
 from support.browser import browsing
 from support.npm_tools import node_program
 from support.server import RunningServer, serving
+from support.tls import write_certificate
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 from xlaserve.core.serving.access.tokens import digest_of, new_token
@@ -34,9 +38,9 @@ ANSWER = {
 }
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", name="server")
-async def _server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningServer]:
-    folder = tmp_path_factory.mktemp("web")
+@asynccontextmanager
+async def web_server(folder: Path, **settings: str) -> AsyncIterator[RunningServer]:
+    """Run a server for pages of any origin, with a caller that may not manage models."""
     identity_models.write(folder / "models", "fp32", "FP32")
     rules = folder / "rules.json"
     allow = ["infer", "metadata", "health"]
@@ -49,8 +53,15 @@ async def _server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run
         load_model=("fp32",),
         cors_origin=("*",),
         access_rules=str(rules),
+        **settings,
     )
     async with running as server:
+        yield server
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", name="server")
+async def _server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningServer]:
+    async with web_server(tmp_path_factory.mktemp("web")) as server:
         yield server
 
 
@@ -76,18 +87,35 @@ def name_fields(messages: Iterable[descriptor_pb2.DescriptorProto]) -> None:
         name_fields(message.nested_type)
 
 
-async def test_the_stock_client_calls_every_kind_of_method(
-    pytestconfig: pytest.Config, server: RunningServer, tmp_path: Path
-) -> None:
-    """Unary and streams of answers; errors, deadlines, and a caller that nobody knows."""
-    folder = Path(__file__).parent / "web_client"
-    program = node_program(pytestconfig, folder, "client.mjs")
+async def made(
+    pytestconfig: pytest.Config, url: str, calls: Sequence[Any], folder: Path, **environment: str
+) -> list[Any]:
+    """Return what the clients in Node.js were answered."""
+    program = node_program(pytestconfig, Path(__file__).parent / "web_client", "client.mjs")
     files = descriptor_pb2.FileDescriptorSet()
     for module in (model_config_pb2, service_pb2, health_pb2):
         file = files.file.add()
         module.DESCRIPTOR.CopyToProto(file)
         name_fields(file.message_type)
-    (tmp_path / "descriptors").write_bytes(files.SerializeToString())
+    (folder / "descriptors").write_bytes(files.SerializeToString())
+    (folder / "calls").write_text("\n".join(map(json.dumps, calls)))
+    running = await asyncio.create_subprocess_exec(
+        *program,
+        url,
+        str(folder / "descriptors"),
+        str(folder / "calls"),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, **environment},
+    )
+    async with asyncio.timeout(SECONDS):
+        printed, _ = await running.communicate()
+    return [json.loads(line) for line in printed.splitlines()]
+
+
+async def test_the_stock_client_calls_every_kind_of_method(
+    pytestconfig: pytest.Config, server: RunningServer, tmp_path: Path
+) -> None:
+    """Unary and streams of answers; errors, deadlines, and a caller that nobody knows."""
     calls = [
         infer(),
         infer("none"),
@@ -97,17 +125,7 @@ async def test_the_stock_client_calls_every_kind_of_method(
         call(HEALTH, "check", {"service": "fp32"}),
         call(HEALTH, "watch", {"service": "fp32"}, timeoutMs=2000),
     ]
-    (tmp_path / "calls").write_text("\n".join(map(json.dumps, calls)))
-    running = await asyncio.create_subprocess_exec(
-        *program,
-        f"http://{server.http}",
-        str(tmp_path / "descriptors"),
-        str(tmp_path / "calls"),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    async with asyncio.timeout(SECONDS):
-        printed, _ = await running.communicate()
-    found = [json.loads(line) for line in printed.splitlines()]
+    found = await made(pytestconfig, f"http://{server.http}", calls, tmp_path)
 
     assert ["OK", "NotFound", "Unauthenticated", "OK", "PermissionDenied", "OK"] == [
         one["code"] for one in found[:-1]
@@ -120,6 +138,39 @@ async def test_the_stock_client_calls_every_kind_of_method(
         found[6]["code"],
         found[6]["answers"],
     )
+
+
+@pytest.mark.slow
+async def test_both_stock_clients_call_over_tls(
+    pytestconfig: pytest.Config, tmp_path: Path
+) -> None:
+    """connect-web, and the package grpc-web in both of its formats."""
+    authority = trustme.CA()
+    (tmp_path / "ca.pem").write_bytes(authority.cert_pem.bytes())
+    async with web_server(tmp_path, **write_certificate(authority, tmp_path)) as server:
+        calls = [
+            one | more
+            # Its binary format has no streams of answers.
+            for more, asked in (({}, 5), ({"format": "text"}, 5), ({"format": "binary"}, 4))
+            for one in (
+                infer(),
+                infer("none"),
+                infer(headers={}),
+                call(HEALTH, "check", {"service": "fp32"}),
+                call(HEALTH, "watch", {"service": "fp32"}, timeoutMs=2000),
+            )[:asked]
+        ]
+        url = f"https://localhost:{str(server.http).rpartition(':')[2]}"
+        trusted = {"NODE_EXTRA_CA_CERTS": str(tmp_path / "ca.pem")}
+        found = await made(pytestconfig, url, calls, tmp_path, **trusted)
+        strange = await made(pytestconfig, url, calls[:1], tmp_path)
+
+    unary = ["OK", "NotFound", "Unauthenticated", "OK"]
+    stream = "DeadlineExceeded"
+    assert [*unary, stream, *unary, stream, *unary] == [one["code"] for one in found]
+    assert [[ANSWER]] * 3 == [found[place]["answers"] for place in (0, 5, 10)]
+    assert [[{"status": "SERVING"}]] * 5 == [found[place]["answers"] for place in (3, 4, 8, 9, 13)]
+    assert ["Unknown"] == [one["code"] for one in strange]
 
 
 @pytest.mark.slow
