@@ -2,10 +2,13 @@
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
+from support.object_server import serving_objects
 from typer.testing import CliRunner, Result
 
 from xlaserve.cli import application
@@ -15,6 +18,13 @@ from xlaserve.models.targets import wheels
 
 def _plan(*arguments: object) -> Result:
     return CliRunner().invoke(application(), ["plan", *map(str, arguments)], terminal_width=200)
+
+
+@pytest.fixture(autouse=True)
+def own_log() -> Iterator[None]:
+    """Leave the log of the tests as it is: the command sets its own."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +62,17 @@ def test_plan_as_json_has_every_program_and_what_is_reserved(planned: Result) ->
     assert "no version directory" in document["unreadable"]["empty"]
     assert ["mlp/1"] == document["eviction_order"]
     assert 0 < document["mesh"]["capacity_bytes"] < document["capacity_bytes"]
+
+
+def test_plan_of_a_store_names_what_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XLASERVE_REMOTE_CACHE_DIRECTORY", str(tmp_path))
+    with serving_objects(**{"root/torn/config.json": b"{"}) as (url, _):
+        result = _plan(url, "--target", "cpu", "--json")
+
+    assert 1 == result.exit_code
+    assert "config.json" in json.loads(result.stdout)["unreadable"]["torn"]
 
 
 def test_plan_for_two_devices_reserves_on_both(repository: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("onnx", reason="onnx is not installed")
 
 from onnx import TensorProto
+from support.object_server import serving_objects
 from support.onnx_models import model, node, save
 from support.process import command, run
 
@@ -164,6 +165,21 @@ async def test_a_repository_that_works_is_a_table_and_a_success(tmp_path: Path) 
 
 def _is_row(line: str) -> bool:
     return "relu" in line
+
+
+@pytest.mark.slow
+async def test_a_repository_in_a_store_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XLASERVE_REMOTE_CACHE_DIRECTORY", str(tmp_path / "fetched"))
+    onnx(tmp_path / "models", "relu")
+    content = (tmp_path / "models" / "relu" / "1" / "model.onnx").read_bytes()
+    objects = {"root/relu/1/model.onnx": content, "root/torn/config.json": b"{"}
+    with serving_objects(**objects) as (url, _):
+        status, out, _ = await check(url, "--json")
+    found = {row["model"]: row["finding"] for row in map(json.loads, out.splitlines())}
+
+    assert (1, {"relu": WORKS, "torn": REFUSED}) == (status, found)
 
 
 async def test_nothing_to_check_is_no_success(tmp_path: Path) -> None:

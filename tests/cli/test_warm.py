@@ -1,16 +1,26 @@
 """`xlaserve warm`, on the CPU of this machine."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+import structlog
+from support.object_server import serving_objects
 from typer.testing import CliRunner
 
 import xlaserve
 from xlaserve import cli
 from xlaserve.cli import warm
+
+
+@pytest.fixture(autouse=True)
+def own_log() -> Iterator[None]:
+    """Leave the log of the tests as it is: the command sets its own."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +84,24 @@ def test_table_says_what_was_compiled_and_what_was_there(repository: Path, tmp_p
     (row,) = (line for line in output.splitlines() if "good" in line)
 
     assert ["good", "1", "0", "2"] == row.replace("│", " ").split()[:4]
+
+
+def test_repository_in_a_store_is_fetched_and_compiled(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a model that is not whole is named."""
+    monkeypatch.setenv("XLASERVE_REMOTE_CACHE_DIRECTORY", str(tmp_path / "fetched"))
+    files = [path for path in (repository / "good").rglob("*") if path.is_file()]
+    objects = {f"root/{path.relative_to(repository)}": path.read_bytes() for path in files}
+    objects["root/torn/config.json"] = b"{"
+    with serving_objects(**objects) as (url, _):
+        status, output = run(url, "--cache", tmp_path / "cache", "--json")
+    torn, good = map(json.loads, output.splitlines()[:2])
+
+    assert 1 == status
+    assert ("good", 2, "") == (good["model"], good["compiled"], good["problem"])
+    assert "torn" == torn["model"]
+    assert "config.json" in torn["problem"]
 
 
 def test_repository_without_models_is_refused(tmp_path: Path) -> None:

@@ -2,19 +2,21 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from xlaserve import log
 from xlaserve.cli import plan_display
 from xlaserve.cli.printable import printable
 from xlaserve.cli.progress import progress_bar
 from xlaserve.cli.termination import unwinding_on_signals
 from xlaserve.core.residence.device_plan import DevicePlan, DevicePlanner
+from xlaserve.core.residence.remote.local_copy import local_copy
 from xlaserve.core.residence.repositories import open_repositories
-from xlaserve.errors import InvalidSettings
 from xlaserve.models.targets import kinds
 from xlaserve.models.targets.compiling import MAX_CHILDREN, Compilers
 from xlaserve.models.targets.jobs import Compiled
@@ -24,7 +26,7 @@ _FAILED = 1
 
 
 def plan(  # noqa: PLR0917, typer reads the parameters of a command from its signature
-    repository: Annotated[Path, typer.Argument(help="Directory of the models.")],
+    repository: Annotated[Path, typer.Argument(help="Directory of the models, or a URL.")],
     target: Annotated[str, typer.Option(help=f"The kind of device: {', '.join(kinds.TARGETS)}.")],
     count: Annotated[int, typer.Option(help="How many of them one host has: 1, 2, 4 or 8.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -43,16 +45,22 @@ def plan(  # noqa: PLR0917, typer reads the parameters of a command from its sig
 
     The exit status is 1 if a model is broken, does not compile, or does not fit by itself.
     """
+    log.configure("warning")
     row = kinds.named(target)
-    if not repository.is_dir():
-        raise InvalidSettings("repository", "a directory", str(repository))
-    settings = Settings(repository=repository, capacity_bytes=capacity_bytes)
-    models = open_repositories(settings)
+    settings = Settings.read(repository=repository, capacity_bytes=capacity_bytes)
     directory = "" if cache is None else str(cache.absolute())
-    with unwinding_on_signals(), Compilers(most=jobs) as compilers, _progress() as on_done:
-        made = DevicePlanner(settings, models, compilers).plan(
+    with (
+        unwinding_on_signals(),
+        local_copy(settings) as copy,
+        Compilers(most=jobs) as compilers,
+        _progress() as on_done,
+    ):
+        models = open_repositories(copy.settings)
+        made = DevicePlanner(copy.settings, models, compilers).plan(
             row, count, cache_directory=directory, on_done=on_done
         )
+    if copy.failures:
+        made = replace(made, unreadable={**made.unreadable, **copy.failures})
     if as_json:
         typer.echo(plan_display.as_json(made))
     else:

@@ -18,9 +18,10 @@ from xlaserve import log
 from xlaserve.cli.printable import printable
 from xlaserve.cli.termination import unwinding_on_signals
 from xlaserve.core.residence.checkup import Checkup, Finding, ModelReport
+from xlaserve.core.residence.remote.local_copy import LocalCopy, local_copy
 from xlaserve.core.residence.repositories import open_repositories
 from xlaserve.core.residence.sources import ModelSource, VersionSource
-from xlaserve.errors import InvalidSettings, ModelNotFound
+from xlaserve.errors import ModelNotFound
 from xlaserve.models import compilation, device, loaders
 from xlaserve.models.loaded import LoadContext
 from xlaserve.models.python.author import Arrays
@@ -35,7 +36,7 @@ _COLOURS = {Finding.WORKS: "green", Finding.NOTES: "yellow", Finding.REFUSED: "r
 
 def check(
     repository: Annotated[
-        list[Path], typer.Argument(help="Directories of models, as `serve` takes them.")
+        list[Path], typer.Argument(help="Directories of models, or URLs, as `serve` takes them.")
     ],
     cache: Annotated[
         str,
@@ -62,12 +63,9 @@ def check(
         compilation_cache_directory=cache,
         allow_python_models=allow_python_models,
     )
-    for root in (settings.repository, *settings.model_repository):
-        if not root.is_dir():
-            raise InvalidSettings("repository", "a directory", str(root))
     reports: list[ModelReport] = []
-    with unwinding_on_signals():
-        for report in _checked(settings):
+    with unwinding_on_signals(), local_copy(settings) as copy:
+        for report in _checked(copy):
             reports.append(report)
             if as_json:
                 typer.echo(json.dumps({**asdict(report), "finding": report.finding}))
@@ -77,7 +75,10 @@ def check(
         raise typer.Exit(_FAILED)
 
 
-def _checked(settings: Settings) -> Iterator[ModelReport]:
+def _checked(copy: LocalCopy) -> Iterator[ModelReport]:
+    for name, reason in copy.failures.items():
+        yield ModelReport(name, reason=reason)
+    settings = copy.settings
     runs_python = settings.allow_python_models
     made = compilation.of_settings(settings, compare=True)
     platform = device.start(settings.device.value, made.cache)

@@ -11,8 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from xlaserve import log
 from xlaserve.cli.printable import printable
 from xlaserve.cli.termination import unwinding_on_signals
+from xlaserve.core.residence.remote.local_copy import LocalCopy, local_copy
 from xlaserve.core.residence.repositories import open_repositories
 from xlaserve.core.residence.repository import Repository
 from xlaserve.core.residence.sources import ModelSource
@@ -35,7 +37,7 @@ _FAILED = 1
 
 def warm(
     repository: Annotated[
-        Path, typer.Argument(help="Directory of the models, as `serve` takes it.")
+        Path, typer.Argument(help="Directory of the models, or a URL, as `serve` takes it.")
     ],
     cache: Annotated[
         Path, typer.Option(help="The server's --compilation-cache-directory.", show_default=False)
@@ -58,12 +60,13 @@ def warm(
 
     Run it as the user that the server runs as: it uses no file of another one.
     """
+    log.configure("warning")
     settings = Settings.read(
         repository=repository, compilation_cache_directory=str(cache.absolute())
     )
     outcomes: list[Warmed] = []
-    with unwinding_on_signals():
-        for outcome in _warmed(settings, target, count):
+    with unwinding_on_signals(), local_copy(settings) as copy:
+        for outcome in _warmed(copy, target, count):
             outcomes.append(outcome)
             if as_json:
                 typer.echo(json.dumps(asdict(outcome)))
@@ -73,9 +76,11 @@ def warm(
         raise typer.Exit(_FAILED)
 
 
-def _warmed(settings: Settings, target: str, count: int) -> Iterator[Warmed]:
+def _warmed(copy: LocalCopy, target: str, count: int) -> Iterator[Warmed]:
+    settings = copy.settings
     repository = open_repositories(settings)
-    found = list(_sources(repository))
+    failed = [Warmed(name, "", problem=reason) for name, reason in copy.failures.items()]
+    found = [*failed, *_sources(repository)]
     if not found:
         raise InvalidSettings("repository", "a directory of models", settings.repository)
     yield from (one for one in found if isinstance(one, Warmed))

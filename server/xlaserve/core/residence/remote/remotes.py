@@ -56,6 +56,12 @@ class Remotes:
         return None if self._cache is None else self._cache.counts
 
     @property
+    def directory(self) -> Path:
+        """Return the directory of the cache; there are parts."""
+        assert self._cache is not None
+        return self._cache.directory
+
+    @property
     def fetching(self) -> int:
         """Return the number of fetches in progress."""
         return 0 if self._cache is None else self._cache.fetching

@@ -1,0 +1,106 @@
+"""Repositories in stores as directories, for commands that read models and serve none."""
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from xlaserve.core.residence.exhaustion import load_failure
+from xlaserve.core.residence.remote.part import RemotePart
+from xlaserve.core.residence.repositories import open_repositories
+from xlaserve.core.residence.wrong_root import check_roots
+from xlaserve.errors import InvalidSettings, LoadFailed, XlaserveError
+from xlaserve.models.storage.objects import StoreProblem
+from xlaserve.models.storage.urls import url_of
+from xlaserve.settings import Settings
+from xlaserve.temporary import TemporaryDirectory
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCopy:
+    """The settings of a command, with directories in place of URLs."""
+
+    settings: Settings
+    failures: Mapping[str, str] = field(default_factory=dict)
+    """Models that are in a store and could not be fetched, and why."""
+
+
+@contextmanager
+def local_copy(settings: Settings) -> Iterator[LocalCopy]:
+    """Fetch what is in stores, and yield settings that name directories; blocks.
+
+    Who names a URL to a command allows its scheme; `remote_schemes` is for servers. The directories
+    are gone behind the block, what was fetched stays in the cache. Raises InvalidSettings for a
+    root that is none, or cannot be listed.
+    """
+    roots = (settings.repository, *settings.model_repository)
+    named = {url.partition(":")[0] for root in roots if (url := url_of(root))}
+    allowed = replace(settings, remote_schemes=tuple(named))
+    check_roots(allowed)
+    if not named:
+        yield LocalCopy(settings)
+        return
+    remotes = open_repositories(allowed).remotes
+    with ExitStack() as stack:
+        stack.callback(remotes.close)
+        folder = TemporaryDirectory(remotes.directory)
+        stack.callback(folder.remove)
+        failures: dict[str, str] = {}
+
+        def fetched(number: int, root: Path) -> Path:
+            part, place = remotes.at(root), folder.path / str(number)
+            if part is None:
+                return root
+            place.mkdir(mode=0o700)
+            failures.update(_fetch_all(part, place, stack))
+            return place
+
+        first, *others = [fetched(number, root) for number, root in enumerate(roots)]
+        yield LocalCopy(
+            replace(settings, repository=first, model_repository=tuple(others)), failures
+        )
+
+
+def _fetch_all(part: RemotePart, place: Path, stack: ExitStack) -> Iterator[tuple[str, str]]:
+    """Fetch every model of a store; yield those that cannot be, and why."""
+    part.refresh()
+    try:
+        names = part.listing().models
+    except StoreProblem as problem:
+        expected = f"a URL that can be listed ({problem})"
+        raise InvalidSettings("repository", expected, part.url) from problem
+    for name in names:
+        try:
+            for path in _fetched(part, name, stack):
+                shutil.copytree(path, place / name, copy_function=_link, dirs_exist_ok=True)
+        except XlaserveError as error:
+            yield name, str(error)
+        except OSError as error:
+            yield name, str(load_failure(name, f"its files cannot be kept: {error}", error))
+
+
+def _fetched(part: RemotePart, name: str, stack: ExitStack) -> Sequence[Path]:
+    """Return directories of the model, each with one version; they stay until the stack is left."""
+    part.prepare(name)
+    paths = []
+    for version in part.find_own(name, None).versions:
+        assert version.remote is not None
+        try:
+            lease = version.remote.take(version.remote.control())
+        except StoreProblem as problem:
+            url = version.remote.url
+            raise LoadFailed(name, f"{url} cannot be fetched: {problem}") from problem
+        stack.callback(lease.close)
+        paths.append(lease.path)
+    return paths
+
+
+def _link(source: str, target: str) -> None:
+    """Have a file there too; what is beside the versions comes with each of them."""
+    with suppress(FileExistsError):
+        try:
+            os.link(source, target)
+        except PermissionError:  # a file system without hard links
+            shutil.copyfile(source, target)
