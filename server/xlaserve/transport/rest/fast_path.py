@@ -12,6 +12,7 @@ from xlaserve.core.serving.call import Peer
 from xlaserve.core.serving.inference import Pending
 from xlaserve.transport.rest.ahead import Ahead
 from xlaserve.transport.rest.edge import translate
+from xlaserve.transport.rest.head_shape import ShapedPlans
 from xlaserve.transport.rest.headers import BlockHeaders
 from xlaserve.transport.rest.held import Held
 from xlaserve.transport.rest.messages import JOINED_BYTES, HttpResponse
@@ -74,6 +75,7 @@ class FastPath(Lifecycle):
         "_plan",
         "_plans",
         "_server",
+        "_shaped",
         "_timer",
         "_transport",
         "_turn",
@@ -86,6 +88,7 @@ class FastPath(Lifecycle):
     ) -> None:
         super().__init__()
         self._plans = plans
+        self._shaped = ShapedPlans(plans)
         self._owner = owner
         self._server = owner.server
         self._peer = owner.peer
@@ -124,7 +127,7 @@ class FastPath(Lifecycle):
         """Take bytes that begin where a request does, in IDLE."""
         end = data.find(_END) + len(_END)
         head = data[:end] if end >= len(_END) else b""
-        plan = self._plans.get(head) or self._plans.find(head)
+        plan = self._plans.get(head) or self._shaped.find(head)
         if plan is None or (self._account.ledger.is_pressed and not self._admits(plan)):
             self.change(Input.GENERAL_BEGUN)
             self._owner.take_over(data)
@@ -216,7 +219,7 @@ class FastPath(Lifecycle):
         self.change(Input.TURN)
         # The first request alone: what is behind it is not copied for each one.
         head = head_of(self._ahead.data)
-        plan = self._plans.get(head) or self._plans.find(head)
+        plan = self._plans.get(head) or self._shaped.find(head)
         size = None if plan is None else len(head) + plan.length
         # Reading goes on before the bytes are handed on: their receiver may pause it again.
         data = self._ahead.take(size)

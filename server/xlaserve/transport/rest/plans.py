@@ -10,7 +10,7 @@ import msgspec
 from xlaserve.transport.bounded_cache import BoundedCache, MakingCache
 from xlaserve.transport.rest.messages import Begin, HttpResponse
 
-_HEAD_BYTES = 4 << 10
+HEAD_BYTES = 4 << 10
 """Longer header blocks are not known."""
 _MAX_LINES = 64
 _MAX_ONCE = 256
@@ -75,18 +75,25 @@ def is_idle(name: str) -> bool:
     return name.startswith(IDLE_PREFIXES) and not name.startswith(DECIDING_PREFIXES)
 
 
-_DECIDES, _IDLE, _IS_LENGTH = range(3)
+DECIDES, IDLE, IS_LENGTH = range(3)
+"""Roles of headers."""
 
 
 def _role(name: bytes) -> int:
     text = name.decode("latin-1").lower()
     if text == _LENGTH:
-        return _IS_LENGTH
-    return _IDLE if _NAME.fullmatch(name) and is_idle(text) else _DECIDES
+        return IS_LENGTH
+    return IDLE if _NAME.fullmatch(name) and is_idle(text) else DECIDES
 
 
 _ROLES: Final = MakingCache(_role, _MAX_NAMES)
 """Header name as clients write it -> role of its headers."""
+
+
+def role_of(line: bytes, end: int) -> int:
+    """Return the role of a line whose name ends at `end`."""
+    return _ROLES[line[:end]] if 0 < end <= _MAX_NAME_BYTES else DECIDES
+
 
 Finish: TypeAlias = Callable[[HttpResponse], "asyncio.Task[HttpResponse] | None"]
 """Return what makes an answer ready that cannot leave as it is; None for one that can."""
@@ -125,9 +132,9 @@ class Plans:
 
     def keep(self, head: bytes, plan: Plan) -> None:
         """Know a head of which every line but the first and the last is one header."""
-        if plan.length <= self._max_length and len(head) <= _HEAD_BYTES:
+        if plan.length <= self._max_length and len(head) <= HEAD_BYTES:
             self._known.keep(head, plan)
-            essence = _essence(head)
+            essence = essence_of(head)
             # A length that is written in another way is still in the key, and one more would pass.
             if essence is not None and essence[1] == plan.length:
                 self._alike.keep(essence[0], plan)
@@ -138,12 +145,15 @@ class Plans:
         And in idle headers. They are removed as whole lines of plain characters, so that what is
         left is what is left of a head that was read.
         """
-        if not head or len(head) > _HEAD_BYTES:
+        if not head or len(head) > HEAD_BYTES:
             return None
-        essence = _essence(head)
+        essence = essence_of(head)
         if essence is None:
             return None
-        key, length, varies = essence
+        return self.find_alike(head, *essence)
+
+    def find_alike(self, head: bytes, key: bytes, length: int | None, varies: bool) -> Plan | None:
+        """Return the plan of a head whose essence is known."""
         plan = self._alike.get(key)
         if plan is None or length is None or length > self._max_length:
             return None
@@ -162,7 +172,7 @@ class Plans:
         return False
 
 
-def _essence(head: bytes) -> tuple[bytes, int | None, bool] | None:
+def essence_of(head: bytes) -> tuple[bytes, int | None, bool] | None:
     """Return a head without what differs between requests, its length, and if it has idle headers.
 
     The length is None where there is not one, or more. The essence is None of a head that is not
@@ -176,21 +186,22 @@ def _essence(head: bytes) -> tuple[bytes, int | None, bool] | None:
     kept, idle, length = [first], set(), None
     for line in lines:
         end = line.find(b":")
-        role = _ROLES[line[:end]] if 0 < end <= _MAX_NAME_BYTES else _DECIDES
-        if role == _DECIDES:
+        role = _ROLES[line[:end]] if 0 < end <= _MAX_NAME_BYTES else DECIDES
+        if role == DECIDES:
             kept.append(line)
-        elif role == _IDLE:
+        elif role == IDLE:
             name = line[:end].lower()
             if name in idle:
                 return None
             idle.add(name)
-        elif length is None and _is_number(line[end + 1 :]):
+        elif length is None and is_number(line[end + 1 :]):
             length = int(line[end + 1 :])
         else:
             kept.append(line)
     return b"\r\n".join(kept), length, bool(idle)
 
 
-def _is_number(value: bytes) -> bool:
+def is_number(value: bytes) -> bool:
+    """Tell whether a Content-Length is read: up to nine digits, behind spaces."""
     digits = value.lstrip(b" ")
     return digits.isdigit() and len(digits) <= _MAX_LENGTH_DIGITS
