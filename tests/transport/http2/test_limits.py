@@ -55,6 +55,15 @@ def test_counts_start_anew_with_each_window(conduct: Conduct, clock: HandClock) 
         conduct.count_reset()
 
 
+def test_a_window_is_over_when_its_time_is(conduct: Conduct, clock: HandClock) -> None:
+    for _ in range(3):
+        conduct.count_reset()
+    clock.now += LIMITS.window_seconds
+    conduct.count_reset()
+
+    assert 1 == conduct.resets
+
+
 def test_who_is_served_may_cancel_and_acknowledge_as_much(conduct: Conduct) -> None:
     conduct.served = 2
     for _ in range(3 + 2):

@@ -82,6 +82,34 @@ def test_a_block_serves_messages_that_are_somewhat_smaller() -> None:
     assert SIZE + 1 == len(memory.take(SIZE + 1))
 
 
+@pytest.mark.parametrize(("kept", "size"), [(LIMIT, LIMIT), (2 * SIZE, SIZE), (SIZE, SIZE)])
+def test_a_block_serves_the_longest_and_the_shortest_that_it_may(kept: int, size: int) -> None:
+    """As long as all that is kept, or half of the block: neither is mapped anew each time."""
+    memory = MessageMemory(LIMIT)
+    where = address(memory.take(kept))
+
+    assert kept == memory.spare_bytes
+    assert where == address(memory.take(size))
+    assert kept == memory.spare_bytes
+
+
+def test_a_block_does_not_serve_a_message_of_less_than_half() -> None:
+    """The rest of it would be held for as long as the message is."""
+    memory = MessageMemory(LIMIT)
+    where = address(memory.take(4 * SIZE))
+    message = memory.take(2 * SIZE - 1)
+
+    assert where != address(message)
+    assert 2 * SIZE - 1 == len(message)
+
+
+def test_memory_is_mapped_from_the_shortest_on_that_is_kept() -> None:
+    """The C library keeps what is freed, and maps what the system is to have back."""
+    short, long = fresh(SMALLEST_BYTES - 1), fresh(SMALLEST_BYTES)
+
+    assert (True, False) == (short.base is None, long.base is None)
+
+
 def test_what_is_too_small_for_a_message_goes_when_it_gets_a_new_block() -> None:
     memory = MessageMemory(LIMIT)
     memory.take(SIZE)
@@ -118,6 +146,9 @@ def test_what_nobody_has_used_for_long_is_given_back() -> None:
 
     memory.drop_unused(4.0)
     assert SIZE == memory.spare_bytes
+    memory.drop_unused(5.0)
+    assert SIZE == memory.spare_bytes
+    times[0] = 10.0
     memory.drop_unused(5.0)
     assert SIZE == memory.spare_bytes
     times[0] = 10.5

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xlaserve.tensors import ALIGNMENT
-from xlaserve.transport.http2.memory import MessageMemory
+from xlaserve.transport.http2.memory import MessageMemory, Octets, fresh
 from xlaserve.transport.http2.messages import (
+    _IN_PLACE_BYTES,
     Placement,
     Problem,
     StreamingReader,
@@ -97,6 +98,54 @@ def test_a_long_message_is_placed_so_that_its_tensor_is_aligned() -> None:
 
     assert message == placed
     assert 0 == (np.frombuffer(placed, np.uint8).ctypes.data + begins) % ALIGNMENT
+
+
+@pytest.mark.parametrize(("length", "in_place"), [(0, True), (-1, False)])
+def test_a_message_is_received_in_place_from_a_length_on(length: int, in_place: bool) -> None:
+    """A shorter one has a buffer of its own, which nobody asks the memory of messages for."""
+    asked: list[int] = []
+
+    def take(size: int) -> Octets:
+        asked.append(size)
+        return fresh(size)
+
+    length += _IN_PLACE_BYTES
+    reader = UnaryReader(1 << 20, None, take)
+    assert reader.feed(memoryview(framed(bytes(length)))[:6]) is None
+    space = reader.space()
+
+    assert [length + ALIGNMENT] * in_place == asked
+    assert (length - 1 if in_place else None) == (None if space is None else len(space))
+
+
+def test_nothing_may_follow_an_empty_message() -> None:
+    reader = unary()
+
+    assert reader.feed(memoryview(framed(b""))) is None
+    assert (0, b"") == (reader.missing, reader.message())
+    assert Problem.SECOND is reader.feed(memoryview(b"\0"))
+
+
+def test_a_message_of_the_limit_is_taken_and_one_more_byte_is_not() -> None:
+    for reader in (unary(), StreamingReader(LIMIT, lambda: None)):
+        message = memoryview(framed(bytes(LIMIT)))
+        assert reader.feed(message[:5]) is None
+        assert LIMIT == reader.missing
+        assert reader.feed(message[5:]) is None
+        assert 0 == reader.missing
+        if isinstance(reader, StreamingReader):
+            assert (False, bytes(LIMIT)) == reader.next()
+    over = StreamingReader(LIMIT, lambda: None)
+    over.feed(memoryview(framed(bytes(LIMIT + 1))))
+
+    assert Problem.TOO_LARGE is over.next()
+
+
+def test_what_is_missing_is_known_with_the_last_byte_of_the_prefix() -> None:
+    for reader in (unary(), StreamingReader(LIMIT, lambda: None)):
+        for number, expected in enumerate((0, 0, 0, 0, 100)):
+            reader.feed(memoryview(framed(bytes(100)))[number : number + 1])
+            assert expected == reader.missing
 
 
 def test_what_is_missing_is_known_as_soon_as_the_prefix_is() -> None:
