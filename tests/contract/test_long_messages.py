@@ -3,6 +3,7 @@
 # pyright: reportAttributeAccessIssue=false
 # protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
 
+import json
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import pytest
 from support import identity_models
 from support.conditions import until
 from support.engines import own_engine_only
+from support.http import ask
 from support.server import RunningServer, Serve
 from support.wire import connect, framed, request_headers
 from tritonclient.grpc import service_pb2 as pb
@@ -45,7 +47,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 async def server(serve: Serve, repository: Path) -> AsyncIterator[RunningServer]:
     names = ("text", "flag", "number")
-    async with serve(repository, load_model=names, max_held_bytes=MAX_HELD_BYTES) as running:
+    settings = {"load_model": names, "max_held_bytes": MAX_HELD_BYTES}
+    async with serve(repository, http_endpoint="port:0", **settings) as running:
         yield running
 
 
@@ -60,6 +63,13 @@ def of_texts(count: int, model: str = "text") -> Any:
 def of_flags(count: int) -> Any:
     request = pb.ModelInferRequest(model_name="flag", raw_input_contents=[b"\1\0" * (count // 2)])
     request.inputs.add(name="x", datatype="BOOL", shape=[count])
+    return request
+
+
+def of_numbers(count: int) -> Any:
+    raw = np.arange(count, dtype=np.int64).tobytes()
+    request = pb.ModelInferRequest(model_name="number", raw_input_contents=[raw])
+    request.inputs.add(name="x", datatype="INT64", shape=[count])
     return request
 
 
@@ -132,6 +142,31 @@ async def test_threads_read_and_write_what_is_long(
     assert [contents_of(request)] == list(answer.raw_output_contents)
     # One that is compressed is compressed in the same thread, or in one more.
     assert times <= len(in_threads) <= times + (compression is grpc.Compression.Gzip)
+
+
+@pytest.mark.parametrize(("model", "times"), [("text", 2), ("flag", 2), ("number", 1)])
+async def test_threads_read_long_binary_tensors_over_rest_too(
+    server: RunningServer, in_threads: list[object], model: str, times: int
+) -> None:
+    """Answers are written by them too. Tensors of other datatypes are views."""
+    made = {"text": of_texts(MANY), "flag": of_flags(1 << 20), "number": of_numbers(20_000)}[model]
+    raw = made.raw_input_contents[0]
+    described = {
+        "name": "x",
+        "datatype": made.inputs[0].datatype,
+        "shape": list(made.inputs[0].shape),
+        "parameters": {"binary_data_size": len(raw)},
+    }
+    message = {"inputs": [described], "parameters": {"binary_data_output": True}}
+    text = json.dumps(message).encode()
+    length = ("Inference-Header-Content-Length", str(len(text)))
+    path = f"/v2/models/{model}/infer"
+    assert server.http is not None
+    answer = await ask(server.http, "POST", path, length, body=text + raw)
+
+    assert 200 == answer.status
+    assert answer.body.endswith(raw)
+    assert times == len(in_threads)
 
 
 async def test_the_event_loop_reads_and_writes_what_is_short(

@@ -11,6 +11,7 @@ from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.inference import InferRequest, InferResponse
 from xlaserve.core.serving.made_arrays import made_bytes
+from xlaserve.models.loaded import ModelInfo
 from xlaserve.models.metadata_parameters import of_input, of_model, of_output
 from xlaserve.tensors import TensorSpec
 from xlaserve.transport.rest.calls import call_of
@@ -55,6 +56,9 @@ _EXAMPLE = {
     "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 16], "data": list(range(16))}]
 }
 """For the model `identity` of the examples."""
+
+_READ_SLOWLY = frozenset({"BYTES", "BOOL"})
+"""Datatypes whose binary tensors are read element by element."""
 
 _TAG = "inference"
 _BODY_ERRORS = (400, 408, 413, 501)
@@ -239,7 +243,8 @@ class InferenceRoutes:
             text = body if length is None else body[:length]
             request.grow(await parsed_bytes(self._threads, info, text), "the parsed body")
             read = partial(read_infer_request, info, name, version, body, length, max_depth=depth)
-            inference = await self._threads.run(len(body) if length is None else length, read)
+            size = _bytes_to_read(info, len(body), length)
+            inference = await self._threads.run(size, read)
             if length is not None:
                 request.grow(made_bytes(inference.inputs), "the tensors")
         if isinstance(request.call, EventCall):
@@ -284,6 +289,13 @@ class InferenceRoutes:
             strict_json=self._strict_json,
         )
         return partial(fast.begin, Asked(*_model(request), length))
+
+
+def _bytes_to_read(info: ModelInfo, size: int, json_size: int | None) -> int:
+    """Return how many bytes of a body are looked at: binary tensors are views, most of them."""
+    if json_size is None or any(spec.datatype.name in _READ_SLOWLY for spec in info.inputs):
+        return size
+    return json_size
 
 
 def _model(request: HttpRequest) -> tuple[str, str]:
