@@ -21,7 +21,7 @@ from xlaserve.assembly.listeners import Bound, Listeners
 from xlaserve.assembly.observing import observe, tracing
 from xlaserve.assembly.parent import Parent, plane_of
 from xlaserve.assembly.python import python_host
-from xlaserve.core.host import capacity_bytes
+from xlaserve.core.host import capacity_bytes, compile_processes, load_threads
 from xlaserve.core.reloads import LOOK_SECONDS, Reloads
 from xlaserve.core.residence.capacity import Capacity
 from xlaserve.core.residence.catalog import IndexEntry
@@ -95,14 +95,14 @@ class Application:
         self.http: HttpServer | None = None
         self.metrics: HttpServer | None = None
         """The listener for metrics alone; None where they have no address of their own."""
-        self.compilation = compilation.of_settings(settings)
+        self.compilation = compilation.of_settings(settings, processes=compile_processes(settings))
         self.mappings = Mappings(settings.max_memory_mappings)
         self._closing_until: float | None = None
         """When the end of threads is waited for no longer, by the clock of the event loop."""
         self.has_threads_left = False
         """Whether threads go on once it has stopped: only the end of the process ends them."""
         self.workers = Workers(
-            load_threads=settings.load_threads,
+            load_threads=load_threads(settings),
             execute_threads=settings.execute_threads,
             spare_execute_threads=settings.spare_execute_threads,
             max_abandoned=settings.max_abandoned,
@@ -411,6 +411,9 @@ class Application:
 
     def _end_threads(self) -> None:
         """End the threads, and wait for a bounded time; nothing ends one that computes."""
+        if self.compilation.processes is not None:
+            # Before the threads of loads, which wait for them.
+            self.compilation.processes.close()
         until = self._closing_until
         seconds = None if until is None else max(0.0, until - asyncio.get_running_loop().time())
         self.has_threads_left = not self.workers.close(seconds)

@@ -188,8 +188,12 @@ class Settings:
 
     # --- Loading and compiling ---
 
-    load_threads: int = 1
-    """Models that are loaded and compiled at the same time."""
+    load_threads: int = 0
+    """Models that are loaded at the same time; 0 is one for each core, and eight at most."""
+    compile_processes: int = -1
+    """Most processes that compile for the CPU; 0 compiles in the server, -1 goes by the machine."""
+    compile_process_bytes: int = 4 << 30
+    """Most bytes of memory of each of these, besides that for models; past it the load fails."""
     load_seconds: float = 600.0
     """Seconds a load may take once it has a thread, and one program that is compiled later; past
     it the load fails, and what does not end is abandoned."""
@@ -197,8 +201,7 @@ class Settings:
     """Memory mappings that the process may have for another program to be compiled; 0 is 80 % of
     what the system allows (the sysctl vm.max_map_count), at which the process would die."""
     max_abandoned: int = 8
-    """Most loads and compilations that may be abandoned and not ended; more are not begun until the
-    server is started again. Each may keep a core busy."""
+    """Most abandoned loads and compilations, which may keep a core each; past it none begins."""
     background_compile: bool = True
     """Be ready with the smallest and the largest batch; compile the rest while they serve. Not
     with modelmesh, which asks for the size of a model once."""

@@ -21,6 +21,7 @@ async def main(repository: str, cache: str) -> dict[str, object]:
         {},
         repository=repository,
         compilation_cache_directory=cache,
+        compile_processes=0,
         grpc_endpoint="port:0",
         http_endpoint="none",
         device="cpu",

@@ -257,6 +257,8 @@ OPENERS = {
     "models/mappings.py",
     "models/onnx/importing.py",
     "models/python/process/running.py",
+    "models/compilers/child.py",
+    "models/compilers/process.py",
     "models/targets/child.py",
     "models/targets/results.py",
     # What keeps copies of remote files, which `roots.py` then opens as others.

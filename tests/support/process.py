@@ -18,6 +18,7 @@ ENVIRONMENT = {
     "XLASERVE_LOG_LEVEL": "info",
     # What a test measures must not depend on the tests before it.
     "XLASERVE_COMPILATION_CACHE_DIRECTORY": "none",
+    "XLASERVE_COMPILE_PROCESSES": "0",
 }
 
 

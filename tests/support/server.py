@@ -47,6 +47,9 @@ async def serving(scratch: Path, repository: Path, **settings: Any) -> AsyncIter
         "background_compile": False,
         "compilation_cache_directory": "none",
         "http2_engine": ENGINE,
+        # Most tests compile what takes less than to start a process.
+        "compile_processes": 0,
+        "load_threads": 1,
     }
     application = Application(Settings.read({}, repository=repository, **defaults | settings))
     async with application.running() as addresses:

@@ -5,6 +5,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 
 from xlaserve.models.compilation_cache import AUTOTUNE, CompilationCache
+from xlaserve.models.compilers.pool import CompilerProcesses, Limits
 from xlaserve.models.conversions import ConversionLimits, Conversions
 from xlaserve.settings import Settings
 
@@ -23,6 +24,9 @@ _WITHOUT_EFFECT = (
 )
 """Prefixes of flags that change no program."""
 
+_IDLE_SECONDS = 60.0
+"""After which a process that compiles is ended: it holds some 300 MB, and to start one takes more
+than a second of a core."""
 _GPU_PREFIX = "gpu_"
 _NEVER = 2**31 - 1
 """Fewest operations of a command buffer, where there is to be none."""
@@ -60,6 +64,8 @@ class Compilation:
     options: XlaOptions = field(default_factory=XlaOptions)
     conversions: Conversions = field(default_factory=Conversions)
     """Models that loads convert."""
+    processes: CompilerProcesses | None = None
+    """Those that compile for loads; None where the server does."""
     is_ahead: bool = False
     """Whether it is for devices that are not there."""
     server_flags: str = ""
@@ -73,8 +79,11 @@ def flags() -> str:
     return " ".join(sorted({word for word in words if not word.startswith(_WITHOUT_EFFECT)}))
 
 
-def of_settings(settings: Settings, *, compare: bool = False) -> Compilation:
-    """Return what an operator decided; with `compare` what is converted is compared, too."""
+def of_settings(settings: Settings, *, compare: bool = False, processes: int = 0) -> Compilation:
+    """Return what an operator decided; with `compare` what is converted is compared, too.
+
+    So many `processes` compile for loads, once they are asked for.
+    """
     cache = None
     text = settings.compilation_cache_directory
     if text not in ("", NO_CACHE):
@@ -88,9 +97,12 @@ def of_settings(settings: Settings, *, compare: bool = False) -> Compilation:
         latency_hiding=settings.gpu_latency_hiding_scheduler,
         autotune_directory=autotune,
     )
-    limits = ConversionLimits(settings.conversion_cache_max_bytes, settings.max_conversion_bytes)
-    conversions = Conversions(cache, limits, settings.scratch_directory, compare=compare)
-    return Compilation(cache, options, conversions)
+    sizes = ConversionLimits(settings.conversion_cache_max_bytes, settings.max_conversion_bytes)
+    conversions = Conversions(cache, sizes, settings.scratch_directory, compare=compare)
+    limits = Limits(processes, settings.compile_process_bytes, _IDLE_SECONDS, settings.load_seconds)
+    return Compilation(
+        cache, options, conversions, CompilerProcesses(limits) if processes else None
+    )
 
 
 def without_effect(settings: Settings, platform: str) -> tuple[str, ...]:

@@ -14,12 +14,15 @@ from typing import Any, Protocol
 
 import jax
 import structlog
+from jax.errors import JaxRuntimeError
 from jax.experimental import serialize_executable
 from jax.export import Exported
 
 from xlaserve.models import cache_key
 from xlaserve.models.compilation import AUTOTUNE_OPTION, Compilation, flags
 from xlaserve.models.compilation_cache import Entry, Unusable
+from xlaserve.models.compilers.jobs import Array, Job, Packed
+from xlaserve.models.compilers.pool import CompilationError, CompilerProcesses, Refused
 from xlaserve.models.packing import Packing
 from xlaserve.models.sites import Site
 
@@ -94,10 +97,16 @@ class Executables:
         self._told: set[str] = set()
         """Messages that were logged. Batch sizes that are compiled later have the same to say."""
 
-    def make(self, wanted: Wanted, *, is_run: bool = True) -> Made:
+    def make(
+        self,
+        wanted: Wanted,
+        *,
+        is_run: bool = True,
+        check_cancelled: Callable[[], None] = lambda: None,
+    ) -> Made:
         """Return the executable. `is_run`: whether it is executed before requests come.
 
-        Raises what JAX raises for what it cannot compile.
+        Raises what JAX raises for what it cannot compile, or `check_cancelled`.
         """
         started = time.perf_counter()
         place = self._place(wanted)
@@ -108,9 +117,9 @@ class Executables:
             elif found is not None:
                 self.cached += 1
                 return Made(found, time.perf_counter() - started, is_cached=True)
-        executable = self._compiled(wanted)
+        executable, written = self._compiled_somewhere(wanted, check_cancelled)
         seconds = time.perf_counter() - started
-        self._keep(place, executable)
+        self._keep(place, executable, written)
         return Made(executable, seconds)
 
     def make_again(self, wanted: Wanted, reason: str, *, is_ours: bool = True) -> Made:
@@ -159,12 +168,66 @@ class Executables:
     def lowered(self, wanted: Wanted) -> jax.stages.Lowered:
         """Return what XLA compiles. The devices need not be there."""
         # A jitted function keeps what it lowered: one for each program.
-        model = _function(self._source.exported, self._packing)
+        model = function(self._source.exported, self._packing)
         return jax.jit(model, out_shardings=wanted.outputs).lower(wanted.leaves, wanted.inputs)
 
     def _compiled(self, wanted: Wanted) -> jax.stages.Compiled:
         self.compiled += 1
         return self.lowered(wanted).compile(compiler_options=self._options(wanted.site) or None)
+
+    def _compiled_somewhere(
+        self, wanted: Wanted, check_cancelled: Callable[[], None]
+    ) -> tuple[jax.stages.Compiled, bytes]:
+        """Return what a process has compiled, and how it was written; else what this one has."""
+        processes = self._compilation.processes
+        # Of an accelerator no other process may have the devices.
+        if processes is not None and wanted.site.platform == "cpu":
+            try:
+                return self._compiled_elsewhere(processes, wanted, check_cancelled)
+            except Refused as refused:
+                self._tell("compiled in the server", str(refused))
+        return self._compiled(wanted), b""
+
+    def _compiled_elsewhere(
+        self,
+        processes: CompilerProcesses,
+        wanted: Wanted,
+        check_cancelled: Callable[[], None],
+    ) -> tuple[jax.stages.Compiled, bytes]:
+        device, *more = wanted.site.devices
+        if wanted.site.rules or more:
+            raise Refused("it is sharded")
+        described = self._described(wanted)
+        job = Job(
+            self._of["model"],
+            self._source.key,
+            device.id,
+            _packed(self._packing),
+            tuple(_array(leaf) for leaf in wanted.leaves),
+            tuple(_array(one) for one in wanted.inputs),
+            described.program,
+            described.environment,
+        )
+        try:
+            written = processes.compile(job, self._artifact, check_cancelled)
+        except CompilationError as error:
+            raise JaxRuntimeError(str(error)) from error
+        try:
+            executable = self._loaded(written, wanted)
+        # XLA has no class for what it does not take.
+        except Exception as error:
+            raise Refused(f"it cannot be loaded: {_first_line(error)}") from error
+        self.compiled += 1
+        return executable, written
+
+    def _artifact(self) -> bytes:
+        return bytes(self._source.exported.serialize())
+
+    def _tell(self, event: str, reason: str) -> None:
+        """Log the same once for the load."""
+        if (said := f"{event}: {reason}") not in self._told:
+            _log.info(event, **self._of, reason=reason)
+        self._told.add(said)
 
     def _options(self, site: Site) -> dict[str, bool | int | str]:
         return self._compilation.options.for_site(site.platform, len(site.devices))
@@ -185,8 +248,10 @@ class Executables:
     # --- the cache ---
 
     def _place(self, wanted: Wanted) -> _Place | None:
-        if self._compilation.cache is None:
-            return None
+        return None if self._compilation.cache is None else self._described(wanted)
+
+    def _described(self, wanted: Wanted) -> _Place:
+        """Return the key of a program."""
         site = wanted.site
         arguments = [*wanted.leaves, *wanted.inputs]
         program = cache_key.program(
@@ -231,11 +296,14 @@ class Executables:
         )
         return loaded
 
-    def _keep(self, place: _Place | None, executable: jax.stages.Compiled) -> None:
+    def _keep(
+        self, place: _Place | None, executable: jax.stages.Compiled, written: bytes = b""
+    ) -> None:
+        """Keep a program in the cache, as it was written elsewhere if it was."""
         if place is None:
             return
         try:
-            data, _, _ = serialize_executable.serialize(executable)
+            data = written or serialize_executable.serialize(executable)[0]
         # Not every program can be written, and each kind fails with an error of its own.
         except Exception as error:
             _log.info("a program is not kept", **self._of, reason=_first_line(error))
@@ -246,7 +314,7 @@ class Executables:
         self._compilation.cache.write(place.target, place.name, entry)
 
 
-def _function(
+def function(
     exported: Exported, packing: Packing
 ) -> Callable[[Sequence[jax.Array], Sequence[jax.Array]], list[jax.Array]]:
     """Return the artifact as a function of packed parameters, and inputs."""
@@ -258,6 +326,21 @@ def _function(
         return jax.tree.leaves(exported.call(*args, **kwargs))
 
     return model
+
+
+def _packed(packing: Packing) -> Packed:
+    return Packed(
+        packing.count,
+        tuple((dtype.name, elements) for dtype, elements in packing.buffers),
+        {
+            index: (place.buffer, place.start, place.stop, tuple(place.shape))
+            for index, place in packing.places.items()
+        },
+    )
+
+
+def _array(one: Any) -> Array:
+    return Array(one.dtype.name, tuple(one.shape))
 
 
 def _difference(place: _Place, entry: Entry) -> str:

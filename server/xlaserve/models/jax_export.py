@@ -347,7 +347,7 @@ def _compiled(
 
     def find_difference(tried: OpenDimensions) -> Difference | None:
         trial = Compiler(lease, executables, signature, copies, tried, admit=admit)
-        return _find_difference(trial, signature, tried)
+        return _find_difference(trial, signature, tried, context.check_cancelled)
 
     plan = CompilePlan.of(
         lease, signature, context.config, copies[0].site.platform, find_difference
@@ -377,12 +377,17 @@ def _compiled(
 
 
 def _find_difference(
-    compiler: Compiler, signature: Signature, tried: OpenDimensions
+    compiler: Compiler,
+    signature: Signature,
+    tried: OpenDimensions,
+    check_cancelled: Callable[[], None],
 ) -> Difference | None:
     """Try whether rows change with those beside them, at one size of each other dimension."""
     (sizes,) = tried.combinations
     inputs = tried.specs(signature.inputs, sizes)
-    return neighbours.find_difference(compiler.run_on(sizes), inputs, signature.outputs)
+    return neighbours.find_difference(
+        compiler.run_on(sizes, check_cancelled), inputs, signature.outputs
+    )
 
 
 def _rows(value: Value) -> int:

@@ -169,7 +169,7 @@ class Compiler:
         def make(program: SharedProgram) -> None:
             # All of what is missing: a load that cannot end well does not begin.
             self._admit(sum(self._lease.find(key) is None for key in keys))
-            self._fill(place, program, self._compiled(*place))
+            self._fill(place, program, self._compiled(*place, check_cancelled))
 
         return self._lease.get(keys[0], make, check_cancelled)
 
@@ -283,7 +283,7 @@ class Compiler:
                 return f"output '{spec.name}': expected {spec}, got {found}"
         return ""
 
-    def run_on(self, sizes: Sizes) -> Run:
+    def run_on(self, sizes: Sizes, check_cancelled: Callable[[], None] = lambda: None) -> Run:
         """Return what executes any number of rows, each of them compiled when it first comes."""
         copy = self._copies[0]
         executables: dict[int, Made] = {}
@@ -291,7 +291,7 @@ class Compiler:
         def run(tensors: Sequence[Tensor]) -> list[Tensor]:
             rows = len(tensors[0])
             if rows not in executables:
-                executables[rows] = self._for_trial(copy, rows, sizes)
+                executables[rows] = self._for_trial(copy, rows, sizes, check_cancelled)
             try:
                 outputs = executables[rows].executable(copy.leaves, list(tensors))
                 return [np.asarray(output) for output in outputs]
@@ -304,12 +304,14 @@ class Compiler:
 
         return run
 
-    def _for_trial(self, copy: Copy, rows: int, sizes: Sizes) -> Made:
+    def _for_trial(
+        self, copy: Copy, rows: int, sizes: Sizes, check_cancelled: Callable[[], None]
+    ) -> Made:
         """Return a program that another model has, or one that nobody keeps."""
         there = self._lease.find(self._executables.key(self._wanted(copy, rows, sizes)))
         if there is not None and not there.is_cached:
             return Made(there.executable, 0.0)
-        return self._compiled(copy, rows, sizes)
+        return self._compiled(copy, rows, sizes, check_cancelled)
 
     def _looked_at_again(self, copy: Copy, program: Program) -> Program:
         """Return the program with the quickest run of this look too, if there is time for one."""
@@ -330,8 +332,14 @@ class Compiler:
         """Have a program in the compilation cache, as `Executables.prepare` does."""
         return self._executables.prepare(self._wanted(copy, bucket, sizes))
 
-    def _compiled(self, copy: Copy, bucket: int, sizes: Sizes) -> Made:
-        return self._executables.make(self._wanted(copy, bucket, sizes), is_run=self._is_measured)
+    def _compiled(
+        self, copy: Copy, bucket: int, sizes: Sizes, check_cancelled: Callable[[], None]
+    ) -> Made:
+        return self._executables.make(
+            self._wanted(copy, bucket, sizes),
+            is_run=self._is_measured,
+            check_cancelled=check_cancelled,
+        )
 
     def _wanted(self, copy: Copy, bucket: int, sizes: Sizes) -> Wanted:
         specs = self._dimensions.specs(self._signature.inputs, sizes)

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from xlaserve.core.host import memory_limit_bytes
+from xlaserve.core.host import compile_processes, load_threads, memory_limit_bytes
 from xlaserve.errors import InvalidSettings
 from xlaserve.settings import Settings
 from xlaserve.settings_bounds import SMALLEST
@@ -71,6 +71,11 @@ def share_of(settings: Settings) -> Settings:
         given["container_memory_bytes"] = memory_limit_bytes()
     if not settings.execute_threads:
         given["execute_threads"] = os.cpu_count() or count
+    # Each worker loads every model: together they take what one server would.
+    given |= {
+        "load_threads": load_threads(settings),
+        "compile_processes": compile_processes(settings),
+    }
     parts: dict[str, Any] = {name: _part(name, value, count) for name, value in given.items()}
     return replace(settings, **parts)
 

@@ -7,6 +7,7 @@ from functools import partial
 import structlog
 
 from xlaserve.core.control_plane import Change, ChangeKind, ControlPlane
+from xlaserve.core.host import load_threads
 from xlaserve.core.residence.registry import Registry
 from xlaserve.core.residence.repository import Repository
 from xlaserve.core.residence.watches import RepositoryWatches
@@ -156,5 +157,5 @@ class RepositoryFollower:
                 await work(name)
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(self._settings.load_threads + 1):
+            for _ in range(load_threads(self._settings) + 1):
                 group.create_task(take())

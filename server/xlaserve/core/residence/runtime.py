@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from xlaserve.core.control_plane import Change, ChangeKind
+from xlaserve.core.host import load_threads
 from xlaserve.core.residence.capacity import Capacity, Sizes
 from xlaserve.core.residence.control import ModelControl
 from xlaserve.core.residence.predictions import FilesLook, FilesSeen, Predictions
@@ -72,12 +73,12 @@ class RuntimeLimits:
                 memory_bytes,
             )
         if settings.mesh_slack_bytes < 0:
-            largest = settings.load_threads * max(default, largest_bytes)
+            largest = load_threads(settings) * max(default, largest_bytes)
             slack = min(max(memory_bytes // _LEAST_SLACK, largest), memory_bytes // _MOST_SLACK)
         capacity_bytes = max(needed, memory_bytes - slack)
         for name, value, most in (
             ("capacity_bytes", capacity_bytes, MAX_SIZE_BYTES),
-            ("load_threads", settings.load_threads, MAX_NUMBER),
+            ("load_threads", load_threads(settings), MAX_NUMBER),
             ("model_loading_timeout_ms", settings.model_loading_timeout_ms, MAX_NUMBER),
             ("max_concurrency", settings.max_concurrency, MAX_NUMBER),
         ):
@@ -85,7 +86,7 @@ class RuntimeLimits:
                 raise InvalidSettings(name, f"at most {most}, all that ModelMesh can count", value)
         return cls(
             capacity_bytes,
-            settings.load_threads,
+            load_threads(settings),
             settings.model_loading_timeout_ms,
             default,
             settings.limit_model_concurrency,

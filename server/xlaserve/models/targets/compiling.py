@@ -4,19 +4,16 @@ A compiler may take long, or end its process; and what it reads of its environme
 server wants. So nothing is compiled here, and JAX is not imported.
 """
 
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from signal import Signals
-from threading import Lock, Timer, local
+from threading import Lock, local
 from types import TracebackType
-from typing import IO, Self
+from typing import Self
 
 import msgspec
 
+from xlaserve.models.compilers.process import CompilerProcess, ProcessEndedError
 from xlaserve.models.targets import environment, kinds, wheels
 from xlaserve.models.targets.jobs import Compiled, Job, Problem
 
@@ -28,8 +25,6 @@ MAX_CHILDREN = 2
 
 JOB_SECONDS = 1800.0
 """For all programs of one version."""
-
-_SHOWN_CHARACTERS = 300
 
 OnDone = Callable[[Compiled], None]
 
@@ -102,9 +97,7 @@ class _Lane:
     def __init__(self, command: Sequence[str], seconds: float) -> None:
         self._command = command
         self._seconds = seconds
-        self._variables: Mapping[str, str] = {}
-        self._process: subprocess.Popen[bytes] | None = None
-        self._errors: IO[bytes] | None = None
+        self._process: CompilerProcess | None = None
         self._ended = False
         self._starting = Lock()
         """Held while a process is started: `end` finds every one."""
@@ -112,16 +105,18 @@ class _Lane:
     def compiled(self, job: Job) -> Compiled:
         """Return what became of a job."""
         variables = environment.of(kinds.named(job.target), job.count, job.flags)
-        if self._process is None or variables != self._variables:
+        if self._process is None or variables != self._process.variables:
             self.stop()
-            if self._ended:
-                return Compiled(
-                    job, problem=Problem("it was not compiled, the compilations were ended")
-                )
-            self._start(variables)
-        answer, problem = self._asked(msgspec.json.encode(job))
-        if problem:
-            return Compiled(job, problem=Problem(problem))
+            with self._starting:
+                if self._ended:
+                    reason = "it was not compiled, the compilations were ended"
+                    return Compiled(job, problem=Problem(reason))
+                self._process = CompilerProcess(self._command, variables)
+        try:
+            answer = self._process.ask(msgspec.json.encode(job), b"", self._seconds)
+        except ProcessEndedError as error:
+            self.stop()
+            return Compiled(job, problem=Problem(str(error)))
         return msgspec.json.decode(answer, type=Compiled)
 
     def end(self) -> None:
@@ -131,60 +126,8 @@ class _Lane:
             if self._process is not None:
                 self._process.kill()
 
-    def _start(self, variables: Mapping[str, str]) -> None:
-        self._variables = variables
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115, it is closed with the process
-        self._process = subprocess.Popen(
-            self._command,
-            env=variables,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-        )
-
-    def _asked(self, line: bytes) -> tuple[bytes, str]:
-        """Send a line and return the answer, or why there is none."""
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
-        timer = Timer(self._seconds, process.kill)
-        timer.start()
-        try:
-            process.stdin.write(line + b"\n")
-            process.stdin.flush()
-            answer = process.stdout.readline()
-        except BrokenPipeError:
-            answer = b""
-        finally:
-            late = not timer.is_alive()
-            timer.cancel()
-        if answer.endswith(b"\n"):
-            return answer, ""
-        problem = self._ending(late=late)
-        self.stop()
-        return b"", problem
-
-    def _ending(self, *, late: bool) -> str:
-        """Say why the process wrote no more."""
-        assert self._process is not None
-        assert self._errors is not None
-        if late:
-            return f"its compilation did not end in {self._seconds:g} seconds"
-        status = self._process.wait()
-        how = Signals(-status).name if status < 0 else f"exit status {status}"
-        self._errors.seek(0)
-        said = self._errors.read().decode(errors="replace").strip().splitlines()
-        last = f": {said[-1][:_SHOWN_CHARACTERS]}" if said else ""
-        return f"its compilation ended the process that compiles ({how}){last}"
-
     def stop(self) -> None:
         """End the process and wait for its end; another may be started."""
         if self._process is not None:
-            self._process.kill()
-            # Its pipes are closed, one of which may hold what it never read.
-            with suppress(BrokenPipeError), self._process:
-                pass
-        if self._errors is not None:
-            self._errors.close()
-        self._process = self._errors = None
+            self._process.stop()
+        self._process = None

@@ -1,0 +1,132 @@
+"""A process that compiles, seen from the one that asks it: a line of JSON there and one back.
+
+Bytes that the line announces follow it. Used for the loads of a server (`pool.py`), and for devices
+that are not there (`targets/compiling.py`).
+"""
+
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from signal import Signals
+from threading import Timer
+
+_SHOWN_CHARACTERS = 300
+_PAGE_BYTES = 4096
+_RESIDENT = 1
+"""Position of the resident pages in /proc/PID/statm."""
+
+
+class ProcessEndedError(Exception):
+    """The process wrote no whole answer; its text says why."""
+
+    def __init__(self, reason: str, *, is_late: bool = False) -> None:
+        super().__init__(reason)
+        self.is_late = is_late
+        """Whether it was killed since its time was over."""
+
+
+class CompilerProcess:
+    """One process, from its start to its end. One thread asks it, any may kill it."""
+
+    def __init__(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
+        """Start it; raises OSError where the system refuses."""
+        self.variables = variables
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115, it is closed with the process
+        try:
+            self._process = subprocess.Popen(
+                command,
+                env=variables,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+            )
+        except OSError:
+            self._errors.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Return its id."""
+        return self._process.pid
+
+    def ask(self, line: bytes, attached: bytes, seconds: float) -> bytes:
+        """Send a line with what is attached to it, and return the line of the answer.
+
+        Raises ProcessEndedError, also where no answer came in so many seconds: it is killed then.
+        """
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        timer = Timer(seconds, self._process.kill)
+        timer.start()
+        try:
+            stdin.write(line + b"\n")
+            stdin.write(attached)
+            stdin.flush()
+            answer = stdout.readline()
+        except BrokenPipeError:
+            answer = b""
+        finally:
+            late = not timer.is_alive()
+            timer.cancel()
+        if not answer.endswith(b"\n"):
+            raise self._ended(seconds if late else None)
+        return answer
+
+    def read(self, count: int) -> bytes:
+        """Return what is attached to an answer; raises ProcessEndedError unless it is whole."""
+        assert self._process.stdout is not None
+        data = self._process.stdout.read(count)
+        if len(data) < count:
+            raise self._ended()
+        return data
+
+    def line(self) -> bytes:
+        """Return a line that was not asked for; raises ProcessEndedError."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line.endswith(b"\n"):
+            raise self._ended()
+        return line
+
+    def forget_errors(self) -> None:
+        """Drop what it has printed by now, so that a process which lives long fills no disk."""
+        # Its descriptor is the same open file: it goes on where this one is.
+        self._errors.seek(0)
+        self._errors.truncate()
+
+    @property
+    def resident_bytes(self) -> int:
+        """Return the memory that it has; 0 where that is not known."""
+        try:
+            pages = Path(f"/proc/{self.pid}/statm").read_text().split()[_RESIDENT]
+        except (OSError, IndexError):
+            return 0
+        return int(pages) * _PAGE_BYTES
+
+    def kill(self) -> None:
+        """End it at once, whatever it compiles."""
+        self._process.kill()
+
+    def stop(self) -> None:
+        """End it, and wait for its end."""
+        self._process.kill()
+        # Its pipes are closed, one of which may hold what it never read.
+        with suppress(BrokenPipeError), self._process:
+            pass
+        self._errors.close()
+
+    def _ended(self, late: float | None = None) -> ProcessEndedError:
+        """Return why it wrote no more; `late`: the seconds that it had."""
+        if late is not None:
+            return ProcessEndedError(
+                f"its compilation did not end in {late:g} seconds", is_late=True
+            )
+        status = self._process.wait()
+        how = Signals(-status).name if status < 0 else f"exit status {status}"
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace").strip().splitlines()
+        last = f": {said[-1][:_SHOWN_CHARACTERS]}" if said else ""
+        return ProcessEndedError(f"its compilation ended the process that compiles ({how}){last}")

@@ -1,0 +1,265 @@
+"""What is compiled for a load elsewhere is what the server would have compiled, or is refused."""
+
+import errno
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.plain_models import load_plain
+
+import xlaserve
+from xlaserve.errors import InvalidModel, OutOfMemory
+from xlaserve.models import compilation_cache
+from xlaserve.models.compilation import Compilation
+from xlaserve.models.compilation_cache import CompilationCache
+from xlaserve.models.compilers.child import Child
+from xlaserve.models.compilers.jobs import Answer, Job
+from xlaserve.models.compilers.pool import CompilationError, Refused
+from xlaserve.models.config import ModelConfig
+from xlaserve.models.executables import Executables
+from xlaserve.models.jax_export import JaxExportModel
+from xlaserve.models.loaded import LoadContext
+
+Change = Callable[[Job], Job]
+
+
+class Elsewhere:
+    """Compiles jobs as a process does, in this one."""
+
+    def __init__(self, change: Change = lambda job: job) -> None:
+        self.jobs: list[Job] = []
+        self.answers: list[Answer] = []
+        self._child = Child()
+        self._change = change
+
+    def compile(
+        self, job: Job, artifact: Callable[[], bytes], check_cancelled: Callable[[], None]
+    ) -> bytes:
+        check_cancelled()
+        self.jobs.append(job)
+        self._child.take(job.computation, artifact())
+        answer, data = self._child.compiled(self._change(job))
+        self.answers.append(answer)
+        if answer.refused:
+            raise Refused(answer.refused)
+        if answer.error:
+            raise CompilationError(answer.error)
+        assert (len(data), answer.sha256) == (
+            answer.executable_bytes,
+            hashlib.sha256(data).hexdigest(),
+        )
+        return data
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Export a model with a packed parameter, one that is not, and an open dimension."""
+    return xlaserve.export_model(
+        lambda p, x: {"y": x * p["v"].sum() + p["b"], "n": x > p["b"]},
+        {"v": np.full(1000, 0.003, np.float32), "b": np.float32(1)},
+        {"x": ("FP32", [-1, "n"])},
+        tmp_path_factory.mktemp("models") / "m" / "1",
+        max_batch_size=2,
+    )
+
+
+CONFIG = ModelConfig(parameters={"compiled_shapes": "3", "max_on_demand_shapes": "2"})
+
+
+def loaded(
+    directory: Path, processes: object, config: ModelConfig = CONFIG, **more: Any
+) -> JaxExportModel:
+    compilation = Compilation(processes=processes, **more)  # type: ignore[arg-type]
+    return load_plain(directory, LoadContext("m", "1", config, compilation=compilation))
+
+
+@pytest.fixture
+def in_server(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Note what the server itself lowers."""
+    lower = Executables.lowered
+    lowered: list[object] = []
+
+    def noted(self: Executables, wanted: Any) -> Any:
+        lowered.append(wanted)
+        return lower(self, wanted)
+
+    monkeypatch.setattr(Executables, "lowered", noted)
+    return lowered
+
+
+def test_a_program_gives_the_same_bits_and_the_server_lowers_nothing(
+    directory: Path, in_server: list[object]
+) -> None:
+    """Programs of the load, and one that a request asks for."""
+    elsewhere = Elsewhere()
+    here, there = loaded(directory, None), loaded(directory, elsewhere)
+    by_server = len(in_server)
+    for rows, size in ((1, 3), (2, 3), (2, 5)):
+        x = np.random.default_rng(0).standard_normal((rows, size)).astype(np.float32)
+        answers = []
+        for model in (here, there):
+            assert model.on_demand is not None
+            shape = model.on_demand.shape_of({"x": x})
+            one = model if shape is None else model.on_demand.compile(shape)
+            answers.append(one.execute({"x": x}))
+        for name in ("y", "n"):
+            np.testing.assert_array_equal(answers[0][name], answers[1][name])
+
+    assert by_server + 1 == len(in_server)
+    assert [(1, 3), (2, 3), (2, 5)] == [job.inputs[0].shape for job in elsewhere.jobs]
+    assert here.info.compiled_programs == there.info.compiled_programs == 3
+    assert here.info.memory.total_bytes == there.info.memory.total_bytes
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda job: replace(job, environment={**job.environment, "jaxlib": "0.1"}), "jaxlib: exp"),
+        (lambda job: replace(job, environment={**job.environment, "processor": "x"}), "processor"),
+        (lambda job: replace(job, program={**job.program, "packing": "x"}), "packing: expected"),
+        (lambda job: replace(job, device=7), "there are 2 devices of 8"),
+        (lambda job: replace(job, computation="other"), "its artifact is not there"),
+    ],
+)
+def test_a_process_that_differs_from_the_server_compiles_nothing(
+    directory: Path,
+    in_server: list[object],
+    capsys: pytest.CaptureFixture[str],
+    change: Change,
+    reason: str,
+) -> None:
+    model = loaded(directory, Elsewhere(change))
+    printed = capsys.readouterr().out
+
+    assert 2 == len(in_server) == model.info.compiled_programs
+    assert 1 == printed.count("compiled in the server")
+    assert reason in printed
+
+
+def test_what_cannot_be_serialized_is_compiled_in_the_server(
+    directory: Path,
+    in_server: list[object],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refusing(executable: object) -> None:
+        raise ValueError("no pickles today")
+
+    monkeypatch.setattr("jax.experimental.serialize_executable.serialize", refusing)
+    loaded(directory, Elsewhere())
+
+    assert 2 == len(in_server)
+    assert "it cannot be serialized: no pickles today" in capsys.readouterr().out
+
+
+def test_what_cannot_be_deserialized_is_compiled_in_the_server(
+    directory: Path,
+    in_server: list[object],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def cut(self: Elsewhere, *arguments: Any) -> bytes:
+        return b"cut"
+
+    monkeypatch.setattr(Elsewhere, "compile", cut)
+    loaded(directory, Elsewhere())
+
+    assert 2 == len(in_server)
+    assert "it cannot be loaded" in capsys.readouterr().out
+
+
+def test_a_sharded_model_is_compiled_in_the_server(
+    directory: Path, in_server: list[object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    parameters = {"devices": "all", "placement": "shard", "partition": '{"v": ["model"]}'}
+    elsewhere = Elsewhere()
+    config = replace(CONFIG, parameters={**CONFIG.parameters, **parameters})
+    loaded(directory, elsewhere, config)
+
+    assert [] == elsewhere.jobs
+    assert 2 == len(in_server)
+    assert "reason=it is sharded" in capsys.readouterr().out.replace("'", "")
+
+
+def test_copies_are_compiled_each_for_its_device(directory: Path, in_server: list[object]) -> None:
+    elsewhere = Elsewhere()
+    config = replace(CONFIG, parameters={**CONFIG.parameters, "devices": "all"})
+    model = loaded(directory, elsewhere, config)
+    x = np.ones((2, 3), np.float32)
+
+    assert [] == in_server
+    assert [0, 1, 0, 1] == [job.device for job in elsewhere.jobs]
+    for replica in range(model.replicas):
+        found = model.execute({"x": x}, replica=replica)["y"]
+        np.testing.assert_allclose(np.asarray(found), 4, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("RESOURCE_EXHAUSTED: too much", OutOfMemory),
+        ("INVALID_ARGUMENT: no such shape", InvalidModel),
+    ],
+)
+def test_what_xla_says_elsewhere_means_what_it_means_here(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, said: str, expected: type[Exception]
+) -> None:
+    def failing(self: Child, job: Job) -> tuple[Answer, bytes]:
+        return Answer(error=said), b""
+
+    monkeypatch.setattr(Child, "compiled", failing)
+
+    with pytest.raises(expected, match=said.partition(": ")[2]):
+        loaded(directory, Elsewhere())
+
+
+def test_what_jax_raises_elsewhere_is_repeated(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(exported: object, packing: object) -> None:
+        raise TypeError("no such argument")
+
+    monkeypatch.setattr("xlaserve.models.compilers.child.function", failing)
+
+    with pytest.raises(InvalidModel, match="cannot be compiled or run: no such argument"):
+        loaded(directory, Elsewhere())
+
+
+def test_what_is_compiled_elsewhere_is_kept_in_the_cache_as_it_came(
+    directory: Path, tmp_path: Path, in_server: list[object]
+) -> None:
+    """The next load compiles nothing, here or elsewhere."""
+    cache = CompilationCache(tmp_path / "cache", 1 << 30)
+    cache.prepare("cpu")
+    elsewhere = Elsewhere()
+    first = loaded(directory, elsewhere, cache=cache)
+    again = loaded(directory, elsewhere, cache=cache)
+    kept = {path.stem for path in (tmp_path / "cache").glob("*/*.xla")}
+
+    assert [] == in_server
+    assert {answer.sha256 for answer in elsewhere.answers} == kept
+    assert (2, 0) == (first.info.compiled_programs, first.info.cached_programs)
+    assert (0, 2) == (again.info.compiled_programs, again.info.cached_programs)
+    assert 2 == len(elsewhere.jobs)
+
+
+def test_a_full_disk_of_the_cache_ends_no_load(
+    directory: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    cache = CompilationCache(tmp_path / "cache", 1 << 30)
+    cache.prepare("cpu")
+    monkeypatch.setattr(compilation_cache, "_replace", full)
+    model = loaded(directory, Elsewhere(), cache=cache)
+
+    assert 2 == model.info.compiled_programs
+    assert 1 == capsys.readouterr().out.count("compiled programs are not kept")

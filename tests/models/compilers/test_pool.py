@@ -1,0 +1,297 @@
+"""Processes that compile, from the server's side: what becomes of a load whose process ends, hangs,
+is cancelled, takes too much memory, or sends something else."""
+
+import hashlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from xlaserve.errors import InvalidModel, LoadCancelled, OutOfMemory
+from xlaserve.models.compilers import pool
+from xlaserve.models.compilers.jobs import Array, Job, Packed
+from xlaserve.models.compilers.pool import CompilationError, CompilerProcesses, Limits, Refused
+
+FAKE = Path(__file__).with_name("fake_compiler.py")
+LIMITS = Limits(1, 1 << 40, 60.0, 60.0)
+SECONDS = 60
+
+
+def job(model: str = "good", computation: str = "c") -> Job:
+    one = Array("float32", (1,))
+    key = {"computation": computation}
+    return Job(model, computation, 0, Packed(0, (), {}), (), (one,), key, {"jaxlib": "1"})
+
+
+@pytest.fixture
+def made() -> Iterator[list[CompilerProcesses]]:
+    """Close what a test has made; no thread and no process is left."""
+    pools: list[CompilerProcesses] = []
+    yield pools
+    for one in pools:
+        one.close()
+    assert [0] * len(pools) == [one.count for one in pools]
+    assert [] == [t.name for t in threading.enumerate() if t.name.startswith("compiler_")]
+
+
+@pytest.fixture
+def processes(made: list[CompilerProcesses], tmp_path: Path) -> Callable[..., CompilerProcesses]:
+    def make(**limits: Any) -> CompilerProcesses:
+        command = (sys.executable, "-S", "-E", str(FAKE), str(tmp_path / "notes"))
+        made.append(CompilerProcesses(replace(LIMITS, **limits), command))
+        return made[-1]
+
+    return make
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Callable[[], list[dict[str, Any]]]:
+    """What the processes noted: their ids, the jobs they got, and the length of the artifact."""
+
+    def read() -> list[dict[str, Any]]:
+        with suppress(FileNotFoundError):
+            return [json.loads(line) for line in (tmp_path / "notes").read_text().splitlines()]
+        return []
+
+    return read
+
+
+def compiled(processes: CompilerProcesses, asked: Job | None = None) -> bytes:
+    return processes.compile(asked or job(), lambda: b"artifact", lambda: None)
+
+
+def is_there(pid: int) -> bool:
+    with suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
+
+
+def until(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_process_is_kept_and_given_an_artifact_once(
+    processes: Callable[..., CompilerProcesses], notes: Callable[[], list[dict[str, Any]]]
+) -> None:
+    one = processes()
+
+    assert 0 == one.count
+    found = [compiled(one, job(computation=key)) for key in ("c", "c", "d", "c")]
+
+    assert [b"program of " + key for key in (b"c", b"c", b"d", b"c")] == found
+    assert [8, 0, 8, 8] == [note["artifact"] for note in notes()]
+    assert 1 == len({note["pid"] for note in notes()}) == one.count
+
+
+def test_there_are_as_many_processes_as_allowed_and_no_more(
+    processes: Callable[..., CompilerProcesses], notes: Callable[[], list[dict[str, Any]]]
+) -> None:
+    """Two wait for one another in their processes; the third takes the first that is free."""
+    one = processes(processes=2)
+    threads = [
+        threading.Thread(target=compiled, args=(one, job("pair"))),
+        threading.Thread(target=compiled, args=(one, job("pair"))),
+    ]
+    for thread in threads:
+        thread.start()
+    compiled(one)
+    for thread in threads:
+        thread.join(SECONDS)
+
+    assert 2 == len({note["pid"] for note in notes()}) == one.count
+
+
+def test_a_process_that_dies_is_replaced_once(
+    processes: Callable[..., CompilerProcesses],
+    notes: Callable[[], list[dict[str, Any]]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = compiled(processes(), job("dies once"))
+
+    assert b"program of c" == found
+    assert [8, 8] == [note["artifact"] for note in notes()]
+    assert 2 == len({note["pid"] for note in notes()})
+    assert "a process that compiles ended, another tries again" in capsys.readouterr().out
+
+
+def test_a_model_that_ends_two_processes_is_to_blame(
+    processes: Callable[..., CompilerProcesses],
+) -> None:
+    one = processes()
+
+    with pytest.raises(
+        InvalidModel, match=r"ended the process that compiles \(SIGABRT\): F0000 no"
+    ):
+        compiled(one, job("dies"))
+    assert b"program of c" == compiled(one)
+
+
+@pytest.mark.parametrize("model", ["flips a bit", "is cut", "talks"])
+def test_what_is_not_the_program_that_was_compiled_is_refused(
+    processes: Callable[..., CompilerProcesses], model: str
+) -> None:
+    with pytest.raises(InvalidModel, match="sha256|SIGKILL|exit status 0|cannot be read"):
+        compiled(processes(), job(model))
+
+
+@pytest.mark.parametrize("model", ["other program", "other jaxlib", "refuses"])
+def test_what_is_compiled_for_something_else_is_compiled_in_the_server(
+    processes: Callable[..., CompilerProcesses],
+    notes: Callable[[], list[dict[str, Any]]],
+    model: str,
+) -> None:
+    one = processes()
+
+    with pytest.raises(Refused, match="another key|as it likes"):
+        compiled(one, job(model))
+    compiled(one)
+
+    assert 1 == len({note["pid"] for note in notes()})
+
+
+def test_what_xla_says_is_repeated(processes: Callable[..., CompilerProcesses]) -> None:
+    with pytest.raises(CompilationError, match="RESOURCE_EXHAUSTED: too much"):
+        compiled(processes(), job("fails"))
+
+
+def test_a_compilation_that_takes_too_long_is_killed_and_not_tried_again(
+    processes: Callable[..., CompilerProcesses], notes: Callable[[], list[dict[str, Any]]]
+) -> None:
+    with pytest.raises(InvalidModel, match=r"did not end in 0\.5 seconds"):
+        compiled(processes(job_seconds=0.5), job("hangs"))
+
+    assert [False] == [is_there(note["pid"]) for note in notes()]
+
+
+def test_a_compilation_that_takes_too_much_memory_is_killed(
+    processes: Callable[..., CompilerProcesses], notes: Callable[[], list[dict[str, Any]]]
+) -> None:
+    with pytest.raises(OutOfMemory, match=r"more than 60000000 bytes \(compile_process_bytes\)"):
+        compiled(processes(bytes=60_000_000), job("takes 100 MB"))
+
+    assert 1 == len(notes())
+
+
+def test_a_process_that_has_grown_does_no_further_job(
+    processes: Callable[..., CompilerProcesses], notes: Callable[[], list[dict[str, Any]]]
+) -> None:
+    one = processes(bytes=300_000_000)
+    compiled(one, job("keeps 100 MB"))
+    compiled(one)
+
+    assert 2 == len({note["pid"] for note in notes()})
+
+
+def test_a_cancelled_compilation_is_killed_and_the_next_one_goes_on(
+    processes: Callable[..., CompilerProcesses], notes: Callable[[], list[dict[str, Any]]]
+) -> None:
+    one = processes()
+
+    def check() -> None:
+        if notes():
+            raise LoadCancelled("hangs")
+
+    with pytest.raises(LoadCancelled):
+        one.compile(job("hangs"), lambda: b"artifact", check)
+    assert b"program of c" == compiled(one)
+
+    (pid, other) = [note["pid"] for note in notes()]
+    assert pid != other
+    assert not is_there(pid)
+
+
+def test_one_that_is_cancelled_before_its_turn_is_never_begun(
+    processes: Callable[..., CompilerProcesses], notes: Callable[[], list[dict[str, Any]]]
+) -> None:
+    one = processes()
+
+    def cancelled() -> None:
+        with pytest.raises(LoadCancelled):
+            compiled(one, job("hangs"))
+
+    first = threading.Thread(target=cancelled)
+    first.start()
+    until(notes)
+
+    def check() -> None:
+        raise LoadCancelled("second")
+
+    with pytest.raises(LoadCancelled):
+        one.compile(job("second"), lambda: b"artifact", check)
+    one.close()
+    first.join(SECONDS)
+
+    assert ["hangs"] == [note["model"] for note in notes()]
+    assert not is_there(notes()[0]["pid"])
+    with pytest.raises(LoadCancelled):
+        compiled(one)
+
+
+def test_an_idle_process_is_ended_and_another_started_when_asked(
+    processes: Callable[..., CompilerProcesses], notes: Callable[[], list[dict[str, Any]]]
+) -> None:
+    one = processes(idle_seconds=0.01)
+    compiled(one)
+    until(lambda: one.count == 0 and not is_there(notes()[0]["pid"]))
+    compiled(one)
+
+    assert 2 == len({note["pid"] for note in notes()})
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("/nowhere/python",), "no process can be started"),
+        ((sys.executable, "-S", "-c", "raise SystemExit('no jax')"), "does not start.*no jax"),
+        ((sys.executable, "-S", "-c", "print('hello')"), "does not start: its first line"),
+    ],
+)
+def test_without_processes_the_server_compiles(
+    made: list[CompilerProcesses], command: tuple[str, ...], said: str
+) -> None:
+    made.append(CompilerProcesses(LIMITS, command))
+
+    with pytest.raises(Refused, match=said):
+        compiled(made[0])
+
+
+def test_an_artifact_that_cannot_be_written_fails_one_load(
+    processes: Callable[..., CompilerProcesses],
+) -> None:
+    one = processes()
+
+    def artifact() -> bytes:
+        raise ValueError("no vjp")
+
+    with pytest.raises(ValueError, match="no vjp"):
+        one.compile(job(), artifact, lambda: None)
+    assert b"program of c" == compiled(one)
+
+
+def test_a_process_is_told_nothing_of_the_servers_settings() -> None:
+    given = {"XLASERVE_TOKEN_FILE": "x", "XLA_FLAGS": "--f", "PATH": "p", "JAX_PLATFORMS": "cuda"}
+
+    found = pool.variables(given)
+
+    assert {"XLA_FLAGS": "--f", "PATH": "p", "JAX_PLATFORMS": "cpu"}.items() <= found.items()
+    assert "XLASERVE_TOKEN_FILE" not in found
+
+
+def test_the_key_of_a_program_is_what_came_back(
+    processes: Callable[..., CompilerProcesses],
+) -> None:
+    sha256 = hashlib.sha256(compiled(processes())).hexdigest()
+
+    assert hashlib.sha256(b"program of c").hexdigest() == sha256
