@@ -22,6 +22,7 @@ from xlaserve.app import Application
 from xlaserve.core import host
 from xlaserve.errors import InvalidSettings
 from xlaserve.settings import Settings
+from xlaserve.settings_choices import Device, ProcessCount
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -32,6 +33,17 @@ INFER = request_headers("/inference.GRPCInferenceService/ModelInfer")
 async def test_a_repository_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidSettings, match="repository: expected a directory"):
         Application(Settings(repository=tmp_path / "nowhere"))
+
+
+async def test_several_processes_are_refused_on_a_device_that_one_owns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`auto` finds it only once JAX has started."""
+    monkeypatch.setattr(app.device, "start", lambda *_, **__: "cuda")
+    settings = Settings(repository=tmp_path, processes=ProcessCount(2), device=Device.AUTO)
+
+    with pytest.raises(InvalidSettings, match="processes: expected 1 with a device of cuda"):
+        await Application(settings).load()
 
 
 MIB = 1 << 20

@@ -56,7 +56,7 @@ from xlaserve.models.cuda_driver import open_driver
 from xlaserve.models.mappings import Mappings
 from xlaserve.models.python.metrics import ModelMetrics
 from xlaserve.settings import Settings
-from xlaserve.settings_choices import ModelControlMode, TlsEndpoint
+from xlaserve.settings_choices import Device, ModelControlMode, TlsEndpoint
 from xlaserve.systemd import ServiceManager, Systemd
 from xlaserve.transport.endpoints import NO_ENDPOINT
 from xlaserve.transport.grpc.server import GrpcServer
@@ -265,6 +265,9 @@ class Application:
         Raises DeviceUnavailable when the device that was asked for is not there.
         """
         platform = await self.workers.wait(self._start_device)
+        if self.settings.processes > 1 and platform != Device.CPU:
+            expected = f"1 with a device of {platform}, which one process owns"
+            raise InvalidSettings("processes", expected, int(self.settings.processes))
         if platform == "cuda" and self.engine.regions.is_on:
             self.engine.regions.driver = await self.workers.wait(open_driver)
         devices = await self.workers.wait(device.devices, platform)
