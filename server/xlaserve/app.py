@@ -22,6 +22,7 @@ from xlaserve.assembly.observing import observe, tracing
 from xlaserve.assembly.parent import Parent, plane_of
 from xlaserve.assembly.python import python_host
 from xlaserve.core.host import capacity_bytes, compile_processes, load_threads
+from xlaserve.core.others import NOBODY
 from xlaserve.core.reloads import LOOK_SECONDS, Reloads
 from xlaserve.core.residence.capacity import Capacity
 from xlaserve.core.residence.catalog import IndexEntry
@@ -109,7 +110,7 @@ class Application:
         )
         self._systemd = systemd or Systemd()
         self._parent = parent
-        plane = plane_of(parent)
+        plane, others = plane_of(parent), NOBODY if parent is None else parent.others
         self.reloads = Reloads(
             self.workers.wait, look_seconds=LOOK_SECONDS, on_signal=self._manager.reloads
         )
@@ -190,7 +191,13 @@ class Application:
             max_sequences=settings.max_sequences_per_model,
         )
         self.control = ModelControl(
-            settings, self.registry, self.repository, loader, self.workers, plane=plane
+            settings,
+            self.registry,
+            self.repository,
+            loader,
+            self.workers,
+            plane=plane,
+            others=others,
         )
         self._look = FilesLook()
         self.tracing = tracing(settings, self.gates, self.workers, plane)
@@ -214,6 +221,7 @@ class Application:
             self.tracing,
             self.observing,
             self.history,
+            others,
         )
 
     @property

@@ -5,6 +5,7 @@ from typing import Protocol
 from xlaserve.assembly.listeners import Bound
 from xlaserve.core.control_plane import ChangeKind, ControlPlane, OneProcess
 from xlaserve.core.log_settings import make_log_change
+from xlaserve.core.others import Others
 from xlaserve.systemd import ServiceManager
 
 
@@ -19,6 +20,11 @@ class Parent(Protocol):
     @property
     def manager(self) -> ServiceManager:
         """Hears how this process goes, in the place of systemd."""
+        ...
+
+    @property
+    def others(self) -> Others:
+        """The other processes that it started."""
         ...
 
     @property

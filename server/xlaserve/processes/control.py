@@ -189,8 +189,11 @@ class Control:
     # --- questions ---
 
     async def ask_all(self, origin: WorkerProcess, ask: AskAll) -> None:
-        """Ask all others a question, and give a worker their answers."""
-        others = [worker for worker in self._workers() if worker is not origin]
+        """Ask all others a question, and give a worker their answers.
+
+        One that is not ready yet has served nothing.
+        """
+        others = [one for one in self._workers() if one is not origin and one.is_ready]
         answers = await asyncio.gather(*(self._answer(worker, ask) for worker in others))
         origin.tell(Answers(ask.number, answers))
 

@@ -19,6 +19,7 @@ from xlaserve import log
 from xlaserve.app import Application, prepare
 from xlaserve.best_effort import best_effort, finish, open_standard_descriptors
 from xlaserve.core.control_plane import ControlPlane
+from xlaserve.core.others import Others
 from xlaserve.errors import XlaserveError
 from xlaserve.processes.channel import Channel, ChannelError, to_worker
 from xlaserve.processes.handing import HandedConnections
@@ -36,6 +37,7 @@ from xlaserve.processes.messages import (
     Stop,
     ToWorker,
 )
+from xlaserve.processes.others import OtherWorkers
 from xlaserve.processes.shares import decoded
 from xlaserve.systemd import ServiceManager
 from xlaserve.transport.endpoints import Listener
@@ -84,11 +86,13 @@ class Parent:
         channel: "Channel[ToWorker]",
         listeners: HandedListeners,
         plane: ControlPlane,
+        others: Others,
         watchdog_seconds: float,
     ) -> None:
         self.listeners = listeners
         self.manager: ServiceManager = self
         self.plane: ControlPlane = plane
+        self.others: Others = others
         self._channel = channel
         self._watchdog_seconds = watchdog_seconds
 
@@ -134,7 +138,9 @@ async def _serve(channel: "Channel[ToWorker]", begin: Begin) -> bool:
     listeners = HandedListeners.of(begin)
     settings = decoded(begin.settings)
     link = Link(channel, settings.scratch_directory)
-    parent = Parent(channel, listeners, link, begin.watchdog_seconds)
+    parent = Parent(
+        channel, listeners, link, OtherWorkers(link, begin.worker), begin.watchdog_seconds
+    )
     application = prepare(settings, parent=parent)
     link.is_loaded = application.registry.ready
     link.on_state = application.registry.notify
