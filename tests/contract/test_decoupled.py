@@ -82,6 +82,7 @@ async def answers(client: Any, *requests: dict[str, Any]) -> list[Any]:
     return [*sorted(found, key=lambda one: one.get_response().id), *errors]
 
 
+@pytest.mark.slow  # it exports and compiles a model of its own
 async def test_requests_that_are_stepped_together_are_answered_as_alone(
     serve: Serve, tmp_path: Path
 ) -> None:

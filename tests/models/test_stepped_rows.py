@@ -237,6 +237,7 @@ def test_begin_is_not_computed_by_steps_that_go_on(
 # --- exports -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # it exports twice, and tries the first
 def test_what_is_not_proved_is_exported_without_a_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
