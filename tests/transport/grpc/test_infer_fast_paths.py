@@ -1,5 +1,9 @@
 """Which way a ModelInfer goes, and what is known of it on its way."""
 
+import asyncio
+import gc
+import gzip
+import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -262,3 +266,19 @@ async def test_what_nobody_expected_is_logged_with_the_model_of_the_headers(
         engine.call.fail(Seen())
 
     assert [CONTEXT] == logged
+
+
+async def test_a_client_may_leave_before_its_message_is_inflated() -> None:
+    """Nothing is left over that a collection of garbage would complain of."""
+    headers = (*PSEUDO, ("grpc-encoding", "gzip"))
+    route = fast_paths_of(Engine(never), Otherwise())
+    stream = Stream(HeaderReader(1 << 14, route).read(encode_fields(headers)))
+    stream.compressed, stream.message = True, gzip.compress(MESSAGE)
+    assert stream.head.route is not None
+    stream.head.route.begin(cast(ServerStream, stream))
+    stream.call.cancel("gone")
+    await asyncio.sleep(0)
+    with warnings.catch_warnings(record=True) as said:
+        gc.collect()
+
+    assert [] == said

@@ -200,6 +200,8 @@ class InferFastPath:
             inflated = await decompress(message, stream.head.fields, most, reserve)
             call.place = None
             request = self._decoded(call, stream, inflated)
+        except asyncio.CancelledError:
+            return  # a task that is cancelled would keep the error, whose frames hold the request
         except Exception as error:
             call.place = None
             call.fail(error)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from xlaserve.core.serving.infer_call import InferCall
@@ -93,7 +92,7 @@ class LongMessages:
 
     def await_for(self, call: InferCall, work: Coroutine[Any, Any, None]) -> None:
         """Have a coroutine work for a call, and cancel it when the call ends."""
-        call.wait_at(Working(asyncio.ensure_future(_until_cancelled(work))))
+        call.wait_at(Working(asyncio.ensure_future(work)))
         call.expire_in_time()
 
 
@@ -134,9 +133,3 @@ def read_long(decode: Callable[[Buffer], DecodedInfer], message: Buffer) -> Read
     except InvalidRequest as error:
         return Read(decoded, None, error, 0)
     return Read(decoded, request, None, made_bytes(request.inputs))
-
-
-async def _until_cancelled(work: Coroutine[Any, Any, None]) -> None:
-    # A task that is cancelled keeps the error, whose frames hold the request.
-    with suppress(asyncio.CancelledError):
-        await work
