@@ -4,6 +4,8 @@ import dataclasses
 import json
 import os
 import stat
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -297,3 +299,36 @@ def test_full_disk_is_logged_once_and_is_no_failure(
     assert cache.read(TARGET, "one") is None
     assert [] == list((cache.directory / TARGET).iterdir())
     assert 1 == printed.count("compiled programs are not kept")
+
+
+def test_two_writers_of_one_name_leave_whole_entries(tmp_path: Path) -> None:
+    """Two servers share the directory, and each evicts what the other wrote: a reader finds an
+    entry of one of them, or none."""
+    writers = [CompilationCache(tmp_path / "cache", 3_000) for _ in range(2)]
+    for one in writers:
+        one.prepare(TARGET)
+    written = [replace(ENTRY, executable=bytes([65 + index]) * 900) for index in range(2)]
+    ended = threading.Event()
+
+    def write(index: int) -> None:
+        for number in range(100):
+            writers[index].write(TARGET, f"name{number % 3}", written[index])
+
+    def write_both() -> None:
+        threads = [threading.Thread(target=write, args=(index,)) for index in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        ended.set()
+
+    watcher = threading.Thread(target=write_both)
+    watcher.start()
+    found = [writers[0].read(TARGET, "name0")]
+    while not ended.is_set():
+        found.append(writers[0].read(TARGET, "name0"))
+    watcher.join()
+
+    assert [] == [one for one in found if one is not None and one not in written]
+    assert any(found)
+    assert [] == [path.name for path in (tmp_path / "cache" / TARGET).glob(".*")]

@@ -120,6 +120,7 @@ async def _server(
             memory_wait_seconds=0.1,
             default_model_size_bytes=MIB // 2,
             load_threads=_LOAD_THREADS,
+            compile_processes=0,
         )
     )
     async with application.running() as addresses:
