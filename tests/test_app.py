@@ -21,6 +21,7 @@ from xlaserve import app
 from xlaserve.app import Application
 from xlaserve.core import host
 from xlaserve.errors import InvalidSettings
+from xlaserve.models import device
 from xlaserve.settings import Settings
 from xlaserve.settings_choices import Device, ProcessCount
 
@@ -39,7 +40,7 @@ async def test_several_processes_are_refused_on_a_device_that_one_owns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`auto` finds it only once JAX has started."""
-    monkeypatch.setattr(app.device, "start", lambda *_, **__: "cuda")
+    monkeypatch.setattr(device, "start", lambda *_, **__: "cuda")
     settings = Settings(repository=tmp_path, processes=ProcessCount(2), device=Device.AUTO)
 
     with pytest.raises(InvalidSettings, match="processes: expected 1 with a device of cuda"):
