@@ -51,6 +51,7 @@ async def test_statistics_are_of_all_workers_whichever_is_asked(server: ServerPr
 
     counts = [one["model_stats"][0]["inference_stats"]["success"]["count"] for one in found]
     assert [2, 2] == counts
+    assert over_grpc is not None
     assert 2 == over_grpc.model_stats[0].inference_stats.success.count
 
 
