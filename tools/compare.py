@@ -20,7 +20,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from comparison import big_message, page, processes, python_models
+from comparison import big_message, paced, page, processes, python_models
 from comparison.analyzer import Analyzer, Asked, Server
 from comparison.big_message import Echo
 from comparison.conditions import conditions
@@ -38,7 +38,7 @@ from comparison.contenders import (
 from comparison.interleaving import Numbers, Rounds, interleave
 from comparison.kit import PEERS, Kit, Repetition
 from comparison.results import Results
-from comparison.rows import BIG, CPU, ECHO, MEMORY, ROWS, Row, with_equal_headers
+from comparison.rows import BIG, CPU, ECHO, MEMORY, ROWS, Row, with_equal_headers, with_load
 from comparison.varying import Load, drive, identity_load
 from make_bench_models import MODELS, make
 
@@ -66,6 +66,8 @@ class Comparison:
         started = time.monotonic()
         if row.name == BIG:
             found = self._big(names)
+        elif row.paced is not None:
+            found = self._paced(row, row.paced, names)
         elif row.varies:
             found = self._varying(row, names)
         elif row.is_python:
@@ -77,17 +79,34 @@ class Comparison:
 
     def _load(self, row: Row, names: list[str]) -> dict[str, Numbers]:
         running = self._contenders.running(names)
-        measures = {one.name: partial(self._repetition, row, one) for one in running}
+        measures = {one.name: partial(self._repetition, row, row.load, one) for one in running}
+        if row.other_load:
+            measures |= {
+                with_load(one.name, row.other_load): partial(
+                    self._repetition, row, row.other_load, one
+                )
+                for one in running
+            }
         return interleave(measures, self._rounds, self._show)
 
-    def _repetition(self, row: Row, contender: Contender) -> Repetition:
+    def _paced(self, row: Row, pace: paced.Paced, names: list[str]) -> dict[str, Numbers]:
+        def measure(contender: Contender) -> Repetition:
+            self._contenders.running([contender.name])  # it may have crashed meanwhile
+            return paced.measure(self._kit, contender, row.load, pace, 2 * self._seconds)
+
+        names = [name for name in names if name in (OURS, *row.peers)]
+        running = self._contenders.running(names)
+        measures = {one.name: partial(measure, one) for one in running}
+        return interleave(measures, self._rounds, self._show)
+
+    def _repetition(self, row: Row, load: str, contender: Contender) -> Repetition:
         self._contenders.running([contender.name])  # it may have crashed meanwhile
         return self._kit.measure(
             contender.http_port if row.protocol != "grpc" else contender.grpc_port,
             contender.pid,
             protocol=row.protocol,
             workload=row.workload,
-            load=row.load,
+            load=load,
             seconds=self._seconds,
         )
 
@@ -126,7 +145,7 @@ class Comparison:
         for name in names:
             (running,) = self._contenders.running([with_python(name)])
             measures[name] = (
-                partial(self._repetition, row, running)
+                partial(self._repetition, row, row.load, running)
                 if row.analyzed is None
                 else partial(self._analyze, row, row.analyzed, running)
             )

@@ -14,8 +14,9 @@ from comparison.charts import bar_chart
 from comparison.contenders import OURS, Contender, Variant, free_port, parse_variant
 from comparison.interleaving import Rounds, interleave, summary
 from comparison.kit import Repetition
+from comparison.paced import LARGE, latencies
 from comparison.results import Results
-from comparison.rows import BEST, ECHO, P50, RATE, ROWS, SECONDS, Target
+from comparison.rows import BEST, ECHO, P50, RATE, ROWS, SECONDS, Target, with_load
 from comparison.verdicts import verdicts
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
@@ -120,6 +121,31 @@ def test_headers_that_vary_are_compared_with_equal_ones_of_the_same_server() -> 
     assert [("equal headers", "processor time", 1.25, True)] == [
         (one.against, one.measure, one.ratio, one.is_met) for one in found
     ]
+
+
+def test_a_load_is_compared_with_the_other_load_of_the_same_server() -> None:
+    numbers = {OURS: {"rps": 4.0}, with_load(OURS, "4x16"): {"rps": 10.0}, "triton": {"rps": 1.0}}
+    (found,) = verdicts(ROW["thousand"], numbers, ["triton"], 0)
+
+    assert ("4x16", 0.4, False) == (found.against, found.ratio, found.is_met)
+
+
+def test_a_latency_may_be_asked_for_in_milliseconds() -> None:
+    (found,) = verdicts(ROW["open"], {OURS: {"p50": 0.4}}, [], 0)
+
+    assert (0.4, True) == (found.ratio, found.is_met)
+
+
+def test_latencies_count_only_where_the_rate_was_kept() -> None:
+    lines = [["0", "200", str(1000 * number)] for number in range(1, 101)]
+
+    assert (50.5, 100) == (latencies(lines, 100)["p50"], latencies(lines, 100)["rps"])
+    assert "100 of 200" in latencies(lines, 200)["error"]
+    assert "99 of 100" in latencies([*lines[:-1], ["0", "503", "9"]], 100)["error"]
+
+
+def test_every_large_load_has_a_row() -> None:
+    assert set(LARGE) < {row.paced.beside for row in ROWS if row.paced is not None}
 
 
 def test_only_what_is_between_the_markers_is_replaced() -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from comparison.analyzer import Asked
+from comparison.paced import LARGE, Paced
 from comparison.python_models import ADD_SUB, REPEAT
 
 BEST = "best peer"
@@ -17,6 +18,9 @@ MESSAGE = "message"
 EQUAL = "equal headers"
 """Stands for xlaserve itself, asked with the same headers each time."""
 
+MILLISECOND = "a millisecond"
+"""Stands for itself."""
+
 RATE, P50, P99, SECONDS, MEMORY = "rps", "p50", "p99", "seconds", "peak_bytes"
 CPU = "cpu_us"
 """The measures, as the numbers of a contender are named."""
@@ -30,7 +34,7 @@ class Target:
     """How xlaserve shall stand to somebody else in one measure."""
 
     against: str
-    """A peer, BEST, ECHO, MESSAGE or EQUAL."""
+    """A peer, BEST, ECHO, MESSAGE, EQUAL, MILLISECOND, or the other load of the row."""
     measure: str
     factor: float
     """At least so many times what the other has where higher is better, else at most."""
@@ -75,6 +79,10 @@ class Row:
     """Whether the servers serve the same models in Python, and no others."""
     analyzed: Asked | None = None
     """The request of perf_analyzer, where that is the client."""
+    paced: Paced | None = None
+    """The rate of the requests, where they do not wait for answers."""
+    other_load: str = ""
+    """Another load at which each contender is measured as well, to be compared with."""
 
     @property
     def in_flight(self) -> int:
@@ -88,8 +96,28 @@ def with_equal_headers(name: str) -> str:
     return f"{name}, {EQUAL}"
 
 
+def with_load(name: str, load: str) -> str:
+    """Return how a contender is called at another load than the row's own."""
+    return f"{name}, {load.replace('x', ' x ')}"
+
+
 def _rate(against: str, factor: float) -> Target:
     return Target(against, RATE, factor)
+
+
+def _beside(large: str) -> Row:
+    """Return a row of small requests beside a large one."""
+    what = LARGE[large].title if large else "nothing else"
+    return Row(
+        f"beside-{large or 'nothing'}",
+        f"identity FP32[1,16] over gRPC, {_SMALL_RATE} a second, beside {what}",
+        "grpc",
+        "identity",
+        "1x100",
+        ("triton",),
+        (Target("triton", P99, 1),) if large else (),
+        paced=Paced(_SMALL_RATE, large),
+    )
 
 
 def _analyzed(name: str, title: str, protocol: str, asked: Asked) -> Row:
@@ -110,6 +138,7 @@ def _analyzed(name: str, title: str, protocol: str, asked: Asked) -> Row:
     )
 
 
+_SMALL_RATE = 300
 _ANALYZED = 64
 _SHARED = ("--shared-memory", "system")
 
@@ -202,6 +231,45 @@ ROWS = (
         ("triton", "mlserver", "kserve"),
         (Target(EQUAL, CPU, 1.25),),
         varies=True,
+    ),
+    Row(
+        "thousand",
+        "identity FP32[1,16] over gRPC, 1,000 connections x 1 stream",
+        "grpc",
+        "identity",
+        "1000x1",
+        ("triton",),
+        (_rate("4x16", 0.5),),
+        other_load="4x16",
+    ),
+    Row(
+        "open",
+        "identity FP32[1,16] over gRPC, 20,000 a second on 4 connections, whatever is answered",
+        "grpc",
+        "identity",
+        "4x1000",
+        (),
+        (Target(MILLISECOND, P50, 0.5),),
+        paced=Paced(20_000),
+    ),
+    *map(_beside, ("", *LARGE)),
+    Row(
+        "json-200k",
+        "perceptron, FP32[32,784] over REST as JSON of 220 KB, 4 connections",
+        "json",
+        "mlp32",
+        "4x1",
+        ("triton", "mlserver", "kserve"),
+        (_rate(BEST, 1.5),),
+    ),
+    Row(
+        "json-1m",
+        "mean of each channel of FP32[1,3,224,224] over REST as JSON of 1.3 MB, 4 connections",
+        "json",
+        "image",
+        "4x1",
+        ("triton", "mlserver", "kserve"),
+        (_rate(BEST, 1.5),),
     ),
     # The last one: Triton is known to crash in it.
     Row(

@@ -13,9 +13,11 @@ from comparison.rows import (
     HIGHER_IS_BETTER,
     MEMORY,
     MESSAGE,
+    MILLISECOND,
     Row,
     Target,
     with_equal_headers,
+    with_load,
 )
 
 UNITS = {
@@ -65,15 +67,24 @@ def verdicts(
         if target.against in row.peers and target.against not in peers:
             continue
         ours = numbers.get(OURS, {}).get(target.measure)
-        other = with_equal_headers(OURS) if target.against == EQUAL else against
-        theirs = (
-            message_bytes
-            if target.against == MESSAGE
-            else numbers.get(other, {}).get(target.measure)
-        )
+        theirs = _constant(target, message_bytes) or numbers.get(
+            _other(row, target, against), {}
+        ).get(target.measure)
         ratio = target.ratio(ours, theirs) if ours and theirs else None
         found.append(Verdict(row, target, against, ratio))
     return found
+
+
+def _constant(target: Target, message_bytes: int) -> float | None:
+    """Return what a target is compared with, where nobody has to be measured for it."""
+    return {MESSAGE: message_bytes, MILLISECOND: 1}.get(target.against)
+
+
+def _other(row: Row, target: Target, against: str) -> str:
+    """Return the name under which the numbers are that a target is compared with."""
+    if target.against == EQUAL:
+        return with_equal_headers(OURS)
+    return with_load(OURS, row.other_load) if target.against == row.other_load else against
 
 
 def _best(target: Target, numbers: Mapping[str, Numbers], peers: Sequence[str]) -> str:
