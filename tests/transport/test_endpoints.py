@@ -54,6 +54,7 @@ def test_a_free_port_is_reported() -> None:
     )
     host, port = listener.address.split(":")
 
+    assert isinstance(listener.socket, socket.socket)
     assert ("127.0.0.1", listener.socket.getsockname()[1]) == (host, int(port))
 
     listener.close()
@@ -63,7 +64,7 @@ def test_a_taken_port_is_refused() -> None:
     taken = listen(
         "grpc_endpoint", Endpoint(port=0), host="127.0.0.1", unix_socket_mode=0, backlog=8
     )
-    port = taken.socket.getsockname()[1]
+    port = int(taken.address.split(":")[1])
     with pytest.raises(InvalidSettings, match="in use"):
         listen(
             "grpc_endpoint", Endpoint(port=port), host="127.0.0.1", unix_socket_mode=0, backlog=8

@@ -188,6 +188,6 @@ def test_a_command_that_is_called_off_leaves_no_process_behind() -> None:
             time.sleep(0.001)
     asking.join()
 
-    assert -signal.SIGKILL == process.returncode
+    assert -signal.SIGKILL == process._process.returncode
     assert found[0].problem is not None
     assert "(SIGKILL)" in found[0].problem.reason

@@ -364,6 +364,7 @@ def test_what_is_remembered_of_streams_is_bounded() -> None:
 
     assert {} == streams.open
     assert len(streams._reset) <= 1024
+    assert streams._gaps is not None
     assert len(streams._gaps) <= 1024
 
 
