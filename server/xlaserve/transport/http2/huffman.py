@@ -180,9 +180,9 @@ is a node of the tree of codes: the bits since the last symbol."""
 class _Table:
     """The transitions of all states: complete from the start, so that no string adds to it.
 
-    It takes 6 MB, and some 14 ms when the module is imported. Rows that are made as strings need them
-    take less of most servers; but the first string of many rare symbols needs all of them, and
-    holds all connections for more than a turn.
+    It takes 6 MB, and some 14 ms when the module is imported. Rows that are made as strings need
+    them take less of most servers; but the first string of many rare symbols needs all of them,
+    and holds all connections for more than a turn.
     """
 
     def __init__(self) -> None:
