@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 import tritonclient.grpc.aio as triton
 from support import python_models, several
+from support.process import ServerProcess
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MOST_SECONDS = 60
@@ -38,6 +39,7 @@ class Running:
     url: str
     grpc: str
     models: Path
+    process: ServerProcess
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", name="server")
@@ -46,7 +48,7 @@ async def one_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
     models = several.repository(tmp_path_factory.mktemp("models"))
     flags = ("--model-control-mode", "explicit", "--load-model", "who")
     async with several.several(models, *flags) as running:
-        yield Running(running.http, running.url, models)
+        yield Running(running.http, running.url, models, running)
 
 
 async def ask(
@@ -152,6 +154,19 @@ async def test_log_settings_are_of_all(server: Running) -> None:
         _, then = await ask(one, "/v2/logging", method="GET")
 
     assert (False, True) == (found["log_info"], then["log_info"])
+
+
+async def test_a_hangup_of_the_parent_reaches_all(server: Running) -> None:
+    """Each worker reads again what it would as the only process."""
+    log, seen = server.process.log, set[int]()
+    server.process.process.send_signal(signal.SIGHUP)
+    async with asyncio.timeout(MOST_SECONDS):
+        while seen != {0, 1}:
+            await server.process.until("reloaded")
+            seen |= {one["worker"] for one in log if one.get("event") == "reloaded"}
+            log[:] = [one for one in log if one.get("event") != "reloaded"]
+
+    assert {0, 1} == seen
 
 
 async def test_a_worker_that_dies_is_replaced_by_one_that_has_what_all_have(
