@@ -20,7 +20,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from comparison import big_message, paced, page, processes, python_models
+from comparison import beside, big_message, page, processes, python_models
 from comparison.analyzer import Analyzer, Asked, Server
 from comparison.big_message import Echo
 from comparison.conditions import conditions
@@ -37,6 +37,7 @@ from comparison.contenders import (
 )
 from comparison.interleaving import Numbers, Rounds, interleave
 from comparison.kit import PEERS, Kit, Repetition
+from comparison.paced import Paced
 from comparison.results import Results
 from comparison.rows import BIG, CPU, ECHO, MEMORY, ROWS, Row, with_equal_headers, with_load
 from comparison.varying import Load, drive, identity_load
@@ -89,10 +90,10 @@ class Comparison:
             }
         return interleave(measures, self._rounds, self._show)
 
-    def _paced(self, row: Row, pace: paced.Paced, names: list[str]) -> dict[str, Numbers]:
+    def _paced(self, row: Row, pace: Paced, names: list[str]) -> dict[str, Numbers]:
         def measure(contender: Contender) -> Repetition:
             self._contenders.running([contender.name])  # it may have crashed meanwhile
-            return paced.measure(self._kit, contender, row.load, pace, 2 * self._seconds)
+            return beside.measure(self._kit, contender, row.load, pace, 2 * self._seconds)
 
         names = [name for name in names if name in (OURS, *row.peers)]
         running = self._contenders.running(names)

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from comparison import page
+from comparison.beside import percentiles
 from comparison.charts import bar_chart
 from comparison.contenders import OURS, Contender, Variant, free_port, parse_variant
 from comparison.interleaving import Rounds, interleave, summary
 from comparison.kit import Repetition
-from comparison.paced import LARGE, latencies
+from comparison.paced import LARGE
 from comparison.results import Results
 from comparison.rows import BEST, ECHO, P50, RATE, ROWS, SECONDS, Target, with_load
 from comparison.verdicts import verdicts
@@ -136,12 +137,12 @@ def test_a_latency_may_be_asked_for_in_milliseconds() -> None:
     assert (0.4, True) == (found.ratio, found.is_met)
 
 
-def test_latencies_count_only_where_the_rate_was_kept() -> None:
-    lines = [["0", "200", str(1000 * number)] for number in range(1, 101)]
+def test_latencies_count_only_where_all_requests_were_answered() -> None:
+    times = [number / 1000 for number in range(1, 101)]
 
-    assert (50.5, 100) == (latencies(lines, 100)["p50"], latencies(lines, 100)["rps"])
-    assert "100 of 200" in latencies(lines, 200)["error"]
-    assert "99 of 100" in latencies([*lines[:-1], ["0", "503", "9"]], 100)["error"]
+    assert pytest.approx(50.5) == percentiles(times, 100, 2)["p50"]
+    assert 50 == percentiles(times, 100, 2)["rps"]
+    assert "99 of 100" in percentiles(times[1:], 100, 2)["error"]
 
 
 def test_every_large_load_has_a_row() -> None:

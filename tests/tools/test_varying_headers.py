@@ -68,7 +68,7 @@ def test_http2_answers_are_streams_that_end() -> None:
     )
     ended = sum(speaker.answered(answer[place : place + 1]) for place in range(len(answer)))
 
-    assert (1, 3) == (ended, speaker.data_bytes)
+    assert (1, [1], 3) == (ended, speaker.ended, speaker.data_bytes)
     replies, rest = parse(speaker.reply())
     assert [(Kind.SETTINGS, 1), (Kind.PING, 1)] == [(one.kind, one.flags) for one in replies]
     assert (b"", b"") == (rest, speaker.reply())

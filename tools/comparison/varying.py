@@ -173,6 +173,8 @@ class Http2Speaker:
 
     def __init__(self) -> None:
         self.data_bytes = 0
+        self.ended: list[int] = []
+        """Streams that ended since somebody emptied it."""
         self._rest = b""
         self._said = b""
 
@@ -189,7 +191,9 @@ class Http2Speaker:
             if kind == _DATA:
                 self.data_bytes += length
             if kind <= _HEADERS:
-                ended += flags & _END_STREAM
+                if flags & _END_STREAM:
+                    ended += 1
+                    self.ended.append(int.from_bytes(data[position + 5 : start], "big"))
             else:
                 self._control(kind, flags, data[start : start + length])
             position = start + length

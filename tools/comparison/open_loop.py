@@ -1,0 +1,73 @@
+"""A client whose requests leave when they are due, whatever was answered.
+
+h2load has such a rate too, but sends what is due in ten milliseconds at once. Here each request has
+a time of its own, and its latency runs from that: what delays the client counts as well.
+"""
+
+import selectors
+import socket
+import time
+from collections.abc import Sequence
+
+from comparison.varying import Http2Speaker, Load
+
+_SILENCE_SECONDS = 10.0
+"""How long the last answers may take."""
+_RECEIVE_BYTES = 1 << 18
+
+
+class _Connection:
+    def __init__(self, load: Load) -> None:
+        self._requests = load.requests
+        self._speaker = Http2Speaker()
+        self._due: list[float] = []
+        """When each request was due; its stream is twice its place here, and one."""
+        self.socket = socket.create_connection(("127.0.0.1", load.port), timeout=_SILENCE_SECONDS)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket.sendall(load.greeting)
+
+    def send(self, due: float) -> None:
+        """Send the next request, which was due then."""
+        self.socket.sendall(self._requests[len(self._due)])
+        self._due.append(due)
+
+    def receive(self, latencies: list[float]) -> None:
+        """Read what came, and add the seconds since its request was due for each answer."""
+        data = self.socket.recv(_RECEIVE_BYTES)
+        if not data:
+            raise ValueError("the connection was closed")
+        now = time.perf_counter()
+        self._speaker.answered(data)
+        latencies.extend(now - self._due[stream // 2] for stream in self._speaker.ended)
+        self._speaker.ended.clear()
+        if reply := self._speaker.reply():
+            self.socket.sendall(reply)
+
+
+def open_loop(load: Load, rate: float, seconds: float) -> Sequence[float]:
+    """Send requests at a rate, to the connections by turns; return their latencies in seconds.
+
+    Raises ValueError for what is no answer, OSError where a connection breaks.
+    """
+    total = round(rate * seconds)
+    latencies: list[float] = []
+    connections: list[_Connection] = []
+    # Its timeouts are exact to the microsecond, those of epoll to the millisecond.
+    with selectors.SelectSelector() as selector:
+        try:
+            for _ in range(load.connections):
+                connections.append(_Connection(load))
+                selector.register(connections[-1].socket, selectors.EVENT_READ, connections[-1])
+            start, sent = time.perf_counter(), 0
+            end = start + seconds + _SILENCE_SECONDS
+            while len(latencies) < total and (now := time.perf_counter()) < end:
+                while sent < total and (due := start + sent / rate) <= now:
+                    connections[sent % len(connections)].send(due)
+                    sent += 1
+                wait = start + sent / rate if sent < total else end
+                for key, _ in selector.select(max(0, wait - time.perf_counter())):
+                    key.data.receive(latencies)
+        finally:
+            for connection in connections:
+                connection.socket.close()
+    return latencies
