@@ -62,7 +62,13 @@ def test_a_share_is_never_too_little_for_a_setting(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("evict", True), ("trace_file", "/tmp/trace"), ("device", Device.CUDA)]
+    ("name", "value"),
+    [
+        ("evict", True),
+        ("trace_file", "/tmp/trace"),
+        ("device", Device.CUDA),
+        ("access_log", "fd:3"),
+    ],
 )
 def test_what_several_processes_cannot_obey_is_refused(name: str, value: object) -> None:
     """By the name of a setting; one process obeys it."""

@@ -1,7 +1,7 @@
 """Connections on their way: the parent accepts each, and hands it to the worker with the fewest.
 
-The kernel's own ways to share a port were measured (docs/architecture.md): they leave a worker
-idle beside a busy one where there are few connections.
+A kernel that shares a port chooses without a look at what workers have, so that of few connections
+one may get all; and what waits in the queue of a worker's own socket is lost when the worker dies.
 """
 
 import asyncio

@@ -48,6 +48,11 @@ UNSUPPORTED: Mapping[str, _Unsupported] = MappingProxyType(
             lambda s: bool(s.trace_file),
             lambda s: s.trace_file,
         ),
+        "access_log": _Unsupported(
+            "a path, stderr or stdout with several processes, which have no other descriptors",
+            lambda s: s.access_log.startswith("fd:"),
+            lambda s: s.access_log,
+        ),
     }
 )
 """By the setting that the error names."""

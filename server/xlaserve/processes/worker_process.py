@@ -43,8 +43,6 @@ class Role:
     endpoints: Sequence[tuple[str, str]]
     """Setting and address of each."""
     watchdog_seconds: float
-    kept_open: Sequence[int] = ()
-    """Descriptors that the settings name, as of an access log."""
 
 
 @dataclass(slots=True, eq=False)
@@ -89,7 +87,7 @@ class WorkerProcess:
                 str(its_end.fileno()),
                 str(os.getpid()),
                 stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=[its_end.fileno(), *(e[2] for e in endpoints), *role.kept_open],
+                pass_fds=[its_end.fileno(), *(e[2] for e in endpoints)],
                 # What a terminal sends to all processes of the foreground is for the parent.
                 start_new_session=True,
             )
