@@ -72,10 +72,11 @@ def constant(models: Path, name: str, number: float) -> None:
 
 @pytest.mark.parametrize("count", [4, 64])
 async def test_each_worker_has_as_many_connections(server: Running, count: int) -> None:
-    """The kernel alone would leave one worker with up to all of them."""
-    found = await several.connections_of(server.url, count)
-
-    assert [count // 2] * 2 == list(found.values())
+    """The kernel alone would leave one worker with up to all of them (see test_handing.py)."""
+    async with asyncio.timeout(MOST_SECONDS):
+        # Until the parent has heard that the connections of another test are closed.
+        while list((await several.connections_of(server.url, count)).values()) != [count // 2] * 2:
+            await asyncio.sleep(0.01)
 
 
 async def test_a_load_that_was_answered_is_a_load_of_all(server: Running) -> None:
