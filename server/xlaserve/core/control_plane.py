@@ -43,18 +43,18 @@ class Change:
     subject: str = ""
     """The model or the region; changes of one subject are made one after the other."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """What JSON can hold."""
+    """Any value that JSON can hold."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Contents that are too long for a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one process says to a question that is asked of all."""
+    """The reply of one process to a question that is asked of all."""
 
     worker: int
     said: Any = None
-    """What JSON can hold; None where it did not answer."""
+    """Any value that JSON can hold; None where it did not answer."""
     problem: str = ""
     """Why it did not answer."""
 

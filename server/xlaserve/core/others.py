@@ -25,7 +25,7 @@ class Asked(Generic[T]):
     """The answers of the workers to one question."""
 
     answers: Mapping[str, T]
-    """By worker: that of the one that asked comes first."""
+    """One for each worker; that of the one that asked comes first."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """Why another one has none, by worker; those that are not ready yet are not asked."""
 

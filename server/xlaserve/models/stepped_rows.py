@@ -47,7 +47,7 @@ class Row:
         self.replica = replica
         self.inputs = {name: _on_host(value) for name, value in inputs.items()}
         self.steps = 0
-        """How many were taken."""
+        """The number that was taken."""
         self.state: tuple[jax.Array, ...] = ()
         """Empty before the first step, and while `batch` has it."""
         self.batch: _Batch | None = None

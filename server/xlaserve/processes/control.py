@@ -59,7 +59,7 @@ class Control:
         self._numbers = itertools.count()
         self._purges = 0
         self._journal: dict[tuple[str, str], ChangeText] = {}
-        """What was changed since the start, in order; the last change of each subject."""
+        """Changes since the start, in order; the last one of each subject."""
 
     # --- changes ---
 

@@ -32,7 +32,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Its class."""
     text: str
     needed_bytes: int = 0
-    """What an OutOfMemory says was needed."""
+    """Bytes that an OutOfMemory says were needed."""
 
 
 class WorkerAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

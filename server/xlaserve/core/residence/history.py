@@ -59,7 +59,7 @@ class HistorySnapshot(NamedTuple):
     """The history of one process at a moment, or that of a server of several."""
 
     seconds: float
-    """How long it has run."""
+    """Seconds that it has run."""
     recent: Sequence[Sample]
     hour: Sequence[Sample]
     failures: Sequence[Failure]

@@ -52,8 +52,8 @@ class Answer:
     environment: Mapping[str, str] = field(default_factory=dict)
     executable_bytes: int = 0
     sha256: str = ""
-    """Of the program: XLA loads and runs whatever bits it is given."""
+    """The digest of the program: XLA loads and runs whatever bits it is given."""
     error: str = ""
-    """What JAX or XLA say against the computation."""
+    """The objection of JAX or XLA to the computation."""
     refused: str = ""
     """Why it has to be compiled in the server."""

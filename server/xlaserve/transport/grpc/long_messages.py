@@ -32,7 +32,7 @@ class Read(NamedTuple):
     request: InferRequest | None
     """None where its bytes are not the tensors that it says."""
     problem: InvalidRequest | None
-    """What is wrong with it then."""
+    """The reason, then."""
     made: int
     """Bytes of the arrays that were made."""
 

@@ -56,7 +56,7 @@ class ShapedPlans:
         self._key = b""
         """The essence of the last head that was looked at line by line."""
         self._in_a_row = 0
-        """How many of these had the same."""
+        """The number of these that had the same."""
         self._needed = IN_A_ROW
 
     def find(self, head: bytes) -> Plan | None:

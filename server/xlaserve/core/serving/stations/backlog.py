@@ -11,9 +11,9 @@ class Backlog:
     """The executions that wait to begin."""
 
     pending: int = 0
-    """How many there are."""
+    """The number of them."""
     oldest_seconds: float = 0.0
-    """How long the one has waited that waits longest; 0 where none does."""
+    """Seconds that the oldest one has waited; 0 where none waits."""
 
     @classmethod
     def of(cls, pending_since: Iterable[int], now_ns: int) -> "Backlog":

@@ -136,7 +136,7 @@ class Generation:
         self._call = call
         self._begun_ns = station.now_ns()
         self.replica = station.replicas.take()
-        """What computes all answers."""
+        """The program that computes all answers."""
         self._start = partial(
             station.model.generate, call.inputs, call.parameters, replica=self.replica
         )
@@ -145,7 +145,7 @@ class Generation:
         self._ready = Computed()
         """Those that were not written yet."""
         self.ahead = Ahead(call)
-        """How many may be computed in one go."""
+        """The most that may be computed in one go."""
         self._job: Job | None = None
         # A user of its own: the answers may be closed a while after the call has ended.
         station.instance.acquire()
