@@ -194,7 +194,7 @@ def test_clients_know_of_no_batch(model: SteppedRows, alone: SteppedModel) -> No
         info.is_decoupled,
         info.state_bytes,
     )
-    inner = model._model.info.memory.total_bytes
+    inner = model._inner.info.memory.total_bytes
     assert inner + 4 * 2 * (1 << 19) == info.memory.total_bytes
     assert info.memory.total_bytes == sum(info.memory.per_device.values())
 

@@ -4,14 +4,15 @@ The artifact is one function of the inputs of the request, whether it is the fir
 state; it returns the outputs, whether it is done, and the next state.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from xlaserve.errors import InvalidModel, TooManyAnswers
+from xlaserve.models.around import AroundModel
 from xlaserve.models.config import ModelConfig
-from xlaserve.models.loaded import Answer, LoadedModel, ModelInfo, Stage, Value
+from xlaserve.models.loaded import Answer, LoadedModel, ModelInfo, Value
 from xlaserve.models.steps import DONE, FIRST, Steps
 from xlaserve.tensors import Parameter, Tensor
 
@@ -36,44 +37,60 @@ def max_steps(steps: Steps, config: ModelConfig) -> int:
     return most
 
 
-class SteppedModel:
-    """A stepped model in memory: it gives one answer for each step, until it is done."""
+class AroundSteps(AroundModel):
+    """A stepped model as its clients know it, around the one that executes a step.
+
+    That one takes and gives what is behind the tensors of clients too.
+    """
 
     batch_limit = 0
-    """Requests are not put together."""
+    """Requests are not put together as those with one answer are."""
     on_demand = None
     dispatching = None
-    """Its answers are asked for one by one, in threads."""
+    """Its answers are asked for in threads."""
 
     def __init__(self, name: str, model: LoadedModel, steps: Steps, max_steps: int) -> None:
-        """`model` executes a step: it takes and gives what is behind the tensors of clients too."""
         self._name = name
-        self._model = model
+        self._inner = model
         self._max_steps = max_steps
-        self._state = steps.state_names
         self._inputs = steps.known(model.info.inputs)
         self._outputs = steps.known(model.info.outputs)
+        self._info: tuple[ModelInfo, ModelInfo] | None = None
+        """That of the step, and what is known for it."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """Describe the model, as its clients know it."""
+        of_step = self._inner.info
+        if self._info is None or self._info[0] is not of_step:
+            self._info = of_step, self._known(of_step)
+        return self._info[1]
+
+    def _known(self, info: ModelInfo) -> ModelInfo:
+        """Return what clients know, from what describes the step."""
+        raise NotImplementedError
+
+    @property
+    def replicas(self) -> int:
+        """Return how many copies can generate side by side."""
+        return self._inner.replicas
+
+    def padded_rows(self, rows: int) -> int:
+        """Return the rows as they are."""
+        return rows
+
+
+class SteppedModel(AroundSteps):
+    """A stepped model in memory: it gives one answer for each step, until it is done."""
+
+    def __init__(self, name: str, model: LoadedModel, steps: Steps, max_steps: int) -> None:
+        super().__init__(name, model, steps, max_steps)
+        self._state = steps.state_names
         # Zeros where there is no state yet: the artifact does not look at them.
         specs = {spec.name: spec for spec in model.info.inputs}
         self._nothing: Mapping[str, Value] = {
             name: np.zeros(specs[name].shape, specs[name].datatype.dtype) for name in self._state
         }
-        self._info = model.info, self._known(model.info)
-
-    @property
-    def info(self) -> ModelInfo:
-        """Describe the model, as its clients know it."""
-        of_step, known = self._info
-        if of_step is not self._model.info:
-            of_step = self._model.info
-            known = self._known(of_step)
-            self._info = of_step, known
-        return known
-
-    @property
-    def replicas(self) -> int:
-        """Return how many copies can generate side by side."""
-        return self._model.replicas
 
     def generate(
         self, inputs: Mapping[str, Value], parameters: Mapping[str, Parameter], *, replica: int = 0
@@ -82,7 +99,7 @@ class SteppedModel:
         state, is_first = self._nothing, True
         for _ in range(self._max_steps):
             tensors = {**inputs, FIRST: np.array(is_first), **state}
-            found = self._model.execute(tensors, resident=True, replica=replica)
+            found = self._inner.execute(tensors, resident=True, replica=replica)
             is_last = bool(_fetched(found[DONE]))
             outputs = {spec.name: _fetched(found[spec.name]) for spec in self._outputs}
             state, is_first = {name: found[name] for name in self._state}, False
@@ -111,32 +128,7 @@ class SteppedModel:
 
     def expected_seconds(self, rows: int) -> float:
         """Return what the warm-up measured for a step."""
-        return self._model.expected_seconds(rows)
-
-    def padded_rows(self, rows: int) -> int:
-        """Return the rows as they are."""
-        return rows
-
-    @property
-    def next_bucket_bytes(self) -> Mapping[str, int]:
-        """Return what the next step of `compile_rest` may add."""
-        return self._model.next_bucket_bytes
-
-    def compile_rest(
-        self,
-        check_cancelled: Callable[[], None] = lambda: None,
-        on_stage: Callable[[Stage], None] = lambda stage: None,
-    ) -> None:
-        """Compile what the load left out."""
-        self._model.compile_rest(check_cancelled, on_stage)
-
-    def stop(self) -> None:
-        """Compile nothing more."""
-        self._model.stop()
-
-    def close(self) -> None:
-        """Drop every buffer and executable."""
-        self._model.close()
+        return self._inner.expected_seconds(rows)
 
 
 def _fetched(value: Value) -> Tensor:

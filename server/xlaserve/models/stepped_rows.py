@@ -18,12 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from xlaserve.errors import TooManyAnswers
-from xlaserve.models.around import AroundModel
 from xlaserve.models.loaded import Answer, LoadedModel, ModelInfo, Stage, Value
 from xlaserve.models.outputs import DeviceTensor
 from xlaserve.models.sites import Site
 from xlaserve.models.sizes import EXECUTABLE_BYTES
-from xlaserve.models.stepped import MAX_STEPS
+from xlaserve.models.stepped import MAX_STEPS, AroundSteps
 from xlaserve.models.steps import DONE, FIRST, Steps
 from xlaserve.tensors import Parameter, Tensor, TensorSpec
 
@@ -94,14 +93,8 @@ class _Pool:
         """Batch size -> what makes a batch of rows, and a row of a batch."""
 
 
-class SteppedRows(AroundModel):
+class SteppedRows(AroundSteps):
     """A stepped model in memory whose requests may be stepped together (a Stepping)."""
-
-    batch_limit = 0
-    """Requests are not put together as those with one answer are."""
-    on_demand = None
-    dispatching = None
-    """Its answers are asked for in threads."""
 
     def __init__(
         self,
@@ -112,39 +105,19 @@ class SteppedRows(AroundModel):
         admit: Callable[[int], None] = lambda programs: None,
     ) -> None:
         """`admit` raises OutOfMappings unless so many programs may be compiled."""
-        self._name = name
-        self._inner = self._model = model
-        self._max_steps = max_steps
+        super().__init__(name, model, steps, max_steps)
         self._admit = admit
         self._steps = steps
-        self._inputs = steps.known(model.info.inputs)
-        self._outputs = steps.known(model.info.outputs)
         specs = {spec.name: spec for spec in model.info.inputs}
         self._states = [specs[name] for name in steps.state_names]
         self._row_bytes = sum(_row(spec, 1).nbytes for spec in self._states)
         self._pools = [_Pool(model.site_of(index)) for index in range(model.replicas)]
         self._prepare()
-        self._info = model.info, self._known(model.info)
-
-    @property
-    def info(self) -> ModelInfo:
-        """Describe the model, as its clients know it."""
-        of_step, known = self._info
-        if of_step is not self._model.info:
-            of_step = self._model.info
-            known = self._known(of_step)
-            self._info = of_step, known
-        return known
-
-    @property
-    def replicas(self) -> int:
-        """Return how many copies can generate side by side."""
-        return self._model.replicas
 
     @property
     def most_together(self) -> int:
         """Return how many requests may take a step together."""
-        return max(1, self._model.batch_limit)
+        return max(1, self._inner.batch_limit)
 
     def generate(
         self, inputs: Mapping[str, Value], parameters: Mapping[str, Parameter], *, replica: int = 0
@@ -163,11 +136,7 @@ class SteppedRows(AroundModel):
 
     def expected_seconds(self, rows: int) -> float:
         """Return what the warm-up measured for a step."""
-        return self._model.expected_seconds(1)
-
-    def padded_rows(self, rows: int) -> int:
-        """Return the rows as they are."""
-        return rows
+        return self._inner.expected_seconds(1)
 
     def compile_rest(
         self,
@@ -177,7 +146,8 @@ class SteppedRows(AroundModel):
         """Compile and warm what the load left out. Blocks."""
         super().compile_rest(check_cancelled, on_stage)
         self._prepare()
-        self._info = self._model.info, self._known(self._model.info)
+        # Programs were added, whatever the model of the step says.
+        self._info = None
 
     # --- steps ---
 
@@ -200,7 +170,7 @@ class SteppedRows(AroundModel):
             size = len(next(iter(batch.inputs.values())))
             tensors: dict[str, Value] = {**batch.inputs, FIRST: np.full(size, is_first)}
             tensors.update(zip(self._steps.state_names, batch.states, strict=True))
-            found = self._model.execute(tensors, resident=True, replica=replica)
+            found = self._inner.execute(tensors, resident=True, replica=replica)
             done = _on_host(found[DONE])
             outputs = {spec.name: _on_host(found[spec.name]) for spec in self._outputs}
             batch.states = [found[name] for name in self._steps.state_names]
@@ -220,7 +190,7 @@ class SteppedRows(AroundModel):
             return before
         for row in rows:
             self._split(pool, row.batch)
-        size = self._model.padded_rows(len(rows))
+        size = self._inner.padded_rows(len(rows))
         # Padding repeats the last row: a loop may never end on any other.
         padded = [*rows, *[rows[-1]] * (size - len(rows))]
         inputs = {
@@ -258,7 +228,7 @@ class SteppedRows(AroundModel):
 
     def _prepare(self) -> None:
         """Compile what steps of every size take besides the model."""
-        for bucket in self._model.info.buckets:
+        for bucket in self._inner.info.buckets:
             for pool in self._pools:
                 self._programs(pool, max(1, bucket.rows))
 

@@ -17,7 +17,7 @@ class Array:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Where small parameters lie in their buffers, as `packing.Packing` has it."""
+    """The places of small parameters in their buffers, as `packing.Packing` has it."""
 
     count: int
     buffers: tuple[tuple[str, int], ...]
