@@ -1,4 +1,4 @@
-"""What an operator is shown while the server starts."""
+"""The start of the server, as an operator is shown it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

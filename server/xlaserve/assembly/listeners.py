@@ -25,7 +25,7 @@ class Bound(Protocol):
 
     @property
     def grpc(self) -> Sequence[Listener]:
-        """Where gRPC is served; none, one, or one for inference besides."""
+        """The listeners of gRPC: none, one, or one for inference besides."""
         ...
 
     @property

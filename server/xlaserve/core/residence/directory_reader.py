@@ -1,4 +1,4 @@
-"""What a directory says of a model: its configuration, its labels and its versions.
+"""Reads what a directory says of a model: its configuration, its labels and its versions.
 
 Everything here waits for the disk and is called from a thread, never from the event loop.
 """

@@ -1,4 +1,4 @@
-"""What several workers say of the same models, folded into what one server says."""
+"""Folds the answers of several workers about the same models into that of one server."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -7,7 +7,7 @@ from xlaserve.core.serving.infer_call import InferCall
 from xlaserve.models.loaded import Answer
 
 _AHEAD_SECONDS = 200e-6
-"""How long a thread computes further answers of a request: to hand one over takes as long."""
+"""Seconds that a thread computes further answers of a request: to hand one over takes as long."""
 _AHEAD_ANSWERS = 16
 _AHEAD_BYTES = 1 << 14
 """The most that is computed before the client is asked whether it reads; it has read as many

@@ -1,4 +1,4 @@
-"""What waits in a station at one moment: how many executions, and for how long."""
+"""The executions that wait in a station at one moment: their number, and for how long."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
