@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from xlaserve.models.onnx import planning, reading
 from xlaserve.models.onnx.graph import Graph
 from xlaserve.models.onnx.planning import Plan
+from xlaserve.models.optimizing import optimize
 from xlaserve.tensors import Tensor
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -112,7 +113,7 @@ def artifact_of(
         for item in graph.inputs
     }
     plan = planning.plan(graph, arguments)
-    return jax.export.export(jax.jit(plan.__call__))(plan.parameters, arguments), plan
+    return jax.export.export(jax.jit(optimize(plan.__call__)))(plan.parameters, arguments), plan
 
 
 def exported(made: onnx.ModelProto, dimensions: str, shapes: Mapping[str, str]) -> Any:

@@ -1,5 +1,8 @@
+import re
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,13 +10,17 @@ import pytest
 pytest.importorskip("onnx", reason="onnx is not installed")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
+from onnx import helper
 from support.onnx_models import FLOAT, INT64, Inputs, X, model, node, save
 
 from xlaserve.errors import InvalidModel
 from xlaserve.models import manifest
 from xlaserve.models.loaded import Stage
 from xlaserve.models.onnx import checking
+from xlaserve.models.onnx.given import with_constants
+from xlaserve.models.onnx.graph import Graph, GraphInput
 from xlaserve.models.onnx.importing import Options, import_model
+from xlaserve.tensors import DATATYPES, Tensor
 
 WEIGHT = np.linspace(-1, 1, 4 * 300, dtype=np.float32).reshape(4, 300)
 
@@ -44,6 +51,17 @@ def test_import_is_compared_for_two_batch_sizes(tmp_path: Path) -> None:
     assert checked is not None
     assert (1, 3) == checked.batches
     assert checked.worst.relative < 1e-6
+
+
+def test_fixed_inputs_of_different_lengths_are_given_whole(tmp_path: Path) -> None:
+    """A state of two layers beside one frame: neither length is a batch."""
+    inputs: Inputs = {"x": (FLOAT, [1, 4]), "state": (FLOAT, [2, 4])}
+    path = save(model([node("Add", ["x", "state"], ["y"])], inputs, ["y"]), tmp_path)
+
+    checked = import_model(path, tmp_path / "m").checked
+
+    assert checked is not None
+    assert (0,) == checked.batches
 
 
 def test_model_for_one_row_is_compared_row_by_row_once_its_batch_is_open(tmp_path: Path) -> None:
@@ -121,6 +139,18 @@ def test_rows_that_depend_on_one_another_are_imported_by_themselves(tmp_path: Pa
     assert (1, 3) == imported.checked.batches
 
 
+@pytest.mark.parametrize("axis", [1, -1])
+def test_elements_that_are_gathered_within_a_row_keep_rows_apart(tmp_path: Path, axis: int) -> None:
+    """As scikit-learn's AdaBoost picks the median of its estimators."""
+    inputs: Inputs = {"x": (FLOAT, ["N", 4]), "at": (INT64, ["N", 2])}
+    made = model([node("GatherElements", ["x", "at"], ["y"], axis=axis)], inputs, ["y"])
+    imported = import_model(save(made, tmp_path), tmp_path / "m")
+
+    assert 32 == imported.manifest.max_batch_size
+    assert not imported.notice
+    assert imported.checked is not None
+
+
 def test_rows_that_depend_on_one_another_are_not_declared_away(tmp_path: Path) -> None:
     nodes = [node("ReduceMean", ["x"], ["m"], axes=[0]), node("Sub", ["x", "m"], ["y"])]
     path = save(model(nodes, X, ["y"]), tmp_path)
@@ -163,3 +193,126 @@ def test_packages_are_optional(
             import_model(path, tmp_path / "m")
     else:
         assert import_model(path, tmp_path / "m").checked is None
+
+
+def test_several_sizes_are_compared_and_compiled(tmp_path: Path) -> None:
+    """And a name that JAX cannot use gets another."""
+    inputs: Inputs = {"x": (FLOAT, ["N", "length (s)", 4])}
+    path = save(model([node("MatMul", ["x", "w"], ["y"])], inputs, ["y"], {"w": WEIGHT}), tmp_path)
+    imported = import_model(path, tmp_path / "m", Options(dimensions={"length (s)": (3, 5)}))
+
+    assert {"length__s_": (3, 5)} == dict(imported.manifest.compiled_shapes)
+    assert ["FP32[-1,-1,4]"] == list(map(str, imported.manifest.inputs))
+    assert imported.checked is not None
+    assert (1, 3) == imported.checked.batches
+
+
+def test_shapes_may_name_what_the_model_does_not(tmp_path: Path) -> None:
+    inputs: Inputs = {"x": (FLOAT, ["N", "", 4])}
+    path = save(model([node("MatMul", ["x", "w"], ["y"])], inputs, ["y"], {"w": WEIGHT}), tmp_path)
+    options = Options(shapes={"x": (-1, "s", 4)}, dimensions={"s": (2, 4)}, check=False)
+
+    assert {"s": (2, 4)} == dict(
+        import_model(path, tmp_path / "m", options).manifest.compiled_shapes
+    )
+
+
+def _stepped(directory: Path) -> Path:
+    """Write a recurrent model whose state has the batch second, and that asks for its rate."""
+    then = helper.make_graph([node("Identity", ["sum"], ["wide"])], "then", [], [_any("wide")])
+    otherwise = helper.make_graph([node("Neg", ["sum"], ["wide"])], "else", [], [_any("wide")])
+    nodes = [
+        node("ReduceSum", ["state", "first"], ["sum"], keepdims=0),
+        node("Equal", ["rate", "sixteen"], ["is_wide"]),
+        node("If", ["is_wide"], ["chosen"], then_branch=then, else_branch=otherwise),
+        node("Add", ["x", "chosen"], ["y"]),
+        node("Unsqueeze", ["y", "first"], ["row"]),
+        node("Concat", ["row", "row"], ["next"], axis=0),
+    ]
+    inputs: Inputs = {
+        "x": (FLOAT, ["N", 4]),
+        "state": (FLOAT, [2, "N", 4]),
+        "rate": (INT64, []),
+    }
+    constants = {"first": np.asarray([0]), "sixteen": np.asarray(16000)}
+    return save(model(nodes, inputs, ["y", "next"], constants), directory)
+
+
+def _any(name: str) -> Any:
+    return helper.make_tensor_value_info(name, FLOAT, None)
+
+
+RATE = {"rate": ("16000",)}
+SECOND = {"state": 1, "next": 1}
+
+
+def test_a_batch_that_is_not_first_is_moved_there_and_back(tmp_path: Path) -> None:
+    options = Options(constants=RATE, batch_axes=SECOND)
+    imported = import_model(_stepped(tmp_path), tmp_path / "m", options)
+    described = imported.manifest
+
+    assert ["FP32[-1,4]", "FP32[-1,2,4]"] == list(map(str, described.inputs))
+    assert ["FP32[-1,4]", "FP32[-1,2,4]"] == list(map(str, described.outputs))
+    assert ["x", "state"] == [spec.name for spec in described.inputs]
+    assert 32 == described.max_batch_size
+    assert imported.checked is not None
+    assert imported.checked.worst.absolute < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (Options(constants={"sr": ("1",)}), "no input 'sr', it has x, state, rate"),
+        (Options(constants={"rate": ("1.5",)}), "'rate': expected a number of INT64, got '1.5'"),
+        (Options(constants={"rate": ("9" * 30,)}), "'rate': expected a number of INT64, got '999"),
+        (
+            Options(constants={"rate": ("1", "2")}),
+            "expected 1 number or 1, for the shape [], got 2",
+        ),
+        (Options(constants={"x": ("1",)}), "'x' has the open shape [N, 4]"),
+        (Options(constants=RATE, batch_axes={"states": 1}), "no input or output 'states', it has"),
+        (
+            Options(constants=RATE, batch_axes={"state": 3}),
+            "3 dimensions, and no batch in number 3",
+        ),
+        (Options(batch_axes=SECOND), "either all inputs start with -1 or none does"),
+    ],
+)
+def test_what_cannot_be_given_is_named(tmp_path: Path, options: Options, text: str) -> None:
+    with pytest.raises(InvalidModel, match=re.escape(text)):
+        import_model(_stepped(tmp_path), tmp_path / "m", options)
+
+
+def test_constants_are_numbers_of_their_datatype() -> None:
+    kinds = {"FP32": "1e-3", "BF16": "0.5", "BOOL": "True", "UINT8": "255", "INT64": "-1"}
+    inputs = [GraphInput(name, DATATYPES[name], (2,)) for name in kinds]
+    left = GraphInput("left", DATATYPES["FP32"], ())
+    graph = Graph("g", (*inputs, left), (), (), {})
+    found, values = with_constants(graph, {name: (text,) for name, text in kinds.items()})
+
+    assert (left,) == found.inputs
+    assert values == found.constants
+    assert [[1e-3] * 2, [0.5] * 2, [True] * 2, [255] * 2, [-1] * 2] == [
+        np.asarray(values[name], np.float64).round(6).tolist() for name in kinds
+    ]
+    with pytest.raises(InvalidModel, match="every input is fixed"):
+        with_constants(replace(graph, inputs=(left,)), {"left": ("1",)})
+
+
+def test_a_quantised_model_says_which_difference_is_allowed(tmp_path: Path) -> None:
+    """Steps of the scale of its output, which the import shows; others name none."""
+    constants: dict[str, Tensor] = {
+        "scale": np.asarray(0.5, np.float32),
+        "zero": np.asarray(0, np.int8),
+    }
+    nodes = [
+        node("QuantizeLinear", ["x", "scale", "zero"], ["q"]),
+        node("DequantizeLinear", ["q", "scale", "zero"], ["y"]),
+    ]
+    quantised = import_model(save(model(nodes, X, ["y"], constants), tmp_path), tmp_path / "m")
+    plain = import_model(_linear(tmp_path), tmp_path / "n")
+
+    assert quantised.checked is not None
+    assert "4 steps of its quantisation, of 0.5 each" == quantised.checked.allowed
+    assert plain.checked is not None
+    assert not plain.checked.allowed

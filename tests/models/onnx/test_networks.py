@@ -1,6 +1,7 @@
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ pytest.importorskip("onnx", reason="onnx is not installed")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
 from support import onnx_networks as networks
-from support.onnx_models import exported, graph_of, largest_difference, save, theirs
+from support.onnx_models import artifact_of, exported, graph_of, largest_difference, save, theirs
 
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import LoadedModel, Value
@@ -30,6 +31,16 @@ IMAGES = {
 }
 
 
+def test_imported_network_has_no_grouped_convolution_on_the_cpu() -> None:
+    """XLA would run it in a naive loop there."""
+    made = networks.mobilenet_v2()
+
+    artifact, _ = artifact_of(made, "b", {made.graph.input[0].name: "b, 3, 64, 64"})
+    groups = re.findall(r"feature_group_count = (\d+)", artifact.mlir_module())
+
+    assert {"1"} == set(groups)
+
+
 def _ids(batch: int, length: int, words: int = 100) -> dict[str, Tensor]:
     random = np.random.default_rng(batch * 1000 + length)
     mask = np.arange(length)[None, :] < random.integers(1, length + 1, (batch, 1))
@@ -37,7 +48,16 @@ def _ids(batch: int, length: int, words: int = 100) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": mask.astype(np.int64)}
 
 
-@pytest.mark.parametrize("name", IMAGES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "MobileNetV2",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("MobileNetV3", "ResNet-50", "EfficientNet", "YOLO")
+        ),
+    ],
+)
 def test_network_of_images_gives_what_onnxruntime_gives_with_a_symbolic_batch(name: str) -> None:
     made = IMAGES[name]()
     (image,) = made.graph.input
@@ -61,13 +81,14 @@ def test_encoder_keeps_batch_and_sequence_symbolic(decomposed: bool, opset: int)
         assert largest_difference(theirs(made, given), run(given)) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_imported_encoder_is_served_with_token_ids_of_64_bits(
     tmp_path: Path,
     load: Callable[..., LoadedModel],
     run: Callable[[LoadedModel, dict[str, Value]], dict[str, Tensor]],
 ) -> None:
     made = networks.distilbert(networks.Encoder(layers=1))
-    options = Options(dimensions={"sequence": 8}, max_batch_size=3)
+    options = Options(dimensions={"sequence": (8,)}, max_batch_size=3)
 
     imported = import_model(save(made, tmp_path), tmp_path / "models" / "encoder", options)
     given = _ids(2, 8)
@@ -81,7 +102,7 @@ def test_imported_encoder_is_served_with_token_ids_of_64_bits(
 
 FULL_SIZE = {
     "ResNet-50": (networks.resnet50, {}, 102_228_128),
-    "DistilBERT": (lambda: networks.distilbert(networks.DISTILBERT), {"sequence": 128}, 264e6),
+    "DistilBERT": (lambda: networks.distilbert(networks.DISTILBERT), {"sequence": (128,)}, 264e6),
 }
 
 

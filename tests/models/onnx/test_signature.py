@@ -16,7 +16,7 @@ FIXED = GraphInput("x", DATATYPES["FP32"], (1, 4))
 def _resolve(
     *inputs: GraphInput,
     shapes: Mapping[str, Sequence[int]] | None = None,
-    dimensions: Mapping[str, int] | None = None,
+    dimensions: Mapping[str, Sequence[int]] | None = None,
     max_batch_size: int | None = None,
 ) -> signature.Inputs:
     return signature.resolve(
@@ -27,16 +27,21 @@ def _resolve(
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"inputs": (IDS,), "dimensions": {"sequence": 128}}, ("INT64[-1,128]", 32)),
+        ({"inputs": (IDS,), "dimensions": {"sequence": (128,)}}, ("INT64[-1,128]", 32)),
         ({"inputs": (IDS,), "shapes": {"ids": (-1, 7)}, "max_batch_size": 4}, ("INT64[-1,7]", 4)),
-        ({"inputs": (IDS,), "dimensions": {"sequence": 8, "batch": 2}}, ("INT64[2,8]", 0)),
+        ({"inputs": (IDS,), "dimensions": {"sequence": (8,), "batch": (2,)}}, ("INT64[2,8]", 0)),
         (
-            {"inputs": (IDS,), "dimensions": {"sequence": 8}, "max_batch_size": 0},
+            {"inputs": (IDS,), "dimensions": {"sequence": (8,)}, "max_batch_size": 0},
             ("INT64[-1,8]", 0),
         ),
         ({"inputs": (FIXED,)}, ("FP32[1,4]", 0)),
         ({"inputs": (FIXED,), "shapes": {"x": (-1, 4)}}, ("FP32[-1,4]", 32)),
         ({"inputs": (IMAGE,), "shapes": {"image": (-1, 3, 8, 8)}}, ("FP32[-1,3,8,8]", 32)),
+        ({"inputs": (IDS,), "dimensions": {"sequence": (16, 32)}}, ("INT64[-1,-1]", 32)),
+        (
+            {"inputs": (IDS,), "shapes": {"ids": (-1, "s")}, "dimensions": {"s": (7,)}},
+            ("INT64[-1,7]", 32),
+        ),
     ],
 )
 def test_first_dimension_is_the_batch_where_it_is_open(
@@ -51,13 +56,16 @@ def test_first_dimension_is_the_batch_where_it_is_open(
     ("given", "problem"),
     [
         ({"inputs": (IDS,)}, "input 'ids': its dimension 'sequence' is open"),
-        ({"inputs": (IMAGE,), "dimensions": {"height": 8}}, "its dimension number 3 is open"),
-        ({"inputs": (IDS,), "dimensions": {"length": 8}}, "no dimension 'length', it has batch, s"),
+        ({"inputs": (IMAGE,), "dimensions": {"height": (8,)}}, "its dimension number 3 is open"),
+        (
+            {"inputs": (IDS,), "dimensions": {"length": (8,)}},
+            "no dimension 'length', it has batch, s",
+        ),
         ({"inputs": (IDS,), "shapes": {"x": (1,)}}, "no input 'x', it has ids"),
         ({"inputs": (IDS,), "shapes": {"ids": (1,)}}, "input 'ids' has 2 dimensions, got 1"),
         ({"inputs": (FIXED,), "max_batch_size": 8}, "--shape gives it another shape"),
         (
-            {"inputs": (IDS, FIXED), "dimensions": {"sequence": 8}},
+            {"inputs": (IDS, FIXED), "dimensions": {"sequence": (8,)}},
             "either all inputs start with -1",
         ),
         ({"inputs": (), "max_batch_size": 8}, "the model has no inputs"),
@@ -71,3 +79,17 @@ def test_what_is_missing_or_unknown_is_named(given: dict[str, Any], problem: str
 def test_the_error_says_what_to_type() -> None:
     with pytest.raises(InvalidModel, match="--dim NAME=SIZE or --shape ids=-1,SIZE"):
         _resolve(IDS)
+
+
+def test_number_is_traced_beside_inputs_of_a_fixed_shape() -> None:
+    """A frequency, say, which has no dimension that could be a batch."""
+    number = GraphInput("fmin", DATATYPES["FP32"], ())
+
+    traced = _resolve(FIXED, number).abstract()
+
+    assert {"x": (1, 4), "fmin": ()} == {name: one.shape for name, one in traced.items()}
+
+
+def test_inputs_without_a_batch_beside_those_with_one_name_the_flags() -> None:
+    with pytest.raises(InvalidModel, match=r"--shape .*--batch-axis .*--dim .*--const"):
+        _resolve(IDS, FIXED, dimensions={"sequence": (8,)})

@@ -4,8 +4,9 @@
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -14,14 +15,15 @@ import numpy as np
 from xlaserve.errors import InvalidModel
 from xlaserve.models import artifact, manifest, weights
 from xlaserve.models.manifest import WEIGHTS
+from xlaserve.models.onnx import counted
+from xlaserve.models.onnx.allowance import Allowance, allowance
 from xlaserve.models.onnx.graph import Graph, Node
+from xlaserve.models.onnx.labels import Labels
+from xlaserve.models.onnx.signature import Inputs
 from xlaserve.tensors import Tensor, TensorSpec
 
 BATCHES = (1, 3)
 """Rows of the batches that are compared."""
-
-_NARROW = {"FP16": 1e-2, "BF16": 5e-2}
-"""Least tolerances of narrow outputs, by datatype."""
 
 _SEED = 0
 _SHOWN_CHARACTERS = 300
@@ -46,17 +48,25 @@ class Checked:
     worst: Difference
     runtime: str
     """Which onnxruntime it was."""
+    allowed: str = ""
+    """The difference that the model's own steps allow; empty where they allow none."""
 
 
 def check(
     model: Path,
     directory: Path,
     graph: Graph,
+    inputs: Inputs,
+    *,
     tolerance: float,
     on_batch: Callable[[int, int], None] = lambda step, steps: None,
+    labels: Labels = MappingProxyType({}),
+    counted_axes: Mapping[str, int] = MappingProxyType({}),
 ) -> Checked | None:
     """Run a version directory and onnxruntime on random inputs; None where that is not installed.
 
+    `labels` are the texts that outputs have in onnxruntime, and whose numbers they are here;
+    `counted_axes` are those of the rows that are counted, by output.
     Raises InvalidModel where they differ by more than the tolerance, relative to the largest
     number of an output.
     """
@@ -66,24 +76,46 @@ def check(
         return None
     described = manifest.read(directory)
     ours = _artifact(directory)
-    theirs = _Reference(model, graph)
-    batches = BATCHES if described.is_open else (0,)
+    theirs = _Reference(model, graph, inputs)
+    cases = _cases(inputs)
+    allowed = {spec.name: allowance(graph, spec, tolerance) for spec in described.outputs}
     found: list[Difference] = []
-    for step, batch in enumerate(batches, start=1):
-        on_batch(step, len(batches))
-        inputs = random_inputs(graph, described.inputs, batch * theirs.rows)
-        expected = theirs.run(inputs, [spec.name for spec in described.outputs])
-        got = ours([inputs[spec.name] for spec in described.inputs])
+    for step, (batch, sizes) in enumerate(cases, start=1):
+        on_batch(step, len(cases))
+        given = random_inputs(graph, inputs.sized(sizes), batch * theirs.rows)
+        names = [spec.name for spec in described.outputs]
+        results = ours([given[spec.name] for spec in described.inputs])
+        got = counted.cut(dict(zip(names, results, strict=True)), counted_axes)
+        expected = dict(zip(got, theirs.run(given, list(got)), strict=True))
         found += [
-            compared(spec, want, have, tolerance)
-            for spec, want, have in zip(described.outputs, expected, got, strict=True)
+            compared(
+                spec,
+                numbers_of(expected[spec.name], labels.get(spec.name, ())),
+                got[spec.name],
+                allowed[spec.name],
+            )
+            for spec in described.outputs
+            if spec.name in got
         ]
     worst = max(found, key=lambda difference: difference.relative)
-    return Checked(tuple(batches), worst, onnxruntime.__version__)
+    return Checked(
+        tuple(dict.fromkeys(batch for batch, _ in cases)),
+        worst,
+        onnxruntime.__version__,
+        allowed[worst.output].why,
+    )
 
 
-def compared(spec: TensorSpec, expected: Tensor, got: Tensor, tolerance: float) -> Difference:
-    """Return by how much two results of an output differ; raises InvalidModel if that is much."""
+def _cases(inputs: Inputs) -> list[tuple[int, dict[str, int]]]:
+    """Return numbers of rows, 0 for fixed shapes, and sizes: the smallest and the largest."""
+    batches = BATCHES if inputs.is_open else (0,)
+    ends = [min, max] if inputs.compiled else [min]
+    sizes = [{name: end(listed) for name, listed in inputs.compiled.items()} for end in ends]
+    return [(batch, one) for one in sizes for batch in batches]
+
+
+def compared(spec: TensorSpec, expected: Tensor, got: Tensor, allowed: Allowance) -> Difference:
+    """Return by how much two results of an output differ; raises InvalidModel if that is more."""
     if expected.shape != got.shape:
         raise InvalidModel(
             f"output '{spec.name}': expected the shape {list(expected.shape)} as onnxruntime has "
@@ -98,10 +130,10 @@ def compared(spec: TensorSpec, expected: Tensor, got: Tensor, tolerance: float) 
     absolute = float(gaps.max(initial=0.0))
     largest = float(np.abs(want[np.isfinite(want)]).max(initial=0.0))
     relative = absolute / largest if largest else absolute
-    if relative > max(tolerance, _NARROW.get(spec.datatype.name, 0.0)):
+    if not allowed.covers(absolute, relative):
         raise InvalidModel(
             f"output '{spec.name}' differs from what onnxruntime gives by {absolute:.3g}, which is "
-            f"{relative:.3g} of its largest number; allowed is {tolerance:.3g} (--tolerance)"
+            f"{relative:.3g} of its largest number; allowed is {allowed}"
         )
     return Difference(spec.name, absolute, relative)
 
@@ -123,9 +155,11 @@ def _artifact(directory: Path) -> Callable[[Sequence[Tensor]], list[Tensor]]:
 class _Reference:
     """A model in onnxruntime, on the CPU."""
 
-    def __init__(self, path: Path, graph: Graph) -> None:
+    def __init__(self, path: Path, graph: Graph, inputs: Inputs) -> None:
         import onnxruntime
 
+        self._constants = inputs.constants
+        self._axes = inputs.batch_axes
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         try:
@@ -135,11 +169,14 @@ class _Reference:
         # onnxruntime has an error of its own for each kind of refusal, and no root for them.
         except Exception as error:
             raise InvalidModel(_unchecked(error)) from error
-        sizes = [item.shape[0] for item in graph.inputs if item.shape]
+        axes = self._axes
+        sizes = [item.shape[axes.get(item.name, 0)] for item in graph.inputs if item.shape]
         fixed = {size for size in sizes if isinstance(size, int)}
         self.rows = fixed.pop() if len(fixed) == 1 and len(sizes) == len(graph.inputs) else 1
         """The rows that it takes at once; any number where the model leaves it open."""
-        self._piecewise = bool(sizes) and all(isinstance(size, int) for size in sizes)
+        self._columns = _zip_maps(graph)
+        fixed_here = bool(sizes) and all(isinstance(size, int) for size in sizes)
+        self._piecewise = inputs.is_open and fixed_here
 
     def run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> list[Tensor]:
         """Return the outputs; a model of fixed shape gets as many rows as it takes at once."""
@@ -154,12 +191,21 @@ class _Reference:
 
     def _run(self, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> list[Tensor]:
         taken = {item.name for item in self._session.get_inputs()}
-        given = {name: value for name, value in inputs.items() if name in taken}
+        moved = {name: self._moved(name, x) for name, x in inputs.items()}
+        given = {name: x for name, x in {**moved, **self._constants}.items() if name in taken}
         try:
             found = self._session.run(list(outputs), given)
         except Exception as error:
             raise InvalidModel(_unchecked(error)) from error
-        return [_as_tensor(value) for value in found]
+        return [
+            self._moved(name, _as_tensor(value, self._columns.get(name, ())), back=True)
+            for name, value in zip(outputs, found, strict=True)
+        ]
+
+    def _moved(self, name: str, x: Tensor, *, back: bool = False) -> Tensor:
+        """Put the batch where the model has it, or back where a client has it."""
+        ends = (0, self._axes.get(name, 0))
+        return np.moveaxis(x, *(ends[::-1] if back else ends)) if any(ends) else x
 
 
 def _unchecked(error: Exception) -> str:
@@ -169,11 +215,32 @@ def _unchecked(error: Exception) -> str:
     )
 
 
-def _as_tensor(value: Any) -> Tensor:
+def numbers_of(value: Tensor, labels: Sequence[str]) -> Tensor:
+    """Return texts as their places in a list, -1 for one that is not there; numbers as they are."""
+    if value.dtype.kind not in "OU":
+        return value
+    places = {text: place for place, text in enumerate(labels)}
+    found = [places.get(str(text), -1) for text in value.reshape(-1)]
+    return np.asarray(found, np.int64).reshape(value.shape)
+
+
+def _as_tensor(value: Any, columns: Sequence[int | str]) -> Tensor:
     """Return a list of maps, which is what ZipMap gives, as the tensor that we give."""
     if isinstance(value, list):
-        return np.asarray([list(row.values()) for row in value])
+        # A map has its keys in order, a tensor its columns as the model has them.
+        return np.asarray([[row[column] for column in columns or row] for row in value])
     return np.asarray(value)
+
+
+def _zip_maps(graph: Graph) -> dict[str, Sequence[int | str]]:
+    """Return the keys of maps by output."""
+    found: dict[str, Sequence[int | str]] = {}
+    for node in graph.nodes:
+        if node.operator == "ZipMap":
+            read = replace(node, _read=set())
+            names = read.texts("classlabels_strings") or read.integers("classlabels_int64s")
+            found[node.outputs[0]] = names
+    return found
 
 
 # --- inputs ------------------------------------------------------------------------------------

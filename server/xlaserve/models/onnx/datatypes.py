@@ -39,9 +39,56 @@ _DTYPES: Mapping[str, "np.dtype[Any]"] = MappingProxyType(
 """Those that a tensor of the V2 protocol can have; text and numbers below 8 bits are not."""
 
 
+_NARROW: Mapping[str, tuple["np.dtype[Any]", "np.dtype[Any]"]] = MappingProxyType(
+    {
+        name: (np.dtype(narrow), np.dtype(edge))
+        for name, narrow, edge in (
+            ("FLOAT8E4M3FN", ml_dtypes.float8_e4m3fn, np.float16),
+            ("FLOAT8E4M3FNUZ", ml_dtypes.float8_e4m3fnuz, np.float16),
+            ("FLOAT8E5M2", ml_dtypes.float8_e5m2, np.float16),
+            ("FLOAT8E5M2FNUZ", ml_dtypes.float8_e5m2fnuz, np.float16),
+            ("FLOAT4E2M1", ml_dtypes.float4_e2m1fn, np.float16),
+            ("FLOAT8E8M0", ml_dtypes.float8_e8m0fnu, np.float32),
+            ("UINT4", ml_dtypes.uint4, np.uint8),
+            ("INT4", ml_dtypes.int4, np.int8),
+            ("UINT2", ml_dtypes.uint2, np.uint8),
+            ("INT2", ml_dtypes.int2, np.int8),
+        )
+    }
+)
+"""Those below 8 bits and 8-bit floats, which no tensor of the V2 protocol can have, with the least
+of those that can hold each of their values."""
+
+_EDGES: Mapping["np.dtype[Any]", "np.dtype[Any]"] = MappingProxyType(dict(_NARROW.values()))
+
+
+def any_dtype_of(number: int) -> "np.dtype[Any]":
+    """Return the dtype of a TensorProto.DataType that a value within a graph may have.
+
+    Raises InvalidModel for text and complex numbers.
+    """
+    name = name_of(number)
+    return _NARROW[name][0] if name in _NARROW else dtype_of(number)
+
+
+def is_narrow(dtype: "np.dtype[Any]") -> bool:
+    """Tell whether a dtype is that of no tensor of the V2 protocol."""
+    return dtype in _EDGES
+
+
+def edge_of(dtype: "np.dtype[Any]") -> "np.dtype[Any]":
+    """Return the dtype in which a client sends and gets the numbers of another."""
+    return _EDGES.get(dtype, dtype)
+
+
+def name_of(number: int) -> str:
+    """Return the name that ONNX has for a TensorProto.DataType; the number for an unknown one."""
+    return _NAMES[number] if 0 <= number < len(_NAMES) else str(number)
+
+
 def dtype_of(number: int) -> "np.dtype[Any]":
     """Return the dtype of a TensorProto.DataType; raises InvalidModel for one that is not here."""
-    name = _NAMES[number] if 0 <= number < len(_NAMES) else str(number)
+    name = name_of(number)
     if name not in _DTYPES:
         raise InvalidModel(f"datatype {name}: expected one of {', '.join(_DTYPES)}")
     return _DTYPES[name]

@@ -1,7 +1,7 @@
 """A graph of operators as plain data: nodes, what they read, and what is known from the start."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -29,6 +29,8 @@ class GraphInput:
     datatype: Datatype
     shape: tuple[int | str, ...]
     """A name, or the empty one, where the model leaves a dimension open."""
+    narrow: int = 0
+    """The TensorProto.DataType that the model has instead, where V2 has none such; else 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,10 @@ class Node:
     def needs(self, output: int) -> bool:
         """Tell whether an output has a name, so that something may read it."""
         return output < len(self.outputs) and bool(self.outputs[output])
+
+    def obeyed(self, names: Iterable[str]) -> None:
+        """Note that attributes are obeyed, though they are not read here."""
+        self._read.update(names)
 
     def integer(self, name: str, default: int | None = None) -> int:
         """Return an attribute, or its default where the node leaves it out."""
@@ -128,19 +134,41 @@ class Graph:
     nodes: tuple[Node, ...]
     constants: Mapping[str, Tensor]
     """Values that are known from the start (initializers)."""
+    arguments: tuple[str, ...] = ()
+    """Names of the values that a node gives to this graph, where it is one of its attributes."""
 
     def reads(self) -> Iterator[str]:
-        """Yield the names of all values that the nodes and the outputs read, nested ones too."""
-        yield from self.outputs
+        """Yield the names that are read here, nested ones too, and defined outside of it."""
+        defined = {*self.arguments, *self.constants}
         for node in self.nodes:
-            yield from reads_of(node)
+            yield from (name for name in reads_of(node) if name not in defined)
+            defined.update(node.outputs)
+        yield from (name for name in self.outputs if name not in defined)
+
+    def size(self) -> int:
+        """Return the number of its nodes, nested ones too."""
+        return len(self.nodes) + sum(
+            graph.size() for node in self.nodes for graph in subgraphs(node)
+        )
 
 
 def reads_of(node: Node) -> Iterator[str]:
-    """Yield the names of the values that a node reads, in its graphs as well."""
+    """Yield the names of the values that a node reads, and its graphs from outside of them."""
     yield from filter(None, node.inputs)
     for graph in subgraphs(node):
         yield from graph.reads()
+
+
+def needed(nodes: Sequence[Node], outputs: Iterable[str]) -> list[Node]:
+    """Return the nodes that the outputs depend on, without the outputs that nothing reads."""
+    wanted = set(outputs)
+    kept = []
+    for node in reversed(nodes):
+        used = tuple(name if name in wanted else "" for name in node.outputs)
+        if any(used):
+            kept.append(replace(node, outputs=used))
+            wanted.update(reads_of(node))
+    return kept[::-1]
 
 
 def subgraphs(node: Node) -> Iterator[Graph]:

@@ -5,18 +5,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models import manifest
+from xlaserve.models import manifest, version_numbers
 from xlaserve.models.export import Exportable
 from xlaserve.models.loaded import Stage
 from xlaserve.models.manifest import Manifest
-from xlaserve.models.onnx import checking, planning, signature
+from xlaserve.models.onnx import checking, configuring, edges, planning, signature
 from xlaserve.models.onnx.checking import Checked
-from xlaserve.models.onnx.graph import DEFAULT_LIMIT_BYTES, Model
+from xlaserve.models.onnx.given import with_constants
+from xlaserve.models.onnx.graph import DEFAULT_LIMIT_BYTES, Graph, Model
+from xlaserve.models.onnx.labels import Labels, with_numbers
 from xlaserve.models.onnx.planning import Plan
 from xlaserve.models.onnx.signature import Inputs
 from xlaserve.models.onnx.texts import Texts, refuse, without_casts
+from xlaserve.models.optimizing import optimize
 from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.temporary import TemporaryDirectory, remove_leftovers
 
@@ -34,10 +38,16 @@ class Options:
     max_batch_size: int | None = None
     """None for 32 where every input has an open first dimension, else 0. With 0 such inputs take
     any number of rows, and no request is put together with another."""
-    dimensions: Mapping[str, int] = field(default_factory=dict)
-    """Sizes of open dimensions, by the names that the model has for them."""
-    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Shapes of inputs that replace those of the model; -1 is the batch."""
+    dimensions: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Sizes of open dimensions, by the names that the model has for them; the model is compiled for
+    each of several."""
+    shapes: Mapping[str, Sequence[int | str]] = field(default_factory=dict)
+    """Shapes of inputs that replace those of the model; -1 is the batch, and a name is for
+    `dimensions`."""
+    constants: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Numbers of inputs that are none any more, as text."""
+    batch_axes: Mapping[str, int] = field(default_factory=dict)
+    """The dimension that is the batch, of inputs and outputs that do not have it first."""
     sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Sizes of inputs by a configuration, -1 for an open one: only what the model leaves open is
     taken from there."""
@@ -51,6 +61,10 @@ class Options:
     """Most that an output may differ by, in parts of its largest number."""
     limit_bytes: int = DEFAULT_LIMIT_BYTES
     """Most bytes of the model and its external data together."""
+    labels: Sequence[str] = ()
+    """The classes of the output that has a number for each."""
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    """Parameters of the configuration that is written beside the versions."""
     batch_independent: bool | None = None
     """Declaration about the rows of a batch; None for what is proved of them."""
     with_texts: bool = False
@@ -75,6 +89,9 @@ class Imported:
     """Why requests will not be put together, and what it will not run on; empty for neither."""
     texts: Texts = field(default_factory=Texts)
     """Tensors that are numbers here, and texts in the model."""
+    labels: str = ""
+    """The files beside the versions that were written, and what is to be added to them; empty for
+    none."""
 
 
 def import_model(
@@ -90,28 +107,36 @@ def import_model(
     """
     options = options or Options()
     read = _reader()
-    target = _target(directory, options.version)
+    target = version_numbers.target(directory, options.version)
     on_stage(Stage("reading"))
     model = read(path, options.limit_bytes, options.roots)
     texts = Texts()
+    labels: Labels = {}
     if options.with_texts:
         graph, texts = without_casts(model.graph)
-        model = replace(model, graph=graph)
+    else:
+        graph, labels = with_numbers(model.graph)
+    model = replace(model, graph=graph)
     refuse(model.graph)
+    graph, constants = with_constants(model.graph, options.constants)
+    _check_axes(graph, options.batch_axes)
     inputs = signature.resolve(
-        model.graph.inputs,
+        graph.inputs,
         shapes=options.shapes,
         dimensions=options.dimensions,
         sizes=options.sizes,
         max_batch_size=options.max_batch_size,
+        batch_axes=options.batch_axes,
     )
+    inputs = replace(inputs, constants=constants)
     with jax.enable_x64(True):
         plan = planning.plan(
-            model.graph,
+            graph,
             inputs.abstract(),
             options.outputs,
             lambda step, steps: on_stage(Stage("converting", step, steps)),
         )
+    _check_counted(plan, inputs)
     on_stage(Stage("exporting"))
     directory.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(directory.parent)
@@ -124,12 +149,18 @@ def import_model(
             checked = checking.check(
                 path,
                 written,
-                model.graph,
-                options.tolerance,
-                lambda step, steps: on_stage(Stage("checking", step, steps)),
+                graph,
+                inputs,
+                tolerance=options.tolerance,
+                on_batch=lambda step, steps: on_stage(Stage("checking", step, steps)),
+                labels=labels,
+                counted_axes=plan.counted,
             )
+        if options.labels:
+            labels = configuring.named(manifest.read(written), options.labels)
         _publish(written, target)
     described = manifest.read(target)
+    said = configuring.write(directory, described, labels, options.parameters)
     return Imported(
         target,
         described,
@@ -137,8 +168,9 @@ def import_model(
         model.opset,
         len(plan.nodes),
         checked,
-        notice="; ".join(notices),
+        notice="; ".join(filter(None, (*notices, edges.said_of(graph)))),
         texts=texts,
+        labels=said,
     )
 
 
@@ -152,20 +184,49 @@ def exportable(
     """Return a plan as what `xlaserve export` writes: its parameters are arguments."""
     names = [spec.name for spec in inputs.specs]
 
+    axes = inputs.batch_axes
+
     def model(parameters: dict[str, jax.Array], *tensors: jax.Array) -> dict[str, jax.Array]:
-        return plan(parameters, dict(zip(names, tensors, strict=True)))
+        given = {
+            name: jnp.moveaxis(tensor, 0, axes[name]) if axes.get(name) else tensor
+            for name, tensor in zip(names, tensors, strict=True)
+        }
+        return {
+            name: jnp.moveaxis(tensor, axes[name], 0) if axes.get(name) else tensor
+            for name, tensor in plan(parameters, given).items()
+        }
 
     return Exportable(
-        model,
+        optimize(model),
         plan.parameters,
-        inputs.specs,
+        inputs.exported(),
         plan.outputs,
         inputs.max_batch_size,
         platforms,
         # ONNX has 64-bit integers everywhere, in the answers too.
         x64=True,
         batch_independent=batch_independent,
+        compiled_shapes=inputs.compiled or None,
     )
+
+
+def _check_counted(plan: Plan, inputs: Inputs) -> None:
+    """Raise InvalidModel where rows are counted over a batch, which no request could be told."""
+    if plan.counted and inputs.is_open:
+        raise InvalidModel(
+            f"output '{next(iter(plan.counted))}' has a number of rows that depends on the data, "
+            f"and is none of input '{inputs.specs[0].name}', whose first dimension is open: give "
+            "that a size, with --shape or --dim"
+        )
+
+
+def _check_axes(graph: Graph, axes: Mapping[str, int]) -> None:
+    known = [*(item.name for item in graph.inputs), *graph.outputs]
+    for name in axes:
+        if name not in known:
+            raise InvalidModel(
+                f"the model has no input or output '{name}', it has {', '.join(known)}"
+            )
 
 
 def _reader() -> Callable[[Path, int, Roots], Model]:
@@ -177,18 +238,6 @@ def _reader() -> Callable[[Path, int, Roots], Model]:
             f"reading ONNX files needs more packages: pip install 'xlaserve[onnx]' ({error})"
         ) from error
     return reading.read
-
-
-def _target(directory: Path, version: int | None) -> Path:
-    """Return the path of the version to write; raises FileExistsError where there is one."""
-    there = [int(p.name) for p in directory.glob("*") if p.name.isascii() and p.name.isdigit()]
-    number = max(there, default=0) + 1 if version is None else version
-    if number < 1:
-        raise InvalidModel(f"version: expected a number from 1 on, got {number}")
-    target = directory / str(number)
-    if target.exists():
-        raise FileExistsError(f"{target} exists already, and an import overwrites nothing")
-    return target
 
 
 def _publish(written: Path, target: Path) -> None:

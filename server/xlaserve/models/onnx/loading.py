@@ -1,7 +1,10 @@
 """ONNX models of a repository, converted at their first load, and loaded like any other."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 from xlaserve.errors import InvalidModel, XlaserveError
 from xlaserve.models import files, jax_export, manifest, onnx_source
@@ -14,12 +17,20 @@ from xlaserve.models.onnx.text_model import TextModel, with_numbers
 from xlaserve.models.onnx_source import OnnxSource
 from xlaserve.models.roots import Roots
 
+Convert: TypeAlias = Callable[[OnnxSource, Path, LoadContext], None]
+"""Converts a model to a version directory; raises InvalidModel that names the model."""
+
 
 def load(directory: Path, context: LoadContext) -> LoadedModel:
     """Convert the ONNX model of a version directory, unless that was kept, and load it. Blocks.
 
     Raises InvalidModel, OutOfMemory, or what `context.check_cancelled` raises.
     """
+    return load_with(converted, directory, context)
+
+
+def load_with(converted: Convert, directory: Path, context: LoadContext) -> LoadedModel:
+    """Convert a model by this function, unless that was kept, and load it; else as `load`."""
     source = found(directory, context.config)
     conversions = context.compilation.conversions
     before = _mark(source)
@@ -52,7 +63,7 @@ def load(directory: Path, context: LoadContext) -> LoadedModel:
 
 
 def found(directory: Path, config: ModelConfig) -> OnnxSource:
-    """Return the ONNX model of a version directory; raises InvalidModel where there is none."""
+    """Return the model of a version directory; raises InvalidModel where there is none."""
     source = onnx_source.find(directory, config)
     if source is None:
         name = config.default_model_filename or onnx_source.DEFAULT_FILE
@@ -77,21 +88,28 @@ def converted(source: OnnxSource, target: Path, context: LoadContext) -> None:
         roots=context.roots,
     )
     holder = target.with_name(f"{target.name}-import")
+    with named(source, context):
+        made = importing.import_model(source.path, holder, options, on_stage)
+    if made.texts:
+        texts.write(made.path, made.texts)
+    made.path.rename(target)
+
+
+@contextmanager
+def named(source: OnnxSource, context: LoadContext) -> Iterator[None]:
+    """Have whatever a conversion raises name the file, as InvalidModel."""
     problem = f"{source.path.name} cannot be converted"
     try:
-        made = importing.import_model(source.path, holder, options, on_stage)
+        yield
     except InvalidModel as error:
         raise InvalidModel(f"{problem}: {error}") from error.__cause__
     except (XlaserveError, OSError):
         raise
-    # What a model meets on its way through onnx and JAX has no class of its own.
+    # What a model meets on its way through JAX has no class of its own.
     except Exception as error:
         raise_if_exhausted(context.model, error)
         lines = str(error).strip().splitlines() or [""]
         raise InvalidModel(f"{problem}: {type(error).__name__}: {lines[0][:300]}") from error
-    if made.texts:
-        texts.write(made.path, made.texts)
-    made.path.rename(target)
 
 
 def _loaded(version: Path, context: LoadContext) -> LoadedModel:

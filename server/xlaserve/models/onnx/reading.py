@@ -16,7 +16,8 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 from xlaserve.errors import InvalidModel
 from xlaserve.models import files
-from xlaserve.models.onnx.datatypes import STRING, dtype_of
+from xlaserve.models.onnx.datatypes import STRING, any_dtype_of, dtype_of, edge_of, is_narrow
+from xlaserve.models.onnx.edges import widened
 from xlaserve.models.onnx.graph import (
     DEFAULT_LIMIT_BYTES,
     Attribute,
@@ -25,11 +26,15 @@ from xlaserve.models.onnx.graph import (
     Model,
     Node,
 )
+from xlaserve.models.onnx.tables import as_constants
 from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.tensors import DATATYPES, Tensor, datatype_of
 
 OLDEST_OPSET, NEWEST_OPSET = 13, 28
 """Opsets of ONNX's own operators; an older model is brought to the oldest by onnx."""
+
+_SCAN_CHANGED = 9
+"""Opset before which a Scan had a batch."""
 
 _PROTOBUF_LIMIT_BYTES = 2**31 - 1
 _MAX_DEPTH = 16
@@ -68,7 +73,8 @@ def parse(data: bytes, external: "External | None" = None) -> Model:
         )
     opsets = {_domain(item.domain): item.version for item in proto.opset_import}
     reader = _Reader(opsets, external or External(None, 0))
-    graph = reader.graph(proto.graph, frozenset(), 0)
+    read = reader.graph(proto.graph, frozenset(), 0)
+    graph = as_constants(widened(read, opsets.get("", opset)))
     return Model(graph, opset, proto.producer_name)
 
 
@@ -82,12 +88,22 @@ def _domain(name: str) -> str:
 
 
 def _upgraded(proto: ModelProto, opset: int) -> ModelProto:
+    if opset < _SCAN_CHANGED and _has_scan(proto.graph):
+        # onnx would call it one of a later opset, which scans another axis.
+        raise InvalidModel(f"a Scan of opset {opset} is not implemented; export it with 9 or later")
     problem = (
         f"the model has opset {opset}, and onnx cannot bring it to {OLDEST_OPSET}; export it "
         f"with opset {OLDEST_OPSET} to {NEWEST_OPSET}"
     )
     return _by_onnx(
         problem, lambda model: onnx.version_converter.convert_version(model, OLDEST_OPSET), proto
+    )
+
+
+def _has_scan(proto: GraphProto) -> bool:
+    return any(
+        node.op_type == "Scan" or any(_has_scan(item.g) for item in node.attribute)
+        for node in proto.node
     )
 
 
@@ -124,8 +140,9 @@ class _Reader:
         for name in outputs:
             if name not in known:
                 raise InvalidModel(f"nothing computes the output '{name}'")
+        given = tuple(item.name for item in inputs) if depth else ()
         read = () if depth else tuple(map(_input, inputs))
-        return Graph(proto.name, read, outputs, nodes, MappingProxyType(constants))
+        return Graph(proto.name, read, outputs, nodes, MappingProxyType(constants), given)
 
     def _nodes(self, protos: Iterable[NodeProto], known: set[str], depth: int) -> Iterable[Node]:
         for proto in protos:
@@ -191,12 +208,17 @@ _PLAIN_ATTRIBUTES: Mapping[int, Callable[[AttributeProto], Attribute]] = Mapping
 
 def _input(proto: onnx.ValueInfoProto) -> GraphInput:
     if not proto.type.HasField("tensor_type"):
-        raise InvalidModel(f"input '{proto.name}' is no tensor")
+        kind = (proto.type.WhichOneof("value") or "untyped").removesuffix("_type")
+        raise InvalidModel(
+            f"input '{proto.name}' is no tensor, but {kind}: how many tensors a request has must "
+            "be known; export the model with an input for each of them"
+        )
     described = proto.type.tensor_type
     try:
         # Text is refused, or read on the host, once it is known what reads it.
         is_text = described.elem_type == STRING
-        datatype = DATATYPES["BYTES"] if is_text else datatype_of(dtype_of(described.elem_type))
+        dtype = None if is_text else any_dtype_of(described.elem_type)
+        datatype = DATATYPES["BYTES"] if dtype is None else datatype_of(edge_of(dtype))
     except InvalidModel as error:
         raise InvalidModel(f"input '{proto.name}': {error}") from None
     assert datatype is not None
@@ -208,7 +230,10 @@ def _input(proto: onnx.ValueInfoProto) -> GraphInput:
     )
     # Some exporters write an open dimension as 0 or -1.
     return GraphInput(
-        proto.name, datatype, tuple("" if isinstance(s, int) and s < 1 else s for s in shape)
+        proto.name,
+        datatype,
+        tuple("" if isinstance(s, int) and s < 1 else s for s in shape),
+        described.elem_type if dtype is not None and is_narrow(dtype) else 0,
     )
 
 

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import mutually_broadcastable_shapes
 
 from xlaserve.errors import InvalidModel
+from xlaserve.models.onnx.applying import apply
 from xlaserve.models.onnx.graph import Node
 from xlaserve.models.onnx.operators.indexing import slice_of
 from xlaserve.models.onnx.operators.joining import even_parts
 from xlaserve.models.onnx.operators.shape import is_for_one_row, target_shape
-from xlaserve.models.onnx.planning import apply
+from xlaserve.models.onnx.sequences import tensor_of
 from xlaserve.models.onnx.values import (
     Dimensions,
     Value,
@@ -42,7 +43,8 @@ def _evaluated(dimensions: Dimensions, **sizes: int) -> list[int]:
 
 def _run(operator: str, *inputs: Value, outputs: int = 1, **attributes: int) -> list[Value]:
     names = tuple(f"y{index}" for index in range(outputs))
-    return apply(Node(operator, "", "", (), names, 17, attributes), inputs)
+    found = apply(Node(operator, "", "", (), names, 17, attributes), inputs)
+    return [tensor_of(value, "a result") for value in found]
 
 
 # --- Reshape -----------------------------------------------------------------------------------

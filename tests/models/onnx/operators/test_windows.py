@@ -8,14 +8,14 @@ pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.onnx_models import largest_difference, ours, single, theirs
+from support.onnx_models import FLOAT, largest_difference, model, node, ours, single, theirs
 
 RANDOM = np.random.default_rng(5)
 IMAGE = {"x": RANDOM.standard_normal((2, 4, 9, 8), np.float32)}
 TOLERANCE = 1e-5
 
 PAIRS = st.tuples(st.integers(1, 3), st.integers(1, 3)).map(list)
-EXAMPLES = settings(max_examples=12)
+EXAMPLES = settings(max_examples=8)
 
 
 @st.composite
@@ -37,6 +37,25 @@ def test_pooling_is_that_of_onnxruntime(
         made = single(operator, IMAGE, opset=19, ceil_mode=ceil, **attributes)
 
         assert largest_difference(theirs(made, IMAGE), ours(made, IMAGE)) < TOLERANCE
+
+
+@EXAMPLES
+@given(window=windows(), ceil=st.integers(0, 1), order=st.integers(0, 1), dilations=PAIRS)
+def test_places_of_a_max_pool_are_those_of_onnxruntime(
+    window: dict[str, list[int]], ceil: int, order: int, dilations: list[int]
+) -> None:
+    """Of equal numbers the first counts; places count over batch and channels."""
+    image = {"x": np.round(IMAGE["x"])}
+    attributes: dict[str, Any] = {**window, "ceil_mode": ceil, "dilations": dilations}
+    made = model(
+        [node("MaxPool", ["x"], ["y", "places"], storage_order=order, **attributes)],
+        {"x": (FLOAT, [2, 4, 9, 8])},
+        ["y", "places"],
+    )
+    expected, found = theirs(made, image), ours(made, image)
+
+    assert [one.dtype for one in expected] == [one.dtype for one in found]
+    assert 0 == largest_difference(expected, found)
 
 
 @EXAMPLES

@@ -7,70 +7,92 @@ from types import MappingProxyType
 from xlaserve.errors import InvalidModel
 from xlaserve.models.onnx.graph import ML_DOMAIN, Node
 from xlaserve.models.onnx.operators.activation import ACTIVATION
+from xlaserve.models.onnx.operators.attention import ATTENTION
+from xlaserve.models.onnx.operators.conversion import CONVERSION
 from xlaserve.models.onnx.operators.convolution import CONVOLUTION
 from xlaserve.models.onnx.operators.elementwise import ELEMENTWISE
+from xlaserve.models.onnx.operators.group_query import GROUP_QUERY
 from xlaserve.models.onnx.operators.indexing import INDEXING
 from xlaserve.models.onnx.operators.joining import JOINING
 from xlaserve.models.onnx.operators.linear import LINEAR
+from xlaserve.models.onnx.operators.loss import LOSS
 from xlaserve.models.onnx.operators.machine_learning import MACHINE_LEARNING
+from xlaserve.models.onnx.operators.microsoft import DOMAIN, FUSED
+from xlaserve.models.onnx.operators.microsoft_quantised import QUANTISED
 from xlaserve.models.onnx.operators.normalisation import NORMALISATION
 from xlaserve.models.onnx.operators.pooling import POOLING
 from xlaserve.models.onnx.operators.quantisation import QUANTISATION
-from xlaserve.models.onnx.operators.recurrent import RECURRENT
+from xlaserve.models.onnx.operators.recurrent import MICROSOFT_RECURRENT, RECURRENT
 from xlaserve.models.onnx.operators.reduction import REDUCTION
 from xlaserve.models.onnx.operators.resize import RESIZE
+from xlaserve.models.onnx.operators.sampling import SAMPLING
+from xlaserve.models.onnx.operators.selection import SELECTION
+from xlaserve.models.onnx.operators.sequence import SEQUENCE
 from xlaserve.models.onnx.operators.shape import SHAPE
+from xlaserve.models.onnx.operators.signal import SIGNAL
+from xlaserve.models.onnx.operators.support_vectors import SUPPORT_VECTORS
 from xlaserve.models.onnx.operators.table import Family, Operator
+from xlaserve.models.onnx.operators.tree_ensemble import TREES
 
 OPERATORS: Mapping[str, Family] = MappingProxyType(
     {
         "": MappingProxyType(
             {
                 **ACTIVATION,
+                **ATTENTION,
+                **CONVERSION,
                 **CONVOLUTION,
                 **ELEMENTWISE,
                 **INDEXING,
                 **JOINING,
                 **LINEAR,
+                **LOSS,
                 **NORMALISATION,
                 **POOLING,
                 **QUANTISATION,
                 **RECURRENT,
                 **REDUCTION,
                 **RESIZE,
+                **SAMPLING,
+                **SELECTION,
+                **SEQUENCE,
                 **SHAPE,
+                **SIGNAL,
             }
         ),
-        ML_DOMAIN: MappingProxyType({**MACHINE_LEARNING}),
+        ML_DOMAIN: MappingProxyType({**MACHINE_LEARNING, **SUPPORT_VECTORS, **TREES}),
+        DOMAIN: MappingProxyType({**FUSED, **GROUP_QUERY, **MICROSOFT_RECURRENT, **QUANTISED}),
     }
 )
-"""Operators by domain and name, but for `If`, which the walk over the graph does."""
+"""Operators by domain and name, but for those with graphs of their own, which `control.py` has."""
 
-_OPEN_SIZE = "how many rows it returns depends on the data, and XLA needs to know before"
-_LOOP = "loops are not converted"
+_IMAGE = "it decodes files of images; decode them before the model"
+_TEXT = "it computes with texts, which JAX does not have"
+_TRAINING = "it is of training, and a model that is served does not train"
 _RANDOM = "it draws random numbers, and equal requests should have equal answers"
-_TREE = "trees are not converted"
-_SEQUENCE = "the V2 protocol has tensors, and no sequences"
+_MAP = "its {} is a map or text, and the V2 protocol has tensors of numbers; {}"
 
 REFUSED = MappingProxyType(
     {
+        "Adagrad": _TRAINING,
+        "Adam": _TRAINING,
         "Bernoulli": _RANDOM,
-        "Loop": _LOOP,
+        "CastMap": _MAP.format("input", "export the model from the tensor that it makes"),
+        "CategoryMapper": _MAP.format("input", "send the number of the category instead"),
+        "DictVectorizer": _MAP.format("input", "send the vector that it makes"),
+        "Gradient": _TRAINING,
+        "ImageDecoder": _IMAGE,
+        "Momentum": _TRAINING,
         "Multinomial": _RANDOM,
-        "NonMaxSuppression": f"{_OPEN_SIZE}; export the model without it",
         "RandomNormal": _RANDOM,
         "RandomNormalLike": _RANDOM,
         "RandomUniform": _RANDOM,
         "RandomUniformLike": _RANDOM,
-        "Scan": _LOOP,
-        "SequenceAt": _SEQUENCE,
-        "SequenceConstruct": _SEQUENCE,
-        "SequenceEmpty": _SEQUENCE,
-        "SplitToSequence": _SEQUENCE,
-        "TreeEnsemble": _TREE,
-        "TreeEnsembleClassifier": _TREE,
-        "TreeEnsembleRegressor": _TREE,
-        "Unique": _OPEN_SIZE,
+        "RegexFullMatch": _TEXT,
+        "StringConcat": _TEXT,
+        "StringNormalizer": _TEXT,
+        "StringSplit": _TEXT,
+        "TfIdfVectorizer": _TEXT,
     }
 )
 """Operators that will not be there, and why."""

@@ -83,6 +83,12 @@ def _swish(node: Node, x: Value) -> Value:
     return x * jax.nn.sigmoid(x * alpha)
 
 
+def _swiglu(node: Node, gate: Value, x: Value) -> Value:
+    if gate.shape != x.shape:
+        raise InvalidModel(f"expected two inputs of one shape, got {gate.shape} and {x.shape}")
+    return _swish(node, gate) * on_device(x)
+
+
 def _gelu(node: Node, x: Value) -> Value:
     approximate = node.text("approximate", "none")
     if approximate not in ("none", "tanh"):
@@ -91,6 +97,9 @@ def _gelu(node: Node, x: Value) -> Value:
 
 
 def _prelu(_: Node, x: Value, slope: Value) -> Value:
+    if x.ndim > 2 and slope.shape == (x.shape[1],) and x.shape[1] != x.shape[-1]:
+        # One for each channel, as before opset 7, which onnx leaves as it was when it converts.
+        slope = slope.reshape(slope.shape + (1,) * (x.ndim - 2))
     module, (x, slope) = aligned(x, slope)
     chosen: Value = module.where(x >= 0, x, x * slope)
     return chosen
@@ -127,6 +136,7 @@ ACTIVATION: Family = {
     "Softmax": operator(_along_axis(jax.nn.softmax)),
     "Softplus": operator(plain(jax.nn.softplus)),
     "Softsign": operator(plain(_softsign)),
+    "SwiGLU": operator(_swiglu),
     "Swish": operator(_swish),
     "ThresholdedRelu": operator(_thresholded_relu),
 }

@@ -3,16 +3,20 @@
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
 
+import math
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from xlaserve.errors import InvalidModel
+from xlaserve.models.convolutions import Convolution
 from xlaserve.models.onnx.graph import Node
 from xlaserve.models.onnx.operators.table import Family, operator
 from xlaserve.models.onnx.operators.windows import Window, halves, window_of
-from xlaserve.models.onnx.values import Value, on_device
+from xlaserve.models.onnx.values import Value, integers_of, on_device
+from xlaserve.tensors import Tensor
 
 
 def _conv(node: Node, x: Value, weight: Value, bias: Value | None = None) -> Value:
@@ -26,15 +30,14 @@ def convolved(node: Node, x: jax.Array, weight: jax.Array) -> jax.Array:
     """
     kernel = node.integers("kernel_shape", weight.shape[2:])
     window = window_of(node, x.shape[2:], kernel)
-    return jax.lax.conv_general_dilated(
-        x,
-        weight,
+    convolution = Convolution.plain(
         window.strides,
         window.pads,
-        rhs_dilation=window.dilations,
-        feature_group_count=node.integer("group", 1),
-        preferred_element_type=jnp.int32 if x.dtype.kind in "iu" else None,
+        kernel_dilation=window.dilations,
+        groups=node.integer("group", 1),
+        dtype=jnp.int32 if x.dtype.kind in "iu" else None,
     )
+    return convolution(x, weight)
 
 
 def with_bias(x: jax.Array, bias: Value | None) -> jax.Array:
@@ -55,16 +58,14 @@ def _conv_transpose(node: Node, x: Value, weight: Value, bias: Value | None = No
         (extent - 1 - low, extent - 1 - high + more)
         for extent, (low, high), more in zip(window.extents, window.pads, extra, strict=True)
     ]
-    spread = jax.lax.conv_general_dilated(
-        image,
-        _transposed(filters, groups),
+    convolution = Convolution.plain(
         (1,) * len(padding),
         padding,
-        lhs_dilation=window.strides,
-        rhs_dilation=window.dilations,
-        feature_group_count=groups,
+        image_dilation=window.strides,
+        kernel_dilation=window.dilations,
+        groups=groups,
     )
-    return with_bias(spread, bias)
+    return with_bias(convolution(image, _transposed(filters, groups)), bias)
 
 
 def _transposed(filters: jax.Array, groups: int) -> jax.Array:
@@ -101,7 +102,45 @@ def _transposed_window(
     return Window(window.kernel, window.strides, window.dilations, pads), extra
 
 
+def _columns_to_image(node: Node, x: Value, image_shape: Value, block_shape: Value) -> Value:
+    sizes, block = integers_of(image_shape), integers_of(block_shape)
+    window = window_of(node, sizes, block)
+    array = on_device(x)
+    batch, rows, count = array.shape
+    steps = [
+        (size + low + high - extent) // stride + 1
+        for size, (low, high), extent, stride in zip(
+            sizes, window.pads, window.extents, window.strides, strict=True
+        )
+    ]
+    taps = math.prod(block)
+    if rows % taps or count != math.prod(steps):
+        raise InvalidModel(f"{rows} x {count} columns for blocks of {block} in {sizes}")
+    places, inside = _places_of_columns(window, sizes, steps)
+    columns = array.reshape((batch, rows // taps, taps * count))
+    kept = jnp.where(inside[None, None, :], columns, jnp.zeros((), array.dtype))
+    empty = jnp.zeros((batch, rows // taps, math.prod(sizes)), array.dtype)
+    return empty.at[:, :, places].add(kept).reshape((batch, rows // taps, *sizes))
+
+
+def _places_of_columns(
+    window: Window, sizes: Sequence[int], steps: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Return where in the image each element of the columns lies, and whether it does."""
+    rank = len(sizes)
+    taps = np.indices(window.kernel).reshape((rank, -1, 1))
+    starts = np.indices(steps).reshape((rank, 1, -1))
+    flat, inside = np.zeros((), np.int64), np.ones((), np.bool_)
+    for axis, size in enumerate(sizes):
+        place = starts[axis] * window.strides[axis] + taps[axis] * window.dilations[axis]
+        place = place - window.pads[axis][0]
+        inside = inside & (place >= 0) & (place < size)
+        flat = flat * size + np.clip(place, 0, size - 1)
+    return flat.reshape(-1), inside.reshape(-1)
+
+
 CONVOLUTION: Family = {
+    "Col2Im": operator(_columns_to_image, 1, 2),
     "Conv": operator(_conv),
     "ConvTranspose": operator(_conv_transpose),
 }

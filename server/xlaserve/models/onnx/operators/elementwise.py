@@ -1,4 +1,4 @@
-"""Operators that work element by element: arithmetic, comparison, logic, conversion."""
+"""Operators that work element by element: arithmetic, comparison, logic."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
@@ -8,11 +8,9 @@ from functools import reduce
 import jax
 import jax.core
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models.onnx.datatypes import dtype_of
 from xlaserve.models.onnx.graph import Node
 from xlaserve.models.onnx.operators.table import Family, Operation, operator
 from xlaserve.models.onnx.values import Value, aligned, divided, is_host, on_device, placed
@@ -133,63 +131,6 @@ def _clip(_: Node, x: Value, low: Value | None = None, high: Value | None = None
     return x if high is None else _apply("minimum", x, high)
 
 
-def _cast(node: Node, x: Value) -> Value:
-    node.integer("saturate", 1)  # it concerns the 8-bit types alone, which are refused
-    node.text("round_mode", "up")  # this as well
-    return _converted(x, dtype_of(node.integer("to")))
-
-
-def _cast_like(node: Node, x: Value, like: Value) -> Value:
-    """Convert as a tensor is, which may be a constant of a type that no input can have."""
-    saturate = bool(node.integer("saturate", 1))
-    node.text("round_mode", "up")  # of FLOAT8E8M0 alone, which is refused
-    dtype = np.dtype(np.int64) if like.dtype == np.object_ else like.dtype
-    if dtype == ml_dtypes.float8_e8m0fnu:
-        raise InvalidModel("a conversion to FLOAT8E8M0 is not implemented")
-    return _converted(_fitted(x, dtype, saturate=saturate), dtype)
-
-
-def _fitted(x: Value, dtype: "np.dtype[np.generic]", *, saturate: bool) -> Value:
-    """Return floats as ONNX has them before a conversion to few bits, which XLA has otherwise.
-
-    What is beyond the range of an 8-bit float is its largest, unless `saturate` is off; of a number
-    for 4 or 2 bits the low bits count (onnx, Cast).
-    """
-    if x.dtype.kind in "iub" or x.dtype == dtype:
-        return x
-    if dtype in _FEW_BITS:
-        return _converted(x, np.dtype(np.int32))
-    if dtype in _EIGHT_BITS and saturate:
-        limits = ml_dtypes.finfo(dtype)
-        low, high = (np.asarray(limit).astype(x.dtype) for limit in (limits.min, limits.max))
-        return _apply("minimum", _apply("maximum", x, low), high)
-    return x
-
-
-_FEW_BITS = frozenset(
-    np.dtype(kind) for kind in (ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.int2, ml_dtypes.uint2)
-)
-_EIGHT_BITS = frozenset(
-    np.dtype(kind)
-    for kind in (
-        ml_dtypes.float8_e4m3fn,
-        ml_dtypes.float8_e4m3fnuz,
-        ml_dtypes.float8_e5m2,
-        ml_dtypes.float8_e5m2fnuz,
-    )
-)
-
-
-def _converted(x: Value, dtype: "np.dtype[np.generic]") -> Value:
-    if is_host(x) and x.dtype == np.object_ and dtype in (np.int64, np.int32):
-        return x  # the size of a dimension fits both, and remains known
-    if x.dtype == dtype:
-        return x
-    module, (x,) = placed(x.shape, x)
-    with np.errstate(invalid="ignore", over="ignore"):
-        return x.astype(dtype) if module is np else on_device(x).astype(dtype)
-
-
 def _identity(_: Node, x: Value) -> Value:
     return x
 
@@ -255,8 +196,6 @@ ELEMENTWISE: Family = {
     **{name: operator(binary(called)) for name, called in _BINARY.items()},
     **{name: operator(variadic(called)) for name, called in _VARIADIC.items()},
     "BitShift": operator(_bit_shift),
-    "Cast": operator(_cast),
-    "CastLike": operator(_cast_like),
     "Clip": operator(_clip),
     "Div": operator(_divide),
     "Dropout": operator(_dropout, 1, 2),

@@ -24,8 +24,9 @@ from xlaserve.models.onnx.values import (
     placed,
 )
 
-_FAR = 2**31 - 1
-"""Least bound of a slice that means the end; exporters write different large numbers."""
+_FAR = 10**9
+"""Least bound of a slice that means the end of an open dimension; exporters write different large
+numbers, and no batch has so many rows."""
 
 _OUT_OF_BOUNDS = "fill"
 """Mode of reads outside of a tensor: NaN, or the lowest integer, instead of a wrong element."""
@@ -52,8 +53,17 @@ def _wrapped(indices: jax.Array, size: int) -> jax.Array:
 
 def _gather_elements(node: Node, x: Value, indices: Value) -> Value:
     axis = axis_of(node.integer("axis", 0), x.ndim)
-    positions = _positions(on_device(indices), x.shape[axis], axis)
-    return on_device(x).at[positions].get(mode=_OUT_OF_BOUNDS)
+    array, picked = on_device(x), on_device(indices)
+    if _without(array.shape, axis) == _without(picked.shape, axis):
+        # A row is read as a row, and not found by its number: so it is seen to be independent.
+        wrapped = _wrapped(picked, array.shape[axis])
+        return jnp.take_along_axis(array, wrapped, axis, mode=_OUT_OF_BOUNDS)
+    positions = _positions(picked, array.shape[axis], axis)
+    return array.at[positions].get(mode=_OUT_OF_BOUNDS)
+
+
+def _without(shape: Sequence[int], axis: int) -> tuple[int, ...]:
+    return (*shape[:axis], *shape[axis + 1 :])
 
 
 def _positions(indices: jax.Array, size: int, axis: int) -> tuple[jax.Array, ...]:
@@ -154,19 +164,6 @@ def _bound(bound: int) -> int | None:
     return None if not is_open(bound) and abs(bound) >= _FAR else bound
 
 
-def _compress(node: Node, x: Value, condition: Value) -> Value:
-    kept = np.flatnonzero(np.asarray(condition))
-    flat = on_device(x).reshape(-1) if not node.has("axis") else on_device(x)
-    axis = axis_of(node.integer("axis", 0), flat.ndim)
-    return jnp.take(flat, kept, axis)
-
-
-def _non_zero(_: Node, x: Value) -> Value:
-    if not is_host(x):
-        raise InvalidModel("the number of elements that it finds depends on the data")
-    return np.stack(np.nonzero(x)).astype(np.int64)
-
-
 def _reverse_sequence(node: Node, x: Value, lengths: Value) -> Value:
     time, batch = node.integer("time_axis", 0), node.integer("batch_axis", 1)
     rows = jnp.moveaxis(on_device(x), (batch, time), (0, 1))
@@ -179,11 +176,9 @@ def _reverse_sequence(node: Node, x: Value, lengths: Value) -> Value:
 
 
 INDEXING: Family = {
-    "Compress": operator(_compress, 1),
     "Gather": operator(_gather),
     "GatherElements": operator(_gather_elements),
     "GatherND": operator(_gather_nd),
-    "NonZero": operator(_non_zero),
     "ReverseSequence": operator(_reverse_sequence),
     "ScatterElements": operator(_scatter_elements),
     "ScatterND": operator(_scatter_nd),

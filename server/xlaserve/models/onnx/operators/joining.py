@@ -144,6 +144,25 @@ def _positive(widths: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return [(max(low, 0), max(high, 0)) for low, high in widths]
 
 
+def _center_crop_pad(node: Node, x: Value, shape: Value) -> Value:
+    wanted = dimensions_of(shape)
+    axes = node.integers("axes", range(x.ndim))
+    if len(axes) != len(wanted):
+        raise InvalidModel(f"{len(wanted)} sizes for {len(axes)} axes")
+    widths = [(0, 0, 0)] * x.ndim
+    for place, size in zip(axes, wanted, strict=True):
+        axis = axis_of(place, x.ndim)
+        if size == x.shape[axis]:
+            continue
+        if not is_concrete([size, x.shape[axis]]):
+            raise InvalidModel(f"its axis {axis} is open, and cannot become {size}")
+        # An odd element is padded behind, and cut behind too.
+        more = abs(size - x.shape[axis]) // 2
+        low = more if size > x.shape[axis] else -more
+        widths[axis] = (low, size - x.shape[axis] - low, 0)
+    return jax.lax.pad(on_device(x), jnp.zeros((), x.dtype), widths)
+
+
 def _eye_like(node: Node, x: Value) -> Value:
     offset = node.integer("k", 0)
     dtype = dtype_of(node.integer("dtype")) if node.has("dtype") else x.dtype
@@ -162,6 +181,7 @@ def _one_hot(node: Node, indices: Value, depth: Value, values: Value) -> Value:
 
 
 JOINING: Family = {
+    "CenterCropPad": operator(_center_crop_pad, 1),
     "Concat": operator(_concat),
     "Constant": operator(_constant),
     "ConstantOfShape": operator(_constant_of_shape, 0),

@@ -12,9 +12,10 @@ import numpy as np
 
 from xlaserve.errors import InvalidModel
 from xlaserve.models.onnx.graph import Node
+from xlaserve.models.onnx.operators import post_transform
 from xlaserve.models.onnx.operators.normalisation import divided
 from xlaserve.models.onnx.operators.table import Family, operator
-from xlaserve.models.onnx.values import Value, on_device
+from xlaserve.models.onnx.values import Value, is_open, on_device, with_rank
 from xlaserve.tensors import Tensor
 
 
@@ -36,60 +37,70 @@ _NORMS: MappingProxyType[str, Callable[[jax.Array], jax.Array]] = MappingProxyTy
     {
         "L1": lambda x: jnp.sum(jnp.abs(x), axis=-1, keepdims=True),
         "L2": lambda x: jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True)),
-        "MAX": lambda x: jnp.max(x, axis=-1, keepdims=True),
+        # What is NaN is not the largest, as onnxruntime compares.
+        "MAX": lambda x: jnp.max(jnp.where(jnp.isnan(x), -jnp.inf, x), axis=-1, keepdims=True),
     }
 )
 
 
 def _normalizer(node: Node, x: Value) -> Value:
     array = _floats(x)
-    return divided(array, _NORMS[node.text("norm", "MAX")](array))
-
-
-_POST_TRANSFORMS: MappingProxyType[str, Callable[[jax.Array], jax.Array]] = MappingProxyType(
-    {
-        "NONE": lambda x: x,
-        "LOGISTIC": jax.nn.sigmoid,
-        "SOFTMAX": lambda x: jax.nn.softmax(x, axis=-1),
-    }
-)
-
-
-def _post_transform(node: Node) -> Callable[[jax.Array], jax.Array]:
-    name = node.text("post_transform", "NONE")
-    if name not in _POST_TRANSFORMS:
-        raise InvalidModel(f"post_transform: expected {', '.join(_POST_TRANSFORMS)}, got {name}")
-    return _POST_TRANSFORMS[name]
+    norm = node.text("norm", "MAX")
+    if norm not in _NORMS:
+        raise InvalidModel(f"norm: expected {', '.join(_NORMS)}, got {norm}")
+    return divided(array, _NORMS[norm](array))
 
 
 def _scores(node: Node, x: Value, rows: int) -> jax.Array:
-    weights = np.asarray(node.reals("coefficients"), np.float32).reshape(rows, -1)
-    scores = _floats(x) @ weights.T
+    array = _floats(with_rank(x, 2)) if x.ndim < 2 else _floats(x)
+    scores = array @ _coefficients(node, rows, array.shape[-1]).T
     intercepts = node.reals("intercepts")
     return scores + _row(intercepts) if intercepts else scores
 
 
+def _coefficients(node: Node, rows: int, features: int) -> Tensor:
+    """Return as many rows of FP32 as there are scores, a number in them for each feature.
+
+    Raises InvalidModel where there are too few. What is beyond them is not read, as onnxruntime
+    has it, whose own example of irises was trained on four features and takes two.
+    """
+    given = np.asarray(node.reals("coefficients"), np.float32)
+    if is_open(features):
+        raise InvalidModel(
+            f"the number of its features is open; its {given.size} coefficients make {rows} rows"
+        )
+    if rows < 1 or given.size < rows * features:
+        raise InvalidModel(
+            f"coefficients: expected {rows} rows of {features} features, got {given.size}"
+        )
+    return given[: rows * features].reshape(rows, features)
+
+
 def _linear_regressor(node: Node, x: Value) -> Value:
-    transform = _post_transform(node)
-    return transform(_scores(node, x, node.integer("targets", 1)))
+    name, targets = post_transform.name_of(node), node.integer("targets", 1)
+    scores = _scores(node, x, targets)
+    # onnxruntime transforms a single target by PROBIT alone.
+    return scores if targets == 1 and name != "PROBIT" else post_transform.NAMES[name](scores)
 
 
 def _linear_classifier(node: Node, x: Value) -> tuple[Value, Value]:
     labels, names = node.integers("classlabels_ints"), node.texts("classlabels_strings")
     node.integer("multi_class", 0)  # the scores are transformed alike
-    transform = _post_transform(node)
+    name = post_transform.name_of(node)
     classes = len(labels or names)
     intercepts = len(node.reals("intercepts")) or classes
     scores = _scores(node, x, intercepts)
-    if intercepts == 1 and classes == 2:
-        scores = jnp.concatenate([-scores, scores], axis=1)
-    if scores.shape[-1] != classes:
-        raise InvalidModel(f"{classes} classes, but {scores.shape[-1]} rows of coefficients")
-    # The classes stay numbers: JAX has no tensors of text.
-    known = np.asarray(labels or range(classes), np.int64)
     if names and node.needs(0):
         raise InvalidModel("its labels are texts; keep the other outputs alone")
-    return jnp.take(jnp.asarray(known), jnp.argmax(scores, axis=-1)), transform(scores)
+    # The classes stay numbers: JAX has no tensors of text.
+    known = jnp.asarray(np.asarray(labels or range(classes), np.int64))
+    if intercepts == 1 and classes == 2:
+        return jnp.take(known, (scores[:, 0] > 0).astype(jnp.int64)), post_transform.of_two(
+            scores, name
+        )
+    if scores.shape[-1] != classes:
+        raise InvalidModel(f"{classes} classes, but {scores.shape[-1]} rows of coefficients")
+    return jnp.take(known, jnp.argmax(scores, axis=-1)), post_transform.NAMES[name](scores)
 
 
 def _binarizer(node: Node, x: Value) -> Value:
@@ -105,7 +116,10 @@ def _array_feature_extractor(_: Node, x: Value, indices: Value) -> Value:
 def _keyed(node: Node, prefix: str) -> Tensor:
     """Return the keys or values of a LabelEncoder, in whichever attribute they are."""
     if node.has(f"{prefix}_strings"):
-        raise InvalidModel(f"its {prefix} are texts, which JAX has no tensors of")
+        raise InvalidModel(
+            f"its {prefix} are texts, which JAX has no tensors of; encode them before the request, "
+            "or in a Python model, and export the model without this node"
+        )
     for suffix, read, dtype in (
         ("int64s", node.integers, np.int64),
         ("floats", node.reals, np.float32),
@@ -138,14 +152,21 @@ def _imputer(node: Node, x: Value) -> Value:
     lost = node.integer("replaced_value_int64", 0) if whole else node.real("replaced_value_float")
     array = on_device(x)
     absent = jnp.isnan(array) if np.isnan(lost) else array == lost
-    return jnp.where(absent, values[None, :], array)
+    if not values.size:
+        raise InvalidModel("it has no values to put in")
+    # One for each column, else the first for all, as onnxruntime has it.
+    shared = values if values.size == array.shape[-1] else values[:1]
+    return jnp.where(absent, shared.reshape((1,) * (array.ndim - 1) + (-1,)), array)
 
 
 def _one_hot_encoder(node: Node, x: Value) -> Value:
     node.integer("zeros", 1)  # with 0 an unknown category is an error, which JAX cannot raise
     categories = np.asarray(node.integers("cats_int64s"), np.int64)
-    array = on_device(x).astype(jnp.int64)
-    return (array[..., None] == categories.reshape((1,) * array.ndim + (-1,))).astype(jnp.float32)
+    given = on_device(x)
+    array = given.astype(jnp.int64)
+    same = array[..., None] == categories.reshape((1,) * array.ndim + (-1,))
+    # A missing value is no category, though XLA makes it 0.
+    return (same & (given == given)[..., None]).astype(jnp.float32)  # noqa: PLR0124
 
 
 def _feature_vectorizer(node: Node, *values: Value) -> Value:

@@ -33,7 +33,7 @@ def _batch(node: Node, x: Value, scale: Value, bias: Value, mean: Value, varianc
     return (scaled + per_channel(offset, x.ndim)).astype(array.dtype)
 
 
-def _standardised(
+def standardised(
     x: jax.Array, axes: tuple[int, ...], epsilon: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return x with mean 0 and variance 1, its mean, and one over its standard deviation."""
@@ -47,7 +47,7 @@ def _layer(node: Node, x: Value, scale: Value, bias: Value | None = None) -> tup
     axis = axis_of(node.integer("axis", -1), x.ndim)
     array = _widened(node, x)
     axes = tuple(range(axis, x.ndim))
-    normal, mean, inverse = _standardised(array, axes, node.real("epsilon", 1e-5))
+    normal, mean, inverse = standardised(array, axes, node.real("epsilon", 1e-5))
     scaled = normal.astype(x.dtype) * on_device(with_rank(on_device(scale), x.ndim))
     if bias is not None:
         scaled = scaled + on_device(with_rank(on_device(bias), x.ndim))
@@ -69,9 +69,15 @@ def _root_mean_square(node: Node, x: Value, scale: Value) -> Value:
     return normal.astype(x.dtype) * on_device(with_rank(on_device(scale), x.ndim))
 
 
+def _simplified(node: Node, x: Value, scale: Value) -> Value:
+    if node.needs(1):
+        raise InvalidModel("its second output is of training")
+    return _root_mean_square(node, x, scale)
+
+
 def _instance(node: Node, x: Value, scale: Value, bias: Value) -> Value:
     axes = tuple(range(2, x.ndim))
-    normal, _, _ = _standardised(on_device(x), axes, node.real("epsilon", 1e-5))
+    normal, _, _ = standardised(on_device(x), axes, node.real("epsilon", 1e-5))
     return normal * per_channel(scale, x.ndim) + per_channel(bias, x.ndim)
 
 
@@ -80,7 +86,7 @@ def _group(node: Node, x: Value, scale: Value, bias: Value) -> Value:
     array = _widened(node, x)
     split = array.reshape((x.shape[0], groups, x.shape[1] // groups, *x.shape[2:]))
     axes = tuple(range(2, split.ndim))
-    normal, _, _ = _standardised(split, axes, node.real("epsilon", 1e-5))
+    normal, _, _ = standardised(split, axes, node.real("epsilon", 1e-5))
     if node.opset >= _GROUPS_BY_CHANNEL:
         whole = normal.reshape(x.shape).astype(x.dtype)
         return whole * per_channel(scale, x.ndim) + per_channel(bias, x.ndim)
@@ -133,4 +139,5 @@ NORMALISATION: Family = {
     "LpNormalization": operator(_lp),
     "MeanVarianceNormalization": operator(_mean_variance),
     "RMSNormalization": operator(_root_mean_square),
+    "SimplifiedLayerNormalization": operator(_simplified),
 }

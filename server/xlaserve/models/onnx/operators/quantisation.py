@@ -7,13 +7,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models.onnx.datatypes import dtype_of
+from xlaserve.models.onnx.datatypes import any_dtype_of, dtype_of, is_narrow
 from xlaserve.models.onnx.graph import Node
-from xlaserve.models.onnx.operators.convolution import convolved, per_channel
-from xlaserve.models.onnx.operators.linear import matrix_product
+from xlaserve.models.onnx.operators.conversion import FEW_BITS, converted, fitted
+from xlaserve.models.onnx.operators.convolution import per_channel
+from xlaserve.models.onnx.operators.levels import convolved_levels, matrix_levels
 from xlaserve.models.onnx.operators.table import Family, operator
 from xlaserve.models.onnx.values import Value, axis_of, divided, on_device
 
@@ -33,27 +35,34 @@ def _spread(node: Node, x: jax.Array, value: Value) -> jax.Array:
     return jax.lax.slice_in_dim(repeated, 0, x.shape[axis], axis=axis)
 
 
-def _quantize(node: Node, x: Value, scale: Value, zero: Value | None = None) -> Value:
-    node.integer("saturate", 1)  # of the 8-bit floats alone, which are refused
+def quantize(node: Node, x: Value, scale: Value, zero: Value | None = None) -> Value:
+    """Return the levels of numbers, as the node and the scales say."""
+    saturate = bool(node.integer("saturate", 1))
     node.integer("precision", 0)
-    said = dtype_of(node.integer("output_dtype", _UINT8) or _UINT8)
+    said = any_dtype_of(node.integer("output_dtype", _UINT8) or _UINT8)
     dtype = said if zero is None else zero.dtype
     array = on_device(x)
     steps = _spread(node, array, scale)
+    levels = divided(array.astype(steps.dtype), steps)
+    if is_narrow(dtype) and dtype not in FEW_BITS:
+        # Floats have no zero point but zero, and are rounded by the conversion.
+        return converted(fitted(levels, dtype, saturate=saturate), dtype)
     offset = None if zero is None else _spread(node, array, zero)
-    return _rounded(divided(array.astype(steps.dtype), steps), offset, dtype)
+    return rounded(levels, offset, dtype)
 
 
-def _rounded(x: jax.Array, zero: jax.Array | None, dtype: "np.dtype[Any]") -> jax.Array:
-    if dtype.kind not in "iu":
+def rounded(x: jax.Array, zero: jax.Array | None, dtype: "np.dtype[Any]") -> jax.Array:
+    """Round to the levels of a datatype, shifted by the zero point and clipped."""
+    if dtype.kind not in "iu" and dtype not in FEW_BITS:
         raise InvalidModel(f"quantisation to {dtype} is not implemented")
-    limits = np.iinfo(dtype)
+    limits = ml_dtypes.iinfo(dtype)
     level = jnp.rint(x)
     shifted = level if zero is None else level + zero.astype(level.dtype)
-    return jnp.clip(shifted, limits.min, limits.max).astype(dtype)
+    return jnp.clip(shifted, int(limits.min), int(limits.max)).astype(dtype)
 
 
-def _dequantize(node: Node, x: Value, scale: Value, zero: Value | None = None) -> Value:
+def dequantize(node: Node, x: Value, scale: Value, zero: Value | None = None) -> Value:
+    """Return the numbers that levels stand for."""
     said = node.integer("output_dtype", 0)
     array = on_device(x)
     steps = _spread(node, array, scale)
@@ -64,8 +73,13 @@ def _dequantize(node: Node, x: Value, scale: Value, zero: Value | None = None) -
     return result.astype(dtype_of(said)) if said else result
 
 
-def _dynamic(_: Node, x: Value) -> tuple[Value, ...]:
-    array = on_device(x)
+def dynamic(_: Node, x: Value) -> tuple[Value, ...]:
+    """Quantise to 8 bits with the scale of the tensor itself; return levels, scale, zero point."""
+    return dynamic_levels(on_device(x))
+
+
+def dynamic_levels(array: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return levels of 8 bits with the scale of the tensor itself, the scale and zero point."""
     zero = jnp.zeros((), array.dtype)
     low, high = jnp.minimum(array.min(), zero), jnp.maximum(array.max(), zero)
     # Of zeros alone the scale may be anything but zero; onnxruntime has 1.
@@ -75,36 +89,16 @@ def _dynamic(_: Node, x: Value) -> tuple[Value, ...]:
     return level.astype(jnp.uint8), scale.astype(array.dtype), point.astype(jnp.uint8)
 
 
-def _centred(x: Value, zero: Value | None, *, last: bool) -> jax.Array:
-    """Return integers less their zero point, one for all or one for each row or column."""
-    array = on_device(x).astype(jnp.int32)
-    if zero is None:
-        return array
-    point = on_device(zero).astype(jnp.int32)
-    if point.ndim == 1 and point.size > 1:
-        point = point[None, :] if last else point[:, None]
-    return array - point.reshape((1,) * (array.ndim - point.ndim) + point.shape)
-
-
 def _matmul_integer(
     _: Node, a: Value, b: Value, a_zero: Value | None = None, b_zero: Value | None = None
 ) -> Value:
-    return matrix_product(_centred(a, a_zero, last=False), _centred(b, b_zero, last=True))
-
-
-def _by_filter(x: Value, zero: Value | None) -> jax.Array:
-    array = on_device(x).astype(jnp.int32)
-    if zero is None:
-        return array
-    point = on_device(zero).astype(jnp.int32)
-    return array - point.reshape((-1,) + (1,) * (array.ndim - 1))
+    return matrix_levels(a, a_zero, b, b_zero)
 
 
 def _conv_integer(
     node: Node, x: Value, w: Value, x_zero: Value | None = None, w_zero: Value | None = None
 ) -> Value:
-    # Padding stands for the zero point, so it is added to what is centred already.
-    return convolved(node, _centred(x, x_zero, last=True), _by_filter(w, w_zero))
+    return convolved_levels(node, x, x_zero, w, w_zero)
 
 
 def _quantised_matmul(
@@ -118,14 +112,14 @@ def _quantised_matmul(
     y_scale: Value,
     y_zero: Value,
 ) -> Value:
-    total = matrix_product(_centred(a, a_zero, last=False), _centred(b, b_zero, last=True))
+    total = matrix_levels(a, a_zero, b, b_zero)
     scale = on_device(a_scale) * on_device(b_scale) / on_device(y_scale)
     factor = scale.reshape((1,) * (total.ndim - scale.ndim) + scale.shape)
     zero = on_device(y_zero).reshape((1,) * total.ndim)
-    return _rounded(total.astype(scale.dtype) * factor, zero, y_zero.dtype)
+    return rounded(total.astype(scale.dtype) * factor, zero, y_zero.dtype)
 
 
-def _quantised_conv(
+def quantised_conv(
     node: Node,
     x: Value,
     x_scale: Value,
@@ -137,21 +131,22 @@ def _quantised_conv(
     y_zero: Value,
     bias: Value | None = None,
 ) -> Value:
-    total = convolved(node, _centred(x, x_zero, last=True), _by_filter(w, w_zero))
+    """Convolve levels with levels, and round to those of the output."""
+    total = convolved_levels(node, x, x_zero, w, w_zero)
     if bias is not None:
         total = total + per_channel(bias, total.ndim)
     scale = on_device(x_scale).reshape(()) * on_device(w_scale).reshape(-1)
     factor = per_channel(scale / on_device(y_scale).reshape(()), total.ndim)
     zero = on_device(y_zero).reshape((1,) * total.ndim)
-    return _rounded(total.astype(factor.dtype) * factor, zero, y_zero.dtype)
+    return rounded(total.astype(factor.dtype) * factor, zero, y_zero.dtype)
 
 
 QUANTISATION: Family = {
     "ConvInteger": operator(_conv_integer),
-    "DequantizeLinear": operator(_dequantize),
-    "DynamicQuantizeLinear": operator(_dynamic),
+    "DequantizeLinear": operator(dequantize),
+    "DynamicQuantizeLinear": operator(dynamic),
     "MatMulInteger": operator(_matmul_integer),
-    "QLinearConv": operator(_quantised_conv),
+    "QLinearConv": operator(quantised_conv),
     "QLinearMatMul": operator(_quantised_matmul),
-    "QuantizeLinear": operator(_quantize),
+    "QuantizeLinear": operator(quantize),
 }

@@ -4,15 +4,17 @@
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from xlaserve.errors import InvalidModel
 from xlaserve.models.onnx.graph import Node
+from xlaserve.models.onnx.operators.quantisation import dynamic_levels
 from xlaserve.models.onnx.operators.table import Family, Operation, operator
 from xlaserve.models.onnx.values import Value, on_device
 
@@ -28,6 +30,12 @@ _ACTIVATIONS: MappingProxyType[str, Activation] = MappingProxyType(
     }
 )
 """Those that take no parameters."""
+
+_LSTM_GATES = 4
+_LSTM_ACTIVATIONS = ("Sigmoid", "Tanh", "Tanh")
+
+_LSTM_GATES = 4
+_LSTM_ACTIVATIONS = ("Sigmoid", "Tanh", "Tanh")
 
 _DIRECTIONS: MappingProxyType[str, tuple[bool, ...]] = MappingProxyType(
     {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
@@ -49,6 +57,9 @@ class _Weights:
     """Those of the input, output and forget gates of an LSTM, where it has them."""
     activations: tuple[Activation, ...]
     linear_before_reset: bool
+    scales: tuple[jax.Array | None, jax.Array | None] = (None, None)
+    """Those of the weights of the inputs and of the recurrent ones, where these are levels of 8
+    bits: what is multiplied by them is then rounded to 8 bits, too."""
 
 
 _Step: TypeAlias = Callable[[_Weights, States, jax.Array], States]
@@ -80,7 +91,8 @@ def _gru_step(weights: _Weights, states: States, x: jax.Array) -> States:
 def _lstm_step(weights: _Weights, states: States, x: jax.Array) -> States:
     hidden, cell = states
     f, g, h = weights.activations
-    gates = x + hidden @ weights.recurrent.T + weights.recurrent_bias
+    recurrent = _product(hidden, weights.recurrent, weights.scales[1])
+    gates = x + recurrent + weights.recurrent_bias
     i, o, forget, c = jnp.split(gates, 4, axis=-1)
     if weights.peepholes:
         i, forget = i + weights.peepholes[0] * cell, forget + weights.peepholes[2] * cell
@@ -88,6 +100,16 @@ def _lstm_step(weights: _Weights, states: States, x: jax.Array) -> States:
     if weights.peepholes:
         o = o + weights.peepholes[1] * cell
     return f(o) * h(cell), cell
+
+
+def _product(x: jax.Array, weights: jax.Array, scale: jax.Array | None) -> jax.Array:
+    """Return x @ weights.T, of levels with the scale of all of x where the weights are levels."""
+    if scale is None:
+        return x @ weights.T
+    level, step, zero = dynamic_levels(x)
+    centred = level.astype(x.dtype) - zero.astype(x.dtype)
+    steps = (step * scale).reshape((1,) * (x.ndim - 1) + (-1,))
+    return (centred @ weights.T) * steps
 
 
 def recurrent(step: _Step, gates: int, states: int, activations: Sequence[str]) -> Operation:
@@ -106,19 +128,75 @@ def recurrent(step: _Step, gates: int, states: int, activations: Sequence[str]) 
             raise InvalidModel("sequence_lens is not implemented")
         _check_attributes(node, gates)
         backwards = _DIRECTIONS[node.text("direction", "forward")]
-        layout = node.integer("layout", 0)
-        array = jnp.swapaxes(on_device(x), 0, 1) if layout else on_device(x)
         functions = _functions(node, activations, len(backwards))
         before_reset = bool(node.integer("linear_before_reset", 0))
         initial = [*rest, *[None] * 3]
-        runs = []
-        for index, backward in enumerate(backwards):
-            weights = _weights(index, w, r, b, initial[states], functions[index], before_reset)
-            first = _initial(index, initial[:states], array, node, layout)
-            runs.append(_run(step, weights, first, array, backward=backward))
-        return _outputs(runs, layout)[: len(node.outputs)]
+        weights = [
+            _weights(index, w, r, b, initial[states], functions[index], before_reset)
+            for index in range(len(backwards))
+        ]
+        return _layer(node, step, x, weights, initial[:states])
 
     return compute
+
+
+def _layer(
+    node: Node, step: _Step, x: Value, weights: Sequence[_Weights], initial: Sequence[Value | None]
+) -> tuple[Value, ...]:
+    """Run each direction of a layer."""
+    backwards = _DIRECTIONS[node.text("direction", "forward")]
+    layout = node.integer("layout", 0)
+    array = jnp.swapaxes(on_device(x), 0, 1) if layout else on_device(x)
+    runs = [
+        _run(
+            step,
+            weights[index],
+            _initial(index, initial, array, node, layout),
+            array,
+            backward=backward,
+        )
+        for index, backward in enumerate(backwards)
+    ]
+    return _outputs(runs, layout)[: len(node.outputs)]
+
+
+def _quantised_lstm(
+    node: Node,
+    x: Value,
+    w: Value,
+    r: Value,
+    b: Value | None,
+    lengths: Value | None,
+    hidden: Value | None,
+    cell: Value | None,
+    peepholes: Value | None,
+    w_scale: Value,
+    w_zero: Value,
+    r_scale: Value,
+    r_zero: Value,
+) -> tuple[Value, ...]:
+    """Run an LSTM whose weights are levels of 8 bits, [direction, input, gates * hidden]."""
+    if lengths is not None:
+        raise InvalidModel("sequence_lens is not implemented")
+    _check_attributes(node, _LSTM_GATES)
+    count = len(_DIRECTIONS[node.text("direction", "forward")])
+    functions = _functions(node, _LSTM_ACTIVATIONS, count)
+    dtype = on_device(x).dtype
+    inputs, states = _centred(w, w_zero, dtype), _centred(r, r_zero, dtype)
+    weights = [
+        replace(
+            _weights(index, inputs, states, b, peepholes, functions[index], False),
+            scales=(on_device(w_scale)[index], on_device(r_scale)[index]),
+        )
+        for index in range(count)
+    ]
+    return _layer(node, _lstm_step, x, weights, (hidden, cell))
+
+
+def _centred(levels: Value, zero: Value, dtype: "np.dtype[Any]") -> jax.Array:
+    """Return levels less their zero points, one for each direction or column, as an LSTM's."""
+    array, point = on_device(levels).astype(dtype), on_device(zero).astype(dtype)
+    return jnp.swapaxes(array - point.reshape(len(array), 1, -1), 1, 2)
 
 
 def _check_attributes(node: Node, gates: int) -> None:
@@ -175,7 +253,7 @@ def _run(
     step: _Step, weights: _Weights, first: States, x: jax.Array, *, backward: bool
 ) -> tuple[jax.Array, States]:
     """Return the hidden state at every time, and the last states."""
-    gates = x @ weights.inputs.T + weights.input_bias[None, :, :]
+    gates = _product(x, weights.inputs, weights.scales[0]) + weights.input_bias[None, :, :]
 
     def body(states: States, gate: jax.Array) -> tuple[States, jax.Array]:
         following = step(weights, states, gate)
@@ -196,6 +274,8 @@ def _outputs(runs: Sequence[tuple[jax.Array, States]], layout: int) -> tuple[Val
 
 RECURRENT: Family = {
     "GRU": operator(recurrent(_gru_step, 3, 1, ("Sigmoid", "Tanh"))),
-    "LSTM": operator(recurrent(_lstm_step, 4, 2, ("Sigmoid", "Tanh", "Tanh"))),
+    "LSTM": operator(recurrent(_lstm_step, _LSTM_GATES, 2, _LSTM_ACTIVATIONS)),
     "RNN": operator(recurrent(_plain_step, 1, 1, ("Tanh",))),
 }
+
+MICROSOFT_RECURRENT: Family = {"DynamicQuantizeLSTM": operator(_quantised_lstm)}

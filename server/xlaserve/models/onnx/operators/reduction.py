@@ -43,6 +43,30 @@ def _called(name: str) -> _Reduce:
     return reduce
 
 
+def _extreme(name: str, *, is_greatest: bool) -> _Reduce:
+    plain = _called(name)
+
+    def reduce(module: ModuleType, x: Value, axes: tuple[int, ...], keep: bool) -> Value:
+        if any(x.shape[axis] == 0 for axis in axes):
+            return _of_nothing(x, axes, keep, is_greatest=is_greatest)
+        return plain(module, x, axes, keep)
+
+    return reduce
+
+
+def _of_nothing(x: Value, axes: tuple[int, ...], keep: bool, *, is_greatest: bool) -> Value:
+    """Return the least number there is, or the greatest, where none is to be compared."""
+    sizes = [
+        1 if axis in axes else size for axis, size in enumerate(x.shape) if keep or axis not in axes
+    ]
+    if x.dtype.kind == "b":
+        return jnp.full(sizes, not is_greatest, x.dtype)
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        return jnp.full(sizes, -jnp.inf if is_greatest else jnp.inf, x.dtype)
+    limits = jnp.iinfo(x.dtype)
+    return jnp.full(sizes, limits.min if is_greatest else limits.max, x.dtype)
+
+
 def _mean(module: ModuleType, x: Value, axes: tuple[int, ...], keep: bool) -> Value:
     if x.dtype.kind in "iu":
         total: Value = module.sum(x, axis=axes, keepdims=keep)
@@ -125,9 +149,9 @@ _REDUCTIONS: dict[str, _Reduce] = {
     "ReduceL2": _l2,
     "ReduceLogSum": _log_sum,
     "ReduceLogSumExp": _log_sum_exp,
-    "ReduceMax": _called("max"),
+    "ReduceMax": _extreme("max", is_greatest=True),
     "ReduceMean": _mean,
-    "ReduceMin": _called("min"),
+    "ReduceMin": _extreme("min", is_greatest=False),
     "ReduceProd": _called("prod"),
     "ReduceSum": _called("sum"),
     "ReduceSumSquare": _sum_square,

@@ -155,11 +155,18 @@ def _depth_to_space(node: Node, x: Value) -> Value:
 
 def _space_to_depth(node: Node, x: Value) -> Value:
     block = node.integer("blocksize")
+    mode = node.text("mode", "DCR")
+    if mode not in _BLOCKS_LAST:
+        raise InvalidModel(f"mode: expected {' or '.join(_BLOCKS_LAST)}, got {mode}")
     batch, channels, height, width = x.shape
     parts = on_device(x).reshape((batch, channels, height // block, block, width // block, block))
-    return parts.transpose((0, 3, 5, 1, 2, 4)).reshape(
+    return parts.transpose(_BLOCKS_LAST[mode]).reshape(
         (batch, channels * block**2, height // block, width // block)
     )
+
+
+_BLOCKS_LAST = {"DCR": (0, 3, 5, 1, 2, 4), "CRD": (0, 1, 3, 5, 2, 4)}
+"""The order of batch, channels, rows, rows of a block, columns, and columns of a block."""
 
 
 def _trilu(node: Node, x: Value, offset: Value | None = None) -> Value:

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from xlaserve.models.onnx.values import Value
+from xlaserve.models.onnx.sequences import AnyValue
 
-Operation: TypeAlias = Callable[..., Value | Sequence[Value]]
+Operation: TypeAlias = Callable[..., AnyValue | Sequence[AnyValue]]
 """Called as `operation(node, *inputs)`, with None for an input that is left out."""
 
 
@@ -17,6 +17,10 @@ class Operator:
     operation: Operation
     static: frozenset[int] = frozenset()
     """The positions of inputs that must be known while the graph is traced: shapes, axes."""
+    preferred: frozenset[int] = frozenset()
+    """The positions of inputs that are taken as they are known, where they are, of any size."""
+    takes_sequences: bool = False
+    """Whether its inputs may be sequences and optionals; else it is given tensors alone."""
 
 
 Family: TypeAlias = Mapping[str, Operator]

