@@ -1,0 +1,46 @@
+"""Export what train.py has trained: programs and parameters that a server takes without code.
+
+python examples/generation/export.py build/story models/story/2
+"""
+
+import sys
+from pathlib import Path
+
+import gpt
+from safetensors.numpy import load_file
+from tokenizers import Tokenizer
+
+from xlaserve import export_generator
+
+PARAMETERS = "model.safetensors"
+TOKENIZER = "tokenizer.json"
+END = "<|end|>"
+"""The token between two texts, at which an answer ends."""
+
+
+def export(checkpoint: Path, version: Path) -> Path:
+    """Export a checkpoint to `<model>/<version>`, and return that."""
+    params = load_file(checkpoint / PARAMETERS)
+    tokenizer = Tokenizer.from_file(str(checkpoint / TOKENIZER))
+    return write(params, tokenizer.token_to_id(END), checkpoint / TOKENIZER, version)
+
+
+def write(params: gpt.Parameters, end: int, tokenizer: Path, version: Path) -> Path:
+    """Export parameters whose answers end with the token `end`, with a file of a tokenizer."""
+    functions = gpt.cached(params)
+    return export_generator(
+        functions.decode,
+        functions.chunk,
+        functions.init_cache,
+        params,
+        version,
+        vocab=params["embedding"].shape[0],
+        max_length=params["position"].shape[0],
+        stop_tokens=[end],
+        files={TOKENIZER: tokenizer},
+        overwrite=True,
+    )
+
+
+if __name__ == "__main__":
+    print(export(Path(sys.argv[1]), Path(sys.argv[2])))

@@ -1,0 +1,1 @@
+"""Measures a server that generates tokens, with requests that arrive whether it keeps up or not."""

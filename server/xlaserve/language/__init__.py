@@ -1,0 +1,1 @@
+"""Text of language models: tokenizers, chat templates, and text that comes token by token."""

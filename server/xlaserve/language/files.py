@@ -1,0 +1,68 @@
+"""The files of a tokenizer beside a model: bounded, and read as what they say they are."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias
+
+from xlaserve.errors import InvalidModel
+
+TOKENIZER = "tokenizer.json"
+CONFIG = "tokenizer_config.json"
+GENERATION = "generation_config.json"
+TEMPLATE = "chat_template.jinja"
+
+LIMITS = {TOKENIZER: 128 << 20, CONFIG: 16 << 20, GENERATION: 1 << 20, TEMPLATE: 1 << 20}
+"""The most bytes of each."""
+
+Open: TypeAlias = Callable[[Path], BinaryIO]
+"""Opens a regular file for reading; raises OSError, and InvalidModel for one it may not."""
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """Open a file wherever it is."""
+    return path.open("rb")
+
+
+def read(folder: Path, name: str, opened: Open) -> bytes | None:
+    """Return the bytes of a file, None where there is none; raises InvalidModel."""
+    limit = LIMITS[name]
+    try:
+        with opened(folder / name) as file:
+            data = file.read(limit + 1)
+            # An unbuffered file gives what it has at once, which may be less than all of it.
+            while 0 < len(data) <= limit and (more := file.read(limit + 1 - len(data))):
+                data += more
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise InvalidModel(f"{name} cannot be read: {error.strerror or error}") from error
+    if len(data) > limit:
+        raise InvalidModel(f"{name} has more than the {limit} bytes allowed")
+    return data
+
+
+def read_text(folder: Path, name: str, opened: Open) -> str | None:
+    """Return a file of text, None where there is none; raises InvalidModel."""
+    data = read(folder, name, opened)
+    try:
+        return None if data is None else data.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidModel(f"{name} is not in UTF-8: {error}") from None
+
+
+def read_object(folder: Path, name: str, opened: Open) -> Mapping[str, Any] | None:
+    """Return a file that is an object of JSON, None where there is none; raises InvalidModel."""
+    data = read(folder, name, opened)
+    return None if data is None else parse_object(name, data)
+
+
+def parse_object(name: str, data: bytes | bytearray) -> Mapping[str, Any]:
+    """Return what a file of JSON holds, an object; raises InvalidModel."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InvalidModel(f"{name} is not valid JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise InvalidModel(f"{name}: expected an object, got {type(found).__name__}")
+    return found

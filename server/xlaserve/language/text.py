@@ -1,0 +1,123 @@
+"""The text of one version of a language model: its tokenizer and its chat template."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from xlaserve.language import files, special, templates, tokenizing
+from xlaserve.language.detokenizing import Detokenizer
+from xlaserve.language.special import SpecialTokens
+from xlaserve.language.templates import Template
+from xlaserve.language.tokenizing import Tokens
+from xlaserve.language_errors import ModelHasNoTemplate
+
+__all__ = ["Detokenizer", "LanguageText"]
+
+
+class LanguageText:
+    """Tokenizer and chat template of one model version. Its methods may be called in any thread."""
+
+    def __init__(
+        self, tokens: Tokens, special_tokens: SpecialTokens, template: Template | None, model: str
+    ) -> None:
+        self._tokens = tokens
+        self._special = special_tokens
+        self._template = template
+        self._model = model
+
+    @classmethod
+    def read(
+        cls,
+        folder: Path,
+        *,
+        model: str = "",
+        opened: files.Open = files.open_plain,
+        tokenizer: bytes | bytearray | None = None,
+    ) -> "LanguageText":
+        """Read tokenizer.json, and what is there of the files beside it. Blocks.
+
+        `model` is the name that errors say, `opened` opens files, and `tokenizer` is the content of
+        tokenizer.json where that was read before. Raises ModelHasNoText for a
+        folder without a tokenizer, InvalidModel, and TextNotInstalled.
+        """
+        if tokenizer is None:
+            tokens = tokenizing.read(folder, opened, model)
+        else:
+            tokens = tokenizing.parse(tokenizer, model)
+        config = files.read_object(folder, files.CONFIG, opened) or {}
+        generation = files.read_object(folder, files.GENERATION, opened) or {}
+        found = special.read(config, generation, tokens.id_of)
+        sources = templates.sources(config, files.read_text(folder, files.TEMPLATE, opened))
+        template = Template(sources, found.names, model) if sources else None
+        return cls(tokens, found, template, model)
+
+    @property
+    def bos(self) -> int | None:
+        """Return the token that begins a text, None where the model has none."""
+        return self._special.bos
+
+    @property
+    def eos(self) -> tuple[int, ...]:
+        """Return the tokens that end an answer; none where no file says them."""
+        return self._special.eos
+
+    @property
+    def has_template(self) -> bool:
+        """Tell whether it takes messages."""
+        return self._template is not None
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text, with those that the tokenizer puts around one.
+
+        Special tokens in the text are plain text. Blocks, without the interpreter's lock. Raises
+        InvalidRequest for what is no text, too long, or cannot be spelled.
+        """
+        return self._tokens.encode(text)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
+        """Return the tokens of messages as the chat template writes them, up to the next answer.
+
+        Messages and tools are plain data of JSON. Special tokens in them are plain text. Blocks.
+        Raises ModelHasNoTemplate, MessagesRefused and others of InvalidRequest, and TemplateFailed.
+        """
+        if self._template is None:
+            raise ModelHasNoTemplate(self._model)
+        marks = self._tokens.marks
+        return self._tokens.encode_marked(self._template.render(messages, tools, marks.data))
+
+    def is_special(self, text: str) -> bool:
+        """Tell whether a text is a special token."""
+        return text in self._tokens.special.values()
+
+    @property
+    def tools_template(self) -> str | None:
+        """Return the text of the template for messages with tools; None where it has none."""
+        return None if self._template is None else self._template.source_with_tools
+
+    def detokenizer(self, stop: Sequence[str] = (), shown: Sequence[str] = ()) -> Detokenizer:
+        """Return what makes text of the tokens of one answer; raises InvalidParameter.
+
+        Special tokens have no text, but for those of `shown`.
+        """
+        special = self._tokens.special
+        seen = {id_: text for id_, text in special.items() if text in shown} if shown else {}
+        found = self._tokens.text_of
+        if seen:
+            return Detokenizer(
+                self._tokens.decoder, lambda id_: seen[id_] if id_ in seen else found(id_), stop
+            )
+        return Detokenizer(self._tokens.decoder, found, stop)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of tokens, without special ones; broken bytes are replaced."""
+        found = self.detokenizer()
+        return "".join([*(found.push(token) for token in ids), found.end()])
+
+    def close(self) -> None:
+        """End the process of the template; what is asked later starts another."""
+        if self._template is not None:
+            self._template.close()

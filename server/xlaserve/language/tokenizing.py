@@ -1,0 +1,177 @@
+"""Text of clients becomes tokens, and nothing in it a special one."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xlaserve.errors import InvalidModel
+from xlaserve.language import decoders, files
+from xlaserve.language.marks import NORMALIZERS, Marks, unmarked
+from xlaserve.language_errors import (
+    ModelHasNoText,
+    NotText,
+    SpelledSpecialToken,
+    TextNotInstalled,
+    TextTooLong,
+)
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding, Tokenizer
+
+MOST_CHARACTERS = 8 << 20
+"""The longest text that is turned into tokens at once."""
+MOST_ADDED_CHARACTERS = 256
+"""The longest special token."""
+
+
+class Tokens:
+    """The tokenizer of a model. Its methods may be called in any thread."""
+
+    def __init__(self, found: Mapping[str, Any], model: str) -> None:
+        """Take what `tokenizer.json` holds; raises InvalidModel and TextNotInstalled."""
+        self._model = model
+        added = _added(found)
+        special = {token["id"]: token["content"] for token in added if token.get("special")}
+        self.special: Mapping[int, str] = special
+        self.decoder = decoders.read(found.get("decoder"))
+        self._tokenizer = _make(found, added, model)
+        unknown = _unknown(found.get("model"))
+        self._controls = {id_: text for id_, text in special.items() if text != unknown}
+        """Special tokens but for the one that stands for what no token spells."""
+        try:
+            self.marks = Marks(special.values())
+        except RecursionError:
+            raise InvalidModel(f"{files.TOKENIZER}: special tokens begin alike too often") from None
+
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a token, None where there is no such token."""
+        found: int | None = self._tokenizer.token_to_id(token)
+        return found
+
+    def text_of(self, token: int) -> str | None:
+        """Return a token as the vocabulary has it; None for special and unknown ones."""
+        if token in self.special or token < 0:
+            return None
+        found: str | None = self._tokenizer.id_to_token(token)
+        return found
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text of a client, between those that the tokenizer adds.
+
+        Blocks, without the lock of the interpreter. Raises InvalidRequest.
+        """
+        return self.encode_marked(self.marks.text(self._checked(text)), adds_special=True)
+
+    def encode_marked(self, text: str, *, adds_special: bool = False) -> list[int]:
+        """Return the tokens of a text in which special tokens are special, but for marked ones.
+
+        Blocks, without the lock of the interpreter. Raises InvalidRequest.
+        """
+        self._checked(text)
+        try:
+            # A batch of one: `encode` keeps the lock of the interpreter, for seconds if the text
+            # is long.
+            (found,) = self._tokenizer.encode_batch([text], add_special_tokens=adds_special)
+        except (UnicodeEncodeError, TypeError):
+            # The package says that a string with half of a pair is no string.
+            raise NotText(self._model) from None
+        self._check_special(text, found)
+        ids: list[int] = found.ids
+        return ids
+
+    def _checked(self, text: str) -> str:
+        if len(text) > MOST_CHARACTERS:
+            raise TextTooLong(self._model, MOST_CHARACTERS, len(text))
+        return text
+
+    def _check_special(self, text: str, found: "Encoding") -> None:
+        """Raise SpelledSpecialToken for a special token that other characters became.
+
+        A vocabulary that has it as an ordinary token too may spell it so, and a normalizer may
+        turn other characters into its own.
+        """
+        ids, controls = found.ids, self._controls
+        if controls.keys().isdisjoint(ids):
+            return
+        for token, added, (begin, end) in zip(
+            ids, found.special_tokens_mask, found.offsets, strict=True
+        ):
+            if (
+                not added
+                and token in controls
+                and text[begin:end].strip() != controls[token].strip()
+            ):
+                raise SpelledSpecialToken(self._model, unmarked(text[begin:end]))
+
+
+def read(folder: Path, opened: files.Open, model: str) -> Tokens:
+    """Read the tokenizer of a folder; raises ModelHasNoText, InvalidModel, TextNotInstalled."""
+    data = files.read(folder, files.TOKENIZER, opened)
+    if data is None:
+        raise ModelHasNoText(model)
+    return parse(data, model)
+
+
+def parse(data: bytes | bytearray, model: str) -> Tokens:
+    """Return the tokenizer of a file; raises InvalidModel and TextNotInstalled."""
+    return Tokens(files.parse_object(files.TOKENIZER, data), model)
+
+
+def _added(found: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
+    added = found.get("added_tokens") or []
+    is_valid = isinstance(added, list) and all(
+        isinstance(one, dict)
+        and isinstance(one.get("id"), int)
+        and isinstance(one.get("content"), str)
+        for one in added
+    )
+    if not is_valid:
+        raise InvalidModel(f"{files.TOKENIZER}: expected added_tokens with 'id' and 'content'")
+    if any(len(one["content"]) > MOST_ADDED_CHARACTERS for one in added if one.get("special")):
+        raise InvalidModel(
+            f"{files.TOKENIZER}: expected special tokens of at most {MOST_ADDED_CHARACTERS} "
+            "characters"
+        )
+    return added
+
+
+def _unknown(model: Any) -> str | None:
+    """Return the token that stands for what no token spells."""
+    if not isinstance(model, dict):
+        return None
+    number, vocab = model.get("unk_id"), model.get("vocab")
+    if isinstance(number, int) and isinstance(vocab, list) and 0 <= number < len(vocab):
+        return str(vocab[number][0])
+    unknown = model.get("unk_token")
+    return unknown if isinstance(unknown, str) else None
+
+
+def _make(found: Mapping[str, Any], added: Sequence[Mapping[str, Any]], model: str) -> "Tokenizer":
+    """Make a tokenizer that takes marks out of the text that remains between special tokens."""
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise TextNotInstalled(model, "tokenizers") from None
+    normalizers = [*NORMALIZERS]
+    if found.get("normalizer") is not None:
+        normalizers.append(found["normalizer"])
+    changed = {
+        **found,
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        # Looked for before the marks are taken out.
+        "added_tokens": [
+            {**one, "normalized": bool(one.get("normalized")) and not one.get("special")}
+            for one in added
+        ],
+        # A prompt that is too long is refused, and never cut.
+        "truncation": None,
+        "padding": None,
+    }
+    try:
+        return Tokenizer.from_str(json.dumps(changed))
+    except BaseException as error:
+        # What panics in Rust is no Exception.
+        if isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError)):
+            raise
+        raise InvalidModel(f"{files.TOKENIZER} is not valid: {str(error)[:400]}") from None

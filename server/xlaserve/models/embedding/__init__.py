@@ -1,0 +1,1 @@
+"""Models of embeddings: what an ordinary model declares of its tokens, and batches of them."""

@@ -1,0 +1,113 @@
+"""The declaration that a model gives embeddings: a parameter of its configuration, or a file.
+
+    parameters { key: "embeddings" value { string_value: '{"dimensions": [256, 128]}' } }
+
+`embeddings.json` in the version directory has the same object; the parameter counts where both are
+there, and may be `false`.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from xlaserve.errors import InvalidModel
+from xlaserve.language import files as text_files
+from xlaserve.language import tokenizing
+from xlaserve.language.tokenizing import Tokens
+from xlaserve.language_errors import TextNotInstalled
+from xlaserve.models import files
+from xlaserve.models.config import ModelConfig
+from xlaserve.models.roots import ANYWHERE, Roots
+
+FILE_NAME = "embeddings.json"
+PARAMETER = "embeddings"
+LIMIT_BYTES = 64 << 10
+
+_DEFAULTS = {"true": "{}", "false": ""}
+
+
+class Declaration(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True):
+    """The fields of the object; all may be left out where the tensors say it."""
+
+    tokens: str = ""
+    """The input of token ids. Empty for the only one that is none of the following."""
+    mask: str = ""
+    """The input of the attention mask. Empty for `attention_mask` where there is one."""
+    types: str = ""
+    """An input of zeros. Empty for `token_type_ids` where there is one."""
+    output: str = ""
+    """The output. Empty for the only one."""
+    max_tokens: int | None = None
+    """None for the largest size that is compiled."""
+    vocab: int | None = None
+    """None where ids are not to be checked."""
+    pad: int = 0
+    dimensions: bool | list[int] = False
+    """Sizes that an embedding may be cut to; `true` for any."""
+    prompt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A declaration, and the tokenizer beside the model."""
+
+    said: Declaration
+    place: str
+    """Its source, for the text of errors."""
+    text: Tokens | None = None
+    no_text: str = ""
+    written_at: int = 0
+
+
+def read(path: Path, config: ModelConfig, model: str, roots: Roots = ANYWHERE) -> Declared | None:
+    """Return what a version declares; None for one that declares nothing. Raises InvalidModel.
+
+    A tokenizer that cannot be used is named in the log: token ids are taken in any case.
+    """
+    written, place = config.parameters.get(PARAMETER), f"parameter '{PARAMETER}'"
+    if written is None:
+        if not (path / FILE_NAME).exists():
+            return None
+        place = FILE_NAME
+        data = files.read_checked(path, FILE_NAME, limit_bytes=LIMIT_BYTES, roots=roots)
+        found = parse(bytes(data), place)
+    else:
+        text = _DEFAULTS.get(written.strip().lower(), written)
+        if not text:
+            return None
+        found = parse(text.encode(), place)
+    tokens, no_text = _tokenizer(path, model, roots)
+    return Declared(found, place, tokens, no_text, int(path.stat().st_mtime))
+
+
+def parse(text: bytes, place: str) -> Declaration:
+    """Read a declaration; raises InvalidModel with where it was written."""
+    try:
+        found = msgspec.json.decode(text, type=Declaration)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidModel(f"{place}: expected true, false, or an object of it: {error}") from None
+    counts = {"max_tokens": found.max_tokens, "vocab": found.vocab}
+    for name, count in counts.items():
+        if count is not None and not 1 <= count <= _MOST:
+            raise InvalidModel(f"{place}: {name}: expected 1 to {_MOST}, got {count}")
+    if not 0 <= found.pad < (found.vocab or _MOST):
+        expected = f"a token id of 0 to {(found.vocab or _MOST) - 1}"
+        raise InvalidModel(f"{place}: pad: expected {expected}, got {found.pad}")
+    return found
+
+
+_MOST = (1 << 31) - 1
+
+
+def _tokenizer(path: Path, model: str, roots: Roots) -> tuple[Tokens | None, str]:
+    folder = path if path.is_dir() else path.parent
+    try:
+        data = text_files.read(folder, text_files.TOKENIZER, roots.open)
+        return (None, "") if data is None else (tokenizing.parse(data, model), "")
+    except (InvalidModel, TextNotInstalled) as error:
+        structlog.get_logger("embeddings").warning(
+            "a model of embeddings is without text", model=model, reason=str(error)
+        )
+        return None, f"is without text ({error})"

@@ -1,0 +1,31 @@
+"""The tokens that a request may be given next, where it asked for text of a grammar."""
+
+from typing import NamedTuple, Protocol
+
+from xlaserve.tensors import Tensor
+
+
+class Grammar(NamedTuple):
+    """The grammar that a request asks for."""
+
+    parameter: str
+    """One of GRAMMARS: the parameter that has it."""
+    text: str
+
+
+GRAMMARS = ("json_schema", "regex", "grammar")
+"""The parameters by which a request asks for text of a grammar: it may have one of them."""
+
+
+class Constraint(Protocol):
+    """The place of one answer in its grammar. One thread calls it."""
+
+    def fill(self, words: Tensor) -> None:
+        """Set the bits of the tokens that may come next, int32[mask_words(vocab)].
+
+        Raises InvalidParameter where the grammar became too large to say.
+        """
+
+    def take(self, token: int) -> bool:
+        """Go on behind a token; True where no other may follow. Raises InvalidParameter."""
+        ...

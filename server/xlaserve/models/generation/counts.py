@@ -1,0 +1,100 @@
+"""Counters of a generator: its thread writes them, and anybody reads them."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+BOUNDS_NS = tuple(
+    round(milliseconds * 1_000_000)
+    for milliseconds in (
+        *(0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500),
+        *(1000, 2500, 5000, 10_000, 30_000, 60_000),
+    )
+)
+"""Largest time of each bucket; a last bucket holds what is longer."""
+
+
+class Times:
+    """A histogram of times in nanoseconds."""
+
+    __slots__ = ("buckets", "total_ns")
+
+    def __init__(self) -> None:
+        self.buckets = [0] * (len(BOUNDS_NS) + 1)
+        """Times between the bounds, and above the last."""
+        self.total_ns = 0
+
+    def add(self, ns: int, count: int = 1) -> None:
+        """Count a time, as often as there were such."""
+        self.buckets[bisect_left(BOUNDS_NS, ns)] += count
+        self.total_ns += ns * count
+
+    def include(self, other: "Times") -> None:
+        """Add all times of another histogram."""
+        self.buckets = [one + more for one, more in zip(self.buckets, other.buckets, strict=True)]
+        self.total_ns += other.total_ns
+
+
+@dataclass(slots=True)
+class GenerationCounts:
+    """Counts of a generator: what it has done since it was loaded, and what it does now.
+
+    One thread writes; readers may see a request in one of the numbers and not yet in another.
+    """
+
+    slots: int = 0
+    """Slots that there are."""
+    positions: int = 0
+    """Positions of the cache that there are, of all slots."""
+    running: int = 0
+    """Requests that have a slot."""
+    positions_used: int = 0
+    """Positions that hold a token of a request that has a slot."""
+    prompt_tokens: int = 0
+    """Tokens of the prompts of the requests that were given a slot."""
+    cached_tokens: int = 0
+    """Those of them whose rows were there, and were not computed."""
+    prefix_lookups: int = 0
+    """Prompts for which rows of others were looked for."""
+    prefix_hits: int = 0
+    """Those of them for which some were found."""
+    output_tokens: int = 0
+    """Tokens that were generated."""
+    preemptions: int = 0
+    """Slots that requests have given up to others of a better priority."""
+    steps: int = 0
+    chunks: int = 0
+    """Parts of prompts that were computed."""
+    host_ns: int = 0
+    """Time of the thread outside the programs: what a step costs besides its computation."""
+    first_token: Times = field(default_factory=Times)
+    """From when a request was submitted to its first token."""
+    token: Times = field(default_factory=Times)
+    """From each token of a request to the next."""
+
+    @classmethod
+    def sum_of(cls, counts: "Sequence[GenerationCounts]") -> "GenerationCounts":
+        """Return the counts of several generators together."""
+        found = cls()
+        for one in counts:
+            for name in _NUMBERS:
+                setattr(found, name, getattr(found, name) + getattr(one, name))
+            found.first_token.include(one.first_token)
+            found.token.include(one.token)
+        return found
+
+
+_NUMBERS = tuple(
+    name for name, one in GenerationCounts.__dataclass_fields__.items() if one.type is int
+)
+
+
+@runtime_checkable
+class CountsTokens(Protocol):
+    """A model that generates tokens."""
+
+    @property
+    def counts(self) -> GenerationCounts:
+        """Return its counters, which go on."""
+        ...

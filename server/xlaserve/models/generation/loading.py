@@ -1,0 +1,385 @@
+"""A version directory with a generator becomes a model that generates in its slots."""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.export
+import numpy as np
+
+from xlaserve.errors import InvalidModel, InvalidTensor, UnknownTensor
+from xlaserve.language.files import TOKENIZER
+from xlaserve.language.grammars import Grammars
+from xlaserve.models import artifact, files, placement, sites, weights
+from xlaserve.models.config import ModelConfig
+from xlaserve.models.failures import invalid_model
+from xlaserve.models.generation import asking, configured, record, texts, tools
+from xlaserve.models.generation.constraining import Constraining
+from xlaserve.models.generation.counts import GenerationCounts
+from xlaserve.models.generation.info import GenerationInfo
+from xlaserve.models.generation.programs import Programs, bytes_of
+from xlaserve.models.generation.record import CHUNK, DECODE, WEIGHTS, Record
+from xlaserve.models.generation.running import Running
+from xlaserve.models.generation.slots import Slots
+from xlaserve.models.generation.texts import STOP, TEXT, Prompts, check_prompt, stops
+from xlaserve.models.generation.trial import rows_are_of_their_tokens
+from xlaserve.models.handling import ModelRequest
+from xlaserve.models.kept_programs import KeptPrograms
+from xlaserve.models.loaded import LoadContext, ModelInfo, ModelMemory, Stage, Value
+from xlaserve.models.optional_inputs import NONE_OPTIONAL
+from xlaserve.models.python.waiting import Waiting
+from xlaserve.models.signature import Signature, agreed
+from xlaserve.models.sizes import EXECUTABLE_BYTES, LIMIT_ARTIFACT_BYTES
+from xlaserve.models.uncompiled import UncompiledModel
+from xlaserve.tensors import Tensor, TensorSpec, datatype_named
+
+PLATFORM = "generator"
+
+PROMPT = "tokens"
+_INT32, _FP32 = datatype_named("INT32"), datatype_named("FP32")
+INPUTS = (TensorSpec(PROMPT, _INT32, (-1,)),)
+_TOP = (TensorSpec("top_tokens", _INT32, (-1,)), TensorSpec("top_logprobs", _FP32, (-1,)))
+OF_MANY = (TensorSpec("token", _INT32, (1,)), TensorSpec("logprob", _FP32, (1,)), *_TOP)
+"""The outputs of each of many answers."""
+OF_ONE = (TensorSpec("tokens", _INT32, (-1,)), TensorSpec("logprobs", _FP32, (-1,)), *_TOP)
+"""The outputs of the one answer to a request that can be given no more."""
+OUTPUTS = (*OF_MANY[:2], *OF_ONE)
+
+_AHEAD_SLOTS = 4
+"""Slots for which one request waits in the thread of the model: it has the next step. The others
+wait where priorities and principals are seen."""
+
+
+class GeneratorModel(UncompiledModel):
+    """A generator in memory (a LoadedModel, Slotted): an answer for each token."""
+
+    replicas = 1
+    batch_limit = 1
+    is_batched = False
+    is_decoupled = True
+
+    def __init__(
+        self,
+        context: LoadContext,
+        info: ModelInfo,
+        generation: GenerationInfo,
+        programs: Programs,
+        grammars: Grammars | None = None,
+    ) -> None:
+        name = context.model
+        self.info = info
+        self.generation = generation
+        self.concurrency = generation.slots
+        self.ahead = -(-generation.slots // _AHEAD_SLOTS)
+        self._batching = context.config.dynamic_batching
+        self._name = name
+        self._programs = programs
+        self._slots = Slots(name, generation, programs)
+        text = self._text = generation.text if generation.is_text_offered else None
+        """That of requests over V2."""
+        self._prompts = Prompts(name, text, generation.max_length) if text else None
+        self._constraining = Constraining(name, grammars, self._slots.add)
+
+    @property
+    def counts(self) -> GenerationCounts:
+        """Return its counters."""
+        return self._slots.counts
+
+    def handle(
+        self,
+        replica: int,
+        requests: Sequence[ModelRequest],
+        freed: Callable[[], None],
+        *,
+        together: bool = True,
+    ) -> None:
+        """Have each request wait for a slot; `freed` is called when the last of them has ended."""
+        counted = _Countdown(len(requests), freed)
+        for request in requests:
+            request.when_cancelled(partial(self._slots.withdraw, request))
+            begin = partial(self._begin, request, counted)
+            if TEXT in request.inputs and self._prompts is not None:
+                self._prompts.thread.submit(begin)
+            else:
+                begin()
+
+    def _begin(self, request: ModelRequest, freed: Callable[[], None]) -> None:
+        """Have a request wait for a slot; in the thread of prompts where its prompt is text."""
+        try:
+            if request.is_cancelled:
+                request.end()
+                freed()
+                return
+            self._constraining.add(self._running(request, freed))
+        except Exception as error:
+            request.fail(error)
+            freed()
+
+    def _prompt(self, request: ModelRequest) -> Tensor:
+        if self._prompts is None:
+            value = request.inputs[PROMPT]
+        else:
+            check_prompt(self._name, request)
+            if TEXT in request.inputs:
+                return self._prompts.encode(request.inputs[TEXT])
+            value = request.inputs[PROMPT]
+        return value if isinstance(value, np.ndarray) else value.numpy()
+
+    def _running(self, request: ModelRequest, freed: Callable[[], None]) -> Running:
+        tokens = self._prompt(request)
+        given = TEXT if TEXT in request.inputs else PROMPT
+        vocab, most = self.generation.vocab, self.generation.max_length
+        if not 1 <= len(tokens) <= most:
+            expected = f"1 to {most} tokens, which is what the model has positions for"
+            raise InvalidTensor(self._name, "input", given, expected, f"{len(tokens)}")
+        if tokens.min() < 0 or tokens.max() >= vocab:
+            got = int(tokens.min() if tokens.min() < 0 else tokens.max())
+            expected = f"token ids of 0 to {vocab - 1}"
+            raise InvalidTensor(self._name, "input", given, expected, f"{got}")
+        asked = asking.read(request.parameters, self.generation)
+        # Of its own: the memory of a request is the client's, or that of its message.
+        prompt = np.array(tokens, np.int32)
+        text, stop = self._text, stops(request.parameters.get(STOP), self._text)
+        wants_text = text is not None and (stop or TEXT in request.outputs)
+        detokenizer = text.detokenizer(stop) if text is not None and wants_text else None
+        return Running(request, freed, prompt, asked, self._level(request), text=detokenizer)
+
+    def choose_outputs(
+        self, asked: tuple[TensorSpec, ...] | None, *, many: bool
+    ) -> tuple[TensorSpec, ...]:
+        """Return the outputs of an answer; raises UnknownTensor for one that it has not."""
+        more = () if self._text is None else (texts.SPEC,)
+        specs = (*(OF_MANY if many else OF_ONE), *more)
+        for spec in asked or ():
+            if spec not in specs:
+                kind = "output of one of many answers" if many else "output of one answer"
+                raise UnknownTensor(self._name, kind, spec.name, [one.name for one in specs])
+        return asked or specs
+
+    def yields_to(self, level: int) -> bool:
+        """Tell whether one more request of a priority would be given the slot of a worse one."""
+        return self._slots.yields_to(level)
+
+    def _level(self, request: ModelRequest) -> int:
+        """Return the priority of a request; all have the same in a queue without levels."""
+        if not self._batching.priority_levels:
+            return 0
+        asked = request.parameters.get("priority")
+        return asked if type(asked) is int and asked else self._batching.default_priority_level
+
+    def execute(
+        self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
+    ) -> Mapping[str, Value]:
+        """Return one token; for a warm-up, which has no use for more. Blocks."""
+        waiting = Waiting(self._name, self.info, inputs)
+        waiting.request.parameters = {"max_tokens": 1}
+        self.handle(replica, [waiting.request], waiting.freed)
+        return waiting.result()
+
+    def expected_seconds(self, rows: int) -> float:
+        """Return infinity: it never runs on the event loop."""
+        return math.inf
+
+    def close(self) -> None:
+        """End the threads, and drop every array and program."""
+        if self._prompts is not None:
+            self._prompts.close()
+        if self.generation.text is not None:
+            self.generation.text.close()
+        self._constraining.close()
+        self._slots.close()
+        self._programs.close()
+
+
+class _Countdown:
+    """Calls once it was called as often as it counts; the slots' thread and others call it."""
+
+    def __init__(self, count: int, over: Callable[[], None]) -> None:
+        self._left = iter(range(count - 1, -1, -1))
+        self._over = over
+
+    def __call__(self) -> None:
+        if not next(self._left):  # one step of Python: no two threads are given the same number
+            self._over()
+
+
+def load(directory: Path, context: LoadContext) -> GeneratorModel:
+    """Load a version directory, compile its programs for the configured sizes, and warm them.
+
+    Raises InvalidModel, OutOfMemory, or what `context.check_cancelled` raises.
+    """
+    found = record.read(directory, context.roots)
+    written = found.files[TOKENIZER].record if TOKENIZER in found.files else None
+    tokenizer = texts.read_tokenizer(directory, written, context.roots)
+    text = texts.read(directory, context.config, context.model, context.roots, tokenizer)
+    more = (texts.SPEC,) if text.is_offered else ()
+    inputs, outputs = (*INPUTS, *more), (*OUTPUTS, *more)
+    _check_config(context.config, Signature(inputs, outputs, 0))
+    generation = replace(
+        configured.read(found, directory, context.config),
+        written_at=int((directory / record.FILE_NAME).stat().st_mtime),
+        roots=context.roots,
+        text=text.text,
+        no_text=text.no_text,
+        is_text_offered=text.is_offered,
+        tool_family=tools.family(context.config, text.text, context.model),
+    )
+    site = _site(context)
+    grammars = _grammars(tokenizer, generation, context.model)
+    exported = tuple(
+        _exported(directory, name, found, context, site.platform) for name in (DECODE, CHUNK)
+    )
+    with invalid_model(context.model, record.FILE_NAME):
+        _check_rules(directory, found, generation, context, site)
+        arrays = _parameters(directory, found, context, site)
+        kept = KeptPrograms(context.compilation, context.model, context.version)
+        programs = Programs(found, generation, (exported[0], exported[1]), arrays, site, kept=kept)
+        done = 0
+
+        def before_each() -> None:
+            nonlocal done
+            context.check_cancelled()
+            context.mappings.admit(context.model)
+            done += 1
+            context.on_stage(Stage("compiling", done, programs.count))
+
+        programs.compile(before_each)
+        if generation.keeps_prefixes and not rows_are_of_their_tokens(programs, generation):
+            generation = configured.without_prefixes(generation, context.config, context.model)
+    memory = _memory(programs, arrays, site, configured.host_bytes(generation))
+    info = ModelInfo(
+        PLATFORM,
+        inputs,
+        outputs,
+        0,
+        memory,
+        compiled_programs=programs.count - programs.cached,
+        cached_programs=programs.cached,
+        is_decoupled=True,
+        takes_parameters=True,
+        generation=generation,
+        # One of both.
+        optional=dict.fromkeys((PROMPT, TEXT)) if text.is_offered else NONE_OPTIONAL,
+    )
+    return GeneratorModel(context, info, generation, programs, grammars)
+
+
+def _check_config(config: ModelConfig, signature: Signature) -> None:
+    """Raise InvalidModel for tensors that a generator has not, and for what groups requests."""
+    agreed(signature, config)
+    if config.max_batch_size:
+        raise InvalidModel(
+            "max_batch_size: expected none or 0, since a request to a generator has one prompt, "
+            f"got {config.max_batch_size}"
+        )
+    if config.sequence_batching is not None:
+        raise InvalidModel(
+            "sequence_batching: expected none, since each request of a generator has a slot of its "
+            "own"
+        )
+
+
+def _grammars(
+    tokenizer: bytearray | None, generation: GenerationInfo, model: str
+) -> Grammars | None:
+    if not generation.has_grammars:
+        return None
+    if tokenizer is None:
+        raise InvalidModel(f"parameter 'grammars': expected a {TOKENIZER} in the version, got none")
+    try:
+        written = tokenizer.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidModel(f"{TOKENIZER} is not in UTF-8: {error}") from None
+    return Grammars(model, written, generation.vocab, generation.stop_tokens)
+
+
+def _exported(
+    directory: Path, name: str, found: Record, context: LoadContext, platform: str
+) -> "jax.export.Exported":
+    data = files.read_checked(
+        directory,
+        name,
+        limit_bytes=LIMIT_ARTIFACT_BYTES,
+        record=found.files[name].record,
+        roots=context.roots,
+    )
+    exported = artifact.deserialize(data, found.jax_version, name=name)
+    artifact.check_runs(exported, platform, name)
+    return exported
+
+
+def _site(context: LoadContext) -> sites.Site:
+    """Return the device, or the mesh of devices, of a generator; raises InvalidModel for more."""
+    layout = sites.layout(placement.read(context.config, context.device))
+    if len(layout.replicas) != 1:
+        raise InvalidModel(
+            "instance_group: expected one instance, on one device or split over several "
+            '(placement "shard"), since the slots of a generator have one cache, got '
+            f"{len(layout.replicas)}"
+        )
+    return layout.sites[0]
+
+
+def _check_rules(
+    directory: Path,
+    found: Record,
+    generation: GenerationInfo,
+    context: LoadContext,
+    site: sites.Site,
+) -> None:
+    """Raise InvalidModel unless every rule of partition splits a parameter, or a cache, evenly."""
+    if not site.rules:
+        return
+    shapes = {
+        entry.name: entry.shape for entry in weights.read_entries(directory, WEIGHTS, context.roots)
+    }
+    for index, array in enumerate(found.cache):
+        name = configured.cache_name(index)
+        if name in shapes:
+            raise InvalidModel(f"partition: parameter '{name}' has the name of a cache")
+        shapes[name] = array.sized(generation.slots, generation.max_length)
+    site.check(shapes)
+
+
+def _memory(
+    programs: Programs, arrays: Sequence[jax.Array], site: sites.Site, host: int
+) -> ModelMemory:
+    """Return what a generator holds; `host` are bytes beside its device, or the first of them."""
+    parts = (
+        sum(bytes_of(array) for array in arrays),
+        programs.temporary_bytes,
+        programs.count * EXECUTABLE_BYTES,
+        programs.state_bytes,
+    )
+    names = list(site.device_names)
+    per_device = dict.fromkeys(names, sum(parts)) if len(names) > 1 else {}
+    if per_device:
+        per_device[names[0]] += host
+    parameters, temporaries, executables, states = (len(names) * part for part in parts)
+    return ModelMemory(
+        parameters_bytes=parameters,
+        temporaries_bytes=temporaries,
+        executables_bytes=executables + host,
+        states_bytes=states,
+        per_device=per_device,
+    )
+
+
+def _parameters(
+    directory: Path, found: Record, context: LoadContext, site: sites.Site
+) -> list[jax.Array]:
+    placed: dict[str, jax.Array] = {}
+    record_of = found.files[WEIGHTS].record
+    for name, tensor in weights.read(directory, WEIGHTS, record_of, context.roots):
+        context.check_cancelled()
+        placed[name] = jax.device_put(tensor, site.parameter(name))
+    if set(placed) != set(found.parameters):
+        odd = min(set(placed) ^ set(found.parameters))
+        raise InvalidModel(f"parameter '{odd}' is not in both {WEIGHTS} and {record.FILE_NAME}")
+    return [placed[name] for name in found.parameters]

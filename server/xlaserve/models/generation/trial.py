@@ -1,0 +1,93 @@
+"""A trial of whether the rows of a slot are functions of the tokens up to them alone.
+
+What is kept of a prompt is of use to another one only then. A model whose rows hold something else,
+such as how long its prompt is, answers wrongly behind rows that it did not compute itself.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from xlaserve.models.generation.info import GenerationInfo
+from xlaserve.models.generation.programs import Step
+from xlaserve.models.generation.sampling import INTEGERS, REALS
+from xlaserve.tensors import Tensor
+
+_KEPT, _BEHIND, _STEPS = 5, 3, 3
+"""Rows that are kept, those behind them that another prompt leaves, and steps that are compared."""
+_TOLERANCE = 0.05
+"""Difference of log-probabilities: a device may add in another order, and no more than that."""
+
+
+class Tried(Protocol):
+    """The compiled programs (`Programs`)."""
+
+    def reset(self) -> None:
+        """Begin with a cache of zeros."""
+        ...
+
+    def prefill(self, window: int, tokens: Tensor, slot: int, start: int, count: int) -> None:
+        """Write the rows of a chunk of a prompt, of which `count` tokens are real."""
+        ...
+
+    def step(
+        self, window: int, integers: Tensor, reals: Tensor, mask: Tensor | None = None
+    ) -> Step:
+        """Compute the next token of each active slot, and fetch them."""
+        ...
+
+
+def rows_are_of_their_tokens(programs: Tried, info: GenerationInfo) -> bool:
+    """Tell whether steps behind kept rows give what they give behind rows that are computed anew.
+
+    True without a trial where a slot has hardly any positions. The cache is empty afterwards.
+    """
+    kept, behind = min(_KEPT, info.chunk), min(_BEHIND, info.chunk)
+    window = next((w for w in info.windows if w >= kept + behind + _STEPS), None)
+    if window is None:
+        return True
+    begins = [7 * index + 1 for index in range(kept)]
+    following = [5 * index + 2 for index in range(_STEPS)]
+    try:
+        programs.reset()
+        _prefill(programs, info, window, begins, 0)
+        alone = _steps(programs, info, window, following, kept)
+        programs.reset()
+        _prefill(programs, info, window, begins, 0)
+        _prefill(programs, info, window, [11 * index + 3 for index in range(behind)], kept)
+        _steps(programs, info, window, following[::-1], kept + behind)
+        again = _steps(programs, info, window, following, kept)
+    finally:
+        programs.reset()
+    return all(_are_same(*pair) for pair in zip(alone, again, strict=True))
+
+
+def _prefill(
+    programs: Tried, info: GenerationInfo, window: int, tokens: Sequence[int], start: int
+) -> None:
+    part = np.zeros(info.chunk, np.int32)
+    part[: len(tokens)] = np.array(tokens) % info.vocab
+    programs.prefill(window, part, 0, start, len(tokens))
+
+
+def _steps(
+    programs: Tried, info: GenerationInfo, window: int, tokens: Sequence[int], start: int
+) -> list[Mapping[int, float]]:
+    """Return the likeliest tokens behind each of some tokens, with their log-probabilities."""
+    integers = np.zeros((info.slots, len(INTEGERS)), np.int32)
+    integers[:, 1] = info.max_length
+    found: list[Mapping[int, float]] = []
+    for index, token in enumerate(tokens):
+        integers[0, :3] = token % info.vocab, start + index, 1
+        step = programs.step(window, integers, np.ones((info.slots, len(REALS)), np.float32))
+        pair = step.top_tokens[0].tolist(), step.top_logprobs[0].tolist()
+        found.append(dict(zip(*pair, strict=True)))
+    return found
+
+
+def _are_same(one: Mapping[int, float], other: Mapping[int, float]) -> bool:
+    """Compare log-probabilities; a token that one alone has is to be as unlikely as its last."""
+    floors = min(one.values()), min(other.values())
+    pairs = [(one.get(t, floors[0]), other.get(t, floors[1])) for t in {*one, *other}]
+    return all(a == b or abs(a - b) <= _TOLERANCE for a, b in pairs)

@@ -1,0 +1,1 @@
+"""Language models out of the directories that Hugging Face's transformers writes."""

@@ -1,0 +1,1 @@
+"""Encoders out of directories of transformers and sentence-transformers, for embeddings."""

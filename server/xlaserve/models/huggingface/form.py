@@ -1,0 +1,137 @@
+"""The form of a decoder: sizes and switches, all that its arithmetic needs beside its tensors."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One tensor as checkpoints store it."""
+
+    role: str
+    """The key of its array among the parameters."""
+    name: str
+    """The name that a checkpoint gives it, within its layer where it is one of a layer."""
+    shape: tuple[str, ...]
+    """The names of its sizes, see `Form.sizes`."""
+    parts: tuple[tuple[str, str], ...] = ()
+    """Role and size of each of the parts that are fused along one dimension, in order."""
+    transposed: bool = False
+    """Whether it is stored with its two dimensions the other way round than `shape` says."""
+    fused_at: int = 0
+    """The dimension along which `parts` are fused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The names that a family of checkpoints has for its tensors."""
+
+    layer: tuple[Stored, ...]
+    """The tensors of every layer."""
+    ends: tuple[Stored, ...]
+    """Those of no layer, the embedding first, without the head."""
+    layers: str
+    """The name of a layer, before its number."""
+    derived: tuple[str, ...]
+    """Ends of names of what config.json says already: older checkpoints store it too."""
+    optional_prefix: str = ""
+    """The beginning of all names but the head's, which older checkpoints leave out."""
+    feed_forward: tuple[Stored, ...] = ()
+    """More tensors of a layer that has no experts where others may have them."""
+    experts: tuple[tuple[Stored, ...], ...] = ()
+    """The ways in which checkpoints store the feed-forward of a layer with experts. One whose name
+    has a * is stored once for each expert, by its number, without the first dimension."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """The rotary positions of a layer."""
+
+    frequencies: tuple[float, ...] = ()
+    """Radians a position by which each pair of rotated elements turns; the others stay."""
+    scale: float = 1.0
+    """The factor of what is rotated."""
+    original: int = 0
+    """With `long_frequencies`: the positions up to which a cache has the others."""
+    long_frequencies: tuple[float, ...] = ()
+    """Frequencies of a cache with more positions; empty where all caches have the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The mixture of experts of some layers."""
+
+    count: int
+    chosen: int
+    """The experts that each token is given to."""
+    normalised: bool
+    """Whether the shares of those experts are made to sum to 1."""
+    intermediate: int
+    """The intermediate size of one expert."""
+    shared: int
+    """That of an expert which all tokens are given to beside; 0 for none."""
+    layers: tuple[bool, ...]
+    """For each layer: whether it has experts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The computation of `forward`, without its numbers."""
+
+    vocab: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    max_length: int
+    """The most positions that the model was made for."""
+    windows: tuple[int | None, ...]
+    """For each layer: how many positions a token attends to, itself included; None is all."""
+    ropes: tuple[Rope, ...]
+    """For each layer; one without frequencies rotates nothing."""
+    norm_epsilon: float
+    centred: bool
+    """True where norms subtract the mean (LayerNorm), False where they do not (RMSNorm)."""
+    norm_offset: float
+    """Added to the weights of norms: Gemma stores them around 0."""
+    attention_scale: float
+    attention_cap: float | None
+    logit_cap: float | None
+    embedding_scale: float
+    activation: str
+    post_norms: bool
+    """True where what attention and the feed-forward return is normalised before it is added."""
+    tied: bool
+    """True where the embedding is the matrix of the logits too."""
+    stop_tokens: tuple[int, ...]
+    layout: Layout
+    experts: Experts | None = None
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Return the sizes that shapes of tensors are made of, by name."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        experts = self.experts
+        of_experts = (
+            {}
+            if experts is None
+            else {
+                "experts": experts.count,
+                "of_expert": experts.intermediate,
+                "gates+ups": 2 * experts.intermediate,
+                "of_shared": experts.shared,
+                "one": 1,
+            }
+        )
+        return {
+            "vocab": self.vocab,
+            "length": self.max_length,
+            "hidden": self.hidden,
+            "queries": queries,
+            "keys": keys,
+            "queries+keys+values": queries + 2 * keys,
+            "head_dim": self.head_dim,
+            "intermediate": self.intermediate,
+            "gate+up": 2 * self.intermediate,
+            **of_experts,
+        }

@@ -1,0 +1,1 @@
+"""OpenAI's endpoints for language models: models, completions, chat completions and embeddings."""

@@ -1,0 +1,78 @@
+"""The errors of OpenAI's endpoints: `{"error": {"message", "type", "param", "code"}}`."""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from types import MappingProxyType
+
+import msgspec
+
+from xlaserve.errors import InvalidParameter, InvalidRequest, ModelNotFound
+
+CONTEXT_LENGTH = "context_length_exceeded"
+UNSUPPORTED = "unsupported_parameter"
+UNKNOWN = "unknown_parameter"
+
+_PREFIXES = ("/v1/", "/openai/v1/")
+_SHOWN = 64
+
+
+class InvalidField(InvalidRequest):
+    """A field of a request to OpenAI's endpoints is not what is read there."""
+
+    def __init__(self, field: str, expected: str, got: str, *, code: str | None = None) -> None:
+        self.field = field
+        """Name or path of the field, such as `messages[0].content`; empty for the whole body."""
+        self.code = code
+        shown = got if len(got) <= _SHOWN else got[:_SHOWN] + "..."
+        start = f"'{field}': " if field else ""
+        super().__init__(f"{start}expected {expected}, got {shown}")
+
+
+class ErrorDetail(msgspec.Struct):
+    """The facts of an error."""
+
+    message: str
+    type: str
+    param: str | None = None
+    """The field that is to blame, where one is."""
+    code: str | None = None
+
+
+class ErrorBody(msgspec.Struct):
+    """The body of an error."""
+
+    error: ErrorDetail
+
+
+_INVALID = "invalid_request_error"
+
+_FIELDS = MappingProxyType({"json_schema": "response_format", "grammar": "tools"})
+"""The fields of a chat that become other parameters of a generation."""
+
+_KINDS: Mapping[int, tuple[str, str | None]] = MappingProxyType(
+    {
+        HTTPStatus.UNAUTHORIZED: (_INVALID, "invalid_api_key"),
+        HTTPStatus.FORBIDDEN: ("permission_error", None),
+        HTTPStatus.TOO_MANY_REQUESTS: ("requests", "rate_limit_exceeded"),
+        HTTPStatus.INTERNAL_SERVER_ERROR: ("server_error", None),
+    }
+)
+"""Type and code by status; others are the client's below 500, and the server's from there on."""
+
+
+def has_openai_errors(path: str) -> bool:
+    """Tell whether an error at a path, without query, has the shape of OpenAI's errors."""
+    return path.startswith(_PREFIXES)
+
+
+def error_body(text: str, status: HTTPStatus, error: BaseException | None) -> ErrorBody:
+    """Return the body of an error; `error` is what was raised, None where nothing was."""
+    kind, code = _KINDS.get(status, (_INVALID if status < 500 else "server_error", None))
+    param = None
+    if isinstance(error, ModelNotFound):
+        param, code = "model", "model_not_found"
+    elif isinstance(error, InvalidField):
+        param, code = error.field or None, error.code
+    elif isinstance(error, InvalidParameter):
+        param = _FIELDS.get(error.parameter, error.parameter)
+    return ErrorBody(ErrorDetail(text, kind, param, code))

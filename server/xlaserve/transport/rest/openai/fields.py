@@ -1,0 +1,38 @@
+"""The fields of OpenAI's requests that change nothing, and those that are refused, as tables."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+COMPLETION_HINTS = ("user",)
+EMBEDDING_HINTS = ("user",)
+CHAT_HINTS = (
+    *("user", "store", "metadata", "safety_identifier"),
+    *("prompt_cache_key", "prompt_cache_retention", "prediction"),
+)
+"""Fields that are for the keeper of a server, or make it faster: any value is taken."""
+
+COMPLETION_REFUSED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {"best_of": (1,), "echo": (False,), "suffix": ("",)}
+)
+CHAT_REFUSED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "audio": (),
+        "function_call": ("none", "auto"),
+        "functions": ([],),
+        "modalities": (["text"],),
+        "reasoning_effort": (),
+        "service_tier": ("auto", "default"),
+        "verbosity": ("medium",),
+        "web_search_options": (),
+    }
+)
+MESSAGE_REFUSED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "annotations": ([],),
+        "audio": (),
+        "function_call": (),
+        "refusal": ("",),
+    }
+)
+"""Fields that nothing obeys, with the values beside null that ask for nothing, which are taken."""

@@ -1,0 +1,101 @@
+"""Loads a generator on one device and split over two, and prints what it did as JSON.
+
+Run as a process of its own: how many devices the CPU plays is decided when JAX starts.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, TypedDict
+
+from support.generators import CONFIG, Loaded, prompt_of
+
+from xlaserve.errors import InvalidModel
+from xlaserve.models import jax_runtime, loaders, sites
+from xlaserve.models.config import ModelConfig
+from xlaserve.models.generation.loading import GeneratorModel
+from xlaserve.models.loaded import LoadContext
+
+RULES: dict[str, list[str | None]] = {
+    "layers/*/[qkv]": [None, "model"],
+    "layers/*/o": ["model", None],
+    "cache/*": [None, "model"],
+}
+REFUSED: dict[str, dict[str, list[str | None]]] = {
+    "slots": {"cache/*": ["model"]},
+    "name": {"cache/9": [None, "model"]},
+    "axis": {"cache/*": [None, "heads"]},
+}
+ASKED: list[dict[str, Any]] = [
+    {"max_tokens": 12, "ignore_eos": True},
+    {"max_tokens": 12, "ignore_eos": True, "temperature": 1.5, "seed": 3},
+]
+
+
+class Seen(TypedDict):
+    """What a placement did."""
+
+    tokens: list[list[int]]
+    parameters_bytes: int
+    states_bytes: int
+    total_bytes: int
+    per_device: dict[str, int]
+    predicted: dict[str, int]
+    cache: list[list[int]]
+    """The shape of a part of each array of the cache."""
+
+
+def config_of(rules: dict[str, list[str | None]] | None) -> ModelConfig:
+    """Return the configuration of one device, or of two by rules."""
+    split = {"devices": "all", "placement": "shard", "partition": json.dumps(rules)}
+    return ModelConfig(parameters=CONFIG | (split if rules else {}))
+
+
+def load(directory: Path, rules: dict[str, list[str | None]] | None) -> GeneratorModel:
+    """Load by rules, or on the first device."""
+    model = loaders.load(directory, LoadContext("story", "1", config_of(rules)))
+    assert isinstance(model, GeneratorModel)
+    return model
+
+
+def look(directory: Path, rules: dict[str, list[str | None]] | None) -> Seen:
+    """Ask two requests at once, and let the model go."""
+    model = load(directory, rules)
+    loaded = Loaded(model)
+    asked = [loaded.ask(prompt_of(9, 9), **one) for one in ASKED]
+    memory = model.info.memory
+    seen = Seen(
+        tokens=[one.tokens for one in asked],
+        parameters_bytes=memory.parameters_bytes,
+        states_bytes=memory.states_bytes,
+        total_bytes=memory.total_bytes,
+        per_device=dict(memory.per_device),
+        predicted=loaders.predict_size(directory, config_of(rules), sites.devices("cpu")),
+        cache=[list(array.addressable_shards[0].data.shape) for array in model._programs._cache],
+    )
+    model.close()
+    return seen
+
+
+def refusal(directory: Path, rules: dict[str, list[str | None]]) -> str:
+    """Return why a load by these rules was refused."""
+    try:
+        load(directory, rules).close()
+    except InvalidModel as error:
+        return str(error)
+    return ""
+
+
+def main(directory: Path) -> None:
+    """Print what each placement did, by name."""
+    jax_runtime.start("cpu")
+    found = {
+        "one": look(directory, None),
+        "two": look(directory, RULES),
+        "refused": {name: refusal(directory, rules) for name, rules in REFUSED.items()},
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,61 @@
+"""Padding of chunks: what is computed behind the last token of a prompt is seen by nobody."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from support import tiny_language
+from support.generators import CHUNK, Asking, Loaded, load, prompt_of
+from support.tiny_language import VOCAB, greedy
+
+from xlaserve.models.generation.loading import GeneratorModel
+
+LENGTH = 62
+"""No multiple of a chunk: the padding of the last one is behind the end."""
+LENGTHS = (*range(2, CHUNK + 4), *range(15, 20), *range(LENGTH - CHUNK - 2, LENGTH + 1))
+"""Every rest of a chunk, around the bound of the windows, and up to the last position."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GeneratorModel]:
+    """A model whose windows are of 8, 16 and 62 positions."""
+    path = tiny_language.export(tmp_path_factory.mktemp("models") / "story" / "1")
+    loaded = load(path, windows="8,16", length=str(LENGTH))
+    yield loaded
+    loaded.close()
+
+
+def asked(model: GeneratorModel) -> list[Asking]:
+    """Ask with prompts of all lengths, side by side; the answers grow out of their windows."""
+    loaded = Loaded(model)
+    found = [loaded.ask(prompt_of(size, size), max_tokens=12, logprobs=3) for size in LENGTHS]
+    loaded.wait_until_idle()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pad", [1, VOCAB - 1])
+def test_tokens_of_padding_change_nothing(
+    model: GeneratorModel, pad: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not one bit of a log-probability, in any window, nor at the end of the positions."""
+    plain = asked(model)
+    programs: Any = model._programs
+    prefill, padded = programs.prefill, []
+
+    def prefill_padded(window: int, tokens: Any, slot: int, start: int, count: int) -> None:
+        tokens[count:] = pad
+        padded.append((count, start + len(tokens)))
+        prefill(window, tokens, slot, start, count)
+
+    monkeypatch.setattr(programs, "prefill", prefill_padded)
+    found = asked(model)
+
+    assert set(range(1, CHUNK + 1)) == {count for count, _ in padded}
+    assert LENGTH < max(end for _, end in padded)
+    for size, one, other in zip(LENGTHS, plain, found, strict=True):
+        assert greedy(prompt_of(size, size), min(12, LENGTH - size + 1)) == other.tokens
+        for answer, again in zip(one.answers, other.answers, strict=True):
+            for name, value in answer.items():
+                np.testing.assert_array_equal(value, again[name])

@@ -1,0 +1,17 @@
+"""Checkpoints as Hugging Face has them, with the tensors that the stored references are of."""
+
+import json
+from pathlib import Path
+
+import huggingface_references as references
+from xlaserve.models import weights
+from xlaserve.models.huggingface import checkpoint
+
+DATA = Path(__file__).parents[1] / "data/huggingface"
+
+
+def write_tensors(directory: Path, name: str) -> None:
+    """Write the tensors of a case: they follow from their names and shapes."""
+    shapes = json.loads((DATA / name / "shapes.json").read_text())
+    tensors = {key: references.seeded(key, tuple(shape)) for key, shape in shapes.items()}
+    weights.write(directory / checkpoint.SINGLE, tensors)

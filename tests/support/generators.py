@@ -1,0 +1,116 @@
+"""A loaded generator of the tiny language model, and requests whose answers are kept."""
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from support.tiny_language import VOCAB
+from xlaserve.models import loaders
+from xlaserve.models.config import ModelConfig
+from xlaserve.models.generation.loading import GeneratorModel
+from xlaserve.models.handling import AnswerParameters, UnsentRequest
+from xlaserve.models.loaded import LoadContext
+
+SLOTS, CHUNK = 3, 4
+CONFIG = {"slots": str(SLOTS), "windows": "16", "chunk": str(CHUNK)}
+
+
+class Asking(UnsentRequest):
+    """A request whose answers are kept, and which can be cancelled or stop reading."""
+
+    def __init__(self, prompt: list[int], parameters: Mapping[str, Any]) -> None:
+        super().__init__(
+            {"tokens": np.array(prompt, np.int32)}, [], parameters=parameters, failed=self._ended
+        )
+        self.answers: list[Mapping[str, Any]] = []
+        self.error: BaseException | None = None
+        self.told: Mapping[str, Any] = {}
+        self.over = threading.Event()
+        self.some = threading.Event()
+        self.paused = threading.Event()
+        self.is_cancelled = False
+        self.is_writable = True
+        self._resume: Any = None
+        self._leave: Any = None
+        self.has_ended = False
+        """Whether it was taken back without its last answer."""
+
+    def answer(
+        self,
+        outputs: Mapping[str, Any],
+        *,
+        last: bool = True,
+        parameters: AnswerParameters | None = None,
+    ) -> None:
+        self.answers.append(outputs)
+        self.some.set()
+        if last:
+            assert parameters is not None
+            self.told = parameters.answer
+            self.over.set()
+
+    def when_writable(self, resume: Any) -> None:
+        self._resume = resume
+        self.paused.set()
+
+    def read_on(self) -> None:
+        self.is_writable = True
+        assert self.paused.wait(60)  # the answer comes before the pause
+        self._resume()
+
+    def when_cancelled(self, leave: Any) -> None:
+        self._leave = leave
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+        self._leave()
+
+    def end(self) -> None:
+        self.has_ended = True
+        self.over.set()
+
+    def _ended(self, error: BaseException) -> None:
+        self.error = error
+        self.over.set()
+
+    @property
+    def tokens(self) -> list[int]:
+        assert self.over.wait(60)
+        if self.error is not None:
+            raise self.error
+        return [int(found["token"][0]) for found in self.answers]
+
+
+class Loaded:
+    """A model, and the requests that it still has."""
+
+    def __init__(self, model: GeneratorModel) -> None:
+        self.model = model
+        self._freed = threading.Semaphore(0)
+        self._begun = 0
+
+    def ask(self, prompt: list[int], **parameters: Any) -> Asking:
+        request = Asking(prompt, parameters)
+        self._begun += 1
+        self.model.handle(0, [request], self._freed.release)
+        return request
+
+    def wait_until_idle(self) -> None:
+        for _ in range(self._begun):
+            assert self._freed.acquire(timeout=60)
+        self._begun = 0
+
+
+def load(directory: Path, **changed: str) -> GeneratorModel:
+    config = ModelConfig(parameters=CONFIG | changed)
+    model = loaders.load(directory, LoadContext("story", "1", config))
+    assert isinstance(model, GeneratorModel)
+    return model
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    found = np.random.default_rng(seed).integers(6, VOCAB, length)
+    return [int(token) for token in found]

@@ -1,0 +1,50 @@
+"""The tiny language model with a tokenizer of 32 tokens and a chat template, to talk to."""
+
+import json
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models
+
+from support import tiny_language
+
+LETTERS = "abcdefghijklmnopqrstuvwxy\n"
+SPECIAL = ("<unk>", "<s>", "<|user|>", "<|assistant|>", "<|system|>", "</s>")
+TEMPLATE = (
+    "<s>{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}{% endfor %}"
+    "<|assistant|>"
+)
+CONFIG = {"slots": "4", "windows": "64", "chunk": "8"}
+
+
+def export(path: Path, **config: str) -> Path:
+    """Export the model into `path`/1, and its configuration beside that."""
+    tiny_language.export(path / "1")
+    tokenizer().save(str(path / "1" / "tokenizer.json"))
+    (path / "1" / "tokenizer_config.json").write_text(
+        json.dumps({"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATE})
+    )
+    written = {name: {"string_value": value} for name, value in {**CONFIG, **config}.items()}
+    (path / "config.json").write_text(json.dumps({"parameters": written}))
+    return path
+
+
+def tokenizer() -> Tokenizer:
+    """Return a tokenizer with a token for each letter; the one that stops is tiny_language's."""
+    names = [*SPECIAL, *LETTERS]
+    assert len(names) == tiny_language.VOCAB
+    assert names[tiny_language.STOP] == "</s>"
+    vocabulary = {name: number for number, name in enumerate(names)}
+    made = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
+    made.decoder = decoders.Fuse()
+    made.add_special_tokens([AddedToken(name, special=True) for name in SPECIAL])
+    return made
+
+
+def tokens_of(text: str) -> list[int]:
+    """Return the tokens of a text of letters."""
+    return [len(SPECIAL) + LETTERS.index(letter) for letter in text]
+
+
+def text_of(tokens: list[int]) -> str:
+    """Return the text of tokens, without special ones."""
+    return "".join(LETTERS[one - len(SPECIAL)] for one in tokens if one >= len(SPECIAL))

@@ -1,0 +1,120 @@
+"""Measures what the host adds to each step of a generator, with a model of next to no arithmetic.
+
+    python tools/bench_generation.py [SLOTS ...]
+
+Requests go through the engine, without sockets. `host` is the time of the generator's thread
+between its programs; `turn` is all of it, with the calls of the programs and their fetches. The
+best of several rounds: machines are shared and noisy.
+"""
+
+import asyncio
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+import xlaserve
+from bench_engine import running
+from xlaserve.core.serving.infer_call import InferCall
+from xlaserve.core.serving.inference import InferInput, InferRequest, InferResponse
+from xlaserve.models.generation.counts import CountsTokens
+from xlaserve.tensors import DATATYPES
+
+VOCAB, TOKENS, ROUNDS = 64, 400, 7
+PROMISED_US = 200
+"""Time of the host in a step, at most."""
+
+
+def init_cache(params: Any, slots: int, length: int) -> Any:
+    """Return a cache of one number for each position."""
+    return jnp.zeros((slots, length), jnp.int32)
+
+
+def decode(params: Any, cache: Any, window: Any, tokens: Any, positions: Any) -> Any:
+    """Return logits that follow from the token alone."""
+    rows = jnp.arange(tokens.shape[0])
+    return params["table"][tokens], cache.at[rows, positions].set(tokens, mode="drop")
+
+
+def chunk(params: Any, cache: Any, window: Any, tokens: Any, *numbers: Any) -> Any:
+    """Store the tokens."""
+    slot, start, n = numbers
+    positions = start + jnp.arange(tokens.shape[0])
+    return params["table"][tokens[n - 1]], cache.at[slot, positions].set(tokens, mode="drop")
+
+
+class Noted(InferCall):
+    """A request whose tokens are counted."""
+
+    takes_many = True
+
+    def __init__(self) -> None:
+        self.ended = asyncio.get_running_loop().create_future()
+
+    def write(self, response: InferResponse, *, last: bool) -> None:
+        """Note the last answer."""
+        if last:
+            self.ended.set_result(None)
+
+    def refuse(self, error: BaseException) -> None:
+        """Raise an error where the answers are awaited."""
+        self.ended.set_exception(error)
+
+
+def write_model(root: Path, slots: int) -> None:
+    """Export the model, with a configuration for so many slots."""
+    table = np.random.default_rng(0).standard_normal((VOCAB, VOCAB)).astype(np.float32)
+    xlaserve.export_generator(
+        *(decode, chunk, init_cache, {"table": table}, root / "bare" / "1"),
+        vocab=VOCAB,
+        max_length=512,
+        stop_tokens=[],
+    )
+    (root / "bare" / "config.pbtxt").write_text(
+        "".join(
+            f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}\n'
+            for name, value in {"slots": slots, "windows": 512, "chunk": 16}.items()
+        )
+    )
+
+
+async def measure(root: Path, slots: int) -> float:
+    """Print the times of a step with all slots in use, and return that of the host in us."""
+    prompt = np.arange(16, dtype=np.int32)
+    inputs = (InferInput("tokens", DATATYPES["INT32"], prompt),)
+    request = InferRequest("bare", inputs=inputs, parameters={"max_tokens": TOKENS})
+    host, turns = [], []
+    async with running(root, "bare") as application:
+        _, instance = application.registry.resolve("bare")
+        assert isinstance(instance.runner, CountsTokens)
+        counts = instance.runner.counts
+        for _ in range(ROUNDS):
+            calls = [Noted() for _ in range(slots)]
+            steps, spent, begun = counts.steps, counts.host_ns, time.perf_counter_ns()
+            for call in calls:
+                application.engine.begin(call, request)
+            await asyncio.gather(*(call.ended for call in calls))
+            steps = counts.steps - steps
+            host.append((counts.host_ns - spent) / steps / 1e3)
+            turns.append((time.perf_counter_ns() - begun) / steps / 1e3)
+    print(f"{slots:4} slots: host {min(host):7.1f} us, turn {min(turns):7.1f} us a step")
+    return min(host)
+
+
+def main() -> int:
+    """Measure each number of slots; 1 where the host takes longer than is promised."""
+    found = []
+    for slots in [int(text) for text in sys.argv[1:]] or [1, 8, 32]:
+        with tempfile.TemporaryDirectory() as directory:
+            write_model(Path(directory), slots)
+            found.append(asyncio.run(measure(Path(directory), slots)))
+    print(f"to reach: at most {PROMISED_US} us of the host")
+    return int(max(found) > PROMISED_US)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
