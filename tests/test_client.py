@@ -18,9 +18,14 @@ from support.server import RunningServer, serving
 
 from xlaserve.client import AsyncClient, CallFailed, Client, request
 from xlaserve.errors import InvalidRequest
+from xlaserve.tensors import BYTES, TensorSpec
+from xlaserve.transport.client import ModelTensors
+from xlaserve.transport.grpc.client import Client as GrpcClient
 from xlaserve.transport.grpc.client import write_request as to_grpc
 from xlaserve.transport.grpc.codec import WireCodec
 from xlaserve.transport.rest.client import write_request as to_rest
+from xlaserve.transport.rest.client_stream import read_event
+from xlaserve_proto import inference as pb
 
 KINDS = """
 from xlaserve import Answer
@@ -54,6 +59,31 @@ class Table(PythonModel):
         return frame.assign(n=frame["n"] * 2, s=frame["s"].str.upper())
 """
 
+COUNTING = """
+class Counting(PythonModel):
+    decoupled = True
+    inputs = outputs = {"n": ("INT64", [1])}
+
+    async def infer(self, inputs):
+        count = int(inputs["n"][0])
+        if count < 0:
+            raise InferenceError("counts up only")
+        for each in range(count):
+            if count == 99 and each == 2:
+                raise InferenceError("tired of counting")
+            yield {"n": np.array([each])}
+"""
+WORDS = """
+class Words(PythonModel):
+    decoupled = True
+    inputs = {"t": ("BYTES", [-1, 1])}
+    outputs = {"t": ("BYTES", [-1, 1]), "f": ("FP32", [-1, 2])}
+
+    async def infer(self, inputs, request):
+        for _ in range(int(request.parameters.get("times", 1))):
+            yield {"t": inputs["t"], "f": np.array([[1.5, np.inf]], np.float32)}
+"""
+
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
@@ -63,6 +93,8 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runn
     write(root, "kinds", KINDS)
     write(root, "document", DOCUMENT)
     write(root, "table", TABLE)
+    write(root, "counting", COUNTING)
+    write(root, "words", WORDS)
     scratch = tmp_path_factory.mktemp("scratch")
     settings: dict[str, Any] = {"load_model": ("*",), "allow_python_models": True}
     async with serving(scratch, root, http_endpoint="port:0", **settings) as found:
@@ -274,3 +306,175 @@ async def test_a_frame_has_the_bytes_of_mlservers_codec() -> None:
     frame = pandas.DataFrame({"n": [1, 2], "s": ["cat", "dog"]})
 
     assert without == WireCodec().encode_message(to_grpc(request("m", frame))).hex()
+
+
+async def test_a_stream_yields_each_answer(client: AsyncClient) -> None:
+    """Also none, and an error of the model, before the first answer and behind it."""
+    found = [one async for one in client.stream("counting", {"n": np.array([3])}, id="i")]
+    none = [one async for one in client.stream("counting", {"n": np.array([0])})]
+    with pytest.raises(CallFailed, match="counts up only"):
+        await anext(client.stream("counting", {"n": np.array([-1])}))
+    with pytest.raises(CallFailed, match="unknown model: 'nobody'"):
+        await anext(client.stream("nobody", {"n": np.array([1])}))
+    broken = client.stream("counting", {"n": np.array([99])})
+    before = [int((await anext(broken))["n"][0]) for _ in range(2)]
+    with pytest.raises(CallFailed, match="tired of counting"):
+        await anext(broken)
+
+    assert ([0, 1, 2], ["i"] * 3) == ([int(one["n"][0]) for one in found], [o.id for o in found])
+    assert ("counting", "1", np.dtype("<i8"), (1,)) == (
+        *(found[0].model, found[0].version),
+        *(found[0]["n"].dtype, found[0]["n"].shape),
+    )
+    assert ([], [0, 1]) == (none, before)
+
+
+async def test_a_stream_of_texts_and_parameters(client: AsyncClient) -> None:
+    """Texts are bytes, shapes follow from the metadata."""
+    asked = {"t": ["naïve", "x"]}
+    found = [one async for one in client.stream("words", asked, parameters={"times": 2})]
+
+    assert 2 == len(found)
+    assert [["na\xefve".encode()], [b"x"]] == found[0].tensors["t"].tolist()
+    assert [[[1.5, np.inf]], np.float32] == [
+        found[1].tensors["f"].tolist(),
+        found[1].tensors["f"].dtype,
+    ]
+
+
+async def test_the_text_of_a_language_model_has_the_name_of_its_output() -> None:
+    """`generate_stream` calls it `text_output`, unless an output is called so itself."""
+    text, own = (TensorSpec(name, BYTES, (1,)) for name in ("text", "text_output"))
+    said = {"model_name": "m", "text_output": "hello", "finish_reason": "stop"}
+    found = read_event(said, ModelTensors([], [text]), 0.0)
+    other = read_event(said, ModelTensors([], [text, own]), 0.0)
+
+    assert ({"text": [b"hello"]}, {"finish_reason": "stop"}) == (
+        {name: value.tolist() for name, value in found.outputs.items()},
+        found.parameters,
+    )
+    assert ["text_output"] == list(other.outputs)
+
+
+@pytest.mark.parametrize("over", ["grpc", "http"])
+async def test_a_stream_for_code_that_is_no_coroutine(server: RunningServer, over: str) -> None:
+    """A loop that is left early leaves a client that still asks."""
+    url = server.url if over == "grpc" else f"http://{server.http}"
+
+    def _ask() -> tuple[list[int], int]:
+        with Client(url) as client:
+            answers = client.stream("counting", {"n": np.array([1000])})
+            first = int(next(answers)["n"][0])
+            answers.close()
+            rest = client.stream("counting", {"n": np.array([2])})
+            return [int(one["n"][0]) for one in rest], first
+
+    assert ([0, 1], 0) == await asyncio.to_thread(_ask)
+
+
+async def test_a_stream_over_rest_takes_texts_alone(server: RunningServer) -> None:
+    async with AsyncClient(f"http://{server.http}") as client:
+        with pytest.raises(InvalidRequest, match="input 't': expected texts in UTF-8"):
+            await anext(client.stream("words", {"t": np.array([[b"\xff"]], object)}))
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"data: [1]\n\n", b"data: {\n\n", b'data: {"n": "a"}\n\n', b'data: {"n": 1}', b"data: 1\n\n"],
+)
+async def test_a_stream_that_is_none_is_a_failed_call(sent: bytes) -> None:
+    async def describe(_: web.Request) -> web.Response:
+        tensor = {"name": "n", "datatype": "INT64", "shape": [1]}
+        return web.json_response({"name": "m", "inputs": [tensor], "outputs": [tensor]})
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=sent, content_type="text/event-stream")
+
+    application = web.Application()
+    application.router.add_get("/v2/models/m", describe)
+    application.router.add_post("/v2/models/m/generate_stream", answer)
+    async with TestServer(application) as strange, AsyncClient(str(strange.make_url("/"))) as asked:
+        with pytest.raises(CallFailed, match="no stream of answers"):
+            await anext(asked.stream("m", {"n": np.array([1])}))
+
+
+async def test_models_are_described_loaded_and_unloaded(client: AsyncClient) -> None:
+    metadata = await client.metadata("kinds")
+    states = {entry.name: entry.state for entry in await client.index()}
+    await client.unload("document")
+    unloaded = {entry.name: entry.state for entry in await client.index()}
+    await client.load("document")
+    configuration = await client.configuration("document")
+    (statistics,) = await client.statistics("document")
+
+    assert ["x"] == [one["name"] for one in metadata["inputs"]]
+    assert ("READY", "UNAVAILABLE") == (states["document"], unloaded["document"])
+    assert ("document", "document") == (configuration["name"], statistics["name"])
+
+
+@pytest.mark.parametrize(
+    ("failures", "status", "retries", "sequence", "calls"),
+    [
+        (2, 503, 3, False, 3),
+        (2, 429, 2, False, 3),
+        (2, 503, 1, False, 2),
+        (1, 503, 0, False, 1),
+        (1, 400, 3, False, 1),
+        (1, 503, 3, True, 1),
+    ],
+)
+async def test_what_another_try_may_answer_is_sent_again(
+    failures: int, status: int, retries: int, sequence: bool, calls: int
+) -> None:
+    seen = 0
+
+    async def _infer(_: web.Request) -> web.Response:
+        nonlocal seen
+        seen += 1
+        if seen <= failures:
+            return web.json_response({"error": "not now"}, status=status)
+        return web.json_response({"model_name": "m", "outputs": []})
+
+    made = web.Application()
+    made.router.add_post("/v2/models/m/infer", _infer)
+    parameters = {"sequence_id": 7} if sequence else {}
+    async with TestServer(made) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        async with AsyncClient(url, retries=retries) as client:
+            if calls > failures:
+                assert "m" == (await client.infer("m", {}, parameters=parameters)).model
+            else:
+                with pytest.raises(CallFailed, match=f"HTTP {status}"):
+                    await client.infer("m", {}, parameters=parameters)
+
+    assert calls == seen
+
+
+@pytest.mark.parametrize("scheme", ["", "http://"])
+async def test_a_call_has_a_timeout_of_its_own(scheme: str) -> None:
+    """Retries end with it, too: the server of this test never answers."""
+    ended = asyncio.Event()
+
+    async def _silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await ended.wait()
+        writer.close()
+
+    listening = await asyncio.start_server(_silent, "127.0.0.1", 0)
+    port = listening.sockets[0].getsockname()[1]
+    try:
+        async with AsyncClient(f"{scheme}127.0.0.1:{port}", timeout=600, retries=9) as client:
+            with pytest.raises(CallFailed, match="no answer in time"):
+                await client.infer("m", {}, timeout=0.2)
+    finally:
+        ended.set()
+        listening.close()
+
+
+@pytest.mark.slow
+async def test_the_statistics_of_thousands_of_models_are_read() -> None:
+    """A server bounds the fields of a message far lower than what it may answer itself."""
+    one = pb.ModelStatistics(name="m", version="1", inference_count=1, execution_count=1)
+    sent = bytes(pb.ModelStatisticsResponse(model_stats=[one] * 30_000))
+    codec = GrpcClient("127.0.0.1:1", timeout=1).codec
+
+    assert 30_000 == len(codec.decode(sent, pb.ModelStatisticsResponse).model_stats)

@@ -8,64 +8,40 @@
 """
 
 import asyncio
+import random
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
+from contextlib import aclosing
 from functools import wraps
-from types import MappingProxyType, TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-import numpy as np
-
-from xlaserve.content_types import (
-    CONTENT_TYPES,
-    DATA_FRAME,
-    columns_of,
-    decode_all,
-    encode,
-    of_value,
+from xlaserve.client_memory import SharedInputs
+from xlaserve.client_values import (
+    NO_PARAMETERS,
+    NO_TEXTS,
+    Answer,
+    Wanted,
+    answer_of,
+    request,
 )
-from xlaserve.core.serving.inference import InferInput, InferRequest, RequestedOutput
-from xlaserve.errors import InvalidRequest
-from xlaserve.tensors import BYTES, Parameter, Tensor, TensorDataError, datatype_of
+from xlaserve.core.serving.inference import InferRequest
+from xlaserve.tensors import Parameter
 from xlaserve.transport.address import ServerAddress, TlsFiles, parse_address
-from xlaserve.transport.client import CallFailed, InferenceResult
+from xlaserve.transport.client import CallFailed, IndexEntry, InferenceResult, Json
 from xlaserve.transport.dialing import dial
 
-__all__ = ["Answer", "AsyncClient", "CallFailed", "Client", "TlsFiles"]
+__all__ = ["Answer", "AsyncClient", "CallFailed", "Client", "IndexEntry", "TlsFiles", "request"]
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
-_CONTENT_TYPE = "content_type"
-_NO_TEXTS: Mapping[str, str] = MappingProxyType({})
-_NONE: Mapping[str, Parameter] = MappingProxyType({})
 _NO_FILES = TlsFiles()
-
-Wanted: TypeAlias = Sequence[str] | Mapping[str, str]
-"""Outputs by name, or with the content type that each is wanted in; none for all."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer to one inference; `answer["y"]` is what output y stands for."""
-
-    model: str
-    version: str
-    id: str
-    value: Any = field(repr=False)
-    """All outputs by name, or a `pandas.DataFrame` where the answer is one."""
-    tensors: Mapping[str, Tensor] = field(repr=False)
-    """The outputs as they came."""
-    parameters: Mapping[str, Parameter]
-    output_parameters: Mapping[str, Mapping[str, Parameter]]
-    """Parameters of outputs, by output; only of those that have any."""
-
-    def __getitem__(self, output: str) -> Any:
-        return self.value[output]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.tensors)
+_RETRIED = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED"})
+"""Statuses of calls that another try may answer: the server starts, drains or sheds load."""
+_FIRST_WAIT, _LONGEST_WAIT = 0.05, 5.0
+"""Seconds between the first two tries, and most between any two."""
+_SEQUENCE = "sequence_id"
 
 
 class AsyncClient:
@@ -78,15 +54,24 @@ class AsyncClient:
         timeout: float = 30.0,
         tls: TlsFiles = _NO_FILES,
         token: str = "",
+        retries: int = 0,
+        shared_memory_bytes: int = 0,
     ) -> None:
-        """Take `host:port`, `unix:path`, or a URL of grpc, grpcs, http or https.
+        """Take `host:port`, `unix:path`, or a URL of grpc, grpcs, http, https or http+unix.
 
-        `timeout` is in seconds, for each call; `token` is shown with each. Raises an
-        InvalidRequest for what is no address.
+        `timeout` is in seconds, for each call with its retries; `token` is shown with each. An
+        inference that fails since the server is unavailable or exhausted is sent again up to
+        `retries` times, with growing waits, unless it is of a sequence: the server may have
+        counted it. Large inputs of `infer` travel in shared memory, of so many bytes at most, to
+        a server on this machine that allows it; 0 for none. Raises an InvalidRequest for what is
+        no address.
         """
+        self._timeout = timeout
+        self._retries = retries
         address = parse_address(url, tls, token) if isinstance(url, str) else url
         self._url = address.url
         self._dialled = dial(address, timeout=timeout)
+        self._shared = SharedInputs(self._dialled, address, shared_memory_bytes)
 
     async def __aenter__(self) -> Self:
         await self._dialled.__aenter__()
@@ -98,7 +83,15 @@ class AsyncClient:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._dialled.__aexit__(None, None, None)
+        try:
+            await self._shared.close()
+        finally:
+            await self._dialled.__aexit__(None, None, None)
+
+    @property
+    def not_shared(self) -> str:
+        """Return why inputs are not sent in shared memory; empty where they are."""
+        return self._shared.problem
 
     async def live(self) -> bool:
         """Tell whether the server is live (V2 protocol, Health)."""
@@ -116,15 +109,19 @@ class AsyncClient:
         version: str = "",
         outputs: Wanted = (),
         content_type: str = "",
-        content_types: Mapping[str, str] = _NO_TEXTS,
+        content_types: Mapping[str, str] = NO_TEXTS,
         id: str = "",
-        parameters: Mapping[str, Parameter] = _NONE,
+        parameters: Mapping[str, Parameter] = NO_PARAMETERS,
+        timeout: float | None = None,
     ) -> Answer:
         """Return the answer of a model to values by input, or to a `pandas.DataFrame`.
 
         `content_types` are those of inputs, by input; others have `content_type`, or the one that
         follows from their value: lists of `str`, `bytes` and `datetime`, a `dict`, or an array.
-        Outputs are read by the content types that the answer says, or are arrays. Raises an
+        A dict, list or tuple of arrays is as many inputs: `{"pair": (a, b)}` is `pair.0` and
+        `pair.1`. `answer.tree` has outputs of such names as trees.
+        Outputs are read by the content types that the answer says, or are arrays. `timeout` is in
+        seconds, instead of the client's. Raises an
         InvalidRequest that names the tensor for what cannot be written, and CallFailed.
         """
         made = request(
@@ -137,11 +134,99 @@ class AsyncClient:
             id=id,
             parameters=parameters,
         )
-        result = await self._told(self._dialled.ask(made))
+        return self._answer(await self._retried(made, timeout or self._timeout))
+
+    async def stream(
+        self,
+        model: str,
+        inputs: Any,
+        *,
+        version: str = "",
+        id: str = "",
+        parameters: Mapping[str, Parameter] = NO_PARAMETERS,
+        timeout: float | None = None,
+    ) -> AsyncGenerator[Answer, None]:
+        """Yield the answers of a decoupled model to one request, as they come.
+
+        `timeout` is in seconds, for all of them together. Leaving the loop cancels the request,
+        once the generator is closed. Raises what `infer` does.
+        """
+        made = request(model, inputs, version=version, id=id, parameters=parameters)
         try:
-            return _answer(result)
+            async with aclosing(self._dialled.stream(made, timeout or self._timeout)) as results:
+                async for result in results:
+                    yield self._answer(result)
+        except Exception as error:
+            failure = self._dialled.failure(error)
+            if failure is None:
+                raise
+            raise failure from error
+
+    async def metadata(self, model: str, version: str = "") -> Json:
+        """Return the metadata of a model (V2 protocol, Model Metadata)."""
+        return await self._told(self._dialled.describe(model, version))
+
+    async def configuration(self, model: str, version: str = "") -> Json:
+        """Return the configuration of a model (model configuration extension)."""
+        return await self._told(self._dialled.configuration(model, version))
+
+    async def statistics(self, model: str = "", version: str = "") -> list[Json]:
+        """Return the statistics of a model, or of all (statistics extension)."""
+        return await self._told(self._dialled.statistics(model, version))
+
+    async def index(self) -> list[IndexEntry]:
+        """Return the models that are, or could be, loaded (model repository extension)."""
+        return await self._told(self._dialled.index())
+
+    async def load(self, model: str, config: str = "") -> None:
+        """Load or reload a model, with a configuration in JSON instead of its own if given."""
+        await self._told(self._dialled.load(model, config))
+
+    async def unload(self, model: str, *, dependents: bool = False) -> None:
+        """Unload a model, and with `dependents` also the models that it is made of."""
+        await self._told(self._dialled.unload(model, dependents=dependents))
+
+    def _answer(self, result: InferenceResult) -> Answer:
+        try:
+            return answer_of(result)
         except ValueError as error:  # also of columns that make no frame
+            model = result.model
             raise CallFailed(self._url, f"the answer of model '{model}': {error}") from error
+
+    async def _retried(self, made: InferRequest, timeout: float) -> InferenceResult:
+        """Return the answer to a request that is sent until it has one, within the timeout."""
+        deadline = asyncio.get_running_loop().time() + timeout
+        placed, region = await self._told(self._shared.placed(made))
+        if region is None:
+            return await self._until(made, deadline)
+        try:
+            answer = await self._until(placed, deadline)
+        except CallFailed as error:
+            # Refused before it was executed: a server that was started again knows no region.
+            if error.status != "INVALID_ARGUMENT" or not await self._shared.lost(region):
+                self._shared.give_back(region)
+                raise
+            return await self._until(made, deadline)
+        except BaseException:
+            self._shared.give_back(region)
+            raise
+        self._shared.give_back(region)
+        return answer
+
+    async def _until(self, made: InferRequest, deadline: float) -> InferenceResult:
+        now = asyncio.get_running_loop().time
+        left = 0 if _SEQUENCE in made.parameters else self._retries
+        wait = _FIRST_WAIT
+        while True:
+            try:
+                return await self._told(self._dialled.ask(made, max(deadline - now(), 0.001)))
+            except CallFailed as error:
+                # Half of the wait is drawn: clients that failed together do not come together.
+                pause = wait * (0.5 + random.random() / 2)
+                if not left or error.status not in _RETRIED or now() + pause >= deadline:
+                    raise
+            await asyncio.sleep(pause)
+            left, wait = left - 1, min(2 * wait, _LONGEST_WAIT)
 
     async def _told(self, asking: Coroutine[Any, Any, T]) -> T:
         try:
@@ -173,9 +258,18 @@ class Client:
     """
 
     def __init__(
-        self, url: str, *, timeout: float = 30.0, tls: TlsFiles = _NO_FILES, token: str = ""
+        self,
+        url: str,
+        *,
+        timeout: float = 30.0,
+        tls: TlsFiles = _NO_FILES,
+        token: str = "",
+        retries: int = 0,
+        shared_memory_bytes: int = 0,
     ) -> None:
         """Take the same as AsyncClient."""
+        self._retries = retries
+        self._shared_memory_bytes = shared_memory_bytes
         self._address = parse_address(url, tls, token)
         self._timeout = timeout
         self._open: tuple[AsyncClient, _Loop] | None = None
@@ -202,9 +296,48 @@ class Client:
         finally:
             loop.close()
 
+    @property
+    def not_shared(self) -> str:
+        """Return why inputs are not sent in shared memory; empty where they are."""
+        return self.opened()[0].not_shared
+
     live = _blocking(AsyncClient.live)
     ready = _blocking(AsyncClient.ready)
     infer = _blocking(AsyncClient.infer)
+    metadata = _blocking(AsyncClient.metadata)
+    configuration = _blocking(AsyncClient.configuration)
+    statistics = _blocking(AsyncClient.statistics)
+    index = _blocking(AsyncClient.index)
+    load = _blocking(AsyncClient.load)
+    unload = _blocking(AsyncClient.unload)
+
+    def stream(
+        self,
+        model: str,
+        inputs: Any,
+        *,
+        version: str = "",
+        id: str = "",
+        parameters: Mapping[str, Parameter] = NO_PARAMETERS,
+        timeout: float | None = None,
+    ) -> Generator[Answer, None, None]:
+        """Yield what `AsyncClient.stream` does; each wait for the next answer blocks."""
+        client, loop = self.opened()
+        answers = client.stream(
+            model, inputs, version=version, id=id, parameters=parameters, timeout=timeout
+        )
+
+        async def _next() -> Answer | None:
+            return await anext(answers, None)
+
+        async def _close() -> None:
+            await answers.aclose()
+
+        try:
+            while (answer := loop.run(_next())) is not None:
+                yield answer
+        finally:
+            loop.run(_close())
 
     def opened(self) -> "tuple[AsyncClient, _Loop]":
         """Return the client and its loop; raises a RuntimeError outside of the block."""
@@ -213,7 +346,12 @@ class Client:
         return self._open
 
     async def _dialled(self) -> AsyncClient:
-        return await AsyncClient(self._address, timeout=self._timeout).__aenter__()
+        return await AsyncClient(
+            self._address,
+            timeout=self._timeout,
+            retries=self._retries,
+            shared_memory_bytes=self._shared_memory_bytes,
+        ).__aenter__()
 
 
 class _Loop:
@@ -233,83 +371,3 @@ class _Loop:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-
-
-def request(
-    model: str,
-    inputs: Any,
-    *,
-    version: str = "",
-    outputs: Wanted = (),
-    content_type: str = "",
-    content_types: Mapping[str, str] = _NO_TEXTS,
-    id: str = "",
-    parameters: Mapping[str, Parameter] = _NONE,
-) -> InferRequest:
-    """Return the request that `infer` sends; raises an InvalidRequest that names the tensor."""
-    own = dict(parameters)
-    is_frame = hasattr(inputs, "columns")
-    if is_frame or content_type:
-        own[_CONTENT_TYPE] = DATA_FRAME if is_frame else content_type
-    try:
-        values: Mapping[str, Any] = columns_of(inputs) if is_frame else inputs
-    except TensorDataError as error:
-        raise InvalidRequest(f"model '{model}': {error}") from error
-    wanted = outputs if isinstance(outputs, Mapping) else dict.fromkeys(outputs, "")
-    return InferRequest(
-        model,
-        version,
-        id,
-        tuple(
-            _input(model, name, value, content_types.get(name, content_type), in_frame=is_frame)
-            for name, value in values.items()
-        ),
-        tuple(
-            RequestedOutput(name, {_CONTENT_TYPE: kind} if kind else {})
-            for name, kind in wanted.items()
-        ),
-        own,
-    )
-
-
-def _input(model: str, name: str, value: Any, kind: str, *, in_frame: bool) -> InferInput:
-    try:
-        if in_frame:
-            # Columns of texts have a content type, numbers have none, as MLServer writes them.
-            of_tensor = {_CONTENT_TYPE: "str"} if value.dtype.hasobject else {}
-            return _tensor(model, name, value, of_tensor)
-        kind = kind if kind and kind != DATA_FRAME else of_value(value)
-        tensor = value if isinstance(value, np.ndarray) else encode(value, kind)
-    except TensorDataError as error:
-        raise InvalidRequest(f"model '{model}', input '{name}': {error}") from error
-    return _tensor(model, name, tensor, {_CONTENT_TYPE: kind})
-
-
-def _tensor(
-    model: str, name: str, tensor: Tensor, parameters: Mapping[str, Parameter]
-) -> InferInput:
-    if tensor.dtype.kind in "SU":
-        tensor = tensor.astype(np.object_)
-    datatype = BYTES if tensor.dtype.hasobject else datatype_of(tensor.dtype)
-    if datatype is None:
-        expected = "an array of a datatype of the protocol"
-        raise InvalidRequest(
-            f"model '{model}', input '{name}': expected {expected}, got {tensor.dtype}"
-        )
-    return InferInput(name, datatype, tensor, parameters)
-
-
-def _answer(result: InferenceResult) -> Answer:
-    """Return an answer by its content types; raises ValueError for one that is not what it says."""
-    said = {name: str(one.get(_CONTENT_TYPE)) for name, one in result.output_parameters.items()}
-    kinds = {name: kind for name, kind in said.items() if kind in CONTENT_TYPES}
-    of_answer = DATA_FRAME if result.parameters.get(_CONTENT_TYPE) == DATA_FRAME else ""
-    return Answer(
-        result.model,
-        result.version,
-        result.id,
-        decode_all(result.outputs, kinds, of_answer),
-        result.outputs,
-        result.parameters,
-        result.output_parameters,
-    )

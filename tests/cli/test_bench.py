@@ -102,7 +102,10 @@ def reply(status: str, body: bytes, *, chunked: bool = False) -> bytes:
 # --- a server that behaves ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tensors", ["grpc", "binary", "json"])
+@pytest.mark.parametrize(
+    "tensors",
+    ["grpc", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("binary", "json"))],
+)
 async def test_a_served_model_is_measured(
     example_models: Path, serve: Serve, tmp_path: Path, tensors: str
 ) -> None:
@@ -123,6 +126,7 @@ async def test_a_served_model_is_measured(
         assert step["answers"] == pytest.approx(step["answers_per_second"] * step["seconds"])
 
 
+@pytest.mark.slow
 async def test_the_command_prints_a_table_and_writes_both_files(
     example_models: Path, tmp_path: Path
 ) -> None:
@@ -140,6 +144,7 @@ async def test_the_command_prints_a_table_and_writes_both_files(
     assert "{http://www.w3.org/2000/svg}svg" == ET.fromstring(chart.read_text()).tag
 
 
+@pytest.mark.slow
 async def test_the_load_is_spread_as_it_was_asked(
     example_models: Path, serve: Serve, tmp_path: Path
 ) -> None:
@@ -160,6 +165,7 @@ async def test_the_load_is_spread_as_it_was_asked(
     assert cases == found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 async def test_a_message_larger_than_every_window_is_measured(
     serve: Serve, tmp_path: Path, protocol: str

@@ -98,11 +98,26 @@ async def test_health_over_http(server: ServerProcess) -> None:
     ("arguments", "text"),
     [
         (("serve", "/nowhere"), "setting repository: expected a directory, got '/nowhere'"),
-        (("serve", ".", "--grpc-endpoint", "8001"), "grpc_endpoint: expected port:"),
-        (("serve", ".", "--device", "gpu"), "device: expected auto|cpu|cuda|tpu, got 'gpu'"),
-        (("serve", ".", "--device", "tpu", "--grpc-endpoint", "port:0"), "device 'tpu' is not"),
+        pytest.param(
+            *(("serve", ".", "--grpc-endpoint", "8001"), "grpc_endpoint: expected port:"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *(("serve", ".", "--device", "gpu"), "device: expected auto|cpu|cuda|tpu, got 'gpu'"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *(
+                ("serve", ".", "--device", "tpu", "--grpc-endpoint", "port:0"),
+                "device 'tpu' is not",
+            ),
+            marks=pytest.mark.slow,
+        ),
         (("infer", "m", "--url", "127.0.0.1:1"), "127.0.0.1:1: cannot connect"),
-        (("infer", "m", "--url", "nonsense"), "expected host:port or unix:path"),
+        pytest.param(
+            *(("infer", "m", "--url", "nonsense"), "expected host:port or unix:path"),
+            marks=pytest.mark.slow,
+        ),
         (("export", "nowhere.py:model", "x"), "nowhere.py"),
     ],
 )
@@ -118,6 +133,7 @@ async def test_a_mistake_is_one_line_and_an_exit_status(
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 async def test_export_writes_a_model_that_is_served(tmp_path: Path) -> None:
     target = f"{EXAMPLES / 'plain_jax.py'}:model"
     status, out, err = await run(*command("export", target, str(tmp_path / "made")))
@@ -141,6 +157,7 @@ model = xlaserve.Exportable(centred, None, {"x": ("FP32", [-1, 4])})
 """
 
 
+@pytest.mark.slow
 async def test_export_says_which_line_mixes_rows(tmp_path: Path) -> None:
     source = tmp_path / "mixing.py"
     source.write_text(MIXING)
@@ -153,6 +170,7 @@ async def test_export_says_which_line_mixes_rows(tmp_path: Path) -> None:
     ) == out.strip().splitlines()[-1]
 
 
+@pytest.mark.slow
 async def test_a_unix_socket_serves_and_goes(example_models: Path, tmp_path: Path) -> None:
     path = tmp_path / "grpc.sock"
     flags = ("--grpc-endpoint", f"unix:{path}", *ONLY_IDENTITY)
@@ -188,7 +206,11 @@ async def test_help_names_every_setting_and_its_variable() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    ["", "serve", "infer", "bench", "export", "import", "health", "repo", "repo migrate"],
+    [
+        *("", "serve", "infer", "bench", "export", "adopt", "import", "health"),
+        *("repo", "repo migrate", "models", "models list", "models load", "models watch"),
+        *("config", "config show", "init", "doctor", "completion", "top"),
+    ],
 )
 def test_no_help_is_cut_on_80_columns(arguments: str) -> None:
     result = CliRunner().invoke(
@@ -209,6 +231,7 @@ async def test_the_module_is_the_command() -> None:
     )
 
 
+@pytest.mark.slow
 async def test_shells_complete_the_command() -> None:
     """As typer does it: --install-completion and --show-completion."""
     asked = {"_XLASERVE_COMPLETE": "complete_bash", "COMP_WORDS": "xlaserve serve --tls-k"}

@@ -107,6 +107,7 @@ async def test_the_variable_of_the_server_is_read(tmp_path: Path) -> None:
     assert (0, f"{url}: live\n") == (result.exit_code, result.output)
 
 
+@pytest.mark.slow
 async def test_a_probe_reads_the_exit_status(example_models: Path) -> None:
     async with served(example_models, *ONLY_IDENTITY) as server:
         alive = await run(*command("health", "--live", "--url", server.url))

@@ -1,8 +1,10 @@
 import re
 from pathlib import Path
 
+import aiohttp
 import numpy as np
 import pytest
+from PIL import Image
 
 pytest.importorskip("onnx", reason="onnx is not installed")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
@@ -46,6 +48,40 @@ async def test_import_writes_a_model_that_is_served(linear: Path, tmp_path: Path
         ((), "its dimension 'rows' is open"),
         (("--dim", "rows=two"), "--dim: expected NAME=SIZE, got 'rows=two'"),
         (("--dim", "rows=2", "--output", "z"), "there is no output 'z', but y"),
+        pytest.param(
+            ("--dim", "rows=2,2"),
+            "--dim: expected NAME=SIZE, got 'rows=2,2'",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("--shape", "x=-1,*,4"),
+            "--shape: expected NAME=SIZE, got 'x=-1,*,4'",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(("--const", "y=1"), "no input 'y', it has x", marks=pytest.mark.slow),
+        pytest.param(
+            ("--mean", "1,a"),
+            "--mean: expected numbers with commas between them, got '1,a'",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("--std", "nan"),
+            "--std: expected numbers with commas between them, got 'nan'",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("--resize", "pad:3"),
+            "--resize: expected one of stretch, crop, pad, or crop:256",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("--labels", "no/such"), "--labels: 'no/such' cannot be read", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            ("--batch-axis", "x=-1"),
+            "--batch-axis: expected TENSOR=DIMENSION, got 'x=-1'",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 async def test_a_mistake_is_one_line_and_an_exit_status(
@@ -60,6 +96,61 @@ async def test_a_mistake_is_one_line_and_an_exit_status(
     assert not target.exists()
 
 
+@pytest.mark.slow  # it starts two processes, and import tests hold each part
+async def test_sizes_constants_and_axes_are_served(tmp_path: Path) -> None:
+    """x [N,length] * factor + state [1,N,length], of which a client has the batch first."""
+    nodes = [node("Mul", ["x", "factor"], ["m"]), node("Add", ["m", "state"], ["y"])]
+    inputs: Inputs = {
+        "x": (FLOAT, ["N", "length"]),
+        "factor": (FLOAT, []),
+        "state": (FLOAT, [1, "N", "length"]),
+    }
+    path = save(model(nodes, inputs, ["y"]), tmp_path)
+    target = tmp_path / "models" / "scaled"
+    arguments = ("--dim", "length=2,3", "--const", "factor=10", "--max-batch-size", "2")
+    axes = ("--batch-axis", "state=1", "--batch-axis", "y=1")
+    status, out, err = await run(*command("import", str(path), str(target), *arguments, *axes))
+
+    assert (0, "") == (status, err)
+    assert "checked against onnxruntime" in out
+    async with served(target.parent) as server, aiohttp.ClientSession() as session:
+        for length in (2, 3):
+            x = {"name": "x", "datatype": "FP32", "shape": [2, length], "data": [1] * 2 * length}
+            state = {**x, "name": "state", "shape": [2, 1, length], "data": [*range(2 * length)]}
+            url = f"http://{server.http}/v2/models/scaled/infer"
+            async with session.post(url, json={"inputs": [x, state]}) as answer:
+                (y,) = (await answer.json())["outputs"]
+
+            assert [2, 1, length] == y["shape"]
+            assert [10.0 + number for number in range(2 * length)] == y["data"]
+
+
+@pytest.mark.slow
+async def test_a_picture_gets_the_label_that_the_import_was_given(tmp_path: Path) -> None:
+    """[N,3,4,4], as what is imported mostly is; the mean of each channel is its score."""
+    inputs: Inputs = {"image": (FLOAT, ["N", 3, 4, 4])}
+    means = node("ReduceMean", ["image"], ["scores"], axes=[2, 3], keepdims=0)
+    path = save(model([means], inputs, ["scores"]), tmp_path)
+    target, labels = tmp_path / "models" / "colours", tmp_path / "names"
+    labels.write_text("red\ngreen\nblue\n")
+    flags = ("--labels", str(labels), "--scale", "0.00392156862745098", "--mean", "0.5")
+    more = ("--std", "1,1,0.1", "--resize", "crop:6")
+    status, out, err = await run(*command("import", str(path), str(target), *flags, *more))
+    picture = tmp_path / "picture.jpeg"
+    Image.new("RGB", (40, 30), (0, 250, 150)).save(picture)
+
+    assert (0, "") == (status, err)
+    assert "the classes of 'scores' are the lines of labels.txt, by number" in out
+    async with served(target.parent) as server:
+        ask = ("infer", "colours", "--image", str(picture), "--url", server.url)
+        status, out, err = await run(*command(*ask))
+
+    assert (0, "") == (status, err)
+    # Blue by its deviation, of which 150 / 255 is far from the mean.
+    assert ["blue", "green", "red"] == re.findall("blue|green|red", out)
+
+
+@pytest.mark.slow
 async def test_import_says_which_operation_mixes_rows(tmp_path: Path) -> None:
     """And what is declared does not stand against it."""
     inputs: Inputs = {"x": (FLOAT, ["N", 4])}

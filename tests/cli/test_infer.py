@@ -197,7 +197,10 @@ async def test_another_server_over_https(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("--url", "ftp://h:1"), "expected one of grpc://, grpcs://, http://, https:// or unix"),
+        (
+            ("--url", "ftp://h:1"),
+            "expected one of grpc://, grpcs://, http://, https://, http+unix:// or unix",
+        ),
         (("--url", "http://u:p@h:1"), "expected http://host:port"),
         (("--url", "grpc://h:1/path"), "expected host:port or unix:path"),
         (("--url", "h:99999"), "expected host:port or unix:path"),

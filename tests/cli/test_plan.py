@@ -2,12 +2,10 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 from support.object_server import serving_objects
 from typer.testing import CliRunner, Result
 
@@ -18,13 +16,6 @@ from xlaserve.models.targets import wheels
 
 def _plan(*arguments: object) -> Result:
     return CliRunner().invoke(application(), ["plan", *map(str, arguments)], terminal_width=200)
-
-
-@pytest.fixture(autouse=True)
-def own_log() -> Iterator[None]:
-    """Leave the log of the tests as it is: the command sets its own."""
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +38,7 @@ def planned(repository: Path) -> Result:
     return _plan(repository, "--target", "cpu", "--json", "--jobs", 1)
 
 
+@pytest.mark.slow
 def test_plan_as_json_has_every_program_and_what_is_reserved(planned: Result) -> None:
     document: dict[str, Any] = json.loads(planned.stdout)
     models = {one["name"]: one for one in document["models"]}
@@ -75,6 +67,7 @@ def test_plan_of_a_store_names_what_cannot_be_read(
     assert "config.json" in json.loads(result.stdout)["unreadable"]["torn"]
 
 
+@pytest.mark.slow
 def test_plan_for_two_devices_reserves_on_both(repository: Path, tmp_path: Path) -> None:
     """For a model that has a replica on each."""
     shutil.copytree(repository / "mlp", tmp_path / "mlp")

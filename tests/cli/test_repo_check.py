@@ -133,7 +133,11 @@ async def check(*arguments: object) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize(
-    ("flags", "expected"), [((), EXPECTED), (("--allow-python-models",), EXPECTED | RUN)]
+    ("flags", "expected"),
+    [
+        pytest.param((), EXPECTED, marks=pytest.mark.slow),
+        (("--allow-python-models",), EXPECTED | RUN),
+    ],
 )
 async def test_each_model_has_its_report(
     roots: tuple[Path, Path], flags: tuple[str, ...], expected: dict[str, tuple[str, str, str]]
@@ -182,6 +186,7 @@ async def test_a_repository_in_a_store_is_checked(
     assert (1, {"relu": WORKS, "torn": REFUSED}) == (status, found)
 
 
+@pytest.mark.slow
 async def test_nothing_to_check_is_no_success(tmp_path: Path) -> None:
     empty = await check(tmp_path)
     missing = await check(tmp_path / "nowhere")

@@ -136,6 +136,7 @@ def test_our_own_switches_keep_their_form(given: list[str]) -> None:
     assert given == list(translate(given).arguments)
 
 
+@pytest.mark.slow
 async def test_a_command_line_of_tritonserver_serves(example_models: Path, tmp_path: Path) -> None:
     """Metrics have an endpoint of their own, and are not where HTTP is served then."""
     other = tmp_path / "other"
@@ -172,6 +173,7 @@ async def test_a_command_line_of_tritonserver_serves(example_models: Path, tmp_p
         }
 
 
+@pytest.mark.slow
 async def test_exit_on_error_ends_the_server(tmp_path: Path) -> None:
     (tmp_path / "broken/1").mkdir(parents=True)
     serve = command("serve", f"--model-store={tmp_path}", "--http-port=0", "--grpc-port=0")

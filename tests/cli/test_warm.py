@@ -1,26 +1,17 @@
 """`xlaserve warm`, on the CPU of this machine."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-import structlog
 from support.object_server import serving_objects
 from typer.testing import CliRunner
 
 import xlaserve
 from xlaserve import cli
 from xlaserve.cli import warm
-
-
-@pytest.fixture(autouse=True)
-def own_log() -> Iterator[None]:
-    """Leave the log of the tests as it is: the command sets its own."""
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +133,7 @@ def test_target_without_its_wheels_names_them(
     assert "device 'v5e' is not available: libtpu is not installed" in output
 
 
+@pytest.mark.slow
 def test_target_that_is_not_there_is_compiled_for_by_a_process_of_its_own(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

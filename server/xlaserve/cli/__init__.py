@@ -1,14 +1,33 @@
-"""The command line, `xlaserve COMMAND`: serve, infer, bench, export, import, plan, warm, ..."""
+"""The command line, `xlaserve COMMAND`: serve, infer, export, adopt, import, plan, warm, ..."""
 
 import errno
 import sys
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import Annotated, NoReturn
 
 import typer
 
 from xlaserve.best_effort import best_effort, finish, flushed, open_standard_descriptors
-from xlaserve.cli import bench, export, health, import_onnx, infer, plan, repo, serve, token, warm
+from xlaserve.cli import (
+    adopt,
+    bench,
+    completion,
+    config,
+    doctor,
+    export,
+    health,
+    import_onnx,
+    infer,
+    init,
+    models,
+    plan,
+    repo,
+    serve,
+    token,
+    top,
+    warm,
+)
 from xlaserve.cli.serve_help import ServeCommand
 from xlaserve.errors import XlaserveError
 
@@ -29,17 +48,44 @@ def application() -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     made.callback()(_application)
-    made.command("serve", cls=ServeCommand)(serve.command())
-    made.command("infer")(infer.infer)
-    made.command("bench")(bench.bench)
-    made.command("export")(export.export)
-    made.command("import")(import_onnx.import_onnx)
-    made.command("plan")(plan.plan)
-    made.command("warm")(warm.warm)
-    made.command("health")(health.health)
-    made.command("token")(token.token)
-    made.add_typer(repo.repo(), name="repo")
+    for panel, commands in _commands().items():
+        for name, command in commands.items():
+            if isinstance(command, typer.Typer):
+                made.add_typer(command, name=name, rich_help_panel=panel)
+            else:
+                kind = ServeCommand if name == "serve" else None
+                made.command(name, cls=kind, rich_help_panel=panel)(command)
     return made
+
+
+def _commands() -> Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]]:
+    """Return the commands by the heading of the help that they stand below."""
+    return {
+        "Serve": {
+            "serve": serve.command(),
+            "init": init.init,
+            "doctor": doctor.doctor,
+            "config": config.config(),
+        },
+        "Ask a server": {
+            "infer": infer.infer,
+            "models": models.models(),
+            "top": top.top,
+            "health": health.health,
+            "bench": bench.bench,
+        },
+        "Make models": {
+            "export": export.export,
+            "import": import_onnx.import_onnx,
+            "adopt": adopt.adopt,
+        },
+        "Look after a repository": {
+            "repo": repo.repo(),
+            "plan": plan.plan,
+            "warm": warm.warm,
+        },
+        "Other": {"token": token.token, "completion": completion.completion},
+    }
 
 
 def main() -> None:

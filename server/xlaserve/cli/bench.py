@@ -11,6 +11,19 @@ import uvloop
 
 from xlaserve.benchmark.errors import BenchmarkRefused
 from xlaserve.benchmark.load import Step, Timing
+from xlaserve.cli.bench_generate import (
+    LONGEST,
+    VOCAB,
+    Arrivals,
+    Generate,
+    LengthsFile,
+    Longest,
+    Rate,
+    Seed,
+    Vocab,
+    check_options,
+    measure_generation,
+)
 from xlaserve.cli.connection import (
     URL_HELP,
     TlsCa,
@@ -33,6 +46,7 @@ _DEFAULT_CONCURRENCY = "1,4,16"
 
 
 def bench(  # noqa: PLR0917, typer reads the parameters of a command from its signature
+    context: typer.Context,
     model: Annotated[str, typer.Argument(help="Name of the model.")],
     url: Annotated[str, typer.Option(help=URL_HELP)] = "127.0.0.1:8001",
     concurrency: Annotated[
@@ -81,8 +95,15 @@ def bench(  # noqa: PLR0917, typer reads the parameters of a command from its si
     svg_file: Annotated[
         Path | None, typer.Option("--svg", help="A file for a chart of latency against load.")
     ] = None,
+    generate: Generate = False,
+    rate: Rate = 1.0,
+    lengths: LengthsFile = None,
+    longest: Longest = LONGEST,
+    vocab: Vocab = VOCAB,
+    seed: Seed = 1,
 ) -> None:
     """Measure latency and throughput of a model; exit with 1 if a request failed."""
+    check_options(context, generate=generate)
     # With aiohttp and grpclib: the other commands are quicker without.
     from xlaserve.benchmark import run
     from xlaserve.benchmark.chart import latency_chart
@@ -91,6 +112,13 @@ def bench(  # noqa: PLR0917, typer reads the parameters of a command from its si
 
     tls = TlsFiles(tls_ca, tls_certificate, tls_key, tls_insecure)
     address = server_address(url, tls, token_file)
+    if generate:
+        seconds = Timing(_seconds("--warmup", warmup), _seconds("--duration", duration), timeout)
+        arrivals = Arrivals(rate, lengths, longest, vocab, seed, connections or 1)
+        measure_generation(
+            address, model, model_version, timing=seconds, given=arrivals, json_file=json_file
+        )
+        return
     measured = target(address, model, model_version, timeout=timeout, binary=binary)
     steps = _steps(concurrency, streams, connections, multiplexes=measured.multiplexes)
     timing = Timing(_seconds("--warmup", warmup), _seconds("--duration", duration), timeout)

@@ -1,12 +1,21 @@
 """The options by which commands find a server; `bench`, `health` and `infer` share them."""
 
+import asyncio
+import inspect
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import typer
 
 from xlaserve.errors import InvalidRequest
 from xlaserve.transport.address import InvalidToken, ServerAddress, TlsFiles, parse_address
+from xlaserve.transport.client import ServerClient
+from xlaserve.transport.dialing import dial
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 URL_HELP = (
     "host:port or unix:path for gRPC, http://host:port for REST; grpcs:// and https:// over TLS."
@@ -57,6 +66,75 @@ TokenFile: TypeAlias = Annotated[
         help="File with the token to show (docs/access.md), /dev/stdin for a pipe.",
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """The server that the options of a command name."""
+
+    address: ServerAddress
+    timeout: float
+    """Seconds to wait for each answer."""
+
+    def dial(self) -> ServerClient:
+        """Return a client of it; it connects with the first call."""
+        return dial(self.address, timeout=self.timeout)
+
+
+def ask_server(asking: Coroutine[Any, Any, T]) -> T:
+    """Return what a command asks of a server, in an event loop of its own."""
+    return asyncio.run(asking)
+
+
+def reaching(
+    seconds: float,
+) -> Callable[[Callable[Concatenate[Reach, P], None]], Callable[..., None]]:
+    """Give a command the options for a server, of which it is handed a Reach first.
+
+    `seconds` is the default of `--timeout`.
+    """
+
+    def _decorate(command: Callable[Concatenate[Reach, P], None]) -> Callable[..., None]:
+        own = list(inspect.signature(command).parameters.values())[1:]
+        parameters = [*own, *_server_parameters(seconds)]
+
+        def _reached(**values: Any) -> None:
+            tls = TlsFiles(*(values.pop(f"tls_{part}") for part in _TLS_PARTS))
+            address = server_address(values.pop("url"), tls, values.pop("token_file"))
+            command(Reach(address, values.pop("timeout")), **values)  # type: ignore[call-arg]
+
+        _reached.__doc__ = command.__doc__
+        _reached.__name__ = command.__name__
+        _reached.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        _reached.__annotations__ = {each.name: each.annotation for each in parameters}
+        return _reached
+
+    return _decorate
+
+
+_TLS_PARTS = ("ca", "certificate", "key", "insecure")
+
+
+def _server_parameters(seconds: float) -> list[inspect.Parameter]:
+    rows: tuple[tuple[str, Any, object], ...] = (
+        ("url", Annotated[str, typer.Option("--url", help=URL_HELP)], "127.0.0.1:8001"),
+        (
+            "timeout",
+            Annotated[float, typer.Option("--timeout", help="Seconds to wait for each answer.")],
+            seconds,
+        ),
+        ("tls_ca", TlsCa, None),
+        ("tls_certificate", TlsCertificate, None),
+        ("tls_key", TlsKey, None),
+        ("tls_insecure", TlsInsecure, False),
+        ("token_file", TokenFile, None),
+    )
+    return [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+        )
+        for name, annotation, default in rows
+    ]
 
 
 def server_address(url: str, tls: TlsFiles, token_file: Path | None) -> ServerAddress:

@@ -26,22 +26,29 @@ def export(  # noqa: PLR0917, typer reads the parameters of a command from its s
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the version if it is there.")
     ] = False,
-    for_target: Annotated[
-        list[str] | None,
-        typer.Option("--target", help=recorded.HELP),
+    params: Annotated[
+        str | None,
+        typer.Option(
+            help="npz:FILE, safetensors:FILE or orbax:DIR with the parameters, by the paths of "
+            "those that the Exportable has; there they may be jax.ShapeDtypeStruct."
+        ),
     ] = None,
+    for_target: recorded.Targets = None,
     with_traceback: Annotated[
         bool, typer.Option("--traceback", help="Print where an exception came from.")
     ] = False,
 ) -> None:
     """Export a JAX function and its parameters as data that any xlaserve can serve."""
     from xlaserve.models import manifest
-    from xlaserve.models.export import load_exportable
+    from xlaserve.models.export import load_exportable, with_parameters
 
     notices: list[str] = []
     try:
         with unwinding_on_signals(), told_in_one_line(target, with_traceback=with_traceback):
-            path = load_exportable(target).write(
+            model = load_exportable(target)
+            if params is not None:
+                model = with_parameters(model, params)
+            path = model.write(
                 directory / str(version), overwrite=overwrite, on_notice=notices.append
             )
     except FileExistsError as error:

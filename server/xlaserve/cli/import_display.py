@@ -42,6 +42,8 @@ def _show(console: Console, imported: Imported) -> None:
     console.print(table)
     console.print(f"{imported.path}: {_summary(imported)}", soft_wrap=True, highlight=False)
     console.print(_comparison(imported), soft_wrap=True, highlight=False)
+    if imported.labels:
+        console.print(imported.labels, soft_wrap=True, highlight=False, markup=False)
     for line in rows_shown(imported.manifest, [imported.notice] if imported.notice else []):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 
@@ -67,4 +69,5 @@ def _comparison(imported: Imported) -> str:
     return (
         f"checked against onnxruntime {checked.runtime}{rows}: largest difference "
         f"{worst.absolute:.2e}, relative {worst.relative:.2e}, in '{worst.output}'"
+        + (f"; allowed are {checked.allowed}" if checked.allowed else "")
     )

@@ -1,21 +1,31 @@
-"""`xlaserve import`: a version directory from an ONNX file."""
+"""`xlaserve import`: a version directory from an ONNX file, a .pt2 file or a language model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
 from xlaserve.cli import recorded
+from xlaserve.cli.pairs import pairs_of, sizes_of
+from xlaserve.cli.rows import Independence
 from xlaserve.cli.termination import unwinding_on_signals
 from xlaserve.core.residence.names import check_name
 from xlaserve.errors import InvalidModel, InvalidRequest
 
-_Value = TypeVar("_Value")
-
 
 def import_onnx(  # noqa: PLR0917, typer reads the parameters of a command from its signature
-    model: Annotated[Path, typer.Argument(help="The ONNX file.")],
+    context: typer.Context,
+    model: Annotated[
+        Path,
+        typer.Argument(
+            help="The ONNX file, the .pt2 file of torch.export, or a directory of Hugging Face "
+            "with config.json: a language model, or an encoder for embeddings."
+        ),
+    ],
     directory: Annotated[Path, typer.Argument(help="The model's directory: REPOSITORY/NAME.")],
     version: Annotated[
         int | None, typer.Option(help="Number of the version directory; else the next one.")
@@ -26,12 +36,28 @@ def import_onnx(  # noqa: PLR0917, typer reads the parameters of a command from 
     ] = None,
     dim: Annotated[
         list[str] | None,
-        typer.Option("--dim", help="NAME=SIZE of an open dimension; may be repeated."),
+        typer.Option(
+            "--dim", help="NAME=SIZE of an open dimension, or sizes: NAME=16,32; may be repeated."
+        ),
     ] = None,
     shape: Annotated[
         list[str] | None,
         typer.Option(
-            "--shape", help="INPUT=-1,3,224,224 in place of the model's; may be repeated."
+            "--shape",
+            help="INPUT=-1,3,224,224 in place of the model's, or with names; may be repeated.",
+        ),
+    ] = None,
+    const: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--const", help="INPUT=NUMBER, or its numbers: it is no input then; may be repeated."
+        ),
+    ] = None,
+    batch_axis: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--batch-axis",
+            help="TENSOR=1, where the batch of an input or output is; may be repeated.",
         ),
     ] = None,
     output: Annotated[
@@ -46,53 +72,228 @@ def import_onnx(  # noqa: PLR0917, typer reads the parameters of a command from 
     limit_bytes: Annotated[
         int, typer.Option(help="The most bytes of the model and its external data.")
     ] = 8 * 2**30,
-    for_target: Annotated[list[str] | None, typer.Option("--target", help=recorded.HELP)] = None,
-    batch_independent: Annotated[
-        bool | None,
-        typer.Option(
-            "--batch-independent/--batch-dependent",
-            help="Whether each row of a batch is computed from itself alone; else what is proved.",
-        ),
+    labels: Annotated[
+        Path | None, typer.Option(help="A file with the name of each class on a line.")
     ] = None,
+    scale: Annotated[
+        str | None, typer.Option(help="What the levels of images are multiplied by: 0.00392157.")
+    ] = None,
+    mean: Annotated[
+        str | None, typer.Option(help="What is subtracted then: 0.485,0.456,0.406.")
+    ] = None,
+    std: Annotated[
+        str | None, typer.Option(help="What is divided by then: 0.229,0.224,0.225.")
+    ] = None,
+    resize: Annotated[
+        str | None, typer.Option(help="How images are resized: stretch, pad, crop or crop:256.")
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(help="int8 or int4 for the matrices of a language model; else as they are."),
+    ] = None,
+    for_target: recorded.Targets = None,
+    batch_independent: Independence = None,
 ) -> None:
-    """Convert an ONNX model, once, to what any xlaserve can serve."""
+    """Convert an ONNX, PyTorch or language model, once, to what any xlaserve can serve."""
     # With JAX: the other commands are quicker without.
-    from xlaserve.cli import import_display
+    from xlaserve.cli import import_display, import_pytorch
     from xlaserve.models.onnx.importing import Options
+    from xlaserve.models.pt2.importing import Options as PytorchOptions
 
     check_name("model", directory.absolute().name)
+    if model.is_dir():
+        if _is_encoder(context, model):
+            with _said(), unwinding_on_signals():
+                sizes = pairs_of("--dim", dim, sizes_of)
+                _import_encoder(model, directory.absolute(), version, max_batch_size, sizes)
+            return
+        _import_language(context, model, directory.absolute(), version, weights)
+        return
+    _refuse(context, {"weights"}, f"is for language models, and '{model}' is a file")
+    dimensions = pairs_of("--dim", dim, sizes_of)
+    parameters = _of_images(resize, scale=scale, mean=mean, std=std)
+    if import_pytorch.is_program(model):
+        _refuse(context, _OF_ONNX, f"is for ONNX files, and '{model}' is a .pt2 file")
+        program = PytorchOptions(
+            version=version,
+            max_batch_size=max_batch_size,
+            dimensions=dimensions,
+            outputs=tuple(output or ()),
+            limit_bytes=limit_bytes,
+            labels=_lines_of(labels),
+            parameters=parameters,
+            batch_independent=batch_independent,
+        )
+        with _said(), unwinding_on_signals():
+            path = import_pytorch.run(model, directory.absolute(), program)
+            recorded.record(path, for_target)
+        return
     options = Options(
         version=version,
         max_batch_size=max_batch_size,
-        dimensions=_pairs("--dim", dim, int),
-        shapes=_pairs("--shape", shape, _sizes),
+        dimensions=dimensions,
+        shapes=pairs_of("--shape", shape, _shape),
+        constants=pairs_of("--const", const, _texts, "INPUT=NUMBER"),
+        batch_axes=pairs_of("--batch-axis", batch_axis, _axis, "TENSOR=DIMENSION"),
         outputs=tuple(output or ()),
         check=check,
         tolerance=tolerance,
         limit_bytes=limit_bytes,
+        labels=_lines_of(labels),
+        parameters=parameters,
         batch_independent=batch_independent,
     )
+    with _said(), unwinding_on_signals():
+        path = import_display.run(model, directory.absolute(), options)
+        recorded.record(path, for_target)
+
+
+@contextmanager
+def _said() -> Iterator[None]:
+    """Say of a version that is there what helps."""
     try:
-        with unwinding_on_signals():
-            path = import_display.run(model, directory.absolute(), options)
-            recorded.record(path, for_target)
+        yield
     except FileExistsError as error:
         raise InvalidModel(f"{error}; --version takes another number") from error
 
 
-def _pairs(
-    flag: str, texts: Sequence[str] | None, read: Callable[[str], _Value]
-) -> dict[str, _Value]:
+_OF_ONNX = frozenset({"shape", "const", "batch_axis", "check", "tolerance"})
+"""Parameters that a program of PyTorch does not obey."""
+
+_OF_LANGUAGE = frozenset({"model", "directory", "version", "weights"})
+"""Parameters that a language model obeys."""
+
+
+_OF_ENCODERS = frozenset({"model", "directory", "version", "max_batch_size", "dim"})
+"""Parameters that an encoder obeys."""
+
+
+def _is_encoder(context: typer.Context, source: Path) -> bool:
+    """Tell whether a directory is of an encoder; raises InvalidRequest for a flag of others."""
+    from xlaserve.models.huggingface.encoders import configuration
+
+    if not (source / configuration.CONFIG).is_file() or not configuration.is_encoder(source):
+        return False
+    _refuse(
+        context, context.params.keys() - _OF_ENCODERS, f"is of no effect: '{source}' is an encoder"
+    )
+    return True
+
+
+def _import_encoder(
+    source: Path,
+    directory: Path,
+    version: int | None,
+    max_batch_size: int | None,
+    dimensions: Mapping[str, Sequence[int]],
+) -> None:
+    from xlaserve.cli import import_encoder
+
+    import_encoder.run(source, directory, version, max_batch_size, dimensions)
+
+
+def _import_language(
+    context: typer.Context,
+    source: Path,
+    directory: Path,
+    version: int | None,
+    weights: str | None,
+) -> None:
+    """Import a directory of Hugging Face; raises InvalidRequest for a flag of ONNX."""
+    from xlaserve.cli.sizes import format_bytes
+    from xlaserve.models import device
+    from xlaserve.models.huggingface.importing import CONFIG, import_checkpoint
+    from xlaserve.models.huggingface.quantising import KINDS
+
+    if not (source / CONFIG).is_file():
+        raise InvalidRequest(
+            f"'{source}': expected an ONNX or .pt2 file, or a directory with {CONFIG}"
+        )
+    refused = context.params.keys() - _OF_LANGUAGE
+    _refuse(context, refused, f"is for ONNX files, and '{source}' is a directory")
+    if weights is not None and weights not in KINDS:
+        raise InvalidRequest(f"--weights: expected one of {', '.join(KINDS)}, got '{weights}'")
+    device.start("cpu")
+    with _said(), unwinding_on_signals():
+        made = import_checkpoint(source, directory, version, weights)
+    form = made.form
+    typer.echo(
+        f"{made.path}: {len(form.windows)} layers of {form.hidden}, {form.vocab} tokens, "
+        f"{form.max_length} positions, parameters of {format_bytes(made.parameters_bytes)} in "
+        f"{made.dtype}"
+    )
+    if made.agreement is not None:
+        typer.echo(
+            f"{weights}: {made.parameters_bytes / made.checkpoint_bytes:.0%} of the checkpoint's "
+            f"{format_bytes(made.checkpoint_bytes)}; after {made.agreement.tokens} random tokens "
+            f"the logits are off by {made.agreement.off:.2%} of their spread, and the likeliest "
+            f"token is the same after {made.agreement.same:.0%}"
+        )
+    typer.echo(f"beside it: {', '.join(made.files) or 'no files of a tokenizer'}")
+
+
+def _refuse(context: typer.Context, names: AbstractSet[str], reason: str) -> None:
+    """Raise InvalidRequest for a flag among these that was given."""
+    for name in context.params:
+        found = context.get_parameter_source(name)
+        if name in names and found is not None and found.name == "COMMANDLINE":
+            raise InvalidRequest(f"--{name.replace('_', '-')} {reason}")
+
+
+def _shape(text: str) -> tuple[int | str, ...]:
+    """Return sizes, and names of dimensions that `--dim` gives sizes to."""
+    return tuple(_size(item.strip()) for item in text.split(","))
+
+
+def _size(text: str) -> int | str:
+    return text if text.isidentifier() else int(text)
+
+
+def _texts(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def _axis(text: str) -> int:
+    axis = int(text)
+    if axis < 0:
+        raise ValueError
+    return axis
+
+
+def _lines_of(labels: Path | None) -> tuple[str, ...]:
+    if labels is None:
+        return ()
+    try:
+        return tuple(labels.read_text(encoding="utf-8").splitlines())
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"--labels: '{labels}' cannot be read: {error}") from error
+
+
+def _of_images(resize: str | None, **numbers: str | None) -> dict[str, str]:
+    """Return the parameters of a configuration that say how a model wants images."""
     found = {}
-    for text in texts or ():
-        # Names may contain the sign, sizes do not.
-        name, _, value = text.rpartition("=")
-        try:
-            found[name] = read(value)
-        except ValueError:
-            raise InvalidRequest(f"{flag}: expected NAME=SIZE, got '{text}'") from None
+    for name, text in numbers.items():
+        if text is not None:
+            found[f"image_{name}"] = _numbers(f"--{name}", text)
+    if resize is not None:
+        kind, _, shorter = resize.partition(":")
+        if kind not in _RESIZES or (shorter and (kind != "crop" or not shorter.isdecimal())):
+            known = ", ".join(_RESIZES)
+            raise InvalidRequest(f"--resize: expected one of {known}, or crop:256, got '{resize}'")
+        found["image_resize"] = kind
+        if shorter:
+            found["image_resize_to"] = shorter
     return found
 
 
-def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(",")))
+_RESIZES = ("stretch", "crop", "pad")
+
+
+def _numbers(flag: str, text: str) -> str:
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(map(isfinite, numbers)):
+        raise InvalidRequest(f"{flag}: expected numbers with commas between them, got '{text}'")
+    return text

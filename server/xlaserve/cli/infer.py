@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from xlaserve.cli import infer_display
+from xlaserve.cli.advice import advised
 from xlaserve.cli.connection import (
     URL_HELP,
     TlsCa,
@@ -133,7 +134,8 @@ async def _ask(
     address: ServerAddress, timeout: float, question: _Question
 ) -> tuple[InferenceResult, Classified]:
     async with dial(address, timeout=timeout) as client:
-        tensors = await client.tensors(question.model, question.version)
+        asking = client.tensors(question.model, question.version)
+        tensors = await advised(client, question.model, asking)
         classified = _to_classify(question, tensors)
         request = asked(question.model, question.version, _inputs(question, tensors.inputs))
         if classified:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated, TypeAlias
 
 import typer
 
@@ -15,6 +16,9 @@ HELP = (
     "A kind of device to compile for, which need not be there; what the model takes on it is kept "
     f"in its manifest. May be repeated: {', '.join(TARGETS)}."
 )
+
+Targets: TypeAlias = Annotated[list[str] | None, typer.Option("--target", help=HELP)]
+"""The option of a command that records what a model takes."""
 
 
 def record(path: Path, targets: Sequence[str] | None) -> None:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from xlaserve.cli import repo_check
+from xlaserve.cli import repo_check, repo_diff, repo_list
 from xlaserve.cli.termination import unwinding_on_signals
 
 _FAILED = 1
@@ -17,15 +17,11 @@ _FAILED = 1
 def repo() -> typer.Typer:
     """Return the group of commands."""
     group = typer.Typer(help="Look after the models of a repository.", no_args_is_help=True)
-    group.callback()(_group)
-    group.command("migrate")(migrate)
+    group.command("list")(repo_list.list_)
+    group.command("diff")(repo_diff.diff)
     group.command("check")(repo_check.check)
+    group.command("migrate")(migrate)
     return group
-
-
-def _group() -> None:
-    # Without it typer would make a group of one command that command.
-    """Look after the models of a repository."""
 
 
 def migrate(

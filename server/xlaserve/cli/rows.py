@@ -1,8 +1,20 @@
-"""The terminal's display of the rows of a model that was exported or imported."""
+"""Shows the rows of a model that was exported or imported, and lets a command declare them."""
 
 from collections.abc import Sequence
+from typing import Annotated, TypeAlias
+
+import typer
 
 from xlaserve.models.manifest import Manifest
+
+Independence: TypeAlias = Annotated[
+    bool | None,
+    typer.Option(
+        "--batch-independent/--batch-dependent",
+        help="Whether each row of a batch is computed from itself alone; else what is proved.",
+    ),
+]
+"""The option of a command that declares something about rows."""
 
 
 def rows_shown(described: Manifest, notices: Sequence[str]) -> Sequence[str]:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import structlog
@@ -16,23 +17,30 @@ from rich.console import Console
 
 from xlaserve import log, signals
 from xlaserve.best_effort import best_effort, finish
-from xlaserve.cli.serve_help import POSITIONAL, WITHOUT_EFFECT, flags
+from xlaserve.cli.serve_help import CONFIG_HELP, POSITIONAL, WITHOUT_EFFECT, flags
+from xlaserve.cli.settings_file import merged
 from xlaserve.errors import XlaserveError
 from xlaserve.settings import Settings
 from xlaserve.settings_description import SettingDescription, describe_settings
 from xlaserve.systemd import Systemd
 
+_CONFIG = inspect.Parameter(
+    "config",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=None,
+    annotation=Annotated[Path | None, typer.Option("--config", help=CONFIG_HELP)],
+)
 _CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
 
 def command() -> Callable[..., None]:
     """Return the command with one parameter for each setting, for typer to read."""
 
-    def serve(*, context: typer.Context, **values: Any) -> None:
+    def serve(*, context: typer.Context, config: Path | None, **values: Any) -> None:
         given = {name: value for name, value in values.items() if value not in (None, [])}
-        _serve(Settings.read(**given), context.meta.get(WITHOUT_EFFECT, ()))
+        _serve(merged(config, given), context.meta.get(WITHOUT_EFFECT, ()))
 
-    parameters = [_CONTEXT, *(_parameter(setting) for setting in describe_settings())]
+    parameters = [_CONTEXT, _CONFIG, *(_parameter(setting) for setting in describe_settings())]
     serve.__doc__ = "Serve the models of a repository until told to stop."
     serve.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     serve.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -61,7 +69,7 @@ def _serve(settings: Settings, without_effect: Sequence[str]) -> None:
         # Of several processes none is shown but by the log.
         level = "warning" if in_terminal and settings.processes == 1 else "info"
     log.configure(level)
-    signals.ignore_hangup()
+    signals.ignore()
     # A crash says where it was, past the queue of the log.
     faulthandler.enable(sys.stderr)
     if without_effect:
@@ -84,7 +92,13 @@ def _run_several(settings: Settings) -> None:
     # Without the core: the parent only holds the ports.
     from xlaserve.processes.parent import run
 
-    uvloop.run(run(settings, Systemd.of(os.environ)))
+    systemd = Systemd.of(os.environ)
+    uvloop.run(run(_as_replacement(settings, systemd), systemd))
+
+
+def _as_replacement(settings: Settings, systemd: Systemd) -> Settings:
+    """Return the settings with which a replacement that lacks a model takes nothing over."""
+    return settings if systemd.predecessor is None else replace(settings, exit_on_error=True)
 
 
 def _run(settings: Settings, *, in_terminal: bool) -> None:
@@ -93,6 +107,7 @@ def _run(settings: Settings, *, in_terminal: bool) -> None:
     from xlaserve.cli.display import TerminalDisplay
 
     systemd = Systemd.of(os.environ)
+    settings = _as_replacement(settings, systemd)
     if not in_terminal:
         left = uvloop.run(run(settings, systemd=systemd))
     else:

@@ -15,6 +15,9 @@ _NO_BREAK = "\N{NO-BREAK SPACE}"
 WITHOUT_EFFECT = "xlaserve.without_effect"
 """The key in the context of the command for flags of tritonserver that change nothing."""
 
+CONFIG_HELP = "File of settings in TOML; the environment and flags go before it."
+"""Help text of `--config`."""
+
 POSITIONAL = "repository"
 """The setting that needs no flag."""
 
@@ -67,6 +70,7 @@ class ServeCommand(TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write usage, purpose and every option."""
         formatter.write(f"{self.get_usage(ctx)}\n\n  {self.help}\n")
+        formatter.write(f"  --config FILE\n      {CONFIG_HELP}\n")
         for line in help_lines(describe_settings(), formatter.width):
             formatter.write(f"{line}\n")
         formatter.write("\n  Flags of tritonserver are understood as well: docs/from-triton.md.\n")

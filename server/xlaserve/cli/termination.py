@@ -7,7 +7,7 @@ from types import FrameType
 from typing import NoReturn
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
-_SIGNALLED = 128
+SIGNALLED = 128
 """Added to the number of the signal that ended a process, this is its exit status in a shell."""
 
 
@@ -23,4 +23,4 @@ def unwinding_on_signals() -> Iterator[None]:
 
 
 def _end(number: int, _frame: FrameType | None) -> NoReturn:
-    raise SystemExit(_SIGNALLED + number)
+    raise SystemExit(SIGNALLED + number)

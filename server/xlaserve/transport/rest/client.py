@@ -2,15 +2,16 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from io import BytesIO
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 from urllib.parse import quote
 
 import aiohttp
 
-from xlaserve.core.serving.inference import InferRequest
+from xlaserve.core.serving.inference import InferRequest, SharedInput
 from xlaserve.errors import UnknownDatatype
 from xlaserve.tensors import (
     BYTES,
@@ -23,12 +24,38 @@ from xlaserve.tensors import (
     to_bytes,
 )
 from xlaserve.transport.address import ServerAddress
-from xlaserve.transport.client import LABELS, CallFailed, InferenceResult, ModelTensors, asked
+from xlaserve.transport.client import (
+    LABELS,
+    CallFailed,
+    IndexEntry,
+    InferenceResult,
+    Json,
+    ModelTensors,
+    asked,
+)
+from xlaserve.transport.rest.client_memory import RestMemory
+from xlaserve.transport.rest.client_stream import events, read_event, write_generate
 
 _OK = 200
 _NO_WORD_OF_HEALTH = frozenset({401, 403, 404})
 """Statuses that do not say how a server is, but that it does not tell."""
+_STATUSES: Mapping[int, str] = MappingProxyType(
+    {
+        400: "INVALID_ARGUMENT",
+        401: "UNAUTHENTICATED",
+        403: "PERMISSION_DENIED",
+        404: "NOT_FOUND",
+        408: "DEADLINE_EXCEEDED",
+        429: "RESOURCE_EXHAUSTED",
+        501: "UNIMPLEMENTED",
+        502: "UNAVAILABLE",
+        503: "UNAVAILABLE",
+        504: "DEADLINE_EXCEEDED",
+    }
+)
+"""The gRPC status that an HTTP status stands for."""
 _SHOWN_BYTES = 300
+_JSON_HEADERS: Mapping[str, str] = MappingProxyType({"Content-Type": "application/json"})
 _SIZE = "binary_data_size"
 _LENGTH = "Inference-Header-Content-Length"
 
@@ -43,10 +70,17 @@ class RestClient:
         self._tls = address.tls
         self._headers = address.headers
         self._timeout = aiohttp.ClientTimeout(total=timeout)
+        self._socket_path = address.socket_path
+        self.memory = RestMemory(self._read)
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(timeout=self._timeout, headers=self._headers)
+        path = self._socket_path
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.UnixConnector(path) if path else None,
+            timeout=self._timeout,
+            headers=self._headers,
+        )
         return self
 
     async def __aexit__(
@@ -66,7 +100,8 @@ class RestClient:
         if isinstance(error, CallFailed):
             return None
         problem = _problem(error)
-        return None if problem is None else CallFailed(self._url, problem)
+        status = "DEADLINE_EXCEEDED" if isinstance(error, TimeoutError) else "UNAVAILABLE"
+        return None if problem is None else CallFailed(self._url, problem, status)
 
     async def live(self) -> bool:
         """Tell whether the server is live (V2 protocol, Health)."""
@@ -98,16 +133,106 @@ class RestClient:
         """Run one inference (V2 protocol, Inference); tensors travel in the binary form."""
         return await self.ask(asked(model, version, inputs))
 
-    async def ask(self, request: InferRequest) -> InferenceResult:
+    async def ask(self, request: InferRequest, timeout: float | None = None) -> InferenceResult:
         """Run one inference, with all that its request says; tensors travel in the binary form."""
         headers, body = write_request(request)
         started = time.perf_counter()
-        length, data = await self._answer(request.model_name, request.model_version, headers, body)
+        path = f"{model_path(request.model_name, request.model_version)}/infer"
+        length, data = await self._answer(path, headers, body, timeout)
         seconds = time.perf_counter() - started
         try:
             return _result(data, length, seconds)
         except (ValueError, KeyError, TypeError, UnknownDatatype) as error:
             raise CallFailed(self._url, f"no V2 inference ({error}): {_shown(data)}") from error
+
+    async def stream(
+        self, request: InferRequest, timeout: float
+    ) -> AsyncGenerator[InferenceResult, None]:
+        """Yield the answers to one request (generate extension), as they come.
+
+        An event has no datatypes and shapes: those of the metadata, which is asked for first.
+        """
+        assert self._session is not None
+        tensors = await self.tensors(request.model_name, request.model_version)
+        path = f"{model_path(request.model_name, request.model_version)}/generate_stream"
+        started = time.perf_counter()
+        async with self._session.post(
+            f"{self._base}{path}",
+            data=BytesIO(write_generate(request)),
+            headers=_JSON_HEADERS,
+            ssl=self._tls or True,
+            timeout=aiohttp.ClientTimeout(total=timeout),
+        ) as response:
+            if response.status != _OK:
+                self._check(response.status, await response.read())
+            try:
+                async with aclosing(events(response.content.iter_any())) as found:
+                    async for said in found:
+                        if isinstance(said.get("error"), str) and "model_name" not in said:
+                            raise CallFailed(self._url, said["error"], "UNKNOWN")
+                        yield read_event(said, tensors, time.perf_counter() - started)
+            except (ValueError, TypeError) as error:
+                raise CallFailed(self._url, f"no stream of answers: {error}") from error
+
+    async def describe(self, model: str, version: str = "") -> Json:
+        """Return the metadata of a model (V2 protocol, Model Metadata)."""
+        return await self._object("GET", model_path(model, version))
+
+    async def index(self) -> list[IndexEntry]:
+        """Return the models that are, or could be, loaded (model repository extension)."""
+        rows = await self._read("POST", "/v2/repository/index", {})
+        try:
+            fields = ("name", "version", "state", "reason")
+            return [IndexEntry(*(str(row.get(each) or "") for each in fields)) for row in rows]
+        except (AttributeError, TypeError) as error:
+            raise CallFailed(self._url, "the index is no list of models") from error
+
+    async def configuration(self, model: str, version: str = "") -> Json:
+        """Return the configuration of a model (model configuration extension)."""
+        return await self._object("GET", f"{model_path(model, version)}/config")
+
+    async def statistics(self, model: str = "", version: str = "") -> list[Json]:
+        """Return the statistics of a model, or of all (statistics extension)."""
+        path = model_path(model, version) if model else "/v2/models"
+        rows = (await self._object("GET", f"{path}/stats")).get("model_stats")
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise CallFailed(self._url, "the statistics are no list of models")
+        return rows
+
+    async def load(self, model: str, config: str = "") -> None:
+        """Load or reload a model, with a configuration in JSON instead of its own if given."""
+        given = _given({"config": config} if config else None)
+        await self._read("POST", _changing(model, "load"), given, expects_json=False)
+
+    async def unload(self, model: str, *, dependents: bool = False) -> None:
+        """Unload a model, and with `dependents` also the models that it is made of."""
+        given = _given({"unload_dependents": True} if dependents else None)
+        await self._read("POST", _changing(model, "unload"), given, expects_json=False)
+
+    async def text(self, path: str) -> str:
+        """Return what a GET of a path answers, as text."""
+        status, _, body = await self._ask("GET", path)
+        self._check(status, body)
+        return body.decode(errors="replace")
+
+    async def _object(self, method: str, path: str) -> Json:
+        found = await self._read(method, path)
+        if not isinstance(found, dict):
+            raise CallFailed(self._url, f"{path}: no JSON object came")
+        return found
+
+    async def _read(
+        self, method: str, path: str, body: Json | None = None, *, expects_json: bool = True
+    ) -> Any:
+        sent = b"" if body is None else _json(body)
+        status, _, answer = await self._ask(method, path, _JSON_HEADERS if sent else None, sent)
+        self._check(status, answer)
+        if not expects_json:  # servers answer with nothing, or with an empty object
+            return None
+        try:
+            return json.loads(answer)
+        except ValueError as error:
+            raise CallFailed(self._url, f"no JSON: {_shown(answer)}") from error
 
     async def answer(
         self,
@@ -118,13 +243,13 @@ class RestClient:
         binary: bool,
     ) -> tuple[str | None, bytes]:
         """Run one inference; return how long the JSON in the body is where more follows, and it."""
-        return await self._answer(model, version, *infer_body(inputs, binary=binary))
+        path = f"{model_path(model, version)}/infer"
+        return await self._answer(path, *infer_body(inputs, binary=binary))
 
     async def _answer(
-        self, model: str, version: str, headers: Mapping[str, str], body: bytes
+        self, path: str, headers: Mapping[str, str], body: bytes, timeout: float | None = None
     ) -> tuple[str | None, bytes]:
-        path = f"{model_path(model, version)}/infer"
-        status, answered, data = await self._ask("POST", path, headers, body)
+        status, answered, data = await self._ask("POST", path, headers, body, timeout)
         self._check(status, data)
         return answered.get(_LENGTH), data
 
@@ -135,7 +260,12 @@ class RestClient:
         return status == _OK
 
     async def _ask(
-        self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b""
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        timeout: float | None = None,
     ) -> tuple[int, Mapping[str, str], bytes]:
         assert self._session is not None
         async with self._session.request(
@@ -144,12 +274,23 @@ class RestClient:
             data=BytesIO(body) if body else None,
             headers=headers,
             ssl=self._tls or True,
+            timeout=self._timeout if timeout is None else aiohttp.ClientTimeout(total=timeout),
         ) as response:
             return response.status, response.headers, await response.read()
 
     def _check(self, status: int, body: bytes) -> None:
         if status != _OK:
-            raise CallFailed(self._url, f"HTTP {status}: {_shown(body)}")
+            raise CallFailed(
+                self._url, f"HTTP {status}: {_shown(body)}", _STATUSES.get(status, "UNKNOWN")
+            )
+
+
+def _changing(model: str, verb: str) -> str:
+    return f"/v2/repository/models/{quote(model, safe='')}/{verb}"
+
+
+def _given(parameters: Json | None) -> Json:
+    return {"parameters": parameters or {}}
 
 
 def model_path(model: str, version: str) -> str:
@@ -177,8 +318,11 @@ def write_request(request: InferRequest) -> tuple[dict[str, str], bytes]:
     rows: list[dict[str, Any]] = []
     raw: list[bytes] = []
     for tensor in request.inputs:
+        row: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype.name}
+        if isinstance(tensor, SharedInput):
+            rows.append(row | {"shape": tensor.shape, "parameters": dict(tensor.parameters)})
+            continue
         data = bytes(to_bytes(tensor.datatype, tensor.data))
-        row = {"name": tensor.name, "datatype": tensor.datatype.name}
         size = {_SIZE: len(data)}
         parameters = {**tensor.parameters, **size}
         rows.append({**row, "shape": list(tensor.data.shape), "parameters": parameters})

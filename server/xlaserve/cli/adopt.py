@@ -1,0 +1,79 @@
+"""`xlaserve adopt`: a version directory from a file that `jax.export` wrote."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from xlaserve.cli import recorded
+from xlaserve.cli.pairs import pairs_of, sizes_of
+from xlaserve.cli.rows import Independence, rows_shown
+from xlaserve.cli.sizes import format_bytes
+from xlaserve.cli.termination import unwinding_on_signals
+from xlaserve.core.residence.names import check_name
+from xlaserve.errors import InvalidModel
+
+
+def adopt(  # noqa: PLR0917, typer reads the parameters of a command from its signature
+    file: Annotated[Path, typer.Argument(help="The file of jax.export, *.jaxexp.")],
+    directory: Annotated[Path, typer.Argument(help="The model's directory: REPOSITORY/NAME.")],
+    version: Annotated[int, typer.Option(help="Number of the version directory.")] = 1,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the version if it is there.")
+    ] = False,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", help="The name of an input; one for each array, in their order."),
+    ] = None,
+    outputs: Annotated[
+        list[str] | None,
+        typer.Option("--output", help="The name of an output; one for each array, in their order."),
+    ] = None,
+    max_batch_size: Annotated[
+        int | None,
+        typer.Option(help="The most rows of one request; else 64 where there is a batch."),
+    ] = None,
+    dim: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dim", help="NAME=SIZE,... to compile of an open dimension; may be repeated."
+        ),
+    ] = None,
+    max_on_demand_shapes: Annotated[
+        int,
+        typer.Option(
+            "--on-demand", help="For how many other sizes programs are kept that requests ask for."
+        ),
+    ] = 0,
+    batch_independent: Independence = None,
+    for_target: recorded.Targets = None,
+) -> None:
+    """Make what any xlaserve can serve, checked and named, of a file that jax.export wrote."""
+    # With JAX: the other commands are quicker without.
+    from xlaserve.models import adopting, manifest
+    from xlaserve.models.plain_artifact import Names
+
+    check_name("model", directory.absolute().name)
+    options = adopting.Options(
+        names=Names(inputs or None, outputs or None),
+        max_batch_size=max_batch_size,
+        batch_independent=batch_independent,
+        compiled_shapes=pairs_of("--dim", dim, sizes_of) or None,
+        max_on_demand_shapes=max_on_demand_shapes,
+    )
+    notices: list[str] = []
+    try:
+        with unwinding_on_signals():
+            path = adopting.read(file, options).write(
+                directory / str(version), overwrite=overwrite, on_notice=notices.append
+            )
+    except FileExistsError as error:
+        raise InvalidModel(f"{error}, --overwrite replaces it") from error
+    recorded.record(path, for_target)
+    described = manifest.read(path)
+    typer.echo(f"{path}: {format_bytes(sum(part.stat().st_size for part in path.iterdir()))}")
+    for kind, specs in (("input", described.inputs), ("output", described.outputs)):
+        for spec in specs:
+            typer.echo(f"{kind} {spec.name} {spec}")
+    for line in rows_shown(described, notices):
+        typer.echo(line)

@@ -1,0 +1,23 @@
+"""`xlaserve completion`: the script by which a shell completes commands and options."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from typer._completion_shared import get_completion_script
+
+_PROGRAM = "xlaserve"
+_VARIABLE = "_XLASERVE_COMPLETE"
+
+
+class Shell(StrEnum):
+    """The shells that a script is made for."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+def completion(shell: Annotated[Shell, typer.Argument(help="The shell.")]) -> None:
+    """Print the completion script of a shell, as `eval "$(xlaserve completion bash)"` wants it."""
+    typer.echo(get_completion_script(prog_name=_PROGRAM, complete_var=_VARIABLE, shell=shell.value))

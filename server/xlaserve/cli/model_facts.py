@@ -1,0 +1,25 @@
+"""Facts of one model that a server says: what `models show` and `top` show of it."""
+
+from dataclasses import asdict
+
+from xlaserve.transport.client import CallFailed, Json, ServerClient
+
+
+async def model_facts(client: ServerClient, name: str, version: str) -> Json:
+    """Return metadata, versions and configuration, as far as a server has these extensions."""
+    metadata = await client.describe(name, version)
+    found: Json = {"metadata": metadata, "versions": [], "configuration": None}
+    for key, asking in (
+        ("versions", _versions(client, name)),
+        ("configuration", client.configuration(name, version)),
+    ):
+        try:
+            found[key] = await asking
+        except Exception as error:  # an extension that the server lacks
+            if not isinstance(error, CallFailed) and client.failure(error) is None:
+                raise
+    return found
+
+
+async def _versions(client: ServerClient, name: str) -> list[Json]:
+    return [asdict(entry) for entry in await client.index() if entry.name == name]

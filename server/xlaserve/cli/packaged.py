@@ -1,0 +1,75 @@
+"""Finds pretrained models in packages that are installed, without running any of their code."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import metadata
+from pathlib import Path
+
+from xlaserve.cli.packaged_models import PACKAGED
+from xlaserve.errors import InvalidRequest
+
+_MODELS = (".onnx", ".pt2")
+_MOST_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PackagedFile:
+    """A model in a package."""
+
+    name: str
+    file: Path
+    options: Sequence[str] = ()
+    """Options of `xlaserve import` that it needs."""
+    notice: str = ""
+    """A word for its user; empty for none."""
+
+
+def find(name: str) -> PackagedFile:
+    """Return the file of a model that is known, or of PACKAGE, or of PACKAGE/PATH of a file in it.
+
+    Raises InvalidRequest that says what to install, or which files there are.
+    """
+    known = PACKAGED.get(name)
+    if known is None:
+        return _in_package(*name.split("/", 1))
+    package, _, version = known.package.partition("==")
+    installed = _distribution(package, f"pip install {known.package}")
+    file = _located(installed, known.path)
+    if file is None:
+        raise InvalidRequest(
+            f"pkg:{name}: {package} {installed.version} has no {known.path}, {known.package} has"
+        )
+    other = f"{package} {installed.version} is installed, {version} was tried"
+    notice = "" if installed.version == version else other
+    return PackagedFile(name, file, shlex.split(known.options), notice)
+
+
+def _in_package(package: str, path: str = "") -> PackagedFile:
+    near = get_close_matches(package, PACKAGED, n=1, cutoff=0.7)
+    hint = f"; did you mean pkg:{near[0]}?" if near else ""
+    installed = _distribution(package, f"expected a package that is installed{hint}")
+    files = sorted(str(each) for each in installed.files or () if each.suffix in _MODELS)
+    wanted = [each for each in files if path in ("", each) or each.endswith(f"/{path}")]
+    if len(wanted) == 1 and (file := _located(installed, wanted[0])) is not None:
+        return PackagedFile(file.stem, file)
+    if not files:
+        raise InvalidRequest(f"pkg:{package}: it has no file of a model ({', '.join(_MODELS)})")
+    more = ", ..." if len(files) > _MOST_SHOWN else ""
+    raise InvalidRequest(
+        f"pkg:{package}: expected {package}/FILE of one of {', '.join(files[:_MOST_SHOWN])}{more}"
+        + (f", got '{path}'" if path else "")
+    )
+
+
+def _distribution(package: str, hint: str) -> metadata.Distribution:
+    try:
+        return metadata.distribution(package)
+    except (metadata.PackageNotFoundError, ValueError) as error:
+        raise InvalidRequest(f"pkg:{package}: it is not installed: {hint}") from error
+
+
+def _located(installed: metadata.Distribution, path: str) -> Path | None:
+    file = Path(str(installed.locate_file(path)))
+    return file if file.is_file() else None

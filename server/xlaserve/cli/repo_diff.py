@@ -1,0 +1,116 @@
+"""`xlaserve repo diff`: the differences between two versions, models or repositories."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from xlaserve import log
+from xlaserve.cli.printable import printable
+from xlaserve.cli.termination import unwinding_on_signals
+from xlaserve.core.residence.comparison import Comparison, Difference, compare
+from xlaserve.core.residence.names import is_version
+from xlaserve.core.residence.remote.local_copy import EVERY_VERSION, local_copy
+from xlaserve.errors import InvalidRequest, XlaserveError
+from xlaserve.models.contents import Item
+from xlaserve.models.storage.urls import url_of
+from xlaserve.settings import Settings
+
+_DIFFER = 1
+_FAILED = 2
+_SHOWN_DIGITS = 8
+
+Side = Annotated[
+    Path,
+    typer.Argument(
+        help="REPOSITORY, REPOSITORY/MODEL, REPOSITORY/MODEL/VERSION or a file; a URL of a "
+        "repository or of a version."
+    ),
+]
+
+
+def diff(
+    before: Side,
+    after: Side,
+    model: Annotated[
+        str, typer.Option("--model", help="Of two repositories only this model.")
+    ] = "",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, a line for each difference.")
+    ] = False,
+) -> None:
+    """Say what differs: tensors, parameters by their hashes, configuration, platforms and files.
+
+    The exit status is 0 if nothing does, 1 if something does, and 2 if that cannot be found out.
+    """
+    log.configure("error")
+    try:
+        with unwinding_on_signals(), ExitStack() as stack:
+            first, second = (_local(side, model, stack) for side in (before, after))
+            found = compare(first, second, only=model)
+    except (XlaserveError, OSError) as error:
+        sys.stderr.write(f"error: {printable(str(error))}\n")
+        raise typer.Exit(_FAILED) from None
+    for note in found.notes:
+        sys.stderr.write(f"note: {printable(note)}\n")
+    if as_json:
+        for one in found.differences:
+            typer.echo(json.dumps(asdict(one)))
+    elif found.differences:
+        _show(Console(), found)
+    if found.differences:
+        raise typer.Exit(_DIFFER)
+
+
+def _local(side: Path, model: str, stack: ExitStack) -> Path:
+    """Return the directory of a side, fetched where it is in a store."""
+    url = url_of(side)
+    if not url:
+        return side
+    *home, last = url.rstrip("/").split("/")
+    version = last if is_version(last) else ""
+    name = home.pop() if version else model
+    root = "/".join(home) if version else url
+    settings = Settings.read(model_repository=[Path(root)])
+    copy = stack.enter_context(local_copy(settings, only=name, config_text=EVERY_VERSION))
+    for failed, reason in copy.failures.items():
+        raise InvalidRequest(f"{root}/{failed}: {reason}")
+    here = copy.settings.repository
+    path = here / name / version if version else here
+    if not path.exists():
+        raise InvalidRequest(f"expected a version at {url}, got nothing")
+    return path
+
+
+# --- the table ---
+
+
+def _show(console: Console, found: Comparison) -> None:
+    are_below = any(one.at for one in found.differences)
+    table = Table()
+    for column in (*([""] if are_below else ()), "what", "before", "after"):
+        table.add_column(column, overflow="fold")
+    shown = ""
+    for one in found.differences:
+        place = [one.at if one.at != shown else ""] if are_below else []
+        shown = one.at
+        table.add_row(*(Text(printable(cell)) for cell in (*place, *_cells(one))))
+    console.print(table)
+
+
+def _cells(one: Difference) -> Iterator[str]:
+    yield f"{one.kind} {one.name}"
+    for item in (one.before, one.after):
+        yield "-" if item is None else _item(item) or "there"
+
+
+def _item(item: Item) -> str:
+    return ", ".join(filter(None, (item.text, item.sha256[:_SHOWN_DIGITS])))

@@ -1,0 +1,71 @@
+"""A file of settings in TOML: `name = value` for each, with the names of docs/settings.md."""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from xlaserve.errors import InvalidSettings
+from xlaserve.settings import Settings
+from xlaserve.settings_description import SettingDescription, describe_settings
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Return the settings in a file, as a command line would give them.
+
+    Raises InvalidSettings for a file that is no TOML, for a key that names no setting, with the
+    nearest, and for a value that no setting has.
+    """
+    try:
+        with path.open("rb") as file:
+            said = tomllib.load(file)
+    except OSError as error:
+        raise InvalidSettings("--config", "a file", f"{path}: {error.strerror}") from error
+    except ValueError as error:  # also of bytes that are not UTF-8
+        raise InvalidSettings("--config", f"TOML ({error})", str(path)) from error
+    known = {row.name: row for row in describe_settings()}
+    return {name: _value(path, known, name, value) for name, value in said.items()}
+
+
+def merged(
+    path: Path | None, flags: Mapping[str, Any], environment: Mapping[str, str] | None = None
+) -> Settings:
+    """Return the settings: flags over the environment over a file over the defaults.
+
+    Raises InvalidSettings.
+    """
+    environ = os.environ if environment is None else environment
+    return Settings.read(environ, **{**_below(environ, path), **flags})
+
+
+def _below(environment: Mapping[str, str], path: Path | None) -> dict[str, Any]:
+    """Return what of the file no variable of the environment goes before."""
+    if path is None:
+        return {}
+    variables = {row.name: row.variable for row in describe_settings()}
+    return {
+        name: value for name, value in read_file(path).items() if variables[name] not in environment
+    }
+
+
+def _value(path: Path, known: Mapping[str, SettingDescription], name: str, value: object) -> Any:
+    setting = f"'{name}' in {path}"
+    if name not in known:
+        near = difflib.get_close_matches(name.replace("-", "_"), known, n=1, cutoff=0.5)
+        expected = f"the name of a setting, as '{near[0]}'" if near else "the name of a setting"
+        raise InvalidSettings(setting, expected, value)
+    if isinstance(value, list):
+        if not known[name].many:
+            raise InvalidSettings(setting, "one value", value)
+        return [_text(setting, each) for each in value]
+    return _text(setting, value)
+
+
+def _text(setting: str, value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise InvalidSettings(setting, "a text, a number, true, false, or a list of them", value)

@@ -1,0 +1,240 @@
+"""`xlaserve top`: the rates of models, live, from two looks at their statistics."""
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
+from typing import Annotated
+
+import typer
+
+from xlaserve.cli.connection import Reach, ask_server, reaching
+from xlaserve.cli.model_facts import model_facts
+from xlaserve.cli.printable import printable
+from xlaserve.cli.sizes import format_bytes
+from xlaserve.cli.terminal import Terminal
+from xlaserve.cli.termination import SIGNALLED
+from xlaserve.cli.top_rates import rates
+from xlaserve.cli.top_screen import frame, table
+from xlaserve.cli.top_view import Key, View
+from xlaserve.transport.client import CallFailed, Json, ServerClient
+
+_ASK_SECONDS = 30.0
+_METRICS: Mapping[str, str] = {
+    "xlaserve_capacity_used_bytes": "models",
+    "xlaserve_capacity_bytes": "of",
+    "xlaserve_held_bytes": "held for clients",
+}
+"""Metrics of the first line, and their words."""
+
+
+@reaching(_ASK_SECONDS)
+def top(
+    reach: Reach,
+    sort: Annotated[Key, typer.Option("--sort", help="What is first.")] = Key.RATE,
+    interval: Annotated[
+        float, typer.Option("--interval", min=0.05, help="Seconds between two looks.")
+    ] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Show one frame, and end.")] = False,
+) -> None:
+    """Show the rates, times and memory of models, until q or Ctrl-C; in a pipe without keys."""
+    try:
+        status = ask_server(_top(reach, View(sort), interval, once=once))
+    except KeyboardInterrupt:
+        return
+    if status:
+        raise typer.Exit(status)
+
+
+async def _top(reach: Reach, view: View, interval: float, *, once: bool) -> int:
+    async with reach.dial() as client:
+        looks = _Looks(client, view, reach.address.url)
+        await looks.begin()
+        if not once and Terminal.is_there():
+            return await _Live(looks, interval).run()
+        while True:
+            await asyncio.sleep(interval)
+            await looks.again()
+            # In a pipe whole names are worth more than lines of one length.
+            columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+            rows = view.shown()
+            lines = table(rows, view.sort, columns) if rows else ["no models are loaded"]
+            typer.echo("\n".join((printable(looks.head), *lines)))
+            if once:
+                return 0
+
+
+class _Looks:
+    """Looks at the statistics of a server, one after the other."""
+
+    def __init__(self, client: ServerClient, view: View, url: str) -> None:
+        self.client = client
+        self.view = view
+        self.head = url
+        """The first line: the server, and what its metrics say."""
+        self._url = url
+        self._before: list[Json] = []
+        self._looked = 0.0
+
+    async def begin(self) -> None:
+        """Look for the first time; raises CallFailed, or what the client raises."""
+        self._before, self._looked = await self.client.statistics(), _now()
+
+    async def again(self) -> None:
+        """Look again, and update the view with the rates in between; raises as `begin` does."""
+        after, now = await self.client.statistics(), _now()
+        rows = list(rates(self._before, after, now - self._looked))
+        self._before, self._looked = after, now
+        self.view.update(rows)
+        self.head = f"{self._url}  {len(rows)} versions{await _from_metrics(self.client)}"
+
+
+class _Live:
+    """The view in a terminal: keys, looks and sizes change it, and each change is shown."""
+
+    def __init__(self, looks: _Looks, interval: float) -> None:
+        self._looks = looks
+        self._view = looks.view
+        self._interval = interval
+        self._changed = asyncio.Event()
+        self._opened = asyncio.Event()
+        self._problem = ""
+        self._facts: tuple[tuple[str, str], Json | str | None] | None = None
+        self._status = 0
+
+    async def run(self) -> int:
+        """Show the view until it is ended; return the exit status. The terminal is given back."""
+        with Terminal() as terminal, self._signals(terminal):
+            async with AsyncExitStack() as running:
+                for task in (self._look(), self._explain()):
+                    started = asyncio.create_task(task)
+                    # It ends only by an error, which is raised once the terminal is given back.
+                    started.add_done_callback(lambda _: self._end())
+                    running.push_async_callback(_cancelled, started)
+                while not self._view.ended:
+                    self._show(terminal)
+                    await self._changed.wait()
+                    self._changed.clear()
+        return self._status
+
+    def _show(self, terminal: Terminal) -> None:
+        facts = self._facts[1] if self._facts and self._facts[0] == self._view.detail else None
+        head = f"{self._problem}; {self._looks.head}" if self._problem else self._looks.head
+        terminal.show(frame(self._view, head, facts, terminal.size))
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval)
+            self._problem = await self._tried(self._looks.again()) or ""
+            self._changed.set()
+
+    async def _explain(self) -> None:
+        """Ask for the facts of the model in detail, again where another one is."""
+        while True:
+            await self._opened.wait()
+            self._opened.clear()
+            wanted = self._view.detail
+            if wanted is None:
+                self._facts = None
+            elif self._facts is None or self._facts[0] != wanted:
+                self._facts = wanted, None
+                found: list[Json] = []
+                problem = await self._tried(self._ask(wanted, found))
+                self._facts = wanted, problem or found[0]
+                self._changed.set()
+
+    async def _ask(self, wanted: tuple[str, str], found: list[Json]) -> None:
+        found.append(await model_facts(self._looks.client, *wanted))
+
+    async def _tried(self, asking: Awaitable[None]) -> str | None:
+        """Return why something could not be asked; a server that starts again is asked again."""
+        try:
+            await asking
+        except Exception as error:
+            failure = error if isinstance(error, CallFailed) else self._looks.client.failure(error)
+            if failure is None:
+                raise
+            return failure.problem
+        return None
+
+    @contextmanager
+    def _signals(self, terminal: Terminal) -> Iterator[None]:
+        """Have keys, sizes and signals change the view for the length of a block."""
+        loop = asyncio.get_running_loop()
+
+        def _ended(number: int) -> None:
+            self._status = SIGNALLED + number
+            self._end()
+
+        def _stopped() -> None:
+            terminal.give_back()
+            os.kill(os.getpid(), signal.SIGSTOP)
+            terminal.take()
+            self._changed.set()
+
+        handlers: Mapping[int, Callable[[], None]] = {
+            signal.SIGTERM: lambda: _ended(signal.SIGTERM),
+            signal.SIGHUP: lambda: _ended(signal.SIGHUP),
+            signal.SIGTSTP: _stopped,
+            signal.SIGWINCH: self._changed.set,
+        }
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
+        loop.add_reader(terminal.keys, self._pressed, terminal)
+        try:
+            yield
+        finally:
+            loop.remove_reader(terminal.keys)
+            for number in handlers:
+                loop.remove_signal_handler(number)
+
+    def _pressed(self, terminal: Terminal) -> None:
+        try:
+            for key in terminal.read():
+                self._view.press(key)
+        except EOFError:
+            self._end()
+        self._opened.set()
+        self._changed.set()
+
+    def _end(self) -> None:
+        self._view.ended = True
+        self._changed.set()
+
+
+async def _cancelled(task: "asyncio.Task[None]") -> None:
+    """End a task; raises what it failed with."""
+    if task.done():
+        task.result()
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def _from_metrics(client: ServerClient) -> str:
+    """Return what the metrics say about memory; empty over gRPC and for servers without them."""
+    from xlaserve.transport.rest.client import RestClient
+
+    if not isinstance(client, RestClient):
+        return ""
+    try:
+        text = await client.text("/metrics")
+    except CallFailed:
+        return ""
+    sums = dict.fromkeys(_METRICS, 0.0)
+    for line in text.splitlines():
+        name, _, rest = line.partition(" ")
+        name = name.partition("{")[0]
+        if name in sums:
+            try:
+                sums[name] += float(rest.rpartition(" ")[2] or "nan")
+            except ValueError:
+                return ""
+    known = {name: size for name, size in sums.items() if size > 0}
+    return "".join(f"  {_METRICS[name]} {format_bytes(int(size))}" for name, size in known.items())

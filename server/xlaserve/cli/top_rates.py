@@ -1,0 +1,54 @@
+"""Rates of models, from two looks at their statistics."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from xlaserve.cli.models_display import duration, memory_of, number
+from xlaserve.transport.client import Json
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """The rates of one version between two looks."""
+
+    name: str
+    version: str
+    rate: float
+    """Answers a second."""
+    failed: float
+    """Requests a second that failed."""
+    latency: float
+    """Mean milliseconds of an answer; 0 where there was none."""
+    queue: float
+    """Part of it in the queue."""
+    rows: float
+    """Mean rows of an execution."""
+    memory: int
+    """Bytes on all devices."""
+
+
+def rates(before: Sequence[Json], after: Sequence[Json], seconds: float) -> Iterator[Rates]:
+    """Yield the rates of each version between two statistics."""
+    known = {(row.get("name"), row.get("version")): row for row in before}
+    for row in after:
+        old = known.get((row.get("name"), row.get("version")), {})
+        if number(row.get("inference_count")) < number(old.get("inference_count")):
+            old = {}  # loaded again in between: the counts began at 0
+
+        def _grown(name: str, row: Json = row, old: Json = old) -> tuple[int, int]:
+            (count, ns), (was, was_ns) = duration(row, name), duration(old, name)
+            return max(count - was, 0), max(ns - was_ns, 0)
+
+        answers, ns = _grown("success")
+        runs = number(row.get("execution_count")) - number(old.get("execution_count"))
+        inferred = number(row.get("inference_count")) - number(old.get("inference_count"))
+        yield Rates(
+            str(row.get("name", "")),
+            str(row.get("version", "")),
+            answers / seconds,
+            _grown("fail")[0] / seconds,
+            ns / answers / 1e6 if answers else 0.0,
+            _grown("queue")[1] / answers / 1e6 if answers else 0.0,
+            inferred / runs if runs > 0 else 0.0,
+            memory_of(row),
+        )

@@ -1,0 +1,63 @@
+"""The examples that are one command: the very command of each README, in a checkout."""
+
+import asyncio
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+LAST = {
+    "ensemble_with_tokenizer": "a bad film",
+    "flax_to_dashboard": "the dashboard has",
+    "from_triton": "both   [[5.0, 5.0], [0.0, 3.0]]",
+    "image_classifier": "seven.png shows a 7",
+    "modelmesh_on_a_laptop": "150 requests, 0 wrong",
+    "sagemaker_locally": "GET    /models/double           404",
+    "thousand_fine_tunes": "200 of them were asked, 0 answers are wrong",
+}
+"""A line that each prints once it has checked its answers."""
+NEEDS = {"flax_to_dashboard": ["flax"], "from_triton": ["onnx", "tritonclient.grpc"]}
+_MOST_LINES = 40
+_SECONDS = 240
+
+_COMMAND = re.compile(r"^    python (examples/(\w+)/run\.py)( --stay)?$", re.M)
+
+
+def test_every_example_has_a_readme_of_a_screen_with_its_command() -> None:
+    found = {path.parent.name for path in EXAMPLES.glob("*/run.py")}
+
+    assert set(LAST) == found
+    for name in found:
+        text = (EXAMPLES / name / "README.md").read_text()
+        assert len(text.splitlines()) <= _MOST_LINES, name
+        assert [name] == [match[2] for match in _COMMAND.finditer(text)]
+        assert f"examples/{name}/README.md" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAST)
+async def test_the_command_of_the_readme_ends_well(name: str) -> None:
+    for module in NEEDS.get(name, ()):
+        pytest.importorskip(module, reason="the README has it installed")
+    command = _COMMAND.search((EXAMPLES / name / "README.md").read_text())
+    assert command
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        command[1],
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        async with asyncio.timeout(_SECONDS):
+            said, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+    assert 0 == process.returncode, said.decode()
+    assert LAST[name] in said.decode()

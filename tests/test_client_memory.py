@@ -1,0 +1,176 @@
+"""Large inputs of the client in shared memory, over gRPC, REST and unix sockets."""
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from support.python_models import write
+from support.server import RunningServer, serving
+
+from xlaserve.client import AsyncClient, CallFailed, Client
+from xlaserve.client_memory import is_local
+from xlaserve.core.serving.shared_memory import Region
+from xlaserve.transport.address import InvalidAddress, parse_address
+
+ECHO = """
+class Echo(PythonModel):
+    inputs = outputs = {"x": ("FP32", [-1]), "t": ("BYTES", [-1]), "n": ("BF16", [])}
+
+    def infer(self, inputs):
+        return inputs
+"""
+LARGE = {
+    "x": np.arange(100_000, dtype=np.float32),
+    "t": np.array([b"a" * 70_000, b"", b"b"], object),
+    "n": np.array(1.5),
+}
+MEMORY = 1 << 22
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningServer]:
+    root = tmp_path_factory.mktemp("models")
+    write(root, "echo", ECHO)
+    settings: dict[str, Any] = {
+        "load_model": ("*",),
+        "allow_python_models": True,
+        "grpc_endpoint": f"unix:{root / 'grpc.sock'}",
+        "http_endpoint": f"unix:{root / 'http.sock'}",
+        "max_shared_memory_regions": 3,
+    }
+    async with serving(tmp_path_factory.mktemp("scratch"), root, **settings) as found:
+        yield found
+
+
+@pytest.fixture(params=["grpc", "http"])
+def url(server: RunningServer, request: pytest.FixtureRequest) -> str:
+    """Where the server is; both are unix sockets."""
+    return server.url if request.param == "grpc" else f"http+{server.http}".replace(":", "://", 1)
+
+
+def known(server: RunningServer) -> list[Region]:
+    return server.application.engine.regions.status()
+
+
+def inputs() -> dict[str, Any]:
+    import ml_dtypes
+
+    return {**LARGE, "n": LARGE["n"].astype(ml_dtypes.bfloat16)}
+
+
+def same(answer: Any) -> bool:
+    return all(np.array_equal(answer.tensors[name], value) for name, value in inputs().items())
+
+
+async def test_large_inputs_are_in_a_region_that_is_used_again(
+    server: RunningServer, url: str
+) -> None:
+    """Nothing is left behind in /dev/shm, and the server forgets the region with the client."""
+    async with AsyncClient(url, shared_memory_bytes=MEMORY) as client:
+        answers = [await client.infer("echo", inputs()) for _ in range(3)]
+        regions = known(server)
+        files = list(Path("/dev/shm").glob(f"xlaserve-client-{os.getpid()}-*"))
+
+        assert all(map(same, answers))
+        assert "" == client.not_shared
+        assert [1 << 19] == [region.byte_size for region in regions]
+        assert [] == files
+    assert [] == known(server)
+
+
+async def test_requests_side_by_side_have_regions_of_their_own(
+    server: RunningServer, url: str
+) -> None:
+    """Those that the limits leave none for go over the connection, and nobody sees another's."""
+    async with AsyncClient(url, shared_memory_bytes=MEMORY) as client:
+        wanted = [np.full(50_000, number, np.float32) for number in range(12)]
+        given = [{**inputs(), "x": value} for value in wanted]
+        found = await asyncio.gather(*(client.infer("echo", each) for each in given))
+
+        assert 1 <= len(known(server)) <= 3
+    assert all(map(np.array_equal, wanted, (each.tensors["x"] for each in found)))
+
+
+async def test_a_limit_keeps_large_inputs_on_the_connection(
+    server: RunningServer, url: str
+) -> None:
+    async with AsyncClient(url, shared_memory_bytes=1 << 18) as client:
+        assert same(await client.infer("echo", inputs()))
+        assert [] == known(server)
+        small = {**inputs(), "x": np.ones(20_000, np.float32), "t": np.array([b"t"], object)}
+        await client.infer("echo", small)
+        assert 1 == len(known(server))
+
+
+async def test_a_server_that_has_forgotten_the_region_is_asked_again(
+    server: RunningServer, url: str
+) -> None:
+    async with AsyncClient(url, shared_memory_bytes=MEMORY) as client:
+        await client.infer("echo", inputs())
+        server.application.engine.regions.close()
+        assert same(await client.infer("echo", inputs()))
+        assert [] == known(server)
+        assert same(await client.infer("echo", inputs()))
+        assert 1 == len(known(server))
+
+
+async def test_what_the_model_refuses_keeps_the_region(server: RunningServer, url: str) -> None:
+    async with AsyncClient(url, shared_memory_bytes=MEMORY) as client:
+        with pytest.raises(CallFailed, match="input 'x'"):
+            await client.infer("echo", {**inputs(), "x": LARGE["x"].astype(np.int32)})
+        assert same(await client.infer("echo", inputs()))
+        assert 1 == len(known(server))
+
+
+async def test_a_server_that_allows_none_is_asked_over_the_connection(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is said once, in the log and by the client."""
+    write(tmp_path / "models", "echo", ECHO)
+    settings: dict[str, Any] = {"allow_python_models": True, "shared_memory": "none"}
+    async with serving(tmp_path, tmp_path / "models", load_model=("*",), **settings) as found:
+        with caplog.at_level(logging.WARNING, "xlaserve.client"):
+            async with AsyncClient(found.url, shared_memory_bytes=MEMORY) as client:
+                assert same(await client.infer("echo", inputs()))
+                assert same(await client.infer("echo", inputs()))
+                problem = client.not_shared
+
+    assert "shared_memory" in problem
+    assert 1 == sum("inputs are not sent in shared memory" in text for text in caplog.messages)
+
+
+async def test_code_that_is_no_coroutine_shares_too(server: RunningServer, url: str) -> None:
+    def _ask() -> tuple[bool, int]:
+        with Client(url, shared_memory_bytes=MEMORY) as client:
+            return same(client.infer("echo", inputs())), len(known(server))
+
+    assert (True, 1) == await asyncio.to_thread(_ask)
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [
+        ("127.0.0.9:1", True),
+        ("[::1]:1", True),
+        ("localhost:1", True),
+        ("unix:/a", True),
+        ("http+unix:///a", True),
+        ("10.0.0.1:1", False),
+        ("models.example:1", False),
+    ],
+)
+async def test_only_addresses_of_this_machine_share(address: str, local: bool) -> None:
+    assert local == is_local(parse_address(address))
+
+
+async def test_a_unix_socket_has_a_path() -> None:
+    with pytest.raises(InvalidAddress, match="path of a unix socket"):
+        parse_address("http+unix://")
