@@ -1,22 +1,17 @@
 """Foreign clients that are programs of their own."""
 
-from functools import partial
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
+from support.browser import Page, browsing
 from support.go_tools import go_program
-from support.npm_tools import node_program
-from support.server import Serve, serving
+from support.npm_tools import node_packages, node_program
 
 FOLDER = Path(__file__).parent
 
 GRPCURL = "github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.3"
-
-
-@pytest.fixture
-def serve(tmp_path: Path, programs: str) -> Serve:
-    """Run a server that compiles what no other has: clients see only that it answers."""
-    return partial(serving, tmp_path, compilation_cache_directory=programs)
 
 
 @pytest.fixture(scope="session")
@@ -35,3 +30,17 @@ def go_client(pytestconfig: pytest.Config) -> tuple[str, ...]:
 def js_client(pytestconfig: pytest.Config) -> tuple[str, ...]:
     """The command of a client that is built on grpc-js."""
     return node_program(pytestconfig, FOLDER / "js_client", "client.js")
+
+
+@pytest.fixture(scope="session")
+def axe(pytestconfig: pytest.Config) -> str:
+    """The script of axe-core, which finds what people with disabilities could not use."""
+    folder = node_packages(pytestconfig, FOLDER / "axe")
+    return (folder / "node_modules" / "axe-core" / "axe.min.js").read_text()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", name="page")
+async def _page(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Page]:
+    """A tab of a headless browser, which the tests of a module share."""
+    async with browsing(tmp_path_factory.mktemp("profile")) as page:
+        yield page

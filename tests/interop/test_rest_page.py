@@ -4,6 +4,7 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
 from support.curl import curl
 from support.process import served
 
@@ -15,6 +16,7 @@ def commands() -> list[list[str]]:
     return [shlex.split(line)[1:] for block in blocks for line in block.splitlines()]
 
 
+@pytest.mark.slow
 async def test_every_example_is_answered(example_models: Path, programs: str) -> None:
     flags = ("--model-control-mode", "explicit", "--load-model", "*")
     roots = ("--model-root", str(example_models))

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -11,8 +12,13 @@ from support.process import served
 
 REPORT = "report.json"
 
-REQUESTS = 8
+REQUESTS = int(os.environ.get("SCHEMATHESIS_REQUESTS", "8"))
 """For each operation and kind of fault; the cases that boundaries give come on top."""
+
+CASES = int(os.environ.get("SCHEMATHESIS_CASES", "800"))
+"""The least number of all requests together."""
+
+SEED = os.environ.get("SCHEMATHESIS_SEED", "1")
 
 CONFIGURATION = """
 [dictionaries]
@@ -57,15 +63,17 @@ async def test_every_answer_is_as_the_description_says(
         await server.stop()
     faults = [r for r in server.log if r.get("event") == "unexpected exception"]
 
-    operations = json.loads((tmp_path / REPORT).read_text())["operations"]
+    report = json.loads((tmp_path / REPORT).read_text())
+    operations, cases = report["operations"], report["test_cases"]
 
     assert not status, output
     assert operations["total"] == operations["tested"]
+    assert cases["generated"] >= CASES
     assert [] == faults
 
 
 async def _schemathesis(url: str, directory: Path) -> tuple[int | None, str]:
-    arguments = ("--continue-on-failure", "--no-color", "--seed", "1", "--warnings", "off")
+    arguments = ("--continue-on-failure", "--no-color", "--seed", SEED, "--warnings", "off")
     reports = ("--report", "json", "--report-json-path", REPORT)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "schemathesis.cli", "run", url, *arguments, *reports),

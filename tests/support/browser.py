@@ -116,6 +116,16 @@ class Page:
             raise AssertionError(f"never true in the page: {expression}") from None
         return value
 
+    async def findings(self, axe: str) -> list[str]:
+        """Return what axe-core, given as its script, finds wrong with what is shown."""
+        await self.evaluate(f"{axe};0")
+        found: list[str] = await self.evaluate(
+            "axe.run(document, {resultTypes: ['violations']}).then(({violations}) =>"
+            " violations.flatMap(({id, nodes}) => nodes.map(({target, failureSummary}) =>"
+            " `${id}: ${target} ${failureSummary}`)))"
+        )
+        return found
+
     async def screenshot(self, file: Path) -> None:
         """Write what the window shows as a PNG."""
         shot = await self.send("Page.captureScreenshot", format="png")

@@ -226,6 +226,7 @@ def test_who_would_rather_have_events(accept: str | None, *, wanted: bool) -> No
 # --- backpressure ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_a_client_that_does_not_read_pauses_the_model() -> None:
     """What waits for it is bounded, and all of it comes once it reads."""
     total, count = 400, 20_000

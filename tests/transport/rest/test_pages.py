@@ -1,27 +1,41 @@
 """The pages as they are sent: safe, complete without a network, and true."""
 
+import asyncio
+import io
 import json
 import re
+import zipfile
+from dataclasses import replace
+from html import unescape
+from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urljoin
 
 import pytest
+from multidict import CIMultiDict, CIMultiDictProxy
 from support.others import PlayedOthers
 
+from xlaserve.core.in_turns import AT_A_TIME
 from xlaserve.core.others import NOBODY, Others, Question
 from xlaserve.core.residence.monitor import StatusRow
 from xlaserve.core.residence.status_board import Reading, RequestTotals
 from xlaserve.core.server import ServerDescription
-from xlaserve.core.serving.call import Operation
+from xlaserve.core.serving.call import Call, Operation
+from xlaserve.core.serving.sight import Sees, nothing
 from xlaserve.core.serving.statistics import REQUEST_BOUNDS_NS
+from xlaserve.transport.grpc.methods import ROWS
 from xlaserve.transport.rest.docs_page import render
 from xlaserve.transport.rest.messages import HttpRequest, HttpResponse, json_response
 from xlaserve.transport.rest.openapi import describe
 from xlaserve.transport.rest.pages import page_routes
-from xlaserve.transport.rest.routing import Route
+from xlaserve.transport.rest.routing import Body, QueryParameter, Route
 
 PAGES = ("/", "/v2/docs")
+BINARY = {"/v2/docs/protos.zip"}
+MANY = 1000
+PROTOS = Path(__file__).resolve().parents[3] / "protos"
 OUTSIDE = {"/metrics"}
 """What pages link to and others answer."""
 BUCKETS = (*range(len(REQUEST_BOUNDS_NS)), 1)
@@ -113,7 +127,7 @@ async def test_whatever_a_script_imports_is_a_route() -> None:
 
 
 async def test_nothing_is_loaded_from_elsewhere() -> None:
-    for path in routes():
+    for path in sorted(set(routes()) - BINARY):
         outside = {"http://www.w3.org/2000/svg", "http://localhost:8000"}
 
         assert set() == set(re.findall(r"https?://[^\s\"'<]+?(?=[\"'<\s]|$)", await text(path))) - (
@@ -163,6 +177,52 @@ async def test_the_status_is_never_kept() -> None:
     assert "no-store" == (await get("/status.json")).headers["Cache-Control"]
 
 
+async def test_a_status_that_has_not_changed_is_not_sent_again() -> None:
+    """But for the time that the server has run; a row that changes is another status."""
+    now = reading(row("m"))
+
+    async def read(search: str) -> Reading:
+        return now
+
+    board: Any = SimpleNamespace(read=read)
+    made = page_routes([], board, ServerDescription(version="1"))
+    (route,) = [route for route in made if route.path == "/status.json"]
+
+    async def ask(tag: str) -> HttpResponse:
+        headers = CIMultiDictProxy(CIMultiDict({"If-None-Match": tag}))
+        answer = await route.handle(HttpRequest(headers=headers))
+        assert isinstance(answer, HttpResponse)
+        return answer
+
+    first = await ask("")
+    now = replace(now, uptime_seconds=9.5)
+    same = await ask(first.headers["ETag"])
+    now = reading(row("m", pending=1))
+    other = await ask(first.headers["ETag"])
+
+    assert [200, 304, 200] == [answer.status for answer in (first, same, other)]
+    assert (0, first.headers["ETag"]) == (same.size, same.headers["ETag"])
+    assert first.headers["ETag"] != other.headers["ETag"]
+
+
+async def test_many_rows_are_written_in_turns_with_requests() -> None:
+    rows = [row(f"m{number}") for number in range(MANY)]
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    beside = asyncio.create_task(others())
+    status = json.loads(await text("/status.json", *rows))
+    beside.cancel()
+
+    assert [one.name for one in rows] == [model["name"] for model in status["models"]]
+    assert turns >= MANY // AT_A_TIME
+
+
 async def test_the_status_says_what_the_board_says() -> None:
     busy = row("busy", success_count=7, fail_count=2, pending=3, request_buckets=BUCKETS)
     status = json.loads(await text("/status.json", busy, row("idle")))
@@ -175,6 +235,40 @@ async def test_the_status_says_what_the_board_says() -> None:
     assert list(REQUEST_BOUNDS_NS) == status["bounds_ns"]
     assert {"success": 7, "fail": 2, "buckets": list(BUCKETS)} == status["models"][0]["requests"]
     assert 3 == status["models"][0]["pending"]
+
+
+async def test_models_that_the_caller_may_not_change_are_fixed() -> None:
+    def permits(call: Call, operation: Operation) -> Sees:
+        return lambda model: operation is Operation.MANAGE and model == "own"
+
+    async def read(search: str) -> Reading:
+        return replace(reading(row("other"), row("own")), controllable=True)
+
+    board: Any = SimpleNamespace(read=read)
+    made = page_routes([], board, ServerDescription(version="1"), permits=permits)
+    (route,) = [route for route in made if route.path == "/status.json"]
+    answer = await route.handle(HttpRequest())
+    assert isinstance(answer, HttpResponse)
+    status = json.loads(b"".join(bytes(part) for part in answer.parts))
+
+    assert {"other": True, "own": False} == {
+        model["name"]: model.get("fixed", False) for model in status["models"]
+    }
+    assert status["server"]["controllable"]
+
+
+async def test_who_may_change_no_model_is_told_so() -> None:
+    async def read(search: str) -> Reading:
+        return replace(reading(row("m")), controllable=True)
+
+    board: Any = SimpleNamespace(read=read)
+    description = ServerDescription(version="1")
+    made = page_routes([], board, description, permits=lambda call, operation: nothing)
+    (route,) = [route for route in made if route.path == "/status.json"]
+    answer = await route.handle(HttpRequest())
+    assert isinstance(answer, HttpResponse)
+
+    assert not json.loads(b"".join(map(bytes, answer.parts)))["server"]["controllable"]
 
 
 async def test_models_without_requests_cost_few_bytes() -> None:
@@ -229,3 +323,70 @@ def test_an_example_is_a_command_that_a_shell_takes() -> None:
     )
 
     assert "/v2/models/identity&#x27;" in render(made) or "/v2/models/identity'" in render(made)
+
+
+def test_every_operation_has_a_form_for_its_parameters_and_its_body() -> None:
+    takes = Body(None, ("application/json", "image/*"), example={"a": HOSTILE})
+    query = (QueryParameter("q", str, "Q"),)
+    made = describe(
+        [
+            Route(
+                "POST",
+                "/m/{model}",
+                Operation.PAGE,
+                handler,
+                "M",
+                "server",
+                takes=takes,
+                query=query,
+            )
+        ],
+        version="1",
+    )
+    page = render(made)
+
+    assert '<form class="try" data-method="POST" data-path="/m/{model}"' in page
+    assert ["path", "query", "type", "body", "file"] == re.findall(r'data-in="(\w+)"', page)
+    assert ["application/json", "image/*"] == re.findall("<option>([^<]+)<", page)
+    assert "<script>" not in page
+    assert json.dumps({"a": HOSTILE}, indent=2) == unescape(
+        page.partition("<textarea")[2].partition(">")[2].partition("</textarea>")[0]
+    )
+
+
+async def test_the_documentation_has_one_heading_of_the_first_order_and_no_gap() -> None:
+    levels = [int(level) for level in re.findall(r"<h(\d)", await text("/v2/docs"))]
+
+    assert [1] == [level for level in levels if level == 1] == levels[:1]
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+
+
+async def test_the_protos_are_those_of_the_services_with_a_call_of_each_method() -> None:
+    data = b"".join(bytes(part) for part in (await get("/v2/docs/protos.zip")).parts)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        files = {name: archive.read(name).decode() for name in archive.namelist()}
+    calls = files.pop("grpcurl.txt")
+
+    assert {f"protos/{path.name}": path.read_text() for path in PROTOS.glob("*.proto")} == files
+    methods = {name.removeprefix("/") for name in ROWS if "reflection" not in name}
+    assert methods == set(re.findall(r" localhost:8001 (\S+/\w+)$", calls, re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "address"),
+    [
+        ("", "localhost:8001"),
+        ("port:9001", "localhost:9001"),
+        ("port:0", "localhost:8001"),
+        ("systemd:grpc", "localhost:8001"),
+        ("unix:/run/x.sock", "-unix /run/x.sock"),
+    ],
+)
+async def test_calls_name_the_port_of_the_settings(endpoint: str, address: str) -> None:
+    board: Any = SimpleNamespace(read=None)
+    made = page_routes([], board, ServerDescription(version="1"), grpc_endpoint=endpoint)
+    page = next(row for row in made if row.path == "/v2/docs")
+    answer = await page.handle(HttpRequest())
+    assert isinstance(answer, HttpResponse)
+
+    assert f'<span class="grpc-address">{address}</span>' in bytes(answer.parts[0]).decode()

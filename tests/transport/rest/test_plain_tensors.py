@@ -209,6 +209,14 @@ def test_text_is_utf_8(media_type: str, datatype: str) -> None:
         read(spec(datatype, -1, 1), media_type, b'["\xff"]')
 
 
+@pytest.mark.parametrize("body", [b"\xef", b"\xef\xbb", b"\xef\xbb\xbf", b"\xef\xbb\xbf\n"])
+@pytest.mark.parametrize("datatype", ["UINT8", "BYTES"])
+def test_a_byte_order_mark_is_no_row(datatype: str, body: bytes) -> None:
+    """Nor is a part of one, which Python's own reader passes over."""
+    with pytest.raises((InvalidBody, InvalidTensor)):
+        read(spec(datatype, -1, 2), CSV, body)
+
+
 @pytest.mark.parametrize("media_type", ["text/html", "application/x-recordio-protobuf", "images/x"])
 def test_other_media_types_are_not_read(media_type: str) -> None:
     text = r"expected a Content-Type of application/json, text/csv, application/x-npy, image/\*"

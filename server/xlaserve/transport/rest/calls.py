@@ -13,6 +13,7 @@ def call_of(operation: Operation, names: Mapping[str, str], headers: Headers, pe
     """
     call = AwaitedInfer() if operation is Operation.INFER else Call()
     call.operation = operation
+    call.protocol = "REST"
     call.model = names.get("model", "")
     call.version = names.get("version", "")
     call.headers = headers

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from http import HTTPStatus
 from shlex import quote
@@ -10,6 +10,7 @@ from urllib.parse import quote as percent_encoded
 
 from xlaserve.transport.rest.messages import JSON_TYPE
 from xlaserve.transport.rest.openapi import Object, errors_by_status
+from xlaserve.transport.rest.protos import Service, command
 
 _ORIGIN = "http://localhost:8000"
 """Stands in the examples until the page puts its own in its place."""
@@ -19,16 +20,24 @@ _CODE = re.compile(r"`([^`]+)`")
 _IN_BRACES = re.compile(r"(\{\w+\})")
 
 
-def render(description: Object) -> str:
+_MOST_ROWS = 16
+"""The most lines of a body that are shown without a scroll bar."""
+
+
+def render(
+    description: Object, services: Sequence[Service] = (), grpc_address: str = "localhost:8001"
+) -> str:
     """Return the page; everything that stands in it was escaped."""
     info = description["info"]
     groups = _groups(description)
     parts = [
         _HEAD.format(title=_text(info["title"]), version=_text(info["version"])),
         _navigation(description, groups),
-        f'<main id="main"><p class="lead">{_prose(info["summary"])}</p>',
+        f'<main id="main" tabindex="-1"><h1>{_text(info["title"])}: HTTP routes</h1>',
+        f'<p class="lead">{_prose(info["summary"])}</p>',
         f"<p>{_prose(info['description'])}</p>",
         *(_group(tag, groups[tag["name"]]) for tag in description["tags"]),
+        _grpc(services, grpc_address),
         _errors(),
         _schemas(description["components"]["schemas"]),
         "</main></div></body></html>\n",
@@ -74,14 +83,17 @@ def _navigation(
 ) -> str:
     parts = ['<nav class="side" aria-label="Routes">']
     for tag in description["tags"]:
-        parts.append(f"<h2>{_text(tag['name'])}</h2><ul>")
+        name = _text(tag["name"])
+        label = "routes-" + name.replace(" ", "-")
+        parts.append(f'<p class="group" id="{label}">{name}</p><ul aria-labelledby="{label}">')
         parts += [
             f'<li><a href="#{_text(operation["operationId"])}">{_method(method)} '
             f"{_path(path)}</a></li>"
             for method, path, operation in groups[tag["name"]]
         ]
         parts.append("</ul>")
-    parts.append('<h2>More</h2><ul><li><a href="#errors">Errors</a></li>')
+    parts.append('<p class="group" id="routes-more">More</p><ul aria-labelledby="routes-more">')
+    parts.append('<li><a href="#grpc">gRPC</a></li><li><a href="#errors">Errors</a></li>')
     parts.append('<li><a href="#schemas">Schemas</a></li></ul></nav>')
     return "\n".join(parts)
 
@@ -106,7 +118,7 @@ def _operation(method: str, path: str, operation: Object) -> str:
         _request(body) if body else "",
         _responses(operation["responses"]),
         _curl(method, path, operation),
-        _trial(name, path, operation["parameters"]) if method == "GET" else "",
+        _trial(name, method, path, operation),
         "</section>",
     ]
     return "\n".join(part for part in parts if part)
@@ -179,20 +191,64 @@ def _example(operation: Object, path: str) -> str:
     return _text(path)
 
 
-def _trial(name: str, path: str, parameters: Iterable[Object]) -> str:
-    fields = [
-        f'<label>{_text(p["name"])} <input name="{_text(p["name"])}" data-in="{_text(p["in"])}" '
-        f'value="{_text(str(p.get("example", "")))}" autocomplete="off" spellcheck="false"'
-        f"{' required' if p['required'] else ''}></label>"
-        for p in parameters
-        if p["in"] in ("path", "query")
-    ]
+# --- forms ---
+
+
+def _trial(name: str, method: str, path: str, operation: Object) -> str:
+    body = operation.get("requestBody")
+    fields = [*map(_field, operation["parameters"]), *(_body_fields(body) if body else ())]
     return (
-        f'<form class="try" data-path="{_text(path)}" aria-label="Try {name}">'
+        f'<form class="try" data-method="{_text(method)}" data-path="{_text(path)}" '
+        f'aria-label="Try {name}">'
         + "".join(fields)
-        + '<button type="submit">Send</button>'
+        + f'<button type="submit">Send {_text(method)}</button>'
         '<div class="answer" role="status" aria-live="polite"></div></form>'
     )
+
+
+def _field(parameter: Object) -> str:
+    name = _text(parameter["name"])
+    return (
+        f'<label>{name} <input name="{name}" data-in="{_text(parameter["in"])}" '
+        f'value="{_text(str(parameter.get("example", "")))}" autocomplete="off" spellcheck="false"'
+        f"{' required' if parameter['required'] else ''}></label>"
+    )
+
+
+def _body_fields(body: Object) -> Iterable[str]:
+    content = body["content"]
+    options = "".join(f"<option>{_text(media_type)}</option>" for media_type in content)
+    yield f'<label>Content-Type <select data-in="type">{options}</select></label>'
+    example = content.get(JSON_TYPE, {}).get("example")
+    text = "" if example is None else json.dumps(example, indent=2)
+    rows = min(text.count("\n") + 1, _MOST_ROWS)
+    yield (
+        f'<label class="body">Body <textarea data-in="body" rows="{rows}" autocomplete="off" '
+        f'spellcheck="false">{_text(text)}</textarea></label>'
+    )
+    yield '<label>or a file <input type="file" data-in="file"></label>'
+
+
+# --- gRPC ---
+
+
+def _grpc(services: Sequence[Service], address: str) -> str:
+    parts = [
+        '<h2 id="grpc">gRPC</h2><p><a href="docs/protos.zip" download>protos.zip</a> has the '
+        "protos of all services, and these lines as <code>grpcurl.txt</code>. Unpacked, they run "
+        "as they stand; over TLS without <code>-plaintext</code>.</p>"
+    ]
+    shown = _text(address)
+    for service in services:
+        lines = "\n".join(
+            _text(command(service, method, address)).replace(
+                f" {shown} ", f' <span class="grpc-address">{shown}</span> '
+            )
+            for method in service.methods
+        )
+        parts.append(f"<h3>{_text(service.name)}</h3>")
+        parts.append(f'<pre class="curl" tabindex="0"><code>{lines}</code></pre>')
+    return "\n".join(parts)
 
 
 # --- errors and schemas ---

@@ -1,4 +1,7 @@
-"""The mapping of errors to HTTP answers, for every route alike."""
+"""The mapping of errors to HTTP answers, for every route alike.
+
+Their shape is `{"error": text}`, but for the paths of OpenAI's endpoints.
+"""
 
 import math
 from collections.abc import Awaitable, Mapping
@@ -8,11 +11,13 @@ from typing import TypeVar
 
 import structlog
 
-from xlaserve.access_errors import QuotaExceeded, Unauthenticated
+from xlaserve.access_errors import QuotaExceeded, TooManyRequests, Unauthenticated
 from xlaserve.errors import BudgetExhausted, XlaserveError
 from xlaserve.transport.compression import CODINGS
 from xlaserve.transport.rest.compression import UnsupportedEncoding
 from xlaserve.transport.rest.messages import HttpResponse, json_response
+from xlaserve.transport.rest.openai.errors import error_body, has_openai_errors
+from xlaserve.transport.rest.routing import path_of
 from xlaserve.transport.status import wire_status
 
 T = TypeVar("T")
@@ -36,13 +41,24 @@ _log = structlog.get_logger("http")
 
 
 def error_response(
-    text: str, status: HTTPStatus, headers: Mapping[str, str] = MappingProxyType({})
+    text: str,
+    status: HTTPStatus,
+    headers: Mapping[str, str] = MappingProxyType({}),
+    *,
+    path: str = "",
+    error: BaseException | None = None,
 ) -> HttpResponse:
-    """Answer `{"error": text}`."""
+    """Answer `{"error": text}`, or what OpenAI's clients expect at that path of a request.
+
+    `error` is what was raised, None where nothing was.
+    """
     shown = text if len(text) <= MAX_ERROR_CHARACTERS else text[:MAX_ERROR_CHARACTERS] + "..."
     # Broken UTF-8 is shown as it came, escaped.
     shown = shown.encode(errors="backslashreplace").decode()
-    body = json_response({"error": shown}, status)
+    told: object = {"error": shown}
+    if has_openai_errors(path_of(path)):
+        told = error_body(shown, status, error)
+    body = json_response(told, status)
     return HttpResponse(status, parts=body.parts, headers=headers, compressible=False)
 
 
@@ -60,8 +76,9 @@ def translate(error: Exception, *, method: str, path: str) -> HttpResponse:
     """Return the answer that an exception becomes; one that nobody expected is logged."""
     if isinstance(error, XlaserveError):
         headers = _HEADERS.get(type(error), MappingProxyType({}))
-        if isinstance(error, QuotaExceeded):
+        if isinstance(error, QuotaExceeded | TooManyRequests):
             headers = {"Retry-After": str(math.ceil(error.retry_seconds))}
-        return error_response(str(error), wire_status(error).http, headers)
+        status = wire_status(error).http
+        return error_response(str(error), status, headers, path=path, error=error)
     _log.error("unexpected exception", method=method, path=path, exc_info=error)
-    return error_response("internal error", HTTPStatus.INTERNAL_SERVER_ERROR)
+    return error_response("internal error", HTTPStatus.INTERNAL_SERVER_ERROR, path=path)

@@ -11,7 +11,7 @@ error that comes before the first answer is an ordinary HTTP answer; a later one
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import NamedTuple, TypeAlias
 
@@ -80,7 +80,10 @@ class EventCall(InferCall):
         self._waiting: deque[_Answer | BaseException] = deque()
         self._waiting_bytes = 0
         self._changed = asyncio.Event()
-        self.hold(self._changed.set)
+        self.hold(self._tell)
+
+    def _tell(self) -> None:
+        self._changed.set()
 
     # --- for who answers ---
 
@@ -100,12 +103,12 @@ class EventCall(InferCall):
             return
         self._waiting.append(_Answer(response, last, size))
         self._waiting_bytes += size
-        self._changed.set()
+        self._tell()
 
     def refuse(self, error: BaseException) -> None:
         """Have an error sent behind the answers that wait."""
         self._waiting.append(error)
-        self._changed.set()
+        self._tell()
 
     # --- for who sends ---
 
@@ -123,20 +126,65 @@ class EventCall(InferCall):
                 yield waiting.response, waiting.last
                 if waiting.last:
                     return
-                self._waiting_bytes -= waiting.size
-                self.grow(-waiting.size, "the answer")
-                self.resume()
+                self._sent(waiting)
         finally:
-            if not self.has_ended:
-                self.cancel("its client has left")
+            self._leave()
 
     async def _next(self) -> _Answer | BaseException:
-        while not self._waiting:
-            if self.has_ended:
-                return asyncio.CancelledError("the call was cancelled")
+        while (waiting := self._take()) is None:
             self._changed.clear()
             await self._changed.wait()
-        return self._waiting.popleft()
+        return waiting
+
+    def _take(self) -> _Answer | BaseException | None:
+        """Return what is to be sent next; None where that is yet to come."""
+        if self._waiting:
+            return self._waiting.popleft()
+        return asyncio.CancelledError("the call was cancelled") if self.has_ended else None
+
+    def _sent(self, answer: _Answer) -> None:
+        """Count an answer no more, since the next one is asked for."""
+        self._waiting_bytes -= answer.size
+        self.grow(-answer.size, "the answer")
+        self.resume()
+
+    def _leave(self) -> None:
+        if not self.has_ended:
+            self.cancel("its client has left")
+
+    @staticmethod
+    async def merged(
+        calls: "Sequence[EventCall]",
+    ) -> AsyncGenerator[tuple[int, InferResponse, bool], None]:
+        """Yield the answers to several calls as they come, with the index of their call.
+
+        In turn where several wait, so that none of them is behind the others. Raises the error of
+        the first that fails; a caller that leaves earlier, or by that, cancels those that go on.
+        """
+        changed = asyncio.Event()
+        going = dict(enumerate(calls))
+        for call in calls:
+            call._changed = changed
+        try:
+            while going:
+                changed.clear()
+                for index, call in tuple(going.items()):
+                    waiting = call._take()
+                    if waiting is None:
+                        continue
+                    changed.set()  # perhaps there is more
+                    if isinstance(waiting, BaseException):
+                        raise waiting
+                    if waiting.last:
+                        del going[index]
+                    yield index, waiting.response, waiting.last
+                    if not waiting.last:
+                        call._sent(waiting)
+                if going:
+                    await changed.wait()
+        finally:
+            for call in calls:
+                call._leave()
 
 
 async def events(

@@ -11,7 +11,11 @@ from xlaserve.core.serving.inference import InferResponse
 from xlaserve.errors import NotOneAnswer
 from xlaserve.transport.rest.edge import translate
 from xlaserve.transport.rest.events import EVENT_STREAM_TYPE, EventCall
-from xlaserve.transport.rest.generate_json import read_generate_request, write_generate_answer
+from xlaserve.transport.rest.generate_json import (
+    has_text,
+    read_generate_request,
+    write_generate_answer,
+)
 from xlaserve.transport.rest.infer_response import output_bytes
 from xlaserve.transport.rest.messages import HttpRequest, HttpResponse, HttpStream
 from xlaserve.transport.rest.parsing import parsed_bytes
@@ -79,7 +83,7 @@ class GenerateRoutes:
 
     async def generate(self, request: HttpRequest) -> HttpResponse:
         """Answer once; raises NotOneAnswer for a model that gave another number of answers."""
-        call = await self._begin(request)
+        call, is_text = await self._begin(request, whole=True)
         found: InferResponse | None = None
         async with aclosing(call.answers()) as answers:
             async for response, _ in answers:
@@ -90,37 +94,42 @@ class GenerateRoutes:
                 found = response
         if found is None:
             raise NotOneAnswer(call.model, "none")
-        return await self._write(found)
+        return await self._write(found, is_text)
 
     async def generate_stream(self, request: HttpRequest) -> HttpStream:
         """Send each answer as an event, as it comes."""
-        call = await self._begin(request)
+        call, is_text = await self._begin(request)
         path = f"/v2/models/{call.model}/generate_stream"
-        return HttpStream(_CONTENT_TYPE, self._events(call, path))
+        return HttpStream(_CONTENT_TYPE, self._events(call, path, is_text))
 
     def make_call(self, names: Mapping[str, str], headers: Headers, peer: Peer) -> EventCall:
         """Make the call of a request, which may be given any number of answers."""
         return EventCall(names, headers, peer, self._max_stream_bytes)
 
-    async def _begin(self, request: HttpRequest) -> EventCall:
+    async def _begin(self, request: HttpRequest, *, whole: bool = False) -> tuple[EventCall, bool]:
+        """Begin a call, and tell whether its model takes and gives text."""
         name, version = request.names["model"], request.names.get("version", "")
         call = request.call
         assert isinstance(call, EventCall)
+        call.wants_whole = whole
         with self._engine.require(name, version) as info:
             body = await request.read()
             request.grow(await parsed_bytes(self._threads, info, body), "the parsed body")
             depth = self._max_json_depth
             read = partial(read_generate_request, info, name, version, body, max_depth=depth)
             inference = await self._threads.run(len(body), read)
+            is_text = has_text(info)
         call.grow = request.grow
         self._engine.begin(call, inference)
-        return call
+        return call, is_text
 
-    async def _write(self, response: InferResponse) -> HttpResponse:
-        write = partial(write_generate_answer, response, strict=self._strict_json)
+    async def _write(self, response: InferResponse, is_text: bool) -> HttpResponse:
+        write = partial(write_generate_answer, response, strict=self._strict_json, is_text=is_text)
         return await self._threads.run(output_bytes(response), write)
 
-    async def _events(self, call: EventCall, path: str) -> AsyncGenerator[bytes, None]:
+    async def _events(
+        self, call: EventCall, path: str, is_text: bool
+    ) -> AsyncGenerator[bytes, None]:
         """Yield the events of a call, each when the one before it was sent.
 
         Raises the error of a call that fails before its first answer, so that it has its own
@@ -131,7 +140,7 @@ class GenerateRoutes:
             async with aclosing(call.answers()) as answers:
                 async for response, _ in answers:
                     if response.outputs:
-                        event = _event(await self._write(response))
+                        event = _event(await self._write(response, is_text))
                         has_begun = True
                         yield event
         except Exception as error:

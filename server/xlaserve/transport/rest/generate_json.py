@@ -37,7 +37,11 @@ from xlaserve.transport.rest.json_tensors import (
 from xlaserve.transport.rest.json_text import check_depth
 from xlaserve.transport.rest.messages import HttpResponse
 
+TEXT, TEXT_INPUT, TEXT_OUTPUT = "text", "text_input", "text_output"
+"""A tensor of language models, and the fields that clients of Triton have for it."""
+
 _ID = "id"
+_STOP = "stop"
 _PARAMETERS = "parameters"
 
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -58,6 +62,9 @@ def read_generate_request(
     """
     check_depth(body, max_depth)
     inputs = {spec.name: spec for spec in info.inputs}
+    is_text = has_text(info)
+    if is_text:
+        inputs[TEXT_INPUT] = inputs[TEXT]
     tensors: list[InferInput] = []
     parameters: dict[str, Any] = {}
     identity = ""
@@ -69,6 +76,10 @@ def read_generate_request(
             identity = _identity(_value(value))
         else:
             parameters[name] = _value(value)
+    stop = parameters.get(_STOP)
+    if is_text and isinstance(stop, list):
+        # A parameter is no list: such a one is written as the model reads it.
+        parameters[_STOP] = _ENCODER.encode(stop).decode()
     return InferRequest(
         model, version, identity, tuple(tensors), parameters=read_parameters(parameters)
     )
@@ -140,10 +151,18 @@ def _shape(spec: TensorSpec, sizes: Shape, *, is_batched: bool) -> Shape:
     return (*rows, *(free if size == -1 else size for size in rest))
 
 
-def write_generate_answer(response: InferResponse, *, strict: bool = False) -> HttpResponse:
+def has_text(info: ModelInfo) -> bool:
+    """Tell whether a model takes and gives text: it has `text_input` and `text_output` then."""
+    return info.generation is not None and info.generation.is_text_offered
+
+
+def write_generate_answer(
+    response: InferResponse, *, strict: bool = False, is_text: bool = False
+) -> HttpResponse:
     """Write an answer (generate extension, Generate Response JSON Object).
 
-    Each output is a field: its only element, or all of its elements in one list.
+    Each output is a field: its only element, or all of its elements in one list. With `is_text`
+    the output `text` is the field `text_output`.
     Raises InvalidTensor for FP16 and BF16, and with `strict` OutputNotInForm, see `write_elements`.
     """
     head: dict[str, Parameter] = {
@@ -158,7 +177,8 @@ def write_generate_answer(response: InferResponse, *, strict: bool = False) -> H
         head |= {n: value for n, value in response.parameters.items() if n not in taken}
     parts: list[Buffer] = [_ENCODER.encode(head)[:-1]]
     for output in response.outputs:
-        parts += (b",%b:" % _ENCODER.encode(output.name), *_elements(response, output, strict))
+        name = TEXT_OUTPUT if is_text and output.name == TEXT else output.name
+        parts += (b",%b:" % _ENCODER.encode(name), *_elements(response, output, strict))
     parts.append(b"}")
     return HttpResponse(parts=parts)
 

@@ -12,6 +12,7 @@ from xlaserve.core.residence.fold_history import fold_histories
 from xlaserve.core.residence.history import History, HistorySnapshot, Sample, VersionSample
 from xlaserve.core.serving.call import Operation
 from xlaserve.core.serving.failures import Failure
+from xlaserve.core.serving.loop_lag import LAG_BOUNDS
 from xlaserve.core.serving.statistics import REQUEST_BOUNDS_NS
 from xlaserve.transport.rest.messages import HttpRequest, HttpResponse
 from xlaserve.transport.rest.routing import Body, Route
@@ -28,6 +29,7 @@ class Counts(msgspec.Struct, omit_defaults=True):
     version: str
     success: int = 0
     buckets: Buckets = ()
+    fail: int = 0
 
 
 class Moment(msgspec.Struct):
@@ -67,6 +69,16 @@ class Interval(msgspec.Struct):
     devices: Annotated[Mapping[str, int], msgspec.Meta(description="Memory by device.")]
     models: Annotated[
         list[ModelInterval], msgspec.Meta(description="Those with the most requests.")
+    ]
+    lag_mean_seconds: Annotated[
+        float | None, msgspec.Meta(description="How late the event loop was, on average.")
+    ]
+    lag_p99_seconds: float | None
+    pending: Annotated[
+        int, msgspec.Meta(description="Executions that waited to begin, at its end.")
+    ]
+    oldest_seconds: Annotated[
+        float, msgspec.Meta(description="Seconds that the oldest of them had waited.")
     ]
 
 
@@ -137,7 +149,7 @@ class HistoryRoutes:
             REQUEST_BOUNDS_NS,
             [_moment(sample) for sample in history.recent],
             hour,
-            list(map(_error, history.failures)),
+            list(map(error_of, history.failures)),
             dict(asked.missing),
         )
         return HttpResponse(parts=[msgspec.json.encode(answer)], headers=_FRESH)
@@ -152,18 +164,22 @@ _AT_A_TIME = 30
 def _moment(sample: Sample) -> Moment:
     # Those without requests too: a rate is the difference to the moment before.
     models = [
-        Counts(m.name, m.version, m.success, m.buckets if m.success else ()) for m in sample.models
+        Counts(m.name, m.version, m.success, m.buckets if m.success else (), m.fail)
+        for m in sample.models
     ]
     return Moment(sample.at, sample.success, sample.buckets, models)
 
 
-def _error(failure: Failure) -> Error:
+def error_of(failure: Failure) -> Error:
+    """Return a failure as pages show it."""
     return Error(*failure)
 
 
 def _interval(before: Sample, after: Sample) -> Interval:
     seconds = after.at - before.at
     delta = _less(after.buckets, before.buckets)
+    lags = _less(after.lag, before.lag)
+    looks = sum(lags)
     known = {(each.name, each.version): each for each in before.models}
     failures = {
         reason: more
@@ -180,6 +196,10 @@ def _interval(before: Sample, after: Sample) -> Interval:
         after.used_bytes,
         after.devices,
         [_of_model(known.get((m.name, m.version)), m, seconds) for m in after.models],
+        (after.lag_seconds - before.lag_seconds) / looks if looks else None,
+        quantile(lags, 0.99, LAG_BOUNDS),
+        after.pending,
+        after.oldest_seconds,
     )
 
 
@@ -209,19 +229,22 @@ def _rate(delta: Iterable[int], seconds: float) -> float:
     return sum(delta) / seconds if seconds > 0 else 0.0
 
 
-def quantile(buckets: Sequence[int], share: float) -> float | None:
-    """Return the nanoseconds that a share of the requests did not exceed; None without requests.
+def quantile(
+    buckets: Sequence[int], share: float, bounds: Sequence[float] = REQUEST_BOUNDS_NS
+) -> float | None:
+    """Return what a share of what was counted did not exceed; None where nothing was.
 
-    Between the bounds of its bucket in proportion, as the status page does.
+    In the unit of the bounds of the buckets, and between them in proportion, as the status page
+    does: nanoseconds of requests unless others are given.
     """
     left = share * sum(buckets)
     if not left:
         return None
     for index, inside in enumerate(buckets):
         if inside and left <= inside:
-            low = REQUEST_BOUNDS_NS[index - 1] if index else 0
-            if index >= len(REQUEST_BOUNDS_NS):
+            low = bounds[index - 1] if index else 0
+            if index >= len(bounds):
                 return float(low)
-            return low + (REQUEST_BOUNDS_NS[index] - low) * left / inside
+            return low + (bounds[index] - low) * left / inside
         left -= inside
-    return float(REQUEST_BOUNDS_NS[-1])
+    return float(bounds[-1])

@@ -147,7 +147,7 @@ class InferenceRoutes:
                 "Model ready",
                 _TAG,
                 Body(ModelReady),
-                errors=(404,),
+                errors=(*bad_version, 404),
                 other={400: "Not ready."},
             ),
             Route(

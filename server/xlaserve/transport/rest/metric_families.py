@@ -6,10 +6,12 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import Protocol
 
+from xlaserve.core.residence.model_board import rows_by_bucket
 from xlaserve.core.residence.registry import Instance, Model
 from xlaserve.core.serving.stations.backlog import NO_BACKLOG, Backlog
 from xlaserve.core.serving.statistics import REQUEST_BOUNDS_NS, FailureReason, Totals
 from xlaserve.models.loaded import Bucket
+from xlaserve.transport.rest.generation_families import OF_GENERATION, GenerationReading
 from xlaserve.transport.rest.metric_family import Family, Row, escape, one
 
 # --- of a model version ---
@@ -51,6 +53,8 @@ class VersionReading:
     """1 where it answers; of several versions, how many do."""
     backlog: Backlog = NO_BACKLOG
     """Empty while it is not loaded."""
+    generation: GenerationReading | None = None
+    """None of what is no generator, and while it is not loaded."""
 
 
 _VERSION_LABELS = ("model", "version")
@@ -141,11 +145,7 @@ def _executed_rows(reading: VersionReading) -> Iterable[tuple[int, int, int]]:
     if reading.instance is None:
         return
     sizes = sorted({bucket.rows for bucket in reading.instance.info.buckets})
-    for batch in reading.totals.batches:
-        rows = batch.batch_size
-        # Of an instance before this one there may be larger ones; other models have no padding.
-        bucket = next((size for size in sizes if size >= rows), rows)
-        yield bucket, batch.compute_infer.count, rows
+    yield from rows_by_bucket(reading.totals, sizes)
 
 
 def _bucket_executions(reading: VersionReading) -> list[Row]:
@@ -186,6 +186,15 @@ def _of_version(
 ) -> Family[VersionReading]:
     labels = (*_VERSION_LABELS, label) if label else _VERSION_LABELS
     return Family(name, kind, help, read, labels)
+
+
+def _when_generating(family: Family[GenerationReading]) -> Family[VersionReading]:
+    """Return a family of generators as one of all versions."""
+
+    def read(reading: VersionReading) -> Iterable[Row]:
+        return () if reading.generation is None else family.read(reading.generation)
+
+    return Family(family.name, family.kind, family.help, read, family.labels)
 
 
 OF_VERSIONS: tuple[Family[VersionReading], ...] = (
@@ -381,6 +390,7 @@ OF_VERSIONS: tuple[Family[VersionReading], ...] = (
         "Unloads",
         lambda r: one(r.statistics.unloads),
     ),
+    *map(_when_generating, OF_GENERATION),
 )
 """One row for each version that the registry knows; those are gone with a model's files."""
 

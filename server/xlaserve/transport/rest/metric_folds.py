@@ -60,6 +60,23 @@ FOLDS: Mapping[str, Fold] = MappingProxyType(
         "xlaserve_model_loads_total": Fold.MAX,
         "xlaserve_model_load_failures_total": Fold.MAX,
         "xlaserve_model_unloads_total": Fold.MAX,
+        # Of generators.
+        "xlaserve_generation_first_token_seconds": Fold.SUM,
+        "xlaserve_generation_token_seconds": Fold.SUM,
+        "xlaserve_generation_waiting": Fold.SUM,
+        "xlaserve_generation_running": Fold.SUM,
+        "xlaserve_generation_slots": Fold.SUM,
+        "xlaserve_generation_positions_used": Fold.SUM,
+        "xlaserve_generation_positions": Fold.SUM,
+        "xlaserve_generation_prompt_tokens_total": Fold.SUM,
+        "xlaserve_generation_cached_tokens_total": Fold.SUM,
+        "xlaserve_generation_prefix_lookups_total": Fold.SUM,
+        "xlaserve_generation_prefix_hits_total": Fold.SUM,
+        "xlaserve_generation_output_tokens_total": Fold.SUM,
+        "xlaserve_generation_preemptions_total": Fold.SUM,
+        "xlaserve_generation_steps_total": Fold.SUM,
+        "xlaserve_generation_chunks_total": Fold.SUM,
+        "xlaserve_generation_host_seconds_total": Fold.SUM,
         # Of models.
         "xlaserve_requests_in_progress": Fold.SUM,
         # Of the server.

@@ -22,12 +22,14 @@ from xlaserve.core.serving.exemplar import Exemplar
 from xlaserve.core.serving.stations.backlog import NO_BACKLOG, Backlog
 from xlaserve.core.serving.statistics_sum import sum_of
 from xlaserve.core.threads.abandoned import AbandonedWork
+from xlaserve.models.generation.counts import CountsTokens
 from xlaserve.models.mappings import UNLIMITED, Mappings
 from xlaserve.models.python.metrics import ModelMetrics
 from xlaserve.models.storage.fetching import FetchCounts
 from xlaserve.transport.http2.limits import Shared
 from xlaserve.transport.rest.accept import preferred
 from xlaserve.transport.rest.fetching_families import OF_FETCHING
+from xlaserve.transport.rest.generation_families import GenerationReading
 from xlaserve.transport.rest.held_families import OF_SHARED
 from xlaserve.transport.rest.messages import HttpRequest, HttpResponse
 from xlaserve.transport.rest.metric_families import (
@@ -215,7 +217,11 @@ class Metrics:
         ready = int(state == State.READY.public)
         statistics, instance = version.statistics, version.instance
         backlog = NO_BACKLOG if instance is None else instance.backlog(self._now_ns())
-        return VersionReading(statistics.totals(), statistics, instance, ready, backlog)
+        generation = None
+        if instance is not None and isinstance(instance.runner, CountsTokens):
+            generation = GenerationReading(instance.runner.counts, backlog.pending)
+        totals = statistics.totals()
+        return VersionReading(totals, statistics, instance, ready, backlog, generation)
 
     def _add_others(self, lines: Iterable[list[str]], others: Sequence[VersionReading]) -> None:
         _add(lines, f'model="{SHARED_NAME}",version="{SHARED_NAME}"', together(others))
@@ -281,4 +287,5 @@ def together(readings: Sequence[VersionReading]) -> VersionReading:
         None,
         sum(reading.ready for reading in readings),
         Backlog.together([reading.backlog for reading in readings]),
+        GenerationReading.together([reading.generation for reading in readings]),
     )

@@ -25,9 +25,10 @@ TAGS: Mapping[str, str] = MappingProxyType(
     {
         "server": "Health, name and version of the server.",
         "inference": "The V2 (Open Inference) protocol: what models are, and inference.",
+        "OpenAI": "OpenAI's endpoints: text of language models.",
         "repository": "The model repository extension: what could be loaded, load and unload.",
         "shared memory": "Tensors that clients of this machine leave in shared memory.",
-        "sagemaker": "The container contract of SageMaker, for one model or many.",
+        "SageMaker": "The container contract of SageMaker, for one model or many.",
         "people": "What people and their monitoring read.",
         "settings": "Settings of the log and of traces, which act at run time.",
     }
@@ -79,17 +80,15 @@ def describe(routes: Iterable[Route], *, version: str) -> Object:
         "components": {
             "schemas": components,
             "responses": {
-                "Error": {
-                    "description": "What went wrong.",
-                    "content": {JSON_TYPE: {"schema": schemas[Error]}},
-                }
+                "Error": _error(schemas[Error]),
             },
         },
     }
 
 
 _ABOUT = """\
-Every failure is answered `{"error": text}`. Besides what is listed with each operation:
+Every failure is answered `{"error": text}`, and below `/v1` and `/openai/v1` as OpenAI does.
+Besides what is listed with each operation:
 a path that is not here is 404, a method that a path does not have is 405 with `Allow`;
 a request that cannot be read at all is 400; while too many connections are open
 (`max_http_connections`) the answer is 503; who has no permission, or asks too much, is answered
@@ -118,7 +117,8 @@ def statuses(route: Route) -> list[int]:
 
 def _schemas(rows: Sequence[Route]) -> tuple[Mapping[object, Object], Object]:
     bodies = [body for row in rows for body in (row.takes, row.answer) if body is not None]
-    kinds = [Error, *dict.fromkeys(body.schema for body in bodies if body.schema is not None)]
+    named = [*(body.schema for body in bodies), *(row.error for row in rows)]
+    kinds = [Error, *dict.fromkeys(kind for kind in named if kind is not None)]
     made, components = msgspec.json.schema_components(kinds, ref_template=_SCHEMAS + "{name}")
     # Defaults are Python's tuples among them, and become arrays.
     plain = msgspec.json.decode(msgspec.json.encode(components), type=Object)
@@ -204,10 +204,11 @@ def _kind(kind: type) -> Object:
 def _responses(row: Route, schemas: Mapping[object, Object]) -> Object:
     answers = {int(HTTPStatus.OK): "The answer."} | dict(row.other)
     errors = statuses(row)
+    error = _ERROR if row.error is None else _error(schemas[row.error])
     responses: Object = {}
     for status in sorted({*answers, *errors}):
         if status not in answers:
-            responses[str(status)] = _ERROR
+            responses[str(status)] = error
             continue
         response: Object = {
             "description": answers[status],
@@ -217,6 +218,10 @@ def _responses(row: Route, schemas: Mapping[object, Object]) -> Object:
             response["headers"] = {header.name: _header(header) for header in row.answer.headers}
         responses[str(status)] = _or_error(response, schemas) if status in errors else response
     return responses
+
+
+def _error(schema: Object) -> Object:
+    return {"description": "What went wrong.", "content": {JSON_TYPE: {"schema": schema}}}
 
 
 def _or_error(response: Object, schemas: Mapping[object, Object]) -> Object:

@@ -1,42 +1,29 @@
 """Pages for people: the status page, the description of the routes, and parts of both."""
 
-import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
 from types import MappingProxyType
-from typing import Annotated
 
 import msgspec
 
-from xlaserve.core.others import NOBODY, About, Others, Question
-from xlaserve.core.residence.fold_status import fold_readings
-from xlaserve.core.residence.monitor import StatusRow
-from xlaserve.core.residence.status_board import Reading, StatusBoard
+from xlaserve.core.others import NOBODY, Others
+from xlaserve.core.residence.status_board import StatusBoard
 from xlaserve.core.server import ServerDescription
 from xlaserve.core.serving.call import Operation
-from xlaserve.core.serving.statistics import REQUEST_BOUNDS_NS
-from xlaserve.transport.rest import docs_page, openapi
+from xlaserve.transport.rest import docs_page, openapi, protos
 from xlaserve.transport.rest.messages import JSON_TYPE, HttpRequest, HttpResponse
+from xlaserve.transport.rest.model_page import Permits, permit_everything
 from xlaserve.transport.rest.routing import Body, QueryParameter, Route
+from xlaserve.transport.rest.status_page import SECURITY, Status, StatusRoutes
 
 _TAG = "people"
 _HTML = "text/html; charset=utf-8"
+_ZIP = "application/zip"
+_GRPC_PORT = "8001"
+"""The default, for a setting that leaves the port to the system."""
 
-_SECURITY: Mapping[str, str] = MappingProxyType(
-    {
-        "Content-Security-Policy": (
-            "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-            "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-        ),
-        "X-Content-Type-Options": "nosniff",
-        "Referrer-Policy": "no-referrer",
-    }
-)
-"""Headers that keep a model's name from becoming part of a page."""
-
-_FRESH = MappingProxyType({**_SECURITY, "Cache-Control": "no-store"})
-_REVALIDATED = MappingProxyType({**_SECURITY, "Cache-Control": "no-cache"})
+_REVALIDATED = MappingProxyType({**SECURITY, "Cache-Control": "no-cache"})
 
 _PARTS: tuple[tuple[str, str, str], ...] = (
     ("base.css", "text/css; charset=utf-8", "Style of both pages"),
@@ -45,74 +32,25 @@ _PARTS: tuple[tuple[str, str, str], ...] = (
     ("status.js", "text/javascript; charset=utf-8", "Script of the status page"),
     ("history.js", "text/javascript; charset=utf-8", "Rates and latencies of the status page"),
     ("charts.js", "text/javascript; charset=utf-8", "Charts of the status page"),
+    ("histories.js", "text/javascript; charset=utf-8", "Histories of all models"),
+    ("overview.js", "text/javascript; charset=utf-8", "Hour of the status page"),
+    ("table.js", "text/javascript; charset=utf-8", "List of models"),
+    ("words.js", "text/javascript; charset=utf-8", "Words for numbers, and parts of pages"),
+    ("events.js", "text/javascript; charset=utf-8", "Events of the server"),
+    ("hosting.js", "text/javascript; charset=utf-8", "Models of ModelMesh or SageMaker"),
+    ("control.js", "text/javascript; charset=utf-8", "Loads and unloads of the status page"),
+    ("model.js", "text/javascript; charset=utf-8", "Page of a model"),
+    ("try.js", "text/javascript; charset=utf-8", "Form that tries a model"),
+    ("chat.js", "text/javascript; charset=utf-8", "Chat with a generator"),
+    ("streams.js", "text/javascript; charset=utf-8", "Streams of events"),
+    ("npy.js", "text/javascript; charset=utf-8", "Reader of files of numpy"),
+    ("calls.js", "text/javascript; charset=utf-8", "Calls to copy"),
+    ("answers.js", "text/javascript; charset=utf-8", "Answers of a model"),
+    ("model.css", "text/css; charset=utf-8", "Style of the page of a model"),
     ("docs.js", "text/javascript; charset=utf-8", "Script of this documentation"),
     ("icon.svg", "image/svg+xml", "Icon of both pages"),
 )
 """The files that pages load: name, media type, and what they are."""
-
-
-class Server(msgspec.Struct):
-    """The server."""
-
-    name: str
-    version: str
-    uptime_seconds: float
-    ready: bool
-    controllable: Annotated[bool, msgspec.Meta(description="Whether clients may load and unload.")]
-
-
-class Memory(msgspec.Struct):
-    """Memory for models."""
-
-    used_bytes: int
-    total_bytes: Annotated[int | None, msgspec.Meta(description="null while it is not known.")]
-
-
-class Requests(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Counts of requests since the start, of which rates and latencies are the differences."""
-
-    success: int = 0
-    fail: int = 0
-    buckets: Annotated[
-        tuple[int, ...],
-        msgspec.Meta(description="Successful ones between the bounds, and above the last."),
-    ] = ()
-
-
-_NO_REQUESTS = Requests()
-
-
-class ModelRow(msgspec.Struct, omit_defaults=True):
-    """One version of a model, or a model that was never loaded."""
-
-    name: str
-    state: str
-    version: str = ""
-    reason: str = ""
-    size_bytes: int | None = None
-    pending: int = 0
-    requests: Requests = _NO_REQUESTS
-
-
-class Status(msgspec.Struct):
-    """The server at one moment."""
-
-    server: Server
-    memory: Memory
-    requests: Requests
-    bounds_ns: Annotated[
-        tuple[int, ...], msgspec.Meta(description="Longest duration of each bucket but the last.")
-    ]
-    ready_models: int
-    model_count: int
-    matching: Annotated[
-        int, msgspec.Meta(description="Rows that match the search; `models` may hold fewer.")
-    ]
-    models: list[ModelRow]
-    missing: Annotated[
-        Mapping[str, str],
-        msgspec.Meta(description="Why a process of the server has no part in it, by its name."),
-    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,74 +65,23 @@ class Document:
         return HttpResponse(content_type=self.content_type, parts=[self.data], headers=_REVALIDATED)
 
 
-class StatusRoutes:
-    """The handlers of what changes."""
-
-    def __init__(
-        self, board: StatusBoard, description: ServerDescription, others: Others = NOBODY
-    ) -> None:
-        self._board = board
-        self._description = description
-        self._others = others
-        others.answer(Question.STATUS, self._own)
-
-    async def status(self, request: HttpRequest) -> HttpResponse:
-        """Return what the status page shows; it asks every second."""
-        about = {"search": request.query.get("search", "")}
-        own = await self._own(about)
-        asked = await self._others.ask(Question.STATUS, about, own, Reading)
-        reading = fold_readings(asked.answers, asked.missing) if self._others.are_there else own
-        await asyncio.sleep(0)  # with very many models requests have their turn in between
-        data = msgspec.json.encode(self._status(reading))
-        # Not compressed: that would take longer than making it.
-        return HttpResponse(parts=[data], headers=_FRESH, compressible=False)
-
-    async def _own(self, about: About) -> Reading:
-        return await self._board.read(about["search"])
-
-    def _status(self, reading: Reading) -> Status:
-        description, totals = self._description, reading.totals
-        return Status(
-            Server(
-                description.name,
-                description.version,
-                reading.uptime_seconds,
-                reading.ready,
-                reading.controllable,
-            ),
-            Memory(reading.used_bytes, reading.total_bytes),
-            Requests(totals.success_count, totals.fail_count, totals.request_buckets),
-            REQUEST_BOUNDS_NS,
-            reading.ready_models,
-            reading.model_count,
-            reading.matching,
-            [_model(row) for row in reading.rows],
-            dict(reading.missing),
-        )
-
-
-def _model(row: StatusRow) -> ModelRow:
-    counted = (row.success_count, row.fail_count, row.request_buckets)
-    return ModelRow(
-        row.name,
-        row.state,
-        version=row.version,
-        reason=row.reason,
-        size_bytes=row.size_bytes,
-        pending=row.pending,
-        # The same object as the default is left out: most of many models are idle.
-        requests=Requests(*counted) if any(counted[:2]) else _NO_REQUESTS,
-    )
-
-
 def page_routes(
     routes: Iterable[Route],
     board: StatusBoard,
     description: ServerDescription,
     others: Others = NOBODY,
+    permits: Permits = permit_everything,
+    *,
+    grpc_endpoint: str = "",
+    platform: str = "",
 ) -> list[Route]:
-    """Return the rows of the pages; the description names the other `routes` and these."""
-    status = StatusRoutes(board, description, others)
+    """Return the rows of the pages; the description names the other `routes` and these.
+
+    `permits` says what a client may do, so that it is offered nothing else; the setting
+    `grpc_endpoint` is where examples of gRPC reach the server, and `platform` what decides which
+    models are loaded.
+    """
+    status = StatusRoutes(board, description, others, permits, platform)
     rows = [
         _document("/", "Status page", _HTML, _file("status.html")),
         Route(
@@ -212,20 +99,35 @@ def page_routes(
             for name, content_type, summary in _PARTS
         ),
     ]
-    return [*rows, *_descriptions([*routes, *rows], description.version)]
+    address = _address(grpc_endpoint)
+    return [*rows, *_descriptions([*routes, *rows], description.version, address)]
 
 
-def _descriptions(described: Iterable[Route], version: str) -> list[Route]:
+def _address(endpoint: str) -> str:
+    """Return where a client of this machine reaches an endpoint of the settings."""
+    kind, _, rest = endpoint.partition(":")
+    if kind == "unix":
+        return f"-unix {rest}"
+    port = rest.rpartition(":")[2]
+    return f"localhost:{port if port.isdecimal() and port != '0' else _GRPC_PORT}"
+
+
+def _descriptions(described: Iterable[Route], version: str, address: str) -> list[Route]:
+    files = protos.read_protos()
+    archive = protos.archive(files, address)
     rows = [
         _document("/v2/docs", "This documentation", _HTML, b""),
         _document("/v2/docs/openapi.json", "OpenAPI 3.1 description", JSON_TYPE, b""),
+        _document("/v2/docs/protos.zip", "Protos of gRPC, and calls of grpcurl", _ZIP, archive),
     ]
     written = openapi.describe([*described, *rows], version=version)
+    page = docs_page.render(written, protos.services(files), address)
     return [
-        _document("/v2/docs", rows[0].summary, _HTML, docs_page.render(written).encode()),
+        _document("/v2/docs", rows[0].summary, _HTML, page.encode()),
         _document(
             "/v2/docs/openapi.json", rows[1].summary, JSON_TYPE, msgspec.json.encode(written)
         ),
+        rows[2],
     ]
 
 

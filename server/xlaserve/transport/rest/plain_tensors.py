@@ -1,5 +1,6 @@
 """Requests and answers that are bare tensors: JSON, lines of it, CSV, .npy files and images."""
 
+import codecs
 import csv
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -163,10 +164,13 @@ def _flattened(value: object) -> tuple[Shape, list[object]]:
 
 
 def _read_csv(spec: TensorSpec, body: memoryview) -> tuple[Datatype, Tensor]:
+    # Not by utf-8-sig, which passes a part of the mark over where nothing follows.
+    if bytes(body[: len(codecs.BOM_UTF8)]) == codecs.BOM_UTF8:
+        body = body[len(codecs.BOM_UTF8) :]
     if not bytes(body).strip():
         raise InvalidBody("expected rows of CSV, got blank lines")
     # Read in pieces, so that the text needs no memory of its own.
-    text = io.TextIOWrapper(io.BytesIO(body), encoding="utf-8-sig", newline="")
+    text = io.TextIOWrapper(io.BytesIO(body), encoding="utf-8", newline="")
     read = _read_texts if spec.datatype.dtype.kind in "bO" else _read_numbers
     try:
         elements, shape = read(spec.datatype, text)

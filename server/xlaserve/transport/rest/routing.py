@@ -73,6 +73,8 @@ class Route:
     """Makes what answers as `handle` does, on the fast path."""
     make_call: MakeCall | None = None
     """Makes the call of a request whose answer the core writes to it; None for an `HttpCall`."""
+    error: object = None
+    """A msgspec type for the bodies of its errors; None for `{"error": text}`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,11 @@ class Match:
     route: Route | None
     names: Mapping[str, str]
     allowed: Sequence[str]
+
+
+def path_of(target: str) -> str:
+    """Return the path of a request target, as it was written."""
+    return _ABSOLUTE.sub("", target).partition("?")[0]
 
 
 class RouteTable:
@@ -100,8 +107,7 @@ class RouteTable:
         `//` and `..` are segments like any other, so that no path reaches what another names;
         `%2F` is part of a name. A slash at the end makes no difference.
         """
-        path = _ABSOLUTE.sub("", raw_path).partition("?")[0]
-        segments = path.split("/")
+        segments = path_of(raw_path).split("/")
         if len(segments) > 2 and not segments[-1]:
             segments.pop()
         allowed: list[str] = []

@@ -51,7 +51,8 @@ _EXAMPLE = {"instances": [list(range(16))]}
 _LOAD_EXAMPLE = {"model_name": "one", "url": "/opt/ml/models/one/model"}
 
 _SHOWN = 80
-_TAG = "sagemaker"
+_TAG = "SageMaker"
+_PROTOCOL = "SageMaker"
 
 
 class LoadRequest(msgspec.Struct):
@@ -214,6 +215,7 @@ class SageMakerRoutes:
 
     async def load(self, request: HttpRequest) -> HttpResponse:
         """Load a model and answer once it is ready (Load Model API)."""
+        request.call.protocol = _PROTOCOL
         asked: LoadRequest = read_json(
             await request.read(), LoadRequest, max_depth=self._max_json_depth
         )
@@ -234,6 +236,7 @@ class SageMakerRoutes:
 
     async def unload(self, request: HttpRequest) -> HttpResponse:
         """Unload a model and answer once its memory is free (Unload Model API)."""
+        request.call.protocol = _PROTOCOL
         await self._container.unload(request.names["model"])
         return json_response(Nothing())
 

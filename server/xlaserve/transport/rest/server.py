@@ -384,5 +384,6 @@ def _to_compress(coding: str, answer: HttpResponse) -> bool:
 def _no_route(method: str, path: str, allowed: Sequence[str]) -> HttpResponse:
     if allowed:
         text = f"{method} is not a method of this path, it has {', '.join(allowed)}"
-        return error_response(text, HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": ", ".join(allowed)})
-    return error_response(f"there is nothing at '{path[:200]}'", HTTPStatus.NOT_FOUND)
+        headers = {"Allow": ", ".join(allowed)}
+        return error_response(text, HTTPStatus.METHOD_NOT_ALLOWED, headers, path=path)
+    return error_response(f"there is nothing at '{path[:200]}'", HTTPStatus.NOT_FOUND, path=path)

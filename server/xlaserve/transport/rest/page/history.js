@@ -34,12 +34,12 @@ export class History {
   #before = null;
 
   /** Take the counts as they are at a time in seconds; all of them only ever grow. */
-  add(seconds, success, buckets, bounds) {
+  add(seconds, success, buckets, bounds, fail = 0) {
     const before = this.#before;
-    this.#before = { seconds, success, buckets };
+    this.#before = { seconds, success, buckets, fail };
     // The first look says nothing of a rate, nor does one after the counts began anew.
     if (!before || success < before.success || seconds <= before.seconds) return;
-    if (!success) return; // never asked: most models of many
+    if (!success && !fail) return; // never asked: most models of many
     const elapsed = seconds - before.seconds;
     const count = success - before.success;
     const delta = count ? buckets.map((n, index) => n - (before.buckets[index] ?? 0)) : [];
@@ -47,6 +47,7 @@ export class History {
       seconds,
       elapsed,
       count,
+      fails: Math.max(0, fail - before.fail),
       delta,
       rate: elapsed > GAP_SECONDS ? null : count / elapsed,
       p50: quantile(delta, bounds, 0.5),
@@ -64,11 +65,12 @@ export class History {
   recent(bounds) {
     const end = this.samples.at(-1)?.seconds;
     const latest = this.samples.filter((sample) => sample.seconds > end - RECENT_SECONDS);
-    if (!latest.length) return { rate: null, p50: null, p99: null };
+    if (!latest.length) return { rate: null, p50: null, p99: null, errors: null };
     const sum = (key) => latest.reduce((total, sample) => total + sample[key], 0);
     const buckets = latest.reduce((all, { delta }) => add(all, delta), []);
     return {
       rate: sum("count") / sum("elapsed"),
+      errors: sum("fails") / Math.max(1, sum("fails") + sum("count")),
       p50: quantile(buckets, bounds, 0.5),
       p99: quantile(buckets, bounds, 0.99),
     };
