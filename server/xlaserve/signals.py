@@ -1,6 +1,6 @@
 """Signals of a server: the first SIGTERM or SIGINT drains it, the second one ends it at once.
 
-SIGHUP never ends it, also where a terminal is closed: what can be reloaded is.
+SIGHUP never ends it, also where a terminal is closed: what can be reloaded is. SIGUSR2 replaces it.
 """
 
 import asyncio
@@ -9,20 +9,36 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SERVING = frozenset({signal.SIGHUP, signal.SIGUSR2})
+"""Signals to a server that serves."""
 _SIGNALLED = 128
 """Added to the number of the signal that ended a process, this is its exit status in a shell."""
 _INIT = 1
 """Process id of the first process of a container, for which signals have no default action."""
 
 
-@contextmanager
-def handled(task: "asyncio.Task[Any]", reload: Callable[[], None]) -> Iterator[None]:
-    """Have the first signal to stop cancel a task, and each SIGHUP reload, within a block.
+class Replacing(Protocol):
+    """Replaces the server by a new process."""
 
-    Behind the block SIGHUP is ignored, and the next signal to stop ends the process.
+    def start(self) -> None:
+        """Start the new one."""
+
+    def close(self) -> None:
+        """End the new one, unless it has taken over."""
+
+
+@contextmanager
+def handled(
+    task: "asyncio.Task[Any]",
+    reload: Callable[[], None],
+    replacing: Replacing | None = None,
+) -> Iterator[None]:
+    """Have the first signal to stop cancel a task, SIGHUP reload, and SIGUSR2 replace, in a block.
+
+    Behind the block the two are ignored, and the next signal to stop ends the process.
     """
     loop = asyncio.get_running_loop()
 
@@ -30,6 +46,8 @@ def handled(task: "asyncio.Task[Any]", reload: Callable[[], None]) -> Iterator[N
         for number in STOP_SIGNALS:
             loop.remove_signal_handler(number)
             end_at_once(number)
+        if replacing is not None:
+            replacing.close()
         task.cancel()
 
     for number in STOP_SIGNALS:
@@ -37,19 +55,23 @@ def handled(task: "asyncio.Task[Any]", reload: Callable[[], None]) -> Iterator[N
         # and somebody may still send it.
         loop.add_signal_handler(number, stop)
     loop.add_signal_handler(signal.SIGHUP, reload)
+    if replacing is not None:
+        loop.add_signal_handler(signal.SIGUSR2, replacing.start)
     try:
         yield
     finally:
         # Between the two the default action would end the process.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-        loop.remove_signal_handler(signal.SIGHUP)
-        ignore_hangup()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SERVING)
+        for number in _SERVING:
+            loop.remove_signal_handler(number)
+        ignore()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SERVING)
 
 
-def ignore_hangup() -> None:
-    """Have SIGHUP do nothing: there is nothing to reload yet, or no more."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+def ignore() -> None:
+    """Have SIGHUP and SIGUSR2 do nothing: there is nothing to reload or replace yet, or no more."""
+    for number in _SERVING:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def end_at_once(number: int) -> None:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Protocol, Self
 
 from xlaserve.errors import InvalidSettings
+from xlaserve.predecessor import Predecessor
 
 _FIRST_DESCRIPTOR = 3
 _VARIABLES = (
@@ -49,8 +50,12 @@ class Systemd:
         notify_socket: str = "",
         watchdog_seconds: float = 0.0,
         sockets: Mapping[str, Sequence[int]] | None = None,
+        predecessor: Predecessor | None = None,
     ) -> None:
         """`sockets` are descriptors by their FileDescriptorName."""
+        self.predecessor = predecessor
+        """The server that this process was started by, to replace it."""
+        self._notify_socket = notify_socket
         self._path = f"\0{notify_socket[1:]}" if notify_socket.startswith("@") else notify_socket
         self.watchdog_seconds = watchdog_seconds
         """Seconds without a sign of life after which it restarts the service; 0 for never."""
@@ -74,7 +79,14 @@ class Systemd:
                 name = names[number] if number < len(names) else "unknown"
                 os.set_inheritable(_FIRST_DESCRIPTOR + number, False)
                 sockets.setdefault(name, []).append(_FIRST_DESCRIPTOR + number)
-        return cls(found["NOTIFY_SOCKET"], watchdog, sockets)
+        predecessor = Predecessor.of(environment)
+        return cls(found["NOTIFY_SOCKET"], watchdog, sockets, predecessor)
+
+    def environment(self) -> dict[str, str]:
+        """Return what a replacement of this process has to know."""
+        microseconds = str(round(self.watchdog_seconds * 1e6))
+        known = {"NOTIFY_SOCKET": self._notify_socket, "WATCHDOG_USEC": microseconds}
+        return {name: value for name, value in known.items() if value not in ("", "0")}
 
     # --- sockets ---
 
@@ -101,7 +113,9 @@ class Systemd:
     # --- notifications ---
 
     def ready(self) -> None:
-        """Say that the service is up, or that a reload has ended."""
+        """Say that the service is up, or that a reload has ended; then a replacement takes over."""
+        if self.predecessor is not None:
+            self.predecessor.take_over()
         self._notify("READY=1")
 
     def reloading(self) -> None:
@@ -112,6 +126,11 @@ class Systemd:
     def stopping(self) -> None:
         """Say that the service drains."""
         self._notify("STOPPING=1")
+
+    def hand_over(self, pid: int) -> None:
+        """Say that another process is the service from now on, and no more than that."""
+        self._notify(f"MAINPID={pid}")
+        self._path = ""
 
     def reloads(self, begins: bool) -> None:
         """Say that a reload begins or has ended."""

@@ -9,6 +9,7 @@ from support import several
 MOST_SECONDS = 60
 
 
+@pytest.mark.slow
 async def test_sigterm_ends_all_of_it(tmp_path: Path) -> None:
     """The parent drains its workers, and ends when they have."""
     async with several.several(several.repository(tmp_path)) as running:

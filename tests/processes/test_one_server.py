@@ -157,6 +157,7 @@ async def test_log_settings_are_of_all(server: Running) -> None:
     assert (False, True) == (found["log_info"], then["log_info"])
 
 
+@pytest.mark.slow
 async def test_a_hangup_of_the_parent_reaches_all(server: Running) -> None:
     """Each worker reads again what it would as the only process."""
     log, seen = server.process.log, set[int]()
@@ -170,6 +171,7 @@ async def test_a_hangup_of_the_parent_reaches_all(server: Running) -> None:
     assert {0, 1} == seen
 
 
+@pytest.mark.slow
 async def test_a_worker_that_dies_is_replaced_by_one_that_has_what_all_have(
     server: Running,
 ) -> None:

@@ -6,16 +6,18 @@ from pathlib import Path
 import pytest
 
 from xlaserve.errors import InvalidSettings
+from xlaserve.processes.messages import Part
 from xlaserve.processes.shares import (
     SHARED,
     UNSUPPORTED,
     check_supported,
     decoded,
     encoded,
+    parts_of,
     share_of,
 )
 from xlaserve.settings import Settings
-from xlaserve.settings_choices import Device, ProcessCount, TlsEndpoint
+from xlaserve.settings_choices import Device, ProcessCount, ProcessRoles, TlsEndpoint
 
 SETTINGS = Settings(repository=Path("models"), processes=ProcessCount(4))
 
@@ -66,7 +68,6 @@ def test_a_share_is_never_too_little_for_a_setting(name: str) -> None:
     [
         ("evict", True),
         ("trace_file", "/tmp/trace"),
-        ("device", Device.CUDA),
         ("access_log", "fd:3"),
     ],
 )
@@ -77,6 +78,76 @@ def test_what_several_processes_cannot_obey_is_refused(name: str, value: object)
     with pytest.raises(InvalidSettings, match=r"processes"):
         check_supported(refused)
     check_supported(SETTINGS)
+
+
+def test_workers_cannot_share_an_accelerator() -> None:
+    """One process owns it: the others are front ends then, unless workers are asked for."""
+    given = replace(SETTINGS, device=Device.CUDA)
+    check_supported(given)
+
+    with pytest.raises(InvalidSettings, match="process_roles"):
+        check_supported(replace(given, process_roles=ProcessRoles.WORKERS))
+
+
+@pytest.mark.parametrize(
+    ("roles", "device", "expected"),
+    [
+        (ProcessRoles.AUTO, Device.AUTO, ["worker"] * 4),
+        (ProcessRoles.AUTO, Device.CPU, ["worker"] * 4),
+        (ProcessRoles.AUTO, Device.CUDA, ["engine", *["front end"] * 3]),
+        (ProcessRoles.FRONT_ENDS, Device.CPU, ["engine", *["front end"] * 3]),
+        (ProcessRoles.WORKERS, Device.TPU, ["worker"] * 4),
+    ],
+)
+def test_the_parts_of_processes_follow_the_settings(
+    roles: ProcessRoles, device: Device, expected: list[str]
+) -> None:
+    """One engine, and the others are front ends; or all are alike."""
+    given = replace(SETTINGS, process_roles=roles, device=device)
+
+    assert expected == [part.value for part in parts_of(given)]
+
+
+def test_the_engine_has_what_is_for_models_and_front_ends_what_is_for_clients() -> None:
+    """Nothing of either is given twice."""
+    given = replace(
+        SETTINGS,
+        process_roles=ProcessRoles.FRONT_ENDS,
+        capacity_bytes=8 << 30,
+        max_held_bytes=4 << 30,
+        max_connections=30,
+        response_cache_bytes=1 << 20,
+        access_rules="rules.toml",
+    )
+    engine, front = (share_of(given, part) for part in (Part.ENGINE, Part.FRONT_END))
+
+    assert (8 << 30, 1 << 20, 1, "") == (
+        engine.capacity_bytes,
+        engine.response_cache_bytes,
+        engine.processes,
+        engine.access_rules,
+    )
+    assert (10, 0, "rules.toml") == (
+        front.max_connections,
+        front.response_cache_bytes,
+        front.access_rules,
+    )
+    assert [1 << 30] * 2 == [engine.max_held_bytes, front.max_held_bytes]
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("modelmesh", replace(SETTINGS, modelmesh=True)),
+        ("sagemaker_multi_model", replace(SETTINGS, sagemaker=True, sagemaker_multi_model=True)),
+    ],
+)
+def test_what_front_ends_cannot_obey_is_refused(name: str, given: Settings) -> None:
+    """By its name; workers obey it."""
+    check_supported(given)
+
+    with pytest.raises(InvalidSettings, match=rf"{name}.*front-ends"):
+        check_supported(replace(given, process_roles=ProcessRoles.FRONT_ENDS))
 
 
 def test_every_refusal_is_by_a_setting() -> None:

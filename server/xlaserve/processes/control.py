@@ -6,15 +6,17 @@ a model that cannot be loaded, fail there and change nothing elsewhere.
 
 import asyncio
 import itertools
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import structlog
 
-from xlaserve.core.control_plane import ChangeKind
+from xlaserve.core.control_plane import OF_MODELS, ChangeKind
 from xlaserve.core.sharing import Turns
+from xlaserve.errors import EngineGone
 from xlaserve.processes.messages import (
+    LOADED,
     Answers,
     Ask,
     AskAll,
@@ -23,7 +25,9 @@ from xlaserve.processes.messages import (
     Do,
     Failure,
     Go,
+    Hold,
     Question,
+    Release,
     Settled,
     WorkerAnswer,
 )
@@ -40,12 +44,7 @@ _UNDONE = {
     ChangeKind.REGISTER: ChangeKind.UNREGISTER,
 }
 """The change that takes another one back."""
-_MODELS = frozenset(
-    {
-        *(ChangeKind.LOAD, ChangeKind.FOLLOW, ChangeKind.UNLOAD),
-        *(ChangeKind.LOAD_AT, ChangeKind.LOAD_URL, ChangeKind.EVICT),
-    }
-)
+_MODELS = OF_MODELS - {ChangeKind.PURGE}
 
 _log = structlog.get_logger("processes")
 
@@ -76,19 +75,18 @@ class Control:
 
     async def _in_turn(self, origin: WorkerProcess, ask: Ask) -> Failure | None:
         change, purges = ask.change, self._purges
-        async with self._turns.of((change.kind in _MODELS, change.subject)):
+        async with (
+            self._turns.of((change.kind in _MODELS, change.subject)),
+            self._held(change),
+        ):
             if purges != self._purges:
                 return self._refused(change)
+            if not origin.makes(change.kind):
+                return await self._by_engine(change)
             done = await origin.expect(Go(ask.number), ("done", ask.number))
             if done.failure is not None:
                 return self._refused(change)
-            others = [worker for worker in self._workers() if worker is not origin]
-            results = await asyncio.gather(*(self._do(worker, change) for worker in others))
-            failed = {
-                worker: did.failure
-                for worker, did in zip(others, results, strict=True)
-                if did is not None and did.failure is not None
-            }
+            others, failed = await self._by_others(origin, change)
             if not failed and purges == self._purges:
                 self._remember(change)
                 return None
@@ -103,6 +101,68 @@ class Control:
             made = [worker for worker in (origin, *others) if worker not in failed]
             await self._undo(change, made, failed, was_loaded=done.was_loaded)
             return next(iter(failed.values()), None) or self._refused(change)
+
+    async def _by_engine(self, change: ChangeText) -> Failure | None:
+        """Have the engine make a change that a front end asks for; all front ends show it then."""
+        engine = next((one for one in self._workers() if one.makes(change.kind)), None)
+        did = None if engine is None else await self._do(engine, change)
+        if did is None:
+            _remove(change)
+            gone = EngineGone(change.subject)
+            return Failure(type(gone).__name__, str(gone))
+        if did.failure is None:
+            self._remember(change)
+        else:
+            _remove(change)
+        return did.failure
+
+    async def _by_others(
+        self, origin: WorkerProcess, change: ChangeText
+    ) -> tuple[list[WorkerProcess], dict[WorkerProcess, Failure]]:
+        """Have all others make a change; return them, and why it failed in some.
+
+        Those that begin to make changes meanwhile too: what replays the journal to them does not
+        know the change yet.
+        """
+        others: list[WorkerProcess] = []
+        failed: dict[WorkerProcess, Failure] = {}
+        while new := [
+            one
+            for one in self._workers()
+            if one not in (origin, *others) and one.makes(change.kind)
+        ]:
+            results = await asyncio.gather(*(self._do(worker, change) for worker in new))
+            for worker, did in zip(new, results, strict=True):
+                if did is not None and did.failure is not None:
+                    failed[worker] = did.failure
+            others += new
+        return others, failed
+
+    @asynccontextmanager
+    async def _held(self, change: ChangeText) -> AsyncIterator[None]:
+        """Have no worker say, within a block, that a model is ready which others lack.
+
+        Each has noted it before the block begins, and before what follows the block.
+        """
+        if change.kind not in _MODELS:
+            yield
+            return
+        number, workers = next(self._numbers), self._workers()
+        unloads = change.kind in (ChangeKind.UNLOAD, ChangeKind.EVICT)
+        models = list(change.arguments.get("models") or [change.subject])
+        try:
+            await self._noted(workers, Hold(number, models, not unloads), number)
+            yield
+        finally:
+            await self._noted(workers, Release(number), number)
+
+    async def _noted(
+        self, workers: Sequence[WorkerProcess], message: Hold | Release, number: int
+    ) -> None:
+        noted = (worker.expect(message, ("noted", number)) for worker in workers)
+        for result in await asyncio.gather(*noted, return_exceptions=True):
+            if isinstance(result, BaseException) and not isinstance(result, WorkerGone):
+                raise result
 
     async def _purge(self, origin: WorkerProcess, ask: Ask) -> Failure | None:
         """Have everything unloaded; what is being loaded meanwhile is cancelled."""
@@ -173,7 +233,7 @@ class Control:
         """Return once a worker has made every change that the others have made."""
         for key in list(self._journal):
             change = self._journal.get(key)
-            if change is None:
+            if change is None or not worker.makes(change.kind):
                 continue
             async with self._turns.of((change.kind in _MODELS, change.subject)):
                 change = self._journal.get(key)
@@ -184,6 +244,38 @@ class Control:
                     of=worker.role.worker,
                     subject=key[1],
                     error=did.failure.text,
+                )
+
+    async def converge(self, worker: WorkerProcess) -> None:
+        """Have all others load what a worker that has started found in the repository.
+
+        Its files may be newer than those that the others loaded: a reload in which its predecessor
+        died, or files that nobody has asked for yet. Where they are the same nothing is loaded.
+        """
+        if not worker.makes(ChangeKind.FOLLOW):
+            return
+        number = next(self._numbers)
+        try:
+            async with asyncio.timeout(QUESTION_SECONDS):
+                reply = await worker.expect(Question(number, LOADED), ("reply", number))
+        except (TimeoutError, WorkerGone) as error:
+            _log.error(
+                "not known what a worker has loaded", of=worker.role.worker, reason=str(error)
+            )
+            return
+        for name in reply.said or ():
+            change = ChangeText(ChangeKind.FOLLOW, name, {})
+            async with self._turns.of((True, name)), self._held(change):
+                last = self._journal.get(("model", name))
+                if last is not None and (last.arguments or last.files):
+                    continue  # loaded with what is not in the repository: all have the same
+                _, failed = await self._by_others(worker, change)
+            for other, failure in failed.items():
+                _log.error(
+                    "a worker has other files of a model than one that was started anew",
+                    of=other.role.worker,
+                    subject=name,
+                    error=failure.text,
                 )
 
     # --- questions ---

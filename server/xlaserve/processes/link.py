@@ -6,14 +6,16 @@ import os
 import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 import structlog
 
-from xlaserve.core.control_plane import Answer, Change, ChangeKind, Make
+from xlaserve.core.control_plane import OF_MODELS, Answer, Change, ChangeKind, Make
 from xlaserve.core.control_plane import Reply as AnswerHere
-from xlaserve.errors import ShuttingDown, XlaserveError
+from xlaserve.core.event_notes import because
+from xlaserve.core.events import Cause
+from xlaserve.errors import ShuttingDown, TooManyChanges, XlaserveError
 from xlaserve.processes.channel import Channel, ChannelError
 from xlaserve.processes.failures import error_of, failure_of
 from xlaserve.processes.messages import (
@@ -26,12 +28,20 @@ from xlaserve.processes.messages import (
     Done,
     Failure,
     Go,
+    Hold,
+    Noted,
     Question,
+    Release,
     Reply,
     Settled,
     State,
     ToWorker,
 )
+
+MOST_PENDING = 1024
+"""Most changes that clients of this process may have waiting: those of clients that left too."""
+_NEVER_REFUSED = frozenset({ChangeKind.FOLLOW, ChangeKind.PURGE})
+"""Changes whose number is bounded where they begin, and that nobody would ask for again."""
 
 T = TypeVar("T")
 _log = structlog.get_logger("worker")
@@ -40,7 +50,10 @@ _log = structlog.get_logger("worker")
 class Link:
     """Makes changes of the server in this process when it is their turn. Of the event loop."""
 
-    def __init__(self, channel: "Channel[ToWorker]", scratch_directory: Path) -> None:
+    def __init__(
+        self, channel: "Channel[ToWorker]", scratch_directory: Path, *, loads: bool = True
+    ) -> None:
+        """`loads` says whether models are loaded here; an engine loads them for its front ends."""
         self._channel = channel
         self._scratch = scratch_directory
         self._numbers = itertools.count()
@@ -51,14 +64,31 @@ class Link:
         self._makes: dict[ChangeKind, Make] = {}
         self._replies: dict[str, AnswerHere] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.loads = loads
+        self.is_whole = False
+        """Whether the engine of front ends has what clients had loaded."""
         self.is_ready = False
         self.leads = False
+        self.has_started = False
+        self._held: dict[int, Mapping[str, frozenset[str]]] = {}
+        """The models of each change in progress by its number, and the versions that stay ready."""
+        self.shown: Callable[[], Awaitable[None]] | None = None
+        """Returns once all front ends of this engine show what is loaded; None without any."""
         self.on_state: Callable[[], None] = lambda: None
         """Called when `is_ready` has changed."""
         self.is_loaded: Callable[[str], bool] = lambda _: False
         """Tells whether a model is loaded in this process."""
+        self.versions: Callable[[str], frozenset[str]] = lambda _: frozenset()
+        """Returns the versions of a model that answer in this process."""
 
     # --- the control plane ---
+
+    def conceals(self, model: str, version: str = "") -> bool:
+        """Tell whether a model is not ready, whatever this process says, as others lack it."""
+        if not self.has_started:
+            return True
+        staying = [held[model] for held in self._held.values() if model in held]
+        return any(version not in kept if version else not kept for kept in staying)
 
     def handle(self, kind: ChangeKind, make: Make) -> None:
         """Say how changes that others ask for are made here."""
@@ -71,8 +101,11 @@ class Link:
     async def apply(self, change: Change, here: Callable[[], Awaitable[T]]) -> T:
         """Make a change here, then everywhere else, and return what `here` returned.
 
-        A client that leaves does not cancel it: half of the processes would have it.
+        A client that leaves does not cancel it: half of the processes would have it. Raises
+        TooManyChanges, and what `here` and other processes raise.
         """
+        if len(self._settled) >= MOST_PENDING and change.kind not in _NEVER_REFUSED:
+            raise TooManyChanges(change.kind, change.subject, MOST_PENDING)
         return await asyncio.shield(self._task(self._apply(change, here)))
 
     async def ask_all(self, question: str, said: Any = None) -> Sequence[Answer]:
@@ -92,19 +125,21 @@ class Link:
         number = next(self._numbers)
         loop = asyncio.get_running_loop()
         text = ChangeText(change.kind, change.subject, dict(change.arguments))
-        if change.files:
-            text = msgspec.structs.replace(text, files=await self._spooled(change.files))
         turn = self._turns[number] = loop.create_future()
         settled = self._settled[number] = loop.create_future()
         try:
+            if change.files:
+                text = msgspec.structs.replace(text, files=await self._spooled(change.files))
             self._channel.send(Ask(number, text))
             await asyncio.wait((turn, settled), return_when=asyncio.FIRST_COMPLETED)
             if settled.done():
                 failure = settled.result()
+                if failure is None and not self.loads and change.kind in OF_MODELS:
+                    return cast(T, None)  # the engine has made it
                 raise ShuttingDown if failure is None else error_of(failure)
             was_loaded = self.is_loaded(change.subject)
             try:
-                result = await here()
+                result = await self._and_shown(here())
             except BaseException as error:
                 self._channel.send(Done(number, failure_of(error), was_loaded))
                 raise
@@ -137,11 +172,23 @@ class Link:
             case Answers(number, answers):
                 found = [Answer(one.worker, one.said, one.problem) for one in answers]
                 _settle(self._asked.get(number), found)
-            case State(is_ready, leads):
+            case State(is_ready, leads, has_started, is_whole):
                 self.is_ready, self.leads = is_ready, leads
+                self.has_started, self.is_whole = has_started, is_whole
                 self.on_state()
+            case Hold(number, models, reloads):
+                kept = self.versions if reloads else lambda _: frozenset[str]()
+                self._held[number] = {model: kept(model) for model in models}
+                self._noted(number)
+            case Release(number):
+                self._held.pop(number, None)
+                self._noted(number)
             case _:
                 pass
+
+    def _noted(self, number: int) -> None:
+        self.on_state()
+        self._tell(Noted(number))
 
     async def _do(self, number: int, text: ChangeText) -> None:
         was_loaded = self.is_loaded(text.subject)
@@ -151,13 +198,23 @@ class Link:
             if text.files:
                 data = await asyncio.to_thread(Path(text.files).read_bytes)
                 files = msgspec.msgpack.decode(data, type=dict[str, bytes])
-            await self._makes[text.kind](Change(text.kind, text.subject, text.arguments, files))
+            with because(Cause.OTHER_WORKER):
+                change = Change(text.kind, text.subject, text.arguments, files)
+                await self._and_shown(self._makes[text.kind](change))
         except XlaserveError as error:
             failure = failure_of(error)
         except Exception as error:
             _log.exception("change not made", kind=text.kind, subject=text.subject)
             failure = failure_of(error)
         self._tell(Did(number, failure, was_loaded))
+
+    async def _and_shown(self, making: Awaitable[T]) -> T:
+        """Return or raise what a change does, once the front ends of this engine show it too."""
+        try:
+            return await making
+        finally:
+            if self.shown is not None:
+                await self.shown()
 
     async def _reply(self, number: int, name: str, said: Any) -> None:
         try:

@@ -4,11 +4,28 @@ Nothing that is received is executed or unpickled: a message is one of the class
 channel fails.
 """
 
+from enum import StrEnum
 from typing import Any, TypeAlias
 
 import msgspec
 
 from xlaserve.core.control_plane import ChangeKind
+from xlaserve.core.events import Event, Kept
+
+
+class Part(StrEnum):
+    """Parts of the server that processes have."""
+
+    WORKER = "worker"
+    """Has clients and models."""
+    ENGINE = "engine"
+    """Has the devices and the models."""
+    FRONT_END = "front end"
+    """Has clients, and passes their inferences to the engine."""
+
+
+LOADED = "loaded"
+"""The question of the parent which models a worker has loaded, by their names."""
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -57,6 +74,12 @@ class Begin(_Message, frozen=True):
     """Setting, address as clients are told, and the descriptor on which connections are handed."""
     watchdog_seconds: float
     """Seconds without a sign of life after which the worker is replaced; 0 for any."""
+    quotas: int = -1
+    """The descriptor of the table in which all workers count quotas; -1 where nobody has any."""
+    part: Part = Part.WORKER
+    bridges: int = -1
+    """The descriptor on which ends of bridges between the engine and front ends are handed; -1 for
+    a worker."""
 
 
 class Go(_Message, frozen=True):
@@ -72,6 +95,24 @@ class Do(_Message, frozen=True):
     change: ChangeText
 
 
+class Hold(_Message, frozen=True):
+    """Has a worker say of the models of a change that they are not ready; Noted follows.
+
+    What is loaded there already stays ready through a reload.
+    """
+
+    number: int
+    models: list[str]
+    reloads: bool
+    """Whether the change loads them, so that what is loaded goes on."""
+
+
+class Release(_Message, frozen=True):
+    """Ends a Hold, once all workers have made the change or none has; Noted follows."""
+
+    number: int
+
+
 class Settled(_Message, frozen=True):
     """Says that a change that the worker asked for was made everywhere, or undone."""
 
@@ -84,6 +125,11 @@ class State(_Message, frozen=True):
 
     is_ready: bool
     leads: bool
+    has_started: bool = False
+    """Whether all workers have been ready."""
+    is_whole: bool = True
+    """Whether the engine of front ends has what clients had loaded: one that replaces another gets
+    it once it is ready."""
 
 
 class Question(_Message, frozen=True):
@@ -99,6 +145,13 @@ class Answers(_Message, frozen=True):
 
     number: int
     answers: list[WorkerAnswer]
+
+
+class EventsAre(_Message, frozen=True):
+    """Gives the events of the server."""
+
+    number: int
+    kept: Kept
 
 
 class Reload(_Message, frozen=True):
@@ -160,6 +213,12 @@ class Did(_Message, frozen=True):
     was_loaded: bool = False
 
 
+class Noted(_Message, frozen=True):
+    """Says that the worker does what Hold or Release says."""
+
+    number: int
+
+
 class AskAll(_Message, frozen=True):
     """Asks all others a question; Answers follows."""
 
@@ -176,6 +235,18 @@ class Reply(_Message, frozen=True):
     problem: str = ""
 
 
+class Happened(_Message, frozen=True):
+    """Says what happened in the worker; the parent has the event log."""
+
+    event: Event
+
+
+class AskEvents(_Message, frozen=True):
+    """Asks for the events of the server; EventsAre follows."""
+
+    number: int
+
+
 class Here(_Message, frozen=True):
     """Says whether the worker itself is ready."""
 
@@ -190,7 +261,20 @@ class Failed(_Message, frozen=True):
     text: str
 
 
-ToWorker: TypeAlias = Begin | Go | Do | Settled | State | Question | Answers | Reload | Stop
+ToWorker: TypeAlias = (
+    Begin
+    | Go
+    | Do
+    | Hold
+    | Release
+    | Settled
+    | State
+    | Question
+    | Answers
+    | EventsAre
+    | Reload
+    | Stop
+)
 FromWorker: TypeAlias = (
     Listening
     | Ready
@@ -200,8 +284,11 @@ FromWorker: TypeAlias = (
     | Ask
     | Done
     | Did
+    | Noted
     | AskAll
     | Reply
+    | Happened
+    | AskEvents
     | Here
     | Failed
 )

@@ -10,6 +10,8 @@ from xlaserve.core.control_plane import ControlPlane
 from xlaserve.core.others import About, Answering, Asked, Question
 
 T = TypeVar("T")
+ENGINE = "0"
+"""The worker that has the models of front ends."""
 _log = structlog.get_logger("worker")
 
 
@@ -25,6 +27,9 @@ class OtherWorkers:
     async def ask(self, question: Question, about: About, own: T, kind: object) -> Asked[T]:
         """Return the answers of all workers, and why there is none of another one."""
         answers: dict[str, Any] = {self._worker: own}
+        if not self._plane.loads:
+            # What has to be of one process is of the one that has the models.
+            answers = {ENGINE: None, **answers}
         missing: dict[str, str] = {}
         for answer in await self._plane.ask_all(question.value, dict(about)):
             worker, problem = str(answer.worker), answer.problem
@@ -36,7 +41,8 @@ class OtherWorkers:
             if problem:
                 missing[worker] = problem
                 _log.warning("no answer", of=answer.worker, question=question, reason=problem)
-        return Asked(answers, missing)
+        found = {worker: answer for worker, answer in answers.items() if answer is not None}
+        return Asked(found, missing)
 
     def answer(self, question: Question, answering: Answering) -> None:
         """Answer a question of other workers."""

@@ -1,6 +1,7 @@
 """The parent: holds the ports, starts the workers, replaces those that die, and drains them."""
 
 import asyncio
+import socket
 import time
 from collections import deque
 from collections.abc import Coroutine, Sequence
@@ -11,6 +12,9 @@ import structlog
 
 from xlaserve import signals
 from xlaserve.assembly.listeners import Listeners
+from xlaserve.core.control_plane import ChangeKind
+from xlaserve.core.events import MAX_TEXT, Event, EventKind, EventLog, cut
+from xlaserve.core.serving.access.quota_table import QuotaTable
 from xlaserve.errors import WorkerDied
 from xlaserve.processes.channel import ChannelError
 from xlaserve.processes.control import Control
@@ -18,18 +22,29 @@ from xlaserve.processes.handing import Handing
 from xlaserve.processes.messages import (
     Ask,
     AskAll,
+    AskEvents,
+    EventsAre,
     FromWorker,
+    Happened,
     Here,
     Listening,
+    Part,
     Ready,
     Reload,
     Reloading,
     State,
     Stop,
 )
-from xlaserve.processes.shares import check_supported, encoded, share_of
+from xlaserve.processes.shares import (
+    check_supported,
+    encoded,
+    has_front_ends,
+    parts_of,
+    share_of,
+)
 from xlaserve.processes.worker_process import Role, WorkerProcess
 from xlaserve.settings import Settings
+from xlaserve.successor import Successor
 from xlaserve.systemd import Systemd
 from xlaserve.transport.endpoints import Listener
 
@@ -53,18 +68,32 @@ class Supervisor:
         self._systemd = systemd
         self._workers: dict[int, WorkerProcess] = {}
         self._stopping = False
-        self._was_ready = False
+        self.was_ready = False
+        """Whether all workers have been ready."""
         self._control = Control(lambda: [worker for worker in self.workers if worker.makes_changes])
         self._tasks: set[asyncio.Task[None]] = set()
         """Changes and questions in progress."""
         self._reloading: set[int] = set()
         """Workers that a reload was asked of, and that have not ended it."""
-        share = share_of(settings)
+        self._quotas: QuotaTable | None = None
+        if settings.access_rules:
+            self._quotas = QuotaTable.create(int(settings.processes), settings.max_principals)
+        quotas = -1 if self._quotas is None else self._quotas.descriptor
+        self._events = EventLog(settings.max_event_bytes)
         endpoints = [(listener.setting, listener.address) for listener in listeners]
         self._roles = [
-            Role(number, encoded(share), endpoints, systemd.watchdog_seconds)
-            for number in range(settings.processes)
+            Role(
+                number,
+                encoded(share_of(settings, part)),
+                # The engine has no clients.
+                [] if part is Part.ENGINE else endpoints,
+                systemd.watchdog_seconds,
+                -1 if part is Part.ENGINE else quotas,
+                part,
+            )
+            for number, part in enumerate(parts_of(settings))
         ]
+        self._has_engine = has_front_ends(settings)
 
     @property
     def workers(self) -> Sequence[WorkerProcess]:
@@ -97,14 +126,24 @@ class Supervisor:
             _log.info("stopped")
 
     async def _drain(self, keeping: "Sequence[asyncio.Task[None]]") -> None:
-        """Return once every worker has ended, within the grace or by SIGKILL."""
-        for worker in self.workers:
-            worker.tell(Stop())
+        """Return once every worker has ended, within the grace or by SIGKILL.
+
+        The engine ends behind its front ends: what their clients have asked for, it executes.
+        """
         seconds = self._settings.grace_seconds + _ENDING_SECONDS
-        _, late = await asyncio.wait(keeping, timeout=seconds)
-        for task in late:
-            task.cancel()
-        await asyncio.gather(*keeping, return_exceptions=True)
+        for is_last in (False, True) if self._has_engine else (True,):
+            ending = [
+                task
+                for role, task in zip(self._roles, keeping, strict=True)
+                if is_last or role.part is not Part.ENGINE
+            ]
+            for worker in self.workers:
+                if is_last or worker.role.part is not Part.ENGINE:
+                    worker.tell(Stop())
+            _, late = await asyncio.wait(ending, timeout=seconds)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*ending, return_exceptions=True)
 
     def reload(self) -> None:
         """Have every worker read again what SIGHUP reads again."""
@@ -120,6 +159,8 @@ class Supervisor:
         deaths: deque[float] = deque(maxlen=_MOST_DEATHS)
         while not self._stopping:
             reason = await self._run(role)
+            if self._quotas is not None:
+                self._quotas.clear(role.worker)
             if self._stopping:
                 return
             now = time.monotonic()
@@ -127,7 +168,8 @@ class Supervisor:
             while now - deaths[0] > _DEATHS_SECONDS:
                 deaths.popleft()
             _log.error("worker died", of=role.worker, reason=reason, deaths=len(deaths))
-            if not self._was_ready or len(deaths) == _MOST_DEATHS:
+            self._note(EventKind.WORKER_DIED, role, reason)
+            if not self.was_ready or len(deaths) == _MOST_DEATHS:
                 raise WorkerDied(role.worker, reason, len(deaths))
             await asyncio.sleep(_FIRST_BACKOFF_SECONDS * 2 ** (len(deaths) - 1))
 
@@ -139,8 +181,10 @@ class Supervisor:
             return str(error)
         self._workers[role.worker] = worker
         _log.info("worker started", of=role.worker, pid=worker.process.pid)
+        self._note(EventKind.WORKER_STARTED, role)
         if self._stopping:
             worker.tell(Stop())
+        self._bridge(worker)
         watching = asyncio.ensure_future(_watch(worker))
         try:
             with suppress(ChannelError):
@@ -156,6 +200,15 @@ class Supervisor:
                 worker.kill()
                 await worker.ended()
 
+    def _bridge(self, worker: WorkerProcess) -> None:
+        """Connect the engine with a front end that starts, or an engine that starts with all."""
+        for other in self.workers:
+            if {worker.role.part, other.role.part} == {Part.ENGINE, Part.FRONT_END}:
+                one, its = socket.socketpair()
+                with one, its:
+                    worker.hand_bridge(one)
+                    other.hand_bridge(its)
+
     def _heard(self, worker: WorkerProcess, message: FromWorker) -> None:
         worker.heard(message)
         number = worker.role.worker
@@ -170,7 +223,7 @@ class Supervisor:
                 worker.makes_changes = True
                 # While the server starts, clients are told that it is live; a replacement is
                 # handed connections once it has what the others have.
-                worker.is_listening = not self._was_ready
+                worker.is_listening = not self.was_ready
             case Ready():
                 if worker.is_ready:
                     self._reloaded(number)
@@ -178,30 +231,44 @@ class Supervisor:
                     self._begin(self._join(worker))
             case Reloading():
                 self._reloading.add(number)
+            case Happened(event):
+                self._events.note(event)
+            case AskEvents(asked):
+                worker.tell(EventsAre(asked, self._events.kept()))
             case _:
                 pass
 
     async def _join(self, worker: WorkerProcess) -> None:
         """Have a worker that has started make what others have changed, and hand it connections."""
         await self._control.replay(worker)
+        if self.was_ready:
+            await self._control.converge(worker)
         if not worker.makes_changes:
             return  # it has died meanwhile
         worker.is_listening = worker.is_ready = True
         ready = sum(one.is_ready for one in self.workers)
-        if ready == len(self._roles) and not self._was_ready:
-            self._was_ready = True
+        if ready == len(self._roles) and not self.was_ready:
+            self.was_ready = True
             _log.info("workers ready", workers=ready)
             self._systemd.ready()
         self._say_state()
 
     def _say_state(self) -> None:
         """Tell every worker what is of all: those that were started anew have no clients yet."""
-        first = self._was_ready
+        first = self.was_ready
         counted = [worker for worker in self.workers if worker.is_ready or not first]
         is_ready = first and all(worker.is_ready_here for worker in counted)
-        leader = next(iter(counted), None)
+        leading = [worker for worker in counted if worker.makes(ChangeKind.FOLLOW)]
+        leader = next(iter(leading), None)
+        is_whole = leader is not None or not self._has_engine
         for worker in self.workers:
-            worker.tell(State(is_ready, worker is leader))
+            worker.tell(State(is_ready and is_whole, worker is leader, first, is_whole))
+
+    def _note(self, kind: EventKind, role: Role, reason: str = "") -> None:
+        text = cut(reason, MAX_TEXT)
+        self._events.note(
+            Event(kind, time.time_ns(), failed=bool(reason), text=text, worker=role.worker)
+        )
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -236,12 +303,15 @@ async def run(settings: Settings, systemd: Systemd) -> None:
     check_supported(settings)
     with ExitStack() as stack:
         bound = Listeners(settings, systemd, stack)
-        listeners = [*bound.grpc, *(one for one in (bound.http, bound.metrics) if one)]
+        listeners = bound.every
         shown = {
             listener.setting.removesuffix("_endpoint"): listener.address for listener in listeners
         }
         _log.info("listening", **shown, processes=int(settings.processes))
         supervisor = Supervisor(settings, listeners, systemd)
+        successor = Successor(settings, listeners, systemd, lambda: supervisor.was_ready)
+        stack.callback(successor.close)
         serving = asyncio.ensure_future(supervisor.serve())
-        with signals.handled(serving, supervisor.reload), suppress(asyncio.CancelledError):
+        handled = signals.handled(serving, supervisor.reload, successor)
+        with handled, suppress(asyncio.CancelledError):
             await serving

@@ -1,7 +1,7 @@
 """Settings of a server that is several processes: what each of them is given."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
@@ -10,9 +10,10 @@ from typing import Any, Final
 
 from xlaserve.core.host import compile_processes, load_threads, memory_limit_bytes
 from xlaserve.errors import InvalidSettings
+from xlaserve.processes.messages import Part
 from xlaserve.settings import Settings
 from xlaserve.settings_bounds import SMALLEST
-from xlaserve.settings_choices import Device, ProcessCount
+from xlaserve.settings_choices import Device, ProcessCount, ProcessRoles, TraceLevel, TraceMode
 
 SHARED: Final = (
     *("capacity_bytes", "container_memory_bytes", "max_held_bytes", "max_spare_bytes"),
@@ -20,6 +21,54 @@ SHARED: Final = (
     *("max_requests_per_model", "max_infer_streams", "max_health_watchers"),
 )
 """Limits that are of the whole server, and that each worker has an equal part of."""
+
+
+OF_CLIENTS: Final = (
+    *("max_connections", "max_http_connections", "max_infer_streams", "max_health_watchers"),
+)
+"""Limits that each front end has an equal part of; the engine has no clients."""
+
+NOT_OF_ENGINE: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        # Its front ends have checked the caller, and observe the calls.
+        "access_rules": "",
+        "grpc_restricted_protocol": (),
+        "http_restricted_api": (),
+        "access_log": "",
+        "trace_mode": TraceMode.TRITON,
+        "trace_level": TraceLevel.AUTO,
+        "service": (),
+        # Its metrics are those that a front end asks it for.
+        "metrics_endpoint": "http",
+        # It has the memory for models to itself.
+        "processes": ProcessCount(1),
+        "process_roles": ProcessRoles.AUTO,
+    }
+)
+"""Settings that the engine does without."""
+
+NOT_OF_FRONT_END: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        # Equal requests of all front ends meet in the engine.
+        "response_cache_bytes": 0,
+        "compile_processes": 0,
+    }
+)
+"""Settings that front ends do without."""
+
+
+def has_front_ends(settings: Settings) -> bool:
+    """Tell whether one process is the engine and the others are front ends."""
+    if settings.process_roles is ProcessRoles.AUTO:
+        return settings.device not in (Device.AUTO, Device.CPU)
+    return settings.process_roles is ProcessRoles.FRONT_ENDS
+
+
+def parts_of(settings: Settings) -> Sequence[Part]:
+    """Return the part of each process, by its number."""
+    if not has_front_ends(settings):
+        return [Part.WORKER] * settings.processes
+    return [Part.ENGINE, *[Part.FRONT_END] * (settings.processes - 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +83,20 @@ class _Unsupported:
 UNSUPPORTED: Mapping[str, _Unsupported] = MappingProxyType(
     {
         "processes": _Unsupported(
-            "1 with a device other than the CPU, which one process owns",
-            lambda s: s.device not in (Device.AUTO, Device.CPU),
+            "1, or process_roles front-ends, with a device other than the CPU, which one process "
+            "owns",
+            lambda s: s.device not in (Device.AUTO, Device.CPU) and not has_front_ends(s),
             lambda s: s.processes,
+        ),
+        "modelmesh": _Unsupported(
+            "false with process_roles front-ends: a mesh is not told the sizes of the engine",
+            lambda s: s.modelmesh and has_front_ends(s),
+            lambda s: "true",
+        ),
+        "sagemaker_multi_model": _Unsupported(
+            "false with process_roles front-ends: urls of models are not known to all",
+            lambda s: s.sagemaker_multi_model and has_front_ends(s),
+            lambda s: "true",
         ),
         "evict": _Unsupported(
             "false with several processes: each would evict other models",
@@ -65,11 +125,14 @@ def check_supported(settings: Settings) -> None:
             raise InvalidSettings(name, row.expected, row.got(settings))
 
 
-def share_of(settings: Settings) -> Settings:
+def share_of(settings: Settings, part: Part = Part.WORKER) -> Settings:
     """Return the settings of each worker: of limits of the server, an equal part.
 
-    A worker may always have what is the least that makes sense.
+    The engine has what is for models, each front end its part of what is for clients. A process may
+    always have what is the least that makes sense.
     """
+    if part is not Part.WORKER:
+        return _share_with_engine(settings, part)
     count = settings.processes
     given: dict[str, Any] = {name: getattr(settings, name) for name in SHARED}
     if not settings.container_memory_bytes:
@@ -83,6 +146,17 @@ def share_of(settings: Settings) -> Settings:
     }
     parts: dict[str, Any] = {name: _part(name, value, count) for name, value in given.items()}
     return replace(settings, **parts)
+
+
+def _share_with_engine(settings: Settings, part: Part) -> Settings:
+    count = settings.processes
+    held = {name: getattr(settings, name) for name in ("max_held_bytes", "max_spare_bytes")}
+    changed = {name: _part(name, value, count) for name, value in held.items()}
+    if part is Part.ENGINE:
+        return replace(settings, **(changed | dict(NOT_OF_ENGINE)))
+    for name in OF_CLIENTS:
+        changed[name] = _part(name, getattr(settings, name), count - 1)
+    return replace(settings, **(changed | dict(NOT_OF_FRONT_END)))
 
 
 def _part(name: str, value: int, count: int) -> int:

@@ -7,9 +7,11 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import msgspec
 import structlog
@@ -19,18 +21,27 @@ from xlaserve import log
 from xlaserve.app import Application, prepare
 from xlaserve.best_effort import best_effort, finish, open_standard_descriptors
 from xlaserve.core.control_plane import ControlPlane
+from xlaserve.core.events import Events
 from xlaserve.core.others import Others
+from xlaserve.core.serving.access.quota_table import QuotaTable
+from xlaserve.core.serving.access.quotas import Admits
+from xlaserve.core.serving.access.shared_quotas import SharedQuotas
 from xlaserve.errors import XlaserveError
 from xlaserve.processes.channel import Channel, ChannelError, to_worker
+from xlaserve.processes.fronts.engine import FrontEnds
+from xlaserve.processes.fronts.front_end import FrontEnd, Limits
 from xlaserve.processes.handing import HandedConnections
 from xlaserve.processes.link import Link
 from xlaserve.processes.messages import (
+    LOADED,
     Alive,
     Begin,
     Connections,
+    EventsAre,
     Failed,
     Here,
     Listening,
+    Part,
     Ready,
     Reload,
     Reloading,
@@ -38,7 +49,9 @@ from xlaserve.processes.messages import (
     ToWorker,
 )
 from xlaserve.processes.others import OtherWorkers
+from xlaserve.processes.parent_events import ParentEvents
 from xlaserve.processes.shares import decoded
+from xlaserve.settings import Settings
 from xlaserve.systemd import ServiceManager
 from xlaserve.transport.endpoints import Listener
 
@@ -85,16 +98,23 @@ class Parent:
         self,
         channel: "Channel[ToWorker]",
         listeners: HandedListeners,
-        plane: ControlPlane,
-        others: Others,
-        watchdog_seconds: float,
+        link: Link,
+        events: ParentEvents,
+        begin: Begin,
+        *,
+        quotas: Admits | None,
     ) -> None:
         self.listeners = listeners
         self.manager: ServiceManager = self
-        self.plane: ControlPlane = plane
-        self.others: Others = others
+        self.plane: ControlPlane = link
+        self.others: Others = OtherWorkers(link, begin.worker)
+        self.quotas: Admits | None = quotas
+        self.events: Events = events
+        self.worker = begin.worker
+        self.follow: Callable[[], Awaitable[None]] | None = None
+        """Returns once what the engine has loaded is shown here; None where models are loaded."""
         self._channel = channel
-        self._watchdog_seconds = watchdog_seconds
+        self._watchdog_seconds = begin.watchdog_seconds
 
     def ready(self) -> None:
         """Say that the start is done, or a reload."""
@@ -137,21 +157,35 @@ async def serve(end: socket.socket) -> bool:
 async def _serve(channel: "Channel[ToWorker]", begin: Begin) -> bool:
     listeners = HandedListeners.of(begin)
     settings = decoded(begin.settings)
-    link = Link(channel, settings.scratch_directory)
-    parent = Parent(
-        channel, listeners, link, OtherWorkers(link, begin.worker), begin.watchdog_seconds
-    )
+    is_front = begin.part is Part.FRONT_END
+    link = Link(channel, settings.scratch_directory, loads=not is_front)
+    events = ParentEvents(channel, begin.worker)
+    quotas = _quotas_of(begin, settings)
+    parent = Parent(channel, listeners, link, events, begin, quotas=quotas)
     application = prepare(settings, parent=parent)
-    link.is_loaded = application.registry.ready
     link.on_state = application.registry.notify
+    bridged = _bridged(begin, parent, link, application)
+    link.is_loaded = application.registry.ready
+    link.versions = application.registry.answering
+
+    async def loaded(_: object) -> list[str]:
+        models = application.registry.models()
+        return [model.name for model in models if application.registry.ready(model.name)]
+
+    link.answer(LOADED, loaded)
     async with application.running():
+        if begin.part is Part.ENGINE:
+            application.http_routes()  # it has no clients, but answers what front ends ask of all
         parent.tell(Listening())
         serving = asyncio.ensure_future(application.serve())
+        reload = application.reloads.request
         beside = [
-            asyncio.ensure_future(_hear(channel, link, serving, application.reloads.request)),
+            asyncio.ensure_future(_hear(channel, link, events, serving, reload)),
             asyncio.ensure_future(_say_ready(parent, application)),
             asyncio.ensure_future(_count(parent, listeners, application)),
         ]
+        if bridged is not None:
+            beside.append(asyncio.ensure_future(bridged))
         try:
             with suppress(asyncio.CancelledError):
                 await serving
@@ -161,9 +195,45 @@ async def _serve(channel: "Channel[ToWorker]", begin: Begin) -> bool:
     return application.has_threads_left
 
 
+def _bridged(
+    begin: Begin, parent: Parent, link: Link, application: Application
+) -> Coroutine[Any, Any, None] | None:
+    """Return what serves the bridges of an engine or of a front end; None for a worker."""
+    if begin.part is Part.WORKER:
+        return None
+    source = HandedConnections(socket.socket(fileno=begin.bridges))
+    registry, ledger = application.registry, application.ledger
+    if begin.part is Part.ENGINE:
+        follower = application.control.follower
+        fronts = FrontEnds(application.engine, registry, ledger, lambda: follower.is_started)
+        link.shown = fronts.mirror.shown
+        return fronts.serve(source)
+    settings = application.settings
+    limits = Limits(settings.front_end_shared_bytes, settings.max_front_end_requests)
+    front = FrontEnd(registry, application.capacity, ledger, application.stations.build, limits)
+    front.may_show = lambda: link.is_whole or not link.has_started
+    link.on_state = partial(_show, front, registry.notify)
+    parent.follow = front.started
+    return front.serve(source)
+
+
+def _show(front: FrontEnd, changed: Callable[[], None]) -> None:
+    front.show()
+    changed()
+
+
+def _quotas_of(begin: Begin, settings: Settings) -> Admits | None:
+    if begin.quotas < 0:
+        return None
+    os.set_inheritable(begin.quotas, False)
+    table = QuotaTable(begin.quotas, int(settings.processes), settings.max_principals)
+    return SharedQuotas(table, begin.worker)
+
+
 async def _hear(
     channel: "Channel[ToWorker]",
     link: Link,
+    events: ParentEvents,
     serving: "asyncio.Task[None]",
     reload: Callable[[], None],
 ) -> None:
@@ -175,6 +245,8 @@ async def _hear(
                     reload()
                 case Stop():
                     break
+                case EventsAre():
+                    events.heard(message)
                 case _:
                     link.heard(message)
     except ChannelError as error:
@@ -211,7 +283,7 @@ def main() -> None:
     """Serve as a worker until the parent says stop, or is gone."""
     _end_with_parent(int(sys.argv[2]))
     # The parent alone decides: a terminal and systemd send their signals to all processes.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     open_standard_descriptors()
     sys.stderr = best_effort(sys.stderr)

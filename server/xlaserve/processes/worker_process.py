@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from xlaserve.core.control_plane import OF_MODELS, ChangeKind
 from xlaserve.processes.channel import Channel, ChannelError, from_worker
 from xlaserve.processes.handing import handing_pair
 from xlaserve.processes.messages import (
@@ -24,9 +25,13 @@ from xlaserve.processes.messages import (
     Failed,
     FromWorker,
     Here,
+    Noted,
+    Part,
     Reply,
 )
 
+BRIDGES = "bridges"
+"""Stands for the setting of an endpoint, for ends of bridges."""
 COMMAND = (sys.executable, "-m", "xlaserve.processes.worker")
 
 
@@ -43,6 +48,9 @@ class Role:
     endpoints: Sequence[tuple[str, str]]
     """Setting and address of each."""
     watchdog_seconds: float
+    quotas: int = -1
+    """The descriptor of the table of quotas; -1 for none."""
+    part: Part = Part.WORKER
 
 
 @dataclass(slots=True, eq=False)
@@ -82,17 +90,35 @@ class WorkerProcess:
                 theirs.callback(other.close)
                 handing[setting] = one
                 endpoints.append((setting, address, other.fileno()))
+            bridges = -1
+            if role.part is not Part.WORKER:
+                handing[BRIDGES], other = handing_pair()
+                ours.callback(handing[BRIDGES].close)
+                theirs.callback(other.close)
+                bridges = other.fileno()
             process = await asyncio.create_subprocess_exec(
                 *COMMAND,
                 str(its_end.fileno()),
                 str(os.getpid()),
                 stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=[its_end.fileno(), *(e[2] for e in endpoints)],
+                pass_fds=[
+                    its_end.fileno(),
+                    *(e[2] for e in endpoints),
+                    *(number for number in (role.quotas, bridges) if number >= 0),
+                ],
                 # What a terminal sends to all processes of the foreground is for the parent.
                 start_new_session=True,
             )
             channel = await Channel.open(end, from_worker())
-            begin = Begin(role.worker, dict(role.settings), endpoints, role.watchdog_seconds)
+            begin = Begin(
+                role.worker,
+                dict(role.settings),
+                endpoints,
+                role.watchdog_seconds,
+                role.quotas,
+                role.part,
+                bridges,
+            )
             channel.send(begin)
             ours.pop_all()
         return cls(role, process, channel, handing)
@@ -102,12 +128,21 @@ class WorkerProcess:
     @property
     def takes_connections(self) -> bool:
         """Tell whether connections may be handed to it."""
-        return self.is_listening
+        return self.is_listening and self.role.part is not Part.ENGINE
+
+    def makes(self, kind: ChangeKind) -> bool:
+        """Tell whether it makes changes of a kind: models are none of a front end's."""
+        return self.role.part is not Part.FRONT_END or kind not in OF_MODELS
 
     @property
     def connections(self) -> int:
         """Return the connections that it has, with those on their way to it."""
         return self._open + self._handed - self._received
+
+    def hand_bridge(self, end: socket.socket) -> None:
+        """Hand it an end of a bridge; one that has ended does not take it."""
+        with suppress(OSError):
+            socket.send_fds(self.handing[BRIDGES], [b"b"], [end.fileno()])
 
     def hand(self, setting: str, connection: socket.socket) -> bool:
         """Hand it a connection; false where it takes none now."""
@@ -146,6 +181,8 @@ class WorkerProcess:
                 self._answered(("done", number), message)
             case Did(number):
                 self._answered(("did", number), message)
+            case Noted(number):
+                self._answered(("noted", number), message)
             case Reply(number):
                 self._answered(("reply", number), message)
             case _:

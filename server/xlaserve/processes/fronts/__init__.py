@@ -1,0 +1,1 @@
+"""One engine process, which has the devices, and front ends, which have the clients."""

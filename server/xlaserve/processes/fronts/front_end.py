@@ -1,0 +1,276 @@
+"""A front end: it has the clients, and passes their inferences on to the engine."""
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from xlaserve.core.residence.capacity import Capacity, Reservation
+from xlaserve.core.residence.lifecycle import State
+from xlaserve.core.residence.registry import Instance, Registry, Version
+from xlaserve.core.serving.answers import answer_last, deliver, respond
+from xlaserve.core.serving.infer_call import Executed, InferCall
+from xlaserve.core.serving.ledger import Kind as Purpose
+from xlaserve.core.serving.ledger import Ledger
+from xlaserve.core.serving.stations.station import MakeStation
+from xlaserve.errors import EngineGone, Overloaded
+from xlaserve.models.handling import AnswerParameters
+from xlaserve.processes.failures import error_of
+from xlaserve.processes.fronts import description
+from xlaserve.processes.fronts.bridge import Bridge, offer
+from xlaserve.processes.fronts.passing import PassedModel
+from xlaserve.processes.fronts.records import Kind, Record, tensors_of
+from xlaserve.processes.handing import HandedConnections
+from xlaserve.processes.messages import Failure
+
+_GONE = "the engine process has ended, and is replaced"
+
+_log = structlog.get_logger("fronts")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The settings of a front end."""
+
+    shared_bytes: int
+    """Bytes of both slabs together."""
+    requests: int
+    """Most requests that the engine has been passed and has not answered."""
+
+
+class _Passed:
+    """A request that the engine has (a Place)."""
+
+    __slots__ = ("_front", "_number")
+
+    def __init__(self, front: "FrontEnd", number: int) -> None:
+        self._front = front
+        self._number = number
+
+    def leave(self, call: InferCall) -> None:
+        """Tell the engine that nobody waits any more."""
+        self._front.cancel(self._number)
+
+
+class FrontEnd:
+    """Shows the models of the engine in the registry, and passes requests on. Of the event loop."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        capacity: Capacity,
+        ledger: Ledger,
+        make_station: MakeStation,
+        limits: Limits,
+    ) -> None:
+        self._registry = registry
+        self._capacity = capacity
+        # Nothing is loaded here: what the engine has is of the whole server.
+        capacity.limit({})
+        self._ledger = ledger
+        self._make_station = make_station
+        self._limits = limits
+        self._bridge: Bridge | None = None
+        self._calls: dict[int, tuple[InferCall, PassedModel]] = {}
+        """Requests that the engine has."""
+        self._last = 0
+        """Number of the last request."""
+        self._table: dict[str, Sequence[Any]] = {}
+        """The models of the engine, as it said last."""
+        self._unshown: set[str] = set()
+        self._is_started = False
+        self._started = asyncio.Event()
+        self.may_show: Callable[[], bool] = lambda: True
+        """Tells whether the engine has all that clients had loaded: one that replaces another has
+        not, and to say that they are not there would be wrong."""
+
+    async def started(self) -> None:
+        """Return once the engine has loaded what is loaded at its start, and it is shown here."""
+        await self._started.wait()
+
+    async def serve(self, source: HandedConnections) -> None:
+        """Take the connection to each engine that the parent starts, until cancelled."""
+        loop, readable = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(source.fileno(), readable.set)
+        try:
+            while True:
+                await readable.wait()
+                readable.clear()
+                with suppress(BlockingIOError, ConnectionAbortedError):
+                    await self.connect(source.accept()[0])
+        except EOFError:
+            return  # the parent is gone, and this process is about to end
+        finally:
+            loop.remove_reader(source.fileno())
+
+    async def connect(self, end: socket.socket) -> None:
+        """Pass requests on to the engine at the other end from now on."""
+        if self._bridge is not None:
+            self._bridge.close()
+        end.setblocking(False)
+        try:
+            slabs = offer(end, self._limits.shared_bytes)
+        except OSError as error:
+            _log.warning("no engine at the other end", reason=str(error))
+            end.close()
+            return
+        if slabs.writer is None:
+            _log.warning("no shared memory", reason="this system has no memfd, or none is allowed")
+        account = self._ledger.open()
+        self._table.clear()
+        self._unshown = {model.name for model in self._registry.models()}
+        self._is_started = False
+        # The engine may speak before this end is known to be open.
+        self._bridge = Bridge(slabs, account, Purpose.REQUESTS, self._heard, self._lost)
+        await self._bridge.open(end)
+
+    # --- requests ---
+
+    def pass_on(self, model: PassedModel, call: InferCall) -> None:
+        """Pass a call on; raises EngineGone, Overloaded or Unsupported."""
+        bridge = self._bridge
+        if bridge is None or bridge is not model.bridge:
+            raise EngineGone(call.model)
+        if len(self._calls) >= self._limits.requests:
+            raise Overloaded(call.model, self._limits.requests, "max_front_end_requests")
+        self._last = number = self._last + 1
+        bridge.say(model.request(number, call))
+        call.is_counted_elsewhere = True
+        self._calls[number] = call, model
+        call.wait_at(_Passed(self, number))
+
+    def cancel(self, number: int) -> None:
+        """Say that nobody waits for a request any more."""
+        if self._calls.pop(number, None) is not None and self._bridge is not None:
+            self._bridge.say((Kind.CANCEL, number))
+
+    def _heard(self, records: Sequence[Record]) -> None:
+        for record in records:
+            if record[0] == Kind.ANSWER:
+                self._answered(record)
+            else:
+                self._heard_of(record)
+
+    def _heard_of(self, record: Record) -> None:
+        match record[0]:
+            case Kind.DROPPED if self._bridge is not None:
+                self._bridge.dropped(record[1])
+            case Kind.FAILURE:
+                number, kind, text, needed = record[1:]
+                call, _ = self._calls.pop(number, (None, None))
+                if call is not None:
+                    deliver([call], error_of(Failure(kind, text, needed)))
+            case Kind.MODELS:
+                self._models(*record[1:])
+            case _:
+                raise LookupError(f"a record of kind {record[0]}")
+
+    def _answered(self, record: Record) -> None:
+        _, number, place, flat, begun_ns, ended_ns, rows, parameters = record
+        call, model = self._calls.pop(number, (None, None))
+        bridge = self._bridge
+        assert bridge is not None
+        if call is None or model is None:
+            if place >= 0 and bridge.reader is not None:
+                bridge.reader.view(place, 0)  # nobody wants it: it is dropped at once
+                bridge.watch_drops()
+            return
+        outputs = tensors_of(model.info.outputs, flat, place, bridge.reader)
+        if place >= 0:
+            bridge.watch_drops()
+        call.place = None
+        given = None if parameters is None else AnswerParameters(*parameters)
+        try:
+            response = respond(call, outputs, given)
+        except Exception as error:
+            deliver([call], error)
+            return
+        answer_last(call, Executed(outputs, begun_ns, ended_ns, rows), response)
+
+    def _lost(self) -> None:
+        """Answer what the engine had, and say of every model that it is not ready."""
+        self._bridge = None
+        calls, self._calls = self._calls, {}
+        for call, _ in calls.values():
+            call.is_counted_elsewhere = False
+            call.place = None
+            deliver([call], EngineGone(call.model))
+        for model in self._registry.models():
+            for version in model.versions.values():
+                if version.instance is not None:
+                    version.instance.suspend(_GONE)
+        self._registry.notify()
+        _log.warning("the engine has ended", requests=len(calls))
+
+    # --- models ---
+
+    def _models(
+        self, revision: int, changed: Sequence[Any], gone: Sequence[str], is_started: bool
+    ) -> None:
+        for name, versions in changed:
+            self._table[name] = versions
+            self._unshown.add(name)
+        for name in gone:
+            self._table.pop(name, None)
+            self._unshown.add(name)
+        self._is_started = is_started
+        self.show()
+        assert self._bridge is not None
+        self._bridge.say((Kind.MIRRORED, revision))
+
+    def show(self) -> None:
+        """Have the registry show what the engine has said, if it may be shown by now."""
+        if self._bridge is None or not self.may_show():
+            return
+        unshown, self._unshown = self._unshown, set()
+        for name in unshown:
+            self._show(name, self._table.get(name, ()))
+        if unshown:
+            self._registry.notify()
+        if self._is_started:
+            self._started.set()
+
+    def _show(self, name: str, versions: Sequence[Any]) -> None:
+        said = {number for number, *_ in versions}
+        for number, *of_version in versions:
+            self._show_version(self._registry.version(name, number), of_version)
+        model = self._registry.find(name)
+        if model is None:
+            return
+        for number in [number for number in model.versions if number not in said]:
+            self._show_version(model.versions.pop(number), (State.UNAVAILABLE, "", "", 0, b""))
+        if not model.versions:
+            self._registry.forget(name)
+
+    def _show_version(self, version: Version, said: Sequence[Any]) -> None:
+        state, reason, fault, handle, described = said
+        version.lifecycle.follow(State(state), reason)
+        before = version.instance
+        if not handle:
+            version.instance = None
+        elif before is None or not self._is_current(before, handle):
+            version.instance = self._instance(version.model, handle, described)
+        if before is not None and before is not version.instance:
+            before.leave()
+        if version.instance is not None:
+            version.instance.fault = fault
+
+    def _is_current(self, instance: Instance, handle: int) -> bool:
+        runner = instance.runner
+        assert isinstance(runner, PassedModel)
+        return runner.handle == handle and runner.bridge is self._bridge
+
+    def _instance(self, name: str, handle: int, described: bytes) -> Instance:
+        info, config = description.read(described)
+        assert self._bridge is not None
+        return Instance(
+            PassedModel(handle, info, self._bridge, self.pass_on),
+            handle,
+            Reservation(self._capacity, name),
+            config,
+            make_station=self._make_station,
+        )

@@ -1,0 +1,89 @@
+"""Descriptions of models arrive as they were sent, and nothing else does."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import msgspec
+import numpy as np
+import pytest
+
+from xlaserve.models import config_text
+from xlaserve.models.config import ModelConfig
+from xlaserve.models.loaded import Bucket, ModelInfo, ModelMemory
+from xlaserve.models.rows.verdict import Independence, Verdict
+from xlaserve.processes.fronts.description import UnknownDescription, described, read
+from xlaserve.tensors import DATATYPES, TensorSpec
+
+INFO = ModelInfo(
+    "jax_export",
+    (TensorSpec("x", DATATYPES["FP32"], (-1, 4)), TensorSpec("t", DATATYPES["BYTES"], (-1, 1))),
+    (TensorSpec("y", DATATYPES["BF16"], (-1,)),),
+    8,
+    verdict=Verdict(Independence.MIXED, "y", "stablehlo.reduce", "reduces over the rows"),
+    ragged=frozenset({"x"}),
+    has_sequences=True,
+)
+CONFIG = """
+max_batch_size: 8
+input [
+  { name: "x" data_type: TYPE_FP32 dims: [ 4 ] allow_ragged_batch: true },
+  { name: "t" data_type: TYPE_STRING dims: [ 1 ] optional: true }
+]
+output [ { name: "y" data_type: TYPE_BF16 dims: [ ] } ]
+batch_input [ { kind: BATCH_ITEM_SHAPE target_name: "s" data_type: TYPE_FP32 source_input: "x" } ]
+version_policy { specific { versions: [ 1, 3 ] } }
+dynamic_batching {
+  preferred_batch_size: [ 4 ] priority_levels: 2 default_priority_level: 1
+  priority_queue_policy { key: 1 value { max_queue_size: 5 } }
+}
+parameters { key: "p" value { string_value: "\\303\\251" } }
+"""
+
+
+def test_a_description_arrives_as_it_was_sent() -> None:
+    """The datatypes are rows of the table again, which are compared by identity."""
+    default = np.arange(4, dtype=np.float32)
+    optional = MappingProxyType({"t": None, "x": default})
+    labels = MappingProxyType({"y": (b"cat", b"dog")})
+    config = replace(config_text.parse_pbtxt(CONFIG), labels=labels)
+    info, found = read(described(replace(INFO, optional=optional), config))
+
+    assert config == found
+    assert found.message == config.message
+    found_default = info.optional["x"]
+    assert found_default is not None
+    assert default.tolist() == found_default.tolist()
+    assert info.inputs[1].datatype is DATATYPES["BYTES"]
+    assert replace(INFO, optional=optional) == replace(info, optional=optional)
+
+
+def test_what_is_of_the_engine_alone_is_left_out() -> None:
+    """What processes say of their memory and their compilations is added up."""
+    memory = ModelMemory(parameters_bytes=5)
+    given = replace(INFO, memory=memory, buckets=(Bucket(1, 1.0, 1.0),), compiled_programs=3)
+
+    assert INFO == read(described(given, ModelConfig()))[0]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        ["class", "Path", {}],
+        ["class", "ModelInfo", {"nothing": 1}],
+        ["call", "os.system", "true"],
+        ["enum", "Path", "home"],
+        5,
+    ],
+)
+def test_nothing_but_descriptions_is_made(said: object) -> None:
+    """Whatever the name of a class would be elsewhere."""
+    with pytest.raises((UnknownDescription, TypeError)):
+        read(msgspec.msgpack.encode([said, said]))
+
+
+def test_what_has_no_form_is_refused() -> None:
+    """Instead of a front end that shows another model than there is."""
+    config = replace(ModelConfig(), parameters=MappingProxyType({"p": Path("x")}))  # type: ignore[dict-item]
+    with pytest.raises(UnknownDescription, match="PosixPath"):
+        described(INFO, config)
