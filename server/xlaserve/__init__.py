@@ -7,6 +7,8 @@ if TYPE_CHECKING:
     from xlaserve.core.serving.models_api import Models
     from xlaserve.models.export import Exportable, export_model
     from xlaserve.models.export_stream import ExportableStream, export_stream
+    from xlaserve.models.generation.exporting import export_generator
+    from xlaserve.models.optimizing import optimize
     from xlaserve.models.python.author import Answer, InferenceError, PythonModel, Request
     from xlaserve.models.python.context import Context
     from xlaserve.transport.grpc.services import Service
@@ -19,10 +21,12 @@ __all__ = [
     "Context",
     "Exportable",
     "ExportableStream",
+    "export_generator",
     "export_model",
     "export_stream",
     "InferenceError",
     "Models",
+    "optimize",
     "PythonModel",
     "Request",
     "Service",
@@ -34,9 +38,11 @@ _HOMES = {
     "Context": "xlaserve.models.python.context",
     "Exportable": "xlaserve.models.export",
     "ExportableStream": "xlaserve.models.export_stream",
+    "export_generator": "xlaserve.models.generation.exporting",
     "export_model": "xlaserve.models.export",
     "export_stream": "xlaserve.models.export_stream",
     "Models": "xlaserve.core.serving.models_api",
+    "optimize": "xlaserve.models.optimizing",
     "Service": "xlaserve.transport.grpc.services",
 }
 

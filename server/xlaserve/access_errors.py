@@ -35,6 +35,16 @@ class QuotaExceeded(XlaserveError):
         )
 
 
+class TooManyRequests(XlaserveError):
+    """A queue is full, for clients whose protocol tells that from a server that is not there."""
+
+    retry_seconds = 1.0
+    """Time after which to ask again."""
+
+    def __init__(self, error: XlaserveError) -> None:
+        super().__init__(str(error))
+
+
 class WrongHost(XlaserveError):
     """A request names a host that the server is not: a browser was led to it."""
 

@@ -1,7 +1,6 @@
 """The composition root: builds everything, starts the transports, and drains them."""
 
 import asyncio
-import gc
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
@@ -14,12 +13,13 @@ import structlog
 
 from xlaserve import allocator, log, signals
 from xlaserve.assembly.core import Core
+from xlaserve.assembly.devices import start_device
 from xlaserve.assembly.display import Addresses, Display, ModelRow, NoDisplay
 from xlaserve.assembly.grpc import GrpcDoor, assemble_grpc
 from xlaserve.assembly.http import http_routes, http_server, metrics_routes
 from xlaserve.assembly.listeners import Bound, Listeners
 from xlaserve.assembly.observing import observe, tracing
-from xlaserve.assembly.parent import Parent, plane_of
+from xlaserve.assembly.parent import Parent, events_of, plane_of
 from xlaserve.assembly.python import python_host
 from xlaserve.core.host import capacity_bytes, compile_processes, load_threads
 from xlaserve.core.others import NOBODY
@@ -34,7 +34,7 @@ from xlaserve.core.residence.measured import MeasuredMemory
 from xlaserve.core.residence.predictions import FilesLook
 from xlaserve.core.residence.registry import Registry
 from xlaserve.core.residence.repositories import open_repositories
-from xlaserve.core.residence.runtime import RuntimeLimits
+from xlaserve.core.residence.runtime import ModelRuntime, RuntimeLimits
 from xlaserve.core.residence.wrong_root import check_roots
 from xlaserve.core.server import ServerDescription
 from xlaserve.core.serving.access.control import AccessControl
@@ -58,6 +58,7 @@ from xlaserve.models.mappings import Mappings
 from xlaserve.models.python.metrics import ModelMetrics
 from xlaserve.settings import Settings
 from xlaserve.settings_choices import Device, ModelControlMode, TlsEndpoint
+from xlaserve.successor import Successor
 from xlaserve.systemd import ServiceManager, Systemd
 from xlaserve.transport.endpoints import NO_ENDPOINT
 from xlaserve.transport.grpc.server import GrpcServer
@@ -72,7 +73,6 @@ _SWITCH_SECONDS = 0.0005
 
 _LEAST_CLOSING_SECONDS, _MOST_CLOSING_SECONDS = 1.0, 5.0
 """Seconds that unused models, and threads that compute for nobody, may take to end."""
-
 _ARRIVAL_SECONDS = 1.0
 """Seconds for which a server that drains still admits what arrives."""
 
@@ -81,6 +81,8 @@ _log = structlog.get_logger("app")
 
 class Application:
     """The whole server, from settings; `running` starts it and ends it."""
+
+    successor: Successor
 
     def __init__(
         self,
@@ -108,11 +110,14 @@ class Application:
             spare_execute_threads=settings.spare_execute_threads,
             max_abandoned=settings.max_abandoned,
         )
-        self._systemd = systemd or Systemd()
-        self._parent = parent
+        self._systemd, self._parent = systemd or Systemd(), parent
         plane, others = plane_of(parent), NOBODY if parent is None else parent.others
+        events, notes = events_of(settings, parent)
         self.reloads = Reloads(
-            self.workers.wait, look_seconds=LOOK_SECONDS, on_signal=self._manager.reloads
+            self.workers.wait,
+            look_seconds=LOOK_SECONDS,
+            on_signal=self._manager.reloads,
+            notes=notes,
         )
         """Parts that are read again at SIGHUP, or when their files change."""
         self._tls = self._read_tls()
@@ -126,7 +131,7 @@ class Application:
                 lambda: self.access.reload(self.workers.wait),
                 [Path(settings.access_rules)],
             )
-        self.access = AccessControl.of(settings)
+        self.access = AccessControl.of(settings, None if parent is None else parent.quotas)
         """The permissions of callers; the gates ask where there are rules or restrictions."""
         permission = self.access.check if self.access.is_needed else everybody
         self.gates = Gates(permission=permission, observers=[counting])
@@ -156,6 +161,7 @@ class Application:
                 batching=settings.dynamic_batching,
                 compile_seconds=settings.load_seconds,
                 execution_seconds=settings.execution_seconds,
+                processes=settings.processes,
             ),
             self.engine,
             cache=self.response_cache,
@@ -189,6 +195,7 @@ class Application:
             max_on_demand_shapes=settings.max_on_demand_shapes,
             python=python_host(settings, nested, metrics, self._measured),
             max_sequences=settings.max_sequences_per_model,
+            notes=notes,
         )
         self.control = ModelControl(
             settings,
@@ -198,10 +205,11 @@ class Application:
             self.workers,
             plane=plane,
             others=others,
+            notes=notes,
         )
         self._look = FilesLook()
         self.tracing = tracing(settings, self.gates, self.workers, plane)
-        self.history = History(self.registry, self.capacity, counting.failures)
+        self.history = History(self.registry, self.capacity, counting.failures, self.observing.lag)
         self._core = Core(
             settings,
             ServerDescription.of(settings, version=metadata.version("xlaserve")),
@@ -221,6 +229,7 @@ class Application:
             self.tracing,
             self.observing,
             self.history,
+            events,
             others,
         )
 
@@ -272,6 +281,20 @@ class Application:
 
         Raises DeviceUnavailable when the device that was asked for is not there.
         """
+        follow = None if self._parent is None else self._parent.follow
+        if follow is not None:
+            await follow()
+        else:
+            await self._prepare_devices()
+        await self.control.follower.start()
+        if self.settings.exit_on_error:
+            self.control.follower.check_start()
+        rows = await self.rows()
+        ready = sum(row.size_bytes is not None for row in rows)
+        _log.info("started", ready=ready, models=len(rows))
+        self.display.started(rows)
+
+    async def _prepare_devices(self) -> None:
         platform = await self.workers.wait(self._start_device)
         if self.settings.processes > 1 and platform != Device.CPU:
             expected = f"1 with a device of {platform}, which one process owns"
@@ -287,7 +310,9 @@ class Application:
         self.capacity.limit(totals, of_host, devices.kind)
         if self.settings.modelmesh:
             RuntimeLimits.of(self.settings, min(of_each) * self.settings.processes)
-        await self.workers.wait(_freeze_heap)
+            # Its loads come with requests that wait for them.
+            await self.workers.wait(loaders.prepare, self.compilation, platform)
+        await self.workers.wait(allocator.freeze_heap)
         if not self.mappings.is_counted:
             _log.info("memory mappings are not counted", reason="there is no /proc/self/maps")
         _log.info(
@@ -298,28 +323,13 @@ class Application:
         )
         if unused := compilation.without_effect(self.settings, platform):
             _log.warning("settings have no effect", platform=platform, settings=list(unused))
-        await self.control.follower.start()
-        if self.settings.exit_on_error:
-            self.control.follower.check_start()
-        rows = await self.rows()
-        ready = sum(row.size_bytes is not None for row in rows)
-        _log.info("started", ready=ready, models=len(rows))
-        self.display.started(rows)
 
     def _release_memory(self) -> None:
         device.release_memory()
         self.mappings.count()
 
     def _start_device(self) -> str:
-        asked, fraction = self.settings.device.value, self.settings.gpu_memory_fraction
-        try:
-            return device.start(asked, self.compilation.cache, memory_fraction=fraction)
-        except InvalidSettings as error:
-            if self.settings.compilation_cache_directory != compilation.AUTO:
-                raise
-            # It holds nothing as long as it is not prepared.
-            _log.warning("compiled programs are not kept", reason=str(error))
-            return device.start(asked, memory_fraction=fraction)
+        return start_device(self.settings, self.compilation)
 
     async def rows(self) -> list[ModelRow]:
         """List the models with what they cost."""
@@ -357,11 +367,15 @@ class Application:
     def _bind(self, stack: ExitStack) -> Bound:
         if self._parent is not None:
             return self._parent.listeners
-        return Listeners(self.settings, self._systemd, stack)
+        bound = Listeners(self.settings, self._systemd, stack)
+        is_ready = partial(getattr, self.control.follower, "server_ready")
+        self.successor = Successor(self.settings, bound.every, self._systemd, is_ready)
+        stack.callback(self.successor.close)
+        return bound
 
     def _listen_http(self, listeners: Bound, door: GrpcDoor) -> None:
         if listeners.http is not None:
-            self.http = http_server(self._core, self.http_routes(), door.runner)
+            self.http = http_server(self._core, self.http_routes(door.mesh), door.runner)
             self.http.listen(listeners.http.socket, self._contexts(TlsEndpoint.HTTP))
         if listeners.metrics is not None:
             listener = listeners.metrics
@@ -372,9 +386,9 @@ class Application:
     def _contexts(self, endpoint: TlsEndpoint) -> MakeContext | None:
         return None if self._tls is None else self._tls.of(endpoint)
 
-    def http_routes(self) -> RouteTable:
-        """Return the table of every route that HTTP is served on."""
-        return http_routes(self._core, self._connections())
+    def http_routes(self, mesh: ModelRuntime | None = None) -> RouteTable:
+        """Return the table of every route of HTTP; `mesh` is what a ModelMesh drives."""
+        return http_routes(self._core, self._connections(), mesh)
 
     def _connections(self) -> Mapping[str, Callable[[], int]]:
         return {
@@ -442,13 +456,6 @@ def _try_loading(seconds: float, directory: Path, config: ModelConfig) -> None:
         trial.try_loading(directory, seconds, config.parameters, source)
 
 
-def _freeze_heap() -> None:
-    # Every unload collects garbage. What jax and the libraries hold stays for good: out of the
-    # collector's sight a collection takes microseconds instead of a tenth of a second.
-    gc.collect()
-    gc.freeze()
-
-
 def prepare(
     settings: Settings,
     display: Display | None = None,
@@ -475,7 +482,7 @@ async def run(
     application = prepare(settings, display, systemd)
     async with application.running():
         serving = asyncio.ensure_future(application.serve())
-        handled = signals.handled(serving, application.reloads.request)
+        handled = signals.handled(serving, application.reloads.request, application.successor)
         with handled, suppress(asyncio.CancelledError):
             await serving
     return application.has_threads_left

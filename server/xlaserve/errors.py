@@ -10,6 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 class XlaserveError(Exception):
     """The root of everything that a client or an operator is told about."""
 
+    is_noted = False
+    """Whether the event log has it."""
+
 
 _REPEATED_CHARACTERS = 1_000
 """The most of a reason: it may repeat what a client or a file says, which has no end."""
@@ -223,6 +226,7 @@ class InvalidParameter(InvalidRequest):
     """A parameter that is unknown, or whose value is of the wrong kind."""
 
     def __init__(self, parameter: str, expected: str, got: str) -> None:
+        self.parameter = parameter
         super().__init__(f"parameter '{parameter}': expected {expected}, got {got}")
 
 
@@ -414,6 +418,15 @@ class TooLarge(XlaserveError):
         super().__init__(f"{what} exceeds the limit of {limit} bytes ({setting})")
 
 
+class TooManyChanges(XlaserveError):
+    """So many changes of the server wait for their turn in all processes that no more may."""
+
+    def __init__(self, kind: str, subject: str, limit: int) -> None:
+        super().__init__(
+            f"{kind} '{subject}': {limit} changes of the server are in progress already, try again"
+        )
+
+
 class ShuttingDown(XlaserveError):
     """The server takes no new work because it is about to exit."""
 
@@ -427,6 +440,15 @@ class WorkersSilent(XlaserveError):
     def __init__(self, reasons: Mapping[str, str]) -> None:
         said = "; ".join(f"worker {worker}: {reason}" for worker, reason in reasons.items())
         super().__init__(f"the answer would not be of all processes: {said}")
+
+
+class EngineGone(XlaserveError):
+    """The process that has the devices ended before it answered; another one replaces it."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"model '{model}': the engine process has ended before it answered, and is replaced"
+        )
 
 
 # --- start-up ----------------------------------------------------------------------------------

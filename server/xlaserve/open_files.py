@@ -12,18 +12,23 @@ _OTHER_FILES = 1024
 _log = structlog.get_logger("server")
 
 
+def wanted_files(settings: Settings) -> int:
+    """Return the most files that a server may have open with these settings."""
+    return (
+        settings.max_connections
+        + settings.max_http_connections
+        + settings.max_shared_memory_regions
+        + _OTHER_FILES
+    )
+
+
 def raise_open_files(settings: Settings) -> None:
     """Let the process open a file for each connection and region of memory that it may have.
 
     Beyond the hard limit nobody can raise it: then the log says so, with both numbers. Where there
     are no more files, connections wait to be accepted, and loads are refused.
     """
-    wanted = (
-        settings.max_connections
-        + settings.max_http_connections
-        + settings.max_shared_memory_regions
-        + _OTHER_FILES
-    )
+    wanted = wanted_files(settings)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return

@@ -16,11 +16,18 @@ class MissingSequence(InvalidRequest):
 class SequenceNotStarted(InvalidRequest):
     """A request goes on with a sequence that is not in progress: it ended, expired or never was."""
 
-    def __init__(self, model: str, sequence: object) -> None:
-        super().__init__(
+    def __init__(self, model: str, sequence: object, processes: int = 1) -> None:
+        """Whether another one of several `processes` may have it."""
+        text = (
             f"inference request for sequence {repeatable(str(sequence))} to model '{model}' must "
             "specify the START flag on the first request of the sequence"
         )
+        if processes > 1:
+            text += (
+                f"; it may be in progress in another of the server's {processes} processes "
+                "(processes): send all its requests on one connection"
+            )
+        super().__init__(text)
 
 
 class SequenceRows(InvalidRequest):

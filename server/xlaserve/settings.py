@@ -20,6 +20,7 @@ from xlaserve.settings_choices import (
     IdInjection,
     ModelControlMode,
     ProcessCount,
+    ProcessRoles,
     Readiness,
     SharedMemoryClients,
     TlsEndpoint,
@@ -42,8 +43,15 @@ class Settings:
     # --- Processes ---
 
     processes: ProcessCount = ONE_PROCESS
-    """Processes that serve on CPUs: a number, or auto for one on each core. Together they are one
-    server, and each has an equal part of its limits (docs/processes.md)."""
+    """Processes that are one server: a number, or auto, one for each core (docs/processes.md)."""
+    process_roles: ProcessRoles = ProcessRoles.AUTO
+    """workers: each has every model, on CPUs; front-ends: one has devices and models, the others
+    have the clients; auto: front-ends with a device that is named and not the CPU."""
+    front_end_shared_bytes: int = 128 << 20
+    """Memory that each front end shares with the engine, in bytes, half for either direction:
+    tensors of 64 KiB and more that fit pass through it, others through a socket."""
+    max_front_end_requests: int = 16_384
+    """Most requests that one front end has passed to the engine and that are not answered."""
 
     # --- Endpoints ---
 
@@ -78,8 +86,7 @@ class Settings:
     tls_key: str = ""
     """File of its private key; empty where the certificate's file holds it."""
     tls_client_ca: str = ""
-    """File of the authorities whose clients may connect, each with its certificate; empty for all
-    clients."""
+    """File of the authorities whose clients may connect with a certificate; empty for all."""
     tls_endpoints: tuple[TlsEndpoint, ...] = tuple(TlsEndpoint)
     """Endpoints that are served over TLS: grpc, http, metrics; may be given more than once."""
 
@@ -147,8 +154,7 @@ class Settings:
     default_model: str = ""
     """The model of POST /invocations; if empty, the only one that is loaded."""
     default_accept: str = "application/json"
-    """Form of the answers to POST /invocations and POST /models/<name>/invoke where Accept is not
-    given or leaves it open."""
+    """Form of the answers to invocations of SageMaker where Accept leaves it open."""
 
     # --- Memory ---
 
@@ -228,10 +234,9 @@ class Settings:
     # --- GPU ---
 
     gpu_memory_fraction: float = 0.9
-    """With CUDA: the part of each GPU's memory that XLA may take, and that models may fill. A
-    server has the GPU to itself, so it is more than XLA's own 0.75; what is left is for the driver,
-    cuBLAS, cuDNN, NCCL, and the code of programs and command buffers, which XLA's memory does not
-    hold. XLA_CLIENT_MEM_FRACTION counts before it."""
+    """With CUDA: the part of each GPU's memory that XLA may take, and that models may fill. What is
+    left is for the driver, cuBLAS, cuDNN, NCCL, and the code of programs and command buffers, which
+    XLA's memory does not hold. XLA_CLIENT_MEM_FRACTION counts before it."""
     gpu_command_buffers: bool = True
     """With CUDA: let XLA launch many kernels as one command buffer (a CUDA graph). That is most of
     the time of a small batch, and warm-ups record them before the first request; they take memory
@@ -242,8 +247,7 @@ class Settings:
     nothing to hide, and is compiled without it."""
     gpu_autotune_cache: bool = True
     """With CUDA: keep which kernels were quickest in compilation_cache_directory. To time them is
-    most of a compilation; and servers that share the directory choose the same ones, so that they
-    answer alike to the last bit."""
+    most of a compilation; servers that share it choose the same, and answer alike to the bit."""
 
     # --- Execution ---
 
@@ -266,8 +270,8 @@ class Settings:
     max_requests_per_model: int = 1024
     """Requests of one model that may be in progress; more are refused with RESOURCE_EXHAUSTED."""
     drain_seconds: float = 10.0
-    """Seconds an unload waits for requests in progress. Streams of answers that still go on are cut
-    off then; other requests end by themselves, and the memory is free behind them."""
+    """Seconds an unload waits for requests in progress. Streams that still go on are cut off then;
+    other requests end by themselves, and the memory is free behind them."""
     grace_seconds: float = 30.0
     """Seconds the server waits for requests in progress when it is told to exit. What does not end
     by then, or computes without a request, is waited for some seconds at most."""
@@ -333,9 +337,8 @@ class Settings:
     control_window_seconds: float = 30.0
     """The time in which those two are counted."""
     max_work_per_pass: int = 1024
-    """HTTP/2 frames that one connection may have handled before others are served; a request
-    counts as 16, and 16 bytes of headers that have to be decoded as one more. After 3 ms others
-    are served anyway."""
+    """HTTP/2 frames that one connection may have handled before others are served, or 3 ms; a
+    request counts as 16, and 16 bytes of headers that have to be decoded as one more."""
     stream_window_bytes: int = 1 << 20
     """Flow-control window of a gRPC request, in bytes, until its message's length is known."""
     connection_window_bytes: int = 16 << 20
@@ -386,8 +389,11 @@ class Settings:
     before the first of them is answered."""
     max_infer_stream_bytes: int = 1 << 20
     """Bytes of answers of one ModelStreamInfer stream, or of one of server-sent events, that may
-    wait for its client; from then on no more requests are read of it, and a model that answers many
-    times pauses."""
+    wait for its client; then no more of its requests are read, and models of many answers pause."""
+    max_choices: int = 128
+    """Answers that one request to OpenAI's endpoints may ask for: prompts times `n`."""
+    max_embedding_inputs: int = 2048
+    """Inputs that one request for embeddings may have."""
 
     # --- Model repository ---
 
@@ -428,22 +434,21 @@ class Settings:
 
     log_level: str = "auto"
     """debug, info, warning or error; auto is info, and warning in a terminal, which shows more."""
-
     access_log: str = ""
-    """A JSON record of each request goes there: a file, which may be rotated; stderr, stdout, or
-    fd:<number>; empty for none."""
+    """File of a JSON record of each request, or stderr, stdout, fd:<number>; empty for none."""
     access_log_rate: float = 1.0
     """Part of the requests that have an access record; those that failed or were slow always do."""
     access_log_slow_ms: float = 1000.0
     """Milliseconds from which on a request is slow."""
     max_access_records: int = 8192
     """Access records that may wait to be written; beyond them, others are dropped and counted."""
+    max_event_bytes: int = 262_144
+    """Bytes of the event log (loads, unloads, failures...) that are kept: then the oldest go."""
 
     # --- Metrics ---
 
     max_metric_versions: int = 2000
-    """Model versions, and models, that have series of metrics of their own; those beyond share the
-    one with the labels `other`, and the log says so."""
+    """Model versions, and models, with series of their own; others share `other`, as is logged."""
 
     # --- Traces ---
 
@@ -475,11 +480,6 @@ class Settings:
         if self.unix_socket_mode != -1:
             return self.unix_socket_mode
         return 0o666 if self.modelmesh else 0o660
-
-    @property
-    def trace_path(self) -> Path | None:
-        """Return the file of traces; None for none."""
-        return Path(self.trace_file) if self.trace_file else None
 
     @property
     def bare_model(self) -> str:

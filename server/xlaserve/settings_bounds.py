@@ -8,6 +8,8 @@ from xlaserve.errors import InvalidSettings
 SMALLEST: Mapping[str, float] = MappingProxyType(
     {
         "processes": 1,
+        "front_end_shared_bytes": 1 << 20,
+        "max_front_end_requests": 1,
         "listen_backlog": 1,
         "unix_socket_mode": -1,
         "max_principals": 1,
@@ -91,12 +93,15 @@ SMALLEST: Mapping[str, float] = MappingProxyType(
         "access_log_rate": 0,
         "access_log_slow_ms": 0,
         "max_access_records": 1,
+        "max_event_bytes": 0,
         "max_metric_versions": 0,
         "max_shared_memory_regions": 1,
         "max_shared_memory_bytes": 1,
         "max_infer_streams": 1,
         "max_infer_stream_requests": 1,
         "max_infer_stream_bytes": 1,
+        "max_choices": 1,
+        "max_embedding_inputs": 1,
     }
 )
 """Least values by setting, in its unit."""
@@ -109,6 +114,8 @@ LARGEST: Mapping[str, float] = MappingProxyType(
         "processes": 1024,
         "gpu_memory_fraction": 1,
         "access_log_rate": 1,
+        # Read whole by a page, in one message of the parent.
+        "max_event_bytes": 8 << 20,
         # Beyond that it does not save anything.
         "busy_poll_seconds": 0.01,
         "unix_socket_mode": 0o777,

@@ -18,6 +18,17 @@ class ProcessCount(int):
 ONE_PROCESS = ProcessCount(1)
 
 
+class ProcessRoles(StrEnum):
+    """Parts that the processes of a server have."""
+
+    AUTO = "auto"
+    """Front ends with a device that is named and is not the CPU, else workers."""
+    WORKERS = "workers"
+    """Each loads every model and executes what its clients ask for."""
+    FRONT_ENDS = "front-ends"
+    """One loads the models and executes, the others have the clients."""
+
+
 class ModelControlMode(StrEnum):
     """Modes of deciding which models are loaded (Triton's model control)."""
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from xlaserve.errors import InvalidSettings
-from xlaserve.settings_choices import ModelControlMode, TraceLevel, TraceMode
+from xlaserve.settings_choices import ModelControlMode, ProcessRoles, TraceLevel, TraceMode
 
 _LOG_LEVELS = ("auto", "debug", "info", "warning", "error")
 _MESH_DECIDES = "none with modelmesh, which decides what is loaded"
@@ -26,6 +26,12 @@ _CONFLICTS: Sequence[_Conflict] = (
         "a name that can be printed",
         lambda s: not s.server_name.strip() or not s.server_name.isprintable(),
         lambda s: s.server_name,
+    ),
+    _Conflict(
+        "process_roles",
+        "auto or workers with one process: front ends are beside an engine (processes)",
+        lambda s: s.process_roles is ProcessRoles.FRONT_ENDS and s.processes == 1,
+        lambda s: s.process_roles.value,
     ),
     _Conflict(
         "trace_file",

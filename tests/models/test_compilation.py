@@ -12,6 +12,7 @@ import pytest
 from jax.errors import JaxRuntimeError
 from support.server import Serve
 
+from xlaserve.errors import InvalidSettings
 from xlaserve.models import compilation, jax_runtime
 from xlaserve.models.compilation import XlaOptions
 from xlaserve.settings import Settings
@@ -67,6 +68,16 @@ def test_settings_say_where_programs_and_tunings_are_kept(tmp_path: Path) -> Non
     assert nowhere.cache is None
     assert not made(gpu_command_buffers=False).options.command_buffers
     assert not made(gpu_latency_hiding_scheduler=False).options.latency_hiding
+
+
+def test_a_bucket_is_no_directory_for_programs(tmp_path: Path) -> None:
+    """It would be one of that name, on this machine, which nobody else sees."""
+    settings = Settings(repository=tmp_path, compilation_cache_directory="s3://bucket/cache")
+
+    with pytest.raises(
+        InvalidSettings, match="directory; object storage can be mounted.*s3://bucket"
+    ):
+        compilation.of_settings(settings)
 
 
 def test_settings_without_effect_are_those_that_were_changed(tmp_path: Path) -> None:

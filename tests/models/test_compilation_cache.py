@@ -122,6 +122,18 @@ def test_programs_of_other_processors_are_kept_apart(
     assert ours != processor()
 
 
+def test_a_cache_is_empty_until_it_is_prepared_and_has_a_file(tmp_path: Path) -> None:
+    """Whatever lies in a directory that was not prepared, nothing of it can be used."""
+    cache = CompilationCache(tmp_path, 10_000)
+    found = [cache.is_empty]
+    cache.prepare(TARGET)
+    found.append(cache.is_empty)
+    cache.write(TARGET, "name", ENTRY)
+    found += [cache.is_empty, CompilationCache(tmp_path, 10_000).is_empty]
+
+    assert [True, True, False, True] == found
+
+
 # --- entries -----------------------------------------------------------------------------------
 
 

@@ -127,7 +127,7 @@ CONFIGS = _configs()
 # --- what Google writes, we read --------------------------------------------------------------
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(CONFIGS, st.booleans(), st.booleans(), st.sampled_from([None, 2]))
 def test_json_that_google_writes_is_read_alike(
     config: Any, snake_case: bool, numbers: bool, indent: int | None
@@ -142,7 +142,7 @@ def test_json_that_google_writes_is_read_alike(
     assert _plain(config) == _plain(read_json(text, CONFIG))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(CONFIGS, st.lists(st.booleans(), min_size=6, max_size=6))
 def test_pbtxt_that_google_writes_is_read_alike(config: Any, choices: list[bool]) -> None:
     text = text_format.MessageToString(

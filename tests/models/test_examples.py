@@ -143,6 +143,6 @@ def test_seven_is_a_seven(digits: LoadedModel, run: Run) -> None:
 
     found = run(digits, {"image": small[None] / 255})["probabilities"]
 
-    assert (128, 128) == shown
+    assert (160, 160) == shown
     assert 7 == np.argmax(found)
     assert 1 == pytest.approx(found.sum(), abs=1e-5)

@@ -9,6 +9,8 @@ import pytest
 
 from xlaserve.errors import InvalidModel, LoadCancelled
 from xlaserve.models import loaders, manifest
+from xlaserve.models.compilation import Compilation
+from xlaserve.models.compilation_cache import CompilationCache, Entry
 from xlaserve.models.config import ConfigTensor, DynamicBatching, ModelConfig
 from xlaserve.models.config_message import config_of
 from xlaserve.models.loaded import LoadContext, LoadedModel, Stage
@@ -21,6 +23,43 @@ Load = Callable[..., LoadedModel]
 
 _TENSOR = ConfigTensor("x", DATATYPES["FP32"], (4,))
 _IDENTITY = ModelConfig(backend="identity", inputs=(_TENSOR,), outputs=(_TENSOR,))
+
+
+class _Processes:
+    """Processes that compile, as far as a start needs them."""
+
+    def __init__(self) -> None:
+        self.started: list[float] = []
+
+    def start_ahead(self, seconds: float) -> None:
+        self.started.append(seconds)
+
+
+@pytest.mark.parametrize(
+    ("platform", "cached", "started"),
+    [("cpu", None, [60.0]), ("cpu", 0, [60.0]), ("cpu", 1, []), ("cuda", None, [])],
+)
+def test_a_start_takes_from_the_first_load_what_no_cache_may_spare_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    platform: str,
+    cached: int | None,
+    started: list[float],
+) -> None:
+    """The import of its loader, and a process that compiles; accelerators have none."""
+    cache = None if cached is None else CompilationCache(tmp_path, 10_000)
+    if cache is not None:
+        cache.prepare("cpu")
+        for number in range(cached or 0):
+            cache.write("cpu", str(number), Entry({}, {}, b"program"))
+    imported: list[str] = []
+    monkeypatch.setattr("importlib.import_module", imported.append)
+    processes = _Processes()
+    loaders.prepare(Compilation(cache, processes=processes), platform)  # type: ignore[arg-type]
+    loaders.prepare(Compilation(cache), platform)
+
+    assert started == processes.started
+    assert ["xlaserve.models.jax_export"] * 2 == imported
 
 
 def test_directory_with_a_manifest_is_an_exported_model(affine_directory: Path, load: Load) -> None:
@@ -43,7 +82,8 @@ def test_unknown_backend_is_refused(affine_directory: Path, load: Load) -> None:
     with pytest.raises(InvalidModel) as caught:
         load(affine_directory, ModelConfig(backend="lua"))
     assert (
-        "unknown backend 'lua' in the configuration, expected 'jax_export', 'python', 'identity'"
+        "unknown backend 'lua' in the configuration, expected 'jax_export', 'generator', 'python', "
+        "'identity'"
     ) == str(caught.value)
 
 
@@ -121,12 +161,13 @@ def test_stages_are_told_as_they_come(affine_directory: Path) -> None:
 
     assert [
         Stage("reading"),
+        Stage("proving"),
         *[Stage("compiling", step, 5) for step in steps],
         *[Stage("warming", step, 5) for step in steps],
     ] == stages
 
 
-@pytest.mark.parametrize("stage", ["reading", "compiling 1 of 5", "warming 4 of 5"])
+@pytest.mark.parametrize("stage", ["reading", "proving", "compiling 1 of 5", "warming 4 of 5"])
 def test_cancelled_load_ends_before_the_next_step(affine_directory: Path, stage: str) -> None:
     stages: list[str] = []
 

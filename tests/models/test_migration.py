@@ -84,6 +84,7 @@ def test_artifact_that_jax_refuses_is_renewed(expired: Path, load: Load, run: Ru
     assert [Result.CURRENT] == _results(expired)
 
 
+@pytest.mark.slow
 def test_version_can_be_loaded_after_every_file_that_is_written(
     expired: Path, monkeypatch: pytest.MonkeyPatch, load: Load
 ) -> None:

@@ -161,6 +161,13 @@ def test_a_model_on_the_cpu_has_no_capability() -> None:
     assert ("cc_model_filenames",) == placement.without_effect(_files(), "cpu")
 
 
+def test_splitting_is_for_the_cpu() -> None:
+    config = ModelConfig(parameters={"split_batches": "false"})
+
+    assert () == placement.without_effect(config, "cpu")
+    assert ("parameters[split_batches]",) == placement.without_effect(config, "cuda")
+
+
 def test_devices_that_want_different_files_are_refused() -> None:
     config = _files(_group(KIND.KIND_GPU, 1))
     devices = Devices("cuda", 2, capabilities=("9.0", "8.0"))

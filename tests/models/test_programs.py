@@ -7,6 +7,8 @@ import jax
 import numpy as np
 import pytest
 
+from xlaserve.errors import InvalidModel
+from xlaserve.models import jax_export, programs
 from xlaserve.models.buckets import FIXED
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.export import export_model
@@ -93,9 +95,9 @@ def test_batches_stop_where_the_time_per_row_does(table: Table, expected: int) -
 
 def test_what_was_not_measured_gathers_as_much_as_there_is() -> None:
     """Nothing is known of the time per row, and a batch costs one execution."""
-    programs = tuple(Program(lambda leaves, inputs: [], rows, (), inf) for rows in (1, 2, 4))
+    unknown = tuple(Program(lambda leaves, inputs: [], rows, (), inf) for rows in (1, 2, 4))
 
-    assert 4 == Table((1, 2, 4), programs).batch_limit()
+    assert 4 == Table((1, 2, 4), unknown).batch_limit()
 
 
 def test_loop_that_follows_its_inputs_is_not_warmed_up(
@@ -118,3 +120,105 @@ def test_loop_that_follows_its_inputs_is_not_warmed_up(
     assert [0.0] == [bucket.seconds for bucket in model.info.buckets]
     assert (inf, 4) == (model.expected_seconds(1), model.batch_limit)
     assert [[128.0, 64.0]] == run(model, {"x": np.array([[2, 1]], np.float32)})["y"].tolist()
+
+
+# --- batches that are executed in pieces -------------------------------------------------------
+
+
+def _split(**milliseconds: float) -> Table:
+    table = Table(may_split=True)
+    executable: Any = None
+    for name, value in milliseconds.items():
+        program = Program(executable, int(name.removeprefix("rows_")), (), value / 1000)
+        table = table.with_program(program)
+    return table
+
+
+@pytest.mark.parametrize(
+    ("table", "rows", "expected"),
+    [
+        (_split(rows_8=80, rows_1=1), 5, [1] * 5),
+        (_split(rows_8=80, rows_1=1), 1, [1]),
+        (_split(rows_1=4, rows_4=8, rows_8=80), 7, [4, 4]),
+        (_split(rows_1=4, rows_2=5, rows_4=8, rows_8=80), 5, [4, 1]),
+        (_split(rows_1=10, rows_4=38, rows_8=90), 8, [8]),
+        (_split(rows_1=10, rows_2=13, rows_8=100), 8, [2] * 4),
+        (_split(rows_1=0.01, rows_8=0.3), 8, [8]),
+        (_split(rows_1=1, rows_8=inf), 8, [8]),
+        (_table(rows_1=1, rows_8=80), 8, [8]),
+    ],
+    ids=["ones", "one", "padded", "rest", "no gain", "twos", "tiny", "not measured", "not allowed"],
+)
+def test_batch_is_split_where_pieces_are_quicker(
+    table: Table, rows: int, expected: list[int]
+) -> None:
+    assert expected == [piece.rows for piece in table.pieces_for(rows)]
+
+
+@pytest.fixture
+def pieces(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """Have each execution measured as the square of its rows, and return rows of outputs."""
+    fetched: list[int | None] = []
+
+    def seconds(call: object, leaves: object, arguments: Sequence[Tensor]) -> float:
+        return float(len(arguments[0]) ** 2)
+
+    def to_host(array: jax.Array, rows: int | None = None) -> Tensor:
+        fetched.append(rows)
+        return np.asarray(array)[:rows]
+
+    monkeypatch.setattr(programs, "_seconds", seconds)
+    monkeypatch.setattr(jax_export, "to_host", to_host)
+    return fetched
+
+
+def test_split_batch_is_answered_as_a_whole_one(
+    affine_directory: Path, load: Load, run: Run, pieces: list[int | None]
+) -> None:
+    model = load(affine_directory, ModelConfig(parameters={"batch_sizes": "2,6"}))
+    x = np.arange(20, dtype=np.float32).reshape(5, 4)
+
+    found = run(model, {"x": x})["y"]
+    alone = [run(model, {"x": row[None]})["y"] for row in x]
+
+    assert np.allclose(np.concatenate(alone), found, atol=1e-5)
+    assert [2, 2, 1] == pieces[:3]
+    assert {2: 0, 6: 2} == {bucket.rows: bucket.split_rows for bucket in model.info.buckets}
+    assert (12, 5, 2) == (model.expected_seconds(5), model.padded_rows(5), model.padded_rows(1))
+
+
+def test_batches_stay_whole_where_the_configuration_says_so(
+    affine_directory: Path, load: Load, run: Run, pieces: list[int | None]
+) -> None:
+    config = ModelConfig(parameters={"batch_sizes": "2,6", "split_batches": "false"})
+    model = load(affine_directory, config)
+
+    run(model, {"x": np.zeros((6, 4), np.float32)})
+
+    assert [None] == pieces
+    assert (36, 6) == (model.expected_seconds(5), model.padded_rows(5))
+
+
+def test_rows_that_depend_on_one_another_are_never_split(
+    tmp_path: Path, load: Load, run: Run, pieces: list[int | None]
+) -> None:
+    path = tmp_path / "m" / "1"
+
+    def centred(params: None, x: jax.Array) -> jax.Array:
+        return x - x.mean(axis=0, keepdims=True)
+
+    inputs = {"x": ("FP32", [-1, 2])}
+    export_model(
+        centred, None, inputs, path, outputs=["y"], max_batch_size=4, batch_independent=False
+    )
+    model = load(path)
+
+    assert [[-1.0, -1.0], [1.0, 1.0]] == run(model, {"x": np.array([[0, 0], [2, 2]], np.float32)})[
+        "y"
+    ].tolist()
+    assert [None] == pieces
+
+
+def test_unknown_word_for_splitting_is_refused(affine_directory: Path, load: Load) -> None:
+    with pytest.raises(InvalidModel, match="'split_batches': expected true or false, got 'maybe'"):
+        load(affine_directory, ModelConfig(parameters={"split_batches": "maybe"}))

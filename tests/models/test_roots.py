@@ -18,7 +18,7 @@ from xlaserve.models.config_text import read_config
 from xlaserve.models.loaded import LoadContext
 from xlaserve.models.manifest import ARTIFACT, STABLEHLO, WEIGHTS, Manifest
 from xlaserve.models.placement import ONE_CPU
-from xlaserve.models.roots import Roots
+from xlaserve.models.roots import Roots, lies_in
 
 OUTSIDE = "neither in the model repository nor in a model_root"
 
@@ -34,6 +34,15 @@ def root(tmp_path: Path) -> Path:
 def read(root: Path, name: str) -> bytes:
     with Roots.of((root,)).open(root / name) as file:
         return file.read()
+
+
+@pytest.mark.parametrize("directory", ["/", "/a", "/a/b", "/a/b/c"])
+@pytest.mark.parametrize("path", ["/", "/a", "/ab", "/a/b", "/a/bc", "/a/b/c/d", "/b/a/b"])
+def test_a_path_lies_in_a_directory_as_pathlib_says(path: str, directory: str) -> None:
+    """What begins with the name of a directory is beside it."""
+    wanted = Path(path).is_relative_to(directory)
+
+    assert wanted is lies_in(Path(path), Path(directory))
 
 
 def test_a_link_inside_is_followed(root: Path) -> None:
@@ -253,9 +262,12 @@ OPENERS = {
     # What writes them, or reads something else.
     "models/files.py",
     "models/export.py",
+    "models/generation/exporting.py",
+    "models/huggingface/checkpoint.py",
     "models/compilation_cache.py",
     "models/mappings.py",
     "models/onnx/importing.py",
+    "models/onnx/configuring.py",
     "models/python/process/running.py",
     "models/compilers/child.py",
     "models/compilers/process.py",

@@ -473,6 +473,22 @@ def test_the_next_one_is_told_that_it_carries_the_module(pool: SharedPrograms) -
     assert ["second"] == told
 
 
+def test_a_model_is_alone_while_no_other_has_a_program_to_execute(pool: SharedPrograms) -> None:
+    """Of its computation or another; what is only being compiled disturbs nobody."""
+    one, same, other = (pool.lease(key, _Artifact()) for key in ("key", "key", "other"))
+    alone = []
+    one.get("p", _made, lambda: None)
+    alone.append((one.is_alone, other.is_alone))
+    other.get("q", lambda _: alone.append((one.is_alone, other.is_alone)), lambda: None)
+    other.drop(["q"])
+    same.get("p", _never, lambda: None)
+    alone.append((one.is_alone, same.is_alone))
+    same.release()
+    alone.append((one.is_alone, other.is_alone))
+
+    assert [(True, False), (True, False), (False, False), (True, False)] == alone
+
+
 def test_facts_are_bounded(pool: SharedPrograms) -> None:
     lease = pool.lease("key", _Artifact())
     asked: list[int] = []

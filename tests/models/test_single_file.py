@@ -18,6 +18,7 @@ from xlaserve.models import artifact, loaders, programs, single_file, sizes
 from xlaserve.models.config import ConfigTensor, ModelConfig
 from xlaserve.models.export import export_model
 from xlaserve.models.loaded import LoadContext, LoadedModel, Stage
+from xlaserve.models.plain_artifact import Names
 from xlaserve.models.signature import Signature
 from xlaserve.models.single_file import signature_of
 from xlaserve.tensors import DATATYPES, Tensor, TensorSpec
@@ -28,6 +29,10 @@ Run = Callable[..., dict[str, Tensor]]
 FP32 = DATATYPES["FP32"]
 W = np.arange(4 * 300, dtype=np.float32).reshape(4, 300) / 1000
 SMALL = ModelConfig(max_batch_size=3)
+WITHOUT_SIZES = (
+    "may be open without sizes: give them by compiled_shapes or max_on_demand_shapes, with the "
+    "export or as parameters of its configuration"
+)
 
 
 def _arrays(*shapes: str, dtype: Any = np.float32) -> list[jax.ShapeDtypeStruct]:
@@ -131,13 +136,13 @@ def test_symbolic_first_dimension_is_a_batch(shape: str, expected: int) -> None:
             lambda x: x,
             ["b, n"],
             "input 'input_0' has the shape (b, n), but only the batch, as the first dimension, "
-            "may be open",
+            + WITHOUT_SIZES,
         ),
         (
             lambda x: x,
             ["3, n"],
             "input 'input_0' has the shape (3, n), but only the batch, as the first dimension, "
-            "may be open",
+            + WITHOUT_SIZES,
         ),
         (
             lambda x: x.sum(),
@@ -181,30 +186,76 @@ def test_dtype_without_a_name_is_refused_by_tensor(
 
 
 @pytest.mark.parametrize(
-    ("fn", "shape", "kind"),
+    ("fn", "arguments", "keywords", "inputs", "outputs"),
     [
-        (lambda parameters, inputs: inputs, lambda x: ([x], [x]), "input"),
-        (lambda named, x: x, lambda x: ({"x": x}, x), "input"),
-        (lambda named: named["x"]["y"], lambda x: ({"x": {"y": x}},), "input"),
-        (lambda: jnp.zeros(3), lambda x: (), "input"),
-        (lambda x: {"y": [x]}, lambda x: (x,), "output"),
-        (lambda x: (x, None), lambda x: (x,), "output"),
-        (lambda x: (), lambda x: (x,), "output"),
+        (lambda x: {"y": [x, x]}, 1, {}, "input_0", "y.0 y.1"),
+        (lambda x: (x, None), 1, {}, "input_0", "output_0"),
+        (lambda x: ({"a": x}, [x]), 1, {}, "input_0", "output_0.a output_1.0"),
+        (lambda x, y: x + y, 1, {"y": "x"}, "input_0 y", "output_0"),
+        (lambda *, y: y["a"][1], 0, {"y": {"a": "xx"}}, "y.a.0 y.a.1", "output_0"),
+        (lambda t: t["b"]["1"], [{"b": {"1": "x"}, "a": "x"}], {}, "a b.1", "output_0"),
+        (lambda t, x: t["a"] + x, [{"a": "x"}, "x"], {}, "input_0.a input_1", "output_0"),
     ],
 )
-def test_other_trees_are_refused(
-    fn: Callable[..., object], shape: Callable[[object], tuple[object, ...]], kind: str
+def test_nested_arrays_have_the_names_of_their_paths(
+    fn: Callable[..., object], arguments: Any, keywords: Any, inputs: str, outputs: str
 ) -> None:
-    with pytest.raises(InvalidModel) as caught:
-        _signature(_export(fn, *shape(*_arrays("3"))))
-    assert f"m.jaxexp: expected arrays, or one dict of arrays, as its {kind}s" == str(caught.value)
-
-
-def test_keyword_arguments_are_refused() -> None:
+    """Keys, positions and keywords, in the order of JAX."""
     (x,) = _arrays("3")
-    exported = jax.export.export(jax.jit(lambda x, y: x + y))(x, y=x)
+    tree = ["x"] * arguments if isinstance(arguments, int) else arguments
+    args, kwargs = _planted((tree, keywords), x)
+    found = _signature(jax.export.export(jax.jit(fn))(*args, **kwargs))
 
-    with pytest.raises(InvalidModel, match="expected arrays, or one dict of arrays, as its inputs"):
+    assert inputs.split() == [spec.name for spec in found.inputs]
+    assert outputs.split() == [spec.name for spec in found.outputs]
+
+
+def _planted(tree: Any, leaf: object) -> Any:
+    if isinstance(tree, dict):
+        return {key: _planted(branch, leaf) for key, branch in tree.items()}
+    if tree == "x":
+        return leaf
+    return [_planted(branch, leaf) for branch in tree]
+
+
+@pytest.mark.parametrize(
+    ("fn", "tree", "expected"),
+    [
+        (lambda x: (), "x", "expected at least one output, got a tree without arrays"),
+        (
+            lambda d: d["a"],
+            {"a": {"b": "x"}, "c.d": "x"},
+            "input 'c.d': a key of nested inputs is joined with others by '.', expected one that "
+            "is not empty and has none; rename it",
+        ),
+        (
+            lambda x: {"a": {"": x}},
+            "x",
+            "output '': a key of nested outputs is joined with others by '.', expected one that "
+            "is not empty and has none; rename it",
+        ),
+    ],
+)
+def test_trees_that_give_no_names_are_refused(
+    fn: Callable[..., object], tree: Any, expected: str
+) -> None:
+    (x,) = _arrays("3")
+    exported = _export(fn, _planted(tree, x))
+    with pytest.raises(InvalidModel) as caught:
+        _signature(exported)
+    assert f"m.jaxexp: {expected}" == str(caught.value)
+
+
+def test_function_without_arrays_is_refused() -> None:
+    with pytest.raises(InvalidModel, match="expected at least one input, got a tree without"):
+        _signature(_export(lambda: jnp.zeros(3)))
+
+
+def test_names_that_collide_are_refused() -> None:
+    """A keyword may have the name that a position gives."""
+    (x,) = _arrays("3")
+    exported = jax.export.export(jax.jit(lambda x, **more: x))(x, **{"input_0": x})
+    with pytest.raises(InvalidModel, match="two inputs have the name 'input_0'; rename a key"):
         _signature(exported)
 
 
@@ -214,6 +265,87 @@ def test_names_are_bounded(name: str) -> None:
 
     with pytest.raises(InvalidModel, match=f"one input has a name of {len(name)} characters"):
         _signature(_export(lambda named: named[name], {name: x}))
+
+
+def test_names_beside_it_are_those_of_its_arrays() -> None:
+    exported = _export(lambda d: (d["a"], d["b"]), dict(zip("ab", _arrays("3", "b"), strict=True)))
+    found = signature_of(
+        _export(lambda x: (x, x), *_arrays("b, 4")), "m", Names(["image"], ["p", "q"])
+    )
+    assert (["image"], ["p", "q"]) == (
+        [spec.name for spec in found.inputs],
+        [spec.name for spec in found.outputs],
+    )
+    for names, expected in (
+        (Names(["one"]), "m: expected the names of 2 inputs, a, b in their order, got one"),
+        (Names(["one", "one"]), "m: two inputs have the name 'one'; rename a key of their tree"),
+    ):
+        with pytest.raises(InvalidModel) as caught:
+            signature_of(exported, "m", names)
+        assert expected == str(caught.value)
+
+
+# --- in a version directory --------------------------------------------------------------------
+
+
+def _version(directory: Path, name: str = "affine.jaxexp") -> Path:
+    directory.mkdir(parents=True)
+    (directory / name).write_bytes(_export(_affine, *_arrays("b, 4")).serialize())
+    return directory
+
+
+def test_plain_file_in_a_version_directory_is_a_model(tmp_path: Path, load: Load, run: Run) -> None:
+    directory = _version(tmp_path / "m" / "1")
+    (directory / "names.json").write_text('{"inputs": ["x"], "outputs": ["y"]}')
+    model = load(directory, SMALL)
+    x = np.ones((2, 4), np.float32)
+
+    assert np.allclose(x @ W, run(model, {"x": x})["y"], atol=1e-5)
+    assert loaders.predict_size(directory) == loaders.predict_size(directory / "affine.jaxexp")
+
+
+def test_model_jaxexp_is_the_one_of_several(tmp_path: Path, load: Load) -> None:
+    directory = _version(tmp_path / "m" / "1", "model.jaxexp")
+    (directory / "older.jaxexp").write_bytes(b"not read")
+
+    assert 3 == load(directory, SMALL).info.max_batch_size
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (["other.jaxexp"], "model.json is missing"),
+        (["params.safetensors"], "model.json is missing"),
+        (["model.stablehlo"], "model.json is missing"),
+    ],
+)
+def test_version_directory_that_is_no_one_plain_file_is_refused(
+    tmp_path: Path, load: Load, files: list[str], expected: str
+) -> None:
+    """A version whose manifest is lost keeps its parameters in another file."""
+    directory = _version(tmp_path / "m" / "1")
+    for file in files:
+        (directory / file).write_bytes(b"")
+
+    with pytest.raises(InvalidModel, match=expected):
+        load(directory, SMALL)
+
+
+def test_file_name_of_the_configuration_is_obeyed(tmp_path: Path, load: Load) -> None:
+    directory = _version(tmp_path / "m" / "1")
+
+    load(directory, ModelConfig(max_batch_size=1, default_model_filename="affine.jaxexp"))
+    with pytest.raises(InvalidModel, match=r"other\.jaxexp is missing"):
+        load(directory, ModelConfig(default_model_filename="other.jaxexp"))
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"inputs": [1]}', '{"input": ["x"]}'])
+def test_names_that_are_not_valid_are_refused(tmp_path: Path, load: Load, text: str) -> None:
+    directory = _version(tmp_path / "m" / "1")
+    (directory / "names.json").write_text(text)
+
+    with pytest.raises(InvalidModel, match=r"^names\.json is not valid: "):
+        load(directory, SMALL)
 
 
 # --- loaded ------------------------------------------------------------------------------------
@@ -357,7 +489,7 @@ def test_file_with_another_suffix_is_no_model(
     (tmp_path / name).write_bytes(b"")
     expected = (
         f"'{name}' is no model: one that is a single file is an artifact of jax.export, *.jaxexp, "
-        "or an ONNX model, *.onnx"
+        "an ONNX model, *.onnx, or a program of torch.export, *.pt2"
     )
 
     for ask in (load, loaders.predict_size):
@@ -370,7 +502,7 @@ def test_artifact_of_a_version_directory_is_no_model_alone(tmp_path: Path, load:
     inputs = {"x": ("FP32", [-1, 4])}
     directory = export_model(lambda p, x: x @ p, W, inputs, tmp_path / "1", outputs=["y"])
 
-    with pytest.raises(InvalidModel, match=r"^model\.jaxexp: expected arrays, or one dict"):
+    with pytest.raises(InvalidModel, match="its parameters are in other files: copy the whole"):
         load(directory / "model.jaxexp")
 
 

@@ -26,6 +26,15 @@ def _devices(layout: Layout) -> list[tuple[int, ...]]:
     return [tuple(one.id for one in layout.sites[index].devices) for index in layout.replicas]
 
 
+def test_all_meshes_have_one_lock_and_a_device_has_none() -> None:
+    """Programs that two threads hand to several devices at once could wait for each other."""
+    first, second = jax.local_devices()[:2]
+    meshes = [sites.Site(devices) for devices in ((first, second), (second, first))]
+
+    assert meshes[0].launching is meshes[1].launching is not None
+    assert sites.Site((first,)).launching is None
+
+
 @pytest.mark.parametrize(
     ("groups", "expected"),
     [
@@ -148,7 +157,7 @@ class Machine:
         return list(range(self.count))
 
 
-@pytest.fixture(scope="session", params=[4, 8])
+@pytest.fixture(scope="session", params=[4, pytest.param(8, marks=pytest.mark.slow)])
 def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Machine:
     """A multilayer perceptron of one device, loaded in every placement of the script."""
     directory = tmp_path_factory.mktemp("models") / "mlp"
@@ -193,6 +202,7 @@ def test_replicas_are_on_different_devices(machine: Machine) -> None:
     )
 
 
+@pytest.mark.slow
 def test_replicas_of_one_device_share(machine: Machine) -> None:
     """Two on each of two devices: four that execute, two that hold memory."""
     seen = machine.seen["pairs"]

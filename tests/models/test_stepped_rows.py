@@ -85,7 +85,16 @@ GROUPS = {
 }
 
 
-@pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
+_LONG = ("begun one after the other", "alone between", "in another order")
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        pytest.param(groups, id=name, marks=[pytest.mark.slow] if name in _LONG else [])
+        for name, groups in GROUPS.items()
+    ],
+)
 def test_what_is_answered_together_is_what_each_is_answered_alone(
     model: SteppedRows, alone: SteppedModel, groups: Sequence[Sequence[int]]
 ) -> None:
@@ -112,6 +121,7 @@ def test_one_request_is_an_iterator(model: SteppedRows, alone: SteppedModel) -> 
     assert 3 == np.asarray(model.execute(asked(3, 1))["number"]).item()
 
 
+@pytest.mark.slow
 def test_a_request_that_is_not_done_in_time_fails_by_itself(model: SteppedRows) -> None:
     rows = [model.generate(asked(0, count), {}) for count in (50, 50)]
     for _ in range(19):

@@ -1,11 +1,17 @@
 """What a client sends is tried in a process that may die of it."""
 
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
 import hashlib
 import json
 import shutil
 import sys
 from pathlib import Path
 
+import jax
+import jax.export
+import numpy as np
 import pytest
 from support.lasting import without_stablehlo
 
@@ -84,3 +90,17 @@ def test_a_process_that_dies_or_hangs_is_the_models_fault(
 ) -> None:
     with pytest.raises(InvalidModel, match=text):
         try_loading(sent, seconds, command=(sys.executable, "-c", code))
+
+
+@pytest.mark.parametrize("cut", [0, 200])
+def test_plain_file_of_any_name_is_tried(tmp_path: Path, cut: int) -> None:
+    """What a client sent is read in another process first, with a manifest or without."""
+    x = jax.ShapeDtypeStruct((3,), np.float32)
+    data = jax.export.export(jax.jit(lambda x: x * 2))(x).serialize()
+    (tmp_path / "sent.jaxexp").write_bytes(data[: len(data) - cut])
+
+    if not cut:
+        try_loading(tmp_path, SECONDS)
+        return
+    with pytest.raises(InvalidModel, match=r"^sent\.jaxexp cannot be read by the jax "):
+        try_loading(tmp_path, SECONDS)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from xlaserve.assembly.observing import Observing
+from xlaserve.core.events import Events
 from xlaserve.core.others import NOBODY, Others
 from xlaserve.core.residence.capacity import Capacity
 from xlaserve.core.residence.control import ModelControl
@@ -48,5 +49,6 @@ class Core:
     tracing: Tracing
     observing: Observing
     history: History
+    events: Events
     others: Others = NOBODY
     """The other processes of the server."""

@@ -50,6 +50,8 @@ class GrpcDoor:
     health: HealthService
     streams: InferStreams
     runner: Runner
+    mesh: ModelRuntime | None
+    """The model runtime that a ModelMesh drives; None without a mesh."""
 
     def listen(self, listeners: Sequence[Listener], tls: ServerTls | None) -> None:
         """Serve on every listener, over TLS where the settings say so."""
@@ -86,8 +88,9 @@ def assemble_grpc(core: Core) -> GrpcDoor:
         *(service.handler for service in added),
     ]
     paths = {**INFERENCE_PATHS, **injection_paths(added)} if settings.modelmesh else {}
-    if settings.modelmesh:
-        services.append(_model_runtime(core, paths))
+    mesh = _model_runtime(core) if settings.modelmesh else None
+    if mesh is not None:
+        services.append(_model_runtime_service(core, mesh, paths))
     names = _service_names(services)
     health = HealthService(
         services=names,
@@ -127,20 +130,26 @@ def assemble_grpc(core: Core) -> GrpcDoor:
             )
         },
     )
-    return GrpcDoor(server, health, streams, runner)
+    return GrpcDoor(server, health, streams, runner, mesh)
 
 
-def _model_runtime(core: Core, paths: Mapping[str, InjectionPath]) -> ModelRuntimeService:
+def _model_runtime(core: Core) -> ModelRuntime:
+    return ModelRuntime(
+        core.settings,
+        core.control,
+        core.registry,
+        core.repository,
+        core.capacity,
+        predict_size=partial(loaders.predict_size, processes=core.settings.processes),
+        look=core.look,
+    )
+
+
+def _model_runtime_service(
+    core: Core, mesh: ModelRuntime, paths: Mapping[str, InjectionPath]
+) -> ModelRuntimeService:
     return ModelRuntimeService(
-        ModelRuntime(
-            core.settings,
-            core.control,
-            core.registry,
-            core.repository,
-            core.capacity,
-            predict_size=partial(loaders.predict_size, processes=core.settings.processes),
-            look=core.look,
-        ),
+        mesh,
         version=metadata.version("xlaserve"),
         paths=paths,
         advertise_paths=core.settings.id_injection is IdInjection.PATH,

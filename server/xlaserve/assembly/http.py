@@ -5,16 +5,24 @@ from collections.abc import Callable, Mapping
 from xlaserve.assembly.core import Core
 from xlaserve.assembly.grpc import http2_limits
 from xlaserve.assembly.listeners import METRICS_ON_HTTP
+from xlaserve.core.residence.hosting import HostingBoard
+from xlaserve.core.residence.model_board import ModelBoard
 from xlaserve.core.residence.multi_model import MultiModelContainer
+from xlaserve.core.residence.runtime import ModelRuntime
 from xlaserve.core.residence.status_board import StatusBoard
+from xlaserve.settings_choices import ModelControlMode
 from xlaserve.transport.grpc.runner import Runner
 from xlaserve.transport.grpc_web.service import GrpcWeb
 from xlaserve.transport.rest.bodies import BodyLimits
+from xlaserve.transport.rest.events_page import EventRoutes
 from xlaserve.transport.rest.generate import GenerateRoutes
 from xlaserve.transport.rest.health import HealthRoutes
 from xlaserve.transport.rest.history_page import HistoryRoutes
+from xlaserve.transport.rest.hosting_page import HostingRoutes
 from xlaserve.transport.rest.inference import InferenceRoutes
 from xlaserve.transport.rest.metrics import Metrics
+from xlaserve.transport.rest.model_page import ModelPageRoutes
+from xlaserve.transport.rest.openai.routes import OpenAiRoutes
 from xlaserve.transport.rest.origins import Origins
 from xlaserve.transport.rest.pages import page_routes
 from xlaserve.transport.rest.repository import RepositoryRoutes
@@ -58,8 +66,13 @@ def http_server(core: Core, routes: RouteTable, grpc: Runner | None = None) -> H
     )
 
 
-def http_routes(core: Core, connections: Mapping[str, Callable[[], int]]) -> RouteTable:
-    """Return the table of every route; `connections` counts those that are open, by protocol."""
+def http_routes(
+    core: Core, connections: Mapping[str, Callable[[], int]], mesh: ModelRuntime | None = None
+) -> RouteTable:
+    """Return the table of every route; `connections` counts those that are open, by protocol.
+
+    `mesh` is what a ModelMesh drives, for the page.
+    """
     depth = core.settings.max_json_depth
     threads = OffLoop(core.workers.host)
     inference = InferenceRoutes(
@@ -78,6 +91,15 @@ def http_routes(core: Core, connections: Mapping[str, Callable[[], int]]) -> Rou
         max_json_depth=depth,
         strict_json=core.settings.strict_json,
         max_stream_bytes=core.settings.max_infer_stream_bytes,
+    )
+    openai = OpenAiRoutes(
+        core.engine,
+        core.registry,
+        core.workers.host,
+        max_json_depth=depth,
+        max_stream_bytes=core.settings.max_infer_stream_bytes,
+        max_choices=core.settings.max_choices,
+        max_embedding_inputs=core.settings.max_embedding_inputs,
     )
     repository = RepositoryRoutes(core.control, max_json_depth=depth)
     container = MultiModelContainer(
@@ -98,6 +120,7 @@ def http_routes(core: Core, connections: Mapping[str, Callable[[], int]]) -> Rou
         *HealthRoutes(core.control.follower).table(),
         *inference.table(),
         *generate.table(),
+        *openai.table(),
         *repository.table(),
         *sagemaker,
         *(_metrics(core, connections) if core.settings.metrics_endpoint == METRICS_ON_HTTP else ()),
@@ -110,7 +133,33 @@ def http_routes(core: Core, connections: Mapping[str, Callable[[], int]]) -> Rou
         core.control, core.registry, core.capacity, core.settings.model_control_mode
     )
     rows += HistoryRoutes(core.history, core.others).table()
-    return RouteTable([*rows, *page_routes(rows, board, core.description, core.others)])
+    permits = core.access.permits
+    rows += EventRoutes(core.events, permits).table()
+    rows += ModelPageRoutes(
+        ModelBoard(core.registry, core.history.failures),
+        core.control.catalog,
+        core.others,
+        permits=permits,
+        controllable=core.settings.model_control_mode is ModelControlMode.EXPLICIT,
+        grpc_endpoint=core.settings.grpc_endpoint,
+    ).table()
+    hosting = HostingBoard(
+        core.registry,
+        core.capacity,
+        mesh=mesh,
+        container=container if core.settings.sagemaker else None,
+    )
+    rows += HostingRoutes(hosting, core.others).table()
+    rows += page_routes(
+        rows,
+        board,
+        core.description,
+        core.others,
+        permits,
+        grpc_endpoint=core.settings.grpc_endpoint,
+        platform=hosting.platform,
+    )
+    return RouteTable(rows)
 
 
 def metrics_routes(core: Core, connections: Mapping[str, Callable[[], int]]) -> RouteTable:

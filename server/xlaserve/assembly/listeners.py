@@ -1,10 +1,13 @@
 """Binds the endpoints of the settings."""
 
+import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Protocol
 
 from xlaserve.open_files import raise_open_files
+from xlaserve.predecessor import SharedSocket
 from xlaserve.settings import Settings
 from xlaserve.systemd import Systemd
 from xlaserve.transport.endpoints import (
@@ -63,6 +66,11 @@ class Listeners:
             None if text == METRICS_ON_HTTP else self._parse("metrics_endpoint", text, stack)
         )
 
+    @property
+    def every(self) -> Sequence[Listener]:
+        """Return all of them."""
+        return [*self.grpc, *(one for one in (self.http, self.metrics) if one)]
+
     def _parse(self, setting: str, text: str, stack: ExitStack) -> Listener | None:
         return self._bind(setting, Endpoint.parse(setting, text), stack)
 
@@ -70,6 +78,9 @@ class Listeners:
         if endpoint is None:
             return None
         settings = self._settings
+        if handed := self._handed(setting, endpoint):
+            stack.callback(handed.close)
+            return handed
         listener = (
             adopt(setting, self._systemd.take_socket(setting, endpoint.name))
             if endpoint.name
@@ -81,5 +92,21 @@ class Listeners:
                 backlog=settings.listen_backlog,
             )
         )
+        assert isinstance(listener.socket, socket.socket)
+        listener = _shared(listener, SharedSocket(listener.socket))
         stack.callback(listener.close)
         return listener
+
+    def _handed(self, setting: str, endpoint: Endpoint) -> Listener | None:
+        """Return the listener that a predecessor has too."""
+        predecessor = self._systemd.predecessor
+        shared = None if predecessor is None else predecessor.socket_of(setting)
+        if shared is None:
+            return None
+        listener = adopt(setting, shared.listening)
+        file = endpoint.path.lstat() if endpoint.path and endpoint.path.exists() else None
+        return _shared(replace(listener, file=file), shared)
+
+
+def _shared(listener: Listener, shared: SharedSocket) -> Listener:
+    return replace(listener, socket=shared, owns_file=lambda: shared.may_accept)

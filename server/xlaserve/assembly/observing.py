@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass, field
 from importlib import metadata
+from pathlib import Path
 
 from xlaserve.core.control_plane import ControlPlane
 from xlaserve.core.serving.access_file import AccessFile
@@ -78,7 +79,7 @@ def tracing(settings: Settings, gates: Gates, workers: Workers, plane: ControlPl
     )
     return Tracing(
         gates,
-        settings.trace_path,
+        Path(settings.trace_file) if settings.trace_file else None,
         settings.max_trace_bytes,
         workers.wait,
         start=start,

@@ -1,11 +1,16 @@
 """The parent of a server that is one of several processes."""
 
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from xlaserve.assembly.listeners import Bound
 from xlaserve.core.control_plane import ChangeKind, ControlPlane, OneProcess
+from xlaserve.core.event_notes import EventNotes
+from xlaserve.core.events import EventLog, Events
 from xlaserve.core.log_settings import make_log_change
 from xlaserve.core.others import Others
+from xlaserve.core.serving.access.quotas import Admits
+from xlaserve.settings import Settings
 from xlaserve.systemd import ServiceManager
 
 
@@ -28,6 +33,27 @@ class Parent(Protocol):
         ...
 
     @property
+    def quotas(self) -> Admits | None:
+        """The quotas of callers of all processes; None without rules of access."""
+        ...
+
+    @property
+    def events(self) -> Events:
+        """The event log, which it keeps."""
+        ...
+
+    @property
+    def worker(self) -> int:
+        """Return the number of this process among those that it started."""
+        ...
+
+    @property
+    def follow(self) -> Callable[[], Awaitable[None]] | None:
+        """Returns once the registry shows what the engine has loaded; None where models are loaded
+        in this process."""
+        ...
+
+    @property
     def plane(self) -> ControlPlane:
         """Has changes made in every process of the server."""
         ...
@@ -38,3 +64,11 @@ def plane_of(parent: Parent | None) -> ControlPlane:
     plane = OneProcess() if parent is None else parent.plane
     plane.handle(ChangeKind.LOG, make_log_change)
     return plane
+
+
+def events_of(settings: Settings, parent: Parent | None) -> tuple[Events, EventNotes]:
+    """Return the event log, and what notes events of this process in it."""
+    if parent is None:
+        events = EventLog(settings.max_event_bytes)
+        return events, EventNotes(events)
+    return parent.events, EventNotes(parent.events, parent.worker)

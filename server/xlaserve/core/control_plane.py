@@ -35,6 +35,15 @@ class ChangeKind(StrEnum):
     UNREGISTER = "unregister"
 
 
+OF_MODELS = frozenset(
+    {
+        *(ChangeKind.LOAD, ChangeKind.FOLLOW, ChangeKind.UNLOAD, ChangeKind.PURGE),
+        *(ChangeKind.LOAD_AT, ChangeKind.LOAD_URL, ChangeKind.EVICT),
+    }
+)
+"""Changes of what is loaded."""
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """A change of the server, as data: another process can make it too."""
@@ -78,6 +87,15 @@ class ControlPlane(Protocol):
         """Whether this process follows the repository for all."""
         ...
 
+    @property
+    def loads(self) -> bool:
+        """Whether this process loads models; a front end is told what its engine has loaded."""
+        ...
+
+    def conceals(self, model: str, version: str = "") -> bool:
+        """Tell whether a model is not ready, whatever this process says, as others lack it."""
+        ...
+
     def handle(self, kind: ChangeKind, make: Make) -> None:
         """Say how changes that others ask for are made here."""
 
@@ -102,6 +120,11 @@ class OneProcess:
 
     is_ready = True
     leads = True
+    loads = True
+
+    def conceals(self, model: str, version: str = "") -> bool:
+        """Return false: there are no others."""
+        return False
 
     def handle(self, kind: ChangeKind, make: Make) -> None:
         """Do nothing: nobody else asks."""

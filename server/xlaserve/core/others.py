@@ -18,6 +18,8 @@ class Question(StrEnum):
     STATUS = "status"
     HISTORY = "history"
     METRICS = "metrics"
+    MODEL = "model"
+    HOSTING = "hosting"
 
 
 @dataclass(frozen=True, slots=True)

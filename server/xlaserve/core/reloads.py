@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import structlog
 
+from xlaserve.core.event_notes import EventNotes
 from xlaserve.errors import XlaserveError
 
 Reload: TypeAlias = Callable[[], Awaitable[None] | None]
@@ -51,7 +52,9 @@ class Reloads:
         *,
         look_seconds: float,
         on_signal: Callable[[bool], None] = lambda begins: None,
+        notes: EventNotes | None = None,
     ) -> None:
+        self._notes = notes or EventNotes()
         self._wait = wait
         self._look_seconds = look_seconds
         self.on_signal = on_signal
@@ -106,9 +109,12 @@ class Reloads:
                 await result
         except (XlaserveError, OSError) as error:
             _log.error("not reloaded", what=row.name, because=because, reason=str(error))
-        except Exception:
+            self._notes.read_again(row.name, because, str(error))
+        except Exception as error:
             _log.exception("not reloaded", what=row.name, because=because)
+            self._notes.read_again(row.name, because, f"internal error: {type(error).__name__}")
         else:
+            self._notes.read_again(row.name, because)
             _log.info("reloaded", what=row.name, because=because)
 
 

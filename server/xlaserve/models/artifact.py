@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.export
+import jax.numpy as jnp
 import numpy as np
 from jax.export import Exported
 from jax.extend.mlir import ir
@@ -30,10 +31,12 @@ from xlaserve.models.manifest import ARTIFACT, STABLEHLO, Durable, Manifest
 from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.models.sizes import LIMIT_ARTIFACT_BYTES
 from xlaserve.models.weights import WeightEntry
-from xlaserve.tensors import Shape, TensorSpec, datatype_of, describe
+from xlaserve.tensors import Datatype, Shape, TensorSpec, datatype_of, describe
 
 BATCH_DIMENSION = "b"
 """The name of the symbolic dimension that export gives the batch."""
+
+_PAIRS = ": give its real and imaginary parts one more dimension, of size 2, in the function"
 
 _SHOWN_ELEMENTS = 16
 """Most elements of a constant; the text of a module leaves longer ones out."""
@@ -351,12 +354,18 @@ def check_runs(exported: Exported, platform: str, name: str = ARTIFACT) -> None:
     if platform not in exported.platforms:
         raise InvalidModel(
             f"{name} was exported for {', '.join(exported.platforms)}, "
-            f"this server runs on {platform}"
+            f"this server runs on {platform}: export it with platforms=['{platform}', ...]"
         )
     if exported.nr_devices != 1:
-        raise InvalidModel(f"{name} was exported for {exported.nr_devices} devices, expected 1")
+        raise InvalidModel(
+            f"{name} was exported for {exported.nr_devices} devices, expected 1: "
+            "export it without shardings; a configuration may split its parameters (partition)"
+        )
     if exported.ordered_effects or exported.unordered_effects:
-        raise InvalidModel(f"{name} has side effects, a model may not have any")
+        raise InvalidModel(
+            f"{name} has side effects, a model may not have any: export it "
+            "without callbacks and debug prints"
+        )
 
 
 def _check_trees(exported: Exported, described: Manifest) -> None:
@@ -430,13 +439,22 @@ def specs_of(
     """
     specs: list[TensorSpec] = []
     for name, aval in zip(names, avals, strict=True):
-        # JAX has dtypes that numpy knows nothing of: the keys of random numbers.
-        datatype = datatype_of(aval.dtype) if isinstance(aval.dtype, np.dtype) else None
-        if datatype is None:
-            raise InvalidModel(f"{kind} '{name}' has dtype {aval.dtype}, which V2 has no name for")
+        datatype = datatype_of_aval(kind, name, aval)
         shape = _shape(f"{kind} '{name}'", aval.shape, batch, sized=sized)
         specs.append(TensorSpec(name, datatype, shape))
     return tuple(specs)
+
+
+def datatype_of_aval(kind: str, name: str, aval: _Abstract) -> Datatype:
+    """Return the datatype of an argument or a result; raises InvalidModel that names the tensor."""
+    # JAX has dtypes that numpy knows nothing of: the keys of random numbers.
+    datatype = datatype_of(aval.dtype) if isinstance(aval.dtype, np.dtype) else None
+    if datatype is None:
+        advice = _PAIRS if jnp.issubdtype(aval.dtype, jnp.complexfloating) else ""
+        raise InvalidModel(
+            f"{kind} '{name}' has dtype {aval.dtype}, which V2 has no name for{advice}"
+        )
+    return datatype
 
 
 def _shape(
@@ -448,7 +466,11 @@ def _shape(
     if batch is not None and [str(size) for size in dimensions[:1]] != [batch]:
         problem = "its first dimension is not the batch"
     elif -1 in shape[1:] and not sized:
-        problem = "but only the batch, as the first dimension, may be open"
+        problem = (
+            "but only the batch, as the first dimension, may be open without sizes: give them by "
+            "compiled_shapes or max_on_demand_shapes, with the export or as parameters of its "
+            "configuration"
+        )
     elif -1 in shape[:1] and batch is None:
         problem = "but its first dimension is open, and not that of all inputs is"
     if problem:

@@ -29,6 +29,9 @@ BATCH_SIZES = "batch_sizes"
 BATCH_INDEPENDENT = "batch_independent"
 """The parameter that declares whether each row of a batch is computed from itself alone."""
 
+SPLIT_BATCHES = "split_batches"
+"""The parameter that says whether the CPU may execute a batch in pieces where that is quicker."""
+
 _BOOLEANS = {"true": True, "false": False}
 
 
@@ -139,14 +142,21 @@ def declared(config: ModelConfig) -> bool | None:
 
     Raises InvalidModel.
     """
-    text = config.parameters.get(BATCH_INDEPENDENT)
+    return _boolean(config, BATCH_INDEPENDENT)
+
+
+def may_split(config: ModelConfig) -> bool:
+    """Tell whether batches may be executed in pieces; raises InvalidModel."""
+    return _boolean(config, SPLIT_BATCHES) is not False
+
+
+def _boolean(config: ModelConfig, name: str) -> bool | None:
+    text = config.parameters.get(name)
     if text is None:
         return None
     said = text.strip().lower()
     if said not in _BOOLEANS:
-        raise InvalidModel(
-            f"parameter '{BATCH_INDEPENDENT}': expected true or false, got '{said[:64]}'"
-        )
+        raise InvalidModel(f"parameter '{name}': expected true or false, got '{said[:64]}'")
     return _BOOLEANS[said]
 
 

@@ -4,7 +4,8 @@ import os
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 
-from xlaserve.models.compilation_cache import AUTOTUNE, CompilationCache
+from xlaserve.errors import InvalidSettings
+from xlaserve.models.compilation_cache import AUTOTUNE, SETTING, CompilationCache
 from xlaserve.models.compilers.pool import CompilerProcesses, Limits
 from xlaserve.models.conversions import ConversionLimits, Conversions
 from xlaserve.settings import Settings
@@ -24,6 +25,7 @@ _WITHOUT_EFFECT = (
 )
 """Prefixes of flags that change no program."""
 
+_URL = "://"
 _IDLE_SECONDS = 60.0
 """After which a process that compiles is ended: it holds some 300 MB, and to start one takes more
 than a second of a core."""
@@ -82,10 +84,15 @@ def flags() -> str:
 def of_settings(settings: Settings, *, compare: bool = False, processes: int = 0) -> Compilation:
     """Return what an operator decided; with `compare` what is converted is compared, too.
 
-    So many `processes` compile for loads, once they are asked for.
+    So many `processes` compile for loads, once they are asked for. Raises InvalidSettings for a
+    cache that is no directory.
     """
     cache = None
     text = settings.compilation_cache_directory
+    if _URL in text:
+        # As a path it would be a directory of that name, which nobody looks for.
+        expected = "a directory; object storage can be mounted as one (docs/models.md)"
+        raise InvalidSettings(SETTING, expected, text)
     if text not in ("", NO_CACHE):
         directory = Path.home() / ".cache" / "xlaserve" if text == AUTO else Path(text)
         cache = CompilationCache(directory, settings.compilation_cache_max_bytes)

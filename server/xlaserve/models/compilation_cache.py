@@ -111,6 +111,11 @@ class CompilationCache:
             self._is_prepared = True
         return path
 
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether it has nothing, be it since it was not prepared. Blocks."""
+        return not self._is_prepared or next(_files(self.directory), None) is None
+
     def prepare_autotuning(self) -> None:
         """Make the directory that XLA writes to by itself; raises InvalidSettings."""
         self.prepare(AUTOTUNE)

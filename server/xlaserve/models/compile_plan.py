@@ -1,16 +1,13 @@
 """The compilations of a load: decided from its artifact's proof and its configuration."""
 
-import hashlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-
-from jax.export import Exported
 
 from xlaserve.models import buckets, shapes
 from xlaserve.models.buckets import FIXED, BucketPlan
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.neighbours import Difference
-from xlaserve.models.rows import loops_follow_inputs, prove
+from xlaserve.models.proving import Prover, digest_of
 from xlaserve.models.rows.verdict import Verdict
 from xlaserve.models.served_rows import ServedRows, served_rows
 from xlaserve.models.shapes import OpenDimensions
@@ -38,13 +35,15 @@ class CompilePlan:
         lease: Lease,
         signature: Signature,
         config: ModelConfig,
-        platform: str,
+        prover: Prover,
         find_difference: Callable[[OpenDimensions], Difference | None],
     ) -> "CompilePlan":
         """Prove what can be proved of the rows and decide the rest; raises InvalidModel.
 
         What another model of the computation was asked is not proved again: it follows from the
         module, whose very bytes are part of what it is remembered under.
+
+        Raises what the `prover` raises.
 
         `find_difference` tries rows that are only declared independent, at the given sizes.
         """
@@ -55,9 +54,10 @@ class CompilePlan:
         if signature.is_open:
             outputs = [spec.name for spec in signature.outputs]
             count = len(exported.in_avals) - len(inputs)
-            asked = "rows", _module(exported), count, tuple(outputs), _known(sizes), platform
+            platform = prover.site.platform
+            asked = "rows", digest_of(exported), count, tuple(outputs), _known(sizes), platform
             verdict = lease.fact(
-                asked, lambda: prove(exported, count, outputs, sizes, platforms=[platform])
+                asked, lambda: prover.prove(lease.key, exported, count, outputs, sizes)
             )
             rows = served_rows(signature, config, verdict, lambda: find_difference(tried))
         # Most models have no loop, and their module does not name the operation.
@@ -65,18 +65,13 @@ class CompilePlan:
             verdict.loops_follow_inputs
             if verdict
             else lease.fact(
-                ("loops", _module(exported), _known(sizes)),
-                lambda: loops_follow_inputs(exported, sizes),
+                ("loops", digest_of(exported), _known(sizes)),
+                lambda: prover.loops_follow_inputs(lease.key, exported, sizes),
             )
         )
         plan, numbers = _buckets(rows, config)
         dimensions = shapes.read(config, inputs, avals, numbers)
         return CompilePlan(rows, verdict, follows, plan, dimensions)
-
-
-def _module(exported: Exported) -> bytes:
-    # Its lines and names too, which are in the texts of a verdict, and are another author's.
-    return hashlib.sha256(exported.mlir_module_serialized).digest()
 
 
 def _known(sizes: Mapping[str, int]) -> Hashable:

@@ -216,9 +216,14 @@ PARAMETERS: Mapping[str, Effect] = MappingProxyType(
         **dict.fromkeys(
             (
                 *("batch_sizes", "batch_independent", "compiled_shapes", "max_on_demand_shapes"),
+                "split_batches",
                 *("devices", "placement", "mesh", "partition"),
                 "execution",
-                *("image_channel_order", "image_scale", "max_concurrency", "max_steps"),
+                *("image_channel_order", "image_scale", "image_mean", "image_std"),
+                *("image_resize", "image_resize_to", "image_sampling", "image_pad"),
+                *("image_orientation", "max_concurrency", "max_steps"),
+                "embeddings",
+                *("slots", "length", "windows", "chunk", "grammars", "tool_calls", "text"),
                 CONTENT_TYPE,
             ),
             Effect.OBEYED,

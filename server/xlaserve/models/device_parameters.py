@@ -1,10 +1,10 @@
-"""The parameters of one model on its devices: large ones each by itself, small ones packed."""
+"""The parameters of one model on its devices, in the form that its programs take."""
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,14 @@ import numpy as np
 
 from xlaserve.models import manifest, weights
 from xlaserve.models.manifest import Manifest
-from xlaserve.models.packing import PACKED_BYTES, UNPACKED, Packing, Parameter
+from xlaserve.models.packing import (
+    KERNEL_ORDER,
+    PACKED_BYTES,
+    UNPACKED,
+    Packing,
+    Parameter,
+    is_kernel,
+)
 from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.models.sites import Site
 from xlaserve.tensors import Tensor, aligned_bytes
@@ -54,6 +61,7 @@ class DeviceParameters:
         large: list[dict[int, jax.Array]] = [{} for _ in sites]
         mapped_bytes = [0] * len(sites)
         small: dict[int, Tensor] = {}
+        turned: set[int] = set()
         host: list[weakref.ref[object]] = []
         record = described.files[manifest.WEIGHTS]
         read = weights.read_mapped if mapped else weights.read
@@ -63,11 +71,14 @@ class DeviceParameters:
             if _is_small(name, tensor.nbytes, sites):
                 small[index] = tensor
                 continue
+            if _is_turned(name, Parameter(tensor.dtype, tensor.shape), sites):
+                turned.add(index)
+            held_as = _turned(tensor) if index in turned else tensor
             for number, (site, held) in enumerate(zip(sites, large, strict=True)):
-                held[index] = put = _put(tensor, site.parameter(name))
+                held[index] = put = _put(held_as, site.parameter(name))
                 mapped_bytes[number] += tensor.nbytes if mapped and _is_in_place(put, tensor) else 0
-            host.append(weakref.ref[object](tensor.base))
-        packing, buffers = _packed(small, len(positions))
+            host.append(weakref.ref[object](held_as.base))
+        packing, buffers = _packed(small, len(positions), turned)
         # Only those are held from here on, and neither what was read nor a mapping.
         small.clear()
         ordered: list[list[jax.Array]] = []
@@ -89,16 +100,22 @@ class DeviceParameters:
         positions = {name: index for index, name in enumerate(described.parameters)}
         large: list[dict[int, Any]] = [{} for _ in sites]
         small: dict[int, Parameter] = {}
+        turned: set[int] = set()
         for entry in weights.read_entries(directory, manifest.WEIGHTS, roots):
             index = positions[entry.name]
+            parameter = Parameter(entry.dtype, entry.shape)
             if _is_small(entry.name, entry.nbytes, sites):
-                small[index] = Parameter(entry.dtype, entry.shape)
+                small[index] = parameter
                 continue
+            shape = entry.shape
+            if _is_turned(entry.name, parameter, sites):
+                turned.add(index)
+                shape = tuple(shape[axis] for axis in KERNEL_ORDER)
             for site, held in zip(sites, large, strict=True):
                 held[index] = jax.ShapeDtypeStruct(
-                    entry.shape, entry.dtype, sharding=site.parameter(entry.name)
+                    shape, entry.dtype, sharding=site.parameter(entry.name)
                 )
-        packing = Packing.of(small, len(positions))
+        packing = Packing.of(small, len(positions), turned)
         ordered: list[list[Any]] = []
         for site, held in zip(sites, large, strict=True):
             packed = [
@@ -113,6 +130,21 @@ def _is_small(name: str, nbytes: int, sites: Sequence[Site]) -> bool:
     return nbytes <= PACKED_BYTES and not any(site.is_split(name) for site in sites)
 
 
+def _is_turned(name: str, parameter: Parameter, sites: Sequence[Site]) -> bool:
+    """Tell whether a large parameter is held as [H,W,I,O]."""
+    if not all(site.platform == "cpu" and not site.is_split(name) for site in sites):
+        return False
+    return is_kernel(parameter)
+
+
+def _turned(tensor: Tensor) -> Tensor:
+    """Return a kernel as [H,W,I,O], in memory that XLA reads in place."""
+    view = tensor.transpose(KERNEL_ORDER)
+    held = aligned_bytes(tensor.nbytes).view(tensor.dtype).reshape(view.shape)
+    held[...] = view
+    return held
+
+
 def _put(tensor: Tensor, sharding: jax.sharding.Sharding) -> jax.Array:
     # Waiting keeps no more than one tensor twice. On the CPU it is used in place.
     put: jax.Array = jax.device_put(tensor, sharding).block_until_ready()
@@ -125,10 +157,12 @@ def _is_in_place(put: jax.Array, tensor: Tensor) -> bool:
     return len(shards) == 1 and shards[0].data.unsafe_buffer_pointer() == tensor.ctypes.data
 
 
-def _packed(small: Mapping[int, Tensor], count: int) -> tuple[Packing, list[Tensor]]:
+def _packed(
+    small: Mapping[int, Tensor], count: int, turned: Collection[int]
+) -> tuple[Packing, list[Tensor]]:
     """Return where small parameters are, and the buffers that they were copied to."""
     found = {index: Parameter(tensor.dtype, tensor.shape) for index, tensor in small.items()}
-    packing = Packing.of(found, count)
+    packing = Packing.of(found, count, turned)
     buffers: list[Tensor] = []
     for dtype, size in packing.buffers:
         memory = aligned_bytes(size * dtype.itemsize)

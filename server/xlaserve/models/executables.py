@@ -7,9 +7,9 @@ One out of the cache is used once it has run: JAX itself looks at nothing but it
 # mypy: disallow-untyped-calls=False
 
 import time
-from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import jax
@@ -19,10 +19,10 @@ from jax.experimental import serialize_executable
 from jax.export import Exported
 
 from xlaserve.models import cache_key
-from xlaserve.models.compilation import AUTOTUNE_OPTION, Compilation, flags
-from xlaserve.models.compilation_cache import Entry, Unusable
+from xlaserve.models.compilation import Compilation
 from xlaserve.models.compilers.jobs import Array, Job, Packed
 from xlaserve.models.compilers.pool import CompilationError, CompilerProcesses, Refused
+from xlaserve.models.kept_programs import KeptPrograms, Place, first_line
 from xlaserve.models.packing import Packing
 from xlaserve.models.sites import Site
 
@@ -48,16 +48,6 @@ class Made:
     executable: jax.stages.Compiled
     seconds: float
     is_cached: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """The key of a program in the cache, and what has to be the same."""
-
-    target: str
-    name: str
-    program: Mapping[str, str]
-    environment: Mapping[str, str]
 
 
 class Source(Protocol):
@@ -92,8 +82,7 @@ class Executables:
         self._packing = packing
         self._compilation = compilation or Compilation()
         self._of = {"model": model, "version": version}
-        self._dropped: list[str] = []
-        """Why entries were not used, since that was logged last."""
+        self._kept = KeptPrograms(self._compilation, model, version)
         self._told: set[str] = set()
         """Messages that were logged. Batch sizes that are compiled later have the same to say."""
 
@@ -102,24 +91,25 @@ class Executables:
         wanted: Wanted,
         *,
         is_run: bool = True,
+        is_niced: bool = True,
         check_cancelled: Callable[[], None] = lambda: None,
     ) -> Made:
         """Return the executable. `is_run`: whether it is executed before requests come.
+
+        `is_niced`: whether requests go before its compilation, where a process compiles it.
 
         Raises what JAX raises for what it cannot compile, or `check_cancelled`.
         """
         started = time.perf_counter()
         place = self._place(wanted)
         if place is not None:
-            found = self._found(place, wanted, is_run=is_run)
-            if isinstance(found, Unusable):
-                self._dropped.append(found.reason)
-            elif found is not None:
+            found = self._kept.find(place, partial(self._loaded, wanted=wanted), is_run=is_run)
+            if found is not None:
                 self.cached += 1
                 return Made(found, time.perf_counter() - started, is_cached=True)
-        executable, written = self._compiled_somewhere(wanted, check_cancelled)
+        executable, written = self._compiled_somewhere(wanted, check_cancelled, is_niced=is_niced)
         seconds = time.perf_counter() - started
-        self._keep(place, executable, written)
+        self._kept.keep(place, executable, written)
         return Made(executable, seconds)
 
     def make_again(self, wanted: Wanted, reason: str, *, is_ours: bool = True) -> Made:
@@ -128,11 +118,11 @@ class Executables:
         `is_ours`: it came out of the cache for this load.
         """
         self.cached -= is_ours
-        self._dropped.append(reason)
+        self._kept.drop(reason)
         started = time.perf_counter()
         executable = self._compiled(wanted)
         seconds = time.perf_counter() - started
-        self._keep(self._place(wanted), executable)
+        self._kept.keep(self._place(wanted), executable)
         return Made(executable, seconds)
 
     def prepare(self, wanted: Wanted) -> float:
@@ -142,28 +132,17 @@ class Executables:
         """
         place = self._place(wanted)
         assert place is not None
-        assert self._compilation.cache is not None
-        there = self._compilation.cache.read(place.target, place.name)
-        if isinstance(there, Entry) and not _difference(place, there):
+        if self._kept.has(place):
             return 0.0
         started = time.perf_counter()
         executable = self._compiled(wanted)
         seconds = time.perf_counter() - started
-        self._keep(place, executable)
+        self._kept.keep(place, executable)
         return seconds
 
     def log_dropped(self) -> None:
         """Log why entries of the cache were not used, each reason once for the load."""
-        for reason, programs in Counter(self._dropped).items():
-            if reason not in self._told:
-                _log.warning(
-                    "cached programs are not used, they are compiled anew",
-                    **self._of,
-                    programs=programs,
-                    reason=reason,
-                )
-            self._told.add(reason)
-        self._dropped.clear()
+        self._kept.log_dropped()
 
     def lowered(self, wanted: Wanted) -> jax.stages.Lowered:
         """Return what XLA compiles. The devices need not be there."""
@@ -176,14 +155,16 @@ class Executables:
         return self.lowered(wanted).compile(compiler_options=self._options(wanted.site) or None)
 
     def _compiled_somewhere(
-        self, wanted: Wanted, check_cancelled: Callable[[], None]
+        self, wanted: Wanted, check_cancelled: Callable[[], None], *, is_niced: bool
     ) -> tuple[jax.stages.Compiled, bytes]:
         """Return what a process has compiled, and how it was written; else what this one has."""
         processes = self._compilation.processes
         # Of an accelerator no other process may have the devices.
         if processes is not None and wanted.site.platform == "cpu":
             try:
-                return self._compiled_elsewhere(processes, wanted, check_cancelled)
+                return self._compiled_elsewhere(
+                    processes, wanted, check_cancelled, is_niced=is_niced
+                )
             except Refused as refused:
                 self._tell("compiled in the server", str(refused))
         return self._compiled(wanted), b""
@@ -193,6 +174,8 @@ class Executables:
         processes: CompilerProcesses,
         wanted: Wanted,
         check_cancelled: Callable[[], None],
+        *,
+        is_niced: bool,
     ) -> tuple[jax.stages.Compiled, bytes]:
         device, *more = wanted.site.devices
         if wanted.site.rules or more:
@@ -207,6 +190,7 @@ class Executables:
             tuple(_array(one) for one in wanted.inputs),
             described.program,
             described.environment,
+            is_niced,
         )
         try:
             written = processes.compile(job, self._artifact, check_cancelled)
@@ -216,7 +200,7 @@ class Executables:
             executable = self._loaded(written, wanted)
         # XLA has no class for what it does not take.
         except Exception as error:
-            raise Refused(f"it cannot be loaded: {_first_line(error)}") from error
+            raise Refused(f"it cannot be loaded: {first_line(error)}") from error
         self.compiled += 1
         return executable, written
 
@@ -247,44 +231,15 @@ class Executables:
 
     # --- the cache ---
 
-    def _place(self, wanted: Wanted) -> _Place | None:
+    def _place(self, wanted: Wanted) -> Place | None:
         return None if self._compilation.cache is None else self._described(wanted)
 
-    def _described(self, wanted: Wanted) -> _Place:
+    def _described(self, wanted: Wanted) -> Place:
         """Return the key of a program."""
-        site = wanted.site
         arguments = [*wanted.leaves, *wanted.inputs]
-        program = cache_key.program(
-            site, self._source.key, self._packing.text, arguments, wanted.outputs
+        return self._kept.described(
+            wanted.site, self._source.key, self._packing.text, arguments, wanted.outputs
         )
-        # Where XLA keeps what it tuned changes no program.
-        options = self._options(site)
-        options.pop(AUTOTUNE_OPTION, None)
-        ahead = self._compilation.is_ahead
-        given = self._compilation.server_flags if ahead else flags()
-        return _Place(
-            cache_key.target_of(site.platform, str(site.devices[0].device_kind)),
-            cache_key.name_of(program),
-            program,
-            cache_key.environment(site, options, given, is_ahead=ahead),
-        )
-
-    def _found(
-        self, place: _Place, wanted: Wanted, *, is_run: bool
-    ) -> "jax.stages.Compiled | Unusable | None":
-        assert self._compilation.cache is not None
-        entry = self._compilation.cache.read(place.target, place.name)
-        if not isinstance(entry, Entry):
-            return entry
-        if difference := _difference(place, entry):
-            return Unusable(difference)
-        if entry.is_ahead and not is_run:
-            return Unusable("it never ran, and cannot be tried: a loop of it follows its inputs")
-        try:
-            return self._loaded(entry.executable, wanted)
-        # Whatever bytes of another make meet in JAX and XLA has no class of its own.
-        except Exception as error:
-            return Unusable(f"it cannot be loaded: {_first_line(error)}")
 
     def _loaded(self, data: bytes, wanted: Wanted) -> jax.stages.Compiled:
         leaves = ([0] * len(wanted.leaves), [0] * len(wanted.inputs))
@@ -295,23 +250,6 @@ class Executables:
             data, takes, returns, devices[0].client, devices
         )
         return loaded
-
-    def _keep(
-        self, place: _Place | None, executable: jax.stages.Compiled, written: bytes = b""
-    ) -> None:
-        """Keep a program in the cache, as it was written elsewhere if it was."""
-        if place is None:
-            return
-        try:
-            data = written or serialize_executable.serialize(executable)[0]
-        # Not every program can be written, and each kind fails with an error of its own.
-        except Exception as error:
-            _log.info("a program is not kept", **self._of, reason=_first_line(error))
-            return
-        assert self._compilation.cache is not None
-        ahead = self._compilation.is_ahead
-        entry = Entry(place.program, place.environment, data, ahead)
-        self._compilation.cache.write(place.target, place.name, entry)
 
 
 def function(
@@ -336,18 +274,9 @@ def _packed(packing: Packing) -> Packed:
             index: (place.buffer, place.start, place.stop, tuple(place.shape))
             for index, place in packing.places.items()
         },
+        tuple(sorted(packing.turned)),
     )
 
 
 def _array(one: Any) -> Array:
     return Array(one.dtype.name, tuple(one.shape))
-
-
-def _difference(place: _Place, entry: Entry) -> str:
-    expected, found = {**place.program, **place.environment}, {**entry.program, **entry.environment}
-    return cache_key.first_difference(expected, found)
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:300]

@@ -9,33 +9,37 @@ export_model(
 )
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 import structlog
 
-from xlaserve.errors import InvalidModel, InvalidReference, UnknownDatatype
-from xlaserve.models import files, manifest, weights
-from xlaserve.models.artifact import BATCH_DIMENSION, durable_of
-from xlaserve.models.buckets import DEFAULT_MAX_BATCH_SIZE, MAX_BUCKETS
+from xlaserve.errors import InvalidModel, InvalidReference
+from xlaserve.models import files, manifest, parameter_files, weights
+from xlaserve.models.artifact import durable_of
+from xlaserve.models.buckets import MAX_BUCKETS
+from xlaserve.models.declared import (
+    Inputs,
+    checked_sizes,
+    flattened,
+    input_specs,
+    max_batch_of,
+    shapes_of,
+)
 from xlaserve.models.lowering import Lowered, OpenShapes, lower
 from xlaserve.models.manifest import ARTIFACT, STABLEHLO, WEIGHTS, Manifest
 from xlaserve.models.rows.verdict import Independence, Verdict
 from xlaserve.models.shapes import TRIED_SIZE
 from xlaserve.models.steps import Steps
+from xlaserve.models.trees import Nesting
 from xlaserve.references import load_reference
 from xlaserve.temporary import TemporaryDirectory, remove_leftovers
-from xlaserve.tensors import BYTES, TensorSpec, datatype_named
-
-Inputs: TypeAlias = (
-    Mapping[str, tuple[str, Sequence[int]] | tuple[str, Sequence[int | str]]] | Sequence[TensorSpec]
-)
-"""Inputs in the order of the function's arguments: `{"x": ("FP32", [-1, 784])}`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,8 @@ class Exportable:
     fn: Callable[..., object]
     """Called as `fn(params, *inputs)`: plain or jitted; returns a dict, a tuple or one array."""
     params: object
-    """Any pytree. Its arrays are stored beside the artifact, its other leaves are constants."""
+    """Any pytree. Its arrays are stored beside the artifact, its other leaves are constants. Where
+    `xlaserve export --params` has the arrays, they may be `jax.ShapeDtypeStruct` here."""
     inputs: Inputs
     """Name, datatype and shape of each input, in the order of the arguments. -1 is the batch, a
     name such as "s" another dimension that stays open: the same name, the same size."""
@@ -91,18 +96,19 @@ class Exportable:
         """
         target = Path(path)
         _check_target(target, overwrite=overwrite)
-        shapes = _shapes(self.inputs)
-        inputs = input_specs(self.inputs)
-        batch = _max_batch_size(self.max_batch_size, inputs)
+        declared, nesting = flattened(self.inputs)
+        shapes = shapes_of(declared)
+        inputs = input_specs(declared)
+        batch = max_batch_of(self.max_batch_size, inputs)
         is_open = inputs[0].shape[:1] == (-1,)
         if self.batch_independent is False and batch > MAX_BUCKETS:
             raise InvalidModel(
                 f"max_batch_size: expected {MAX_BUCKETS} at most where rows depend on one another, "
                 f"got {batch}"
             )
-        sizes = _checked_sizes(shapes, self.compiled_shapes or {}, batched=is_open)
+        sizes = checked_sizes(shapes, self.compiled_shapes or {}, batched=is_open)
         lowered = lower(
-            self.fn,
+            self.fn if nesting is None else partial(_call_nested, self.fn, nesting),
             self.params,
             inputs,
             outputs=self.outputs,
@@ -137,7 +143,8 @@ class Exportable:
             )
             made.chmod(0o755)
             temporary.replace(made, target)
-        for told in filter(None, (notice, *_not_for(lowered))):
+        unsized = _unsized(sizes, self.compiled_shapes, self.max_on_demand_shapes)
+        for told in filter(None, (notice, unsized, *_not_for(lowered))):
             (on_notice or partial(_log_notice, target))(told)
         return target
 
@@ -178,6 +185,13 @@ def export_model(
 class Writable(Protocol):
     """Anything that can be exported: an Exportable or an ExportableStream."""
 
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def params(self) -> object:
+        """Return the parameters, or their shapes."""
+        ...
+
     @property
     def inputs(self) -> Inputs:
         """Return the inputs, as the author wrote them."""
@@ -209,13 +223,38 @@ def load_exportable(reference: str) -> Writable:
         found = load_reference(reference)
     except InvalidReference as error:
         raise InvalidModel(str(error)) from error
-    made = found if isinstance(found, Writable) or not callable(found) else found()
+    made = (
+        found if isinstance(found, Writable) or not callable(found) else _called(reference, found)
+    )
     if not isinstance(made, Writable):
         raise InvalidModel(
             f"{reference} is a {type(made).__name__}, expected an xlaserve.models.export."
             "Exportable or a function that returns one"
         )
     return made
+
+
+def _called(reference: str, function: Callable[..., object]) -> object:
+    """Return what a function without arguments returns; raises InvalidModel for one that has."""
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        taken = ", ".join(inspect.signature(function).parameters)
+        raise InvalidModel(
+            f"{reference} takes {taken}: expected an Exportable, or a function without arguments "
+            "that returns one; `xlaserve init` takes functions of arrays, with --input for each"
+        ) from None
+    except ValueError:  # of a builtin, which has no signature
+        pass
+    return function()
+
+
+def with_parameters(model: Writable, source: str) -> Writable:
+    """Return a model with parameters out of a file, as parameter_files.filled finds them.
+
+    Raises InvalidModel.
+    """
+    return replace(model, params=parameter_files.filled(model.params, source))
 
 
 # --- what is known of its rows -----------------------------------------------------------------
@@ -257,6 +296,21 @@ def _notice(batch: int, verdict: Verdict | None, declared: bool | None) -> str:
     return (
         f"rows are {verdict}; no request will be put together with another, max_batch_size is 0 "
         f"instead of {batch}{way_out}"
+    )
+
+
+def _unsized(
+    names: Iterable[str], compiled: Mapping[str, Sequence[int]] | None, on_demand: int
+) -> str:
+    """Say that there is no size of an open dimension yet, without which no server loads it."""
+    open_names = [] if compiled or on_demand else sorted(names)
+    if not open_names:
+        return ""
+    example = ", ".join(f'"{name}": [{TRIED_SIZE}]' for name in open_names)
+    return (
+        f"it loads with sizes for {', '.join(open_names)} only: export it with compiled_shapes="
+        f"{{{example}}} or with max_on_demand_shapes, or give one of them as a parameter of its "
+        "configuration"
     )
 
 
@@ -302,78 +356,7 @@ def _check_target(target: Path, *, overwrite: bool) -> None:
         raise FileExistsError(f"{target} exists already, and it is not to be overwritten")
 
 
-# --- what the author says, checked -------------------------------------------------------------
-
-
-def input_specs(inputs: Inputs) -> tuple[TensorSpec, ...]:
-    """Return the inputs as an author wrote them; raises InvalidModel."""
-    specs = (
-        tuple(_input_spec(name, *said) for name, said in inputs.items())
-        if isinstance(inputs, Mapping)
-        else tuple(inputs)
-    )
-    if not specs:
-        raise InvalidModel("a model has at least one input")
-    for spec in specs:
-        if spec.datatype is BYTES:
-            raise InvalidModel(f"input '{spec.name}' is BYTES, which JAX has no arrays of")
-        unnamed = -1 in spec.shape[1:] and not isinstance(inputs, Mapping)
-        if unnamed or any(size < -1 for size in spec.shape):
-            raise InvalidModel(
-                f"input '{spec.name}' is {spec}, but only the first dimension may be -1"
-            )
-    return specs
-
-
-def _shapes(inputs: Inputs) -> tuple[tuple[str | int, ...], ...]:
-    """Return the shapes as the author wrote them."""
-    if isinstance(inputs, Mapping):
-        return tuple(tuple(shape) for _, shape in inputs.values())
-    return tuple(spec.shape for spec in inputs)
-
-
-def _checked_sizes(
-    shapes: Sequence[Sequence[str | int]], listed: Mapping[str, Sequence[int]], *, batched: bool
-) -> dict[str, int]:
-    """Return a size for every open dimension that has a name; raises InvalidModel."""
-    names = dict.fromkeys(size for shape in shapes for size in shape if isinstance(size, str))
-    for name in names:
-        if not name.isidentifier() or (batched and name == BATCH_DIMENSION):
-            raise InvalidModel(
-                f"dimension '{name}': expected a name, other than '{BATCH_DIMENSION}' of the batch"
-            )
-    if listed and set(listed) != set(names):
-        known = ", ".join(names) or "none, no dimension is open"
-        raise InvalidModel(f"compiled_shapes: expected sizes for {known}, got {', '.join(listed)}")
-    for name, sizes in listed.items():
-        if not sizes or min(sizes) < 1 or len(set(sizes)) < len(sizes):
-            raise InvalidModel(f"compiled_shapes '{name}': expected sizes, each once, got {sizes}")
-    return {name: min(listed.get(name, [TRIED_SIZE])) for name in names}
-
-
-def _input_spec(name: str, datatype: str, shape: Sequence[int | str]) -> TensorSpec:
-    if isinstance(next(iter(shape), 0), str):
-        raise InvalidModel(f"input '{name}': its first dimension has a name, expected a size or -1")
-    if -1 in shape[1:]:
-        raise InvalidModel(
-            f"input '{name}': only the first dimension may be -1, another that is open has a name"
-        )
-    sizes = tuple(-1 if isinstance(size, str) else size for size in shape)
-    try:
-        return TensorSpec(name, datatype_named(datatype), sizes)
-    except UnknownDatatype as error:
-        raise InvalidModel(f"input '{name}': {error}") from error
-
-
-def _max_batch_size(asked: int | None, inputs: Sequence[TensorSpec]) -> int:
-    closed = [spec for spec in inputs if spec.shape[:1] != (-1,)]
-    if asked is None:
-        asked = 0 if closed else DEFAULT_MAX_BATCH_SIZE
-    if asked and closed:
-        raise InvalidModel(
-            f"input '{closed[0].name}' is {closed[0]}, but with max_batch_size {asked} its first "
-            "dimension is -1"
-        )
-    if closed and len(closed) < len(inputs):
-        raise InvalidModel("where an input starts with -1, all do")
-    return asked
+def _call_nested(
+    fn: Callable[..., object], nesting: Nesting, params: object, *leaves: object
+) -> object:
+    return fn(params, *nesting.arguments(leaves))

@@ -27,7 +27,8 @@ import jax.numpy as jnp
 from xlaserve.errors import InvalidModel
 from xlaserve.models import artifact, manifest
 from xlaserve.models.buckets import MAX_BATCH_SIZE
-from xlaserve.models.export import Exportable, Inputs, input_specs
+from xlaserve.models.declared import Inputs, input_specs
+from xlaserve.models.export import Exportable
 from xlaserve.models.lowering import is_wide, named
 from xlaserve.models.steps import DONE, FIRST, RESERVED, Steps, state_name
 from xlaserve.tensors import TensorSpec, datatype_named

@@ -30,7 +30,12 @@ _GRAPH = Foreign("TensorFlow", _TENSORFLOW, ("model.graphdef",))
 _TENSORRT = Foreign(
     "TensorRT", "serve the ONNX model that its plan was built from", ("model.plan",)
 )
-_TORCH = Foreign("PyTorch", f"export it to ONNX (torch.onnx.export), {_TO_ONNX}", ("model.pt",))
+_TORCH = Foreign(
+    "PyTorch",
+    "save what torch.export.export makes of it as model.pt2, export it to ONNX "
+    f"(torch.onnx.export), {_TO_ONNX}",
+    ("model.pt",),
+)
 _OPENVINO = Foreign("OpenVINO", "serve the ONNX model that it was converted from", ("model.xml",))
 _TREES = Foreign("trees", "serve it from a Python model (backend python)")
 _VIDEO = Foreign("DALI", "do the preprocessing in JAX, or in a Python model (backend python)")

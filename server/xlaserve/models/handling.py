@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from xlaserve.models.loaded import ModelInfo, Value
-from xlaserve.tensors import Parameter, Tensor
+from xlaserve.tensors import Parameter, Tensor, TensorSpec
 
 Parameters: TypeAlias = Mapping[str, Parameter]
 """Parameters by name."""
@@ -29,7 +30,19 @@ class AnswerParameters(NamedTuple):
     outputs: Mapping[str, Parameters] = _NONE
 
 
+class Sender(NamedTuple):
+    """The sender of a request as the server knows it, for models that serve many at once."""
+
+    submitted_ns: int = 0
+    """When it was ready to be executed, by `time.perf_counter_ns`; 0 where no client sent it."""
+    principal: str = ""
+    """The name of the caller; empty for anybody."""
+    takes_many: bool = True
+    """Whether it can be given more than one answer."""
+
+
 NO_TENSOR_PARAMETERS = TensorParameters()
+NO_SENDER = Sender()
 
 
 @runtime_checkable
@@ -75,6 +88,11 @@ class ModelRequest(Protocol):
         ...
 
     @property
+    def sender(self) -> Sender:
+        """Return what is known of who sent it."""
+        ...
+
+    @property
     def is_cancelled(self) -> bool:
         """Tell whether nobody waits for an answer any more."""
         ...
@@ -98,6 +116,13 @@ class ModelRequest(Protocol):
         """Give an answer with the outputs that are asked for; nothing may follow the last one."""
         ...
 
+    def gathered(self) -> AbstractContextManager[None]:
+        """Have what this thread gives to requests of its model meanwhile handed over together.
+
+        For who answers several, one after the other: their clients are sent nothing before its end.
+        """
+        ...
+
     def again(self) -> None:
         """Have the request executed once more, as the next step of its iterative sequence."""
         ...
@@ -117,6 +142,13 @@ class ModelRequest(Protocol):
         """
         ...
 
+    def when_cancelled(self, leave: Callable[[], None]) -> None:
+        """Call once when nobody waits for an answer any more; on the event loop, or never.
+
+        Only for who is handed a request, before it returns.
+        """
+        ...
+
 
 class UnsentRequest:
     """A request that no client sent (a ModelRequest).
@@ -128,6 +160,7 @@ class UnsentRequest:
     is_cancelled = False
     is_writable = True
     tensor_parameters = NO_TENSOR_PARAMETERS
+    sender = NO_SENDER
 
     def __init__(
         self,
@@ -161,6 +194,10 @@ class UnsentRequest:
         if self._answered is not None:
             self._answered(outputs)
 
+    def gathered(self) -> AbstractContextManager[None]:
+        """Do nothing: nobody is woken for it."""
+        return nullcontext()
+
     def again(self) -> None:
         """Do nothing: once is enough."""
 
@@ -174,6 +211,9 @@ class UnsentRequest:
     def when_writable(self, resume: Callable[[], None]) -> None:
         """Call at once."""
         resume()
+
+    def when_cancelled(self, leave: Callable[[], None]) -> None:
+        """Do nothing: nobody cancels it."""
 
 
 @runtime_checkable
@@ -217,5 +257,31 @@ class Handling(Protocol):
 
         `freed` is called in any thread when it takes others; each request is answered by then,
         unless the model is decoupled.
+        """
+        ...
+
+
+@runtime_checkable
+class Slotted(Handling, Protocol):
+    """A model that has a slot for each of several requests, and decides which is computed when.
+
+    It puts all of its answers into one for a request that can be given no more.
+    """
+
+    @property
+    def ahead(self) -> int:
+        """Return how many requests it may have besides those in its slots."""
+        ...
+
+    def yields_to(self, level: int) -> bool:
+        """Tell whether one more request of a priority would be given the slot of a worse one."""
+        ...
+
+    def choose_outputs(
+        self, asked: tuple[TensorSpec, ...] | None, *, many: bool
+    ) -> tuple[TensorSpec, ...]:
+        """Return the outputs of an answer: all of many answers or of one, or those asked for.
+
+        Raises UnknownTensor for one that such an answer has not.
         """
         ...

@@ -16,6 +16,7 @@ from jax.errors import JaxRuntimeError
 
 from xlaserve.errors import InvalidTensor
 from xlaserve.models import (
+    buckets,
     manifest,
     neighbours,
     optional_inputs,
@@ -27,6 +28,8 @@ from xlaserve.models.artifact import Keyed
 from xlaserve.models.buckets import FIXED, BucketPlan
 from xlaserve.models.compile_plan import CompilePlan
 from xlaserve.models.device_parameters import DeviceParameters
+from xlaserve.models.embedding.described import describe
+from xlaserve.models.embedding.info import EmbeddingInfo
 from xlaserve.models.executables import Executables
 from xlaserve.models.failures import invalid_model, raise_if_exhausted
 from xlaserve.models.loaded import LoadContext, ModelInfo, Stage, Value
@@ -35,6 +38,7 @@ from xlaserve.models.on_demand import OnDemandShapes
 from xlaserve.models.outputs import DeviceTensor, JaxInFlight, left_there, to_host
 from xlaserve.models.program_table import Arrays, Copy, Program, Table, bucket_shape, copies_of
 from xlaserve.models.programs import Compiler
+from xlaserve.models.proving import Prover
 from xlaserve.models.shapes import OpenDimensions
 from xlaserve.models.shared_programs import Lease
 from xlaserve.models.signature import Signature
@@ -99,6 +103,10 @@ class JaxExportModel:
             return self.dispatch(
                 inputs, resident=resident, replica=replica, programs=programs
             ).fetch()
+        if programs is None and not resident:
+            copy = self._by_replica[replica]
+            if copy.may_split and (pieces := self._pieces(copy, inputs)) is not None:
+                return self._joined(copy, *pieces)
         try:
             outputs, arguments, rows, padded = self.called(inputs, replica, programs)
             if resident:
@@ -114,6 +122,47 @@ class JaxExportModel:
         if len(names) == 1:
             return {names[0]: hosts[0]}  # in a fifth of the time
         return dict(zip(names, hosts, strict=True))
+
+    def _pieces(
+        self, copy: Copy, inputs: Mapping[str, Value]
+    ) -> tuple[Sequence[Program], list[Tensor], int] | None:
+        """Return the programs of the pieces of a batch, its tensors, and its rows.
+
+        None where it is executed whole.
+        """
+        if self._dimensions is None and not copy.table.splits:
+            return None
+        values = [inputs[name] for name in self._names]
+        rows = self.rows(values)
+        table = copy.table if self._dimensions is None else self._sized(copy, values)
+        if rows is None or len(pieces := table.pieces_for(rows)) == 1:
+            return None
+        hosts = [value if isinstance(value, np.ndarray) else value.numpy() for value in values]
+        return pieces, hosts, rows
+
+    def _joined(
+        self, copy: Copy, pieces: Sequence[Program], tensors: Sequence[Tensor], rows: int
+    ) -> Mapping[str, Value]:
+        """Execute a batch piece by piece, and return its outputs as those of one."""
+        found: list[list[Tensor]] = []
+        start = 0
+        try:
+            for program in pieces:
+                end = min(start + program.rows, rows)
+                arguments: Arrays = [
+                    shapes.padded(tensor[start:end], program.rows)
+                    if end - start < program.rows
+                    else tensor[start:end]
+                    for tensor in tensors
+                ]
+                outputs = program.call(copy.leaves, arguments)
+                found.append([to_host(output, end - start) for output in outputs])
+                start = end
+            joined = [np.concatenate(parts) for parts in zip(*found, strict=True)]
+        except (JaxRuntimeError, MemoryError) as error:
+            raise_if_exhausted(self._model, error)
+            raise
+        return dict(zip(self._output_names, joined, strict=True))
 
     @property
     def dispatching(self) -> "JaxExportModel | None":
@@ -164,7 +213,10 @@ class JaxExportModel:
             if padded or type(value) is not np.ndarray:
                 arguments = self._arguments(copy, values, program.rows)
                 break
-        return program.call(copy.leaves, arguments), arguments, rows, padded
+        if copy.site.launching is None:
+            return program.call(copy.leaves, arguments), arguments, rows, padded
+        with copy.site.launching:
+            return program.call(copy.leaves, arguments), arguments, rows, padded
 
     def site_of(self, replica: int) -> Site:
         """Return where a replica is."""
@@ -172,11 +224,14 @@ class JaxExportModel:
 
     def expected_seconds(self, rows: int) -> float:
         """Return what the warm-up measured for the bucket that so many rows would run in now."""
-        return self._copies[0].table.program_for(rows).seconds
+        return sum(piece.seconds for piece in self._copies[0].table.pieces_for(rows))
 
     def padded_rows(self, rows: int) -> int:
-        """Return the rows of that bucket, or as they are where nothing is padded."""
-        return self._copies[0].table.program_for(rows).rows if self._batched else rows
+        """Return the rows of that bucket, or as they are where nothing is padded as a whole."""
+        if not self._batched:
+            return rows
+        first, *more = self._copies[0].table.pieces_for(rows)
+        return rows if more else first.rows
 
     def start(
         self,
@@ -189,6 +244,10 @@ class JaxExportModel:
         self._independent = plan.independent
         self._batched = plan.is_batched
         self._dimensions = dimensions if dimensions.places else None
+        wanted = buckets.may_split(context.config)
+        for copy in self._copies:
+            is_alone = len(copy.site.devices) == 1 and not copy.site.is_accelerator
+            copy.may_split = wanted and is_alone and plan.independent and plan.is_batched
         most = context.max_on_demand_shapes
         limit = shapes.on_demand(context.config, most, exact=dimensions.has_rows)
         if limit:
@@ -206,7 +265,9 @@ class JaxExportModel:
     def _take(self, info: ModelInfo) -> None:
         """Describe what there is now; the stock calls it with every program more."""
         self.info = info
-        if self._batched and self._independent and self._dimensions is None:
+        if self._batched and self._independent and self.on_demand is None:
+            # Requests of one batch have the same sizes. Their limit is that of the largest sizes,
+            # which gain the least by company and hold the most memory.
             self.batch_limit = self._copies[0].table.batch_limit()
 
     @property
@@ -349,9 +410,15 @@ def _compiled(
         trial = Compiler(lease, executables, signature, copies, tried, admit=admit)
         return _find_difference(trial, signature, tried, context.check_cancelled)
 
-    plan = CompilePlan.of(
-        lease, signature, context.config, copies[0].site.platform, find_difference
+    prover = Prover(
+        copies[0].site,
+        context.compilation,
+        context.model,
+        is_niced=not lease.is_alone,
+        check_cancelled=context.check_cancelled,
+        on_stage=context.on_stage,
     )
+    plan = CompilePlan.of(lease, signature, context.config, prover, find_difference)
     info = ModelInfo(
         PLATFORM,
         signature.inputs,
@@ -361,6 +428,7 @@ def _compiled(
         verdict=plan.verdict,
         notice=plan.rows.notice,
         optional=optional_inputs.of_computation(context.config),
+        embedding=_embedding(signature, plan.dimensions, context),
     )
     compiler = Compiler(
         lease,
@@ -374,6 +442,16 @@ def _compiled(
     model = JaxExportModel(context.model, info, copies, layout.replicas, parameters, lease=lease)
     model.start(compiler, plan.buckets, plan.dimensions, context)
     return model
+
+
+def _embedding(
+    signature: Signature, dimensions: OpenDimensions, context: LoadContext
+) -> EmbeddingInfo | None:
+    """Return the description of a model that declares to give embeddings; raises InvalidModel."""
+    if context.embedding is None:
+        return None
+    on_demand = shapes.on_demand(context.config) > 0
+    return describe(context.embedding, signature, dimensions, on_demand=on_demand)
 
 
 def _find_difference(

@@ -4,7 +4,6 @@
 # mypy: disallow-untyped-calls=False
 
 import gc
-import itertools
 import os
 from collections.abc import Sequence
 from functools import cache
@@ -12,6 +11,7 @@ from typing import Any, cast
 
 import jax
 import jax.export
+import jax.monitoring
 import structlog
 
 from xlaserve import allocator
@@ -31,6 +31,9 @@ _BEFORE_THE_BACKEND_STARTS = (
 )
 
 _RELEASES_PER_CLEARING = 8
+"""Releases behind which something was traced."""
+_TRACED = "jaxpr_trace"
+"""In the names of the events by which JAX says that it traces (jax.monitoring)."""
 
 _log = structlog.get_logger("device")
 
@@ -100,15 +103,41 @@ def _start_backend(device: str, said: Sequence[str]) -> str:
         raise DeviceUnavailable(device, device_problems.reason(device, "none", found)) from error
 
 
-_releases = itertools.count(1)
+class Traces:
+    """What JAX has traced, and keeps until its caches are cleared."""
+
+    def __init__(self) -> None:
+        self._is_new = False
+        """Whether something was traced since the last release."""
+        self._releases = 0
+        """Releases behind which something was traced, since the caches were cleared."""
+
+    def heard(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+        """Take note of an event of JAX; in any thread."""
+        if _TRACED in event:
+            self._is_new = True
+
+    def release(self) -> None:
+        """Clear the caches of JAX with every eighth release behind which something was traced.
+
+        jax 0.12 keeps about a megabyte of it for each load. What is compiled is ours and stays; its
+        next call takes a millisecond more. To clear them keeps Python's lock for some 40 ms: where
+        other processes compile, nothing is traced here and nothing needs to be cleared.
+        """
+        self._releases += self._is_new
+        self._is_new = False
+        if self._releases >= _RELEASES_PER_CLEARING:
+            self._releases = 0
+            jax.clear_caches()
+
+
+_traces = Traces()
+jax.monitoring.register_event_duration_secs_listener(_traces.heard)
 
 
 def release_memory() -> None:
     """Give memory of dropped models back to the operating system. Takes some 30 ms."""
-    if next(_releases) % _RELEASES_PER_CLEARING == 0:
-        # jax 0.12 keeps about a megabyte of what it traced for each load. What is compiled is ours
-        # and stays; its next call takes a millisecond more, so this is not done for each unload.
-        jax.clear_caches()
+    _traces.release()
     gc.collect()
     # glibc keeps freed pages for itself: 200 MB of parameters would stay resident.
     allocator.trim()

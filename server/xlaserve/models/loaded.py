@@ -7,6 +7,9 @@ from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from xlaserve.models.compilation import Compilation
 from xlaserve.models.config import ModelConfig
+from xlaserve.models.embedding.declared import Declared
+from xlaserve.models.embedding.info import EmbeddingInfo
+from xlaserve.models.generation.info import GenerationInfo
 from xlaserve.models.mappings import UNLIMITED, Mappings
 from xlaserve.models.optional_inputs import NONE_OPTIONAL, Optional
 from xlaserve.models.python.host import PythonHost
@@ -97,6 +100,8 @@ class Bucket:
     """One execution, the quickest of the warm-up; 0 where that measured nothing."""
     sizes: tuple[int, ...] = ()
     """Sizes of dimensions besides the batch that the artifact leaves open."""
+    split_rows: int = 0
+    """Rows of the pieces that a batch of this size is executed in; 0 where it is executed whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +147,10 @@ class ModelInfo:
     """Whether its code is given the parameters of requests, whatever their names."""
     takes_tensor_parameters: bool = False
     """Whether its code is given those of single tensors."""
+    generation: GenerationInfo | None = None
+    """The facts of a generator; None for every other model."""
+    embedding: EmbeddingInfo | None = None
+    """The facts of a model of embeddings, if it declares to be one."""
     notice: str = ""
     """Why its requests are not put together, for the log of its load; empty where there is nothing
     to say."""
@@ -351,7 +360,7 @@ class Stage:
     """The progress of a load."""
 
     name: str
-    """reading, compiling or warming."""
+    """reading, proving, compiling or warming, or what a kind of model has besides."""
     step: int = 0
     steps: int = 0
 
@@ -394,6 +403,8 @@ class LoadContext:
     """Cache of its programs, and options of XLA."""
     programs: SharedPrograms = field(default_factory=SharedPrograms)
     """Programs of the models that are loaded, for those of the same computation."""
+    embedding: Declared | None = None
+    """The declaration that it gives embeddings; None where there is none."""
     on_memory: Callable[[], None] = lambda: None
     """Called in any thread when a loaded model holds more or less than it did: it has to carry
     programs that another one carried, or has those that another one had compiled."""

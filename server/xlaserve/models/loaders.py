@@ -13,14 +13,20 @@ from xlaserve.models import (
     manifest,
     onnx_source,
     placement,
+    plain_artifact,
     ragged,
     reshaping,
     sizes,
     target_sizes,
     warmup,
 )
+from xlaserve.models.compilation import Compilation
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_fields import is_onnx
+from xlaserve.models.embedding import declared as embedding
+from xlaserve.models.embedding.declared import Declared
+from xlaserve.models.generation import configured as generation
+from xlaserve.models.generation.record import FILE_NAME as GENERATOR_FILE
 from xlaserve.models.loaded import LoadContext, LoadedModel, Stage
 from xlaserve.models.placement import ONE_CPU, Devices, device_name
 from xlaserve.models.roots import ANYWHERE, Roots
@@ -57,6 +63,10 @@ class Loader:
     """Returns the bytes on each device, told into how many parts parameters are split."""
     files: tuple[str, ...] | None = ()
     """Names that a `default_model_filename` may have; None for any."""
+    predict_slots: Callable[[Path, ModelConfig, Roots, sizes.Parts], int] = (
+        lambda path, config, roots, parts: 0
+    )
+    """Returns the bytes that its configuration asks for besides, on each device."""
 
 
 _ARTIFACT_SUFFIX = Path(manifest.ARTIFACT).suffix
@@ -71,6 +81,17 @@ def _is_artifact(path: Path, config: ModelConfig) -> bool:
     return path.is_file() and path.suffix == _ARTIFACT_SUFFIX
 
 
+def _has_plain_artifact(path: Path, config: ModelConfig) -> bool:
+    found = plain_artifact.find(path)
+    return found is not None and config.default_model_filename in ("", found.name)
+
+
+def _predict_plain(path: Path, parts: sizes.Parts, roots: Roots) -> int:
+    found = plain_artifact.find(path)
+    assert found is not None
+    return sizes.predict_single_file(found, parts, roots)
+
+
 def _has_code(directory: Path, config: ModelConfig) -> bool:
     name = config.default_model_filename or _CODE
     return name.endswith(_CODE_SUFFIX) and (directory / name).is_file()
@@ -79,8 +100,22 @@ def _has_code(directory: Path, config: ModelConfig) -> bool:
 def _has_onnx(path: Path, config: ModelConfig) -> bool:
     named = config.default_model_filename
     is_meant = named.endswith(onnx_source.SUFFIX) or not named or _is_said_to_be_onnx(config)
-    is_another = JAX_EXPORT in (config.backend, config.platform)
-    return is_meant and not is_another and onnx_source.find(path, config) is not None
+    found = None if _is_said_to_be_jax(config) or not is_meant else onnx_source.find(path, config)
+    return found is not None and not found.is_pt2
+
+
+def _has_pt2(path: Path, config: ModelConfig) -> bool:
+    named = config.default_model_filename
+    if _is_said_to_be_jax(config) or _is_said_to_be_onnx(config):
+        return False
+    if named and not named.endswith(onnx_source.PT2_SUFFIX):
+        return False
+    found = onnx_source.find(path, config)
+    return found is not None and found.is_pt2
+
+
+def _is_said_to_be_jax(config: ModelConfig) -> bool:
+    return JAX_EXPORT in (config.backend, config.platform)
 
 
 def _is_said_to_be_onnx(config: ModelConfig) -> bool:
@@ -91,7 +126,12 @@ def _never(directory: Path, config: ModelConfig) -> bool:
     return False
 
 
+def _is_generator(path: Path, config: ModelConfig) -> bool:
+    return (path / GENERATOR_FILE).exists()
+
+
 JAX_EXPORT = "jax_export"
+GENERATOR = "generator"
 PYTHON = "python"
 _CODE = "model.py"
 _CODE_SUFFIX = ".py"
@@ -103,6 +143,13 @@ LOADERS = (
     Loader(
         JAX_EXPORT, "xlaserve.models.single_file", _is_artifact, sizes.predict_single_file, None
     ),
+    Loader(
+        GENERATOR,
+        "xlaserve.models.generation.loading",
+        _is_generator,
+        generation.predict_size,
+        predict_slots=generation.predict_slots,
+    ),
     # What its code will take, nobody can tell.
     Loader(
         PYTHON,
@@ -112,9 +159,29 @@ LOADERS = (
         None,
     ),
     Loader(JAX_EXPORT, "xlaserve.models.onnx.loading", _has_onnx, sizes.predict_onnx, None),
+    Loader(JAX_EXPORT, "xlaserve.models.pt2.loading", _has_pt2, sizes.predict_onnx, None),
+    # Last of what files tell: it may lie beside the source of a model.
+    Loader(JAX_EXPORT, "xlaserve.models.single_file", _has_plain_artifact, _predict_plain, None),
     Loader("identity", "xlaserve.models.identity", _never, lambda directory, parts, roots: 0),
 )
 """In the order in which they are tried. A new kind of model is a row here and a module."""
+
+
+_START_SECONDS = 60.0
+"""Most seconds that a server waits for a process that compiles, 1.4 of a core, before it is ready:
+a mesh sends requests elsewhere meanwhile, and behind it would have them wait."""
+
+
+def prepare(compilation: Compilation, platform: str) -> None:
+    """Take from the first load what need not be a part of it. Blocks.
+
+    Imports the loader of exported models, and starts a process that compiles, unless a cache may
+    have what the first loads need.
+    """
+    importlib.import_module(LOADERS[0].module)
+    processes, cache = compilation.processes, compilation.cache
+    if processes is not None and platform == "cpu" and (cache is None or cache.is_empty):
+        processes.start_ahead(_START_SECONDS)
 
 
 def load(path: Path, context: LoadContext) -> LoadedModel:
@@ -126,6 +193,10 @@ def load(path: Path, context: LoadContext) -> LoadedModel:
     context.check_cancelled()
     context.on_stage(Stage("reading"))
     row = _loader_for(path, context.config)
+    declaration = None
+    if row.kind != PYTHON:  # whose code gives its parameters what meaning it likes
+        declaration = embedding.read(path, context.config, context.model, context.roots)
+        context = replace(context, embedding=declaration)
     function: _Load = importlib.import_module(row.module).load
     if row.kind != PYTHON and ragged.asks(context.config):
         model = _ragged(function, path, context)
@@ -137,6 +208,8 @@ def load(path: Path, context: LoadContext) -> LoadedModel:
             "model_transaction_policy.decoupled: expected false, since the model gives one answer "
             "to each request, got true"
         )
+    if declaration is not None:
+        _check_embedding(model, declaration, context.config)
     if context.config.is_reshaped:
         model = _reshaped(model, context)
     if context.config.sequence_batching is None:
@@ -145,6 +218,25 @@ def load(path: Path, context: LoadContext) -> LoadedModel:
         return model
     wrap: _Wrap = importlib.import_module(_SEQUENCES).wrap
     return wrap(model, path, context)
+
+
+def _check_embedding(model: LoadedModel, declaration: Declared, config: ModelConfig) -> None:
+    """Raise InvalidModel for a model that cannot give the embeddings that it declares."""
+    if model.info.embedding is None:
+        got = f"a model of {model.info.platform}"
+    elif config.is_reshaped:
+        got = "a configuration with reshape"
+    elif config.sequence_batching is not None:
+        got = "a configuration with sequence_batching"
+    elif ragged.asks(config):
+        got = "a configuration with allow_ragged_batch"
+    else:
+        return
+    model.close()
+    raise InvalidModel(
+        f"{declaration.place}: expected a computation that gives one embedding for each row of "
+        f"tokens, got {got}"
+    )
 
 
 def _ragged(function: _Load, path: Path, context: LoadContext) -> LoadedModel:
@@ -175,8 +267,10 @@ def _warm_up(model: LoadedModel, path: Path, context: LoadContext) -> None:
 
 
 def recognised(path: Path, config: ModelConfig) -> str:
-    """Return the kind of a version: that of its loader, or `onnx`. Raises InvalidModel."""
+    """Return the kind of a version: that of its loader, `onnx` or `pt2`. Raises InvalidModel."""
     row = _loader_for(path, config)
+    if row.sniff is _has_pt2:
+        return "pt2"
     return "onnx" if row.sniff is _has_onnx else row.kind
 
 
@@ -202,9 +296,10 @@ def predict_size(
     seats = list(wanted.seats(present))
     used = set(seats)
     row, sharding = _loader_for(path, config), wanted.sharding
-    states = 0
+    parts = partial(sharding.parts, devices=len(used)) if sharding else sizes.whole
+    states = row.predict_slots(path, config, roots, parts)
     if config.sequence_batching is not None:
-        states = config.sequence_batching.states_bytes(config.max_batch_size)
+        states += config.sequence_batching.states_bytes(config.max_batch_size)
     if sharding is None and wanted.platform == devices.platform and processes == 1:
         recorded = _recorded(row, path, config, devices, roots)
         if recorded is not None:
@@ -213,7 +308,6 @@ def predict_size(
                 + states * seats.count(index)
                 for index in sorted(used)
             }
-    parts = partial(sharding.parts, devices=len(used)) if sharding else sizes.whole
     size = row.predict_size(path, lambda name: processes * parts(name), roots)
     return {
         device_name(wanted.platform, index): size + states * seats.count(index)
@@ -269,7 +363,8 @@ def _loader_for(path: Path, config: ModelConfig) -> Loader:
     if path.is_file():
         raise InvalidModel(
             f"'{path.name}' is no model: one that is a single file is an artifact of jax.export, "
-            f"*{_ARTIFACT_SUFFIX}, or an ONNX model, *{onnx_source.SUFFIX}"
+            f"*{_ARTIFACT_SUFFIX}, an ONNX model, *{onnx_source.SUFFIX}, or a program of "
+            f"torch.export, *{onnx_source.PT2_SUFFIX}"
         )
     if found := foreign.recognise(path):
         raise InvalidModel(found)
@@ -285,7 +380,7 @@ def _loader_for(path: Path, config: ModelConfig) -> Loader:
 def _check_file_name(row: Loader, config: ModelConfig) -> None:
     """Raise InvalidModel if the configuration names a file that would not be loaded."""
     name, files = config.default_model_filename, row.files
-    was_imported = row.sniff is _has_manifest and name.endswith(onnx_source.SUFFIX)
+    was_imported = row.sniff is _has_manifest and name.endswith(onnx_source.SUFFIXES)
     if name and files is not None and name not in files and not was_imported:
         shown = f"one of {', '.join(files)}" if len(files) > 1 else "".join(files) or "none"
         raise InvalidModel(

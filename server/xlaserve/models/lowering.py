@@ -26,12 +26,16 @@ from xlaserve.models.parameters import Parameters, flatten, has_64_bit
 from xlaserve.models.rows import prove
 from xlaserve.models.rows.verdict import Independence, Verdict
 from xlaserve.models.tolerances import TOLERANCES
+from xlaserve.models.trees import flatten_outputs
 from xlaserve.tensors import Tensor, TensorSpec, describe
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 """Platforms of an artifact unless its author says otherwise, as far as there are kernels."""
 
-_KNOWN_PLATFORMS = (*PLATFORMS, "rocm")
+EXPORTED_NAME = "model"
+"""The name that every exported function has: that of the one which is traced."""
+
+KNOWN_PLATFORMS = (*PLATFORMS, "rocm")
 _WITHOUT_KERNEL = re.compile(
     r"for primitive '(?P<primitive>[^']+)' not found for platforms? (?P<platforms>[\w\[\]', ]+)"
 )
@@ -152,8 +156,8 @@ def lower(
 
 def _check_platforms(platforms: Sequence[str]) -> None:
     for platform in platforms:
-        if platform not in _KNOWN_PLATFORMS:
-            known = ", ".join(_KNOWN_PLATFORMS)
+        if platform not in KNOWN_PLATFORMS:
+            known = ", ".join(KNOWN_PLATFORMS)
             raise InvalidModel(f"platform {platform}: expected one of {known}")
     here = jax.export.default_export_platform()
     if here not in platforms:
@@ -215,7 +219,10 @@ class _Flat:
 
 
 def named(result: object, names: Sequence[str] | None) -> dict[str, jax.Array]:
-    """Return what a function returned by the names of the outputs, in their order."""
+    """Return what a function returned by the names of the outputs, in their order.
+
+    The arrays of one that is a tree have its name in front: `scores.0`.
+    """
     pairs: dict[str, object]
     if isinstance(result, Mapping):
         missing = [name for name in names or () if name not in result]
@@ -233,7 +240,8 @@ def named(result: object, names: Sequence[str] | None) -> dict[str, jax.Array]:
                 f"the function returns {len(values)} outputs, got the names {list(names)}"
             )
         pairs = dict(zip(names, values, strict=True))
-    return {name: _array(name, value) for name, value in pairs.items()}
+    flat = flatten_outputs({str(name): value for name, value in pairs.items()})
+    return {name: _array(name, value) for name, value in flat.items()}
 
 
 def _array(name: str, value: object) -> jax.Array:

@@ -106,6 +106,15 @@ class Manifest:
         return self.steps.known(self.inputs), self.steps.known(self.outputs)
 
     @property
+    def named_shapes(self) -> tuple[tuple[str, ...], ...]:
+        """Return the shapes of the inputs, sizes as texts and what is open by its name."""
+        if self.durable is None:
+            return tuple(tuple(map(str, spec.shape)) for spec in self.inputs)
+        arguments = self.durable.arguments[len(self.parameters) :]
+        sizes = (argument.partition("[")[2].rstrip("]") for argument in arguments)
+        return tuple(tuple(one.split(", ")) if one else () for one in sizes)
+
+    @property
     def is_open(self) -> bool:
         """Tell whether the first dimension of the inputs may have any size."""
         return all(spec.shape[:1] == (-1,) for spec in self.inputs)

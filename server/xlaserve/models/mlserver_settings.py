@@ -23,9 +23,9 @@ _SHOWN = 200
 _OF_RUNTIMES: Mapping[str, str] = MappingProxyType(
     {
         "mlserver_sklearn": "convert the model to ONNX (skl2onnx), or call it from a Python model",
-        "mlserver_xgboost": "call the model from a Python model: trees are not converted",
-        "mlserver_lightgbm": "call the model from a Python model: trees are not converted",
-        "mlserver_catboost": "call the model from a Python model: trees are not converted",
+        "mlserver_xgboost": "convert it to ONNX (onnxmltools), or call it from a Python model",
+        "mlserver_lightgbm": "convert it to ONNX (onnxmltools), or call it from a Python model",
+        "mlserver_catboost": "save the model as ONNX, or call it from a Python model",
         "mlserver_mlflow": "call the model from a Python model",
         "mlserver_onnx": "put the ONNX file at 1/model.onnx, and leave the backend out",
         "mlserver_huggingface": "call the pipeline from a Python model, or export it to ONNX",

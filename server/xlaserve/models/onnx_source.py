@@ -1,4 +1,5 @@
-"""The ONNX model of a version directory: which file it is, and the hash of all that it is made of.
+"""The model of a version directory that a load converts, of ONNX or torch.export: which file it is,
+and the hash of all that it is made of.
 
 Needs neither JAX nor the package onnx, so that a model that was converted before loads without.
 """
@@ -20,8 +21,22 @@ DEFAULT_FILE = "model.onnx"
 
 SUFFIX = ".onnx"
 
+PT2_FILE = "model.pt2"
+"""The name of a program of torch.export in its version directory, where there is no ONNX model."""
+
+PT2_SUFFIX = ".pt2"
+SUFFIXES = (SUFFIX, PT2_SUFFIX)
+
 _MODELS = Path(__file__).parent
-_WRITERS = ("export.py", "lowering.py", "manifest.py", "weights.py")
+_WRITERS = (
+    "channels_last.py",
+    "convolutions.py",
+    "export.py",
+    "lowering.py",
+    "manifest.py",
+    "optimizing.py",
+    "weights.py",
+)
 _PACKAGES = ("xlaserve", "jax", "onnx")
 _CHUNK_BYTES = 1 << 20
 _ANY_SIZE = 1 << 62
@@ -31,7 +46,7 @@ Sizes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class OnnxSource:
-    """One ONNX model, and what its configuration says of its shapes."""
+    """One model of ONNX or torch.export, and what its configuration says of its shapes."""
 
     path: Path
     """The file of the model; external data lies beside it."""
@@ -41,6 +56,11 @@ class OnnxSource:
     """Sizes of its inputs by the configuration, -1 for an open one; only what is said."""
     is_unbatched: bool
     """Whether the configuration says `max_batch_size: 0`."""
+
+    @property
+    def is_pt2(self) -> bool:
+        """Tell whether it is a program of torch.export, by the end of its name."""
+        return self.path.suffix == PT2_SUFFIX
 
 
 def find(version: Path, config: ModelConfig) -> OnnxSource | None:
@@ -55,15 +75,17 @@ def find(version: Path, config: ModelConfig) -> OnnxSource | None:
 
 
 def is_unconverted(version: Path, config: ModelConfig) -> bool:
-    """Tell whether a version is an ONNX model that was not imported."""
+    """Tell whether a version is a model of ONNX or torch.export that was not imported."""
     was_imported = (version / manifest.FILE_NAME).exists()
     return not was_imported and find(version, config) is not None
 
 
 def _path(version: Path, config: ModelConfig) -> Path | None:
     if version.is_file():
-        return version if version.suffix == SUFFIX else None
+        return version if version.suffix in SUFFIXES else None
     path = version / inside(config.default_model_filename or DEFAULT_FILE)
+    if not config.default_model_filename and not os.path.lexists(path):
+        path = version / PT2_FILE
     # onnxruntime takes a directory of this name, with the model and its external data.
     is_directory = path.is_dir() and not path.is_symlink()
     found = path / DEFAULT_FILE if is_directory else path
@@ -128,7 +150,7 @@ def _beside(path: Path, *, deep: bool) -> Iterator[Path]:
         directories[:] = sorted(directories) if deep else ()
         for name in sorted(names):
             file = Path(root, name)
-            if file != path and file.suffix != SUFFIX:
+            if file != path and file.suffix not in SUFFIXES:
                 yield file
 
 
@@ -156,7 +178,9 @@ def _hash(path: Path, limit_bytes: int, roots: Roots, check_cancelled: Callable[
 def _converter() -> tuple[str, ...]:
     """Return the versions of what converts, and a hash of its own code."""
     code = hashlib.sha256()
-    for path in (*map(_MODELS.joinpath, _WRITERS), *sorted((_MODELS / "onnx").rglob("*.py"))):
+    # That of .pt2 files takes parts of that of ONNX.
+    readers = (file for name in ("onnx", "pt2") for file in sorted((_MODELS / name).rglob("*.py")))
+    for path in (*map(_MODELS.joinpath, _WRITERS), *readers):
         code.update(files.read_checked(path.parent, path.name, limit_bytes=_ANY_SIZE))
     return (*map(_version, _PACKAGES), code.hexdigest())
 

@@ -1,13 +1,17 @@
-"""The small parameters of a model as one flat buffer for each of their dtypes.
+"""The form in which programs take the parameters of a model.
 
-Each argument of a call costs about half a microsecond, and a bias or a scale is not worth it. As
-constants of the program they would cost nothing, but then no two models had a program in common.
+Small ones are one flat buffer for each of their dtypes: each argument of a call costs about half a
+microsecond, and a bias or a scale is not worth it. As constants of the program they would cost
+nothing, but then no two models had a program in common.
+
+On the CPU the kernels of convolutions [O,I,H,W] are turned to [H,W,I,O]: so XLA multiplies them
+there, and it would turn them in each call.
 """
 
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -15,12 +19,19 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from xlaserve.tensors import Shape
 
 PACKED_BYTES = 1024
 """Parameters up to this size are packed, unless a partition rule splits them."""
+
+MOST_PLACES = 11
+"""The largest height and width of what is taken for the kernel of a convolution."""
+
+KERNEL_ORDER = (2, 3, 1, 0)
+"""The dimensions of [O,I,H,W] as XLA's CPU backend wants them."""
 
 DType: TypeAlias = "np.dtype[Any]"
 
@@ -56,9 +67,11 @@ class Packing:
     """Dtype and elements of each buffer."""
     places: Mapping[int, Place] = field(default_factory=lambda: MappingProxyType({}))
     """The packed parameters by position among all."""
+    turned: frozenset[int] = frozenset()
+    """The positions of those that are held as [H,W,I,O]."""
 
     @staticmethod
-    def of(small: Mapping[int, Parameter], count: int) -> "Packing":
+    def of(small: Mapping[int, Parameter], count: int, turned: Collection[int] = ()) -> "Packing":
         """Pack these of `count` parameters, in their order, those of one dtype together."""
         dtypes = sorted({parameter.dtype.name for parameter in small.values()})
         sizes = dict.fromkeys(dtypes, 0)
@@ -70,7 +83,7 @@ class Packing:
             places[index] = Place(dtypes.index(name), start, stop, tuple(parameter.shape))
         of_name = {parameter.dtype.name: parameter.dtype for parameter in small.values()}
         buffers = tuple((of_name[name], sizes[name]) for name in dtypes)
-        return Packing(count, buffers, MappingProxyType(places))
+        return Packing(count, buffers, MappingProxyType(places), frozenset(turned))
 
     @cached_property
     def text(self) -> str:
@@ -79,19 +92,38 @@ class Packing:
             f"{index}@{place.buffer}:{place.start}{list(place.shape)}"
             for index, place in self.places.items()
         )
-        return " ".join((str(self.count), *places))
+        turned = (f"{index}/{KERNEL_ORDER}" for index in sorted(self.turned))
+        return " ".join((str(self.count), *places, *turned))
 
     def unpack(self, leaves: Sequence[jax.Array]) -> Iterator[jax.Array]:
         """Yield the parameters in the artifact's order; while a program is traced."""
         rest = iter(leaves[len(self.buffers) :])
         for index in range(self.count):
             place = self.places.get(index)
-            if place is None:
+            if index in self.turned:
+                # XLA turns it again for its convolution, and the two cancel out.
+                yield jax.lax.transpose(next(rest), _BACK)
+            elif place is None:
                 yield next(rest)
             else:
                 flat = leaves[place.buffer]
                 part = jax.lax.slice(flat, (place.start,), (place.stop,))
                 yield part.reshape(place.shape)
+
+
+_BACK = tuple(KERNEL_ORDER.index(axis) for axis in range(len(KERNEL_ORDER)))
+
+
+def is_kernel(parameter: Parameter) -> bool:
+    """Tell whether a parameter looks like the kernel [O,I,H,W] of a convolution.
+
+    One that only looks like it costs its turning back in each call, and gives the same answers.
+    """
+    shape = parameter.shape
+    if len(shape) != len(KERNEL_ORDER) or not jnp.issubdtype(parameter.dtype, jnp.floating):
+        return False
+    height, width = shape[2:]
+    return height * width > 1 and max(height, width) <= MOST_PLACES
 
 
 UNPACKED = Packing()

@@ -50,7 +50,8 @@ def flatten(params: object, *, x64: bool) -> Parameters:
     """Name every array of a pytree; leaves that are no arrays stay what they are.
 
     Without `x64` 64-bit arrays are narrowed, as jit does it. Random keys become their words.
-    Raises InvalidModel where two paths give the same name, or the dtype is no number's.
+    Raises InvalidModel where two paths give the same name, the dtype is no number's, or there is a
+    shape alone.
     """
     arrays: dict[str, Tensor] = {}
     weak_types: list[bool] = []
@@ -58,10 +59,15 @@ def flatten(params: object, *, x64: bool) -> Parameters:
     slots: list[_Slot] = []
     found, tree = jax.tree_util.tree_flatten_with_path(params)
     for path, leaf in found:
+        name = jax.tree_util.keystr(path, simple=True, separator="/") or ROOT_NAME
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            raise InvalidModel(
+                f"parameter '{name}' is a shape without values: --params of `xlaserve export` "
+                "takes them from a file"
+            )
         if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
             slots.append(_Slot(None, constant=leaf))
             continue
-        name = jax.tree_util.keystr(path, simple=True, separator="/") or ROOT_NAME
         if id(leaf) not in seen:
             if name in arrays:
                 raise InvalidModel(f"two parameters have the path '{name}'")

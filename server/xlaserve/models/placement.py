@@ -15,6 +15,7 @@ from typing import NoReturn, TypeAlias
 import msgspec
 
 from xlaserve.errors import InvalidModel
+from xlaserve.models.buckets import SPLIT_BATCHES
 from xlaserve.models.config import ModelConfig
 from xlaserve_proto import inference
 
@@ -146,13 +147,15 @@ def read(config: ModelConfig, platform: str) -> Placement:
 
 
 def without_effect(config: ModelConfig, platform: str) -> tuple[str, ...]:
-    """Return the fields that choose among GPUs, which a server without any passes over."""
+    """Return the fields that are for another platform than the server's."""
+    is_split = SPLIT_BATCHES in config.parameters
     groups = () if config.message is None else config.message.instance_group
     listed = platform == "cpu" and any(group.gpus for group in groups)
     files = config.cc_model_filenames and read(config, platform).platform != "cuda"
     return (
         *(("instance_group.gpus",) if listed else ()),
         *(("cc_model_filenames",) if files else ()),
+        *((f"parameters[{SPLIT_BATCHES}]",) if platform != "cpu" and is_split else ()),
     )
 
 

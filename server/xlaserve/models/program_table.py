@@ -7,7 +7,7 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf
 from typing import TypeAlias
 
 import jax
@@ -23,6 +23,13 @@ from xlaserve.tensors import Tensor, TensorSpec
 
 _WORTH_WHILE = 0.95
 """A larger batch is worth the wait where its time per row is at most this part of the other's."""
+
+_WORTH_SPLITTING = 0.6
+"""A batch is executed in pieces where they take at most this part of its time: on a busy machine
+two measurements of the same differ by a third."""
+
+_PIECE_SECONDS = 50e-6
+"""The cost of each piece beside its execution: rows are cut out, and those of outputs joined."""
 
 _AROUND_SECONDS = 100e-6
 """Overhead of one execution, in threads and futures: it is shared by the rows as well."""
@@ -60,19 +67,40 @@ class Table:
 
     buckets: tuple[int, ...] = ()
     programs: tuple[Program, ...] = ()
+    may_split: bool = False
+    """Whether batches may be executed in pieces: their rows are independent, on one CPU device."""
+    splits: tuple[int, ...] = ()
+    """For each bucket the rows of its pieces, 0 where it is executed whole; empty where all are."""
 
     def with_program(self, program: Program) -> "Table":
         """Return the table with one bucket more."""
         at = bisect_left(self.buckets, program.rows)
+        programs = (*self.programs[:at], program, *self.programs[at:])
+        splits = tuple(_split(programs, one) for one in programs) if self.may_split else ()
         return Table(
             (*self.buckets[:at], program.rows, *self.buckets[at:]),
-            (*self.programs[:at], program, *self.programs[at:]),
+            programs,
+            self.may_split,
+            splits if any(splits) else (),
         )
 
     def program_for(self, rows: int) -> Program:
         """Return the one with the smallest bucket that holds the rows, or the largest there is."""
         # The last bucket is left out, so that what is beyond it finds the last program as well.
         return self.programs[bisect_left(self.buckets, rows, 0, len(self.buckets) - 1)]
+
+    def pieces_for(self, rows: int) -> tuple[Program, ...]:
+        """Return the programs that execute so many rows, one piece of them after the other.
+
+        One program where they are executed whole.
+        """
+        at = bisect_left(self.buckets, rows, 0, len(self.buckets) - 1)
+        piece = self.splits[at] if self.splits else 0
+        if not 0 < piece < rows:
+            return (self.programs[at],)
+        count, rest = divmod(rows, piece)
+        pieces = (self.program_for(piece),) * count
+        return (*pieces, self.program_for(rest)) if rest else pieces
 
     def batch_limit(self) -> int:
         """Return the bucket with the lowest time per row."""
@@ -86,6 +114,18 @@ class Table:
         return best
 
 
+def _split(programs: Sequence[Program], whole: Program) -> int:
+    """Return the rows of the pieces in which a bucket is quickest; 0 where that is the whole."""
+    # Where nothing was measured, nothing is known.
+    best, lowest = 0, whole.seconds * _WORTH_SPLITTING if whole.seconds < inf else 0.0
+    for piece in programs:
+        if piece.rows < whole.rows:
+            seconds = ceil(whole.rows / piece.rows) * (piece.seconds + _PIECE_SECONDS)
+            if seconds < lowest:
+                best, lowest = piece.rows, seconds
+    return best
+
+
 class Copy:
     """One copy of a model: its parameters at a site, and what is compiled for them there."""
 
@@ -93,6 +133,7 @@ class Copy:
         "_adding",
         "leaves",
         "leaves_bytes",
+        "may_split",
         "on_demand",
         "outputs",
         "replicas",
@@ -114,6 +155,8 @@ class Copy:
         self.tables: dict[Sizes, Table] = {}
         self.on_demand: tuple[Program, ...] = ()
         """Programs that were compiled because a request asked for them."""
+        self.may_split = False
+        """Whether tables that begin from now on may split batches."""
         self.outputs = site.outputs
         self._adding = threading.Lock()
 
@@ -125,7 +168,7 @@ class Copy:
     def add(self, program: Program) -> None:
         """Let requests use a program; one that they use already stays what it is."""
         with self._adding:
-            before = self.tables.get(program.sizes, Table())
+            before = self.tables.get(program.sizes) or Table(may_split=self.may_split)
             if program.rows in before.buckets:
                 return
             # Threads look sizes up while others are added: a new dict, as the table is a new one.
@@ -137,6 +180,13 @@ class Copy:
         """Return all there are: those of the load by sizes and then by rows."""
         of_load = [found for sizes in sorted(self.tables) for found in self.tables[sizes].programs]
         return [*of_load, *self.on_demand]
+
+    def split_rows(self, program: Program) -> int:
+        """Return the rows of the pieces that a bucket is executed in; 0 where it is whole."""
+        table = self.tables.get(program.sizes)
+        if table is None or program not in table.programs or not table.splits:
+            return 0
+        return table.splits[table.programs.index(program)]
 
     def clear(self) -> None:
         """Drop parameters and executables."""
@@ -176,6 +226,7 @@ def buckets_of(copies: Sequence[Copy], *, is_exact: bool = False) -> tuple[Bucke
             sum(one.compile_seconds for one in alike),
             alike[0].seconds if alike[0].seconds < inf else 0.0,
             alike[0].sizes[1:] if is_exact else alike[0].sizes,
+            copies[0].split_rows(alike[0]),
         )
         for alike in zip(*(copy.programs for copy in copies), strict=True)
     )

@@ -338,6 +338,7 @@ class Compiler:
         return self._executables.make(
             self._wanted(copy, bucket, sizes),
             is_run=self._is_measured,
+            is_niced=not self._lease.is_alone,
             check_cancelled=check_cancelled,
         )
 

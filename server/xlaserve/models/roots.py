@@ -57,7 +57,8 @@ class Roots:
         root = self._root_of(resolved)
         assert root is not None
         try:
-            return _regular(_descend(root, resolved.relative_to(root).parts), path.name)
+            below = resolved.parts[len(root.parts) :]
+            return _regular(_descend(root, below), path.name)
         except OSError as error:
             # A circle of links resolves to itself from Python 3.13 on.
             is_circle = error.errno == errno.ELOOP
@@ -66,7 +67,16 @@ class Roots:
             raise
 
     def _root_of(self, resolved: Path) -> Path | None:
-        return next((root for root in self.directories if resolved.is_relative_to(root)), None)
+        return next((root for root in self.directories if lies_in(resolved, root)), None)
+
+
+def lies_in(path: Path, directory: Path) -> bool:
+    """Tell by the text of two absolute paths whether one is below the other, or the same.
+
+    A load asks some hundred times. `is_relative_to` makes every parent of the path: 25 us.
+    """
+    parts = directory.parts
+    return path.parts[: len(parts)] == parts
 
 
 ANYWHERE = Roots((Path("/"),))

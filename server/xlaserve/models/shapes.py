@@ -171,7 +171,10 @@ def _open_names(
                 continue
             name = str(size)
             if not name.isidentifier():
-                raise InvalidModel(f"input '{spec.name}': no size can be chosen for '{name}'")
+                raise InvalidModel(
+                    f"input '{spec.name}': no size can be chosen for '{name}', expected a "
+                    "dimension with a name alone: export it with one of its own"
+                )
             if name not in names:
                 names.append(name)
             places.append((index, axis, names.index(name)))

@@ -109,6 +109,11 @@ class SharedPrograms:
             programs = sum(len(one.programs) for one in self._computations.values())
             return len(self._computations), programs
 
+    @property
+    def computations(self) -> Iterable[_Computation]:
+        """Return those in use; the lock is held."""
+        return self._computations.values()
+
     def drop(self, computation: _Computation) -> None:
         """Drop a computation that no model uses; the lock is held."""
         if self._computations.get(computation.key) is computation:
@@ -228,6 +233,18 @@ class Lease:
     def exported(self) -> Any:
         """Return the artifact with its module, until `stop_compiling`."""
         return self._of.exported
+
+    @property
+    def is_alone(self) -> bool:
+        """Tell whether no other model has a program: nobody's requests are disturbed."""
+        with self._pool.changed:
+            return all(
+                user is self
+                for one in self._pool.computations
+                for program in one.programs.values()
+                if program.is_compiled
+                for user in program.users
+            )
 
     @property
     def is_shared(self) -> bool:

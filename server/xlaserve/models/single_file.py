@@ -8,15 +8,14 @@ rows of a batch do not depend on one another has to be proved, as of any other m
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
-from jax.core import ShapedArray
 from jax.export import Exported, is_symbolic_dim
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models import artifact, files, placement, shapes, sites
+from xlaserve.models import artifact, files, placement, plain_artifact, shapes, sites, trees
 from xlaserve.models.artifact import BATCH_DIMENSION
 from xlaserve.models.buckets import DEFAULT_MAX_BATCH_SIZE
 from xlaserve.models.config import ModelConfig
@@ -24,12 +23,13 @@ from xlaserve.models.device_parameters import DeviceParameters
 from xlaserve.models.failures import invalid_model
 from xlaserve.models.jax_export import JaxExportModel, compiled
 from xlaserve.models.loaded import LoadContext
-from xlaserve.models.manifest import MAX_NAME_LENGTH
+from xlaserve.models.lowering import EXPORTED_NAME
+from xlaserve.models.manifest import FILE_NAME as MANIFEST
+from xlaserve.models.plain_artifact import Names
 from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.models.signature import Signature, agreed
 from xlaserve.models.sizes import LIMIT_ARTIFACT_BYTES
 from xlaserve.models.version_files import VersionFiles
-from xlaserve.tensors import TensorSpec
 
 
 def load(path: Path, context: LoadContext) -> JaxExportModel:
@@ -45,58 +45,88 @@ def load(path: Path, context: LoadContext) -> JaxExportModel:
 
 
 def read(path: Path, config: ModelConfig, platform: str, roots: Roots = ANYWHERE) -> VersionFiles:
-    """Read an artifact for a server of this platform; raises InvalidModel."""
-    data = files.read_checked(path.parent, path.name, limit_bytes=LIMIT_ARTIFACT_BYTES, roots=roots)
-    exported = artifact.deserialize(data, name=path.name)
+    """Read an artifact, or the one in a version directory, for a server of this platform.
+
+    Raises InvalidModel.
+    """
+    names = plain_artifact.FROM_TREE
+    if path.is_dir():
+        names = plain_artifact.read_names(path, roots)
+    file = plain_artifact.find(path)
+    if file is None:
+        raise InvalidModel(f"expected one *{plain_artifact.SUFFIX} in '{path.name}'")
+    exported = read_file(file, roots)
     wanted = placement.read(config, platform)
-    artifact.check_runs(exported, wanted.platform, path.name)
-    with invalid_model(path.stem, path.name):
-        found = signature_of(exported, path.name, sized=shapes.is_sized(config))
+    artifact.check_runs(exported, wanted.platform, file.name)
+    with invalid_model(path.stem, file.name):
+        found = signature_of(exported, file.name, names, sized=shapes.is_sized(config))
         return VersionFiles(config, agreed(found, config), wanted, artifact.keyed(exported))
 
 
-def signature_of(exported: Exported, name: str, *, sized: bool = False) -> Signature:
+def read_file(path: Path, roots: Roots = ANYWHERE) -> Exported:
+    """Read a file that `jax.export` wrote, which calls nothing unknown; raises InvalidModel."""
+    limit = LIMIT_ARTIFACT_BYTES
+    data = files.read_checked(path.parent, path.name, limit_bytes=limit, roots=roots)
+    return artifact.deserialize(data, name=path.name)
+
+
+def signature_of(
+    exported: Exported, name: str, names: Names = plain_artifact.FROM_TREE, *, sized: bool = False
+) -> Signature:
     """Return what an artifact says of its arguments and results; raises InvalidModel.
 
-    It takes arrays, `input_0` and so on, or one dict of arrays, which has their names; it returns
-    an array or several, `output_0` and so on, or a dict. There is a batch where all of them have
-    the same symbolic first dimension; another one may be symbolic where `sized`, with sizes of a
-    configuration.
+    Arrays have the names that their places in the trees give, or those of `names`. There is a
+    batch where all of them have the same symbolic first dimension; another one may be symbolic
+    where `sized`, with sizes of a configuration.
     """
-    args, _ = jax.tree.unflatten(exported.in_tree, range(len(exported.in_avals)))
-    given = args[0] if len(args) == 1 and isinstance(args[0], dict) else args
-    returned = jax.tree.unflatten(exported.out_tree, range(len(exported.out_avals)))
-    batch = _batch(exported)
+    _check_no_parameters(exported, name)
+    batch = batch_of(exported)
+    inputs, outputs = tensor_names(exported, name, names)
     return Signature(
-        _tensors(name, "input", given, exported.in_avals, batch, sized=sized),
-        _tensors(name, "output", returned, exported.out_avals, batch, sized=sized),
+        artifact.specs_of("input", inputs, exported.in_avals, batch, sized=sized),
+        artifact.specs_of("output", outputs, exported.out_avals, batch, sized=sized),
         DEFAULT_MAX_BATCH_SIZE if batch else 0,
     )
 
 
-def _tensors(
-    file: str,
-    kind: str,
-    tree: object,
-    avals: Sequence[ShapedArray],
-    batch: str | None,
-    *,
-    sized: bool,
-) -> tuple[TensorSpec, ...]:
-    if isinstance(tree, dict):
-        named = tree
-    else:
-        arrays = tree if isinstance(tree, tuple | list) else (tree,)
-        named = {f"{kind}_{index}": array for index, array in enumerate(arrays)}
-    if not named or list(named.values()) != list(range(len(avals))):
-        raise InvalidModel(f"{file}: expected arrays, or one dict of arrays, as its {kind}s")
-    for name in named:
-        if not 0 < len(name) <= MAX_NAME_LENGTH:
-            raise InvalidModel(f"{file}: one {kind} has a name of {len(name)} characters")
-    return artifact.specs_of(kind, list(named), avals, batch, sized=sized)
+def tensor_names(exported: Exported, file: str, names: Names) -> tuple[list[str], list[str]]:
+    """Return the names of the inputs and the outputs; raises InvalidModel."""
+    return (
+        _named(file, "input", names.inputs, lambda: trees.names_of_arguments(exported.in_tree)),
+        _named(file, "output", names.outputs, lambda: trees.names_of_results(exported.out_tree)),
+    )
 
 
-def _batch(exported: Exported) -> str | None:
+def _named(
+    file: str, kind: str, given: list[str] | None, of_tree: Callable[[], list[str]]
+) -> list[str]:
+    try:
+        found = of_tree()
+        if given is None:
+            return found
+        trees.check_names(kind, given)
+    except InvalidModel as error:
+        raise InvalidModel(f"{file}: {error}") from error
+    if len(given) != len(found):
+        raise InvalidModel(
+            f"{file}: expected the names of {len(found)} {kind}s, {', '.join(found)} in their "
+            f"order, got {', '.join(given)}"
+        )
+    return given
+
+
+def _check_no_parameters(exported: Exported, file: str) -> None:
+    """Raise InvalidModel for the computation of `xlaserve export` without its parameters."""
+    arguments = jax.tree.unflatten(exported.in_tree, range(len(exported.in_avals)))
+    match arguments:
+        case (([*_], [*_]), {}) if exported.fun_name == EXPORTED_NAME and not arguments[1]:
+            raise InvalidModel(
+                f"{file} was written by `xlaserve export`, and its parameters are in other files: "
+                f"copy the whole version directory, with {MANIFEST}"
+            )
+
+
+def batch_of(exported: Exported) -> str | None:
     """Return the name of the dimension that may be the batch; None where inputs have none."""
     first = [aval.shape[0] for aval in exported.in_avals if aval.shape]
     symbols = [str(size) for size in first if is_symbolic_dim(size)]

@@ -3,6 +3,7 @@
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -30,6 +31,10 @@ _MESHES = "meshes"
 """The line of all that is sharded. Two that share devices wait for one another on each of them, and
 for ever if these have them in a different order."""
 
+_launching = threading.Lock()
+"""Held while a program is handed to several devices. Two that threads hand over at once may come to
+these in a different order on each, and then they wait for one another for ever."""
+
 _NO_RULES: Mapping[str, tuple[Axes, ...]] = {}
 
 
@@ -47,6 +52,8 @@ class Site:
         self.platform = platform
         """The platform whose programs run there."""
         self._sharding = sharding
+        self.launching = _launching if len(self.devices) > 1 else None
+        """Held by whoever hands a program to its devices; None where that is one."""
 
     @property
     def device_names(self) -> tuple[str, ...]:

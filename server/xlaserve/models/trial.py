@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from xlaserve.errors import InvalidModel, XlaserveError
-from xlaserve.models import manifest
+from xlaserve.models import manifest, plain_artifact
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.onnx_source import OnnxSource
 from xlaserve.temporary import TemporaryDirectory
@@ -47,7 +47,8 @@ def try_loading(
     Raises InvalidModel where it is refused, where the process dies of it, or takes longer. A
     directory without an artifact holds nothing to try.
     """
-    if source is None and not any((directory / name).exists() for name in _READ_BY_JAX):
+    plain = plain_artifact.find(directory)
+    if source is None and not plain and not any((directory / n).exists() for n in _READ_BY_JAX):
         return
     said = {
         "parameters": dict(parameters or {}),
@@ -71,7 +72,7 @@ def try_loading(
         raise InvalidModel(trial.stdout.strip()[:_SHOWN_CHARACTERS])
     if trial.returncode < 0:
         name = signal.Signals(-trial.returncode).name
-        what = "artifact" if source is None else "ONNX model"
+        what = "artifact" if source is None else f"file {source.path.name}"
         raise InvalidModel(f"the {what} ends the process that reads it ({name})")
     if trial.returncode:
         raise InvalidModel(f"a trial load failed with exit status {trial.returncode}")
@@ -99,9 +100,10 @@ def _converted(source: Mapping[str, Any], target: Path, device: str) -> Path:
     from xlaserve.models.loaded import LoadContext
 
     # As the table of loaders does: what converts is built upon this layer.
-    loading = importlib.import_module("xlaserve.models.onnx.loading")
-    known = {**source, "path": Path(source["path"])}
-    loading.converted(OnnxSource(**known), target, LoadContext("trial", "1", ModelConfig(), device))
+    known = OnnxSource(**{**source, "path": Path(source["path"])})
+    package = "pt2" if known.is_pt2 else "onnx"
+    loading = importlib.import_module(f"xlaserve.models.{package}.loading")
+    loading.converted(known, target, LoadContext("trial", "1", ModelConfig(), device))
     return target
 
 
@@ -109,9 +111,11 @@ def _load(directory: Path, parameters: Mapping[str, str], device: str) -> None:
     from xlaserve.models import loaders
     from xlaserve.models.loaded import LoadContext
 
-    described = manifest.read(directory)
+    batch = 0
+    if plain_artifact.find(directory) is None:
+        batch = 1 if manifest.read(directory).max_batch_size else 0
     said = {name: text for name, text in parameters.items() if name not in _OF_A_SERVER}
-    config = ModelConfig(max_batch_size=1 if described.max_batch_size else 0, parameters=said)
+    config = ModelConfig(max_batch_size=batch, parameters=said)
     # The server itself knows what it allows.
     context = LoadContext("trial", "1", config, device, max_on_demand_shapes=sys.maxsize)
     loaders.load(directory, context).close()

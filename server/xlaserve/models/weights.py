@@ -168,6 +168,20 @@ def read_mapped(
         yield entry.name, _as_tensor(entry, data)
 
 
+def hashes(
+    directory: Path, name: str, roots: Roots = ANYWHERE
+) -> Iterator[tuple[WeightEntry, str]]:
+    """Yield each tensor with the SHA-256 of its bytes, without holding any of them."""
+    with files.opened(directory, name, limit_bytes=MAX_FILE_BYTES, roots=roots) as (file, size):
+        for entry in _read_header(file, size, name, lambda _: None):
+            digest, left = hashlib.sha256(), entry.nbytes
+            while left:
+                part = files.read_exactly(file, min(left, _PART_BYTES), name)
+                digest.update(part)
+                left -= len(part)
+            yield entry, digest.hexdigest()
+
+
 def _as_tensor(entry: WeightEntry, data: "np.ndarray[Any, np.dtype[np.uint8]]") -> Tensor:
     if entry.dtype == np.bool_ and data.size and data.max() > 1:
         raise InvalidModel(f"parameter '{entry.name}' is BOOL but has bytes other than 0 and 1")

@@ -23,6 +23,8 @@ class _Scheme:
     tls: bool
     port: int | None
     """The default port; None where one must be given."""
+    unix: bool = False
+    """Whether the path of a unix socket follows."""
 
 
 _SCHEMES: Mapping[str, _Scheme] = MappingProxyType(
@@ -31,6 +33,7 @@ _SCHEMES: Mapping[str, _Scheme] = MappingProxyType(
         "grpcs": _Scheme(rest=False, tls=True, port=None),
         "http": _Scheme(rest=True, tls=False, port=80),
         "https": _Scheme(rest=True, tls=True, port=443),
+        "http+unix": _Scheme(rest=True, tls=False, port=None, unix=True),
     }
 )
 
@@ -113,6 +116,10 @@ def parse_address(url: str, files: TlsFiles = _NO_FILES, token: str = "") -> Ser
     if files != _NO_FILES and not scheme.tls:
         raise InvalidAddress(url, "grpcs:// or https:// with options for TLS")
     place = (rest if separator else url).rstrip("/")
+    if scheme.unix:
+        if not place:
+            raise InvalidAddress(url, "http+unix:// and the path of a unix socket")
+        return ServerAddress(url, rest=True, socket_path=place, token=token)
     tls = _context(url, files, rest=scheme.rest) if scheme.tls else None
     if place.startswith(_UNIX) and not scheme.rest:
         return ServerAddress(url, socket_path=place.removeprefix(_UNIX), tls=tls, token=token)

@@ -4,7 +4,7 @@ import errno
 import os
 import socket
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +101,8 @@ class Listener:
     """The setting of the endpoint."""
     file: os.stat_result | None = None
     """The file of a unix socket that was made here."""
+    owns_file: Callable[[], bool] = lambda: True
+    """Tells whether the file goes with the listener: of two processes, one has it."""
 
     def close(self) -> None:
         """Close the socket; the file of a unix socket goes, unless it is another one's by now.
@@ -108,7 +110,7 @@ class Listener:
         Once nobody listens any more, as while a server drains, the next one takes the path.
         """
         self.socket.close()
-        if self.file is None:
+        if self.file is None or not self.owns_file():
             return
         path = Path(self.address.removeprefix(_UNIX))
         with suppress(OSError):

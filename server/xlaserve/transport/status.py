@@ -9,7 +9,7 @@ from types import MappingProxyType
 from grpclib import GRPCError
 from grpclib.const import Status
 
-from xlaserve import access_errors, code_errors, errors, sequence_errors
+from xlaserve import access_errors, code_errors, errors, language_errors, sequence_errors
 from xlaserve.errors import XlaserveError
 
 
@@ -53,6 +53,9 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
         access_errors.QuotaExceeded: WireStatus(
             Status.RESOURCE_EXHAUSTED, HTTPStatus.TOO_MANY_REQUESTS
         ),
+        access_errors.TooManyRequests: WireStatus(
+            Status.RESOURCE_EXHAUSTED, HTTPStatus.TOO_MANY_REQUESTS
+        ),
         access_errors.WrongHost: WireStatus(
             Status.PERMISSION_DENIED, HTTPStatus.MISDIRECTED_REQUEST
         ),
@@ -70,6 +73,9 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
         errors.NotOneAnswer: WireStatus(Status.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR),
         errors.TooManyAnswers: WireStatus(Status.OUT_OF_RANGE, HTTPStatus.INTERNAL_SERVER_ERROR),
         errors.Overloaded: WireStatus(Status.RESOURCE_EXHAUSTED, HTTPStatus.SERVICE_UNAVAILABLE),
+        errors.TooManyChanges: WireStatus(
+            Status.RESOURCE_EXHAUSTED, HTTPStatus.SERVICE_UNAVAILABLE
+        ),
         errors.BudgetExhausted: WireStatus(
             Status.RESOURCE_EXHAUSTED, HTTPStatus.SERVICE_UNAVAILABLE
         ),
@@ -81,6 +87,7 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
         errors.TooLarge: WireStatus(Status.RESOURCE_EXHAUSTED, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
         errors.ShuttingDown: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
         errors.WorkersSilent: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
+        errors.EngineGone: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
         code_errors.ModelFailed: WireStatus(Status.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR),
         code_errors.ProcessLost: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
         code_errors.RefusedByModel: WireStatus(Status.INVALID_ARGUMENT, HTTPStatus.BAD_REQUEST),
@@ -95,6 +102,10 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
         ),
         code_errors.CancelledByModel: WireStatus(Status.CANCELLED, HTTPStatus.SERVICE_UNAVAILABLE),
         code_errors.UnknownToModel: WireStatus(Status.UNKNOWN, HTTPStatus.INTERNAL_SERVER_ERROR),
+        # Nobody who asks is to blame, and to ask again changes nothing.
+        language_errors.TemplateFailed: WireStatus(
+            Status.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR
+        ),
         errors.InvalidSettings: WireStatus(
             Status.FAILED_PRECONDITION, HTTPStatus.INTERNAL_SERVER_ERROR
         ),

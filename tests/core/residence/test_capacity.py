@@ -11,6 +11,7 @@ from support.core import AddModel, Core, MakeCore, World
 
 from xlaserve.core.host import memory_limit_bytes
 from xlaserve.core.residence.capacity import Capacity, Reservation
+from xlaserve.core.residence.registry import Instance
 from xlaserve.core.residence.sources import Location
 from xlaserve.errors import OutOfMemory
 from xlaserve.models.placement import Devices
@@ -300,7 +301,7 @@ async def test_what_is_measured_is_booked_on_each_device(
 
 
 async def test_a_mesh_is_told_of_the_device_that_is_fullest(
-    make_core: MakeCore, add_model: AddModel, two_devices: World
+    make_core: MakeCore, add_model: AddModel, two_devices: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It knows one memory; a model with a copy on each device takes no more of it than one."""
     core = make_core(capacity_bytes=150)
@@ -308,6 +309,10 @@ async def test_a_mesh_is_told_of_the_device_that_is_fullest(
     await core.control.load("b")
 
     assert (100, 150) == (core.registry.size_bytes("b"), core.capacity.smallest_bytes)
+
+    monkeypatch.setattr(Instance, "held", {"cpu:0": 70, "cpu:1": 90})
+
+    assert 90 == core.registry.size_bytes("b")
 
 
 @pytest.mark.parametrize(("text", "limited"), [("1000000\n", True), ("max\n", False)])

@@ -51,7 +51,7 @@ class Worker:
 def shown(samples: Iterable[Sample]) -> list[tuple[object, ...]]:
     """What a client can see of samples, whatever the order of models."""
     return [
-        (one.at, one.success, one.buckets, one.failures, sorted(m[:5] for m in one.models))
+        (one.at, one.success, one.buckets, one.failures, sorted(m[:5] for m in one.models), one.lag)
         for one in samples
     ]
 

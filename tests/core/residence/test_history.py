@@ -1,6 +1,9 @@
 """The history: what an hour holds, and that it does not grow."""
 
+import asyncio
 import json
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,16 +11,20 @@ from support.calls import NotedCall
 from support.executions import succeed
 from support.others import PlayedOthers
 
+from xlaserve.core.in_turns import AT_A_TIME
 from xlaserve.core.others import NOBODY, Others, Question
 from xlaserve.core.residence.capacity import Capacity
 from xlaserve.core.residence.history import HOUR_SAMPLES, MAX_MODELS, RECENT_SAMPLES, History
 from xlaserve.core.residence.registry import Registry
 from xlaserve.core.serving.failures import Failures
+from xlaserve.core.serving.loop_lag import LoopLag
+from xlaserve.core.serving.stations.backlog import Backlog
 from xlaserve.errors import ModelNotFound
 from xlaserve.transport.rest.history_page import HistoryRoutes, quantile
 from xlaserve.transport.rest.messages import HttpRequest
 
 MS = 1_000_000
+LOOKS = 99
 
 
 class World:
@@ -28,7 +35,10 @@ class World:
         self.registry = Registry(10)
         self.failures = Failures()
         capacity = Capacity({"cpu:0": 100})
-        self.history = History(self.registry, capacity, self.failures, clock=lambda: self.now)
+        self.lag = LoopLag()
+        self.history = History(
+            self.registry, capacity, self.failures, self.lag, clock=lambda: self.now
+        )
 
     def ask(self, model: str, count: int, ended: int = MS) -> None:
         statistics = self.registry.version(model, "1").statistics
@@ -158,3 +168,53 @@ async def test_the_hour_is_that_of_all_workers_and_names_who_is_missing() -> Non
     assert [10, 20, 30] == [moment["success"] for moment in shown["recent"]]
     assert {"2": "no answer"} == shown["missing"]
     assert {} == (await worlds[0].shown())["missing"]
+
+
+async def test_intervals_have_the_lag_of_the_event_loop_between_their_ends() -> None:
+    world = World()
+    world.lag.note(2.0)
+    world.take(0)
+    for _ in range(LOOKS):
+        world.lag.note(0.0005)
+    world.lag.note(0.2)
+    world.take(10)
+    world.take(20)
+    first, second = (await world.shown())["hour"]
+
+    assert (LOOKS * 0.0005 + 0.2) / (LOOKS + 1) == pytest.approx(first["lag_mean_seconds"])
+    assert 0.001 == pytest.approx(first["lag_p99_seconds"])
+    assert (None, None) == (second["lag_mean_seconds"], second["lag_p99_seconds"])
+
+
+async def test_executions_that_wait_are_added_up_with_the_longest_wait() -> None:
+    """Those of all versions, at the moment of the sample."""
+    world = World()
+    now = 5_000 * MS
+    world.history = History(
+        world.registry, Capacity({"cpu:0": 100}), world.failures, now_ns=lambda: now
+    )
+    for model, since in (("m", [now - 40 * MS, now - 10 * MS]), ("n", [now - 70 * MS]), ("o", [])):
+        instance: Any = SimpleNamespace(
+            info=SimpleNamespace(memory=SimpleNamespace(total_bytes=1, per_device={})),
+            backlog=partial(Backlog.of, since),
+        )
+        world.registry.version(model, "1").instance = instance
+    world.history.take()
+    (sample,) = world.history.recent
+
+    assert 3 == sample.pending
+    assert 0.07 == pytest.approx(sample.oldest_seconds)
+
+
+async def test_samples_of_many_models_are_taken_in_turns_with_requests() -> None:
+    world = World()
+    for number in range(10 * AT_A_TIME):
+        world.registry.version(f"m{number}", "1")
+    watching = asyncio.create_task(world.history.watch())
+    turns = 0
+    while not world.history.recent:
+        await asyncio.sleep(0)
+        turns += 1
+    watching.cancel()
+
+    assert 10 <= turns

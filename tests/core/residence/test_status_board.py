@@ -1,11 +1,21 @@
 """What a status page is told, second by second."""
 
+import asyncio
+
 import pytest
 from support.clock import HandClock
 from support.core import AddModel, Core, MakeCore
 
-from xlaserve.core.residence.status_board import MAX_ROWS, REPOSITORY_SECONDS, StatusBoard
+from xlaserve.core.in_turns import AT_A_TIME
+from xlaserve.core.residence.status_board import (
+    MAX_ROWS,
+    REPOSITORY_SECONDS,
+    TICK_SECONDS,
+    StatusBoard,
+)
 from xlaserve.settings_choices import ModelControlMode
+
+MANY = 640
 
 
 @pytest.fixture
@@ -36,6 +46,54 @@ async def test_models_that_are_loaded_and_models_that_could_be_are_shown(
         (row.name, row.version, row.state) for row in reading.rows
     ]
     assert (1, 2, 3) == (reading.ready_models, reading.model_count, reading.matching)
+
+
+async def test_a_reading_is_that_of_all_who_ask_within_a_tick(
+    core: Core, board: StatusBoard, add_model: AddModel, clock: HandClock
+) -> None:
+    """Until a model changes its state: who loads one looks at once."""
+    add_model("m", {1: 1})
+    first = await board.read()
+    statistics = core.registry.version("m", "1").statistics
+    statistics.failed(ValueError(), 5)
+    same = await board.read()
+    await core.control.load("m")
+    loaded = await board.read()
+    statistics.failed(ValueError(), 5)
+    clock.now += TICK_SECONDS
+    later = await board.read()
+
+    assert first is same
+    assert [("m", "READY")] == [(row.name, row.state) for row in loaded.rows]
+    assert [0, 1, 2] == [one.totals.fail_count for one in (first, loaded, later)]
+
+
+async def test_a_reading_of_many_models_is_taken_in_turns_with_requests(
+    core: Core, board: StatusBoard
+) -> None:
+    """Of those that were loaded once, of those in the repository, and of a search."""
+    for number in range(MANY):
+        core.registry.version(f"known-{number}", "1")
+        (core.root / f"other-{number}").mkdir()
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    beside = asyncio.create_task(others())
+    reading = await board.read()
+    taken, turns = turns, 0
+    found = await board.read("known")
+    searched = turns
+    beside.cancel()
+
+    assert (2 * MANY, MANY) == (len(reading.rows), len(found.rows))
+    # The list of the repository, what is not known of it, what is known, and the rows of both.
+    assert taken >= 5 * MANY // AT_A_TIME - 5
+    assert searched >= 3 * MANY // AT_A_TIME - 3
 
 
 async def test_memory_and_time_are_told(core: Core, board: StatusBoard, clock: HandClock) -> None:

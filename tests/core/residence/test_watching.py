@@ -30,11 +30,10 @@ ODD: Mapping[str, str] = {
 
 
 @pytest.fixture(name="log")
-def _log() -> Iterator[LogCapture]:
+def _log() -> LogCapture:
     capture = LogCapture()
     structlog.configure(processors=[capture], cache_logger_on_first_use=False)
-    yield capture
-    structlog.reset_defaults()
+    return capture
 
 
 @pytest.fixture
@@ -384,6 +383,7 @@ def version(path: Path) -> None:
         (["digits"], ".", "none of its directories has a version: expected MODEL/VERSION/"),
         (["1/1"], ".", ""),
         (["x.onnx"], ".", "'x.onnx' is to be converted first: xlaserve import {root}/x.onnx"),
+        (["x.pt2"], ".", "'x.pt2' is to be converted first: xlaserve import {root}/x.pt2"),
         (["x.jaxexp"], ".", "'x.jaxexp' is a model in one file: expected MODEL/VERSION/"),
     ],
 )

@@ -208,6 +208,15 @@ def test_integers_are_rounded_and_kept_in_range(
     [
         ("image_channel_order", "rgb", "expected RGB or BGR, got 'rgb' in the configuration of"),
         ("image_channel_order", "", "expected RGB or BGR, got ''"),
+        ("image_mean", "1,2", "expected 1 number, got '1,2'"),
+        ("image_mean", "nan", "pixels become finite FP16, got 'nan'"),
+        ("image_std", "0", "pixels become finite FP16, got '0'"),
+        ("image_resize", "fill", "expected stretch or crop or pad, got 'fill'"),
+        ("image_sampling", "cubic", "expected bilinear or nearest or box"),
+        ("image_orientation", "up", "expected exif or ignore, got 'up'"),
+        ("image_pad", "256", "expected a number from 0 to 255, got '256'"),
+        ("image_pad", "-1", "expected a number from 0 to 255, got '-1'"),
+        ("image_resize_to", "99999", "expected a number from 0 to 16384, got '99999'"),
         ("image_scale", "", "expected a number, got ''"),
         ("image_scale", "1/255", "expected a number, got '1/255' in the configuration of model"),
         ("image_scale", "nan", "pixels become finite FP16, got 'nan'"),
@@ -241,8 +250,8 @@ def test_a_parameter_that_makes_no_sense_is_named(name: str, value: str, text: s
             "an image of 3x2 pixels like the first as element 1",
             "3x3 pixels",
         ),
-        ((-1, 3, 8, 8), elements(plain(2)), "a model of [N,H,W,C] with 1, 3 or 4", "[-1,3,8,8]"),
-        ((-1, 8, 8, -1), elements(plain(2)), "a model of [N,H,W,C] with 1, 3 or 4", "one of FP32"),
+        ((-1, 5, 8, 8), elements(plain(2)), "a model of [N,H,W,C] or [N,C,H,W] with", "[-1,5,8,8]"),
+        ((-1, 8, 8, -1), elements(plain(2)), "a model of [N,H,W,C] or [N,C,H,W]", "one of FP32"),
     ],
 )
 def test_a_refusal_names_model_and_input_and_element(
@@ -255,12 +264,74 @@ def test_a_refusal_names_model_and_input_and_element(
     assert got in str(refused.value)
 
 
-def test_channels_first_is_refused_where_the_configuration_says_so() -> None:
-    """Three rows of eight pixels, or eight of three? Only FORMAT_NCHW tells."""
-    tensor = {"name": "x", "data_type": "TYPE_FP32", "dims": [3, 8, 4], "format": "FORMAT_NCHW"}
-    config = parse_json(json.dumps({"input": [tensor]}))
-    with pytest.raises(InvalidTensor, match=r"\[N,H,W,C\].*got one of FP32.*FORMAT_NCHW"):
-        find_images(request(elements(plain(2))), info((-1, 3, 8, 4)), config, DEFAULT_LIMITS)
+def configured(format: str, **parameters: str) -> ModelConfig:
+    """A configuration as a client writes it."""
+    tensor = {"name": "x", "data_type": "TYPE_FP32", "dims": [3, 3, 3], "format": format}
+    said = {name: {"string_value": value} for name, value in parameters.items()}
+    return parse_json(json.dumps({"input": [tensor], "parameters": said}))
+
+
+@pytest.mark.parametrize(
+    ("shape", "config", "channels_first"),
+    [
+        ((-1, 3, 2, 2), ModelConfig(), True),
+        ((-1, 1, 2, 2), ModelConfig(), True),
+        ((2, 1, 3, 2, 2), ModelConfig(), True),
+        ((-1, 3, 3, 3), configured("FORMAT_NCHW"), True),
+        ((-1, 3, 3, 3), configured("FORMAT_NHWC"), False),
+        ((-1, 3, 3, 3), ModelConfig(), False),
+        ((-1, 2, 2, 3), ModelConfig(), False),
+    ],
+)
+def test_channels_are_where_the_configuration_or_the_shape_says(
+    shape: tuple[int, ...], config: ModelConfig, channels_first: bool
+) -> None:
+    """Three rows of three pixels, or three channels? Last, unless it is said or cannot be."""
+    sizes = shape[-3:]
+    channels = sizes[0] if channels_first else sizes[2]
+    small = np.arange(12).reshape(2, 2, 3)
+    height, width = sizes[1:] if channels_first else sizes[:2]
+    pixels = np.kron(small, np.ones((2, 2, 1))).astype(np.uint8)[:height, :width]
+    data = file(pixels if channels == 3 else pixels[..., 0])
+    leading = shape[:-3] if len(shape) == 5 else (1,)
+    count = int(np.prod(leading))
+    asked = request(elements(*[data] * count, shape=leading))
+    images = find_images(asked, info(shape), config, DEFAULT_LIMITS)
+    assert images is not None
+    tensor = images.decode()["x"]
+    promised = images.promised().inputs[0]
+    plane = tensor.reshape(-1, *sizes)[-1]
+
+    assert tensor.shape == promised.data.shape == (*leading, *sizes)
+    seen = np.moveaxis(plane, 0, -1) if channels_first else plane
+    assert pixels[..., :channels].astype(float).tolist() == seen.tolist()
+
+
+def test_channels_that_are_said_to_be_last_are_not_looked_for_elsewhere() -> None:
+    asked = request(elements(plain(2)))
+    with pytest.raises(InvalidTensor, match=r"got one of FP32\[-1,3,8,8\] FORMAT_NHWC"):
+        find_images(asked, info((-1, 3, 8, 8)), configured("FORMAT_NHWC"), DEFAULT_LIMITS)
+
+
+def test_a_mean_and_a_deviation_are_of_each_channel() -> None:
+    """As torchvision writes them: of values from 0 to 1, red first."""
+    numbers = {
+        "image_scale": "0.00392156862745098",
+        "image_mean": "0.485,0.456,0.406",
+        "image_std": "0.229,0.224,0.225",
+    }
+    expected = (np.asarray(RGB) / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
+    last = decoded(info((-1, 2, 2, 3)), elements(file(RGB)), parameters=numbers)
+    first = decoded(info((-1, 3, 2, 2)), elements(file(RGB)), parameters=numbers)
+    swapped = {**numbers, "image_channel_order": "BGR"}
+    blue = decoded(info((-1, 3, 2, 2)), elements(file(RGB)), parameters=swapped)
+
+    np.testing.assert_allclose(last[0], expected, rtol=1e-5)
+    np.testing.assert_array_equal(np.moveaxis(first[0], 0, -1), last[0])
+    means, deviations = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+    for channel in range(3):  # the numbers are those of the model's channels
+        wanted = (np.asarray(RGB)[..., 2 - channel] / 255 - means[channel]) / deviations[channel]
+        np.testing.assert_allclose(blue[0][channel], wanted, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

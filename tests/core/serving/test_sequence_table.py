@@ -26,6 +26,15 @@ def slot_of(made: Turn) -> tuple[int, int]:
     return made.seat.replica, made.seat.slot
 
 
+def test_an_unknown_sequence_may_be_in_another_process() -> None:
+    """Clients see one server, and would look for their mistake in vain."""
+    of_two = SequenceTable("m", 1, 2, IDLE_NS, processes=2)
+    with pytest.raises(SequenceNotStarted, match="another of the server's 2 processes"):
+        of_two.add(turn())
+    with pytest.raises(SequenceNotStarted, match="of the sequence$"):
+        table().add(turn())
+
+
 def test_turns_of_a_sequence_follow_one_another() -> None:
     sequences = table()
     first, second = turn(flags="s"), turn()

@@ -2,36 +2,47 @@
 
 import errno
 import hashlib
+import json
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from support.plain_models import load_plain
 
 import xlaserve
 from xlaserve.errors import InvalidModel, OutOfMemory
-from xlaserve.models import compilation_cache
+from xlaserve.models import compilation_cache, proving
 from xlaserve.models.compilation import Compilation
 from xlaserve.models.compilation_cache import CompilationCache
 from xlaserve.models.compilers.child import Child
-from xlaserve.models.compilers.jobs import Answer, Job
+from xlaserve.models.compilers.jobs import Answer, Job, Proof
 from xlaserve.models.compilers.pool import CompilationError, Refused
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.executables import Executables
 from xlaserve.models.jax_export import JaxExportModel
 from xlaserve.models.loaded import LoadContext
+from xlaserve.models.shared_programs import SharedPrograms
 
 Change = Callable[[Job], Job]
 
 
 class Elsewhere:
-    """Compiles jobs as a process does, in this one."""
+    """Compiles and proves as a process does, in this one."""
+
+    count = 0
+    """There is no process until it is asked."""
 
     def __init__(self, change: Change = lambda job: job) -> None:
         self.jobs: list[Job] = []
+        """Those that asked for a program."""
+        self.proofs: list[Proof] = []
         self.answers: list[Answer] = []
         self._child = Child()
         self._change = change
@@ -40,10 +51,13 @@ class Elsewhere:
         self, job: Job, artifact: Callable[[], bytes], check_cancelled: Callable[[], None]
     ) -> bytes:
         check_cancelled()
-        self.jobs.append(job)
         self._child.take(job.computation, artifact())
-        answer, data = self._child.compiled(self._change(job))
-        self.answers.append(answer)
+        answer, data = self._child.done(self._change(job))
+        if job.proof is None:
+            self.jobs.append(job)
+            self.answers.append(answer)
+        else:
+            self.proofs.append(job.proof)
         if answer.refused:
             raise Refused(answer.refused)
         if answer.error:
@@ -113,6 +127,54 @@ def test_a_program_gives_the_same_bits_and_the_server_lowers_nothing(
     assert [(1, 3), (2, 3), (2, 5)] == [job.inputs[0].shape for job in elsewhere.jobs]
     assert here.info.compiled_programs == there.info.compiled_programs == 3
     assert here.info.memory.total_bytes == there.info.memory.total_bytes
+
+
+def _mixing(p: Any, x: Any) -> dict[str, Any]:
+    return {"y": x * p + x.sum(0, keepdims=True)}
+
+
+def _looping(p: Any, x: Any) -> dict[str, Any]:
+    return {"y": jax.lax.while_loop(lambda y: y.sum() < 1, lambda y: y + p, x)}
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "follows"), [(_mixing, [-1, 3], False), (_looping, [3], True)]
+)
+def test_a_process_proves_what_the_server_would(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    function: Callable[..., Any],
+    shape: list[int],
+    follows: bool,
+) -> None:
+    """Of the loops alone where no dimension is open."""
+    one = np.float32(1)
+    directory = xlaserve.export_model(
+        function, one, {"x": ("FP32", shape)}, tmp_path / "m" / "1", max_batch_size=0
+    )
+    here = loaded(directory, None, ModelConfig())
+    monkeypatch.setattr(proving, "answered", None)
+    there = loaded(directory, elsewhere := Elsewhere(), ModelConfig())
+
+    assert here.info.verdict == there.info.verdict
+    assert (follows, follows) == (here.info.loops_follow_inputs, there.info.loops_follow_inputs)
+    assert [follows] == [proof.of_loops for proof in elsewhere.proofs]
+    assert follows == (there.info.verdict is None)
+
+
+@pytest.mark.parametrize("part", ["module", "environment"])
+def test_a_process_with_other_lines_or_versions_proves_nothing(
+    directory: Path, capsys: pytest.CaptureFixture[str], part: str
+) -> None:
+    def change(job: Job) -> Job:
+        if job.proof is None or part == "environment":
+            return replace(job, environment={"jaxlib": "0.1"})
+        return replace(job, proof=replace(job.proof, module="another"))
+
+    model = loaded(directory, Elsewhere(change))
+
+    assert model.info.verdict == loaded(directory, None).info.verdict
+    assert 1 == capsys.readouterr().out.count("proved in the server")
 
 
 @pytest.mark.parametrize(
@@ -185,6 +247,7 @@ def test_a_sharded_model_is_compiled_in_the_server(
     assert "reason=it is sharded" in capsys.readouterr().out.replace("'", "")
 
 
+@pytest.mark.slow
 def test_copies_are_compiled_each_for_its_device(directory: Path, in_server: list[object]) -> None:
     elsewhere = Elsewhere()
     config = replace(CONFIG, parameters={**CONFIG.parameters, "devices": "all"})
@@ -217,6 +280,57 @@ def test_what_xla_says_elsewhere_means_what_it_means_here(
         loaded(directory, Elsewhere())
 
 
+@pytest.mark.slow
+def test_a_compilation_is_niced_once_another_model_has_programs(directory: Path) -> None:
+    """The first model of a server disturbs nobody. All of its own programs are like that."""
+    elsewhere, programs = Elsewhere(), SharedPrograms()
+    compilation = Compilation(processes=elsewhere)  # type: ignore[arg-type]
+    context = LoadContext("m", "1", CONFIG, compilation=compilation, programs=programs)
+    first = load_plain(directory, context)
+    other = xlaserve.export_model(
+        lambda p, x: {"y": x * p}, np.float32(3), {"x": ("FP32", [2])}, directory.parent / "o" / "1"
+    )
+    load_plain(other, replace(context, config=ModelConfig()))
+    first.close()
+
+    assert [False, False, True] == [job.is_niced for job in elsewhere.jobs]
+
+
+@pytest.mark.slow
+def test_a_process_is_niced_by_the_first_job_that_asks_for_it() -> None:
+    """All of its threads, and once: those of XLA began before, and compile too."""
+    script = textwrap.dedent("""
+        import io, os, threading
+        from dataclasses import replace
+        import msgspec
+        from xlaserve.models.compilers import child
+        from xlaserve.models.compilers.jobs import Answer, Job, Packed
+
+        end, seen = threading.Event(), []
+        thread = threading.Thread(target=end.wait)
+        thread.start()
+        before = os.getpriority(os.PRIO_PROCESS, 0)
+
+        class Nothing:
+            def done(self, job):
+                own, other = 0, thread.native_id
+                seen.append([os.getpriority(os.PRIO_PROCESS, one) - before for one in (own, other)])
+                return Answer(), b""
+
+        job = Job("m", "c", 0, Packed(0, (), {}, ()), (), (), {}, {})
+        jobs = [replace(job, is_niced=niced) for niced in (False, True, True, False)]
+        lines = b"".join(msgspec.json.encode(one) + b"\\n" for one in jobs)
+        child.main(Nothing(), io.BytesIO(lines), io.BytesIO())
+        end.set()
+        print(before, seen)
+    """)
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, text=True)
+    before, seen = ran.stdout.split(maxsplit=1)
+    by = min(19, int(before) + 10) - int(before)
+
+    assert [[0, 0], *[[by, by]] * 3] == json.loads(seen)
+
+
 def test_what_jax_raises_elsewhere_is_repeated(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,6 +359,7 @@ def test_what_is_compiled_elsewhere_is_kept_in_the_cache_as_it_came(
     assert (2, 0) == (first.info.compiled_programs, first.info.cached_programs)
     assert (0, 2) == (again.info.compiled_programs, again.info.cached_programs)
     assert 2 == len(elsewhere.jobs)
+    assert 1 == len(elsewhere.proofs), "no process is started for a proof alone"
 
 
 def test_a_full_disk_of_the_cache_ends_no_load(

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from xlaserve.errors import InvalidModel, LoadCancelled, OutOfMemory
 from xlaserve.models.compilers import pool
-from xlaserve.models.compilers.jobs import Array, Job, Packed
+from xlaserve.models.compilers.jobs import Array, Job, Packed, Proof
 from xlaserve.models.compilers.pool import CompilationError, CompilerProcesses, Limits, Refused
 
 FAKE = Path(__file__).with_name("fake_compiler.py")
@@ -28,7 +29,7 @@ SECONDS = 60
 def job(model: str = "good", computation: str = "c") -> Job:
     one = Array("float32", (1,))
     key = {"computation": computation}
-    return Job(model, computation, 0, Packed(0, (), {}), (), (one,), key, {"jaxlib": "1"})
+    return Job(model, computation, 0, Packed(0, (), {}, ()), (), (one,), key, {"jaxlib": "1"})
 
 
 @pytest.fixture
@@ -93,6 +94,58 @@ def test_a_process_is_kept_and_given_an_artifact_once(
     assert [b"program of " + key for key in (b"c", b"c", b"d", b"c")] == found
     assert [8, 0, 8, 8] == [note["artifact"] for note in notes()]
     assert 1 == len({note["pid"] for note in notes()}) == one.count
+
+
+def test_a_proof_takes_the_artifact_with_its_own_lines(
+    processes: Callable[..., CompilerProcesses], notes: Callable[[], list[dict[str, Any]]]
+) -> None:
+    """Programs do not: models of one computation share them."""
+    one = processes()
+    for module in ("", "m", "m", "", "n", ""):
+        proof = Proof(module, 0, (), {}, ()) if module else None
+        compiled(one, replace(job(), proof=proof))
+
+    assert [8, 8, 0, 0, 8, 0] == [note["artifact"] for note in notes()]
+
+
+def test_a_process_that_is_started_ahead_serves_the_first_job(
+    processes: Callable[..., CompilerProcesses], notes: Callable[[], list[dict[str, Any]]]
+) -> None:
+    """It is one of those that there may be, and started once, however often it is asked for."""
+    one = processes(processes=2)
+    one.start_ahead(SECONDS)
+    one.start_ahead(SECONDS)
+    with capture_logs() as logs:
+        found = compiled(one)
+
+    assert b"program of c" == found
+    assert 1 == len(notes()) == one.count
+    assert [] == [entry for entry in logs if entry["event"] == "a process compiles"]
+
+
+def test_a_process_that_is_started_ahead_ends_with_the_server(
+    processes: Callable[..., CompilerProcesses],
+) -> None:
+    """The fixture sees that neither a thread nor a process is left, also where it just starts."""
+    one = processes()
+    one.start_ahead(0)
+    one.close()
+    one.start_ahead(SECONDS)
+
+    assert 0 == one.count
+
+
+def test_what_takes_long_is_logged_with_what_it_waited_for(
+    processes: Callable[..., CompilerProcesses], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "_LONG_SECONDS", 0.0)
+    with capture_logs() as logs:
+        compiled(processes())
+
+    (entry,) = [entry for entry in logs if entry["event"] == "a program took long to compile"]
+    assert ("good", 0.0) == (entry["model"], entry["processor_seconds"])
+    assert entry["waited_seconds"] > 0
+    assert entry["seconds"] > 0
 
 
 def test_there_are_as_many_processes_as_allowed_and_no_more(

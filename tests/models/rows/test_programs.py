@@ -25,6 +25,7 @@ def _is_proved_and_holds(seed: int) -> bool:
     return True
 
 
+@pytest.mark.slow  # it compiles hundreds of programs
 def test_what_is_proved_of_a_random_program_holds() -> None:
     proved = sum(map(_is_proved_and_holds, DEFAULT))
 

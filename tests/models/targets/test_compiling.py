@@ -118,8 +118,8 @@ def test_a_model_is_to_blame_for_what_is_wrong_with_it(
 
     assert [
         "model.json is missing",
-        "an ONNX model is converted by its first load; to compile it ahead of that, import it: "
-        "xlaserve import",
+        "an ONNX or .pt2 file is converted by its first load; to compile it ahead of that, "
+        "import it: xlaserve import",
         "batch_sizes: expected 1 to 6, got 7",
         None,
     ] == [problem and str(problem) for problem in problems]

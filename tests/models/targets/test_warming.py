@@ -72,6 +72,7 @@ def test_programs_made_elsewhere_are_used_and_answer_alike(tmp_path: Path) -> No
     assert {True} == {key["ahead"] for key in keys(tmp_path / "cache")}
 
 
+@pytest.mark.slow
 def test_what_is_there_is_not_compiled_again_and_a_loop_not_at_all(tmp_path: Path) -> None:
     """The flags of a key are the server's, not those that a process takes which has no device."""
 

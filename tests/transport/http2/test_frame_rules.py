@@ -26,6 +26,7 @@ from support.frames import (
     window_update,
 )
 from support.memory_client import (
+    LINES,
     MESSAGE,
     REQUEST,
     MemoryClient,
@@ -80,12 +81,36 @@ def flagged(frame: Frame, flags: int) -> Frame:
     return frame._replace(flags=frame.flags | flags)
 
 
+def _index(rest: bytes) -> bytes:
+    """Write a request, and the name `accept-charset` (15) in so many octets."""
+    return REQUEST + b"\x0f" + rest + b"\1a"
+
+
+def _coded(value: bytes) -> bytes:
+    """Write a request, and a header whose value is in the Huffman code."""
+    return REQUEST + b"\0\1a" + bytes((0x80 | len(value),)) + value
+
+
+NEVER = b"\x10\1a\1b"
+
+
 def with_priority(depends_on: int) -> Frame:
     return headers(1, priority(1, depends_on).payload + REQUEST)._replace(
         flags=Flag.PRIORITY | Flag.END_HEADERS
     )
 
 
+def asking(*lines: tuple[str, str]) -> Frame:
+    """Open a stream with these fields and no others."""
+    return headers(1, literals(lines))
+
+
+def adding(*lines: tuple[str, str]) -> Frame:
+    """Open a stream with these fields behind those of a request."""
+    return headers(1, request(*lines))
+
+
+METHOD, SCHEME, PATH = LINES
 LONG = literals([("x", "y" * 1000)])
 PUSH = Frame(Kind.PUSH_PROMISE, Flag.END_HEADERS, 1, b"\0\0\0\2")
 UNKNOWN = Frame(0x2A, 0xFF, 1, b"grease")
@@ -118,6 +143,48 @@ RULES = [
     Rule("4.3", "none that is not known within a block", (HALF, UNKNOWN), WRONG),
     Rule("4.3", "no HEADERS within a block", (HALF, headers(3, REQUEST)), WRONG),
     Rule("4.3", "no DATA within a block", (HALF, data(1, MESSAGE)), WRONG),
+    # --- RFC 7541, as 4.3 has it end a connection ---
+    Rule("RFC 7541 2.3.3", "index 0", (headers(1, REQUEST + b"\x80"),), COMPRESSION),
+    Rule(
+        "RFC 7541 2.3.3", "an index past the table", (headers(1, REQUEST + b"\xbe"),), COMPRESSION
+    ),
+    Rule("RFC 7541 2.3.3", "the name of none", (headers(1, REQUEST + b"\x7f\0\1a"),), COMPRESSION),
+    Rule("RFC 7541 4.2", "a table of 4096 bytes", (headers(1, b"\x3f\xe1\x1f" + REQUEST),), FINE),
+    Rule("RFC 7541 4.2", "two sizes", (headers(1, b"\x20\x3f\xe1\x1f" + REQUEST),), FINE),
+    Rule("RFC 7541 4.2", "a size behind a field", (headers(1, REQUEST + b"\x20"),), COMPRESSION),
+    Rule("RFC 7541 4.2", "a size behind a reference", (headers(1, b"\x83\x20"),), COMPRESSION),
+    Rule(
+        "RFC 7541 4.2",
+        "of trailers too",
+        (OPEN, headers(1, TRAILERS + b"\x20", end_stream=True)),
+        COMPRESSION,
+    ),
+    Rule("RFC 7541 6.3", "a table of 4097", (headers(1, b"\x3f\xe2\x1f" + REQUEST),), COMPRESSION),
+    Rule(
+        "RFC 7541 4.4",
+        "an entry larger than the table empties it",
+        (headers(1, b"\x20" + REQUEST + b"\x40\1a\1b"), headers(3, REQUEST + b"\xbe")),
+        COMPRESSION,
+    ),
+    Rule("RFC 7541 5.1", "zeros that say nothing", (headers(1, _index(b"\x80\x80\0")),), FINE),
+    Rule(
+        "RFC 7541 5.1",
+        "a number of too many octets",
+        (headers(1, _index(b"\x80\x80\x80\x80\x80\0")),),
+        COMPRESSION,
+    ),
+    Rule("RFC 7541 5.1", "a number that is cut off", (headers(1, REQUEST + b"\xff"),), COMPRESSION),
+    Rule("RFC 7541 5.2", "a name that is cut off", (headers(1, REQUEST + b"\0\3ab"),), COMPRESSION),
+    Rule(
+        "RFC 7541 5.2", "a value that is cut off", (headers(1, REQUEST + b"\0\1a\2b"),), COMPRESSION
+    ),
+    Rule("RFC 7541 5.2", "a value that is none", (headers(1, REQUEST + b"\0\1a"),), COMPRESSION),
+    Rule("RFC 7541 5.2", "seven bits of padding", (headers(1, _coded(b"\x18\xc6\x31\xff")),), FINE),
+    Rule("RFC 7541 5.2", "an octet of padding", (headers(1, _coded(b"\x1f\xff")),), COMPRESSION),
+    Rule("RFC 7541 5.2", "padding of zeros", (headers(1, _coded(b"\x18")),), COMPRESSION),
+    Rule("RFC 7541 5.2", "just padding", (headers(1, _coded(b"\x1f")),), FINE),
+    Rule("RFC 7541 5.2", "EOS", (headers(1, _coded(b"\xff\xff\xff\xff")),), COMPRESSION),
+    Rule("RFC 7541 6.2.3", "a field never to be indexed", (headers(1, REQUEST + NEVER),), FINE),
     # --- 5.1 Stream States ---
     Rule("5.1", "idle: DATA", (data(1, b"a"),), WRONG),
     Rule("5.1", "idle: DATA that ends it", (data(1, b"a", end_stream=True),), WRONG),
@@ -132,6 +199,12 @@ RULES = [
     Rule("5.1", "closed: DATA", (OPEN, rst_stream(1), data(1, b"a")), CLOSED),
     Rule(
         "5.1", "closed: HEADERS", (OPEN, rst_stream(1), headers(1, REQUEST)), "GOAWAY STREAM_CLOSED"
+    ),
+    Rule(
+        "5.1",
+        "closed: HEADERS, below ids that were skipped",
+        (OPEN, rst_stream(1), headers(7, REQUEST), headers(1, REQUEST)),
+        "GOAWAY STREAM_CLOSED",
     ),
     Rule("5.1", "closed: WINDOW_UPDATE", (OPEN, rst_stream(1), window_update(1, 1)), FINE),
     Rule("5.1", "closed: RST_STREAM", (OPEN, rst_stream(1), rst_stream(1)), FINE),
@@ -169,6 +242,7 @@ RULES = [
     Rule("5.3.2", "priority in HEADERS is ignored", (with_priority(7),), FINE),
     Rule("5.3.2", "a stream that depends on itself", (OPEN, priority(1, 1)), MALFORMED),
     Rule("5.3.2", "from its HEADERS on", (with_priority(1),), MALFORMED),
+    Rule("5.3.2", "an idle stream that depends on itself (6.4)", (priority(1, 1),), WRONG),
     # --- 5.5 Extending HTTP/2 ---
     Rule("5.5", "a type that is not known", (OPEN, UNKNOWN, on(0, UNKNOWN)), FINE),
     Rule("5.5", "a long one", (OPEN, sized(UNKNOWN, LARGEST), ping()), FINE),
@@ -201,6 +275,14 @@ RULES = [
     Rule("6.3", "PRIORITY on stream 0", (priority(0),), WRONG),
     Rule("6.3", "of 4 bytes", (OPEN, sized(priority(1), 4)), "RST_STREAM 1 FRAME_SIZE_ERROR"),
     Rule("6.3", "of 6 bytes", (OPEN, sized(priority(1), 6)), "RST_STREAM 1 FRAME_SIZE_ERROR"),
+    Rule("6.3", "of 4 bytes on an idle stream (6.4)", (sized(priority(1), 4),), SIZE),
+    Rule("6.3", "of 4 bytes on a stream of ours (6.4)", (OPEN, sized(priority(2), 4)), SIZE),
+    Rule(
+        "6.3",
+        "of 4 bytes on one that ended",
+        (OPEN, rst_stream(1), sized(priority(1), 4)),
+        "RST_STREAM 1 FRAME_SIZE_ERROR",
+    ),
     # --- 6.4 RST_STREAM ---
     Rule("6.4", "RST_STREAM on stream 0", (rst_stream(0),), WRONG),
     Rule("6.4", "of 3 bytes", (OPEN, sized(rst_stream(1), 3)), SIZE),
@@ -223,6 +305,8 @@ RULES = [
     Rule("6.5.2", "a value that is not known", (settings((0x4A4A, 2**32 - 1)),), FINE),
     # --- 6.6 PUSH_PROMISE, 8.4 Server Push ---
     Rule("8.4", "PUSH_PROMISE of a client", (OPEN, PUSH), WRONG),
+    Rule("8.4", "on stream 0", (on(0, PUSH),), WRONG),
+    Rule("8.4", "empty", (OPEN, sized(PUSH, 0)), WRONG),
     # --- 6.7 PING ---
     Rule("6.7", "PING on a stream", (OPEN, on(1, ping())), WRONG),
     Rule("6.7", "of 7 bytes", (sized(ping(), 7),), SIZE),
@@ -343,7 +427,100 @@ RULES = [
         ),
         MALFORMED,
     ),
-    Rule("8.3.1", "no :path", (headers(1, literals([(":method", "GET")])),), MALFORMED),
+    Rule("8.1.1", "a content-length of letters", (adding(("content-length", "a")),), MALFORMED),
+    Rule("8.1.1", "one of 19 digits", (adding(("content-length", "9" * 19)),), FINE),
+    Rule("8.1.1", "one of 20 digits", (adding(("content-length", "9" * 20)),), MALFORMED),
+    Rule("8.1.1", "a negative one", (adding(("content-length", "-1")),), MALFORMED),
+    Rule("8.1.1", "one with a sign", (adding(("content-length", "+8")),), MALFORMED),
+    Rule("8.1.1", "an empty one", (adding(("content-length", "")),), MALFORMED),
+    Rule(
+        "8.1.1",
+        "two of them",
+        (adding(("content-length", "8"), ("content-length", "9")),),
+        MALFORMED,
+    ),
+    Rule(
+        "8.1.1",
+        "the same twice",
+        (
+            adding(("content-length", "8"), ("content-length", "8")),
+            data(1, MESSAGE, end_stream=True),
+        ),
+        FINE,
+    ),
+    # --- 8.2 HTTP Fields ---
+    Rule("8.2", "a name in upper case", (adding(("A", "1")),), MALFORMED),
+    Rule("8.2", "in part", (adding(("aBc", "1")),), MALFORMED),
+    Rule(
+        "8.2", "in trailers", (OPEN, headers(1, literals([("A", "")]), end_stream=True)), MALFORMED
+    ),
+    Rule("8.2.1", "no name", (adding(("", "1")),), MALFORMED),
+    Rule("8.2.1", "a space in a name", (adding(("a b", "1")),), MALFORMED),
+    Rule("8.2.1", "a colon in a name", (adding(("a:b", "1")),), MALFORMED),
+    Rule("8.2.1", "DEL in a name", (adding(("a\x7f", "1")),), MALFORMED),
+    Rule("8.2.1", "an octet above in a name", (adding(("a\x80", "1")),), MALFORMED),
+    Rule("8.2.1", "a control character in a name", (adding(("a\x01", "1")),), MALFORMED),
+    Rule("8.2.1", "NUL in a value", (adding(("a", "1\0")),), MALFORMED),
+    Rule("8.2.1", "CR in a value", (adding(("a", "\r1")),), MALFORMED),
+    Rule("8.2.1", "LF in a value", (adding(("a", "1\n1")),), MALFORMED),
+    Rule(
+        "8.2.1",
+        "LF in trailers",
+        (OPEN, headers(1, literals([("a", "\n")]), end_stream=True)),
+        MALFORMED,
+    ),
+    Rule("8.2.1", "LF in a path", (asking(METHOD, SCHEME, (":path", "/\n")),), MALFORMED),
+    Rule("8.2.1", "an octet above in a value", (adding(("a", "\x80\xff")),), FINE),
+    Rule("8.2.1", "an empty value", (adding(("a", "")),), FINE),
+    Rule("8.2.2", "connection", (adding(("connection", "close")),), MALFORMED),
+    Rule("8.2.2", "proxy-connection", (adding(("proxy-connection", "close")),), MALFORMED),
+    Rule("8.2.2", "keep-alive", (adding(("keep-alive", "1")),), MALFORMED),
+    Rule("8.2.2", "transfer-encoding", (adding(("transfer-encoding", "chunked")),), MALFORMED),
+    Rule("8.2.2", "upgrade", (adding(("upgrade", "websocket")),), MALFORMED),
+    Rule(
+        "8.2.2",
+        "in trailers",
+        (OPEN, headers(1, literals([("connection", "close")]), end_stream=True)),
+        MALFORMED,
+    ),
+    Rule("8.2.2", "te of trailers", (adding(("te", "trailers")),), FINE),
+    Rule("8.2.2", "another te", (adding(("te", "gzip")),), MALFORMED),
+    Rule("8.2.2", "te of trailers and more", (adding(("te", "trailers, gzip")),), MALFORMED),
+    # --- 8.3 HTTP Control Data ---
+    Rule("8.3", "a pseudo-header of an answer", (adding((":status", "200")),), MALFORMED),
+    Rule("8.3", "one that is not known", (asking((":a", "1"), *LINES),), MALFORMED),
+    Rule("8.3", "one behind a header", (asking(METHOD, SCHEME, ("a", "1"), PATH),), MALFORMED),
+    Rule("8.3.1", "two paths", (asking(*LINES, PATH),), MALFORMED),
+    Rule("8.3.1", "two methods", (asking(METHOD, *LINES),), MALFORMED),
+    Rule("8.3.1", "two schemes", (asking(SCHEME, *LINES),), MALFORMED),
+    Rule(
+        "8.3.1",
+        "two authorities",
+        (asking((":authority", "a"), *LINES, (":authority", "a")),),
+        MALFORMED,
+    ),
+    Rule("8.3.1", "no :path", (asking(METHOD, SCHEME),), MALFORMED),
+    Rule("8.3.1", "no :method", (asking(SCHEME, PATH),), MALFORMED),
+    Rule("8.3.1", "no :scheme", (asking(METHOD, PATH),), MALFORMED),
+    Rule("8.3.1", "an empty :path", (asking(METHOD, SCHEME, (":path", "")),), MALFORMED),
+    Rule(
+        "8.3.1",
+        "in another order, with an authority",
+        (asking(PATH, (":authority", "a"), SCHEME, METHOD),),
+        FINE,
+    ),
+    Rule(
+        "8.5",
+        "CONNECT with :scheme and :path",
+        (asking((":method", "CONNECT"), SCHEME, PATH),),
+        MALFORMED,
+    ),
+    Rule(
+        "8.5",
+        "CONNECT without, which we do not do",
+        (asking((":method", "CONNECT"), (":authority", "a")),),
+        MALFORMED,
+    ),
     # --- 10.5 Denial-of-Service Considerations ---
     Rule("10.5", "a long control frame", (sized(settings(), 16_386),), CALM),
     Rule("10.5", "of any kind", (sized(goaway(), 16_385),), CALM),
@@ -577,6 +754,46 @@ def test_a_round_trip_later_our_goaway_names_the_last_stream() -> None:
     assert client.alive
 
 
+def test_a_later_goaway_names_no_higher_stream() -> None:
+    """6.8: those above the first one were refused, and their client may send them again."""
+    client = MemoryClient()
+    client.send(OPEN)
+    client.core.leave()
+    client.send(headers(3, REQUEST), headers(5, REQUEST), sized(ping(), 7))
+    named = [int.from_bytes(f.payload[:4], "big") for f in client.all if f.kind == Kind.GOAWAY]
+
+    assert [1, 1] == named
+    assert [*["RST_STREAM"] * 2, "GOAWAY"] == [text.split()[0] for text in client.ended][1:]
+
+
+@pytest.mark.parametrize("end", ["end", "lost"])
+def test_behind_the_last_goaway_there_is_no_other(end: str) -> None:
+    """6.8: the first of a graceful shutdown names all streams."""
+    client = MemoryClient()
+    getattr(client.core, end)()
+    client.taken()
+    client.core.go_away()
+    client.core.leave()
+    client.core.end()
+
+    assert [] == client.taken()
+
+
+def test_what_is_refused_behind_our_goaway_counts_for_the_connection() -> None:
+    """6.8: its header blocks for the table, and its DATA for the window."""
+    client = MemoryClient(connection_window_bytes=65_535)
+    client.core.leave()
+    client.taken()
+    frames = client.send(headers(1, REQUEST + INSERT + b"1"), data(1, bytes(16_000)))
+    frames += client.send(data(1, bytes(16_768)))
+
+    assert ["RST_STREAM 1 REFUSED_STREAM"] == told(frames)
+    assert [] == frames[1:]  # half of the window is left
+    assert [window_update(0, 32_769)] == client.send(data(1, b"a"))
+    client.send(headers(3, b"\x40\x01b\x011" + NEWEST), headers(5, b"\xbf"))
+    assert client.alive
+
+
 def test_a_client_that_answers_no_ping_is_told_its_last_stream_too() -> None:
     client = MemoryClient()
     client.core.go_away()
@@ -639,6 +856,20 @@ def test_a_block_that_was_seen_is_read_anew_when_the_table_has_changed() -> None
     values = {n: dict(stream.head.fields)["a"] for n, stream in client.core.streams.items()}
 
     assert {1: "1", 3: "1", 5: "1", 7: "2", 9: "2"} == values
+
+
+@pytest.mark.parametrize("index", [b"\x0f\x2f", b"\x0f\xaf\x00", b"\x0f\xaf\x80\x00"])
+def test_a_name_of_the_table_is_read_anew_when_the_table_has_changed(index: bytes) -> None:
+    """RFC 7541 2.3.2: also in a block that has come often, and refers to nothing else."""
+    client = MemoryClient()
+    named = REQUEST + index + b"\x011"  # the name of entry 62, however it is written (5.1)
+    client.send(headers(1, REQUEST + INSERT + b"1"), headers(3, REQUEST + NEVER))
+    for stream in range(5, 13, 2):
+        client.send(headers(stream, named))
+    client.send(headers(13, REQUEST + b"\x40\x01b\x011"), headers(15, named))
+    names = [client.core.streams[stream].head.fields[-1][0] for stream in (5, 11, 15)]
+
+    assert ["a", "a", "b"] == names
 
 
 # --- 5.4.2, 8.1: what a reset leaves ------------------------------------------------------------

@@ -458,3 +458,20 @@ def test_what_is_written_reads_the_same(fields: list[tuple[str, str]]) -> None:
 
 def _decode(fields: list[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
     return list(Decoder(1 << 24).decode(HeaderWriter().write(fields), raw=True))
+
+
+@pytest.mark.parametrize("by_layout", [True, False])
+@pytest.mark.parametrize(("more", "too_large"), [(-1, False), (0, False), (1, True)])
+def test_a_list_of_the_limit_is_taken_and_one_more_byte_is_not(
+    more: int, too_large: bool, by_layout: bool, counter: Counter
+) -> None:
+    """RFC 9113 6.5.2: names, values, and 32 bytes for each; so also where a layout is read."""
+    size = sum(len(name) + len(value) + 32 for name, value in PSEUDO) + 33
+    reader = counter.reader(1000)
+    if by_layout:
+        for number in range(8):
+            assert not reader.read(literal(*PSEUDO, ("a", str(number)))).too_large
+    head = reader.read(literal(*PSEUDO, ("a", "v" * (1000 - size + more))))
+
+    assert too_large is head.too_large
+    assert 1000 - size + more == len(head.get("a") or "")

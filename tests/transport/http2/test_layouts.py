@@ -1,7 +1,9 @@
 """Blocks that are read by their layout say what the hpack library says, and leave its table."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from random import Random
 from typing import TypeAlias
 
 import hpack
@@ -10,6 +12,8 @@ from hpack import HeaderTuple, NeverIndexedHeaderTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.hpack_pair import LayoutPair, string
+
+from xlaserve.transport.http2.dynamic_table import DynamicTable
 
 _EXAMPLES = int(os.environ.get("HPACK_BLOCKS", "150"))
 """How many sequences each comparison with the reference draws."""
@@ -147,6 +151,92 @@ def test_a_block_of_a_layout_that_was_changed_ends_as_with_the_reference(
 
     pair.compare(*map(bytes, blocks))
     assert pair.read
+
+
+# --- blocks as octets, whose references mean something else each time -----------------------------
+
+Template: TypeAlias = Callable[[], bytes]
+"""Writes a block, with other values each time."""
+
+
+def template(random: Random) -> Template:
+    """Make up a block: some references, and behind them literals of any kind and name."""
+    references = bytes(random.choices((0x82, 0x83, 0x84, 0xBE, 0xBF, 0xC0), k=random.randint(0, 3)))
+    literals = [
+        random.choice((b"\x40\x01a", b"\x40\x01b", b"\0\x01a", b"\x10\x01c", b"\x41", b"\x04"))
+        if random.random() < 0.7
+        # The name of an entry: 62 to 64.
+        else random.choice((b"\x7e", b"\x7f\0", b"\x7f\x01", b"\x0f\x2f", b"\x0f\x30", b"\x1f\x31"))
+        for _ in range(random.randint(1, 3))
+    ]
+    fixed = [random.random() < 0.2 for _ in literals]
+    tail = random.choice((b"", b"", b"", b"\x84", b"\xbe", b"\x87\x84"))
+    sizes = (0, 1, 1, 2, 5, *random.choices((0, 126, 127, 128, 900, 2000, 4030, 4100), k=2))
+
+    def write() -> bytes:
+        """Write a block of these literals, some of which have the same value each time."""
+        octets = references
+        if random.random() < 0.1:
+            octets = bytes(random.choices((0x82, 0x83, 0xBE, 0xBF, 0xC0, 0xC1), k=len(references)))
+        for opener, is_fixed in zip(literals, fixed, strict=True):
+            value = b"v" if is_fixed else b"%c" % random.choice(b"wxy01") * random.choice(sizes)
+            octets += opener + string(value, random.random() < 0.3)
+        return octets + tail
+
+    return write
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_blocks_of_a_few_shapes_by_turns_are_read_as_by_the_reference(seed: int) -> None:
+    """Whatever they refer to, and whatever the table has evicted since."""
+    random = Random(seed)
+    read = 0
+    for _ in range(40):
+        pair = LayoutPair()
+        shapes = [template(random) for _ in range(random.randint(1, 3))]
+        pair.compare(b"\x40\x01a\x01v\x40\x01b\x01w\x40\x01c\x01x")
+        for number in range(25):
+            again = random.random() < 0.8
+            write = shapes[number % len(shapes)] if again else random.choice(shapes)
+            if any(isinstance(lines, str) for lines in pair.compare(write())):
+                break
+        read += pair.read
+
+    assert read > 60
+
+
+@pytest.mark.parametrize("added", [1, 2, 3])
+@pytest.mark.parametrize("varies", [True, False])
+def test_what_references_mean_is_not_looked_up_for_each_of_two_layouts_by_turns(
+    added: int, varies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One adds entries, and the other refers to all of them."""
+    looked_up = []
+    newest = DynamicTable.newest
+
+    def noting(table: DynamicTable, count: int) -> list[object]:
+        looked_up.append(count)
+        return list(newest(table, count))
+
+    pair = LayoutPair()
+    adds = b"\x83" + b"\x40\x01a\x01%c" * added + b"\0\x01c\x01%c"
+    refers = b"\x83" + bytes(range(0xBE, 0xBE + added)) + b"\0\x01d\x01%c"
+
+    def blocks(number: int) -> list[bytes]:
+        value = ord("a") + number % 20 * varies
+        return [adds % ((value,) * added + (ord("a") + number,)), refers % (ord("a") + number)]
+
+    for number in range(10):
+        pair.compare(*blocks(number))
+    monkeypatch.setattr(DynamicTable, "newest", noting)
+    for block in (block for number in range(10, 20) for block in blocks(number)):
+        values = pair.layouts.read(block)
+        lines = pair.reference_of(block)
+        assert values is not None
+        assert not isinstance(lines, str)
+        assert [value for _, value in lines] == values.all()
+
+    assert [] == looked_up
 
 
 # --- the rules, one by one ------------------------------------------------------------------------

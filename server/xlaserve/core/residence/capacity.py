@@ -48,7 +48,7 @@ class Capacity:
     @property
     def smallest_bytes(self) -> int | None:
         """Return what every device of the server has at least; None while it is not known."""
-        return None if self._totals is None else min(self._totals.values())
+        return None if self._totals is None else min(self._totals.values(), default=0)
 
     @property
     def used_bytes(self) -> int:

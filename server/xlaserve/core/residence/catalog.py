@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass
 from functools import partial
 
+from xlaserve.core.control_plane import ControlPlane, OneProcess
 from xlaserve.core.residence.lifecycle import State
 from xlaserve.core.residence.monitor import VersionReport, report
 from xlaserve.core.residence.names import check_asked_version
@@ -42,9 +43,16 @@ class Catalog:
     """Answers what clients ask of models; changes nothing."""
 
     def __init__(
-        self, settings: Settings, registry: Registry, repository: Repository, workers: Workers
+        self,
+        settings: Settings,
+        registry: Registry,
+        repository: Repository,
+        workers: Workers,
+        *,
+        plane: ControlPlane | None = None,
     ) -> None:
         self._settings = settings
+        self._plane = plane or OneProcess()
         self._registry = registry
         self._repository = repository
         self._workers = workers
@@ -66,7 +74,7 @@ class Catalog:
         if ready:
             return [row for row in rows if row.state == State.READY.public]
         known = {row.name for row in rows}
-        for name in await self._names():
+        for name in await self.names():
             if name not in known and sees(name):
                 reason = self._repository.ambiguity(name) or "not loaded"
                 rows.append(IndexEntry(name, "", State.UNAVAILABLE.public, reason))
@@ -81,7 +89,9 @@ class Catalog:
         model = self._registry.find(name)
         if version and model is not None and version not in model.versions:
             raise VersionNotFound(name, version)
-        return self._registry.ready(name, version) and await self._says_ready(name, version)
+        if not self._registry.ready(name, version) or self._plane.conceals(name, version):
+            return False
+        return await self._says_ready(name, version)
 
     async def _says_ready(self, name: str, version: str) -> bool:
         """Ask the code of a model that is loaded, where it has something to say."""
@@ -121,8 +131,11 @@ class Catalog:
             return False
         return await self._workers.wait(self._repository.holds, name)
 
-    async def _names(self) -> list[str]:
-        """List what the repository holds; with a mesh it is not the repository that counts."""
+    async def names(self) -> list[str]:
+        """List what the repository holds, sorted, whoever asks.
+
+        With a mesh it is not the repository that counts, and there is nothing.
+        """
         if self._settings.modelmesh:
             return []
         if self._repository.remotes:

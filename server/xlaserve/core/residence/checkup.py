@@ -11,7 +11,7 @@ from xlaserve.core.residence.sources import ModelSource, VersionSource
 from xlaserve.core.serving.ensemble import plan_ensemble
 from xlaserve.errors import InvalidModel, XlaserveError
 from xlaserve.models import loaders, mlserver_settings
-from xlaserve.models.config import EnsembleStep
+from xlaserve.models.config import EnsembleStep, ModelConfig
 from xlaserve.models.loaded import LoadContext, LoadedModel, ModelInfo
 
 Load: TypeAlias = Callable[[Path, LoadContext], LoadedModel]
@@ -178,9 +178,14 @@ class Checkup:
         return ""
 
 
-def _of_config(source: ModelSource) -> Iterator[str]:
+def unused_fields(config: ModelConfig) -> tuple[str, ...]:
+    """Return the fields of a configuration without effect, for people."""
     kinds = ("platform (", "backend (")  # of ONNX, which is converted
-    unused = [name for name in source.config.without_effect if not name.startswith(kinds)]
+    return tuple(name for name in config.without_effect if not name.startswith(kinds))
+
+
+def _of_config(source: ModelSource) -> Iterator[str]:
+    unused = unused_fields(source.config)
     if unused:
         yield f"without effect: {', '.join(unused)}"
 

@@ -9,6 +9,7 @@ from typing import Any
 import structlog
 
 from xlaserve.core.control_plane import Change, ChangeKind, ControlPlane, OneProcess
+from xlaserve.core.event_notes import EventNotes
 from xlaserve.core.others import NOBODY, Others
 from xlaserve.core.residence.catalog import Catalog
 from xlaserve.core.residence.dependents import Dependents
@@ -39,6 +40,7 @@ from xlaserve.errors import (
     ModelControlForbidden,
     ModelNotFound,
     ShuttingDown,
+    Unsupported,
     XlaserveError,
 )
 from xlaserve.settings import Settings
@@ -61,7 +63,9 @@ class ModelControl:
         *,
         others: Others = NOBODY,
         plane: ControlPlane | None = None,
+        notes: EventNotes | None = None,
     ) -> None:
+        self._notes = notes or EventNotes()
         self.plane = plane or OneProcess()
         self.plane.handle(ChangeKind.LOAD, self._load_change)
         self.plane.handle(ChangeKind.FOLLOW, lambda change: self._load_by_name(change.subject))
@@ -78,7 +82,7 @@ class ModelControl:
         self._unloads: SingleFlight[None] = SingleFlight(abandonable=False)
         self._overrides: dict[str, Override] = {}
         self._dependents = Dependents(registry)
-        self.catalog = Catalog(settings, registry, repository, workers)
+        self.catalog = Catalog(settings, registry, repository, workers, plane=self.plane)
         self.of_all = OfAll(self.catalog, others)
         self.follower = RepositoryFollower(
             settings,
@@ -111,6 +115,8 @@ class ModelControl:
         said = {key: value for key, value in parameters.items() if not isinstance(value, bytes)}
         files = {key: value for key, value in parameters.items() if isinstance(value, bytes)}
         change = Change(ChangeKind.LOAD, name, said, files)
+        if checked != _PLAIN:
+            _refuse_unseen(self.plane, "a load with a configuration or files")
         await self.plane.apply(change, partial(self._load_checked, name, checked))
 
     async def unload(self, name: str, parameters: Mapping[str, LoadParameter] = _NOTHING) -> None:
@@ -128,11 +134,15 @@ class ModelControl:
                 raise ModelNotFound(name)
             return
         sees = seen_now()
+        if dependents:
+            _refuse_unseen(self.plane, "unload_dependents")
         leaving = self._dependents.leaving_with(name) if dependents else [name]
         change = Change(
             ChangeKind.UNLOAD,
             name,
-            {"models": [one for one in leaving if one == name or sees(one)]},
+            {"models": [one for one in leaving if one == name or sees(one)]}
+            # What it had loaded, only the process that loads knows.
+            | ({} if self.plane.loads else {"dependents": dependents}),
         )
         await self.plane.apply(
             change, partial(self._unload_shared, name, dependents=dependents, sees=sees)
@@ -187,7 +197,9 @@ class ModelControl:
     # --- the end ---
 
     async def close(self) -> None:
-        """Unload everything and remove every override."""
+        """Unload everything and remove every override; a front end has nothing to unload."""
+        if not self.plane.loads:
+            return
         models = self._registry.models()
         await self._loader.unload([v for model in models for v in model.versions.values()])
         await self._loader.close()
@@ -202,7 +214,10 @@ class ModelControl:
         await self._load_checked(change.subject, _read(self._settings, change.subject, parameters))
 
     async def _unload_change(self, change: Change) -> None:
-        for name in change.arguments["models"]:
+        names = change.arguments["models"]
+        if change.arguments.get("dependents"):
+            names = self._dependents.leaving_with(change.subject)
+        for name in names:
             await self._unload_one(name)
 
     # --- loading ---
@@ -211,7 +226,7 @@ class ModelControl:
         if checked == _PLAIN:
             await self._load_shared(name)
         else:
-            await self._load(name, checked)
+            await self._notes.load(name, partial(self._load, name, checked))
         self._dependents.named(name)
 
     async def _load_by_name(self, name: str) -> None:
@@ -225,7 +240,7 @@ class ModelControl:
         self, name: str, key: Hashable, load: Callable[[], Coroutine[Any, Any, None]]
     ) -> None:
         try:
-            await self._loads.run(key, load)
+            await self._loads.run(key, partial(self._notes.load, name, load))
         except CalledOff:
             raise ShuttingDown() if self._stopping else LoadCancelled(name) from None
 
@@ -369,6 +384,17 @@ def _read(settings: Settings, name: str, parameters: Mapping[str, LoadParameter]
         max_files=settings.max_override_files,
         max_bytes=settings.max_override_bytes,
     )
+
+
+def _refuse_unseen(plane: ControlPlane, what: str) -> None:
+    """Raise Unsupported where another process would do for a caller what this one may not see.
+
+    The engine of front ends does not know the caller, and sees every model.
+    """
+    if not plane.loads and seen_now() is not everything:
+        raise Unsupported(
+            f"{what} by a caller that may not see every model, behind front ends (process_roles),"
+        )
 
 
 def _with_steps_in_sight(find: Callable[[], ModelSource], sees: Sees) -> ModelSource:

@@ -16,7 +16,7 @@ from xlaserve.errors import InvalidModel
 from xlaserve.models import files
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_text import parse_json, read_config
-from xlaserve.models.roots import Roots
+from xlaserve.models.roots import Roots, lies_in
 
 _MAX_LABEL_BYTES = 64 << 20
 
@@ -46,7 +46,7 @@ class DirectoryReader:
             raise InvalidModel(f"its url is not an absolute path: '{url}'")
         resolved = Path(url).resolve()
         for path in (Path(os.path.normpath(url)), resolved):
-            if any(path.is_relative_to(root) for root in _FORBIDDEN_ROOTS):
+            if any(lies_in(path, root) for root in _FORBIDDEN_ROOTS):
                 raise InvalidModel(f"its url leads into a file system of the kernel: '{url}'")
         return self._roots.confine(resolved, url)
 

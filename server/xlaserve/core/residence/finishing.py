@@ -124,6 +124,7 @@ class Finisher:
             cached_programs=model.info.cached_programs,
             size_bytes=model.info.memory.total_bytes,
             buckets={b.rows: round(b.compile_seconds, 3) for b in model.info.buckets},
+            split_batches={b.rows: b.split_rows for b in model.info.buckets if b.split_rows},
         )
 
     async def _reserve_next(self, version: Version, instance: Instance, added: Sizes) -> None:

@@ -88,6 +88,10 @@ def _sum(seen: Sequence[_Seen]) -> Sample:
         sum(sample.used_bytes for sample in samples),
         _counted(sample.devices for sample in samples),
         [_version([known[key] for known in of_samples if key in known]) for key in keys],
+        _added(sample.lag for sample in samples),
+        sum(sample.lag_seconds for sample in samples),
+        sum(sample.pending for sample in samples),
+        max(sample.oldest_seconds for sample in samples),
     )
 
 

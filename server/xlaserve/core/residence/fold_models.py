@@ -69,6 +69,8 @@ def _buckets(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
             # Where the warm-up measured nothing it is 0.
             min((one.seconds for one in same if one.seconds), default=0.0),
             sizes,
+            # Each worker has measured by itself.
+            min((one.split_rows for one in same if one.split_rows), default=0),
         )
         for (rows, sizes), same in found.items()
     )

@@ -7,6 +7,8 @@ from functools import partial
 import structlog
 
 from xlaserve.core.control_plane import Change, ChangeKind, ControlPlane
+from xlaserve.core.event_notes import because
+from xlaserve.core.events import Cause
 from xlaserve.core.host import load_threads
 from xlaserve.core.residence.registry import Registry
 from xlaserve.core.residence.repository import Repository
@@ -49,7 +51,8 @@ class RepositoryFollower:
         self._plane = plane
         self.watch = RepositoryWatches(repository)
         self._failed: set[str] = set()
-        self._started = False
+        self.is_started = False
+        """Whether all that is loaded at the start was tried."""
         self._log = structlog.get_logger("control")
 
     @property
@@ -63,11 +66,12 @@ class RepositoryFollower:
     @property
     def is_ready_here(self) -> bool:
         """Tell what `server_ready` tells, of this process."""
-        if self._settings.model_control_mode is ModelControlMode.POLL and not self.watch.seen:
+        polls = self._settings.model_control_mode is ModelControlMode.POLL and self._plane.loads
+        if polls and not self.watch.seen:
             return False
         if self._settings.readiness is Readiness.MODELS:
-            return self._started and all(map(self._registry.ready, self._failed))
-        return self._started
+            return self.is_started and all(map(self._registry.ready, self._failed))
+        return self.is_started
 
     def check_start(self) -> None:
         """Raise StartFailed if a model that was to be loaded is not there."""
@@ -76,13 +80,16 @@ class RepositoryFollower:
 
     def stop(self) -> None:
         """Be ready no more."""
-        self._started = False
+        self.is_started = False
 
     async def start(self) -> None:
         """Load what the control mode says is loaded at start; failures are logged and indexed."""
         await self._workers.wait(self._remove_leftovers)
-        await self._each(await self._names_at_start(), partial(self._load_logged, load=self._load))
-        self._started = True
+        with because(Cause.START):
+            await self._each(
+                await self._names_at_start(), partial(self._load_logged, load=self._load)
+            )
+        self.is_started = True
         self._registry.notify()
 
     def _remove_leftovers(self) -> None:
@@ -94,7 +101,7 @@ class RepositoryFollower:
 
     async def _names_at_start(self) -> Sequence[str]:
         settings = self._settings
-        if settings.modelmesh:
+        if settings.modelmesh or not self._plane.loads:
             return ()
         await self._refresh()
         if settings.model_control_mode is ModelControlMode.POLL:
@@ -127,8 +134,9 @@ class RepositoryFollower:
             await self._refresh()
             changes = await self._workers.wait(self.watch.changes)
             everywhere = partial(self._load_logged, load=self._load_everywhere)
-            await self._each(changes.changed, everywhere)
-            await self._each(changes.gone, self._unload_gone)
+            with because(Cause.REPOSITORY):
+                await self._each(changes.changed, everywhere)
+                await self._each(changes.gone, self._unload_gone)
         except Exception:
             # What serves goes on serving, and the next look comes.
             self._log.exception("repository not followed")

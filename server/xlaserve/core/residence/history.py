@@ -3,12 +3,15 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from xlaserve.core.in_turns import in_turns
 from xlaserve.core.residence.capacity import Capacity
 from xlaserve.core.residence.registry import Registry, Version
 from xlaserve.core.serving.failures import Failure, Failures
+from xlaserve.core.serving.loop_lag import LoopLag
+from xlaserve.core.serving.stations.backlog import NO_BACKLOG, Backlog
 from xlaserve.core.serving.statistics import REQUEST_BOUNDS_NS
 
 RECENT_SECONDS = 1.0
@@ -53,6 +56,14 @@ class Sample(NamedTuple):
     devices: Mapping[str, int]
     """Memory that models have reserved, by device."""
     models: Sequence[VersionSample]
+    lag: Buckets
+    """Looks at the event loop by its lag: between the bounds of LAG_BOUNDS, and above the last."""
+    lag_seconds: float
+    """Sum of all lags."""
+    pending: int
+    """Executions that wait to begin at that moment, of all versions."""
+    oldest_seconds: float
+    """Seconds that the oldest of them has waited; 0 where none waits."""
 
 
 class HistorySnapshot(NamedTuple):
@@ -78,14 +89,19 @@ class History:
         registry: Registry,
         capacity: Capacity,
         failures: Failures,
+        lag: LoopLag | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
+        now_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
+        """`lag` is that of the event loop, and `now_ns` is the clock of the stations."""
         self._registry = registry
         self._capacity = capacity
         self.failures = failures
         """The last failures, one by one."""
+        self._lag = lag or LoopLag()
         self._clock = clock
+        self._now_ns = now_ns
         self._started = clock()
         self.recent: deque[Sample] = deque(maxlen=RECENT_SAMPLES)
         """Samples of the last two minutes, the oldest first."""
@@ -107,29 +123,40 @@ class History:
     async def watch(self) -> None:
         """Take samples until cancelled."""
         while True:
-            self.take()
+            async for _ in in_turns(self._steps()):
+                pass
             many = len(self._known) > _MANY_VERSIONS
             await asyncio.sleep(HOUR_SECONDS if many else RECENT_SECONDS)
 
     def take(self) -> None:
-        """Take one sample."""
-        before, self._known = self._known, {}
+        """Take one sample at once."""
+        deque(self._steps(), maxlen=0)
+
+    def _steps(self) -> Iterator[None]:
+        """Take one sample, a step for each model; whoever asks meanwhile has the one before."""
+        before, known_now = self._known, dict[tuple[str, str], VersionSample]()
         active: list[tuple[int, VersionSample]] = []
+        waiting = NO_BACKLOG
         success = fail = 0
         buckets = [0] * (len(REQUEST_BOUNDS_NS) + 1)
         for model in self._registry.models():
             for version in model.versions.values():
                 key = (version.model, version.number)
                 known = before.get(key)
-                seen = self._known[key] = _sample(version, known)
+                seen = known_now[key] = _sample(version, known)
                 success += seen.success
                 fail += seen.fail
+                if version.instance is not None:
+                    backlog = version.instance.backlog(self._now_ns())
+                    waiting = Backlog.together([waiting, backlog]) if backlog.pending else waiting
                 if seen.success:
                     buckets = list(map(int.__add__, buckets, seen.buckets))
                 asked = seen.success + seen.fail
                 more = asked - (known.success + known.fail if known else 0)
                 if asked or seen.size_bytes is not None:
                     active.append((more, seen))
+            yield
+        self._known = known_now
         active.sort(key=lambda pair: -pair[0])
         devices = {name: self._capacity.used_on(name) for name in self._capacity.totals}
         sample = Sample(
@@ -141,6 +168,10 @@ class History:
             self._capacity.used_bytes,
             devices,
             tuple(seen for _, seen in active[:MAX_MODELS]),
+            tuple(self._lag.buckets),
+            self._lag.seconds,
+            waiting.pending,
+            waiting.oldest_seconds,
         )
         self.recent.append(sample)
         if not self.hour or sample.at - self.hour[-1].at >= HOUR_SECONDS - RECENT_SECONDS / 2:

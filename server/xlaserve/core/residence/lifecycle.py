@@ -69,9 +69,14 @@ class Lifecycle:
         self.reason = ""
 
     def apply(self, event: Event, reason: str = "") -> None:
-        """Move along the table; the only place where a state changes."""
+        """Move along the table; the only place where a state changes by itself."""
         following = TRANSITIONS.get((self.state, event))
         if following is None:
             raise ForbiddenTransition(self.state, event)
         self.state = following
+        self.reason = reason
+
+    def follow(self, state: State, reason: str) -> None:
+        """Be where the process says that loads the model; it goes by the table."""
+        self.state = state
         self.reason = reason

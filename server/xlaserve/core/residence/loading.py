@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 
 import structlog
 
+from xlaserve.core.event_notes import EventNotes, origin_now
 from xlaserve.core.residence.capacity import Capacity, Reservation, Sizes
 from xlaserve.core.residence.eviction import next_to_evict, to_evict
 from xlaserve.core.residence.exhaustion import load_failure
@@ -96,7 +97,9 @@ class VersionLoader:
         max_on_demand_shapes: int = MAX_ON_DEMAND_SHAPES,
         python: PythonHost | None = None,
         max_sequences: int = DEFAULT_MAX_SEQUENCES,
+        notes: EventNotes | None = None,
     ) -> None:
+        self._notes = notes or EventNotes()
         self._make_station = make_station
         self._max_on_demand_shapes = max_on_demand_shapes
         self._max_sequences = max_sequences
@@ -176,6 +179,8 @@ class VersionLoader:
         self._correct(reservation)
         seconds = loop.time() - started
         version.statistics.loaded(seconds, time.time_ns())
+        version.origin = origin_now()
+        self._notes.loaded(version.model, version.number, again=replaced is not None)
         self._registry.change(version, Event.LOADED)
         self._log.info(
             "model loaded",
@@ -187,6 +192,7 @@ class VersionLoader:
             shared_programs=runner.info.shared_programs,
             size_bytes=runner.info.memory.total_bytes,
             buckets={b.rows: round(b.compile_seconds, 3) for b in runner.info.buckets},
+            split_batches={b.rows: b.split_rows for b in runner.info.buckets if b.split_rows},
         )
         unused = (*model.config.without_effect, *without_effect(model.config, devices.platform))
         if unused:
@@ -208,8 +214,10 @@ class VersionLoader:
         if replaced is not None:
             await self._retire([replaced])
 
-    async def unload(self, versions: Iterable[Version]) -> None:
+    async def unload(self, versions: Iterable[Version], *, evicted_for: str = "") -> None:
         """Stop answering from these versions and return once their memory is free.
+
+        `evicted_for` is the model whose load needs it, where nobody asked for the unload.
 
         Requests in progress end first; after `drain_seconds` the rest is left to end by itself
         and the memory is freed behind it. But answers that may go on for ever are cut off then.
@@ -231,6 +239,7 @@ class VersionLoader:
                 del self._unloading[version]
                 version.statistics.unloads += 1
                 self._registry.change(version, Event.UNLOADED, "unloaded")
+                self._notes.unloaded(version.model, version.number, for_model=evicted_for)
                 self._log.info("model unloaded", model=version.model, version=version.number)
 
     async def close(self) -> None:
@@ -327,7 +336,7 @@ class VersionLoader:
             if leaving:
                 for version in leaving:
                     self._log.info("model evicted", model=version.model, room_for=reservation.model)
-                await self.unload(leaving)
+                await self.unload(leaving, evicted_for=reservation.model)
             elif reservation.exceeds(sizes) or not await self._changed(until - loop.time()):
                 break
         reservation.set(sizes)
@@ -370,7 +379,7 @@ class VersionLoader:
                 if not leaving:
                     raise
             self._log.info("model evicted", model=leaving[0].model, room_for=sparing)
-            await self.unload(leaving)
+            await self.unload(leaving, evicted_for=sparing)
 
     async def _run_loader(
         self,
@@ -414,7 +423,9 @@ class VersionLoader:
             reason = str(error)
         elif isinstance(error, asyncio.CancelledError):
             reason = "the load was cancelled"
-        if version.state is State.RELOADING:
+        again = version.state is State.RELOADING
+        self._notes.load_failed(version.model, version.number, error, reason, again=again)
+        if again:
             reason = f"answers from before, its reload failed: {reason}"
         version.statistics.load_failures += 1
         self._registry.change(version, Event.FAILED, reason)

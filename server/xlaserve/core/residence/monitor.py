@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from xlaserve.core.residence.registry import Instance, Model, Registry, Version
+from xlaserve.core.residence.registry import Model, Registry, Version
 from xlaserve.core.serving.statistics import Totals
 from xlaserve.models.loaded import Bucket
 
@@ -64,7 +64,7 @@ def report(registry: Registry, name: str = "", version: str = "") -> list[Versio
     extension).
     """
     chosen = every_version(registry) if not name else _named(registry, name, version)
-    return [_report(found, found.instance) for found in chosen if found.instance is not None]
+    return [report_of(found) for found in chosen if found.instance is not None]
 
 
 def every_version(registry: Registry) -> list[Version]:
@@ -82,10 +82,14 @@ def _ordered(model: Model) -> list[Version]:
     return sorted(model.versions.values(), key=lambda version: int(version.number))
 
 
-def _report(version: Version, instance: Instance) -> VersionReport:
+def report_of(version: Version) -> VersionReport:
+    """Report on one version, which holds no memory and has no buckets while it is not loaded."""
+    totals = version.statistics.totals()
+    instance = version.instance
+    if instance is None:
+        return VersionReport(version.model, version.number, totals, ())
     uses = tuple(_memory_use(name, size) for name, size in instance.held.items() if size)
-    totals, buckets = version.statistics.totals(), instance.info.buckets
-    return VersionReport(version.model, version.number, totals, uses, buckets)
+    return VersionReport(version.model, version.number, totals, uses, instance.info.buckets)
 
 
 def _memory_use(device: str, size_bytes: int) -> MemoryUse:
@@ -95,7 +99,12 @@ def _memory_use(device: str, size_bytes: int) -> MemoryUse:
 
 def status_rows(registry: Registry) -> list[StatusRow]:
     """List every version that the registry knows, by model and number."""
-    return [_row(registry, version) for version in every_version(registry)]
+    return [row for model in registry.models() for row in rows_of_model(registry, model)]
+
+
+def rows_of_model(registry: Registry, model: Model) -> list[StatusRow]:
+    """List the versions of a model, by number."""
+    return [_row(registry, version) for version in _ordered(model)]
 
 
 def _row(registry: Registry, version: Version) -> StatusRow:

@@ -134,7 +134,7 @@ class MultiModelContainer:
         model = self._registry.find(name)
         if model is None or model.newest() is None:
             raise ModelNotFound(name)
-        return self._hosted(model)
+        return self.hosted(model)
 
     def page(self, limit: int = MAX_PAGE, after: str = "") -> Page:
         """Return what is loaded, from behind the last name of the page before.
@@ -165,7 +165,8 @@ class MultiModelContainer:
             if model.newest() is not None and sees(model.name)
         ]
 
-    def _hosted(self, model: Model) -> HostedModel:
+    def hosted(self, model: Model) -> HostedModel:
+        """Return a model with the url that it was loaded from, or its directory."""
         newest = model.newest()
         instance = newest.instance if newest else None
         url = self._urls.get(instance) if instance else None

@@ -21,7 +21,9 @@ class Readiness:
 
     def model_ready(self, name: str) -> bool | None:
         """Tell whether a model answers; None for one that was never loaded."""
-        return None if self._registry.find(name) is None else self._registry.ready(name)
+        if self._registry.find(name) is None:
+            return None
+        return self._registry.ready(name) and not self._control.plane.conceals(name)
 
     def model_names(self) -> list[str]:
         """Return the names of the models that were loaded, or tried."""

@@ -1,12 +1,14 @@
 """The registry of loaded models, answering versions and users."""
 
 import asyncio
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from xlaserve.core.events import Origin
 from xlaserve.core.residence.capacity import Reservation, Sizes
 from xlaserve.core.residence.lifecycle import Event, Lifecycle, State
 from xlaserve.core.residence.names import check_asked_version
@@ -75,6 +77,8 @@ class Instance:
         """Its files, where they come from a store; the loader sets it."""
         self._users = 0
         self._idle = asyncio.Event()
+        self.has_left = False
+        """Whether an unload or a reload has replaced it: once it is drained, it is closed."""
         self._leaving: list[Callable[[], None]] = []
         self._overstaying: list[Callable[[], None]] = []
         self._make_station = make_station
@@ -136,6 +140,7 @@ class Instance:
 
     def leave(self) -> None:
         """Call what waits for that, once."""
+        self.has_left = True
         leaving, self._leaving = self._leaving, []
         for call in leaving:
             call()
@@ -219,6 +224,8 @@ class Version:
         self.admission = admission
         self.lifecycle = Lifecycle()
         self.instance: Instance | None = None
+        self.origin: Origin | None = None
+        """The caller of the last load that succeeded, and its time; the loader sets it."""
         self.statistics = VersionStatistics()
 
     @property
@@ -252,6 +259,10 @@ class Registry:
     def __init__(self, max_requests_per_model: int) -> None:
         self._max_requests = max_requests_per_model
         self._models: dict[str, Model] = {}
+        self._names: list[str] = []
+        """Their names, sorted: to sort thousands with every reading would hold the loop."""
+        self.revision = 0
+        """Counts the changes: states, and models that are forgotten."""
         self._observers: set[Callable[[], None]] = set()
         self._resolved: dict[tuple[str, str], tuple[Version, Instance]] = {}
         """A cache of `resolve`, cleared by changes; at most two entries for each version."""
@@ -260,7 +271,7 @@ class Registry:
 
     def models(self) -> list[Model]:
         """Return every model that was ever loaded, by name."""
-        return [self._models[name] for name in sorted(self._models)]
+        return [self._models[name] for name in self._names]
 
     def find(self, name: str) -> Model | None:
         """Return what is known of a model, None for one that was never loaded."""
@@ -334,6 +345,12 @@ class Registry:
             return False
         return True
 
+    def answering(self, name: str) -> frozenset[str]:
+        """Return the versions of a model that would serve an inference now."""
+        model = self._models.get(name)
+        numbers = () if model is None else model.versions
+        return frozenset(number for number in numbers if self.ready(name, number))
+
     def shown_state(self, version: Version) -> tuple[str, str]:
         """Return the state and the reason of a version as the repository index shows them."""
         if version.instance is not None and version.state.answers:
@@ -349,6 +366,7 @@ class Registry:
         model = self._models.get(name)
         if model is None:
             model = self._models[name] = Model(name, Admission(name, self._max_requests))
+            insort(self._names, name)
         return model.versions.setdefault(number, Version(name, number, model.admission))
 
     def change(self, version: Version, event: Event, reason: str = "") -> None:
@@ -362,6 +380,7 @@ class Registry:
 
     def notify(self) -> None:
         """Tell the observers that something may have changed."""
+        self.revision += 1
         self._resolved.clear()
         for observer in tuple(self._observers):
             observer()
@@ -390,6 +409,8 @@ class Registry:
         self._resolved.clear()
         if model and all(v.state is State.UNAVAILABLE for v in model.versions.values()):
             del self._models[name]
+            del self._names[bisect_left(self._names, name)]
+            self.revision += 1
 
     @contextmanager
     def observe(self, observer: Callable[[], None]) -> Iterator[None]:
@@ -407,8 +428,11 @@ class Registry:
 
 
 def _fullest(sizes: Iterable[Sizes]) -> int:
-    held: Counter[str] = Counter()
-    for of_devices in sizes:
+    first, *others = sizes
+    if not others:
+        return max(first.values(), default=0)
+    held: Counter[str] = Counter(first)
+    for of_devices in others:
         held.update(of_devices)
     return max(held.values(), default=0)
 

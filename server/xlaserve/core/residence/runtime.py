@@ -16,6 +16,7 @@ from xlaserve.core.residence.predictions import FilesLook, FilesSeen, Prediction
 from xlaserve.core.residence.registry import Registry
 from xlaserve.core.residence.repository import Repository
 from xlaserve.core.residence.sources import Location
+from xlaserve.core.residence.told_sizes import ToldSizes
 from xlaserve.errors import InvalidSettings, LoadCancelled, ModelNotFound, OutOfMemory
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.load_key import load_key
@@ -141,6 +142,9 @@ class ModelRuntime:
         self._predict_size = predict_size
         self._look = look
         self._predictions = Predictions(settings.max_remembered_sizes)
+        self._told = ToldSizes(registry.size_bytes)
+        self.limits: RuntimeLimits | None = None
+        """Limits that the mesh was told when it last asked; None before that."""
         control.plane.handle(ChangeKind.LOAD_AT, self._load_change)
 
     async def status(self) -> RuntimeLimits | None:
@@ -155,7 +159,9 @@ class ModelRuntime:
         await self._control.plane.apply(Change(ChangeKind.PURGE), self._control.purge)
         count = self._settings.processes
         largest = self._predictions.largest_bytes * count
-        return RuntimeLimits.of(self._settings, self._capacity.smallest_bytes * count, largest)
+        memory = self._capacity.smallest_bytes * count
+        self.limits = RuntimeLimits.of(self._settings, memory, largest)
+        return self.limits
 
     async def load(self, model: RuntimeModel) -> LoadedSize:
         """Load a model and return when its first request will not compile.
@@ -186,7 +192,8 @@ class ModelRuntime:
         try:
             needed = self._registry.needed_bytes(model.id)
             size = self._registry.size_bytes(model.id)
-            loaded = LoadedSize(self.size_bytes(model.id), self._max_concurrency(model.id))
+            told = self._countable(self._told.tell(model.id))
+            loaded = LoadedSize(told, self._max_concurrency(model.id))
         except ModelNotFound:
             raise LoadCancelled(model.id) from None  # unloaded before this could be said
         self._predictions.remember(model.id, max(size, needed), *keys)
@@ -198,14 +205,24 @@ class ModelRuntime:
         await self._control.plane.apply(Change(ChangeKind.EVICT, model_id), evict)
 
     def size_bytes(self, model_id: str) -> int:
-        """Return what a loaded model holds on a device at most, at least 1; raises ModelNotFound.
+        """Return what the mesh was told of a loaded model, at least 1; raises ModelNotFound.
 
         A mesh knows one memory. Where it is that of the smallest device, and a model is what it
         holds where it holds most, no device is ever asked for more than it has.
         """
-        return self._told(max(1, self._registry.size_bytes(model_id)))
+        return self._countable(self._told.told(model_id))
 
-    def _told(self, size_bytes: int) -> int:
+    def told_bytes(self, model_id: str) -> int | None:
+        """Return what the mesh counts a model with by now, without telling more; None for none."""
+        told = self._told.of(model_id)
+        return None if told is None else self._countable(told)
+
+    @property
+    def untold_bytes(self) -> int:
+        """Return what all models hold beyond what the mesh counts them with."""
+        return self._told.untold_bytes()
+
+    def _countable(self, size_bytes: int) -> int:
         """Return what all processes of the server hold, as a mesh can count it."""
         return min(size_bytes * self._settings.processes, MAX_SIZE_BYTES)
 
@@ -215,7 +232,7 @@ class ModelRuntime:
         From the first of these that is known: what a load needed, be it refused, under this id,
         from these files, or of the same computation; what the headers of its files tell, where they
         can be reached; what the mesh knows of their size; what nine of ten models needed; the
-        default.
+        default. What others hold and the mesh does not know comes on top, for it to make room.
         """
         self._predictions.asked(model.id, model.files)
         needed = self._predictions.of_id(model.id) or self._predictions.of_key(model.files)
@@ -232,7 +249,7 @@ class ModelRuntime:
         needed = needed or self._predictions.typical_bytes
         if not needed:
             return min(self._settings.default_model_size_bytes, MAX_SIZE_BYTES)
-        return self._told(needed)
+        return self._countable(needed + self._told.untold_bytes())
 
     async def _seen(self, model: RuntimeModel) -> FilesSeen | None:
         """Look at the files of a model, if its path may lead to any."""

@@ -2,21 +2,30 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from heapq import merge
+from itertools import islice
+from typing import NamedTuple
 
+from xlaserve.core.in_turns import in_turns
 from xlaserve.core.residence.capacity import Capacity
 from xlaserve.core.residence.control import ModelControl
 from xlaserve.core.residence.lifecycle import State
-from xlaserve.core.residence.monitor import StatusRow, status_rows
+from xlaserve.core.residence.monitor import StatusRow, rows_of_model
 from xlaserve.core.residence.registry import Registry
 from xlaserve.core.serving.statistics import REQUEST_BOUNDS_NS
+from xlaserve.core.sharing import SingleFlight
 from xlaserve.settings_choices import ModelControlMode
 
-MAX_ROWS = 2000
+MAX_ROWS = 6000
 """Rows of one reading: a repository may hold more models than anybody can look at."""
 
 REPOSITORY_SECONDS = 5.0
 """Seconds for which a listing of the repository is kept: readings come every second."""
+
+
+TICK_SECONDS = 0.5
+"""Seconds for which a reading is kept, unless a model changes its state: pages ask every second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +62,19 @@ class Reading:
     """Why a process of the server has no part in it, by its name."""
 
 
+class _Taken(NamedTuple):
+    """A reading, and all that a search may find."""
+
+    reading: Reading
+    known: Sequence[StatusRow]
+    others: Sequence[StatusRow]
+    """Models that were never loaded."""
+    until: float
+    revision: int
+
+
 class StatusBoard:
-    """Takes readings; cheap enough for one every second."""
+    """Takes readings, in turns with requests; all who ask within a tick are given the same one."""
 
     def __init__(
         self,
@@ -71,37 +91,78 @@ class StatusBoard:
         self._mode = mode
         self._clock = clock
         self._started = clock()
-        self._names: Sequence[str] = ()
-        self._names_until = self._started
+        self._listed: Sequence[StatusRow] = ()
+        """The models of the repository, as those are shown that are not loaded."""
+        self._listed_until = self._started
+        self._taken: _Taken | None = None
+        self._taking: SingleFlight[_Taken] = SingleFlight(abandonable=False)
 
     async def read(self, search: str = "") -> Reading:
-        """Return the server as it is, with the models whose names hold the text."""
-        others = [name for name in await self._repository() if self._registry.find(name) is None]
-        known = status_rows(self._registry)
+        """Return the server as it was within the last tick, or since a model changed its state.
+
+        With the models whose names hold the text.
+        """
+        taken = self._taken
+        if taken is None or self._is_old(taken):
+            taken = await self._taking.run("", self._take)
+        if not search:
+            return taken.reading
         needle = search.casefold()
-        matching = [row for row in known if needle in row.name.casefold()]
-        matching += [_not_loaded(name) for name in others if needle in name.casefold()]
-        ready = {row.name for row in known if row.state == State.READY.public}
-        return Reading(
+        known = [row async for row in in_turns(taken.known) if needle in row.name.casefold()]
+        others = [row async for row in in_turns(taken.others) if needle in row.name.casefold()]
+        rows = await _first(known, others)
+        return replace(taken.reading, matching=len(known) + len(others), rows=rows)
+
+    def _is_old(self, taken: _Taken) -> bool:
+        return taken.revision != self._registry.revision or self._clock() >= taken.until
+
+    async def _take(self) -> _Taken:
+        # Before the rows are read: what changes meanwhile is read with the next reading.
+        revision = self._registry.revision
+        others = [
+            row
+            async for row in in_turns(await self._repository())
+            if self._registry.find(row.name) is None
+        ]
+        known: list[StatusRow] = []
+        totals = _Totals()
+        ready = models = 0
+        async for model in in_turns(self._registry.models()):
+            rows = rows_of_model(self._registry, model)
+            known += rows
+            models += bool(rows)
+            ready += any(row.state == State.READY.public for row in rows)
+            totals.add(rows)
+        reading = Reading(
             uptime_seconds=self._clock() - self._started,
             ready=self._control.follower.server_ready,
             controllable=self._mode is ModelControlMode.EXPLICIT,
             used_bytes=self._capacity.used_bytes,
             total_bytes=self._capacity.total_bytes,
-            totals=_totals(known),
-            ready_models=len(ready),
-            model_count=len({row.name for row in known}) + len(others),
-            matching=len(matching),
-            rows=sorted(matching[:MAX_ROWS], key=lambda row: row.name),
+            totals=totals.sum(),
+            ready_models=ready,
+            model_count=models + len(others),
+            matching=len(known) + len(others),
+            rows=await _first(known, others),
         )
+        until = self._clock() + TICK_SECONDS
+        self._taken = _Taken(reading, known, others, until, revision)
+        return self._taken
 
-    async def _repository(self) -> Sequence[str]:
-        """Return the models that were never loaded, as the disk had them a moment ago."""
-        if self._clock() >= self._names_until:
-            index = await self._control.catalog.index()
-            self._names = [entry.name for entry in index if not entry.version]
-            self._names_until = self._clock() + REPOSITORY_SECONDS
-        return self._names
+    async def _repository(self) -> Sequence[StatusRow]:
+        """Return the models of the repository, as the disk had them a moment ago."""
+        if self._clock() >= self._listed_until:
+            names = await self._control.catalog.names()
+            self._listed = [_not_loaded(name) async for name in in_turns(names)]
+            self._listed_until = self._clock() + REPOSITORY_SECONDS
+        return self._listed
+
+
+async def _first(known: Sequence[StatusRow], others: Sequence[StatusRow]) -> list[StatusRow]:
+    """Return as many rows as can be shown, those of loaded models before others, by name."""
+    room = max(0, MAX_ROWS - len(known))
+    shown = merge(islice(known, MAX_ROWS), islice(others, room), key=lambda row: row.name)
+    return [row async for row in in_turns(shown)]
 
 
 def _not_loaded(name: str) -> StatusRow:
@@ -121,11 +182,21 @@ def _not_loaded(name: str) -> StatusRow:
     )
 
 
-def _totals(rows: Sequence[StatusRow]) -> RequestTotals:
-    nothing = (0,) * (len(REQUEST_BOUNDS_NS) + 1)
-    used = [row.request_buckets for row in rows if row.success_count]
-    return RequestTotals(
-        success_count=sum(row.success_count for row in rows),
-        fail_count=sum(row.fail_count for row in rows),
-        request_buckets=tuple(map(sum, zip(nothing, *used, strict=True))),
-    )
+class _Totals:
+    """The sums of rows that come one after the other."""
+
+    def __init__(self) -> None:
+        self._success = self._fail = 0
+        self._buckets = [0] * (len(REQUEST_BOUNDS_NS) + 1)
+
+    def add(self, rows: Sequence[StatusRow]) -> None:
+        """Add the counts of rows."""
+        for row in rows:
+            self._success += row.success_count
+            self._fail += row.fail_count
+            if row.success_count:
+                self._buckets = list(map(int.__add__, self._buckets, row.request_buckets))
+
+    def sum(self) -> RequestTotals:
+        """Return them."""
+        return RequestTotals(self._success, self._fail, tuple(self._buckets))

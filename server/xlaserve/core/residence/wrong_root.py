@@ -7,6 +7,7 @@ from xlaserve.core.residence.listing import Listing, is_model, subdirectories
 from xlaserve.core.residence.names import is_version
 from xlaserve.errors import InvalidSettings
 from xlaserve.models.manifest import ARTIFACT, FILE_NAME
+from xlaserve.models.onnx_source import SUFFIXES
 from xlaserve.models.storage.urls import check_url, url_of
 from xlaserve.settings import Settings
 
@@ -62,8 +63,8 @@ def _hint(root: Path, listing: Listing, directories: list[Path]) -> str:
         if any(map(is_model, subdirectories(directory))):
             return f"its directory '{directory.name}' holds models: serve '{directory}'"
     for name in sorted(listing.skipped):
-        if name.endswith(".onnx"):
-            file, stem = root / name, name.removesuffix(".onnx")
+        if name.endswith(SUFFIXES):
+            file, stem = root / name, Path(name).stem
             return f"'{name}' is to be converted first: xlaserve import {file} {root / stem}"
         if name.endswith(_ARTIFACT_SUFFIX):
             return f"'{name}' is a model in one file: {_LAYOUT}; move it to MODEL/VERSION/"

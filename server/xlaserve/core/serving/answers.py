@@ -232,6 +232,8 @@ class Counting:
             if isinstance(outcome, BaseException):
                 self._note_failures(calls, outcome)
             return
+        if first.is_counted_elsewhere:
+            return
         statistics, ended = first.found.statistics, self._clock()
         if type(outcome) is Relayed:
             statistics.relayed(cast(InferCall, first), outcome, ended, self._now())

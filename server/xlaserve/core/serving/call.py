@@ -151,6 +151,8 @@ class Call:
     operation = Operation.INFER
     api: Api | None = None
     """Its group, where that does not follow from the operation."""
+    protocol = ""
+    """The protocol of the request, as the event log names it; empty inside the process."""
     carries_calls = False
     """Whether it is a stream of calls, which quotas count in its stead."""
     model = ""

@@ -273,6 +273,24 @@ class Engine:
         if not call.has_ended:
             call.count()
 
+    def begin_passed(self, call: InferCall, version: ServedVersion, instance: Served) -> None:
+        """Answer a call that another process has checked, now or later; raises nothing.
+
+        Its inputs, rows and key are there, and when its model was found.
+        """
+        try:
+            self._gates.admit(call)
+            call.model = version.model
+            _find(call, version, instance)
+            self._gates.admit_to_model(call)
+            instance.station.begin(call)
+        except Exception as error:
+            _fail(call, error)
+        if not call.has_ended:
+            call.count()
+            if call.deadline is not None:
+                call.expire_in_time()
+
     # --- for transports, before they read tensors ---
 
     def require(self, name: str, version: str = "") -> AbstractContextManager[ModelInfo]:

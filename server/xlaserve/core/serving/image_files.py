@@ -12,6 +12,8 @@ from PIL.ImageFile import ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 
+from xlaserve.core.serving.image_fit import STRETCHED, Fit, fitted
+from xlaserve.core.serving.image_orientation import SIDEWAYS, TURNS, orientation_of
 from xlaserve.tensors import Buffer, TensorDataError
 
 LONGEST_SIDE = 65_535
@@ -37,7 +39,6 @@ _PNG_KEPT = frozenset((b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"))
 
 _MAGICS = (_JPEG_MAGIC, _PNG_MAGIC)
 _SHOWN_ERROR = 100
-_BILINEAR = Image.Resampling.BILINEAR
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,8 @@ class Picture:
     """An image file whose header is read; its pixels are not."""
 
     file: ImageFile
+    orientation: int = 1
+    """The orientation of its EXIF data; 1 is upright."""
 
     @property
     def width(self) -> int:
@@ -74,19 +77,33 @@ class Picture:
         """Return the number of rows."""
         return self.file.size[1]
 
-    def decode(self, mode: str, width: int, height: int) -> Image.Image:
+    def seen(self, fit: Fit) -> tuple[int, int]:
+        """Return width and height as one is to see it."""
+        return (self.height, self.width) if self._is_sideways(fit) else (self.width, self.height)
+
+    def _is_sideways(self, fit: Fit) -> bool:
+        return fit.is_oriented and self.orientation in SIDEWAYS
+
+    def decode(self, mode: str, width: int, height: int, fit: Fit = STRETCHED) -> Image.Image:
         """Return the pixels in a mode of Pillow, resized. Blocks; to be called once.
 
         Raises TensorDataError where the file is broken.
         """
+        turn = TURNS.get(self.orientation) if fit.is_oriented else None
+        if self._is_sideways(fit):
+            width, height = height, width
         with _refusing():
             if mode != "RGBA":
                 # A transparent colour would only make the conversion complain.
                 self.file.info.pop("transparency", None)
-            drafted = self.file.draft(None, (width * _DRAFT, height * _DRAFT))
+            across, down = fit.resized(self.width, self.height, width, height)
+            drafted = self.file.draft(None, (across * _DRAFT, down * _DRAFT))
             right, bottom = drafted[1][2:] if drafted else self.file.size
             self.file.load()
-            return _resized(_converted(self.file, mode), width, height, right, bottom)
+            image = _converted(self.file, mode)
+            size = (across, down)
+            found = fitted(image, size, (width, height), (right, bottom), fit)
+            return found if turn is None else found.transpose(turn)
 
 
 def open_image(data: bytes, limits: ImageLimits) -> Picture:
@@ -100,7 +117,7 @@ def open_image(data: bytes, limits: ImageLimits) -> Picture:
     for magic, bare, plugin in _KINDS:
         if data.startswith(magic):
             with _refusing():
-                picture = Picture(plugin(io.BytesIO(bare(data))))
+                picture = Picture(plugin(io.BytesIO(bare(data))), orientation_of(data))
             _check_size(picture, limits)
             return picture
     raise TensorDataError("a JPEG or PNG image", "other data" if data else "no bytes")
@@ -190,16 +207,3 @@ def _converted(image: Image.Image, mode: str) -> Image.Image:
         # Sixteen bits: Pillow would make white of all above 255.
         image = image.point(lambda level: level * (1 / 256)).convert("L")
     return image if image.mode == mode else image.convert(mode)
-
-
-def _resized(
-    image: Image.Image, width: int, height: int, right: float, bottom: float
-) -> Image.Image:
-    """Resize what lies to the left of `right` and above `bottom`."""
-    if image.width * height < width * image.height:
-        # Pillow before 13 resizes the rows first, which makes a narrow, high image very large.
-        box = (0, 0, image.width, bottom)
-        image, bottom = image.resize((image.width, height), _BILINEAR, box), height
-    if (image.width, image.height, right, bottom) == (width, height, width, height):
-        return image
-    return image.resize((width, height), _BILINEAR, (0, 0, right, bottom))

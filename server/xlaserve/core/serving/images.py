@@ -9,14 +9,14 @@ import numpy as np
 from msgspec import structs
 
 from xlaserve.core.serving.image_files import ImageLimits, Picture, is_image, open_image
+from xlaserve.core.serving.image_form import MODES, RANKS, Form, form_of
 from xlaserve.core.serving.inference import InferInput, InferRequest
-from xlaserve.errors import InvalidParameter, InvalidTensor, OutOfMemory
+from xlaserve.errors import InvalidTensor, OutOfMemory
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import ModelInfo
 from xlaserve.tensors import (
     BYTES,
     Buffer,
-    Datatype,
     Shape,
     Tensor,
     TensorDataError,
@@ -25,23 +25,10 @@ from xlaserve.tensors import (
     unpack_bytes,
 )
 
-_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-"""Mode of Pillow by the number of channels."""
-
-_ORDERS = ("RGB", "BGR")
-_BGR = [2, 1, 0, 3]
-_CHANNELS_FIRST = "FORMAT_NCHW"
-
-_RANKS = {3: 1, 4: 1, 5: 2}
-"""Leading dimensions that count images, by the rank of a model's input."""
-
 AT_NO_COST_BYTES = 4 << 20
 """Bytes that images may take without a check that there is memory."""
 _PIXEL_BYTES = 12
 """Bytes while an image is decoded: four as Pillow keeps it, as often in its mode, and as bytes."""
-
-_LEVELS = 256
-_EXACT = 2**53
 
 
 def unpack_bytes_or_image(shape: Sequence[int], data: Buffer) -> Tensor:
@@ -84,17 +71,17 @@ def _find(
         if spec is not None and tensor.datatype is BYTES:
             elements = _fit(spec, tensor.data)
             if elements is not None:
-                form = _form(request.model_name, info, spec, config)
+                form = form_of(request.model_name, info, spec, config)
                 yield tensor.name, _Images(request.model_name, form, elements, limits)
 
 
 def _may_be_image(spec: TensorSpec) -> bool:
-    return spec.datatype.name not in ("BYTES", "BOOL") and len(spec.shape) in _RANKS
+    return spec.datatype.name not in ("BYTES", "BOOL") and len(spec.shape) in RANKS
 
 
 def _fit(spec: TensorSpec, elements: Tensor) -> "Tensor | None":
     """Give the elements the leading dimensions of the model's input, None if they do not fit."""
-    leading = spec.shape[: _RANKS[len(spec.shape)]]
+    leading = spec.shape[: RANKS[len(spec.shape)]]
     if elements.shape == (1,):
         elements = elements.reshape((1,) * len(leading))
     fits = elements.size and replace(spec, shape=leading).accepts(elements.shape)
@@ -138,77 +125,11 @@ class EncodedImages:
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
-    """The form of images for one input of a model."""
-
-    spec: TensorSpec
-    channels: int
-    height: int
-    """-1 for that of the image, as for the width."""
-    width: int
-    bounded: bool
-    """Whether the model says how large a tensor can become."""
-    order: Sequence[int] | None
-    """Which channel each one comes from; None where they stay as they are."""
-    levels: Tensor
-    """Input of the model for each of the values 0 to 255."""
-
-
-def _form(model: str, info: ModelInfo, spec: TensorSpec, config: ModelConfig) -> _Form:
-    height, width, *last = spec.shape[_RANKS[len(spec.shape)] :]
-    channels = last[0] if last else 1
-    channels_first = _channels_first(spec, config)
-    if channels not in _MODES or channels_first:
-        expected = "a model of [N,H,W,C] with 1, 3 or 4 channels where images are sent"
-        got = f"one of {spec}" + (f", {_CHANNELS_FIRST}" if channels_first else "")
-        raise InvalidTensor(model, "input", spec.name, expected, got)
-    order = config.parameters.get("image_channel_order", "RGB")
-    if order not in _ORDERS:
-        raise _bad_parameter(model, "image_channel_order", " or ".join(_ORDERS), order)
-    free = spec.shape[1:] if info.max_batch_size else spec.shape
-    return _Form(
-        spec,
-        channels,
-        height,
-        width,
-        bounded=-1 not in free,
-        order=_BGR[:channels] if order == "BGR" and channels > 1 else None,
-        levels=_levels(model, spec.datatype, config.parameters.get("image_scale", "1")),
-    )
-
-
-def _channels_first(spec: TensorSpec, config: ModelConfig) -> bool:
-    inputs = config.message.input if config.message else ()
-    return any(one.name == spec.name and one.format.name == _CHANNELS_FIRST for one in inputs)
-
-
-def _bad_parameter(model: str, name: str, expected: str, got: str) -> InvalidParameter:
-    return InvalidParameter(name, expected, f"{got!r} in the configuration of model '{model}'")
-
-
-def _levels(model: str, datatype: Datatype, scale: str) -> Tensor:
-    try:
-        factor = float(scale)
-    except ValueError:
-        raise _bad_parameter(model, "image_scale", "a number", scale) from None
-    with np.errstate(all="ignore"):
-        values = np.arange(_LEVELS) * factor
-        if datatype.dtype.kind in "iu":
-            limits = np.iinfo(datatype.dtype)
-            values = np.clip(np.rint(values), max(limits.min, -_EXACT), min(limits.max, _EXACT))
-        levels = values.astype(datatype.dtype)
-    if not (np.isfinite(factor) and np.isfinite(levels.astype(np.float64)).all()):
-        expected = f"a number by which pixels become finite {datatype}"
-        raise _bad_parameter(model, "image_scale", expected, scale)
-    return levels
-
-
-@dataclass(frozen=True, slots=True)
 class _Images:
     """The images of one input."""
 
     model: str
-    form: _Form
+    form: Form
     elements: Tensor
     limits: ImageLimits
 
@@ -237,41 +158,36 @@ class _Images:
     def decode(self) -> Tensor:
         """Decode every image into one tensor; sizes that the model leaves open must agree."""
         tensor: Tensor | None = None
+        first = (0, 0)
         for index, element in np.ndenumerate(self.elements):
             with self._naming(index):
                 picture = open_image(element, self.limits)
                 height, width = self._target(picture)
                 if tensor is None:
                     tensor = np.empty(self._shape(height, width), self.form.spec.datatype.dtype)
-                row: Tensor = tensor[index]
-                if row.shape[:2] != (height, width):
-                    expected = f"an image of {row.shape[1]}x{row.shape[0]} pixels like the first"
+                    first = (height, width)
+                if first != (height, width):
+                    expected = f"an image of {first[1]}x{first[0]} pixels like the first"
                     raise TensorDataError(expected, f"{width}x{height} pixels")
-                self._fill(row, picture)
+                mode = MODES[self.form.channels]
+                image = picture.decode(mode, width, height, self.form.fit)
+                self.form.fill(tensor[index], np.asarray(image))
         assert tensor is not None, "without elements a tensor is not one of images"
         return tensor
 
     def _target(self, picture: Picture) -> tuple[int, int]:
         form = self.form
-        height = picture.height if form.height < 0 else form.height
-        width = picture.width if form.width < 0 else form.width
+        across, down = picture.seen(form.fit)
+        height = down if form.height < 0 else form.height
+        width = across if form.width < 0 else form.width
         pixels = self.elements.size * height * width
         if not form.bounded and pixels > self.limits.max_pixels:
             expected = f"a tensor of at most {self.limits.max_pixels} pixels (max_image_pixels)"
             raise TensorDataError(expected, f"{self.elements.size} of {width}x{height} pixels")
         return height, width
 
-    def _fill(self, row: Tensor, picture: Picture) -> None:
-        form = self.form
-        image = picture.decode(_MODES[form.channels], row.shape[1], row.shape[0])
-        pixels = np.asarray(image).reshape(row.shape)
-        if form.order is not None:
-            pixels = pixels[..., form.order]
-        np.take(form.levels, pixels, out=row, mode="clip")
-
     def _shape(self, height: int, width: int) -> Shape:
-        last = self.form.spec.shape[_RANKS[len(self.form.spec.shape)] + 2 :]
-        return (*self.elements.shape, height, width, *last)
+        return (*self.elements.shape, *self.form.shape(height, width))
 
     @contextmanager
     def _naming(self, index: Shape) -> Iterator[None]:

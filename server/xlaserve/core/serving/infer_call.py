@@ -146,6 +146,8 @@ class InferCall(Call):
     """Whether a client can change the inputs meanwhile: they are in shared memory."""
     takes_many = False
     """Whether the client can be given more than one answer."""
+    wants_whole = False
+    """Whether it wants one even so, of a model that can put all of its answers into one."""
     started_ns = 0
     """Time its model was found, by the clock of the engine."""
     submitted_ns = 0
@@ -158,6 +160,8 @@ class InferCall(Call):
     """None until it waits, and once nobody works for it."""
     nested: "set[InferCall] | None" = None
     """Calls of a Python model that are part of it and have not ended; None where there was none."""
+    is_counted_elsewhere = False
+    """Whether the statistics of another process have it, which executes it."""
     is_counted = False
     """Whether it counts as a call in progress, and as a user of its instance."""
 

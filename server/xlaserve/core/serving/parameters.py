@@ -48,6 +48,9 @@ _SEQUENCE_ID = Kind(
     "a string, or an integer of 0 or more",
     lambda value: isinstance(value, str) or _COUNT.fits(value),
 )
+_NO_PRIORITY = Kind(
+    "0, since the model has no priority_levels", lambda value: type(value) is int and not value
+)
 _TEXT = Kind("a string", lambda value: isinstance(value, str))
 
 Table: TypeAlias = Mapping[str, Row]
@@ -96,6 +99,9 @@ def obeyed_by(config: ModelConfig, info: ModelInfo) -> Table:
     if config.is_ensemble:
         # They are for its steps.
         rows["priority"] = rows["timeout"] = Row(_COUNT, Effect.OBEYED)
+    if info.generation is not None:
+        # It takes the parameters of requests, so that the log would not name this one.
+        rows["priority"] = Row(_NO_PRIORITY, Effect.OBEYED)
     if levels := batching.priority_levels:
         within = Kind(f"0 to {levels}", lambda value: _COUNT.fits(value) and value <= levels)  # type: ignore[operator]
         rows["priority"] = Row(within, Effect.OBEYED)

@@ -94,8 +94,12 @@ class _Slots:
 class SequenceTable:
     """The sequences of one loaded model. Of the event loop."""
 
-    def __init__(self, model: str, replicas: int, slots: int, idle_ns: int) -> None:
+    def __init__(
+        self, model: str, replicas: int, slots: int, idle_ns: int, *, processes: int = 1
+    ) -> None:
+        """`processes` are those of the server, each of which has sequences of its own."""
         self._model = model
+        self._processes = processes
         self._idle_ns = idle_ns
         self._live: dict[SequenceId, _Sequence] = {}
         self._slots = [_Slots(slots) for _ in range(replicas)]
@@ -120,7 +124,7 @@ class SequenceTable:
         """
         sequence = self._live.get(turn.id)
         if not turn.is_start and (sequence is None or not sequence.is_open):
-            raise SequenceNotStarted(self._model, turn.id)
+            raise SequenceNotStarted(self._model, turn.id, self._processes)
         if sequence is None:
             sequence = self._live[turn.id] = _Sequence(turn.id)
             self._seat(sequence)

@@ -23,6 +23,11 @@ def everything(model: str) -> bool:
     return True
 
 
+def nothing(model: str) -> bool:
+    """See no model."""
+    return False
+
+
 def require_seen(
     call: Call | None, model: str, version: str = "", *, detail: str = "is not found"
 ) -> None:

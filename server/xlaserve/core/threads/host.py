@@ -14,7 +14,7 @@ from xlaserve.core.threads.joining import joined
 
 T = TypeVar("T")
 
-_AHEAD = 2
+AHEAD = 2
 """Executions of each thread whose completions may wait for the event loop when the next begins."""
 
 _NONE = object()
@@ -161,7 +161,7 @@ class HostThreads:
     # --- with the lock held ---
 
     def _may_start(self, model: Hashable) -> bool:
-        if self._uncompleted >= self._threads * _AHEAD or self._busy >= self._most:
+        if self._uncompleted >= self._threads * AHEAD or self._busy >= self._most:
             return False
         return self._busy < self._threads or not self._computing[model]
 

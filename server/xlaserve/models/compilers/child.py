@@ -1,7 +1,7 @@
 """The process that compiles for loads: `python -P -m xlaserve.models.compilers.child`.
 
 It reads jobs from stdin and writes programs to stdout until stdin ends, or its parent does. It is
-niced: requests come first.
+niced with the first job that says so: requests come first.
 """
 
 # Much of jax is typed, but not all that is called here.
@@ -12,6 +12,10 @@ import hashlib
 import os
 import signal
 import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
@@ -24,12 +28,14 @@ from jax.sharding import SingleDeviceSharding
 
 from xlaserve.models import cache_key, jax_runtime
 from xlaserve.models.compilation import flags
-from xlaserve.models.compilers.jobs import READY, Answer, Array, Job, Packed
+from xlaserve.models.compilers.jobs import READY, Answer, Array, Job, Packed, Proof
 from xlaserve.models.executables import function
 from xlaserve.models.packing import Packing, Place
+from xlaserve.models.proving import answered, digest_of
 from xlaserve.models.sites import Site
 
 _NICENESS = 10
+_THREADS = Path("/proc/self/task")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -39,6 +45,8 @@ class Child:
     def __init__(self) -> None:
         jax_runtime.start("cpu")
         self._computation = ""
+        self._module = ""
+        """Digest of the module of the artifact."""
         self._exported: Any = None
 
     def take(self, computation: str, artifact: bytes) -> None:
@@ -48,12 +56,27 @@ class Child:
             object.__setattr__(self._exported, "mlir_module_serialized", b"")
         self._exported, self._computation = None, ""
         self._exported = jax.export.deserialize(bytearray(artifact))
+        self._module = digest_of(self._exported)
         self._computation = computation
+
+    def done(self, job: Job) -> tuple[Answer, bytes]:
+        """Return a program or a verdict, or why there is none."""
+        if self._computation != job.computation:
+            return Answer(refused="its artifact is not there"), b""
+        return self.compiled(job) if job.proof is None else self._proved(job, job.proof)
+
+    def _proved(self, job: Job, asked: Proof) -> tuple[Answer, bytes]:
+        if self._module != asked.module:
+            return Answer(refused="its artifact is that of another model"), b""
+        site = Site([jax.local_devices(backend="cpu")[0]], platform="cpu")
+        environment = cache_key.environment(site, {}, flags())
+        if difference := cache_key.first_difference(job.environment, environment):
+            return Answer(refused=difference), b""
+        data = msgspec.json.encode(answered(self._exported, asked))
+        return _whole(data, {}, environment)
 
     def compiled(self, job: Job) -> tuple[Answer, bytes]:
         """Return a program, or why there is none."""
-        if self._computation != job.computation:
-            return Answer(refused="its artifact is not there"), b""
         present = jax.local_devices(backend="cpu")
         if job.device >= len(present):
             return Answer(refused=f"there are {len(present)} devices of {job.device + 1}"), b""
@@ -84,6 +107,12 @@ def _written(
     # Not every program can be written, and each kind fails with an error of its own.
     except Exception as error:
         return Answer(refused=f"it cannot be serialized: {_text(error)}"), b""
+    return _whole(data, program, environment)
+
+
+def _whole(
+    data: bytes, program: dict[str, str], environment: dict[str, str]
+) -> tuple[Answer, bytes]:
     sha256 = hashlib.sha256(data).hexdigest()
     return Answer(program, environment, len(data), sha256), data
 
@@ -101,6 +130,7 @@ def _packing(packed: Packed) -> Packing:
         packed.count,
         tuple((jnp.dtype(name), elements) for name, elements in packed.buffers),
         MappingProxyType({index: Place(*place) for index, place in packed.places.items()}),
+        frozenset(packed.turned),
     )
 
 
@@ -110,11 +140,18 @@ def _text(error: Exception) -> str:
 
 def main(child: Child, jobs: BinaryIO, answers: BinaryIO) -> None:
     """Do jobs until there is none."""
+    is_niced = False
     answers.write(READY)
     answers.flush()
     for line in jobs:
         job = msgspec.json.decode(line, type=Job)
-        answer, data = _done(child, job, jobs.read(job.artifact_bytes))
+        artifact = jobs.read(job.artifact_bytes)
+        if job.is_niced and not is_niced:
+            _nice()
+            is_niced = True
+        began = time.process_time()
+        answer, data = _done(child, job, artifact)
+        answer = replace(answer, processor_seconds=time.process_time() - began)
         answers.write(msgspec.json.encode(answer) + b"\n")
         answers.write(data)
         answers.flush()
@@ -124,10 +161,20 @@ def _done(child: Child, job: Job, artifact: bytes) -> tuple[Answer, bytes]:
     try:
         if artifact:
             child.take(job.computation, artifact)
-        return child.compiled(job)
+        return child.done(job)
     # The server compiles what is not understood here.
     except Exception as error:
         return Answer(refused=_text(error)), b""
+
+
+def _nice() -> None:
+    """Let others go first from now on, in all threads: those of XLA compile, too."""
+    wanted = os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS
+    for thread in _THREADS.iterdir() if _THREADS.exists() else ():
+        with suppress(OSError):  # it has ended
+            os.setpriority(os.PRIO_PROCESS, int(thread.name), wanted)
+    # Where threads cannot be told apart, the process has one niceness.
+    os.setpriority(os.PRIO_PROCESS, 0, wanted)
 
 
 def _end_with_parent(parent: int) -> None:
@@ -143,7 +190,6 @@ def serve(parent: int) -> None:
     _end_with_parent(parent)
     # Of a terminal they are meant for the server, which ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.nice(_NICENESS)
     # What is printed is not for the one who reads the answers.
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)

@@ -17,16 +17,32 @@ class Array:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """The places of small parameters in their buffers, as `packing.Packing` has it."""
+    """The form of the parameters, as `packing.Packing` has it."""
 
     count: int
     buffers: tuple[tuple[str, int], ...]
     places: Mapping[int, tuple[int, int, int, tuple[int, ...]]]
+    turned: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """A question about the rows of a computation (`rows.prove`, `rows.loops_follow_inputs`)."""
+
+    module: str
+    """Digest of its module: a verdict names its lines, which models of one computation may have
+    of different authors."""
+    parameters: int
+    outputs: tuple[str, ...]
+    sizes: Mapping[str, int]
+    platforms: tuple[str, ...]
+    of_loops: bool = False
+    """Whether the loops alone are asked about."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One program on one CPU device."""
+    """One program on one CPU device, or one proof."""
 
     model: str
     computation: str
@@ -40,13 +56,18 @@ class Job:
     """The key of the program, field by field (`cache_key.program`)."""
     environment: Mapping[str, str]
     """Versions, flags and processor of the server: a process with others compiles nothing."""
+    is_niced: bool = True
+    """Whether requests come before it. A process that was niced once stays so: the system lets
+    nobody but root take that back."""
+    proof: Proof | None = None
+    """The question, where a verdict is wanted and no program."""
     artifact_bytes: int = 0
     """Length of the artifact behind the line; 0 where the process had it with the job before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of a job: a program, which follows the line, or why there is none."""
+    """The result of a job: a program or a verdict, which follows the line, or why there is none."""
 
     program: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -57,3 +78,5 @@ class Answer:
     """The objection of JAX or XLA to the computation."""
     refused: str = ""
     """Why it has to be compiled in the server."""
+    processor_seconds: float = 0.0
+    """Processor time of the job: much less than it took where the process had no core."""

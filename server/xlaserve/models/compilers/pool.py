@@ -8,6 +8,7 @@ import hashlib
 import os
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ import msgspec
 import structlog
 
 from xlaserve.errors import InvalidModel, LoadCancelled, OutOfMemory
-from xlaserve.models.compilers.jobs import READY, Answer, Job
+from xlaserve.models.compilers.jobs import READY, Answer, Job, Packed
 from xlaserve.models.compilers.process import CompilerProcess, ProcessEndedError
 
 COMMAND = (sys.executable, "-P", "-m", "xlaserve.models.compilers.child")
@@ -30,6 +31,8 @@ it."""
 _KEPT_PART = 0.25
 """Part of its most bytes above which a process is ended once it has answered."""
 _CLOSING_SECONDS = 5.0
+_LONG_SECONDS = 2.0
+"""From when it is asked for until it is there: a program that takes longer is logged."""
 
 _log = structlog.get_logger("compiler_process")
 
@@ -44,6 +47,10 @@ class Limits:
     idle_seconds: float
     job_seconds: float
     """For one program."""
+
+
+_NO_JOB = Job("", "", 0, Packed(0, (), {}, ()), (), (), {}, {})
+"""That of a process which is started for jobs to come."""
 
 
 class Refused(Exception):
@@ -72,7 +79,7 @@ class CompilerProcesses:
     def compile(
         self, job: Job, artifact: Callable[[], bytes], check_cancelled: Callable[[], None]
     ) -> bytes:
-        """Return a program as it was serialized. Blocks.
+        """Return a program, or a verdict, as it was serialized. Blocks.
 
         Raises Refused where the server has to compile it, what `check_cancelled` raises, with the
         compilation killed, and InvalidModel or OutOfMemory where it ends its process twice, takes
@@ -88,6 +95,19 @@ class CompilerProcesses:
             self._cancel(task)
             raise
         return task.result()
+
+    def start_ahead(self, seconds: float) -> None:
+        """Start a process for loads to come, and wait for it for so many seconds at most.
+
+        Nothing where there is one. One that compiles nothing is ended when it was idle for as long
+        as any. One that cannot be started is the load's to tell.
+        """
+        task = _Task(_NO_JOB, bytes)
+        with self._changed:
+            if self._closed or self._threads:
+                return
+            self._enqueue(task)
+        task.done.wait(seconds)
 
     def close(self) -> None:
         """End all processes, also those that compile; nothing is compiled any more."""
@@ -111,15 +131,19 @@ class CompilerProcesses:
         with self._changed:
             if self._closed:
                 raise LoadCancelled(task.job.model)
-            self._tasks.append(task)
-            if self._free < len(self._tasks) and len(self._threads) < self.limits.processes:
-                # It starts the process and lives as long: the system ends a process with the
-                # thread that started it.
-                name = f"compiler_{len(self._threads)}"
-                thread = threading.Thread(target=self._serve, name=name, daemon=True)
-                self._threads.add(thread)
-                thread.start()
-            self._changed.notify()
+            self._enqueue(task)
+
+    def _enqueue(self, task: "_Task") -> None:
+        """Add a task, and a thread for it if there may be one more; the lock is held."""
+        self._tasks.append(task)
+        if self._free < len(self._tasks) and len(self._threads) < self.limits.processes:
+            # It starts the process and lives as long: the system ends a process with the
+            # thread that started it.
+            name = f"compiler_{len(self._threads)}"
+            thread = threading.Thread(target=self._serve, name=name, daemon=True)
+            self._threads.add(thread)
+            thread.start()
+        self._changed.notify()
 
     def _cancel(self, task: "_Task") -> None:
         with self._changed:
@@ -165,6 +189,9 @@ class CompilerProcesses:
             if process is None:
                 process = self._started(task)
             if process is None or not task.begin(process.of):
+                return process
+            if task.job is _NO_JOB:
+                task.succeed(b"")
                 return process
             try:
                 data = process.compiled(task, self.limits.job_seconds)
@@ -215,6 +242,8 @@ class _Process:
     def __init__(self, command: Sequence[str], given: Mapping[str, str]) -> None:
         self.of = CompilerProcess(command, given)
         self._computation = ""
+        self._module = ""
+        """Digest of the module that came with the computation; empty where no proof asked."""
 
     def wait_until_ready(self) -> None:
         """Return once it can compile; raises ProcessEndedError."""
@@ -224,9 +253,11 @@ class _Process:
     def compiled(self, task: "_Task", seconds: float) -> bytes:
         """Have a job done; raises ProcessEndedError, Refused, or what JAX says."""
         job, artifact = task.job, b""
-        if self._computation != job.computation:
-            self._computation = ""
+        module = "" if job.proof is None else job.proof.module
+        if self._computation != job.computation or module not in ("", self._module):
+            self._computation, self._module = "", module
             artifact = task.artifact()
+        began = time.monotonic()
         line = msgspec.json.encode(replace(job, artifact_bytes=len(artifact)))
         try:
             answer = msgspec.json.decode(self.of.ask(line, artifact, seconds), type=Answer)
@@ -237,6 +268,7 @@ class _Process:
         if answer.refused:
             raise Refused(answer.refused)
         self._computation = job.computation
+        _tell_long(task, began, answer.processor_seconds)
         if answer.error:
             raise CompilationError(answer.error)
         if hashlib.sha256(data).hexdigest() != answer.sha256:
@@ -251,6 +283,19 @@ class _Process:
         self.of.stop()
 
 
+def _tell_long(task: "_Task", began: float, processor_seconds: float) -> None:
+    """Log why a program took long: others were before it, or the process had no core."""
+    now = time.monotonic()
+    if now - task.asked > _LONG_SECONDS:
+        _log.info(
+            "a program took long to compile",
+            model=task.job.model,
+            waited_seconds=round(began - task.asked, 3),
+            seconds=round(now - began, 3),
+            processor_seconds=round(processor_seconds, 3),
+        )
+
+
 class _Task:
     """A job that a thread of a load waits for."""
 
@@ -258,6 +303,7 @@ class _Task:
         self.job = job
         self.artifact = artifact
         self.done = threading.Event()
+        self.asked = time.monotonic()
         self._lock = threading.Lock()
         """Held for all that follows."""
         self._process: CompilerProcess | None = None

@@ -12,7 +12,14 @@ from typing import NoReturn
 import jax
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models import neighbours, onnx_source, single_file, sites, version_files
+from xlaserve.models import (
+    neighbours,
+    onnx_source,
+    plain_artifact,
+    single_file,
+    sites,
+    version_files,
+)
 from xlaserve.models.compilation import Compilation
 from xlaserve.models.compile_plan import CompilePlan
 from xlaserve.models.config import ModelConfig
@@ -23,6 +30,7 @@ from xlaserve.models.held_memory import memory_of
 from xlaserve.models.loaded import ModelMemory
 from xlaserve.models.program_table import Copy, Program, copies_of
 from xlaserve.models.programs import Compiler, Place
+from xlaserve.models.proving import Prover
 from xlaserve.models.roots import ANYWHERE, Roots
 from xlaserve.models.shapes import OpenDimensions
 from xlaserve.models.shared_programs import SharedPrograms
@@ -57,10 +65,10 @@ class Ahead:
         """
         if onnx_source.is_unconverted(path, config):
             raise InvalidModel(
-                "an ONNX model is converted by its first load; to compile it ahead of that, "
+                "an ONNX or .pt2 file is converted by its first load; to compile it ahead of that, "
                 "import it: xlaserve import"
             )
-        read = single_file.read if path.is_file() else version_files.read
+        read = single_file.read if plain_artifact.find(path) else version_files.read
         version = read(path, config, platform, roots)
         # A model may go to the CPU of a server with GPUs.
         there = present if version.placement.platform == platform else None
@@ -76,7 +84,7 @@ class Ahead:
             lease,
             version.signature,
             version.config,
-            copies[0].site.platform,
+            Prover(copies[0].site, Compilation()),
             # It finds no difference.
             tried.append,
         )

@@ -4,6 +4,9 @@ from collections.abc import Sequence
 
 from xlaserve.core.serving.call import Call, Headers, Operation, Peer
 
+_PROTOCOLS = {"http_endpoint": "gRPC-Web"}
+"""The protocol of requests by the setting of their endpoint; gRPC for all others."""
+
 
 class FieldsView:
     """Headers looked up in the fields of a request, which are not copied."""
@@ -33,3 +36,4 @@ class RpcCall(Call):
         self.headers = headers
         self.peer = peer
         self.deadline = deadline
+        self.protocol = _PROTOCOLS.get(peer.listener, "gRPC")

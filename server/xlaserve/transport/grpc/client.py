@@ -1,15 +1,17 @@
 """A V2 gRPC client of our own, for the command line."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 from typing import Self
 
+from betterproto import Casing, Message
 from grpclib import GRPCError
 from grpclib.exceptions import ProtocolError, StreamTerminatedError
 
-from xlaserve.core.serving.inference import InferRequest
+from xlaserve.core.serving.inference import InferInput, InferRequest, SharedInput
 from xlaserve.tensors import (
+    Shape,
     Tensor,
     TensorSpec,
     datatype_named,
@@ -18,11 +20,25 @@ from xlaserve.tensors import (
     to_bytes,
 )
 from xlaserve.transport.address import ServerAddress, parse_address
-from xlaserve.transport.client import LABELS, CallFailed, InferenceResult, ModelTensors, asked
+from xlaserve.transport.client import (
+    LABELS,
+    CallFailed,
+    IndexEntry,
+    InferenceResult,
+    Json,
+    ModelTensors,
+    asked,
+)
 from xlaserve.transport.grpc.channel import ClientChannel
 from xlaserve.transport.grpc.codec import WireCodec
 from xlaserve.transport.grpc.parameters import read_parameters, write_parameters
 from xlaserve_proto import inference as pb
+
+_MOST_FIELDS = 10_000_000
+"""Fields of an answer: statistics have some hundred of each model, and a server has thousands."""
+_EMPTY_FINAL = "triton_enable_empty_final_response"
+_FINAL = "triton_final_response"
+"""The parameter of an answer of a stream that says whether it is the last one to its request."""
 
 
 class Client:
@@ -31,10 +47,13 @@ class Client:
     def __init__(self, url: str | ServerAddress, *, timeout: float) -> None:
         address = parse_address(url) if isinstance(url, str) else url
         self._url = address.url
-        self._channel = ClientChannel(address, WireCodec())
+        self.codec = WireCodec(max_fields=_MOST_FIELDS)
+        """What answers are read with."""
+        self._channel = ClientChannel(address, self.codec)
         self._stub = pb.GrpcInferenceServiceStub(
             self._channel, timeout=timeout, metadata=dict(address.headers)
         )
+        self.memory = GrpcMemory(self._stub)
 
     async def __aenter__(self) -> Self:
         return self
@@ -53,7 +72,7 @@ class Client:
     def failure(self, error: BaseException | None) -> CallFailed | None:
         """Return the error to raise for one of the connection or of the server; None for others."""
         problem = _problem(error)
-        return None if problem is None else CallFailed(self._url, problem)
+        return None if problem is None else CallFailed(self._url, problem, _status(error))
 
     async def live(self) -> bool:
         """Tell whether the server is live (V2 protocol, Health)."""
@@ -84,12 +103,90 @@ class Client:
         """Run one inference (V2 protocol, Inference)."""
         return await self.ask(asked(model, version, inputs))
 
-    async def ask(self, request: InferRequest) -> InferenceResult:
+    async def ask(self, request: InferRequest, timeout: float | None = None) -> InferenceResult:
         """Run one inference, with all that its request says; all tensors travel raw."""
         message = write_request(request)
         started = time.perf_counter()
-        response = await self._stub.model_infer(message)
+        response = await self._stub.model_infer(message, timeout=timeout)
         return _result(response, time.perf_counter() - started)
+
+    async def stream(
+        self, request: InferRequest, timeout: float
+    ) -> AsyncGenerator[InferenceResult, None]:
+        """Yield the answers to one request (V2 protocol, ModelStreamInfer), as they come."""
+        message = write_request(request)
+        # Without it nobody could tell the end of the answers from a pause but by the stream's.
+        message.parameters[_EMPTY_FINAL] = pb.InferParameter(bool_param=True)
+        started = time.perf_counter()
+        answers = self._stub.model_stream_infer([message], timeout=timeout)
+        async for answer in answers:
+            if answer.error_message:
+                raise CallFailed(self._url, answer.error_message, "UNKNOWN")
+            response = answer.infer_response
+            final = response.parameters.pop(_FINAL, None)
+            if response.outputs:
+                yield _result(response, time.perf_counter() - started)
+            if final is not None and final.bool_param:
+                return
+
+    async def describe(self, model: str, version: str = "") -> Json:
+        """Return the metadata of a model (V2 protocol, Model Metadata)."""
+        asking = pb.ModelMetadataRequest(name=model, version=version)
+        return _json(await self._stub.model_metadata(asking))
+
+    async def index(self) -> list[IndexEntry]:
+        """Return the models that are, or could be, loaded (model repository extension)."""
+        answer = await self._stub.repository_index(pb.RepositoryIndexRequest())
+        return [IndexEntry(one.name, one.version, one.state, one.reason) for one in answer.models]
+
+    async def configuration(self, model: str, version: str = "") -> Json:
+        """Return the configuration of a model (model configuration extension)."""
+        asking = pb.ModelConfigRequest(name=model, version=version)
+        return _json((await self._stub.model_config(asking)).config)
+
+    async def statistics(self, model: str = "", version: str = "") -> list[Json]:
+        """Return the statistics of a model, or of all (statistics extension)."""
+        asking = pb.ModelStatisticsRequest(name=model, version=version)
+        return [_json(one) for one in (await self._stub.model_statistics(asking)).model_stats]
+
+    async def load(self, model: str, config: str = "") -> None:
+        """Load or reload a model, with a configuration in JSON instead of its own if given."""
+        given = {"config": pb.ModelRepositoryParameter(string_param=config)} if config else {}
+        await self._stub.repository_model_load(
+            pb.RepositoryModelLoadRequest(model_name=model, parameters=given)
+        )
+
+    async def unload(self, model: str, *, dependents: bool = False) -> None:
+        """Unload a model, and with `dependents` also the models that it is made of."""
+        yes = pb.ModelRepositoryParameter(bool_param=True)
+        given = {"unload_dependents": yes} if dependents else {}
+        await self._stub.repository_model_unload(
+            pb.RepositoryModelUnloadRequest(model_name=model, parameters=given)
+        )
+
+
+class GrpcMemory:
+    """Has a server know shared memory of this machine (system shared memory extension)."""
+
+    def __init__(self, stub: pb.GrpcInferenceServiceStub) -> None:
+        self._stub = stub
+
+    async def register(self, name: str, key: str, size: int) -> None:
+        """Have the server know shared memory by a name."""
+        await self._stub.system_shared_memory_register(
+            pb.SystemSharedMemoryRegisterRequest(name=name, key=key, byte_size=size)
+        )
+
+    async def unregister(self, name: str) -> None:
+        """Have the server forget it; one that it does not know is no error."""
+        await self._stub.system_shared_memory_unregister(
+            pb.SystemSharedMemoryUnregisterRequest(name=name)
+        )
+
+    async def knows(self, name: str) -> bool:
+        """Tell whether the server knows shared memory of a name."""
+        found = await self._stub.system_shared_memory_status(pb.SystemSharedMemoryStatusRequest())
+        return name in found.regions
 
 
 def infer_request(
@@ -110,7 +207,7 @@ def write_request(request: InferRequest) -> pb.ModelInferRequest:
             pb.ModelInferRequestInferInputTensor(
                 name=tensor.name,
                 datatype=tensor.datatype.name,
-                shape=list(tensor.data.shape),
+                shape=list(_shape(tensor)),
                 parameters=write_parameters(tensor.parameters),
             )
             for tensor in request.inputs
@@ -122,9 +219,15 @@ def write_request(request: InferRequest) -> pb.ModelInferRequest:
             for output in request.outputs
         ],
         raw_input_contents=[
-            bytes(to_bytes(tensor.datatype, tensor.data)) for tensor in request.inputs
+            bytes(to_bytes(tensor.datatype, tensor.data))
+            for tensor in request.inputs
+            if not isinstance(tensor, SharedInput)
         ],
     )
+
+
+def _shape(tensor: InferInput) -> Shape:
+    return tensor.shape if isinstance(tensor, SharedInput) else tensor.data.shape
 
 
 def _specs(tensors: Sequence[pb.ModelMetadataResponseTensorMetadata]) -> list[TensorSpec]:
@@ -155,6 +258,17 @@ def _result(response: pb.ModelInferResponse, seconds: float) -> InferenceResult:
         read_parameters(response.parameters),
         {one.name: read_parameters(one.parameters) for one in response.outputs if one.parameters},
     )
+
+
+def _json(message: Message) -> Json:
+    made: Json = message.to_dict(casing=Casing.SNAKE)  # type: ignore[arg-type]  # a function
+    return made
+
+
+def _status(error: BaseException | None) -> str:
+    if isinstance(error, GRPCError):
+        return error.status.name
+    return "DEADLINE_EXCEEDED" if isinstance(error, TimeoutError) else "UNAVAILABLE"
 
 
 def _problem(error: BaseException | None) -> str | None:

@@ -73,6 +73,8 @@ class ServerConnection:
         """Why the connection ends; a GOAWAY says so in the output."""
         self.leaves = False
         """Whether the client knows which streams are the last ones."""
+        self._last_stream = MAX_STREAM_ID
+        """Last stream that a GOAWAY of ours has named; no later one names a higher one (6.8)."""
 
     # --- bytes in ---
 
@@ -193,7 +195,7 @@ class ServerConnection:
 
         Once it has answered the PING behind that, all of them are there, and `leave` follows.
         """
-        if self.leaves:
+        if self.leaves or self.failed is not None:
             return  # a later GOAWAY must not name a later stream (6.8)
         self._control.on_round_trip = self.leave
         self._sender.write(goaway(MAX_STREAM_ID, ErrorCode.NO_ERROR) + ping(ROUND_TRIP))
@@ -205,7 +207,7 @@ class ServerConnection:
         self.leaves = True
         self._control.on_round_trip = None
         self._streams.max_streams = 0
-        self._sender.write(goaway(self._streams.highest, code, reason))
+        self._write_goaway(code, reason)
 
     def _is_refused_too_often(self) -> None:
         # Its other streams are served to their end: it may be a proxy of many clients.
@@ -228,7 +230,12 @@ class ServerConnection:
     def _fail(self, failure: ConnectionFailure) -> None:
         self.failed = failure
         self._discard(failure.reason)
-        self._sender.write(goaway(self._streams.highest, failure.code, failure.reason))
+        self._write_goaway(failure.code, failure.reason)
+
+    def _write_goaway(self, code: ErrorCode, reason: str) -> None:
+        # Streams opened behind an earlier GOAWAY were refused: their client may send them again.
+        self._last_stream = min(self._last_stream, self._streams.highest)
+        self._sender.write(goaway(self._last_stream, code, reason))
 
     def _discard(self, reason: str) -> None:
         """Keep nothing that was received: neither requests nor what has come in part."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from xlaserve.transport.http2.dynamic_table import TABLE_BYTES
 from xlaserve.transport.http2.errors import ConnectionFailure, StreamFailure
 from xlaserve.transport.http2.frames import (
     ACK,
@@ -92,6 +93,8 @@ class ControlFrames:
                 self._sender.max_frame = value
             elif number == Setting.ENABLE_PUSH and value > 1:  # 6.5.2
                 raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH {value}")
+            elif number == Setting.HEADER_TABLE_SIZE and value < TABLE_BYTES:  # 4.3.1
+                self._sender.give_up_table()
         if (window, widest) != (self._streams.peer_window,) * 2:
             self._streams.change_peer_window(window, widest)
 

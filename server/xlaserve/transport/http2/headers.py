@@ -336,7 +336,7 @@ def _problem(found: Iterable[Field]) -> str | None:
                 return problem
     if not pseudo.get(b":path") or b":method" not in pseudo or b":scheme" not in pseudo:
         return "a request without :method, :scheme or :path"
-    return None
+    return "CONNECT with :scheme and :path" if pseudo[b":method"] == b"CONNECT" else None  # 8.5
 
 
 def _field_problem(name: bytes, value: bytes) -> str | None:

@@ -28,6 +28,9 @@ _JOINED_BYTES = SMALLEST_MAX_FRAME
 """An answer that is not larger is joined, which is quicker than to write its parts. Each of them
 fits into a frame then, whatever the client takes (RFC 9113 4.2)."""
 
+_TABLE_OF_0 = b"\x20"
+"""Dynamic Table Size Update to 0 (RFC 7541 6.3)."""
+
 _MOST_KEPT = 2
 """Parked bytes are copied where they keep alive an array of more than so many times their size."""
 
@@ -56,6 +59,10 @@ class Sender:
         self.max_frame = SMALLEST_MAX_FRAME
         self.paused = False
         """Whether the transport has asked for no more: backpressure of its client."""
+        self._has_table = True
+        """Whether the client may take the encoder's table, which is never used, for one of 4096."""
+        self._table_update = b""
+        """Instruction in front of the next header block."""
 
     # --- answers ---
 
@@ -68,6 +75,7 @@ class Sender:
             or size > self.window
             or size > stream.send_window
             or self.paused
+            or self._table_update
         ):
             return self._long_answer(stream, head, parts, size, trailers)
         if (stream.state is not State.HALF_CLOSED_REMOTE or stream.ending) and not stream.open:
@@ -140,6 +148,8 @@ class Sender:
 
     def _header_frames(self, stream_id: int, block: bytes, flags: int) -> None:
         """Write a block as HEADERS and as many CONTINUATION frames as it takes (6.10)."""
+        if self._table_update:
+            block, self._table_update = self._table_update + block, b""
         first, rest = block[: self.max_frame], block[self.max_frame :]
         flags |= 0 if rest else END_HEADERS
         self.output += (frame_header(len(first), HEADERS, flags, stream_id), first)
@@ -295,6 +305,16 @@ class Sender:
         """Widen the window of the connection; false when it gets too wide (6.9.1)."""
         self.window += increment
         return self.window <= MAX_WINDOW
+
+    def give_up_table(self) -> None:
+        """Say in front of the next header block that the encoder's table is of 0 bytes (4.3.1).
+
+        A client that makes the table smaller than it was ends the connection for a block without
+        that. Once is enough: there is nothing smaller.
+        """
+        if self._has_table:
+            self._has_table = False
+            self._table_update = _TABLE_OF_0
 
     def write(self, frame: bytes) -> None:
         """Send a frame that no window holds back (6.9)."""

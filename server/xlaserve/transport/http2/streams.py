@@ -120,6 +120,9 @@ class Streams:
     def fail(self, failure: StreamFailure) -> None:
         """Reset a stream for an error of its client (5.4.2)."""
         stream = self.open.get(failure.stream_id)
+        if stream is None and self.state_of(failure.stream_id) is State.IDLE:
+            # 6.4: no RST_STREAM on an idle stream; its client would end the connection for it.
+            raise ConnectionFailure(failure.code, failure.reason)  # 5.4.1
         if stream is not None:
             stream.advance(Input.SEND_RST)
             self._discard(stream)

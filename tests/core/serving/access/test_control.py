@@ -19,6 +19,7 @@ from support.clock import HandClock
 from xlaserve.access_errors import NotPermitted, QuotaExceeded, Unauthenticated
 from xlaserve.core.serving.access import control
 from xlaserve.core.serving.access.control import AccessControl
+from xlaserve.core.serving.access.restrictions import Restrictions
 from xlaserve.core.serving.access.tokens import digest_of, new_token
 from xlaserve.core.serving.call import Call, Operation, Peer
 from xlaserve.core.serving.principal import KnownBy, Principal
@@ -361,3 +362,22 @@ async def test_no_redirect_is_followed_to_another_machine(file: Path) -> None:
             access = await wait(lambda: access_to(file))
 
     assert Unauthenticated is outcome(access, asking(Operation.MANAGE, signed()))
+
+
+@pytest.mark.parametrize("key", ["right", "wrong"])
+def test_what_a_client_may_do_with_which_models_is_told(file: Path, key: str) -> None:
+    """Rules and Triton's groups both count: a page offers nothing that one of them refuses."""
+    token = digest_of(TOKEN)
+    page = entry("operator", "page", "infer", token=token)
+    write(file, page, entry("tenant", "manage", token=token, models=["a-*"]))
+    restrictions = Restrictions.of((), ("model-repository:key=right",))
+    access = AccessControl(
+        file, restrictions, max_principals=10, clock=HandClock(NOW), monotonic=HandClock()
+    )
+    call = asking(Operation.PAGE, TOKEN, Peer("http_endpoint"))
+    call.headers = {"authorization": f"Bearer {TOKEN}", "key": key}
+    manages = access.permits(call, Operation.MANAGE)
+
+    assert [key == "right", False] == [manages("a-1"), manages("b")]
+    assert access.permits(call, Operation.INFER)("b")
+    assert not access.permits(call, Operation.METADATA)("a-1")

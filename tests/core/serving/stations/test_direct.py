@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from xlaserve.core.serving.infer_call import AwaitedInfer, InferCall
-from xlaserve.core.serving.stations.direct import DirectQueue
+from xlaserve.core.serving.principal import Principal
+from xlaserve.core.serving.stations.direct import ByPrincipal, DirectQueue
 from xlaserve.errors import Overloaded
 
 
@@ -88,3 +89,22 @@ async def test_nobody_is_refused_while_the_copies_have_room() -> None:
     assert ([2, 1], 2) == ([len(calls) for calls in copies.handed], waiting(queue))
     with pytest.raises(Overloaded):
         queue.submit(AwaitedInfer())
+
+
+async def test_principals_have_their_turns_whoever_came_first() -> None:
+    """One that has asked for much waits behind its own calls, and another does not."""
+    copies = Copies(room=0)
+    queue = DirectQueue(copies, 100, lambda: 1, ByPrincipal())
+    calls = [AwaitedInfer() for _ in range(8)]
+    for call, name in zip(calls, ("a", "a", "a", "a", "b", "b", "", "c"), strict=True):
+        call.principal = Principal(name) if name else None
+        queue.submit(call)
+    calls[7].cancel()
+    copies.room = 8
+    queue.hand_on()
+    a, b, nobody = calls[:4], calls[4:6], calls[6]
+
+    assert [a[0], b[0], nobody, a[1], b[1], a[2], a[3]] == [one for h in copies.handed for one in h]
+    assert [] == queue.retire()
+    with pytest.raises(ValueError, match="not in deque"):
+        ByPrincipal().remove(nobody)

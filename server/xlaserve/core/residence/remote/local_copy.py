@@ -27,19 +27,36 @@ class LocalCopy:
     """Models that are in a store and could not be fetched, and why."""
 
 
-@contextmanager
-def local_copy(settings: Settings) -> Iterator[LocalCopy]:
-    """Fetch what is in stores, and yield settings that name directories; blocks.
+EVERY_VERSION = '{"version_policy": {"all": {}}}'
+"""Stands for the configuration of a model of which all versions are looked at."""
 
-    Who names a URL to a command allows its scheme; `remote_schemes` is for servers. The directories
-    are gone behind the block, what was fetched stays in the cache. Raises InvalidSettings for a
-    root that is none, or cannot be listed.
+
+def with_schemes(settings: Settings) -> Settings:
+    """Return settings that allow the schemes of their own roots.
+
+    Who names a URL to a command allows its scheme; `remote_schemes` is for servers. Raises
+    InvalidSettings for a root that is none.
     """
     roots = (settings.repository, *settings.model_repository)
     named = {url.partition(":")[0] for root in roots if (url := url_of(root))}
     allowed = replace(settings, remote_schemes=tuple(named))
     check_roots(allowed)
-    if not named:
+    return allowed
+
+
+@contextmanager
+def local_copy(
+    settings: Settings, *, only: str = "", config_text: str | None = None
+) -> Iterator[LocalCopy]:
+    """Fetch what is in stores, and yield settings that name directories; blocks.
+
+    With `only`, other models of stores are left out; a text replaces configurations where it is
+    decided which versions are fetched. The directories are gone behind the block, what was fetched
+    stays in the cache. Raises InvalidSettings for a root that is none, or cannot be listed.
+    """
+    roots = (settings.repository, *settings.model_repository)
+    allowed = with_schemes(settings)
+    if not allowed.remote_schemes:
         yield LocalCopy(settings)
         return
     remotes = open_repositories(allowed).remotes
@@ -54,7 +71,7 @@ def local_copy(settings: Settings) -> Iterator[LocalCopy]:
             if part is None:
                 return root
             place.mkdir(mode=0o700)
-            failures.update(_fetch_all(part, place, stack))
+            failures.update(_fetch_all(part, place, stack, only, config_text))
             return place
 
         first, *others = [fetched(number, root) for number, root in enumerate(roots)]
@@ -63,7 +80,9 @@ def local_copy(settings: Settings) -> Iterator[LocalCopy]:
         )
 
 
-def _fetch_all(part: RemotePart, place: Path, stack: ExitStack) -> Iterator[tuple[str, str]]:
+def _fetch_all(
+    part: RemotePart, place: Path, stack: ExitStack, only: str, config_text: str | None
+) -> Iterator[tuple[str, str]]:
     """Fetch every model of a store; yield those that cannot be, and why."""
     part.refresh()
     try:
@@ -72,8 +91,10 @@ def _fetch_all(part: RemotePart, place: Path, stack: ExitStack) -> Iterator[tupl
         expected = f"a URL that can be listed ({problem})"
         raise InvalidSettings("repository", expected, part.url) from problem
     for name in names:
+        if only not in ("", name):
+            continue
         try:
-            for path in _fetched(part, name, stack):
+            for path in _fetched(part, name, stack, config_text):
                 shutil.copytree(path, place / name, copy_function=_link, dirs_exist_ok=True)
         except XlaserveError as error:
             yield name, str(error)
@@ -81,11 +102,13 @@ def _fetch_all(part: RemotePart, place: Path, stack: ExitStack) -> Iterator[tupl
             yield name, str(load_failure(name, f"its files cannot be kept: {error}", error))
 
 
-def _fetched(part: RemotePart, name: str, stack: ExitStack) -> Sequence[Path]:
+def _fetched(
+    part: RemotePart, name: str, stack: ExitStack, config_text: str | None
+) -> Sequence[Path]:
     """Return directories of the model, each with one version; they stay until the stack is left."""
-    part.prepare(name)
+    part.prepare(name, config_text)
     paths = []
-    for version in part.find_own(name, None).versions:
+    for version in part.find_own(name, config_text).versions:
         assert version.remote is not None
         try:
             lease = version.remote.take(version.remote.control())

@@ -11,10 +11,10 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from xlaserve.access_errors import NotPermitted, Unauthenticated
+from xlaserve.access_errors import NotPermitted, Restricted, Unauthenticated
 from xlaserve.core.serving.access.key_set import IssuerKey, check_library, is_url, read_keys
 from xlaserve.core.serving.access.models import CallerSight, ModelNames
-from xlaserve.core.serving.access.quotas import Quotas
+from xlaserve.core.serving.access.quotas import Admits, Quotas
 from xlaserve.core.serving.access.restrictions import Restrictions
 from xlaserve.core.serving.access.rules import IMPLIED, Found, Rules
 from xlaserve.core.serving.access.rules_file import read_rules
@@ -22,7 +22,7 @@ from xlaserve.core.serving.access.signed_tokens import Verifier
 from xlaserve.core.serving.access.tokens import bearer
 from xlaserve.core.serving.call import NOBODY, Call, Operation, Peer, Sight
 from xlaserve.core.serving.principal import KnownBy
-from xlaserve.core.serving.sight import Sees, everything
+from xlaserve.core.serving.sight import Sees, everything, nothing
 from xlaserve.errors import InvalidSettings
 from xlaserve.settings import Settings
 
@@ -99,26 +99,31 @@ class AccessControl:
         restrictions: Restrictions | None,
         *,
         max_principals: int,
+        quotas: Admits | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises InvalidSettings for rules that cannot be used."""
+        """Raises InvalidSettings for rules that cannot be used.
+
+        `quotas` are those of all processes; without them, this one has its own.
+        """
         self._path = path
         self._restrictions = restrictions
         self._clock = clock
-        self._quotas = Quotas(max_principals, monotonic)
+        self._quotas = quotas or Quotas(max_principals, monotonic)
         self._state: _State | None = None
         self._reloading = asyncio.Lock()
         if path is not None:
             self._take(self._read())
 
     @classmethod
-    def of(cls, settings: Settings) -> "AccessControl":
+    def of(cls, settings: Settings, quotas: Admits | None = None) -> "AccessControl":
         """Return what the settings say; raises InvalidSettings for what cannot be used."""
         access = cls(
             Path(settings.access_rules) if settings.access_rules else None,
             Restrictions.of(settings.grpc_restricted_protocol, settings.http_restricted_api),
             max_principals=settings.max_principals,
+            quotas=quotas,
         )
         if settings.modelmesh and access._state is not None:
             allowed = {operation for caller in access._rules.callers for operation in caller.allow}
@@ -169,6 +174,20 @@ class AccessControl:
         if quota is not None and not call.carries_calls:
             self._quotas.admit(call, found.principal, quota)
 
+    def permits(self, call: Call, operation: Operation) -> Sees:
+        """Return with which models the client of a permitted call may do something, by all rules.
+
+        Those of Triton's groups count too. For a page, which offers nothing that is refused.
+        """
+        if self._restrictions is not None:
+            asked = Call()
+            asked.operation, asked.headers, asked.peer = operation, call.headers, call.peer
+            try:
+                self._restrictions.check(asked)
+            except Restricted:
+                return nothing
+        return self.sees(call, operation)
+
     def sees(self, call: Call | None, operation: Operation) -> Sees:
         """Return with which models the client of a permitted call may do something else too."""
         if self._state is None or call is None or call.peer is NOBODY:
@@ -176,7 +195,7 @@ class AccessControl:
         granted = self._grant(self._state, call.peer, call.headers.get("authorization"))
         permission = granted.by_operation.get(operation)
         if permission is None:
-            return _nothing
+            return nothing
         return everything if permission.sight is None else permission.sight.shows
 
     def _grant(self, state: _State, peer: Peer, authorization: str | None) -> _Granted:
@@ -266,11 +285,6 @@ class AccessControl:
     @property
     def _rules(self) -> Rules:
         return Rules() if self._state is None else self._state.rules
-
-
-def _nothing(model: str) -> bool:
-    """See no model."""
-    return False
 
 
 def _permissions(found: Sequence[Found]) -> dict[Operation, _Permission]:

@@ -2,16 +2,25 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Protocol
 
 from xlaserve.access_errors import QuotaExceeded
 from xlaserve.core.serving.access.rules import Quota
 from xlaserve.core.serving.call import Call
 from xlaserve.core.serving.principal import Principal
 
-_BUSY_SECONDS = 1.0
+BUSY_SECONDS = 1.0
 """When a caller is told to come again that has too many requests in flight."""
 _LOOKS = 16
 """Principals that are looked at, of those that asked longest ago, for one to be forgotten."""
+
+
+class Admits(Protocol):
+    """Counts what principals ask."""
+
+    def admit(self, call: Call, principal: Principal, quota: Quota) -> None:
+        """Count a call; raises QuotaExceeded for one that is too many, which is not counted."""
+        ...
 
 
 class _Usage:
@@ -55,7 +64,7 @@ class Quotas:
         most, rate = quota.concurrent_requests, quota.requests_per_second
         if most is not None and usage.in_flight >= most:
             text = f"{usage.in_flight} requests in flight and may have {most}"
-            raise QuotaExceeded(principal.name, text, _BUSY_SECONDS)
+            raise QuotaExceeded(principal.name, text, BUSY_SECONDS)
         if rate is not None:
             usage.left = min(quota.burst, usage.left + (now - usage.at) * rate)
             usage.at = now
@@ -70,7 +79,7 @@ class Quotas:
     def _remember(self, principal: Principal, quota: Quota, now: float) -> _Usage:
         if len(self._usage) >= self._max_principals and not self._evict():
             text = f"to wait, as {len(self._usage)} callers are active (max_principals)"
-            raise QuotaExceeded(principal.name, text, _BUSY_SECONDS)
+            raise QuotaExceeded(principal.name, text, BUSY_SECONDS)
         usage = self._usage[principal.name] = _Usage(quota.burst, now)
         return usage
 

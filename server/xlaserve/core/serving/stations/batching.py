@@ -288,15 +288,24 @@ class Batcher:
     next that it need not wait for the end of the pass.
     """
 
-    def __init__(self, queue: RequestQueue, runner: Runner, clock: Clock, deliver: Deliver) -> None:
+    def __init__(
+        self,
+        queue: RequestQueue,
+        runner: Runner,
+        clock: Clock,
+        deliver: Deliver,
+        overtakes: Callable[[], bool] | None = None,
+    ) -> None:
+        """`overtakes` says whether the next batch may be started though no lane is free."""
         self._queue = queue
+        self._overtakes = overtakes
         self._policy = queue.policy
         self._runner = runner
         self._clock = clock
         self._now_ns = clock.now_ns
         self._deliver = deliver
         self._free = runner.lanes
-        """Batches that may be started."""
+        """Batches that may be started; less than none where some have overtaken others."""
         self._may_pass = runner.is_inline and not queue.policy.delay_ns
         """Whether a request may be executed without having been here."""
         self.in_a_row = 0
@@ -333,7 +342,7 @@ class Batcher:
         request.holds_anything = True
         if self._looking:
             return
-        if self._free:
+        if self._may_start:
             self._look_soon()
         elif self._policy.timeouts_differ or (
             self._policy.timeout_ns and self._cancel_timer is None
@@ -351,8 +360,12 @@ class Batcher:
             self._cancel_timer = None
         return self._queue.clear()
 
+    @property
+    def _may_start(self) -> bool:
+        return self._free > 0 or (self._overtakes is not None and self._overtakes())
+
     def _look_soon(self) -> None:
-        if not self._looking and self._free:
+        if not self._looking and self._may_start:
             self._looking = True
             self._clock.soon(self._look)
 
@@ -362,7 +375,7 @@ class Batcher:
         late = self._queue.expire(now)
         if late:
             self._refuse(late)
-        if self._free:
+        if self._may_start:
             requests = self._queue.take(now)
             if requests:
                 apart = now - self._ended_ns > APART_NS
@@ -400,7 +413,7 @@ class Batcher:
         if self._cancel_timer is not None:
             self._cancel_timer()
             self._cancel_timer = None
-        due = self._queue.due_ns(could_leave=bool(self._free))
+        due = self._queue.due_ns(could_leave=self._free > 0)
         if due is not None:
             self._cancel_timer = self._clock.at(due, self._wake)
 

@@ -1,8 +1,9 @@
-"""The queue of a Python model whose requests are not put together."""
+"""The queue of a model whose requests are not put together."""
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Protocol
 
 from xlaserve.core.serving.infer_call import InferCall
@@ -27,18 +28,92 @@ class Copies(Protocol):
         ...
 
 
+class Order(Protocol):
+    """Calls that wait, in some order: a deque is one."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[InferCall]: ...
+
+    def append(self, call: InferCall, /) -> None:
+        """Add a call."""
+        ...
+
+    def popleft(self) -> InferCall:
+        """Remove and return the next one."""
+        ...
+
+    def remove(self, call: InferCall, /) -> None:
+        """Remove a call; raises ValueError where it is not there."""
+        ...
+
+    def clear(self) -> None:
+        """Remove all."""
+        ...
+
+
+class ByPrincipal:
+    """Takes the calls of different principals by turns, those of each as they came (an Order)."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, deque[InferCall]] = {}
+        """Never an empty one: the first of the first principal is the next."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self._calls.values()))
+
+    def __iter__(self) -> Iterator[InferCall]:
+        return chain.from_iterable(self._calls.values())
+
+    def append(self, call: InferCall, /) -> None:
+        """Add a call behind the others of its principal."""
+        self._calls.setdefault(_name(call), deque()).append(call)
+
+    def popleft(self) -> InferCall:
+        """Remove and return the next call; its principal is the last to have another turn."""
+        name = next(iter(self._calls))
+        calls = self._calls.pop(name)
+        call = calls.popleft()
+        if calls:
+            self._calls[name] = calls
+        return call
+
+    def remove(self, call: InferCall, /) -> None:
+        """Remove a call; raises ValueError where it is not there."""
+        name = _name(call)
+        calls = self._calls.get(name, deque())
+        calls.remove(call)
+        if not calls:
+            del self._calls[name]
+
+    def clear(self) -> None:
+        """Remove all."""
+        self._calls.clear()
+
+
+def _name(call: InferCall) -> str:
+    return "" if call.principal is None else call.principal.name
+
+
 class DirectQueue:
-    """Hands calls on in the order in which they come.
+    """Hands calls on, in the order in which they come where it is given no other.
 
     Those that come in one pass of the event loop are handed on in groups at its end. To wake a
     thread costs more than many a model, and while the pass lasts it could not have Python's lock.
     """
 
-    def __init__(self, copies: Copies, max_requests: int, now_ns: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        copies: Copies,
+        max_requests: int,
+        now_ns: Callable[[], int],
+        order: Order | None = None,
+    ) -> None:
+        """Calls are in the order in which they come unless there is another one."""
         self._copies = copies
         self._max_requests = max_requests
         self._now_ns = now_ns
-        self._calls: deque[InferCall] = deque()
+        self._calls: Order = deque[InferCall]() if order is None else order
         self._is_looking = False
 
     def pending_since(self) -> Iterator[int]:

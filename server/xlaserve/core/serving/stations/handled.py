@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain
 
@@ -16,7 +17,7 @@ from xlaserve.core.serving.stations.replicas import Replicas
 from xlaserve.core.serving.stations.station import Served
 from xlaserve.core.serving.stations.unending import Unending
 from xlaserve.errors import Decoupled
-from xlaserve.models.handling import AnswerParameters, Handling, TensorParameters
+from xlaserve.models.handling import AnswerParameters, Handling, Sender, Slotted, TensorParameters
 from xlaserve.tensors import Parameter, Tensor
 
 AHEAD = 32
@@ -50,7 +51,10 @@ class Handed:
 
     def begin(self, call: InferCall) -> None:
         """Enqueue a call; raises Overloaded, or Decoupled where it can have one answer only."""
-        if self._is_decoupled and not call.takes_many:
+        if isinstance(self._runner.model, Slotted):
+            many = call.takes_many and not call.wants_whole
+            call.chosen = self._runner.model.choose_outputs(call.chosen, many=many)
+        elif self._is_decoupled and not call.takes_many:
             raise Decoupled(self._instance.model)
         self._queue.submit(call)
         if self._unending is not None:
@@ -77,6 +81,7 @@ class CopiesRunner:
     ) -> None:
         self._instance = instance
         self.model = model
+        self._slots_ahead = model.ahead if isinstance(model, Slotted) else 0
         self._outbox = outbox
         self._now_ns = now_ns
         self._replicas = Replicas(model.replicas)
@@ -102,6 +107,15 @@ class CopiesRunner:
         """Yield when each call was submitted that copies have been handed ahead of time."""
         return (one.call.submitted_ns for one in self._exchanges if not one.begun_ns)
 
+    def yields_to(self, level: int) -> bool:
+        """Tell whether the model would take a request of a priority though it has no more room.
+
+        So it has at most as many more as it has slots: each of those takes the slot of another.
+        """
+        if not isinstance(self.model, Slotted) or self._in_flight >= self._ahead + self.lanes:
+            return False
+        return self.model.yields_to(level)
+
     @property
     def room(self) -> int:
         """Return how many executions may be handed over now."""
@@ -115,6 +129,8 @@ class CopiesRunner:
     @property
     def _ahead(self) -> int:
         """Return how many executions copies are handed ahead of time; 0 for none."""
+        if self._slots_ahead:
+            return self.lanes + self._slots_ahead
         # What waits for one copy might be begun by another, if there is one.
         may_wait = self.model.replicas == 1 or self._recent_ns < _QUICK_NS
         return self.model.replicas * AHEAD if may_wait and not self._calls_others else 0
@@ -222,6 +238,13 @@ class Exchange:
         return self.call.tensor_parameters
 
     @property
+    def sender(self) -> Sender:
+        """Return what is known of who sent the request."""
+        call = self.call
+        name = "" if call.principal is None else call.principal.name
+        return Sender(call.submitted_ns, name, call.takes_many and not call.wants_whole)
+
+    @property
     def is_cancelled(self) -> bool:
         """Tell whether nobody waits any more."""
         return self.call.has_ended
@@ -251,6 +274,10 @@ class Exchange:
                 self._answers += 1
         self._outbox.post(partial(self._write, outputs, last, parameters))
 
+    def gathered(self) -> AbstractContextManager[None]:
+        """Hand what this thread gives meanwhile to the event loop at once, at the end."""
+        return self._outbox.gathered()
+
     def again(self) -> None:
         """End this execution of the request, which goes on with another one."""
         self.has_ended = self.is_again = True
@@ -277,6 +304,10 @@ class Exchange:
         resume()
 
     # --- on the event loop ---
+
+    def when_cancelled(self, leave: Callable[[], None]) -> None:
+        """Call when the call ends, however it does; one that was answered has left by then."""
+        self.call.hold(leave)
 
     def check_answered(self) -> None:
         """Fail a call that the model has left without an answer."""

@@ -119,6 +119,7 @@ class Overruns:
 
     def _come_back(self, found: "weakref.ref[Served]") -> None:
         instance = found()
-        if instance is not None:
+        # What has left may be closed: there is nothing by which a station could be chosen.
+        if instance is not None and not instance.has_left:
             self._away.discard(instance)
             instance.renew()

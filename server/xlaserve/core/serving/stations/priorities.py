@@ -101,6 +101,11 @@ class PriorityQueue:
         inside = isinstance(asked, int) and 1 <= asked <= len(self._levels)
         return self._levels[(int(asked) if inside else self._default) - 1]
 
+    @property
+    def first_level(self) -> int:
+        """Return the level of the request that leaves next, from 1 on; 0 where none waits."""
+        return next((number for number, level in enumerate(self._levels, 1) if len(level)), 0)
+
     def timeout_ns(self, request: InferCall) -> int:
         """Return how long a request may wait; 0 for as long as its client does."""
         policy = self._level(request).policy

@@ -39,12 +39,16 @@ class SequenceParts:
     clock: Clock
     is_gathered: bool
     """Whether requests of several sequences are put together (dynamic_batching of the server)."""
+    processes: int = 1
+    """Processes of the server."""
 
     def station(self) -> Sequences:
         """Return the station, with a batcher for each replica."""
         model = self.model
         idle_ns = model.batching.idle_microseconds * _MICROSECOND_NS
-        table = SequenceTable(self.instance.model, model.replicas, model.slots, idle_ns)
+        table = SequenceTable(
+            self.instance.model, model.replicas, model.slots, idle_ns, processes=self.processes
+        )
         outbox = Outbox(asyncio.get_running_loop())
 
         def batcher(station: Sequences, replica: int) -> Batcher:

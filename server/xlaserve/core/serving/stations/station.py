@@ -72,6 +72,11 @@ class Served(ServedInstance, Protocol):
         """Return why it cannot be asked now; empty while it can."""
         ...
 
+    @property
+    def has_left(self) -> bool:
+        """Whether it was replaced: once it is drained, it is closed."""
+        ...
+
     def suspend(self, fault: str) -> None:
         """Answer no requests until `resume`; those that have begun go on."""
         ...

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import cast
 
@@ -21,8 +22,9 @@ from xlaserve.core.serving.stations.batching import (
 from xlaserve.core.serving.stations.by_itself import ByItself
 from xlaserve.core.serving.stations.caching import Caching
 from xlaserve.core.serving.stations.deadlock import Waits
-from xlaserve.core.serving.stations.direct import DirectQueue
+from xlaserve.core.serving.stations.direct import ByPrincipal, DirectQueue
 from xlaserve.core.serving.stations.dispatch import DeviceRunner, Dispatcher
+from xlaserve.core.serving.stations.elsewhere import Elsewhere
 from xlaserve.core.serving.stations.ensemble import Ensemble, Steps
 from xlaserve.core.serving.stations.generator import Generator
 from xlaserve.core.serving.stations.handled import CopiesRunner, Handed
@@ -32,6 +34,7 @@ from xlaserve.core.serving.stations.on_demand import ShapeCompiler
 from xlaserve.core.serving.stations.ordered import Ordered
 from xlaserve.core.serving.stations.outbox import Outbox
 from xlaserve.core.serving.stations.overruns import Overruns
+from xlaserve.core.serving.stations.priorities import PriorityQueue
 from xlaserve.core.serving.stations.queue_policy import queue_for, ragged_queue_for
 from xlaserve.core.serving.stations.ragged import Gathered, RaggedRunner
 from xlaserve.core.serving.stations.sequence_station import SequenceParts
@@ -39,7 +42,7 @@ from xlaserve.core.serving.stations.station import Served, Station, Wrapper
 from xlaserve.core.serving.stations.together import gathering
 from xlaserve.core.threads.workers import Workers
 from xlaserve.models.config import DynamicBatching, QueuePolicy
-from xlaserve.models.handling import Handling
+from xlaserve.models.handling import Handling, Slotted
 from xlaserve.models.loaded import Generating, LoadedModel, ModelInfo
 from xlaserve.models.ragged import Ragged
 from xlaserve.models.sequential import Sequential, SequentialModel
@@ -67,6 +70,8 @@ class ExecutionPolicy:
     """Longest compilation of what a request asks for."""
     execution_seconds: float = DEFAULT_EXECUTION_SECONDS
     """Longest execution in threads or on a device; 0 for any time."""
+    processes: int = 1
+    """Processes of the server, as errors of sequences say."""
 
 
 class Stations:
@@ -149,7 +154,7 @@ class Candidate:
         runner = self.instance.runner
         if isinstance(runner, Handling):
             return not runner.is_decoupled
-        return not isinstance(runner, EnsemblePlan | Generating)
+        return not isinstance(runner, EnsemblePlan | Generating | Elsewhere)
 
     @property
     def may_be_inline(self) -> bool:
@@ -212,8 +217,11 @@ class Candidate:
         stations = self.stations
         return InlineLimit(stations.policy.inline_seconds, stations.overruns.overran)
 
-    def batcher(self, runner: Runner) -> Batcher:
-        """Return what gathers calls for a runner."""
+    def batcher(self, runner: Runner, yields_to: Callable[[int], bool] | None = None) -> Batcher:
+        """Return what gathers calls for a runner.
+
+        `yields_to` says whether it begins one of a level though no lane is free.
+        """
         stations, model = self.stations, self.model
         queue = queue_for(
             self.instance.model,
@@ -222,14 +230,22 @@ class Candidate:
             (lambda: model.batch_limit) if stations.policy.batching else (lambda: 1),
         )
         clock = LoopClock(asyncio.get_running_loop(), stations.now_ns)
-        return Batcher(queue, runner, clock, deliver)
+        if yields_to is None or not isinstance(queue, PriorityQueue):
+            return Batcher(queue, runner, clock, deliver)
+        overtakes = partial(_overtakes, queue, yields_to)
+        return Batcher(queue, runner, clock, deliver, overtakes)
+
+
+def _overtakes(queue: PriorityQueue, yields_to: Callable[[int], bool]) -> bool:
+    return bool(len(queue)) and yields_to(queue.first_level)
 
 
 def _sequences(of: Candidate) -> Station:
     stations, model = of.stations, cast(SequentialModel, of.instance.runner)
     clock = LoopClock(asyncio.get_running_loop(), stations.now_ns)
+    policy, work = stations.policy, of.work()
     return SequenceParts(
-        of.instance, model, of.work(), stations.workers, clock, stations.policy.batching
+        of.instance, model, work, stations.workers, clock, policy.batching, policy.processes
     ).station()
 
 
@@ -238,14 +254,20 @@ def _ensemble(of: Candidate) -> Station:
     return Ensemble(plan, stations.steps, stations.workers.host, stations.now_ns)
 
 
+def _elsewhere(of: Candidate) -> Station:
+    return cast(Elsewhere, of.instance.runner).station(of.instance)
+
+
 def _handed(of: Candidate) -> Station:
     model, stations = cast(Handling, of.instance.runner), of.stations
     loop = asyncio.get_running_loop()
     runner = CopiesRunner(of.instance, model, Outbox(loop), stations.now_ns)
     # A queue policy is the batcher's to obey, also where it gathers nothing.
     if model.is_batched or of.instance.config.dynamic_batching != DynamicBatching():
-        return Handed(of.instance, runner, of.batcher(runner), stations.waits)
-    direct = DirectQueue(runner, stations.policy.max_queued, stations.now_ns)
+        yields_to = runner.yields_to if isinstance(model, Slotted) else None
+        return Handed(of.instance, runner, of.batcher(runner, yields_to), stations.waits)
+    order = ByPrincipal() if isinstance(model, Slotted) else None
+    direct = DirectQueue(runner, stations.policy.max_queued, stations.now_ns, order)
     return Handed(of.instance, runner, direct, stations.waits)
 
 
@@ -317,9 +339,12 @@ class Kind:
         return self.name in _WITH_QUEUE
 
 
-_WITH_QUEUE = frozenset({"batched on a device", "batched on the host", "handed over"})
+_WITH_QUEUE = frozenset(
+    {"in another process", "batched on a device", "batched on the host", "handed over"}
+)
 
 KINDS = (
+    Kind("in another process", lambda of: isinstance(of.instance.runner, Elsewhere), _elsewhere),
     Kind("ensemble", lambda of: isinstance(of.instance.runner, EnsemblePlan), _ensemble),
     Kind("handed over", lambda of: isinstance(of.instance.runner, Handling), _handed),
     Kind("ragged", lambda of: isinstance(of.instance.runner, Ragged), _ragged),

@@ -23,7 +23,7 @@ import structlog
 from xlaserve.errors import InvalidModel
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.config_text import parse_json
-from xlaserve.models.handling import AnswerParameters, TensorParameters
+from xlaserve.models.handling import NO_SENDER, AnswerParameters, TensorParameters
 from xlaserve.models.loaded import LoadContext
 from xlaserve.models.python import loading
 from xlaserve.models.python.author import Arrays
@@ -53,6 +53,7 @@ class ChildRequest:
         self.parameters: Mapping[str, Any] = said["parameters"]
         self.tensor_parameters = TensorParameters(*said["tensor_parameters"])
         self.inputs = inputs
+        self.sender = NO_SENDER
         self.is_cancelled = False
         self.is_writable = True
         self._pipe = pipe
@@ -93,6 +94,9 @@ class ChildRequest:
                 self._resume = resume
                 return
         resume()
+
+    def when_cancelled(self, leave: Callable[[], None]) -> None:
+        """Do nothing: the code of a model asks `is_cancelled`."""
 
     def go_on(self, *, cancelled: bool) -> None:
         """Let the model go on: the server said so."""

@@ -3,6 +3,7 @@
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -19,6 +20,7 @@ from xlaserve.models.python.process.slab import (
 )
 from xlaserve.tensors import (
     DATATYPES,
+    Buffer,
     Tensor,
     TensorDataError,
     aligned_bytes,
@@ -30,6 +32,8 @@ from xlaserve.tensors import (
 LIMIT_HEADER_BYTES = 16 << 20
 LIMIT_TENSOR_BYTES = 1 << 31
 """The most bytes of the tensors of one message."""
+STALLED_SECONDS = 30.0
+"""Seconds in which the other end may take nothing of a message, before it is given up."""
 
 _SIZES = struct.Struct("<IQ")
 _NO_TENSORS: Mapping[str, Tensor] = {}
@@ -89,9 +93,9 @@ class Pipe:
         head = msgspec.msgpack.encode(said)
         try:
             with self._sending:
-                self.socket.sendall(_SIZES.pack(len(head), total) + head)
+                self._all_of(_SIZES.pack(len(head), total) + head)
                 for data in buffers:
-                    self.socket.sendall(data)
+                    self._all_of(data)
         except OSError as error:
             raise PipeError(str(error)) from error
 
@@ -135,6 +139,18 @@ class Pipe:
         with suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
+
+    def _all_of(self, data: Buffer) -> None:
+        # The timeout of the socket is that of receiving: the other end may be slower than that.
+        left, moved = memoryview(data).cast("B"), time.monotonic()
+        while left:
+            try:
+                left = left[self.socket.send(left) :]
+            except TimeoutError:
+                if time.monotonic() - moved > STALLED_SECONDS:
+                    raise
+            else:
+                moved = time.monotonic()
 
     def _exactly(self, count: int) -> memoryview:
         # Unlike a bytearray, it is not filled with zeros first.

@@ -1,0 +1,18 @@
+"""The time that a small program takes to be compiled, which tells whether devices work."""
+
+import time
+
+import numpy as np
+
+_SIZE = 64
+
+
+def compile_seconds() -> float:
+    """Return the seconds in which a small program is compiled and run; JAX was started. Blocks."""
+    import jax
+
+    x = np.ones((_SIZE, _SIZE), np.float32)
+    started = time.perf_counter()
+    compiled = jax.jit(lambda x: (x @ x).sum()).lower(x).compile()
+    compiled(x).block_until_ready()
+    return time.perf_counter() - started

@@ -1,0 +1,456 @@
+"""The fast paths of the engine come to the same as the general ones: bytes in, state and bytes out.
+
+One engine has its fast paths, the other none. Both get the same reads, and whatever one does the
+other does: state of each stream, windows, what is answered, byte for byte.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from random import Random
+from typing import Any
+
+import pytest
+from support.frames import (
+    Flag,
+    Frame,
+    Kind,
+    Setting,
+    data,
+    head,
+    headers,
+    literals,
+    padded,
+    ping,
+    rst_stream,
+    settings,
+    window_update,
+)
+from support.memory_client import REQUEST, MemoryClient, Streaming, Unary, answer, request
+
+from xlaserve.transport.http2.messages import PREFIX, PREFIX_BYTES
+from xlaserve.transport.http2.stream import ServerStream
+
+MOST = 50_000
+"""Largest message in bytes."""
+LIMITS: Mapping[str, Any] = {
+    "max_message_bytes": MOST,
+    "max_frame_bytes": 20_000,
+    "stream_window_bytes": 30_000,
+    "connection_window_bytes": 1 << 20,
+    "max_streams": 3,
+    "max_control_frames": 10**6,
+}
+
+
+class Waiting:
+    """A call that waits for whatever answers its request."""
+
+    awaits_client = False
+
+    def cancel(self, reason: str) -> None: ...
+
+
+class Keeping(Unary):
+    """A route whose requests wait to be answered, each with a call."""
+
+    def begin(self, stream: ServerStream) -> None:
+        super().begin(stream)
+        stream.call = Waiting()
+
+
+ROUTES: Mapping[str, type[Keeping] | type[Streaming]] = {"unary": Keeping, "streaming": Streaming}
+
+
+def fast(route: str = "unary", **limits: Any) -> MemoryClient:
+    return MemoryClient(ROUTES[route](), **{**LIMITS, **limits})
+
+
+def general(route: str = "unary", **limits: Any) -> MemoryClient:
+    """Return a client of an engine without fast paths."""
+    client = fast(route, **limits)
+    core: Any = client.core
+    reader = core._reader
+    reader._data.whole_message = lambda *frame: False
+    reader._data.empty_end = lambda stream: False
+    reader._data.run = lambda *frame: 0
+    reader._headers.open_next = lambda stream_id, block: False
+    sender = core._sender
+    sender.answer = sender._long_answer
+    return client
+
+
+def told(client: MemoryClient) -> dict[str, object]:
+    """Tell all that may not depend on the path."""
+    core: Any = client.core
+    return {
+        "failed": None if core.failed is None else core.failed.code,
+        "left": core._windows.left,
+        "window": core._sender.window,
+        "highest": core._streams.highest,
+        "streams": {number: _of(stream) for number, stream in core.streams.items()},
+        "begun": {
+            n: (s.problem, s.compressed, None if s.message is None else bytes(s.message))
+            for n, s in client.route.streams.items()
+        },
+    }
+
+
+def _of(stream: ServerStream) -> tuple[object, ...]:
+    # Nobody asks what has come of a request that has ended.
+    received = () if stream.ended_by_client else (stream.received, stream.recv_window)
+    return (
+        stream.state,
+        stream.begun,
+        stream.problem,
+        received,
+        stream.send_window,
+        stream.unsent,
+    )
+
+
+class Both:
+    """Both engines, side by side."""
+
+    def __init__(self, route: str = "unary", **limits: Any) -> None:
+        self.fast, self.general = fast(route, **limits), general(route, **limits)
+
+    def send(self, *frames: Frame | bytes) -> None:
+        """Send frames as one read, and compare."""
+        ours, theirs = self.fast.send(*frames), self.general.send(*frames)
+
+        assert theirs == ours
+        self.compare()
+
+    def answer(self, stream: int, size: int) -> None:
+        """Answer a request on both."""
+        for client in (self.fast, self.general):
+            answer(client.route.streams[stream], bytes(size))
+
+        assert self.general.taken() == self.fast.taken()
+        self.compare()
+
+    def compare(self) -> None:
+        assert told(self.general) == told(self.fast)
+        for stream in self.fast.core.streams.values():
+            # A message that waits is charged whole on either path, at most with its prefix.
+            held = len(stream.message or b"")
+            if stream.call is not None and held:
+                assert held <= stream.charged <= held + PREFIX_BYTES
+        if not self.fast.core.streams:
+            assert 0 == self.fast.ledger.held
+
+
+def message(size: int, flag: int = 0, declared: int | None = None) -> bytes:
+    return PREFIX.pack(flag, size if declared is None else declared) + bytes(size)
+
+
+END = data(1, end_stream=True)
+EMPTY = data(1)
+SMALL = message(3)
+LONG = message(40_000)
+
+
+def sized(size: int) -> Frame:
+    """Open stream 1 with a content-length."""
+    return headers(1, request(("content-length", str(size))))
+
+
+def run(octets: bytes, size: int, *, end: bool = False) -> tuple[Frame, ...]:
+    """Cut octets into frames of one size on stream 1."""
+    cuts = range(0, len(octets), size)
+    return tuple(
+        data(1, octets[at : at + size], end_stream=end and at + size >= len(octets)) for at in cuts
+    )
+
+
+OPEN = headers(1, REQUEST)
+SEQUENCES: dict[str, Sequence[Frame]] = {
+    "a message that ends": (OPEN, data(1, SMALL, end_stream=True)),
+    "a message, and the end": (OPEN, data(1, SMALL), END),
+    "a message, nothing, and the end": (OPEN, data(1, SMALL), EMPTY, END),
+    "a message, and a byte more": (OPEN, data(1, SMALL), data(1, b"a", end_stream=True)),
+    "a message, and a byte more that ends nothing": (OPEN, data(1, SMALL), data(1, b"a"), END),
+    "a message in padding": (OPEN, padded(data(1, SMALL, end_stream=True), 7)),
+    "a message in padding, and the end": (OPEN, padded(data(1, SMALL), 7), END),
+    "a message, and an end of padding": (OPEN, data(1, SMALL), padded(END, 3)),
+    "a message, and padding": (OPEN, data(1, SMALL), padded(EMPTY, 3), END),
+    "two messages in a frame": (OPEN, data(1, SMALL * 2, end_stream=True)),
+    "two messages": (OPEN, data(1, SMALL), data(1, SMALL, end_stream=True)),
+    "a message and a trailer": (OPEN, data(1, SMALL), headers(1, b"\0\1a\1b", end_stream=True)),
+    "a trailer and no message": (OPEN, headers(1, b"\0\1a\1b", end_stream=True)),
+    "an empty message": (OPEN, data(1, message(0), end_stream=True)),
+    "an empty message, and the end": (OPEN, data(1, message(0)), END),
+    "a message in two": (OPEN, data(1, SMALL[:6]), data(1, SMALL[6:], end_stream=True)),
+    "a prefix in two": (OPEN, data(1, SMALL[:4]), data(1, SMALL[4:], end_stream=True)),
+    "a message that is cut off": (OPEN, data(1, SMALL[:6], end_stream=True)),
+    "a prefix that is cut off": (OPEN, data(1, SMALL[:4], end_stream=True)),
+    "no message": (OPEN, END),
+    "nothing at all": (headers(1, REQUEST, end_stream=True),),
+    "a compressed message": (OPEN, data(1, message(3, 1), end_stream=True)),
+    "a compressed message, and the end": (OPEN, data(1, message(3, 1)), END),
+    "a wrong flag": (OPEN, data(1, message(3, 2), end_stream=True)),
+    "a message that says more": (OPEN, data(1, message(3, 0, 4), end_stream=True)),
+    "a message that says less": (OPEN, data(1, message(3, 0, 2), end_stream=True)),
+    "a message that says too much": (OPEN, data(1, message(3, 0, MOST + 1), end_stream=True)),
+    "the content-length": (sized(8), data(1, SMALL, end_stream=True)),
+    "less than the content-length": (sized(9), data(1, SMALL, end_stream=True)),
+    "more than the content-length": (sized(7), data(1, SMALL, end_stream=True)),
+    "less than it, and the end": (sized(9), data(1, SMALL), END),
+    "it, and the end": (sized(8), data(1, SMALL), END),
+    "DATA behind the end": (OPEN, data(1, SMALL, end_stream=True), data(1, b"a")),
+    "the end twice": (OPEN, data(1, SMALL), END, END),
+    "the largest frame": (OPEN, data(1, message(19_995), end_stream=True)),
+    "a frame of the window": (OPEN, *run(message(29_995), 20_000, end=True)),
+    "frames past the window": (OPEN, data(1, message(19_995)), data(1, bytes(10_001))),
+    "frames of 4 KB": (OPEN, *run(LONG, 4096, end=True)),
+    "frames of 4 KB less a byte": (OPEN, *run(LONG, 4095, end=True)),
+    "frames of 4 KB and a byte": (OPEN, *run(LONG, 4097, end=True)),
+    "frames of 16 KB": (OPEN, *run(LONG, 16_384, end=True)),
+    "frames of 20,000": (OPEN, *run(LONG, 20_000, end=True)),
+    "and the end": (OPEN, *run(LONG, 5000), END),
+    "and a byte more": (OPEN, *run(LONG, 5000), data(1, b"a", end_stream=True)),
+    "frames of more": (OPEN, *run(LONG + bytes(5000), 5000, end=True)),
+    "frames of less": (OPEN, *run(LONG[:-5000], 5000, end=True)),
+    "with their content-length": (sized(40_005), *run(LONG, 5000, end=True)),
+    "with more": (sized(40_000), *run(LONG, 5000, end=True)),
+    "with less": (sized(40_006), *run(LONG, 5000, end=True)),
+    "frames that are padded": (
+        OPEN,
+        *(padded(frame, 9 * (n % 2)) for n, frame in enumerate(run(LONG, 5000, end=True))),
+    ),
+    "frames between others": (
+        OPEN,
+        *(other for frame in run(LONG, 5000) for other in (frame, ping(), EMPTY)),
+        END,
+    ),
+    "a run beside one of another stream": (
+        OPEN,
+        headers(3, REQUEST),
+        *(
+            one
+            for frame in run(LONG[:30_000], 5000)
+            for one in (frame, frame._replace(stream=3), frame._replace(stream=3))
+        ),
+    ),
+    "a run that its client resets": (
+        OPEN,
+        *run(LONG[:20_000], 5000),
+        rst_stream(1),
+        *run(LONG, 5000),
+    ),
+    "a frame with flags that are not known": (
+        OPEN,
+        data(1, SMALL)._replace(flags=0xF6 & ~Flag.PADDED),
+        END,
+    ),
+    "a run of frames with flags that are not known": (
+        OPEN,
+        *(frame._replace(flags=0x40 * (n % 2)) for n, frame in enumerate(run(LONG, 5000))),
+        END,
+    ),
+    "a frame too large in a run": (OPEN, *run(LONG[:15_000], 5000), data(1, bytes(20_001))),
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_sequence(name: str, route: str) -> None:
+    """As one read, and each frame as one of its own."""
+    frames = SEQUENCES[name]
+    at_once, one_by_one = Both(route), Both(route)
+    for frame in frames:
+        one_by_one.send(frame)
+    at_once.send(*frames)
+
+    def end(both: Both) -> tuple[object, ...]:
+        said = told(both.fast)
+        return (
+            said["failed"],
+            said["begun"],
+            [f for f in both.fast.all if f.kind == Kind.RST_STREAM],
+        )
+
+    assert end(one_by_one) == end(at_once)
+
+
+@pytest.mark.parametrize("behind", range(1, 12))
+@pytest.mark.parametrize("name", ["frames of 4 KB", "frames of 16 KB", "frames between others"])
+def test_a_run_may_end_with_a_frame_that_has_come_in_part(name: str, behind: int) -> None:
+    """Its header in part or whole, and its payload in part."""
+    octets = b"".join(map(bytes, SEQUENCES[name]))
+    places = [0, *_ends(SEQUENCES[name])]
+    for place in places[2:5]:
+        both = Both()
+        both.send(octets[: place + behind])
+        both.send(octets[place + behind :])
+
+
+def _ends(frames: Sequence[Frame]) -> Iterator[int]:
+    at = 0
+    for frame in frames:
+        at += len(bytes(frame))
+        yield at
+
+
+WIDE: Mapping[str, Any] = {
+    "max_frame_bytes": 1 << 20,
+    "stream_window_bytes": 1 << 20,
+    "max_message_bytes": 1 << 20,
+}
+TIGHT: Mapping[str, Any] = {"stream_window_bytes": 10_000, "max_message_bytes": 10_002}
+
+
+@pytest.mark.parametrize("size", [9_993, 9_994, 9_995, 9_996, 10_002, 10_003])
+@pytest.mark.parametrize("frames", [1, 2])
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_message_about_as_large_as_its_window_and_the_limit(
+    size: int, frames: int, ends: bool
+) -> None:
+    """A client without a window could not even end the request: it is given more (6.9)."""
+    both = Both(**TIGHT)
+    for frame in (OPEN, *run(message(size), -(-(size + 5) // frames), end=ends)):
+        both.send(frame)
+    if both.fast.core.streams and not ends:
+        assert both.fast.core.streams[1].recv_window > 0
+        both.send(END)
+
+
+@pytest.mark.parametrize("size", [65_535, 65_536, 70_000, 131_072, 200_000])
+@pytest.mark.parametrize("more", [0, 5000])
+def test_a_run_of_frames_whose_length_takes_three_octets(size: int, more: int) -> None:
+    """4.1."""
+    both = Both(**WIDE)
+    octets = message(500_000)
+    first, rest = octets[: 100_000 + more], octets[100_000 + more :]
+    both.send(OPEN, data(1, first))
+    for part in (rest[: 2 * size], rest[2 * size :]):
+        both.send(*run(part, size))
+    both.send(END)
+
+    assert octets[PREFIX_BYTES:] == both.fast.route.streams[1].message
+
+
+@pytest.mark.parametrize("end", [END, data(1, b"a", end_stream=True), EMPTY])
+def test_under_pressure_a_short_message_is_reserved_like_any_other(end: Frame) -> None:
+    """The ledger decides then, on either path."""
+    both = Both()
+    for client in (both.fast, both.general):
+        client.ledger.is_pressed = True
+    both.send(OPEN, data(1, SMALL), end)
+
+
+# --- at random -----------------------------------------------------------------------------------
+
+
+class Conversation:
+    """Frames at random, most of them in order, and answers."""
+
+    def __init__(self, random: Random, route: str) -> None:
+        self.random = random
+        self.both = Both(route)
+        self.next = 1
+        self.unsent: dict[int, bytes] = {}
+        self.opened: list[int] = []
+        self.both.send(self.open())
+
+    def open(self) -> Frame:
+        stream = self.next
+        self.next += self.random.choice((2, 2, 2, 2, 2, 2, 4))
+        octets = message(self.random.choice((0, 1, 3, 300, 5000, 16_379, 40_000)))
+        lengths = (None, None, None, len(octets), len(octets), len(octets) - 1)
+        declared = self.random.choice(lengths)
+        lines = [] if declared is None else [("content-length", str(max(0, declared)))]
+        self.unsent[stream] = octets
+        self.opened.append(stream)
+        return headers(stream, request(*lines))
+
+    def upload(self) -> Frame:
+        opened = set(self.both.fast.core.streams)
+        waiting = [stream for stream in self.unsent if stream in opened]
+        stream = self.random.choice([*waiting * 3, self.opened[-1]])
+        octets = self.unsent.get(stream, b"")
+        size = self.random.choice((1, 4096, 5000, 16_384, 20_000, 20_000))
+        now, rest = octets[:size], octets[size:]
+        if self.random.random() < 0.03:
+            now += b"\0"
+        ends = not rest and self.random.random() < 0.6
+        self.unsent[stream] = rest
+        if not rest and (ends or self.random.random() < 0.3):
+            self.unsent.pop(stream)
+        frame = data(stream, now, end_stream=ends)
+        return padded(frame, self.random.choice((0, 9))) if self.random.random() < 0.1 else frame
+
+    def other(self) -> Frame:
+        stream = self.random.choice((0, *self.opened))
+        opened = self.random.choice([*self.both.fast.core.streams] or self.opened[-1:])
+        return self.random.choice(
+            (
+                ping(),
+                window_update(stream, 1000),
+                window_update(0, 60_000),
+                settings((Setting.INITIAL_WINDOW_SIZE, self.random.choice((10, 20_000, 65_535)))),
+                rst_stream(opened),
+                headers(opened, literals([("x-end", "1")]), end_stream=True),
+                Frame(0x30, 0, 0, b"new"),
+            )
+        )
+
+    def step(self) -> None:
+        """Send a read of some frames, or have a request answered."""
+        waiting = [n for n in self.both.fast.core.streams if n in self.both.fast.route.streams]
+        if waiting and self.random.random() < 0.4:
+            stream = self.random.choice(waiting)
+            self.both.answer(stream, self.random.choice((0, 10, 9000, 17_000, 50_000)))
+            return
+        makers = [self.open, self.upload, self.upload, self.upload, self.upload]
+        frames = [
+            (self.other if self.random.random() < 0.06 else self.random.choice(makers))()
+            for _ in range(self.random.randint(1, 5))
+        ]
+        self.both.send(*frames)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("seed", range(12))
+def test_conversation(seed: int, route: str) -> None:
+    """Both engines end alike, whatever is sent and answered, up to the end of the connection."""
+    random = Random(f"{seed} {route}")
+    steps = 0
+    for _ in range(6):
+        conversation = Conversation(random, route)
+        for _ in range(40):
+            if not conversation.both.fast.alive:
+                break
+            conversation.step()
+            steps += 1
+
+    assert steps > 40
+
+
+@pytest.mark.parametrize("path", ["fast", "general"])
+def test_a_header_alone_is_judged(path: str) -> None:
+    """No payload has come: what is wrong with the frame is known (5.1, 6.1)."""
+    client = {"fast": fast, "general": general}[path]()
+    client.send(head(10, Kind.DATA, 0, 1))
+
+    assert ["GOAWAY PROTOCOL_ERROR"] == client.ended
+
+
+def test_the_fast_paths_are_taken() -> None:
+    """Or nothing would be compared above."""
+    client = fast()
+    taken = []
+    core: Any = client.core
+    reader = core._reader
+    for name in ("whole_message", "empty_end", "run"):
+        original = getattr(reader._data, name)
+
+        def noting(*frame: Any, original: Any = original, name: str = name) -> object:
+            done = original(*frame)
+            taken.append((name, bool(done)))
+            return done
+
+        setattr(reader._data, name, noting)
+    client.send(*SEQUENCES["a message, and the end"])
+    client.send(headers(3, REQUEST), *(f._replace(stream=3) for f in run(LONG[:25_000], 5000)))
+
+    assert {"whole_message", "empty_end", "run"} == {name for name, done in taken if done}
