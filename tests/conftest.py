@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +11,9 @@ os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
+from support import hanging
 from support.made_once import made_once
 from support.server import Serve, serving
 
@@ -19,6 +22,8 @@ settings.register_profile(
     "shared machines", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("shared machines")
+
+pytest_exception_interact = hanging.pytest_exception_interact
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
@@ -36,6 +41,18 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     return cores + (1 if config.option.numprocesses == "auto" else 0)
 
 
+@pytest.fixture(autouse=True)
+def new_log() -> Iterator[None]:
+    """Give each test the log that structlog begins with.
+
+    Commands that run within a test, or within a fixture of its module, set their own: after one
+    that shows errors alone, the next tests of the process would see no warning.
+    """
+    structlog.reset_defaults()
+    yield
+    structlog.reset_defaults()
+
+
 @pytest.fixture(scope="session")
 def example_models() -> Path:
     """The repository of example models."""
@@ -49,7 +66,12 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Serve:
-    """Run a server on a repository for the length of a block; settings by keyword."""
+def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Serve:
+    """Run a server on a repository for the length of a block; settings by keyword.
 
-    return partial(serving, tmp_path)
+    Servers of a run share what they compile, which is a third of their time, unless a test asks
+    for the compilations, or for another directory.
+    """
+    counted = "compilations" in request.fixturenames
+    kept = "none" if counted else request.getfixturevalue("programs")
+    return partial(serving, tmp_path, compilation_cache_directory=kept)

@@ -3,11 +3,12 @@ from pathlib import Path
 
 import pytest
 
-from xlaserve import access_errors, code_errors, errors, sequence_errors
+from xlaserve import access_errors, code_errors, errors, language_errors, sequence_errors
 from xlaserve.access_errors import (
     NotPermitted,
     QuotaExceeded,
     Restricted,
+    TooManyRequests,
     Unauthenticated,
     WrongHost,
     WrongOrigin,
@@ -36,6 +37,7 @@ from xlaserve.errors import (
     Decoupled,
     DeviceUnavailable,
     DuplicateTensor,
+    EngineGone,
     ExecutionStalled,
     FileNameTooLong,
     InvalidName,
@@ -70,6 +72,7 @@ from xlaserve.errors import (
     TooLarge,
     TooManyAbandoned,
     TooManyAnswers,
+    TooManyChanges,
     TooManyRegions,
     UnknownDatatype,
     UnknownTensor,
@@ -78,6 +81,16 @@ from xlaserve.errors import (
     WorkerDied,
     WorkersSilent,
     XlaserveError,
+)
+from xlaserve.language_errors import (
+    MessagesRefused,
+    ModelHasNoTemplate,
+    ModelHasNoText,
+    NotText,
+    SpelledSpecialToken,
+    TemplateFailed,
+    TextNotInstalled,
+    TextTooLong,
 )
 from xlaserve.sequence_errors import (
     MissingSequence,
@@ -245,6 +258,10 @@ TEXTS = [
         "model 'm': 8 requests are in progress already (max_requests), try again",
     ),
     (
+        TooManyChanges("load", "m", 8),
+        "load 'm': 8 changes of the server are in progress already, try again",
+    ),
+    (
         BudgetExhausted("the body", 60, 64),
         "there is no memory for the body of 60 bytes: clients hold nearly all of the 64 bytes that "
         "they may (max_held_bytes), or this connection all of its share, try again",
@@ -282,6 +299,36 @@ TEXTS = [
         "request of the sequence",
     ),
     (
+        SequenceNotStarted("m", 7, 2),
+        "inference request for sequence 7 to model 'm' must specify the START flag on the first "
+        "request of the sequence; it may be in progress in another of the server's 2 processes "
+        "(processes): send all its requests on one connection",
+    ),
+    (
+        ModelHasNoText("m"),
+        "model 'm' has no tokenizer.json beside it: it takes token ids, not text",
+    ),
+    (ModelHasNoText(), "the model has no tokenizer.json beside it: it takes token ids, not text"),
+    (
+        ModelHasNoTemplate("m"),
+        "model 'm' has no chat template (chat_template.jinja, or 'chat_template' of "
+        "tokenizer_config.json): it takes text, not messages",
+    ),
+    (
+        TextNotInstalled("m", "jinja2"),
+        "model 'm': text needs the package 'jinja2', which is not installed: "
+        "pip install 'xlaserve[generation]'",
+    ),
+    (TextTooLong("m", 8, 9), "model 'm': expected a text of at most 8 characters, got 9"),
+    (NotText("m"), "model 'm': expected text in Unicode, got half of a surrogate pair"),
+    (
+        SpelledSpecialToken("m", "<s>"),
+        "model 'm': the text spells the special token '<s>', and its tokenizer has no other "
+        "tokens for that",
+    ),
+    (MessagesRefused("m", "no\nroles"), "model 'm': its chat template refuses: no\\nroles"),
+    (TemplateFailed("m", "it is late"), "model 'm': its chat template failed: it is late"),
+    (
         SequenceRows("m", 2),
         "inference request to model 'm' must specify batch-size 1 due to requirements of sequence "
         "batcher, got 2 rows",
@@ -313,6 +360,10 @@ TEXTS = [
         "the answer would not be of all processes: worker 1: no answer within 2 s; "
         "worker 3: it ended",
     ),
+    (
+        EngineGone("m"),
+        "model 'm': the engine process has ended before it answered, and is replaced",
+    ),
     (InvalidSettings("port", "a port", 99999), "setting port: expected a port, got 99999"),
     (
         RepositoryUnreadable("/models", "it cannot be read: Input/output error"),
@@ -326,6 +377,10 @@ TEXTS = [
     (NotPermitted("ci\n", "manage"), "caller 'ci\\n' may not manage"),
     (Restricted("API", "key"), "This API is restricted, expecting header 'key'"),
     (
+        TooManyRequests(Overloaded("m", 2, "max_requests_per_model")),
+        "model 'm': 2 requests are in progress already (max_requests_per_model), try again",
+    ),
+    (
         QuotaExceeded("ci", "asked more than 2 requests a second", 0.25),
         "caller 'ci' has asked more than 2 requests a second, try again in 0.25 s",
     ),
@@ -337,7 +392,7 @@ TEXTS = [
     (DeviceUnavailable("cuda", "no driver"), "device 'cuda' is not available: no driver"),
 ]
 
-MODULES = (errors, sequence_errors, code_errors, access_errors)
+MODULES = (errors, sequence_errors, language_errors, code_errors, access_errors)
 
 
 def _subclasses(parent: type[XlaserveError]) -> Iterator[type[XlaserveError]]:

@@ -63,6 +63,10 @@ def test_texts_are_read_by_the_type_of_the_setting(name: str, text: str, expecte
         ({"XLASERVE_MAX_MODELS": "0"}, "max_models: expected at least 1"),
         ({"XLASERVE_LOG_LEVEL": "loud"}, "log_level"),
         ({"XLASERVE_LOAD_MODEL": "m"}, "load_model: expected model_control_mode explicit"),
+        (
+            {"XLASERVE_PROCESS_ROLES": "front-ends"},
+            "process_roles: expected auto or workers with one process",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_name(variables: dict[str, str], text: str) -> None:

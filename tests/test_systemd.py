@@ -129,6 +129,7 @@ def test_a_socket_is_one_that_listens_and_has_a_name_of_its_own() -> None:
                 systemd.take_socket("http_endpoint", name)
 
 
+@pytest.mark.slow
 async def test_a_service_with_sockets_of_systemd(heard: socket.socket, tmp_path: Path) -> None:
     """It says when it is ready, reloads and stops, and leaves the sockets where they are."""
     (tmp_path / "models").mkdir()

@@ -63,19 +63,19 @@ def _architectures(scale: int) -> Iterator[tuple[str, Callable[[Path], object]]]
 def _networks() -> Iterator[tuple[str, Callable[[Path], object]]]:
     from support import onnx_networks as networks
 
-    made: tuple[tuple[str, Callable[[], Any], Mapping[str, int]], ...] = (
+    made: tuple[tuple[str, Callable[[], Any], Mapping[str, Sequence[int]]], ...] = (
         ("ONNX ResNet-50", partial(networks.resnet50, 32), {}),
         ("ONNX MobileNetV2", networks.mobilenet_v2, {}),
         ("ONNX EfficientNet", networks.efficientnet, {}),
         ("ONNX MobileNetV3", partial(networks.efficientnet, hard=True), {}),
         ("ONNX YOLO", networks.yolo, {}),
-        ("ONNX encoder", partial(networks.distilbert, networks.Encoder()), {"sequence": 16}),
+        ("ONNX encoder", partial(networks.distilbert, networks.Encoder()), {"sequence": (16,)}),
     )
     for name, make, dimensions in made:
         yield name, partial(_import, make, dimensions)
 
 
-def _import(make: Callable[[], Any], dimensions: Mapping[str, int], path: Path) -> None:
+def _import(make: Callable[[], Any], dimensions: Mapping[str, Sequence[int]], path: Path) -> None:
     import onnx
 
     from xlaserve.models.onnx.importing import Options, import_model

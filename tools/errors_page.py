@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-from xlaserve import access_errors, code_errors, errors, sequence_errors
+from xlaserve import access_errors, code_errors, errors, language_errors, sequence_errors
 from xlaserve.errors import XlaserveError
 from xlaserve.transport.status import wire_status
 
@@ -30,6 +30,7 @@ _TABLE = """
 _TITLES = {
     "errors": "Of the server",
     "sequence_errors": "Of sequences",
+    "language_errors": "Of the text of language models",
     "access_errors": "Of callers",
     "code_errors": "Of the code of Python models",
 }
@@ -38,7 +39,7 @@ _TITLES = {
 def page() -> str:
     """Return the whole page."""
     return _INTRODUCTION + "".join(
-        map(_table, (errors, sequence_errors, access_errors, code_errors))
+        map(_table, (errors, sequence_errors, language_errors, access_errors, code_errors))
     )
 
 

@@ -42,7 +42,7 @@ def _encoder(params: Sequence[jax.Array], x: jax.Array) -> jax.Array:
     return x
 
 
-def _export(root: Path) -> list[str]:
+def export_models(root: Path) -> list[str]:
     """Write the model that is asked, and encoders of several widths; return their names."""
     export_model(
         lambda p, x: {"y": x * p},
@@ -166,7 +166,7 @@ def _rows(servers: Sequence[Server]) -> Iterator[str]:
 async def _main(rounds: int, seconds: float, rate: int) -> None:
     async with AsyncExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        models = _export(root)
+        models = export_models(root)
         servers = [await stack.enter_async_context(_serving(root, count)) for count in (0, 1)]
         timeout = aiohttp.ClientTimeout(total=_START_SECONDS)
         session = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout))

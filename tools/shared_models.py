@@ -51,18 +51,23 @@ def _export(path: Path, kind: int) -> None:
     export_model(perceptron, params, inputs, path, outputs=["y"], max_batch_size=32)
 
 
-def _tune(exported: Path, path: Path, number: int) -> None:
+def tune(exported: Path, path: Path, number: int) -> None:
     """Write an exported model again with parameters of its own."""
     shutil.copytree(exported, path)
     random = np.random.default_rng(number)
     described = manifest.read(path)
     tensors: dict[str, Tensor] = {
         name: np.asarray(random.standard_normal(tensor.shape, np.float32))
-        for name, tensor in weights.read(path, manifest.WEIGHTS)
+        for name, tensor in parameters_of(path).items()
     }
     record = weights.write(path / manifest.WEIGHTS, tensors)
     files = {**described.files, manifest.WEIGHTS: record}
     manifest.write(path, replace(described, files=files))
+
+
+def parameters_of(path: Path) -> dict[str, Tensor]:
+    """Return the parameters of a version directory, by name."""
+    return {name: np.asarray(tensor) for name, tensor in weights.read(path, manifest.WEIGHTS)}
 
 
 def _resident() -> int:
@@ -117,7 +122,7 @@ def main() -> int:
             _export(Path(folder, "exported", str(kind), "1"), kind)
         for number in range(arguments.models):
             exported = Path(folder, "exported", str(number % COMPUTATIONS), "1")
-            _tune(exported, root / f"model-{number}" / "1", number)
+            tune(exported, root / f"model-{number}" / "1", number)
         asyncio.run(_measure(root, scratch, arguments.models))
     return 0
 

@@ -231,10 +231,12 @@ def _is_quiet(client: socket.socket) -> bool:
 
 
 @contextmanager
-def timed(turns: list[float], long: Counter[str] | None = None) -> Iterator[None]:
+def timed(
+    turns: list[float], long: Counter[str] | None = None, long_ms: float = CONNECTION_TURN_MS
+) -> Iterator[None]:
     """Have the processor time of each callback of the event loop noted, in milliseconds.
 
-    `long` counts, by their names, those that take more than CONNECTION_TURN_MS.
+    `long` counts, by their names, those that take more than `long_ms`.
     """
     run = asyncio.Handle._run
 
@@ -243,7 +245,7 @@ def timed(turns: list[float], long: Counter[str] | None = None) -> Iterator[None
         begun = time.thread_time_ns()
         run(handle)
         turns.append((time.thread_time_ns() - begun) / 1e6)
-        if long is not None and turns[-1] > CONNECTION_TURN_MS:
+        if long is not None and turns[-1] > long_ms:
             long[_name_of(callback)] += 1
 
     asyncio.Handle._run = timed_run  # type: ignore[assignment, method-assign]

@@ -22,6 +22,7 @@ def reader(slow: bytes, seconds: float = 0.06) -> holding.Read:
     return read
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("slow", "failing"), [(SLOW, ["longest hold of the event loop"]), (b"never sent", [])]
 )
@@ -37,6 +38,7 @@ def test_a_message_that_takes_long_is_found_and_kept(
         assert f"slow, {len(SLOW)} octets from {SLOW.hex()}: read" in str(outcome.figures[-1])
 
 
+@pytest.mark.slow
 def test_what_took_long_only_once_is_not_judged_by_that(tmp_path: Path) -> None:
     """A cache miss, or an interrupt: it is read again."""
     times = iter([True])

@@ -84,13 +84,13 @@ def is_there(pid: int) -> bool:
 
 
 async def held(server: ServerProcess, model: str) -> "tuple[asyncio.Task[Answer], int]":
-    """Begin a load, and stop the process that compiles for it, within the compilation."""
+    """Begin a load whose process has stopped: it stays in the proof, which it asks for first."""
     assert 200 == (await load(server, "third")).status
     (pid,) = compilers(server.process.pid)
     os.kill(pid, signal.SIGSTOP)
     loading = asyncio.ensure_future(load(server, model))
     async with asyncio.timeout(MOST_SECONDS):
-        while "compiling" not in await reason(server, model):
+        while "proving" not in await reason(server, model):
             await asyncio.sleep(0.01)
     return loading, pid
 
@@ -105,16 +105,18 @@ def events(server: ServerProcess, name: str) -> list[dict[str, object]]:
     return [record for record in server.log if record.get("event") == name]
 
 
+@pytest.mark.slow
 async def test_loads_are_compiled_in_one_process_that_is_niced(server: ServerProcess) -> None:
     """It is there once something is compiled, and stays; the answers are what they were."""
     assert [] == compilers(server.process.pid)
+    niceness = os.getpriority(os.PRIO_PROCESS, server.process.pid)
     loads = [(await load(server, model)).status for model in ("first", "second", "third")]
     (pid,) = compilers(server.process.pid)
     answers = [await infer(server, "first", rows) for rows in (1, 2)]
 
     assert [200] * 3 == loads
     assert [[5.0] * 3, [5.0] * 6] == [one["outputs"][0]["data"] for one in answers]
-    assert 10 == os.getpriority(os.PRIO_PROCESS, pid)
+    assert min(19, niceness + 10) == os.getpriority(os.PRIO_PROCESS, pid)
     assert 0 == await server.stop()
     assert not is_there(pid)
     assert [pid] == [record["pid"] for record in events(server, "a process compiles")]
@@ -140,7 +142,8 @@ async def test_a_process_that_hangs_ends_its_load_and_no_other(
     repository: Path, tmp_path: Path
 ) -> None:
     """The load fails once its time is over, its thread with it, and the next one goes on."""
-    flags = ("--load-seconds", "6", "--scratch-directory", str(tmp_path))
+    # The loads that end have to be within it on a busy machine.
+    flags = ("--load-seconds", "40", "--scratch-directory", str(tmp_path))
     async with served(repository, *FLAGS, *flags) as server:
         loading, pid = await held(server, "first")
         failed = await loading
@@ -154,6 +157,7 @@ async def test_a_process_that_hangs_ends_its_load_and_no_other(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compilations")  # what other tests have compiled needs no process
 @pytest.mark.parametrize("endpoint", ["port:0"])
 async def test_a_load_that_is_cancelled_ends_the_process(
     start: StartRuntime, models: Shelf, endpoint: str

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import AsyncIterator
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +12,7 @@ import pytest
 from google.protobuf import descriptor_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from support.process import run, served
-from support.server import RunningServer, Serve, serving
+from support.server import RunningServer, Serve
 
 from xlaserve.app import Application
 from xlaserve.errors import InvalidReference
@@ -30,12 +29,6 @@ def messages(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The classes that the client of the example uses."""
     monkeypatch.syspath_prepend(FOLDER)
     return import_module("digits_proto.example.digits")
-
-
-@pytest.fixture
-def serve(tmp_path: Path, programs: str) -> Serve:
-    """Run a server that compiles `digits` where no other has: the service asks for its answers."""
-    return partial(serving, tmp_path, compilation_cache_directory=programs)
 
 
 @pytest.fixture

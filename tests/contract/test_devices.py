@@ -96,6 +96,7 @@ async def ready(address: str) -> list[str]:
     return sorted(entry["name"] for entry in index.json)
 
 
+@pytest.mark.slow
 async def test_a_copy_that_does_not_fit_on_its_device_is_507_and_leaves_nothing(
     address: str,
 ) -> None:
@@ -115,6 +116,7 @@ async def test_a_copy_that_does_not_fit_on_its_device_is_507_and_leaves_nothing(
     assert ["a", "b", "d"] == await ready(address)
 
 
+@pytest.mark.slow
 async def test_what_is_spread_takes_a_part_of_every_device(address: str) -> None:
     rules = json.dumps({"v": [None, "model"]})
     spread = await load(address, "a", "all", placement="shard", partition=rules)
@@ -126,6 +128,7 @@ async def test_what_is_spread_takes_a_part_of_every_device(address: str) -> None
     assert {2} == set(devices.values())
 
 
+@pytest.mark.slow
 async def test_who_holds_memory_on_the_full_device_goes(
     start: Callable[..., AbstractAsyncContextManager[str]],
 ) -> None:

@@ -248,6 +248,7 @@ async def busy_rest(session: aiohttp.ClientSession, url: str) -> str:
             return repr(error)
 
 
+@pytest.mark.slow
 async def test_clients_that_go_on_are_never_cut(tmp_path: Path) -> None:
     """What they had sent is answered, and then they cannot connect."""
     async with loaded(tmp_path) as load:
@@ -277,6 +278,7 @@ async def test_clients_that_go_on_are_never_cut(tmp_path: Path) -> None:
 # --- the second signal, and SIGHUP ---
 
 
+@pytest.mark.slow
 async def test_a_second_signal_ends_the_server_now(tmp_path: Path) -> None:
     """Its exit status is that of the signal, 143 in a shell; a request in flight is lost."""
     async with loaded(tmp_path) as load:
@@ -295,6 +297,7 @@ async def test_a_second_signal_ends_the_server_now(tmp_path: Path) -> None:
     assert told.startswith("UNAVAILABLE")
 
 
+@pytest.mark.slow
 async def test_a_storm_of_hangups_ends_nothing(tmp_path: Path) -> None:
     """Also while the server drains."""
     async with loaded(tmp_path) as load:

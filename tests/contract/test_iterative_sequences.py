@@ -174,7 +174,7 @@ async def _answers(client: Client, model: str, value: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("models", [("count",), ("process",)])
+@pytest.mark.parametrize("models", [("count",), pytest.param(("process",), marks=pytest.mark.slow)])
 async def test_a_request_is_executed_until_its_model_is_done(
     client: Client, models: tuple[str, ...]
 ) -> None:
@@ -186,6 +186,7 @@ async def test_a_request_is_executed_until_its_model_is_done(
     assert 1 < max(int(one["y"][0, 1]) for one in found) <= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("models", [("send",), ("send_process",)])
 async def test_a_decoupled_one_answers_with_each_step(
     client: Client, models: tuple[str, ...]

@@ -61,6 +61,7 @@ def limit() -> int:
     return Mappings().count() + ROOM
 
 
+@pytest.mark.slow
 async def test_a_load_without_mappings_for_its_programs_is_refused(
     serve: Serve, repository: Path
 ) -> None:
@@ -80,6 +81,7 @@ async def test_a_load_without_mappings_for_its_programs_is_refused(
     assert "xlaserve_memory_mappings_limit" in metrics
 
 
+@pytest.mark.slow
 async def test_idle_models_are_evicted_for_the_mappings_of_others(
     serve: Serve, repository: Path
 ) -> None:
@@ -94,6 +96,7 @@ async def test_idle_models_are_evicted_for_the_mappings_of_others(
     assert ready
 
 
+@pytest.mark.slow
 async def test_what_is_compiled_behind_a_load_stops_at_the_limit(
     serve: Serve, tmp_path: Path
 ) -> None:

@@ -89,7 +89,7 @@ def user(root: Path, name: str, initialize: str, execute: str = "pass", more: st
 one = np.ones(1, np.float32)
 
 
-@pytest.mark.parametrize("where", ["threads", "process"])
+@pytest.mark.parametrize("where", ["threads", pytest.param("process", marks=pytest.mark.slow)])
 async def test_code_loads_and_unloads_other_models(start: Any, root: Path, where: str) -> None:
     """Also while it is loaded itself, on a server with one thread for loads."""
     write_function(root, "inner", "return {'y': x + 4}")
@@ -127,7 +127,7 @@ async def test_code_may_not_what_clients_may_not(start: Any, root: Path) -> None
     assert ready
 
 
-@pytest.mark.parametrize("where", ["threads", "process"])
+@pytest.mark.parametrize("where", ["threads", pytest.param("process", marks=pytest.mark.slow)])
 async def test_a_request_that_ends_waits_for_no_load(start: Any, root: Path, where: str) -> None:
     place = root / "begun"
     code = f"""

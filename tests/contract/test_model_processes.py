@@ -117,6 +117,7 @@ async def test_a_process_answers_calls_others_and_reports(
     assert 1 <= printed.count("line=printed") <= 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "expected"),
     [
@@ -142,6 +143,7 @@ async def test_a_process_that_is_lost_is_started_again(
     assert not is_running(int(after))
 
 
+@pytest.mark.slow
 async def test_each_copy_has_a_process(start: Any, root: Path) -> None:
     """Two copies compute at the same time, whatever holds the lock of Python."""
     group = "instance_group { count: 2 kind: KIND_CPU }"
@@ -163,6 +165,7 @@ async def test_each_copy_has_a_process(start: Any, root: Path) -> None:
     assert 2 == len({float(answer["y"][0]) for answer in asked})
 
 
+@pytest.mark.slow
 async def test_a_process_that_waits_for_another_model_is_not_silent(start: Any, root: Path) -> None:
     write(root, "m", CODE, python_models.VECTORS + PROCESS)
     python_models.write_function(root, "inner", "import time; time.sleep(2.5); return {'y': x + 1}")
@@ -180,6 +183,7 @@ class Model(PythonModel):
 """
 
 
+@pytest.mark.slow
 async def test_many_answers_come_from_a_process_too(start: Any, root: Path) -> None:
     write(root, "m", STREAM, python_models.VECTORS + PROCESS)
 
@@ -203,6 +207,7 @@ LOADS = {
 }
 
 
+@pytest.mark.slow
 async def test_what_keeps_a_process_from_loading_is_in_the_error_of_the_load(
     start: Any, root: Path
 ) -> None:
@@ -236,6 +241,7 @@ def _children() -> list[str]:
     return [line for line in shown.stdout.splitlines() if "process.child" in line]
 
 
+@pytest.mark.slow
 async def test_no_process_outlives_a_server_that_is_killed(root: Path) -> None:
     write(root, "m", CODE, python_models.VECTORS + PROCESS)
     server = subprocess.Popen(  # noqa: ASYNC220 - there is nothing else to wait for

@@ -78,6 +78,7 @@ async def outcomes(cache: MeshCache, names: Sequence[str]) -> Counter[str]:
 
     await asyncio.gather(*(client() for _ in range(CLIENTS)))
     await cache.settle()
+    assert not cache.counts["failed unloads"]
     return found
 
 
@@ -100,6 +101,7 @@ async def test_models_that_are_larger_than_predicted_are_all_served(
     assert 0.7 * FIT * size_of(shelf) < used <= FIT * size_of(shelf)
 
 
+@pytest.mark.slow
 async def test_a_load_waits_for_what_the_mesh_evicts_when_it_knows_another_size(
     serve: Serve, shelf: Path, tmp_path: Path
 ) -> None:
@@ -116,6 +118,7 @@ async def test_a_load_waits_for_what_the_mesh_evicts_when_it_knows_another_size(
     assert cache.counts["over-allocations"]
 
 
+@pytest.mark.slow
 async def test_a_mesh_that_starts_over_a_restarted_runtime_has_all_its_memory(
     serve: Serve, shelf: Path, tmp_path: Path
 ) -> None:

@@ -143,6 +143,7 @@ async def test_a_bad_request_is_the_clients_fault(
     assert [1, 1] == sums(await runtime.mesh.infer("m", addition()))
 
 
+@pytest.mark.usefixtures("compilations")
 async def test_a_model_on_its_way_is_not_lost(runtime: Runtime, models: Shelf) -> None:
     """Case 20: UNAVAILABLE, so that the mesh asks elsewhere and does not load it again."""
     call = runtime.mesh.load("m", models.path("slow"))
@@ -172,6 +173,7 @@ async def test_overload_is_told_apart(start: StartRuntime, models: Shelf) -> Non
         assert "OK" == await mesh.code(runtime.mesh.infer("m", spinning(0)))
 
 
+@pytest.mark.usefixtures("compilations")
 async def test_a_server_that_is_about_to_exit_is_unavailable(
     start: StartRuntime, models: Shelf
 ) -> None:

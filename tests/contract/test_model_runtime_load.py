@@ -261,6 +261,8 @@ async def test_loads_of_one_id_that_come_together_are_one(
     assert 1 == len({answer.sizeInBytes for answer in answers})
 
 
+@pytest.mark.usefixtures("compilations")
+@pytest.mark.slow
 async def test_one_of_several_loads_may_be_cancelled(runtime: Runtime, models: Shelf) -> None:
     """Case 8: the others go on."""
     calls = [runtime.mesh.load("m", models.path("slow")) for _ in range(3)]
@@ -340,12 +342,13 @@ async def cancelled(
     """Start a load, and reset its stream when it has compiled a part of its executables."""
     call = (sidecar or runtime.mesh).load(model, path)
     waiting = asyncio.ensure_future(mesh.code(call))
-    await runtime.until_compiling(model, 5)
+    await runtime.until_compiling(model, step=5)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
 
 
+@pytest.mark.usefixtures("compilations")
 @pytest.mark.slow
 @pytest.mark.parametrize("endpoint", ["port:0"])
 async def test_a_cancelled_load_never_comes_back(
@@ -381,6 +384,7 @@ async def test_a_cancelled_load_never_comes_back(
             assert "OK" == await mesh.code(runtime.mesh.infer(model, deep_rows()))
 
 
+@pytest.mark.usefixtures("compilations")
 async def test_an_unload_right_after_the_cancel_waits_for_the_loader(
     runtime: Runtime, models: Shelf
 ) -> None:
@@ -393,6 +397,7 @@ async def test_an_unload_right_after_the_cancel_waits_for_the_loader(
     assert [] == runtime.application.registry.models()
 
 
+@pytest.mark.usefixtures("compilations")
 async def test_a_load_right_after_the_cancel_succeeds(runtime: Runtime, models: Shelf) -> None:
     """Case 10: it is not joined to the one that was lost."""
     await cancelled(runtime, models.path("slow"))
@@ -401,6 +406,7 @@ async def test_a_load_right_after_the_cancel_succeeds(runtime: Runtime, models: 
     assert [3, 3] == sums(await runtime.mesh.infer("m", addition()))
 
 
+@pytest.mark.slow
 async def test_a_load_that_waits_for_its_turn_is_cancelled_too(
     runtime: Runtime, models: Shelf, compilations: list[str]
 ) -> None:

@@ -103,9 +103,10 @@ async def loading(
     runtime: Runtime, models: Shelf, count: int
 ) -> AsyncIterator["asyncio.Future[str]"]:
     """Load models side by side; yield the first of the loads, and call off what is left."""
-    calls = [runtime.mesh.load(f"slow-{i}", models.path("slow")) for i in range(count)]
+    names = [f"slow-{i}" for i in range(count)]
+    calls = [runtime.mesh.load(name, models.path("slow")) for name in names]
     waiting = [asyncio.ensure_future(mesh.code(call)) for call in calls]
-    await runtime.until_compiling("slow-0")
+    await runtime.until_compiling(*names)
     try:
         yield waiting[0]
     finally:
@@ -163,7 +164,22 @@ async def test_sizes_never_add_up_to_more_than_the_capacity(
     assert "OK" == again
 
 
+async def test_what_an_heir_carries_is_told_with_the_next_load(
+    runtime: Runtime, models: Shelf
+) -> None:
+    """Case 12: a program stays when the model leaves with which the mesh has counted it."""
+    path = models.path("plus-1")
+    first, second = [(await runtime.mesh.load(name, path)).sizeInBytes for name in ("m1", "m2")]
+    await runtime.mesh.unload("m1")
+    predicted = (await runtime.mesh.predict("m3", path)).sizeInBytes
+    third = (await runtime.mesh.load("m3", path)).sizeInBytes
+
+    assert runtime.held().booked_bytes == second + third
+    assert first == predicted == third > second == (await runtime.mesh.size("m2")).sizeInBytes
+
+
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="models are in the device's memory")
+@pytest.mark.slow
 async def test_the_size_is_what_the_process_has_grown_by(models: Shelf) -> None:
     """Case 12: on the CPU the allocator is that of the host, here of a process of its own."""
     flags = ("--modelmesh", "--model-root", str(models.root))

@@ -96,7 +96,7 @@ async def test_the_endpoint_answers_within_seconds_of_exec(tmp_path: Path, kind:
     assert min(times) < ANSWER_SECONDS
 
 
-@pytest.mark.parametrize("kind", ["port", "unix"])
+@pytest.mark.parametrize("kind", ["port", pytest.param("unix", marks=pytest.mark.slow)])
 async def test_the_endpoint_answers_before_jax_is_imported(tmp_path: Path, kind: str) -> None:
     """Case 1: it is STARTING, and nothing else until it is READY."""
     (tmp_path / "jax").mkdir()
@@ -246,6 +246,7 @@ async def test_settings_that_a_mesh_would_die_of_are_refused_at_start(
             pass
 
 
+@pytest.mark.slow
 async def test_a_refused_setting_ends_the_process_with_one_line(tmp_path: Path) -> None:
     """Case 2: what the operator reads in the log of the container."""
     flags = ("--modelmesh", "--grpc-endpoint", "port:0", "--http-endpoint", "none")
@@ -300,6 +301,7 @@ async def test_http_beside_a_mesh_shows_metrics_and_manages_nothing(
 # --- 4: a mesh that starts again ---------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("compilations")
 async def test_a_mesh_that_starts_again_finds_nothing_loaded(
     start: StartRuntime, models: Shelf
 ) -> None:
@@ -337,6 +339,7 @@ async def reloaded(runtime: Runtime, models: Shelf) -> Any:
     return await runtime.mesh.infer("loaded", addition())
 
 
+@pytest.mark.usefixtures("compilations")
 async def test_the_first_ready_means_empty_too(start: StartRuntime, models: Shelf) -> None:
     """Case 4: a runtime that restarted under a live mesh has models, and was never asked."""
     async with start(asked=False) as runtime:

@@ -59,14 +59,16 @@ async def test_unloading_a_model_without_a_path_is_ok(runtime: Runtime) -> None:
     assert median(times) < PROMPT_SECONDS
 
 
+@pytest.mark.usefixtures("compilations")
 async def test_unknown_ids_are_ok_at_once_while_models_load(
     start: StartRuntime, models: Shelf
 ) -> None:
     """Case 14: after READY the puller unloads whatever it finds in its folder."""
     async with start(load_threads=2) as runtime:
-        calls = [runtime.mesh.load(f"slow-{i}", models.path("slow")) for i in range(2)]
+        names = ["slow-0", "slow-1"]
+        calls = [runtime.mesh.load(name, models.path("slow")) for name in names]
         waiting = [asyncio.ensure_future(mesh.code(call)) for call in calls]
-        await runtime.until_compiling("slow-0")
+        await runtime.until_compiling(*names)
         times = [await unload_seconds(runtime, f"unknown-{i}") for i in range(5 * TRIES)]
         for call in calls:
             call.cancel()
@@ -152,6 +154,7 @@ async def test_requests_in_flight_end_before_an_unload_answers(
         await until(lambda: before == runtime.held())
 
 
+@pytest.mark.slow
 async def test_an_unload_ends_in_bounded_time(start: StartRuntime, models: Shelf) -> None:
     """Case 16: what outlives the drain is not cut off, and its memory is free behind it."""
     async with start(**SLOWLY, drain_seconds=0.2) as runtime:
@@ -174,6 +177,7 @@ async def test_an_unload_ends_in_bounded_time(start: StartRuntime, models: Shelf
         await until(lambda: before == runtime.held())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["cancel", "deadline"])
 async def test_requests_that_are_given_up_hold_no_unload_up(
     start: StartRuntime, models: Shelf, way: str
@@ -202,6 +206,7 @@ async def test_requests_that_are_given_up_hold_no_unload_up(
             assert "OK" == end
 
 
+@pytest.mark.slow
 async def test_no_request_ends_as_an_accident_whenever_the_unload_comes(
     runtime: Runtime, models: Shelf
 ) -> None:

@@ -109,6 +109,7 @@ async def test_models_that_wait_for_each_other_are_told(
     assert all(one["y"].tolist() == [1, 1] for one in found if isinstance(one, dict))
 
 
+@pytest.mark.slow
 async def test_a_call_ends_with_the_request_that_it_is_part_of(
     start: Any, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

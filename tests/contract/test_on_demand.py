@@ -29,7 +29,9 @@ async def address(tmp_path: Path, serve: Serve) -> AsyncIterator[str]:
         path = tmp_path / "models" / name / "1"
         export_model(total, None, {"x": ("FP32", [-1, "s"])}, path, max_batch_size=2, **options)
     async with serve(
-        tmp_path / "models", http_endpoint="port:0", model_control_mode="none"
+        tmp_path / "models",
+        http_endpoint="port:0",
+        model_control_mode="none",
     ) as running:
         assert running.http is not None
         yield running.http

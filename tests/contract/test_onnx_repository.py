@@ -23,6 +23,9 @@ from xlaserve.models import conversions as kept
 from xlaserve.models.onnx import importing
 from xlaserve.temporary import TemporaryDirectory
 
+# Conversions are kept beside compiled programs; what another test converted would do here.
+pytestmark = pytest.mark.usefixtures("compilations")
+
 FLOAT = TensorProto.FLOAT
 
 ADDING = """
@@ -198,6 +201,7 @@ async def test_a_damaged_one_is_converted_anew(
     assert [(1, True), (0, True)] == counts
 
 
+@pytest.mark.slow
 async def test_what_a_killed_conversion_left_is_removed(
     serve_kept: Callable[..., Any], repository: Path, cache: Path
 ) -> None:
@@ -248,6 +252,7 @@ async def test_a_full_disk_everywhere_is_a_lack_of_space(
     assert "507" == caught.value.status()
 
 
+@pytest.mark.slow
 async def test_no_more_is_kept_than_the_limit_allows(
     serve_kept: Callable[..., Any], repository: Path, cache: Path
 ) -> None:

@@ -16,8 +16,18 @@ import pytest
 pytest.importorskip("onnx", reason="onnx is not installed")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
+from onnx import helper
 from support import onnx_networks as networks
-from support.onnx_models import largest_difference, save, theirs
+from support.onnx_models import (
+    BOOL,
+    FLOAT,
+    INT64,
+    largest_difference,
+    model,
+    node,
+    save,
+    theirs,
+)
 from support.server import Serve
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
@@ -49,19 +59,60 @@ def tokens(words: int, length: int) -> Make:
     return make
 
 
-NETWORKS: dict[str, tuple[Callable[[], Any], dict[str, int], Make]] = {
+def repeated() -> Any:
+    """Return a Scan along time whose state goes through a Loop of many trips."""
+    scanned = helper.make_graph(
+        [
+            node("Add", ["s", "part"], ["m"]),
+            node("Tanh", ["m"], ["s_out"]),
+        ],
+        "scanned",
+        [helper.make_tensor_value_info(name, FLOAT, None) for name in ("s", "part")],
+        [helper.make_empty_tensor_value_info("s_out")],
+    )
+    looped = helper.make_graph(
+        [
+            node("Identity", ["on"], ["on_out"]),
+            node("MatMul", ["t", "w"], ["p"]),
+            node("Add", ["p", "t_out"], ["last"]),
+        ],
+        "looped",
+        [
+            helper.make_tensor_value_info("i", INT64, []),
+            helper.make_tensor_value_info("on", BOOL, []),
+            helper.make_tensor_value_info("t", FLOAT, None),
+        ],
+        [helper.make_empty_tensor_value_info(name) for name in ("on_out", "last")],
+    )
+    nodes = [
+        node("ReduceSum", ["x", "time"], ["first"], keepdims=0),
+        node("Scan", ["first", "x"], ["t_out"], body=scanned, num_scan_inputs=1,
+             scan_input_axes=[1]),
+        node("Loop", ["trips", "", "t_out"], ["y"], body=looped),
+    ]  # fmt: skip
+    weight = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32) / 16
+    constants = {"time": np.asarray([1]), "trips": np.asarray(100), "w": weight}
+    return model(nodes, {"x": (FLOAT, ["N", 6, 8])}, ["y"], constants)
+
+
+def steps(number: int) -> dict[str, Tensor]:
+    return {"x": np.random.default_rng(number).standard_normal((1, 6, 8), np.float32)}
+
+
+NETWORKS: dict[str, tuple[Callable[[], Any], dict[str, tuple[int, ...]], Make]] = {
     "ResNet-50": (lambda: networks.resnet50(32), {}, pixels(32)),
     "DistilBERT, 2 layers": (
         lambda: networks.distilbert(networks.Encoder()),
-        {"sequence": 16},
+        {"sequence": (16,)},
         tokens(100, 16),
     ),
+    "loops": (repeated, {}, steps),
 }
-FULL_SIZE: dict[str, tuple[Callable[[], Any], dict[str, int], Make]] = {
+FULL_SIZE: dict[str, tuple[Callable[[], Any], dict[str, tuple[int, ...]], Make]] = {
     "ResNet-50, 224 pixels": (networks.resnet50, {}, pixels(224)),
     "DistilBERT, 6 layers": (
         lambda: networks.distilbert(networks.DISTILBERT),
-        {"sequence": 128},
+        {"sequence": (128,)},
         tokens(30522, 128),
     ),
 }
@@ -101,7 +152,10 @@ async def check(serve: Serve, folder: Path, name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["DistilBERT, 2 layers", pytest.param("ResNet-50", marks=pytest.mark.large)],
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("DistilBERT, 2 layers", "loops")),
+        pytest.param("ResNet-50", marks=pytest.mark.large),
+    ],
 )
 async def test_an_imported_network_is_served_in_batches(
     serve: Serve, tmp_path: Path, name: str

@@ -132,6 +132,7 @@ async def test_an_input_that_is_left_out_has_its_default_or_is_absent(client: Cl
     np.testing.assert_array_equal(np.full((3, 2), 10), many["y"])
 
 
+@pytest.mark.slow
 async def test_requests_that_leave_out_others_are_in_another_batch(client: Client) -> None:
     """Four of each come in turns: an execution has those with the input, or those without."""
     factor = np.full((1, 1), 2, np.float32)
@@ -166,6 +167,7 @@ async def test_both_transports_show_and_take_it(client: Client) -> None:
     assert [[-1.0, -2.0]] == stream.as_numpy("y").tolist()
 
 
+@pytest.mark.slow
 async def test_what_cannot_be_obeyed_fails_the_load(client: Client, repository: Path) -> None:
     """A computation takes all of its inputs, so that one that is optional needs a default."""
     texts = {}

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import aiohttp
 import numpy as np
+import pytest
 from support.process import ServerProcess, served
 
 from xlaserve.tensors import DATATYPES, TensorSpec
@@ -32,6 +33,7 @@ async def answers(server: ServerProcess) -> bool:
     return bool((next(iter(result.outputs.values())) == sent).all())
 
 
+@pytest.mark.slow
 async def test_odd_entries_and_a_volume_that_goes_and_comes_back(
     example_models: Path, tmp_path: Path
 ) -> None:

@@ -90,6 +90,7 @@ def numbers(*values: float) -> "np.ndarray[Any, Any]":
     return np.array(values, np.float32)
 
 
+@pytest.mark.slow
 async def test_the_many_answers_of_another_model_reach_a_process(start: Any, root: Path) -> None:
     """Answers, their end and their error arrive; what is not wanted is computed no more."""
     config = python_models.VECTORS + PROCESS
@@ -121,6 +122,7 @@ async def test_the_many_answers_of_another_model_reach_a_process(start: Any, roo
     assert after[0] - before[0] < 200
 
 
+@pytest.mark.slow
 async def test_a_process_is_told_that_a_request_is_cancelled(start: Any, root: Path) -> None:
     code = """
     import pathlib, time

@@ -1,6 +1,8 @@
 """Memory of the processes of Python models: shared with the server, counted, and limited."""
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,8 @@ import numpy as np
 import pytest
 from support.python_models import VECTORS, Start, starting, write
 from support.server import Serve
+
+from xlaserve.models.python.process import copies
 
 PROCESS = 'parameters { key: "execution" value { string_value: "process" } }'
 MIB = 1 << 20
@@ -23,6 +27,7 @@ def start(serve: Serve, root: Path) -> Start:
     return starting(serve, root)
 
 
+@pytest.mark.slow
 async def test_inputs_that_code_keeps_and_answers_stay_what_they_are(
     start: Any, root: Path
 ) -> None:
@@ -53,6 +58,35 @@ async def test_inputs_that_code_keeps_and_answers_stay_what_they_are(
     assert 2 * [n for n in numbers if n % 2] == sorted(kept[:12]) + sorted(kept[12:])
 
 
+@pytest.mark.slow
+async def test_a_process_that_reads_late_is_sent_the_whole_of_a_message(
+    start: Any, root: Path
+) -> None:
+    """It stands still for longer than the server waits at a time, within an input that is sent."""
+    code = """
+    import os
+
+    class Model(PythonModel):
+        def infer(self, inputs):
+            x = inputs["x"]
+            return {"y": np.float32([os.getpid()]) if x.size == 1 else x + 1}
+    """
+    write(root, "m", code, VECTORS + PROCESS)
+    x = np.arange(4 * MIB, dtype=np.float32)
+    async with start(python_shared_bytes=0) as client:
+        pid = int((await client.infer("m", x=np.zeros(1, np.float32)))["y"][0])
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            asked = asyncio.ensure_future(client.infer("m", x=x))
+            await asyncio.sleep(5 * copies._LOOK_SECONDS)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        answer = await asked
+
+        assert pid == int((await client.infer("m", x=np.zeros(1, np.float32)))["y"][0])
+    np.testing.assert_array_equal(x + 1, answer["y"])
+
+
 GROWS = """
 class Model(PythonModel):
     held = []
@@ -63,6 +97,7 @@ class Model(PythonModel):
 """
 
 
+@pytest.mark.slow
 async def test_what_a_process_holds_is_counted_while_it_runs(start: Any, root: Path) -> None:
     write(root, "m", GROWS, VECTORS + PROCESS)
     async with start(http_endpoint="port:0") as client:

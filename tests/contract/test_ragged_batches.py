@@ -43,6 +43,7 @@ class Model(PythonModel):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("execution", ["threads", "process"])
 async def test_code_is_handed_requests_of_different_shapes_together(
     serve: Serve, tmp_path: Path, execution: str

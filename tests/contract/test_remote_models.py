@@ -242,6 +242,7 @@ async def test_a_cancelled_load_ends_its_fetch(
         assert (200, "{}") == await load(server)
 
 
+@pytest.mark.slow
 async def test_a_local_model_loads_while_the_store_is_away(
     serve: Serve,
     remote: dict[str, Any],

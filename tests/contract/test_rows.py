@@ -90,6 +90,7 @@ async def config_of(stub: Any, name: str) -> Any:
 
 
 @pytest.mark.parametrize("config", [None, PATIENT], ids=["as exported", "patient"])
+@pytest.mark.slow
 async def test_answers_are_alike_alone_and_beside_neighbours(
     start: Open, config: dict[str, Any] | None
 ) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -50,14 +50,6 @@ async def server(serve: Serve, models: Path, tmp_path: Path) -> AsyncIterator[Ru
 async def client(request: pytest.FixtureRequest, server: RunningServer) -> AsyncIterator[Stock]:
     async with stock_client(request.param, server) as connected:
         yield connected
-
-
-@pytest.fixture(autouse=True)
-def log() -> Iterator[None]:
-    """Leave the log of the process as it was."""
-    kept = structlog.get_config()
-    yield
-    structlog.configure(**kept)
 
 
 def plain(answer: Any) -> dict[str, Any]:

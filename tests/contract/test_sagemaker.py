@@ -798,7 +798,10 @@ async def test_a_wrong_method_is_405(client: Client) -> None:
 # --- one model -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", ["repository", "model", "version"])
+@pytest.mark.parametrize(
+    "layout",
+    ["repository", *(pytest.param(name, marks=pytest.mark.slow) for name in ("model", "version"))],
+)
 async def test_the_only_model_is_there_from_the_start(
     serve: Serve, archives: Path, example_models: Path, tmp_path: Path, layout: str
 ) -> None:
@@ -821,6 +824,7 @@ async def test_the_only_model_is_there_from_the_start(
     assert {"models": [{"modelName": name, "modelUrl": str(url)}]} == models.json
 
 
+@pytest.mark.slow
 async def test_a_default_model_gets_the_invocations(
     serve: Serve, archives: Path, example_models: Path
 ) -> None:
@@ -860,7 +864,7 @@ def free_port() -> int:
         return port
 
 
-@pytest.mark.parametrize("multi_model", ["true", "false"])
+@pytest.mark.parametrize("multi_model", ["true", pytest.param("false", marks=pytest.mark.slow)])
 async def test_serve_is_all_that_the_platform_says(
     example_models: Path, archives: Path, tmp_path: Path, multi_model: str
 ) -> None:

@@ -103,7 +103,12 @@ class Client:
 
 
 @pytest.mark.parametrize(
-    ("model", "initial", "count"), [("fold", 0, 1000), ("direct", 0, 60), ("two", 7, 60)]
+    ("model", "initial", "count"),
+    [
+        pytest.param("fold", 0, 1000, marks=pytest.mark.slow),
+        ("direct", 0, 60),
+        ("two", 7, 60),
+    ],
 )
 async def test_interleaved_sequences_end_right(
     server: RunningServer, model: str, initial: int, count: int
@@ -263,7 +268,7 @@ sequence_batching {
 """
 
 
-@pytest.mark.parametrize("execution", ["threads", "process"])
+@pytest.mark.parametrize("execution", ["threads", pytest.param("process", marks=pytest.mark.slow)])
 async def test_a_python_model_is_told_of_a_sequence_that_expires(
     serve: Serve, tmp_path: Path, execution: str
 ) -> None:

@@ -8,6 +8,7 @@ import socket
 import threading
 from pathlib import Path
 
+import pytest
 from support.process import ENVIRONMENT, START_SECONDS, command
 
 SECONDS = 60
@@ -50,6 +51,7 @@ async def start(tmp_path: Path, writer: int, heard: socket.socket) -> asyncio.su
     return process
 
 
+@pytest.mark.slow
 async def test_a_full_pipe_loses_nothing_and_holds_nothing_up(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     held = fill(writer)
@@ -79,6 +81,7 @@ async def test_a_full_pipe_loses_nothing_and_holds_nothing_up(tmp_path: Path) ->
     assert not any("lost_before" in record for record in log)
 
 
+@pytest.mark.slow
 async def test_a_server_ends_though_nobody_reads_its_log(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     fill(writer)

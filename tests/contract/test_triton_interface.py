@@ -200,6 +200,7 @@ async def test_errors_have_the_status_of_their_code(start: Any, root: Path) -> N
         assert f"{status}: model 'm': An Error Occurred" == found[name]
 
 
+@pytest.mark.slow
 async def test_what_is_not_obeyed_is_refused_or_named(
     start: Any, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -170,6 +170,7 @@ async def test_a_client_that_reads_slowly_gets_all_of_it(server: RunningServer) 
     assert head.startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.slow
 async def test_a_grpc_connection_that_is_not_read_is_closed(server: RunningServer) -> None:
     """Its own window is not widened: nothing is sent but what it has to take."""
     ledger = server.application.ledger
@@ -194,6 +195,7 @@ async def test_a_grpc_stream_that_is_not_read_ends_alone(server: RunningServer) 
         assert "grpc-status 0" == await client.outcome(3)
 
 
+@pytest.mark.slow
 async def test_a_grpc_client_that_reads_slowly_gets_all_of_it(server: RunningServer) -> None:
     async with peer(server.url) as client:
         client.send(frames.window_update(0, 1 << 28))

@@ -407,3 +407,10 @@ async def test_a_digit_is_recognised(
         for form in ("prefixed", "bare", "raw"):
             with subtests.test(kind=kind, form=form):
                 assert 7 == await recognised(digits, seven(kind, example_models), form)
+
+
+async def test_the_file_of_the_readme_is_recognised(digits: str, example_models: Path) -> None:
+    """As it is: a file with as many bytes as the tensor has would be taken for the tensor."""
+    file = (example_models.parent / "data" / "seven.png").read_bytes()
+
+    assert 7 == await recognised(digits, file, "raw")

@@ -69,7 +69,7 @@ async def executed(page: str, checkout: Path) -> None:
 
 
 async def run_code(checkout: Path, text: str) -> None:
-    file = checkout / "code.py"
+    file = checkout / "page_code.py"
     file.write_text(text)
     await shell(f"'{sys.executable}' '{file}'")
 
@@ -100,6 +100,6 @@ async def test_every_export_is_a_model(checkout: Path) -> None:
     await run_code(checkout, "".join(text for _, text in steps("exporting.md")))
     await shell("xlaserve repo check models")
 
-    assert ["classifier", "forecast", "regressor"] == sorted(
+    assert ["classifier", "compared", "forecast", "regressor"] == sorted(
         path.name for path in (checkout / "models").iterdir()
     )

@@ -20,7 +20,8 @@ OPEN = "open"
 CLOSED = "closed"
 
 _PATIENCE_SECONDS = 20
-_QUIET_SECONDS = 0.3
+_QUIET_SECONDS = 2.0
+"""A server on a machine that others use may be silent for as long."""
 _MIB = 1 << 20
 _BLOCK = literals(request_headers(LIVE))
 _INFER_BLOCK = literals(request_headers(INFER))
@@ -127,6 +128,8 @@ def outcomes(*attackers: Attacker) -> set[str]:
     """Read until nothing comes any more; return what became of the connections."""
     quiet_since = time.monotonic()
     while time.monotonic() - quiet_since < _QUIET_SECONDS:
+        if all(attacker.ended for attacker in attackers):
+            break
         if sum(attacker.look() for attacker in attackers):
             quiet_since = time.monotonic()
         time.sleep(0.01)

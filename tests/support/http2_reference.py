@@ -37,12 +37,29 @@ def answer_to(path: str) -> bytes:
 
 
 class _Literals:
-    """Writes header blocks as our core does, so that answers can be compared as bytes."""
+    """Writes header blocks as our core does, so that answers can be compared as bytes.
 
-    header_table_size = 4096
+    It uses no table, and says so once its client has asked for a smaller one (RFC 9113 4.3.1).
+    """
+
+    def __init__(self) -> None:
+        self._has_table = True
+        self._smallest = 4096
+
+    @property
+    def header_table_size(self) -> int:
+        """What the client has asked for; h2 sets it."""
+        return self._smallest
+
+    @header_table_size.setter
+    def header_table_size(self, size: int) -> None:
+        self._smallest = min(self._smallest, size)
 
     def encode(self, headers: Iterable[Any], huffman: bool = True) -> bytes:
-        return literals(
+        update = b""
+        if self._has_table and self._smallest < 4096:
+            self._has_table, update = False, b"\x20"
+        return update + literals(
             (name.decode("latin-1"), value.decode("latin-1")) for name, value in headers
         )
 

@@ -7,6 +7,7 @@ drives out more: so a load that fails on a full instance can empty it.
 """
 
 import asyncio
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -37,6 +38,28 @@ class _Entry:
         self.weight = 0
         self.is_loading = True
         self.loaded: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self.began = time.time()
+        """Since the epoch, in seconds."""
+        self.stages: dict[str, float] = {}
+        """Seconds of its load, by what it waited for."""
+        self._passed = time.monotonic()
+
+    def passed(self, stage: str) -> None:
+        """Note that a stage of its load has ended, and the next one begins."""
+        now = time.monotonic()
+        self.stages[stage] = now - self._passed
+        self._passed = now
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a load for a request took, stage by stage."""
+
+    model: str
+    began: float
+    """Since the epoch, in seconds."""
+    stages: Mapping[str, float]
+    """Seconds by what was waited for, in the order of time."""
 
 
 class MeshCache:
@@ -64,6 +87,8 @@ class MeshCache:
         self._tasks: set[asyncio.Task[None]] = set()
         self.counts: Counter[str] = Counter()
         """What happened, and how often."""
+        self.on_answer: Callable[[str, Any], None] = _ignore
+        """Called with a model and its answer."""
 
     async def infer(self, model: str, request: Any) -> Outcome:
         """Pass a request on, once its model is loaded; that of a load which failed is its end."""
@@ -74,11 +99,24 @@ class MeshCache:
             loaded = await asyncio.shield(entry.loaded)
             if loaded[0] != "OK":
                 return loaded
-            answer = await outcome(self._mesh.infer(model, request))
+            call = self._mesh.infer(model, request)
+            answer = await outcome(call)
+            if answer[0] == "OK":
+                self.on_answer(model, await call)
             if not lost(answer) and answer[0] != "UNAVAILABLE":
                 return answer
             self._forget(entry)
         return answer
+
+    def holds(self, model: str) -> bool:
+        """Tell whether a model is loaded."""
+        entry = self._entries.get(model)
+        return entry is not None and entry.loaded.done()
+
+    def trace(self, model: str) -> Trace | None:
+        """Return how the model of an entry was loaded; None where there is no entry."""
+        entry = self._entries.get(model)
+        return None if entry is None else Trace(model, entry.began, dict(entry.stages))
 
     async def settle(self) -> None:
         """Return when nothing is loaded or unloaded any more."""
@@ -95,18 +133,22 @@ class MeshCache:
     async def _load(self, entry: _Entry) -> None:
         registered = self._models[entry.model]
         async with self._loaders:
+            entry.passed("a loader of the mesh")
             predicting = self._mesh.predict(entry.model, registered.asked_path)
             status, _ = await outcome(predicting)
             predicted = (await predicting).sizeInBytes if status == "OK" else self._default
+            entry.passed("its prediction")
             await self._claim(entry, predicted)
+            entry.passed("unloads that make room")
             self.counts["loads"] += 1
             loading = self._mesh.load(entry.model, registered.path)
             loaded = await outcome(loading)
+            entry.passed("its load")
             entry.is_loading = False
             if loaded[0] == "OK":
                 self._learn(entry, (await loading).sizeInBytes)
             else:
-                self.counts["failed loads"] += 1
+                self._count_failure("loads", loaded[0])
                 self._forget(entry)
         await self._notify()
         entry.loaded.set_result(loaded)
@@ -170,7 +212,9 @@ class MeshCache:
         await asyncio.sleep(_UNLOAD_SECONDS)
         again = self._entries.get(entry.model)
         if again is None or not again.is_loading:
-            assert (await outcome(self._mesh.unload(entry.model)))[0] == "OK"
+            status, _ = await outcome(self._mesh.unload(entry.model))
+            # What a runtime held that was killed meanwhile is free as well.
+            self._count_failure("unloads", status)
         self._unloading -= entry.weight - self._pay(entry.weight)
         await self._notify()
 
@@ -178,6 +222,11 @@ class MeshCache:
         paid = min(size, self._deficit)
         self._deficit -= paid
         return paid
+
+    def _count_failure(self, what: str, status: str) -> None:
+        if status != "OK":
+            is_away = status == "UNAVAILABLE"
+            self.counts[f"{what} of a runtime that is away" if is_away else f"failed {what}"] += 1
 
     # --- waiting ---
 
@@ -193,3 +242,7 @@ class MeshCache:
     async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
+
+
+def _ignore(model: str, answer: Any) -> None:
+    """Do nothing."""

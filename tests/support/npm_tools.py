@@ -14,7 +14,13 @@ INSTALL_SECONDS = 300
 
 def node_program(config: pytest.Config, folder: Path, script: str) -> tuple[str, str]:
     """Return the command of a script in a folder with a package.json."""
-    node, npm = program("node"), program("npm")
+    node = program("node")
+    return node, str(node_packages(config, folder, script) / script)
+
+
+def node_packages(config: pytest.Config, folder: Path, *scripts: str) -> Path:
+    """Return a folder with the packages that a package.json names, and with some scripts."""
+    npm = program("npm")
     installed = Path(config.cache.mkdir("npm-programs")) / folder.name
     installed.mkdir(exist_ok=True)
     # Another process of the run may be at it.
@@ -24,8 +30,9 @@ def node_program(config: pytest.Config, folder: Path, script: str) -> tuple[str,
         wanted = (folder / "package.json").read_text()
         if not package.exists() or package.read_text() != wanted:
             _install(npm, installed, wanted)
-        shutil.copy(folder / script, installed)
-    return node, str(installed / script)
+        for script in scripts:
+            shutil.copy(folder / script, installed)
+    return installed
 
 
 def _install(npm: str, folder: Path, wanted: str) -> None:

@@ -77,10 +77,13 @@ def command(*arguments: str) -> Sequence[str]:
 
 
 @asynccontextmanager
-async def served(repository: Path, *flags: str, programs: str = "") -> AsyncIterator[ServerProcess]:
+async def served(
+    repository: Path, *flags: str, programs: str = "", **variables: str
+) -> AsyncIterator[ServerProcess]:
     """Run `xlaserve serve` on a free port, with its models loaded, for the length of a block.
 
-    Where a directory of programs is given, what it compiles is kept there.
+    Where a directory of programs is given, what it compiles is kept there. `variables` are of its
+    environment.
     """
     kept = ("--compilation-cache-directory", programs) if programs else ()
     process = await asyncio.create_subprocess_exec(
@@ -92,7 +95,7 @@ async def served(repository: Path, *flags: str, programs: str = "") -> AsyncIter
         "--device",
         "cpu",
         stderr=asyncio.subprocess.PIPE,
-        env=os.environ | ENVIRONMENT,
+        env=os.environ | ENVIRONMENT | variables,
     )
     server = ServerProcess(process, [])
     try:

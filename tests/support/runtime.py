@@ -37,10 +37,16 @@ class Runtime:
                     return
                 await asyncio.sleep(0)
 
-    async def until_compiling(self, model: str, step: int = 1) -> None:
-        """Wait until a load has come to the compiler, so many times."""
+    async def until_compiling(self, *models: str, step: int = 1) -> None:
+        """Wait until the load of one of these models has come to the compiler, so many times.
+
+        Of models that share their programs each may leave the first one to another.
+        The test has the fixture `compilations`: programs that other tests have left are never
+        seen to be compiled.
+        """
         async with asyncio.timeout(_PROGRESS_SECONDS):
-            while not self._stage(model).startswith(f"compiling {step} of"):
+            stage = f"compiling {step} of"
+            while not any(self._stage(model).startswith(stage) for model in models):
                 await asyncio.sleep(0)
 
     async def until_unloading(self, model: str) -> None:

@@ -84,7 +84,10 @@ async def one_each(url: str, count: int = 2) -> AsyncIterator[list[aiohttp.Clien
             connector = aiohttp.TCPConnector(keepalive_timeout=START_SECONDS)
             session = aiohttp.ClientSession(f"http://{url}", connector=connector)
             await stack.enter_async_context(session)
-            found.setdefault(await asked(session, url), session)
+            if found.setdefault(await asked(session, url), session) is not session:
+                # A worker that is replaced takes seconds to come, and connections have a limit.
+                await session.close()
+                await asyncio.sleep(0.01)
         yield list(found.values())
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -37,8 +38,8 @@ class Target(Resident):
 
     def cpu_seconds(self) -> float:
         """Return what it has computed."""
-        times = self.process.cpu_times()
-        return float(times.user + times.system)
+        times = [one.cpu_times() for one in self.all]
+        return float(sum(one.user + one.system for one in times))
 
 
 def export_models(folder: Path) -> None:
@@ -72,7 +73,10 @@ def target(folder: Path, *flags: str) -> Iterator[Target]:
             env=os.environ | ENVIRONMENT,
         )
         try:
-            yield Target(psutil.Process(process.pid), _url(log, process))
+            is_ready = "workers ready" if "--processes" in flags else "started"
+            url, workers = _started(log, process, is_ready)
+            found = [psutil.Process(pid) for pid in workers]
+            yield Target(psutil.Process(process.pid), url, workers=found)
         finally:
             process.terminate()
             try:
@@ -81,16 +85,18 @@ def target(folder: Path, *flags: str) -> Iterator[Target]:
                 process.kill()
 
 
-def _url(log: Path, process: "subprocess.Popen[bytes]") -> str:
+def _started(log: Path, process: "subprocess.Popen[bytes]", is_ready: str) -> tuple[str, list[int]]:
+    """Return the address once a server is ready, and the ids of its workers."""
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end and process.poll() is None:
-        events = {}
+        events: dict[str, list[dict[str, Any]]] = {}
         for line in log.read_text().splitlines():
             with suppress(ValueError):
                 record = json.loads(line)
-                events[record.get("event")] = record
-        if "started" in events:
-            return str(events["listening"]["grpc"])
+                events.setdefault(record.get("event"), []).append(record)
+        if is_ready in events:
+            workers = [int(one["pid"]) for one in events.get("worker started", ())]
+            return str(events["listening"][0]["grpc"]), workers
         time.sleep(0.05)
     raise AssertionError(f"the server did not start: {log.read_text()}")
 

@@ -12,10 +12,12 @@ from architecture.workers import Worker
 from draw_architecture import SERVER
 
 
+@pytest.mark.slow
 def test_everything_on_the_page_is_in_the_code() -> None:
     assert [] == draw_architecture.problems()
 
 
+@pytest.mark.slow
 def test_the_page_is_fresh() -> None:
     assert draw_architecture.PAGE.read_text() == draw_architecture.page()
 

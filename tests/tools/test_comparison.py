@@ -204,6 +204,7 @@ def test_a_variant_is_a_name_and_flags() -> None:
     assert Variant("x") == parse_variant("x")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

@@ -41,6 +41,7 @@ def _run(*arguments: str, may_fail: bool = False, **environment: str) -> str:
     return ran.stdout
 
 
+@pytest.mark.slow
 def test_without_a_device_it_says_why() -> None:
     """That is no failure: most machines have none."""
     found = _run("--device", "cuda", CUDA_VISIBLE_DEVICES="")
@@ -48,6 +49,7 @@ def test_without_a_device_it_says_why() -> None:
     assert found.startswith("no device: device 'cuda' is not available")
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_all_of_it_runs_on_the_cpu(tmp_path: Path) -> None:
     """So that it is whole when there is a device at last; what the CPU cannot say, it says."""
@@ -202,6 +204,7 @@ def on_device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "out of memory",
     ],
 )
+@pytest.mark.slow
 def test_gpu_passes(on_device: dict[str, Any], check: str) -> None:
     rows = [row for row in on_device["findings"] if row["check"] == check]
 
@@ -210,5 +213,6 @@ def test_gpu_passes(on_device: dict[str, Any], check: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.slow
 def test_gpu_breaks_nothing(on_device: dict[str, Any]) -> None:
     assert 0 == on_device["verdicts"]["failed"]

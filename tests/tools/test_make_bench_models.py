@@ -22,6 +22,7 @@ def expected(model: str, x: Tensor) -> Tensor:
     return np.asarray(x.mean(axis=(2, 3))) if model == "image" else x
 
 
+@pytest.mark.slow
 async def test_models_agree_with_numpy(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

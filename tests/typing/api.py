@@ -50,3 +50,19 @@ async def shout_soon() -> object:
     async with AsyncClient("http://localhost:8000") as client:
         answer = await client.infer("shouts", {"text": ["cat"]}, outputs={"shout": "base64"})
     return answer.output_parameters["shout"]["content_type"]
+
+
+def compare(left: np.ndarray, right: np.ndarray) -> list[np.ndarray]:
+    """Send a tree and get one, through shared memory, as docs/client.md does."""
+    with Client("unix:/run/xlaserve.sock", shared_memory_bytes=1 << 28) as client:
+        answer = client.infer("compared", {"pair": (left, right)})
+        why: str = client.not_shared
+    assert not why
+    each: list[np.ndarray] = answer.tree["each"]
+    return each
+
+
+async def counted() -> list[str]:
+    """Read a stream over REST."""
+    async with AsyncClient("http+unix:///run/xlaserve-http.sock") as client:
+        return [answer.model async for answer in client.stream("counting", {"n": np.array([3])})]

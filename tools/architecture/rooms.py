@@ -20,8 +20,10 @@ _DRAWN = (
     "xlaserve.core.threads",
     "xlaserve.core",
     "xlaserve.models.onnx",
+    "xlaserve.models.pt2",
     "xlaserve.models.rows",
     "xlaserve.models",
+    "xlaserve.language",
 )
 """The rooms that are drawn; a module belongs to the first that its name begins with."""
 

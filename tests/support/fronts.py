@@ -1,0 +1,145 @@
+"""An engine and front ends in one process, with a pair of sockets between any two of them."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from support.conditions import until
+from support.core import FP32, FakeModel, World
+from xlaserve.core.residence.capacity import Capacity, Reservation
+from xlaserve.core.residence.lifecycle import Event
+from xlaserve.core.residence.registry import Instance, Registry
+from xlaserve.core.serving.answers import Counting
+from xlaserve.core.serving.engine import Engine
+from xlaserve.core.serving.gates import Gates
+from xlaserve.core.serving.inference import InferInput, InferRequest, InferResponse
+from xlaserve.core.serving.ledger import Ledger
+from xlaserve.core.serving.stations.table import ExecutionPolicy, Stations
+from xlaserve.core.threads.workers import Workers
+from xlaserve.models.config import ModelConfig
+from xlaserve.models.loaded import Value
+from xlaserve.processes.fronts.engine import FrontEnds
+from xlaserve.processes.fronts.front_end import FrontEnd, Limits
+
+SLABS = 2 << 20
+"""Bytes of both slabs of a front end."""
+
+
+class Noting(FakeModel):
+    """Notes how many rows it was given at a time."""
+
+    def __init__(self, amount: float, world: World, width: int = 2) -> None:
+        super().__init__(amount, world, ["cpu:0"])
+        shape = (-1, width)
+        tensors = tuple(type(self.info.inputs[0])(name, FP32, shape) for name in ("x", "y"))
+        self.info = type(self.info)("fake", tensors[:1], tensors[1:], max_batch_size=4)
+        self.rows: list[int] = []
+
+    def execute(
+        self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
+    ) -> Mapping[str, Value]:
+        tensor = inputs["x"]
+        assert isinstance(tensor, np.ndarray)
+        self.rows.append(len(tensor))
+        return super().execute(inputs, resident=resident, replica=replica)
+
+
+@dataclass
+class Side:
+    """The core of one process."""
+
+    workers: Workers
+    registry: Registry = field(default_factory=lambda: Registry(1024))
+    ledger: Ledger = field(default_factory=lambda: Ledger(64 << 20))
+
+    def __post_init__(self) -> None:
+        self.engine = Engine(self.registry, Gates(observers=[Counting()]), self.workers.host)
+        self.stations = Stations(self.workers, ExecutionPolicy(0.5), self.engine)
+
+    async def infer(self, rows: int = 1, *, width: int = 2, id: str = "") -> InferResponse:
+        """Ask the model `m`, whose input counts up from 0."""
+        data = np.arange(rows * width, dtype=np.float32).reshape(rows, width)
+        return await self.engine.infer(
+            InferRequest("m", id=id, inputs=(InferInput("x", FP32, data),))
+        )
+
+    def load(self, model: FakeModel, config: ModelConfig | None = None) -> Instance:
+        """Have a model answer as version 1 of `m`."""
+        version = self.registry.version("m", "1")
+        self.registry.change(version, Event.LOAD)
+        version.instance = Instance(
+            model,
+            object(),
+            Reservation(Capacity(), "m"),
+            config or ModelConfig(),
+            make_station=self.stations.build,
+        )
+        self.registry.change(version, Event.LOADED)
+        return version.instance
+
+
+@dataclass
+class Joined:
+    """An engine, and front ends that show what it has."""
+
+    side: Side
+    fronts: FrontEnds
+    ends: Sequence[Side]
+    front_ends: Sequence[FrontEnd]
+
+    async def shown(self) -> None:
+        """Return once every front end shows what the engine has."""
+        await self.fronts.mirror.shown()
+
+
+async def connect(fronts: FrontEnds, front_end: FrontEnd) -> None:
+    """Connect a front end with an engine, and return once it shows what that has."""
+    one, other = socket.socketpair()
+    before = len(fronts._connected)
+    await asyncio.gather(front_end.connect(one), fronts.connect(other))
+    await until(lambda: len(fronts._connected) > before)
+    await fronts.mirror.shown()
+
+
+@asynccontextmanager
+async def joined(
+    model: FakeModel | None = None,
+    *,
+    count: int = 1,
+    config: ModelConfig | None = None,
+    limits: Limits | None = None,
+) -> AsyncIterator[Joined]:
+    """Join an engine that has a model and so many front ends, for the length of a block."""
+    workers = Workers(load_threads=1, execute_threads=2)
+    side = Side(workers)
+    if model is not None:
+        side.load(model, config)
+    fronts = FrontEnds(side.engine, side.registry, side.ledger, lambda: True)
+    ends = [Side(workers) for _ in range(count)]
+    found = [
+        FrontEnd(
+            end.registry,
+            Capacity(),
+            end.ledger,
+            end.stations.build,
+            limits or Limits(SLABS, requests=100),
+        )
+        for end in ends
+    ]
+    try:
+        with fronts.mirror.following():
+            for front_end in found:
+                await connect(fronts, front_end)
+            yield Joined(side, fronts, ends, found)
+    finally:
+        for front_end in found:
+            if front_end._bridge is not None:
+                front_end._bridge.close()
+        for front in list(fronts._connected):
+            front.bridge.close()
+        await until(lambda: not fronts._connected)
+        workers.close(5)
