@@ -28,6 +28,10 @@ _WORTH_SPLITTING = 0.6
 """A batch is executed in pieces where they take at most this part of its time: on a busy machine
 two measurements of the same differ by a third."""
 
+_LEAST_SPLIT_SECONDS = 1e-3
+"""A batch that takes less is executed whole: what there is to gain is less than what a thread that
+was interrupted once measures wrongly."""
+
 _PIECE_SECONDS = 50e-6
 """The cost of each piece beside its execution: rows are cut out, and those of outputs joined."""
 
@@ -117,7 +121,9 @@ class Table:
 def _split(programs: Sequence[Program], whole: Program) -> int:
     """Return the rows of the pieces in which a bucket is quickest; 0 where that is the whole."""
     # Where nothing was measured, nothing is known.
-    best, lowest = 0, whole.seconds * _WORTH_SPLITTING if whole.seconds < inf else 0.0
+    if not _LEAST_SPLIT_SECONDS <= whole.seconds < inf:
+        return 0
+    best, lowest = 0, whole.seconds * _WORTH_SPLITTING
     for piece in programs:
         if piece.rows < whole.rows:
             seconds = ceil(whole.rows / piece.rows) * (piece.seconds + _PIECE_SECONDS)

@@ -4,6 +4,7 @@ is cancelled, takes too much memory, or sends something else."""
 import hashlib
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -135,17 +137,26 @@ def test_a_process_that_is_started_ahead_ends_with_the_server(
     assert 0 == one.count
 
 
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [(105.0, [("good", 3.0, 2.0, 0.0)]), (102.0, [])],
+    ids=["long", "short"],
+)
 def test_what_takes_long_is_logged_with_what_it_waited_for(
-    processes: Callable[..., CompilerProcesses], monkeypatch: pytest.MonkeyPatch
+    processes: Callable[..., CompilerProcesses],
+    monkeypatch: pytest.MonkeyPatch,
+    ends: float,
+    expected: list[tuple[str, float, float, float]],
 ) -> None:
-    monkeypatch.setattr(pool, "_LONG_SECONDS", 0.0)
+    """The clock is looked at where it is asked for, where its process begins, and at its end."""
+    now = iter([100.0, ends - 2.0, ends])
+    monkeypatch.setattr(pool, "time", SimpleNamespace(monotonic=lambda: next(now)))
     with capture_logs() as logs:
         compiled(processes())
 
-    (entry,) = [entry for entry in logs if entry["event"] == "a program took long to compile"]
-    assert ("good", 0.0) == (entry["model"], entry["processor_seconds"])
-    assert entry["waited_seconds"] > 0
-    assert entry["seconds"] > 0
+    names = ("model", "waited_seconds", "seconds", "processor_seconds")
+    found = [e for e in logs if e["event"] == "a program took long to compile"]
+    assert expected == [tuple(entry[name] for name in names) for entry in found]
 
 
 def test_there_are_as_many_processes_as_allowed_and_no_more(
@@ -226,6 +237,27 @@ def test_a_compilation_that_takes_too_long_is_killed_and_not_tried_again(
         compiled(processes(job_seconds=0.5), job("hangs"))
 
     assert [False] == [is_there(note["pid"]) for note in notes()]
+
+
+def test_a_process_whose_killer_returns_late_is_late_all_the_same(
+    processes: Callable[..., CompilerProcesses],
+    notes: Callable[[], list[dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The end of a process is seen before the thread that kills it goes on."""
+    kill = subprocess.Popen.kill
+
+    def killed(process: subprocess.Popen[bytes]) -> None:
+        kill(process)
+        thread = threading.current_thread()
+        if isinstance(thread, threading.Timer):
+            thread.finished.wait(SECONDS)
+
+    monkeypatch.setattr(subprocess.Popen, "kill", killed)
+    with pytest.raises(InvalidModel, match=r"did not end in 0\.5 seconds"):
+        compiled(processes(job_seconds=0.5), job("hangs"))
+
+    assert 1 == len(notes())
 
 
 def test_a_compilation_that_takes_too_much_memory_is_killed(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from signal import Signals
-from threading import Timer
+from threading import Event, Timer
 
 _SHOWN_CHARACTERS = 300
 _PAGE_BYTES = 4096
@@ -59,7 +59,14 @@ class CompilerProcess:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
-        timer = Timer(seconds, self._process.kill)
+        late = Event()
+
+        def end() -> None:
+            # First: whoever reads learns of the end of the process before `kill` returns.
+            late.set()
+            self._process.kill()
+
+        timer = Timer(seconds, end)
         timer.start()
         try:
             stdin.write(line + b"\n")
@@ -69,10 +76,9 @@ class CompilerProcess:
         except BrokenPipeError:
             answer = b""
         finally:
-            late = not timer.is_alive()
             timer.cancel()
         if not answer.endswith(b"\n"):
-            raise self._ended(seconds if late else None)
+            raise self._ended(seconds if late.is_set() else None)
         return answer
 
     def read(self, count: int) -> bytes:
