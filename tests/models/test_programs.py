@@ -148,7 +148,10 @@ def _split(**milliseconds: float) -> Table:
         (_split(rows_1=1, rows_8=inf), 8, [8]),
         (_table(rows_1=1, rows_8=80), 8, [8]),
     ],
-    ids=["ones", "one", "padded", "rest", "no gain", "twos", "tiny", "no longer tiny", "not measured", "not allowed"],
+    ids=[
+        *("ones", "one", "padded", "rest", "no gain", "twos", "tiny", "no longer tiny"),
+        *("not measured", "not allowed"),
+    ],
 )
 def test_batch_is_split_where_pieces_are_quicker(
     table: Table, rows: int, expected: list[int]
