@@ -110,6 +110,7 @@ def runs(
     options.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     table = Table(may_split=True)
+    names_of_outputs: Sequence[str] = ()
     for rows in sorted({*(size for size in PIECES if size < batch), batch}):
         call, names_of_outputs = _compiled(graph, given, rows)
         some = [value[:rows] for value in given.values()]

@@ -154,7 +154,7 @@ def ask(server: Server, load: Load, seconds: int) -> Counts:
 
 def main() -> None:
     """Print a line for each load."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("models", type=Path, help="directory that make_bench_models.py has filled")
     parser.add_argument("--roles", default="front-ends", choices=("front-ends", "workers"))
     parser.add_argument("--processes", type=int, default=2)

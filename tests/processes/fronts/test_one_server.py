@@ -108,7 +108,7 @@ async def test_tensors_of_grpc_come_back_as_they_were(server: Running, count: in
     """In a record, and through the slab."""
     given = np.arange(count, dtype=np.float32)
     async with triton.InferenceServerClient(server.grpc) as client:
-        answer = await client.infer("echo", [tensor(given, "FP32")], request_id="seven")
+        answer: Any = await client.infer("echo", [tensor(given, "FP32")], request_id="seven")
 
     assert np.array_equal(given, answer.as_numpy("y"))
     assert "seven" == answer.get_response().id
@@ -119,7 +119,7 @@ async def test_texts_come_back_as_they_were(server: Running) -> None:
     given = np.array([b"", b"a", "long \u00e9".encode() * 1000], np.object_)
     body = {"inputs": [{"name": "x", "datatype": "BYTES", "shape": [2], "data": ["", "\u00e9"]}]}
     async with triton.InferenceServerClient(server.grpc) as client, each(server) as sessions:
-        answer = await client.infer("texts", [tensor(given, "BYTES")])
+        answer: Any = await client.infer("texts", [tensor(given, "BYTES")])
         status, found = await post(sessions[0], "/v2/models/texts/infer", body)
 
     assert given.tolist() == answer.as_numpy("y").tolist()
@@ -286,7 +286,7 @@ async def test_what_is_in_flight_is_answered_when_the_server_ends(tmp_path: Path
         server.process.send_signal(signal.SIGTERM)
         await server.until("shutting down")
         gate.touch()
-        answer = await held
+        answer: Any = await held
         await client.close()
         await server.process.communicate()
 

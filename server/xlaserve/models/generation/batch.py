@@ -274,7 +274,7 @@ class Batch:
 
     def _integers(self, active: Sequence[tuple[int, Running]]) -> Tensor:
         """Return the integers of all slots, INT32 [slots, INTEGERS]."""
-        rows = [self._idle] * self._info.slots
+        rows: list[tuple[int, ...]] = [self._idle] * self._info.slots
         for slot, running in active:
             asked = running.asked
             may_stop = len(running.output) >= asked.min_tokens
