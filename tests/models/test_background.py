@@ -28,9 +28,13 @@ Run = Callable[..., dict[str, Tensor]]
 
 @pytest.fixture
 def model(affine_directory: Path, compilations: list[str]) -> Iterator[JaxExportModel]:
-    """The affine model, ready to serve: two of its five buckets are compiled."""
+    """The affine model, ready to serve: two of its five buckets are compiled.
+
+    Batches stay whole: whether pieces of them are quicker is measured, and not of these tests.
+    """
     compilations.clear()
-    context = LoadContext("m", "1", ModelConfig(), background_compile=True)
+    config = ModelConfig(parameters={"split_batches": "false"})
+    context = LoadContext("m", "1", config, background_compile=True)
     loaded = load_plain(affine_directory, context)
     yield loaded
     loaded.close()
