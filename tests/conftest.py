@@ -1,8 +1,9 @@
 """What every test shares: two virtual CPU devices, strict promotion, and a running server."""
 
+import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -39,6 +40,22 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
         return None
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return cores + (1 if config.option.numprocesses == "auto" else 0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Leave what is collected out of garbage collections: thousands of tests are there to stay.
+
+    Every unload collects, and would go through them.
+    """
+    gc.disable()
+    try:
+        result = yield
+    finally:
+        gc.enable()
+    gc.collect()
+    gc.freeze()
+    return result
 
 
 @pytest.fixture(autouse=True)

@@ -28,6 +28,8 @@ SERVING, NOT_SERVING = (
 EACH = 50
 """Requests of each kind that are in flight; four kinds."""
 SECONDS = 60
+OFTEN = 10
+"""Drains of fifty that `slow` has; the others are `large`."""
 
 GATED = """
 import asyncio, pathlib
@@ -322,7 +324,10 @@ async def test_a_storm_of_hangups_ends_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("repeat", range(50))
+@pytest.mark.parametrize(
+    "repeat",
+    [pytest.param(repeat, marks=[pytest.mark.large] * (repeat >= OFTEN)) for repeat in range(50)],
+)
 async def test_no_request_is_cut_in_fifty_drains(tmp_path: Path, repeat: int) -> None:
     """D1 of the acceptance table: each over gRPC and REST, every other one over TLS."""
     await drained_under_load(tmp_path, tls=bool(repeat % 2))

@@ -45,8 +45,18 @@ def everything() -> tuple[Case, ...]:
     return tuple(sorted(found, key=lambda case: case.name))
 
 
+def first_of_each(found: Sequence[Case]) -> Iterator[Case]:
+    """Yield the first of the cases of each set of operators."""
+    seen: set[tuple[str, ...]] = set()
+    for case in found:
+        kind = tuple(sorted(case.operators))
+        if kind not in seen:
+            seen.add(kind)
+            yield case
+
+
 def third(found: Sequence[Case]) -> Iterator[Case]:
-    """Yield a third of the cases of each operator, the first of each among them."""
+    """Yield a third of the cases of each set of operators, the first of each among them."""
     counts: dict[tuple[str, ...], int] = {}
     for case in found:
         kind = tuple(sorted(case.operators))
