@@ -9,7 +9,7 @@ import pytest
 from support import mesh, shelf
 from support.compilations import noted_compilations
 from support.made_once import made_once
-from support.runtime import Runtime, StartRuntime
+from support.runtime import Runtime, StartRuntime, endpoint_at
 from support.server import Serve
 
 from xlaserve.settings_choices import ModelControlMode
@@ -22,10 +22,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> shelf.Shelf:
 
 
 # What a mesh is answered does not depend on the kind of its endpoint, and all others ask a port.
-@pytest.fixture(params=["unix", pytest.param("port", marks=pytest.mark.slow)])
+# test_model_runtime_ids.py is asked at a port by `slow` too.
+@pytest.fixture(params=["unix", pytest.param("port", marks=pytest.mark.large)])
 def endpoint(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A unix socket, as deploy/modelmesh has it; and a free port, where slow tests run too."""
-    return "port:0" if request.param == "port" else f"unix:{tmp_path}/grpc.sock"
+    """A unix socket, as deploy/modelmesh has it; and a free port, where large tests run too."""
+    return endpoint_at(request.param, tmp_path)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Which model a request of a mesh is for: acceptance cases 17 to 19."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -8,13 +9,19 @@ import pytest
 from support import mesh
 from support.engines import own_engine_only
 from support.mesh import id_headers, message, splice
-from support.runtime import Runtime, StartRuntime
+from support.runtime import Runtime, StartRuntime, endpoint_at
 from support.shelf import Shelf, addition, sums
 from support.wire import base64_unpadded, connect, request_headers
 
 from xlaserve.settings_choices import Http2Engine
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
+
+
+@pytest.fixture(params=["unix", pytest.param("port", marks=pytest.mark.slow)])
+def endpoint(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Both kinds, also where no large tests run."""
+    return endpoint_at(request.param, tmp_path)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from pathlib import Path
 
 from support.held import Held, held
 from support.mesh import Mesh
@@ -11,6 +12,11 @@ from xlaserve.app import Application
 from xlaserve.core.residence.lifecycle import Lifecycle, State
 
 _PROGRESS_SECONDS = 60
+
+
+def endpoint_at(kind: str, folder: Path) -> str:
+    """Return a free port for `port`, and a unix socket in a folder for `unix`."""
+    return "port:0" if kind == "port" else f"unix:{folder}/grpc.sock"
 
 
 @dataclass(frozen=True)
