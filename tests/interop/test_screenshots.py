@@ -1,6 +1,7 @@
 """Pictures of each view for the documentation, at both widths and in both themes.
 
-`SCREENSHOTS=docs/img pytest tests/interop/test_screenshots.py` makes them anew.
+`SCREENSHOTS=docs/img pytest -m slow tests/interop/test_screenshots.py` makes them anew. `slow`
+checks each view at one width in one theme, and at the other in the other; `large` the rest.
 """
 
 import asyncio
@@ -150,8 +151,15 @@ async def _ask(session: aiohttp.ClientSession, url: str) -> None:
         await asyncio.sleep(_SECONDS)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize(
+    ("width", "theme"),
+    [
+        (1280, "light"),
+        (400, "dark"),
+        pytest.param(1280, "dark", marks=pytest.mark.large),
+        pytest.param(400, "light", marks=pytest.mark.large),
+    ],
+)
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
 async def test_each_view_has_a_picture(
     page: Page,

@@ -1,5 +1,6 @@
 """Products of 8-bit levels are exact, whatever the levels: compared with sums in INT64."""
 
+from collections.abc import Iterable
 from itertools import product
 from typing import Any
 
@@ -46,17 +47,33 @@ def less(levels: Tensor, zero: Tensor | None, shape: tuple[int, ...]) -> Tensor:
 
 
 TYPES = list(product([np.uint8, np.int8], repeat=2))
+ZEROS = ("none", "one", "each")
 
 
-@pytest.mark.parametrize("zeros", ["none", "one", "each"])
-@pytest.mark.parametrize(("left", "right"), TYPES)
-@pytest.mark.parametrize(
-    ("x", "w"),
-    [((3, 2000), (2000, 4)), ((2, 3, 70), (70, 4)), ((3, 5), (2, 5, 4)), ((2, 1, 3, 5), (6, 5, 4))],
-)
-def test_matrices_of_levels(
-    x: tuple[int, ...], w: tuple[int, ...], left: type, right: type, zeros: str
-) -> None:
+def combinations(cases: Iterable[str]) -> list[Any]:
+    """Return each case with all types and zero points.
+
+    Every other one is slow: each half has each case, pair of types and kind of zero points with
+    one another.
+    """
+    found = product(enumerate(cases), enumerate(TYPES), enumerate(ZEROS))
+    return [
+        pytest.param(case, *types, zeros, marks=[pytest.mark.slow] * ((i + j + k) % 2))
+        for (i, case), (j, types), (k, zeros) in found
+    ]
+
+
+MATRICES = {
+    "more than are exact": ((3, 2000), (2000, 4)),
+    "a batch by one": ((2, 3, 70), (70, 4)),
+    "one by a batch": ((3, 5), (2, 5, 4)),
+    "batches": ((2, 1, 3, 5), (6, 5, 4)),
+}
+
+
+@pytest.mark.parametrize(("case", "left", "right", "zeros"), combinations(MATRICES))
+def test_matrices_of_levels(case: str, left: type, right: type, zeros: str) -> None:
+    x, w = MATRICES[case]
     a, b = extremes(x, left), extremes(w, right)
     a_zero = {"none": None, "one": extremes((), left), "each": extremes(x[-2:-1], left)}[zeros]
     b_zero = {"none": None, "one": extremes((), right), "each": extremes(w[-1:], right)}[zeros]
@@ -80,9 +97,7 @@ CONVOLUTIONS = {
 }
 
 
-@pytest.mark.parametrize("zeros", ["none", "one", "each"])
-@pytest.mark.parametrize(("left", "right"), TYPES)
-@pytest.mark.parametrize("case", CONVOLUTIONS)
+@pytest.mark.parametrize(("case", "left", "right", "zeros"), combinations(CONVOLUTIONS))
 def test_convolutions_of_levels(case: str, left: type, right: type, zeros: str) -> None:
     image, kernel, groups = CONVOLUTIONS[case]
     x, w = extremes(image, left), extremes(kernel, right)
