@@ -17,7 +17,7 @@ from support import onnx_cases, onnx_models, onnx_suite
 SHARDS = 6
 
 
-def check(cases: Sequence[onnx_suite.Case]) -> None:
+def check(cases: Sequence[onnx_cases.Case]) -> None:
     outcomes = {case.name: onnx_suite.outcome(case) for case in cases}
 
     assert {} == {name: said for name, said in outcomes.items() if said.startswith("FAILED")}
