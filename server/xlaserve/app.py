@@ -436,9 +436,8 @@ class Application:
 
     def _end_threads(self) -> None:
         """End the threads, and wait for a bounded time; nothing ends one that computes."""
-        if self.compilation.processes is not None:
-            # Before the threads of loads, which wait for them.
-            self.compilation.processes.close()
+        # Before the threads of loads, which wait for its processes.
+        self.compilation.close()
         until = self._closing_until
         seconds = None if until is None else max(0.0, until - asyncio.get_running_loop().time())
         self.has_threads_left = not self.workers.close(seconds)

@@ -58,8 +58,7 @@ class Settings:
     host: str = "127.0.0.1"
     """Address that TCP endpoints listen on."""
     grpc_endpoint: str = "port:8001"
-    """Address of gRPC: port:<n>, unix:<path>, or systemd:<name> for a socket of systemd's with that
-    FileDescriptorName. Port 0 takes a free one."""
+    """Address of gRPC: port:<n> (0: a free one), unix:<path>, or systemd:<FileDescriptorName>."""
     grpc_data_endpoint: str = ""
     """A second place where gRPC is served, for inference; empty for none. ModelMesh knows both."""
     http_endpoint: str = "port:8000"
@@ -106,9 +105,8 @@ class Settings:
     """A further name that HTTP requests may have as Host, * for any; may be repeated. Addresses,
     localhost, host and the name of the machine may; and any with sagemaker, unless one is given."""
     cors_origin: tuple[str, ...] = ()
-    """An origin whose pages may send HTTP requests, as https://app.example, * for all; may be
-    repeated. None may unless one is given, but pages of the server itself (CORS).
-    gRPC-Web is served with it."""
+    """An origin whose pages may send HTTP requests and gRPC-Web, as https://app.example, * for all;
+    may be repeated. None may unless one is given, but pages of the server itself (CORS)."""
 
     # --- Models ---
 
@@ -127,11 +125,9 @@ class Settings:
     """Run the code of models that are Python (model.py). It may do all that the server may: allow
     it only where nobody else can write to the repository. Never what a client sends with a load."""
     python_process_seconds: float = 60.0
-    """Time that the process of a Python model may be silent while it has requests; then it is ended
-    and started again. 0 for any time."""
+    """Seconds a Python model's process may be silent with requests until a restart; 0: any."""
     python_process_bytes: int = 0
-    """Memory that the process of a Python model may hold, in bytes; one that holds more is ended
-    and started again. 0 for any."""
+    """Bytes that a Python model's process may hold; one that holds more is restarted. 0 for any."""
     python_shared_bytes: int = 64 << 20
     """Memory that each process of a Python model shares with the server, in bytes, half for either
     direction: tensors that fit pass through it, others through a pipe. 0 for none."""
@@ -218,10 +214,14 @@ class Settings:
     """Most sequences that each replica of a model may have in progress; a configuration that asks
     for more is refused. Memory for the states of all of them is reserved with the load."""
     compilation_cache_directory: str = "auto"
-    """Directory of compiled programs that outlive the process: of this user alone; none; or auto,
-    which is .cache/xlaserve in its home."""
+    """Directory of compiled programs, of this user alone; auto: ~/.cache/xlaserve; none."""
     compilation_cache_max_bytes: int = 1 << 30
     """Most bytes of that directory; the least recently used are evicted."""
+    compilation_cache_url: str = ""
+    """URL of remote_schemes where servers share programs, as s3://bucket/programs: what is not in
+    the directory is looked for there, and put there. Who may write there runs code here."""
+    compilation_cache_url_seconds: float = 5.0
+    """Seconds a program may take to come from there; past it it is compiled."""
     conversion_cache_max_bytes: int = 16 << 30
     """Most bytes of ONNX models that loads converted, which are kept there too; the least recently
     used are evicted. With 0, or without the directory, every load converts anew."""

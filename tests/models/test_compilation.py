@@ -75,9 +75,41 @@ def test_a_bucket_is_no_directory_for_programs(tmp_path: Path) -> None:
     settings = Settings(repository=tmp_path, compilation_cache_directory="s3://bucket/cache")
 
     with pytest.raises(
-        InvalidSettings, match="directory; object storage can be mounted.*s3://bucket"
+        InvalidSettings, match="directory; a URL is what compilation_cache_url takes.*s3://bucket"
     ):
         compilation.of_settings(settings)
+
+
+@pytest.mark.parametrize(
+    ("url", "schemes", "expected"),
+    [
+        ("s3://bucket/programs", (), r"^setting remote_schemes: expected s3 among them"),
+        ("s3://key:secret@bucket/programs", ("s3",), "expected a URL without credentials"),
+        ("ftp://host/programs", ("ftp",), "^setting compilation_cache_url: expected"),
+        ("/mnt/programs", (), "^setting compilation_cache_url: expected"),
+    ],
+)
+def test_store_of_programs_is_used_where_its_scheme_is_allowed(
+    tmp_path: Path, url: str, schemes: tuple[str, ...], expected: str
+) -> None:
+    """It says what the server executes: nobody has it by accident."""
+    settings = Settings(repository=tmp_path, compilation_cache_url=url, remote_schemes=schemes)
+
+    with pytest.raises(InvalidSettings, match=expected) as raised:
+        compilation.of_settings(settings)
+    assert "secret" not in str(raised.value)
+
+
+def test_no_store_is_asked_unless_one_is_named(tmp_path: Path) -> None:
+    none = compilation.of_settings(Settings(repository=tmp_path))
+    url = "http://127.0.0.1:1/programs"
+    settings = Settings(repository=tmp_path, compilation_cache_url=url, remote_schemes=("http",))
+    named = compilation.of_settings(settings)
+
+    assert none.store is None
+    assert named.store is not None
+    assert (url, False) == (named.store.url, named.store.is_writable)
+    assert not named.has_no_programs
 
 
 def test_settings_without_effect_are_those_that_were_changed(tmp_path: Path) -> None:

@@ -346,6 +346,20 @@ WORKERS: tuple[Worker, ...] = (
         "a future that a `remote_N` waits for",
     ),
     Worker(
+        "models/program_store.py: ProgramStore.find",
+        "`look`, one for each look",
+        "asks a store for a program that a load needs, and is left behind where it does not answer",
+        "the store",
+        "an event that the thread of a load waits for, for some seconds",
+    ),
+    Worker(
+        "models/program_store.py: ProgramStore.put",
+        "`programs`",
+        "puts compiled programs into a store behind loads; ends when it is idle",
+        "the store, and programs that wait, under a lock",
+        "nothing; the end of the server waits two seconds for it",
+    ),
+    Worker(
         "client.py: _Loop.__init__",
         "`xlaserve client`, in a user's own program",
         "runs the event loop of a `Client` that is used by code without one",

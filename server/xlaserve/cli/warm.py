@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -19,8 +21,10 @@ from xlaserve.core.residence.repositories import open_repositories
 from xlaserve.core.residence.repository import Repository
 from xlaserve.core.residence.sources import ModelSource
 from xlaserve.errors import InvalidModel, InvalidSettings, XlaserveError
-from xlaserve.models import compilation, device, loaders, warming
+from xlaserve.models import compilation, device, loaders, program_store, warming
+from xlaserve.models.compilation_cache import CompilationCache, name_of
 from xlaserve.models.loaded import LoadContext
+from xlaserve.models.program_store import ProgramStore
 from xlaserve.models.targets import kinds
 from xlaserve.models.targets.compiling import Compilers
 from xlaserve.models.targets.jobs import Job
@@ -28,6 +32,7 @@ from xlaserve.models.targets.kinds import Target
 from xlaserve.models.targets.warming_plan import WarmingPlan
 from xlaserve.models.warming import Warmed
 from xlaserve.settings import Settings
+from xlaserve.temporary import TemporaryDirectory
 
 HERE = "here"
 """The target that is the device of this machine."""
@@ -40,7 +45,11 @@ def warm(
         Path, typer.Argument(help="Directory of the models, or a URL, as `serve` takes it.")
     ],
     cache: Annotated[
-        Path, typer.Option(help="The server's --compilation-cache-directory.", show_default=False)
+        str,
+        typer.Option(
+            help="The server's --compilation-cache-directory, or its --compilation-cache-url.",
+            show_default=False,
+        ),
     ],
     target: Annotated[
         str,
@@ -58,15 +67,13 @@ def warm(
 ) -> None:
     """Compile every model of a repository into a compilation cache, for servers to start with.
 
-    Run it as the user that the server runs as: it uses no file of another one.
+    Run it as the user that the server runs as: it uses no file of another one. A URL is a store
+    that servers share; nothing stays on this machine then.
     """
     log.configure("warning")
-    settings = Settings.read(
-        repository=repository, compilation_cache_directory=str(cache.absolute())
-    )
     outcomes: list[Warmed] = []
-    with unwinding_on_signals(), local_copy(settings) as copy:
-        for outcome in _warmed(copy, target, count):
+    with unwinding_on_signals(), _cached(repository, cache) as settings:
+        for outcome in _filled(settings, target, count):
             outcomes.append(outcome)
             if as_json:
                 typer.echo(json.dumps(asdict(outcome)))
@@ -76,7 +83,41 @@ def warm(
         raise typer.Exit(_FAILED)
 
 
-def _warmed(copy: LocalCopy, target: str, count: int) -> Iterator[Warmed]:
+@contextmanager
+def _cached(repository: Path, cache: str) -> Iterator[Settings]:
+    """Yield the settings of a command that fills a directory, or the store at a URL."""
+    read = partial(Settings.read, repository=repository)
+    if compilation.URL not in cache:
+        directory = str(Path(cache).absolute())
+        yield read(compilation_cache_directory=directory, compilation_cache_url="")
+        return
+    settings = read()
+    with TemporaryDirectory(settings.scratch_directory) as folder:
+        # Who names one to a command allows its scheme.
+        yield replace(
+            settings,
+            compilation_cache_directory=str(folder.path),
+            compilation_cache_url=cache,
+            remote_schemes=(cache.partition(":")[0],),
+        )
+
+
+def _filled(settings: Settings, target: str, count: int) -> Iterator[Warmed]:
+    """Warm every version; raises InvalidSettings where programs cannot be put into the store."""
+    store = compilation.store_of(settings, is_waited_for=True)
+    with local_copy(settings) as copy:
+        yield from _warmed(copy, target, count, store)
+    if store is None:
+        return
+    store.flush()
+    if store.failures:
+        expected = f"a store that takes {store.failures} further programs ({store.last_problem})"
+        raise InvalidSettings(program_store.SETTING, expected, store.url)
+
+
+def _warmed(
+    copy: LocalCopy, target: str, count: int, store: ProgramStore | None
+) -> Iterator[Warmed]:
     settings = copy.settings
     repository = open_repositories(settings)
     failed = [Warmed(name, "", problem=reason) for name, reason in copy.failures.items()]
@@ -86,9 +127,21 @@ def _warmed(copy: LocalCopy, target: str, count: int) -> Iterator[Warmed]:
     yield from (one for one in found if isinstance(one, Warmed))
     sources = [one for one in found if not isinstance(one, Warmed)]
     if _is_here(target):
-        yield from _warmed_here(settings, sources, target)
+        yield from _warmed_here(settings, sources, target, store)
     else:
         yield from _warmed_ahead(settings, repository, sources, kinds.named(target), count)
+        if store is not None:
+            _put_all(settings, store)
+
+
+def _put_all(settings: Settings, store: ProgramStore) -> None:
+    """Have all programs of a directory that processes have filled put into a store."""
+    directory = Path(settings.compilation_cache_directory)
+    cache = CompilationCache(directory, settings.compilation_cache_max_bytes)
+    for path in directory.iterdir():
+        cache.prepare(path.name)
+    for target, entry in cache.entries():
+        store.put(target, name_of({**entry.program, **entry.environment}), entry)
 
 
 def _is_here(target: str) -> bool:
@@ -97,10 +150,13 @@ def _is_here(target: str) -> bool:
 
 
 def _warmed_here(
-    settings: Settings, sources: Sequence[ModelSource], target: str
+    settings: Settings,
+    sources: Sequence[ModelSource],
+    target: str,
+    store: ProgramStore | None,
 ) -> Iterator[Warmed]:
     """Load every version on the device of this machine."""
-    made = compilation.of_settings(settings)
+    made = replace(compilation.of_settings(settings), store=store)
     asked = settings.device.value if target == HERE else target
     platform = device.start(asked, made.cache, memory_fraction=settings.gpu_memory_fraction)
     for source in sources:

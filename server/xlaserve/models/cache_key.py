@@ -41,7 +41,6 @@ driver that is too old for a program refuses it when it is loaded."""
 _C_API = "PJRT C API\n"
 _SEVERAL = re.compile(r"[^A-Za-z0-9.]+")
 _MAX_TARGET_CHARACTERS = 100
-_NAME_CHARACTERS = 32
 
 
 def target_of(platform: str, device_kind: str) -> str:
@@ -99,12 +98,6 @@ def program(
         "outputs": "" if outputs is None else _sharding(outputs),
         "devices": ",".join(str(device.id) for device in site.devices),
     }
-
-
-def name_of(described: Mapping[str, str]) -> str:
-    """Return the name of the entry of a program."""
-    text = "\n".join(f"{name}={value}" for name, value in sorted(described.items()))
-    return hashlib.sha256(text.encode()).hexdigest()[:_NAME_CHARACTERS]
 
 
 def computation(module: bytes, outline: object) -> str:

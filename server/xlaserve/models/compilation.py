@@ -2,12 +2,17 @@
 
 import os
 from dataclasses import MISSING, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 
 from xlaserve.errors import InvalidSettings
 from xlaserve.models.compilation_cache import AUTOTUNE, SETTING, CompilationCache
 from xlaserve.models.compilers.pool import CompilerProcesses, Limits
 from xlaserve.models.conversions import ConversionLimits, Conversions
+from xlaserve.models.program_store import READ_ONLY, ProgramStore
+from xlaserve.models.program_store import SETTING as URL_SETTING
+from xlaserve.models.storage.stores import StoreLimits, open_store
+from xlaserve.models.storage.urls import check_url
 from xlaserve.settings import Settings
 
 AUTO, NO_CACHE = "auto", "none"
@@ -25,7 +30,11 @@ _WITHOUT_EFFECT = (
 )
 """Prefixes of flags that change no program."""
 
-_URL = "://"
+URL = "://"
+"""Within what is no directory, but the URL of a store."""
+
+_CLOSING_SECONDS = 2.0
+"""Seconds that the end of a server waits for programs that are not in the store yet."""
 _IDLE_SECONDS = 60.0
 """After which a process that compiles is ended: it holds some 300 MB, and to start one takes more
 than a second of a core."""
@@ -62,7 +71,7 @@ class Compilation:
     """The compilation options of all loads of a server."""
 
     cache: CompilationCache | None = None
-    """None where no program outlives the process."""
+    """None where no program outlives the process on this machine."""
     options: XlaOptions = field(default_factory=XlaOptions)
     conversions: Conversions = field(default_factory=Conversions)
     """Models that loads convert."""
@@ -73,6 +82,25 @@ class Compilation:
     server_flags: str = ""
     """With `is_ahead`: the flags of XLA where the programs are used, as `flags` has them.
     To compile for what is not there takes others."""
+    store: ProgramStore | None = None
+    """Where servers share programs; None where they do not."""
+
+    @property
+    def is_kept(self) -> bool:
+        """Tell whether programs outlive the process."""
+        return self.cache is not None or self.store is not None
+
+    @property
+    def has_no_programs(self) -> bool:
+        """Tell whether each program has to be compiled; a store may have some. Blocks."""
+        return self.store is None and (self.cache is None or self.cache.is_empty)
+
+    def close(self) -> None:
+        """End the processes, and what is put into the store, which is waited for briefly."""
+        if self.processes is not None:
+            self.processes.close()
+        if self.store is not None:
+            self.store.close(_CLOSING_SECONDS)
 
 
 def flags() -> str:
@@ -89,10 +117,9 @@ def of_settings(settings: Settings, *, compare: bool = False, processes: int = 0
     """
     cache = None
     text = settings.compilation_cache_directory
-    if _URL in text:
+    if URL in text:
         # As a path it would be a directory of that name, which nobody looks for.
-        expected = "a directory; object storage can be mounted as one (docs/models.md)"
-        raise InvalidSettings(SETTING, expected, text)
+        raise InvalidSettings(SETTING, f"a directory; a URL is what {URL_SETTING} takes", text)
     if text not in ("", NO_CACHE):
         directory = Path.home() / ".cache" / "xlaserve" if text == AUTO else Path(text)
         cache = CompilationCache(directory, settings.compilation_cache_max_bytes)
@@ -108,7 +135,33 @@ def of_settings(settings: Settings, *, compare: bool = False, processes: int = 0
     conversions = Conversions(cache, sizes, settings.scratch_directory, compare=compare)
     limits = Limits(processes, settings.compile_process_bytes, _IDLE_SECONDS, settings.load_seconds)
     return Compilation(
-        cache, options, conversions, CompilerProcesses(limits) if processes else None
+        cache,
+        options,
+        conversions,
+        CompilerProcesses(limits) if processes else None,
+        store=store_of(settings),
+    )
+
+
+def store_of(settings: Settings, *, is_waited_for: bool = False) -> ProgramStore | None:
+    """Return the store that the settings name, which is not asked for anything yet.
+
+    `is_waited_for`: to fill it is what the process is for. Raises InvalidSettings for a URL that
+    may not be used, or cannot be.
+    """
+    url = settings.compilation_cache_url
+    if not url:
+        return None
+    check_url(URL_SETTING, url, settings.remote_schemes)
+    if is_waited_for and url.startswith(READ_ONLY):
+        raise InvalidSettings(URL_SETTING, "a URL that can be written to, and no http", url)
+    limits = StoreLimits(settings.remote_stall_seconds, settings.remote_max_objects)
+    return ProgramStore(
+        url,
+        partial(open_store, url, limits),
+        seconds=settings.compilation_cache_url_seconds,
+        max_bytes=settings.compilation_cache_max_bytes,
+        is_waited_for=is_waited_for,
     )
 
 

@@ -31,10 +31,12 @@ FORMAT = 1
 _PRIVATE = 0o700
 _OF_OTHERS = 0o077
 _WRITABLE_BY_OTHERS = 0o022
-_MAX_KEY_BYTES = 1 << 20
+MAX_KEY_BYTES = 1 << 20
+"""Longest key that is read or written."""
 _KEPT_PART = 0.9
 """Part of the most bytes that an eviction leaves, so that the next program fits."""
 
+_NAME_CHARACTERS = 32
 _SHA256 = re.compile("[0-9a-f]{64}")
 _CPU_INFO = Path("/proc/cpuinfo")
 _FEATURES = ("flags", "Features")
@@ -66,13 +68,40 @@ class Unusable:
     reason: str
 
 
-class _KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The key of an entry as it is written in JSON, and what it says of the program's bytes."""
+
     format: int
     program: dict[str, str]
     environment: dict[str, str]
     ahead: bool
     sha256: str
     bytes: int
+
+    @staticmethod
+    def of(entry: Entry) -> "Key":
+        """Return that of an entry."""
+        return Key(
+            FORMAT,
+            dict(entry.program),
+            dict(entry.environment),
+            entry.is_ahead,
+            hashlib.sha256(entry.executable).hexdigest(),
+            len(entry.executable),
+        )
+
+    @property
+    def problem(self) -> str:
+        """Say why it is no key of ours; empty where it is one."""
+        is_ours = self.format == FORMAT and _SHA256.fullmatch(self.sha256)
+        return "" if is_ours else f"it is of format {self.format}, expected {FORMAT}"
+
+
+def entry_of(key: Key, executable: bytes) -> Entry | Unusable:
+    """Return the entry of a program, if it is the one of this key."""
+    if hashlib.sha256(executable).hexdigest() != key.sha256:
+        return Unusable("its program is not the one that was written")
+    return Entry(key.program, key.environment, executable, key.ahead)
 
 
 class CompilationCache:
@@ -133,33 +162,28 @@ class CompilationCache:
             return Unusable(f"it cannot be read: {error}")
 
     def _read(self, directory: int, name: str) -> Entry | Unusable:
-        key = msgspec.json.decode(
-            _trusted(directory, _key_name(name), _MAX_KEY_BYTES), type=_KeyFile
-        )
-        if key.format != FORMAT or not _SHA256.fullmatch(key.sha256):
-            return Unusable(f"it is of format {key.format}, expected {FORMAT}")
+        key = msgspec.json.decode(_trusted(directory, _key_name(name), MAX_KEY_BYTES), type=Key)
+        if problem := key.problem:
+            return Unusable(problem)
         executable = _trusted(directory, _executable_name(key.sha256), self.max_bytes)
-        if hashlib.sha256(executable).hexdigest() != key.sha256:
-            return Unusable("its program is not the one that was written")
-        return Entry(key.program, key.environment, executable, key.ahead)
+        return entry_of(key, executable)
+
+    def entries(self) -> Iterator[tuple[str, Entry]]:
+        """Yield every entry that can be used, with its target. Blocks."""
+        for path in sorted(self.directory.glob(f"*/{_key_name('*')}")):
+            found = self.read(path.parent.name, path.stem)
+            if isinstance(found, Entry):
+                yield path.parent.name, found
 
     def write(self, target: str, name: str, entry: Entry) -> None:
         """Keep an entry, in place of one of this name; best effort. Blocks.
 
         A failure is logged, once. Least recently used entries are evicted where bytes run short.
         """
-        sha256 = hashlib.sha256(entry.executable).hexdigest()
-        key = _KeyFile(
-            FORMAT,
-            dict(entry.program),
-            dict(entry.environment),
-            entry.is_ahead,
-            sha256,
-            len(entry.executable),
-        )
+        key = Key.of(entry)
         text = msgspec.json.format(msgspec.json.encode(key), indent=1) + b"\n"
         size = len(text) + len(entry.executable)
-        if size > self.max_bytes or len(text) > _MAX_KEY_BYTES:
+        if size > self.max_bytes or len(text) > MAX_KEY_BYTES:
             return
         with self._lock:
             if not self._is_prepared:
@@ -168,7 +192,7 @@ class CompilationCache:
                 self._make_room(size)
                 (self.directory / target).mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
                 with _opened(self.directory / target) as directory:
-                    _replace(directory, _executable_name(sha256), entry.executable)
+                    _replace(directory, _executable_name(key.sha256), entry.executable)
                     _replace(directory, _key_name(name), text)
                 self._bytes += size
             except OSError as error:
@@ -190,6 +214,12 @@ class CompilationCache:
             with suppress(OSError):
                 file.path.unlink(missing_ok=True)
             self._bytes -= file.size
+
+
+def name_of(described: Mapping[str, str]) -> str:
+    """Return the name of the entry of a program."""
+    text = "\n".join(f"{name}={value}" for name, value in sorted(described.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:_NAME_CHARACTERS]
 
 
 def processor() -> str:

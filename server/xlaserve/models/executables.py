@@ -122,7 +122,7 @@ class Executables:
         started = time.perf_counter()
         executable = self._compiled(wanted)
         seconds = time.perf_counter() - started
-        self._kept.keep(self._place(wanted), executable)
+        self._kept.keep(self._place(wanted), executable, is_again=True)
         return Made(executable, seconds)
 
     def prepare(self, wanted: Wanted) -> float:
@@ -232,7 +232,7 @@ class Executables:
     # --- the cache ---
 
     def _place(self, wanted: Wanted) -> Place | None:
-        return None if self._compilation.cache is None else self._described(wanted)
+        return self._described(wanted) if self._compilation.is_kept else None
 
     def _described(self, wanted: Wanted) -> Place:
         """Return the key of a program."""

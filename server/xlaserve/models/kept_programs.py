@@ -14,7 +14,7 @@ from jax.experimental import serialize_executable
 
 from xlaserve.models import cache_key
 from xlaserve.models.compilation import AUTOTUNE_OPTION, Compilation, flags
-from xlaserve.models.compilation_cache import Entry
+from xlaserve.models.compilation_cache import Entry, Unusable, name_of
 from xlaserve.models.sites import Site
 
 _log = structlog.get_logger("compilation_cache")
@@ -29,6 +29,19 @@ class Place:
     program: Mapping[str, str]
     environment: Mapping[str, str]
 
+    @property
+    def names_in_store(self) -> tuple[str, ...]:
+        """Return the names that it may have in a store, which tell environments apart as well.
+
+        Its own comes first.
+        """
+        whole = {**self.program, **self.environment}
+        names = [name_of(whole)]
+        if self.environment.get("platform") == "cuda":
+            # As it was compiled where there was no such device.
+            names.append(name_of({**whole, "platform_version": cache_key.UNKNOWN}))
+        return tuple(dict.fromkeys(names))
+
 
 class KeptPrograms:
     """The compilation cache, as the programs of one model use it; nothing where there is none."""
@@ -38,6 +51,8 @@ class KeptPrograms:
         self._of = {"model": model, "version": version}
         self._dropped: list[str] = []
         """Why entries were not used, since that was logged last."""
+        self._spoiled: set[str] = set()
+        """Names of programs that a store has and that cannot be used."""
         self._told: set[str] = set()
         """Reasons that were logged. Batch sizes that are compiled later have the same."""
 
@@ -58,7 +73,7 @@ class KeptPrograms:
         given = self._compilation.server_flags if ahead else flags()
         return Place(
             cache_key.target_of(site.platform, str(site.devices[0].device_kind)),
-            cache_key.name_of(program),
+            name_of(program),
             program,
             cache_key.environment(site, options, given, is_ahead=ahead),
         )
@@ -74,25 +89,52 @@ class KeptPrograms:
     ) -> jax.stages.Compiled | None:
         """Return a program out of the cache, as `load` makes it of its bytes; None without one.
 
-        `is_run`: whether it is executed before requests come.
+        One that is not in the directory is looked for in the store, and kept in the directory from
+        then on. `is_run`: whether it is executed before requests come.
         """
-        if self._compilation.cache is None:
+        cache, store = self._compilation.cache, self._compilation.store
+        if cache is not None:
+            read = cache.read(place.target, place.name)
+            found = self._usable(place, read, load, is_run=is_run)
+            if found is not None or store is None:
+                return found
+        if store is None:
             return None
-        entry = self._compilation.cache.read(place.target, place.name)
+        read = store.find(place.target, place.names_in_store)
+        found = self._usable(place, read, load, is_run=is_run, where=f"{store.url}: ")
+        if found is None:
+            if read is not None:
+                self._spoiled.add(place.name)
+        elif cache is not None and isinstance(read, Entry):
+            cache.write(place.target, place.name, read)
+        return found
+
+    def _usable(
+        self,
+        place: Place,
+        entry: Entry | Unusable | None,
+        load: Callable[[bytes], jax.stages.Compiled],
+        *,
+        is_run: bool,
+        where: str = "",
+    ) -> jax.stages.Compiled | None:
+        """Return what an entry holds, or note why it is not used. The key comes before its bytes:
+        to read these is to execute them.
+        """
         if entry is None:
             return None
         if not isinstance(entry, Entry):
-            self.drop(entry.reason)
+            self.drop(f"{where}{entry.reason}")
         elif difference := _difference(place, entry):
-            self.drop(difference)
+            self.drop(f"{where}{difference}")
         elif entry.is_ahead and not is_run:
-            self.drop("it never ran, and cannot be tried: a loop of it follows its inputs")
+            self.drop(f"{where}it never ran, and cannot be tried: a loop of it follows its inputs")
         else:
             try:
                 return load(entry.executable)
             # Whatever bytes of another make meet in JAX and XLA has no class of its own.
             except Exception as error:
-                self.drop(f"it cannot be loaded: {first_line(error)}")
+                self.drop(f"{where}it cannot be loaded: {first_line(error)}")
         return None
 
     def drop(self, reason: str) -> None:
@@ -100,10 +142,18 @@ class KeptPrograms:
         self._dropped.append(reason)
 
     def keep(
-        self, place: Place | None, executable: jax.stages.Compiled, written: bytes = b""
+        self,
+        place: Place | None,
+        executable: jax.stages.Compiled,
+        written: bytes = b"",
+        *,
+        is_again: bool = False,
     ) -> None:
-        """Keep a program in the cache, as it was written elsewhere if it was; best effort."""
-        if place is None or self._compilation.cache is None:
+        """Keep a program in the cache, as it was written elsewhere if it was; best effort.
+
+        `is_again`: in place of one that could not be used, wherever it came from.
+        """
+        if place is None or not self._compilation.is_kept:
             return
         try:
             data = written or serialize_executable.serialize(executable)[0]
@@ -112,7 +162,12 @@ class KeptPrograms:
             _log.info("a program is not kept", **self._of, reason=first_line(error))
             return
         entry = Entry(place.program, place.environment, data, self._compilation.is_ahead)
-        self._compilation.cache.write(place.target, place.name, entry)
+        if self._compilation.cache is not None:
+            self._compilation.cache.write(place.target, place.name, entry)
+        if self._compilation.store is not None:
+            is_again = is_again or place.name in self._spoiled
+            name = place.names_in_store[0]
+            self._compilation.store.put(place.target, name, entry, is_again=is_again)
 
     def log_dropped(self) -> None:
         """Log why entries of the cache were not used, each reason once for the load."""

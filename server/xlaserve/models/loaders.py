@@ -179,8 +179,8 @@ def prepare(compilation: Compilation, platform: str) -> None:
     have what the first loads need.
     """
     importlib.import_module(LOADERS[0].module)
-    processes, cache = compilation.processes, compilation.cache
-    if processes is not None and platform == "cpu" and (cache is None or cache.is_empty):
+    processes = compilation.processes
+    if processes is not None and platform == "cpu" and compilation.has_no_programs:
         processes.start_ahead(_START_SECONDS)
 
 

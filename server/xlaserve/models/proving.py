@@ -75,12 +75,9 @@ class Prover:
 
     def _is_process_wanted(self, processes: CompilerProcesses) -> bool:
         """Tell whether there is a process, or will be one for the programs of this load anyway."""
-        cache = self.compilation.cache
         if self.site.platform != "cpu":
             return False  # its rules of lowering may be a plugin's
-        if processes.count or cache is None:
-            return True
-        return cache.is_empty
+        return processes.count > 0 or self.compilation.has_no_programs
 
     def _elsewhere(
         self, processes: CompilerProcesses, computation: str, exported: Exported, asked: Proof

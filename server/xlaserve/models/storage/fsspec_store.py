@@ -10,6 +10,7 @@ from typing import Any
 from xlaserve.models.storage.objects import (
     Checksum,
     ObjectChanged,
+    ObjectMissing,
     RemoteObject,
     StoreProblem,
 )
@@ -18,6 +19,10 @@ _PIECE_BYTES = 8 << 20
 _LISTING_TIMES = 10
 """A listing may take so many times as long as one piece of an object."""
 
+_WRITING_TIMES = 10
+"""And so may the writing of an object, which is one request."""
+
+_ABSENT = "it is not there"
 _MARKS = (
     "ETag", "generation", "etag", "blob_id", "content_md5", "LastModified", "last_modified",
     "updated", "created", "mtime",
@@ -26,9 +31,9 @@ _MARKS = (
 
 _KINDS: Mapping[str, str] = MappingProxyType(
     {
-        "FileNotFoundError": "it is not there",
-        "NoSuchBucket": "it is not there",
-        "RepositoryNotFoundError": "it is not there",
+        "FileNotFoundError": _ABSENT,
+        "NoSuchBucket": _ABSENT,
+        "RepositoryNotFoundError": _ABSENT,
         "PermissionError": "access is denied",
         "Forbidden": "access is denied",
         "NoCredentialsError": "the environment of the SDK has no credentials",
@@ -119,6 +124,20 @@ class FsspecStore:
         if (now.mark, now.size_bytes) != (found.mark, found.size_bytes):
             raise ObjectChanged(found.name)
 
+    def find(self, name: str) -> RemoteObject | None:
+        """Return an object, or None where there is none of this name; raises StoreProblem."""
+        self._forget_listings()
+        try:
+            info = self._call("info", f"{self._root}/{name}")
+        except ObjectMissing:
+            return None
+        return _object(name, info) if info.get("type") == "file" else None
+
+    def write(self, name: str, data: bytes) -> None:
+        """Put an object whole, in place of one of this name; raises StoreProblem."""
+        limit = _WRITING_TIMES * self._seconds
+        self._call("pipe_file", f"{self._root}/{name}", data, seconds=limit)
+
     def _forget_listings(self) -> None:
         self._filesystem.invalidate_cache()
 
@@ -139,6 +158,8 @@ class FsspecStore:
 def _problem(error: Exception, seconds: float) -> StoreProblem:
     names = [kind.__name__ for kind in type(error).__mro__]
     known = next((_KINDS[name] for name in names if name in _KINDS), "")
+    if known == _ABSENT:
+        return ObjectMissing(known)
     if known:
         return StoreProblem(known, is_transient=False)
     if "TimeoutError" in names or "ReadTimeoutError" in names:

@@ -12,6 +12,7 @@ from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
 from xlaserve.models.storage.objects import (
     ObjectChanged,
+    ObjectMissing,
     RangeIgnored,
     RemoteObject,
     StoreProblem,
@@ -23,6 +24,7 @@ _MAX_REDIRECTS = 5
 _MAX_DEPTH = 16
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+_ABSENT = frozenset({404, 410})
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
@@ -84,6 +86,13 @@ class HttpStore:
         now = self._look(found.name)
         if (now.mark, now.size_bytes) != (found.mark, found.size_bytes):
             raise ObjectChanged(found.name)
+
+    def find(self, name: str) -> RemoteObject | None:
+        """Return an object, or None where there is none of this name; raises StoreProblem."""
+        try:
+            return self._look(name)
+        except ObjectMissing:
+            return None
 
     def _at(self, name: str) -> str:
         return self._url + quote(name)
@@ -226,6 +235,8 @@ class _Answer:
     def refused(self, name: str) -> StoreProblem:
         """Return the problem that the status is."""
         status = self.status
+        if status in _ABSENT:
+            return ObjectMissing(f"the server answered {status} for '{name}'")
         return StoreProblem(
             f"the server answered {status} for '{name}'", is_transient=status in _TRANSIENT
         )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from xlaserve.errors import InvalidModel
 
@@ -18,6 +18,13 @@ class StoreProblem(OSError):
         super().__init__(reason)
         self.is_transient = is_transient
         """Whether the same request may succeed a moment later."""
+
+
+class ObjectMissing(StoreProblem):
+    """An object, or the bucket that it would be in, is not there."""
+
+    def __init__(self, reason: str = "it is not there") -> None:
+        super().__init__(reason, is_transient=False)
 
 
 class ObjectChanged(StoreProblem):
@@ -74,6 +81,23 @@ class Store(Protocol):
 
     def confirm(self, found: RemoteObject) -> None:
         """Return if an object is still the one that was listed; raises ObjectChanged."""
+        ...
+
+
+class ObjectStore(Store, Protocol):
+    """A store of objects that are asked for by their names, and are never listed."""
+
+    def find(self, name: str) -> RemoteObject | None:
+        """Return an object, or None where there is none of this name."""
+        ...
+
+
+@runtime_checkable
+class WritableStore(ObjectStore, Protocol):
+    """A store that objects are written to as well."""
+
+    def write(self, name: str, data: bytes) -> None:
+        """Put an object whole, in place of one of this name."""
         ...
 
 

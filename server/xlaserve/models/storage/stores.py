@@ -5,7 +5,7 @@ from urllib.parse import unquote, urlsplit
 
 from xlaserve.models.storage.fsspec_store import FsspecStore
 from xlaserve.models.storage.http_store import HttpStore
-from xlaserve.models.storage.objects import Store
+from xlaserve.models.storage.objects import ObjectStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class StoreLimits:
     max_objects: int
 
 
-def open_store(url: str, limits: StoreLimits) -> Store:
+def open_store(url: str, limits: StoreLimits) -> ObjectStore:
     """Return the store below a URL that was checked; it is not asked for anything yet."""
     parts = urlsplit(url)
     if parts.scheme in ("http", "https"):

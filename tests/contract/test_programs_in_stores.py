@@ -1,0 +1,243 @@
+"""Servers that share compiled programs in a bucket of an S3 server, through the front door."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.asking import client
+from support.compilations import noted_compilations
+from support.hanging_port import hanging_port
+from support.object_server import serving_objects
+from support.s3 import BUCKET, serving_bucket
+from support.server import RunningServer, Serve
+from typer.testing import CliRunner
+
+import xlaserve
+from xlaserve import cli
+
+# The SDK leaves its connections to the collector.
+pytestmark = [
+    pytest.mark.slow,  # to import the server and the SDK takes seconds
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning"),
+]
+
+URL = f"s3://{BUCKET}/programs"
+PROGRAMS = 2
+X = np.ones((2, 3), np.float32)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a repository of one model, which doubles, with two batch sizes."""
+    root = tmp_path_factory.mktemp("models")
+    inputs = {"x": ("FP32", [-1, 3])}
+    xlaserve.export_model(
+        lambda p, x: x * 2.0, None, inputs, root / "double" / "1", outputs=["y"], max_batch_size=2
+    )
+    return root
+
+
+@pytest.fixture
+def bucket() -> Iterator[Any]:
+    with serving_bucket({}) as made:
+        yield made
+        # The servers of one process have their buckets in common.
+        made.delete_bucket_policy(Bucket=BUCKET)
+        for name in objects(made):
+            made.delete_object(Bucket=BUCKET, Key=name)
+
+
+class Started:
+    """Starts servers that share programs, each with a directory of its own."""
+
+    def __init__(self, serve: Serve, models: Path, scratch: Path) -> None:
+        self._serve, self._models, self._scratch = serve, models, scratch
+        self._count = 0
+
+    async def compiled(self, url: str = URL, **settings: Any) -> tuple[int, int]:
+        """Start one, load, and ask; return compilations, and programs that are there in the end."""
+        self._count += 1
+        more = {
+            "compilation_cache_url": url,
+            "remote_schemes": (url.partition(":")[0],),
+            "compilation_cache_directory": str(self._scratch / f"cache{self._count}"),
+            **settings,
+        }
+        async with self._serve(self._models, **more) as server, client(server) as asking:
+            with noted_compilations() as compiled:
+                await asking.grpc.load_model("double")
+                answer = await asking.infer("double", x=X)
+            self.check(server)
+        assert np.array_equal(2 * X, answer["y"])
+        return len(compiled), self.cached
+
+    def check(self, server: RunningServer) -> None:
+        _, instance = server.application.registry.resolve("double")
+        self.cached = instance.info.cached_programs
+        store = server.application.compilation.store
+        assert store is not None
+        assert store.flush(60)
+        self.written = store.written
+
+
+@pytest.fixture
+def started(serve: Serve, models: Path, tmp_path: Path) -> Started:
+    return Started(serve, models, tmp_path)
+
+
+def objects(bucket: Any) -> dict[str, bytes]:
+    listed = bucket.list_objects_v2(Bucket=BUCKET).get("Contents", [])
+    names = [one["Key"] for one in listed]
+    return {name: bucket.get_object(Bucket=BUCKET, Key=name)["Body"].read() for name in names}
+
+
+async def test_what_one_server_compiled_the_next_one_finds(started: Started, bucket: Any) -> None:
+    """Without a directory in common, or any; a third one finds it in the directory again."""
+    first = await started.compiled()
+    there = objects(bucket)
+    second = await started.compiled()
+    without = await started.compiled(compilation_cache_directory="none")
+    written = started.written
+    bucket.delete_objects(Bucket=BUCKET, Delete={"Objects": [{"Key": name} for name in there]})
+    directory = str(started._scratch / "cache2")
+    third = await started.compiled(compilation_cache_directory=directory)
+
+    assert first[0] >= PROGRAMS
+    assert (0, PROGRAMS) == second == without == third
+    assert PROGRAMS == len(there)
+    assert 0 == written
+    assert all(name.startswith("programs/cpu-") for name in there)
+
+
+@pytest.mark.parametrize("change", ["bit", "cut", "other"])
+async def test_damaged_program_is_compiled_and_replaced(
+    started: Started, bucket: Any, capfd: pytest.CaptureFixture[str], change: str
+) -> None:
+    await started.compiled()
+    before = objects(bucket)
+    for name, data in before.items():
+        at = data.index(b"\n") + 100
+        damaged = {
+            "bit": data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :],
+            "cut": data[:-1],
+            # Whole, but of another jaxlib.
+            "other": data.replace(b'"jaxlib":"', b'"jaxlib":"9.', 1),
+        }
+        bucket.put_object(Bucket=BUCKET, Key=name, Body=damaged[change])
+    capfd.readouterr()
+    second = await started.compiled()
+    printed = "".join(capfd.readouterr())
+    third = await started.compiled()
+
+    assert second[0] >= PROGRAMS
+    assert 0 == second[1]
+    assert 1 == printed.count("cached programs are not used")
+    assert (0, PROGRAMS) == third
+
+
+async def test_bucket_that_is_not_there_is_a_line_of_the_log(
+    started: Started, bucket: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    compiled, cached = await started.compiled("s3://nothing/programs")
+    printed = "".join(capfd.readouterr())
+
+    assert compiled >= PROGRAMS
+    assert 0 == cached
+    assert 1 == printed.count("programs are not put into the store")
+    assert "it is not there" in printed
+
+
+async def test_bucket_that_cannot_be_written_is_read(
+    started: Started, bucket: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    statement = {
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": "s3:PutObject",
+        "Resource": f"arn:aws:s3:::{BUCKET}/*",
+    }
+    policy = {"Version": "2012-10-17", "Statement": [statement]}
+    await started.compiled()
+    there = objects(bucket)
+    name = min(there)
+    bucket.delete_object(Bucket=BUCKET, Key=name)
+    bucket.put_bucket_policy(Bucket=BUCKET, Policy=json.dumps(policy))
+    capfd.readouterr()
+    compiled, cached = await started.compiled()
+    printed = "".join(capfd.readouterr())
+
+    assert compiled > 0
+    assert PROGRAMS - 1 == cached
+    assert "access is denied" in printed
+    assert 1 == printed.count("programs are not put into the store")
+    assert name not in objects(bucket)
+
+
+async def test_store_that_never_answers_delays_one_program(
+    started: Started,
+    bucket: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """It takes the connection, and says nothing."""
+    # To import the SDK may take longer than this store is waited for.
+    await started.compiled()
+    with hanging_port() as port:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        compiled, cached = await started.compiled(
+            compilation_cache_url_seconds=0.2, remote_stall_seconds=0.2
+        )
+    printed = "".join(capfd.readouterr())
+
+    assert compiled >= PROGRAMS
+    assert 0 == cached
+    assert 1 == printed.count("the store of programs is not asked for a while")
+
+
+async def test_web_server_is_only_read(started: Started, bucket: Any) -> None:
+    await started.compiled()
+    served = {f"root/{name}": data for name, data in objects(bucket).items()}
+    with serving_objects(**served) as (url, shelves):
+        found = await started.compiled(f"{url}/programs")
+        shelves.objects.clear()
+        nothing = await started.compiled(f"{url}/programs")
+
+    assert (0, PROGRAMS) == found
+    assert nothing[0] >= PROGRAMS
+    assert {"GET", "HEAD"} == {method for method, _, _ in shelves.asked}
+
+
+def warm(models: Path, *more: str) -> tuple[int, str]:
+    result = CliRunner().invoke(cli.application(), ["warm", str(models), *more])
+    return result.exit_code, result.output + str(result.exception or "")
+
+
+@pytest.mark.parametrize("options", [(), ("--target", "cpu")])
+async def test_command_fills_the_store_for_servers(
+    started: Started, models: Path, bucket: Any, options: tuple[str, ...]
+) -> None:
+    first = warm(models, "--cache", URL, "--json", *options)
+    second = warm(models, "--cache", URL, "--json", *options)
+    rows = [json.loads(output.splitlines()[0]) for _, output in (first, second)]
+
+    assert [0, 0] == [first[0], second[0]]
+    assert [(2, 0), (0, 2)] == [(row["compiled"], row["cached"]) for row in rows]
+    assert (0, PROGRAMS) == await started.compiled()
+
+
+def test_command_fails_where_the_store_takes_nothing(models: Path, bucket: Any) -> None:
+    status, output = warm(models, "--cache", "s3://nothing/programs")
+
+    assert 0 != status
+    assert "expected a store that takes 2 further programs (it is not there)" in output
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1/programs", "ftp://host/programs"])
+def test_command_refuses_what_cannot_be_written(models: Path, url: str) -> None:
+    status, output = warm(models, "--cache", url)
+
+    assert 0 != status
+    assert "compilation_cache_url: expected" in output

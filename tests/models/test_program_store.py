@@ -1,0 +1,363 @@
+"""Compiled programs in a store that servers share, whatever the store does."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from xlaserve.models import program_store
+from xlaserve.models.compilation_cache import Entry, Unusable
+from xlaserve.models.program_store import ProgramStore
+from xlaserve.models.storage.objects import ObjectChanged, RemoteObject, StoreProblem
+
+ENTRY = Entry({"computation": "abc"}, {"jax": "1.2"}, b"machine\ncode", is_ahead=True)
+TARGET, NAME = "cpu-here", "0123abcd"
+OBJECT = f"{TARGET}/{NAME}.program"
+DENIED = StoreProblem("access is denied", is_transient=False)
+
+
+class Shelf:
+    """A store in memory, which fails when it is told to."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.read_problem: BaseException | None = None
+        self.write_problems: list[BaseException] = []
+        """Of the next writes."""
+        self.asked: list[str] = []
+        self.writes: list[str] = []
+        self.gate = threading.Event()
+        """Cleared, every request waits for it."""
+        self.gate.set()
+
+    def find(self, name: str) -> RemoteObject | None:
+        self.asked.append(name)
+        self.gate.wait()
+        if self.read_problem is not None:
+            raise self.read_problem
+        data = self.objects.get(name)
+        return None if data is None else RemoteObject(name, len(data), "mark")
+
+    def read(self, found: RemoteObject, start: int, stop: int) -> Iterator[bytes]:
+        yield self.objects[found.name][start:stop]
+
+    def confirm(self, found: RemoteObject) -> None:
+        raise ObjectChanged(found.name)
+
+    def write(self, name: str, data: bytes) -> None:
+        self.gate.wait()
+        if self.write_problems:
+            raise self.write_problems.pop(0)
+        self.writes.append(name)
+        self.objects[name] = data
+
+
+Make = Callable[..., ProgramStore]
+
+
+@pytest.fixture
+def shelf() -> Iterator[Shelf]:
+    made = Shelf()
+    yield made
+    made.gate.set()
+
+
+@pytest.fixture
+def make(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Make stores over the shelf, which are closed behind the test."""
+    monkeypatch.setattr(program_store, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(program_store, "_OPENING_SECONDS", 0.0)
+    made: list[ProgramStore] = []
+
+    def store(url: str = "s3://bucket/programs", **more: object) -> ProgramStore:
+        settings = {"seconds": 60.0, "max_bytes": 10_000, **more}
+        made.append(ProgramStore(url, lambda: shelf, **settings))  # type: ignore[arg-type, return-value]
+        return made[-1]
+
+    yield store
+    shelf.gate.set()
+    for one in made:
+        one.close(10)
+
+
+def put(store: ProgramStore, entry: Entry = ENTRY, **more: bool) -> None:
+    """Put a program there, and wait until that has ended."""
+    store.put(TARGET, NAME, entry, **more)
+
+    assert store.flush(60)
+
+
+def reason(found: object) -> str:
+    assert isinstance(found, Unusable)
+    return found.reason
+
+
+# --- whole -------------------------------------------------------------------------------------
+
+
+def test_program_is_found_as_it_was_put(make: Make, shelf: Shelf) -> None:
+    """By another server, with a key that people can read before it."""
+    put(make())
+    found = make().find(TARGET, ["another", NAME])
+    key, _, executable = shelf.objects[OBJECT].partition(b"\n")
+
+    assert ENTRY == found
+    assert {"computation": "abc"} == json.loads(key)["program"]
+    assert ENTRY.executable == executable
+    assert make().find("cpu-elsewhere", [NAME]) is None
+
+
+def test_program_that_is_there_is_not_written_again(make: Make, shelf: Shelf) -> None:
+    """Unless it cannot be used."""
+    first, second = make(), make()
+    put(first)
+    put(second, replace(ENTRY, executable=b"as good"))
+    before = make().find(TARGET, [NAME])
+    put(second, replace(ENTRY, executable=b"better"), is_again=True)
+
+    assert ENTRY == before
+    assert 2 == len(shelf.writes)
+    assert replace(ENTRY, executable=b"better") == make().find(TARGET, [NAME])
+
+
+def test_two_writers_at_once_leave_one_whole_program(make: Make, shelf: Shelf) -> None:
+    """Each has looked before the other has written."""
+    shelf.gate.clear()
+    writers = [make(), make()]
+    written = [replace(ENTRY, executable=bytes([65 + at]) * 900) for at in range(2)]
+    for one, entry in zip(writers, written, strict=True):
+        one.put(TARGET, NAME, entry)
+    while len(shelf.asked) < 2:
+        time.sleep(0.001)
+    shelf.gate.set()
+    assert all(one.flush(60) for one in writers)
+
+    assert make().find(TARGET, [NAME]) in written
+    assert [0, 0] == [one.failures for one in writers]
+
+
+# --- damaged -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (lambda data: data[:-1], "its program is not the one that was written"),
+        (lambda data: data + b"x", "its program is not the one that was written"),
+        (lambda data: data[:-1] + b"f", "its program is not the one that was written"),
+        (lambda data: b"", "it cannot be read"),
+        (lambda data: b"\n" + data, "it cannot be read"),
+        (lambda data: data.replace(b"\n", b""), "it cannot be read"),
+        (lambda data: b"\xff" * 2_000, "it cannot be read"),
+        (lambda data: data.replace(b'"format":1', b'"format":2'), "it is of format 2"),
+    ],
+)
+def test_damaged_object_is_not_used(
+    make: Make, shelf: Shelf, damage: Callable[[bytes], bytes], expected: str
+) -> None:
+    put(make())
+    shelf.objects[OBJECT] = damage(shelf.objects[OBJECT])
+
+    assert expected in reason(make().find(TARGET, [NAME]))
+
+
+def test_object_that_is_too_large_is_not_fetched(make: Make, shelf: Shelf) -> None:
+    shelf.objects[OBJECT] = bytes(10_001)
+    shelf.read = None  # type: ignore[method-assign, assignment]
+
+    assert "it has 10001 bytes, expected 10000 at most" == reason(make().find(TARGET, [NAME]))
+
+
+def test_program_that_is_too_large_is_not_put_there(make: Make, shelf: Shelf) -> None:
+    put(make(), replace(ENTRY, executable=bytes(10_000)))
+
+    assert {} == shelf.objects
+
+
+# --- away --------------------------------------------------------------------------------------
+
+
+def test_store_that_hangs_is_waited_for_once(
+    make: Make, shelf: Shelf, capfd: pytest.CaptureFixture[str]
+) -> None:
+    put(make())
+    store = make(seconds=0.05)
+    shelf.gate.clear()
+    found = [store.find(TARGET, [NAME]) for _ in range(5)]
+    asked = shelf.asked.count(OBJECT)
+    shelf.gate.set()
+
+    assert [None] * 5 == found
+    assert 2 == asked, "with that of the writer"
+    printed = "".join(capfd.readouterr())
+    assert 1 == printed.count("the store of programs is not asked for a while")
+    assert "no answer within 0.05 seconds (compilation_cache_url_seconds)" in printed
+
+
+def test_store_that_was_away_is_asked_again(
+    make: Make, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program_store, "_AWAY_SECONDS", 0.0)
+    put(make())
+    store = make()
+    shelf.read_problem = StoreProblem("its SDK failed with Whatever")
+    first = store.find(TARGET, [NAME])
+    shelf.read_problem = None
+
+    assert (None, ENTRY) == (first, store.find(TARGET, [NAME]))
+
+
+@pytest.mark.parametrize("problem", [StoreProblem("it is cut"), ValueError("of an SDK"), OSError()])
+def test_store_that_fails_is_left_alone(
+    make: Make, shelf: Shelf, problem: BaseException, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shelf.read_problem = problem
+    store = make()
+
+    assert [None, None] == [store.find(TARGET, [NAME]) for _ in range(2)]
+    assert 1 == len(shelf.asked)
+    assert "of an SDK" not in "".join(capfd.readouterr())
+
+
+def test_denied_program_is_no_reason_to_ask_for_no_other(
+    make: Make, shelf: Shelf, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """S3 denies what is not there to those who may not list."""
+    put(make())
+    store = make()
+    shelf.read_problem = DENIED
+    first = [store.find(TARGET, [NAME]) for _ in range(2)]
+    shelf.read_problem = None
+
+    assert [None, None] == first
+    assert ENTRY == store.find(TARGET, [NAME])
+    assert 1 == "".join(capfd.readouterr()).count("a program of the store is not read")
+
+
+def test_store_that_cannot_be_opened_is_away(make: Make) -> None:
+    def fails() -> Shelf:
+        raise ImportError
+
+    store = ProgramStore("s3://b/p", fails, seconds=60, max_bytes=10)  # type: ignore[arg-type]
+
+    assert store.find(TARGET, [NAME]) is None
+
+
+# --- writing -----------------------------------------------------------------------------------
+
+
+def test_write_that_fails_is_tried_again(make: Make, shelf: Shelf) -> None:
+    shelf.write_problems = [StoreProblem("it is cut")] * 2
+    store = make()
+    put(store)
+
+    assert [OBJECT] == shelf.writes
+    assert (1, 0) == (store.written, store.failures)
+
+
+@pytest.mark.parametrize("problem", [DENIED, RuntimeError("secret")])
+def test_write_that_is_refused_is_logged_once(
+    make: Make, shelf: Shelf, problem: BaseException, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shelf.write_problems = [problem] * 3
+    store = make()
+    for _ in range(3):
+        put(store)
+    put(store)
+    printed = "".join(capfd.readouterr())
+
+    assert (3, 1) == (store.failures, store.written)
+    assert 1 == printed.count("programs are not put into the store")
+    assert "secret" not in printed
+
+
+def test_no_more_wait_than_may(make: Make, shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever puts them there goes on; they are a server's loads."""
+    monkeypatch.setattr(program_store, "_MOST_WAITING", 3)
+    shelf.gate.clear()
+    store = make()
+    store.put(TARGET, "0", ENTRY)
+    while not shelf.asked:
+        time.sleep(0.001)
+    for number in range(1, 10):
+        store.put(TARGET, str(number), ENTRY)
+    shelf.gate.set()
+
+    assert store.flush(60)
+    assert [f"{TARGET}/{number}.program" for number in range(4)] == shelf.writes
+    assert 6 == store.failures
+
+
+def test_bytes_that_wait_are_bounded(
+    make: Make, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program_store, "_MOST_WAITING_BYTES", 5_000)
+    shelf.gate.clear()
+    store = make()
+    for number in range(5):
+        store.put(TARGET, str(number), replace(ENTRY, executable=bytes(2_000)))
+    shelf.gate.set()
+
+    assert store.flush(60)
+    assert (2, 3) == (len(shelf.writes), store.failures)
+
+
+def test_command_that_fills_a_store_leaves_nothing_out(
+    make: Make, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program_store, "_MOST_WAITING", 1)
+    store = make(is_waited_for=True)
+    for number in range(20):
+        store.put(TARGET, str(number), ENTRY)
+
+    assert store.flush(60)
+    assert (20, 0) == (len(shelf.writes), store.failures)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_nothing_is_put_where_a_server_can_only_read(make: Make, shelf: Shelf, scheme: str) -> None:
+    put(make())
+    store = make(f"{scheme}://host/programs")
+    store.put(TARGET, "other", ENTRY)
+
+    assert store.flush(60)
+    assert ENTRY == store.find(TARGET, [NAME])
+    assert [OBJECT] == shelf.writes
+
+
+@contextmanager
+def hung(shelf: Shelf) -> Iterator[None]:
+    shelf.gate.clear()
+    yield
+    shelf.gate.set()
+
+
+def test_end_of_a_server_does_not_wait_for_a_store_that_hangs(
+    make: Make, shelf: Shelf, capfd: pytest.CaptureFixture[str]
+) -> None:
+    store = make()
+    with hung(shelf):
+        store.put(TARGET, NAME, ENTRY)
+        store.put(TARGET, "other", ENTRY)
+        store.close(0.05)
+        store.put(TARGET, "late", ENTRY)
+
+    assert store.flush(60)
+    assert [OBJECT] == shelf.writes, "the one that was being written"
+    assert "compiled programs are not in the store" in "".join(capfd.readouterr())
+
+
+def test_writer_that_was_idle_is_started_again(
+    make: Make, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program_store, "_IDLE_SECONDS", 0.0)
+    store = make()
+    for number in range(3):
+        store.put(TARGET, str(number), ENTRY)
+        assert store.flush(60)
+
+    assert 3 == len(shelf.writes)

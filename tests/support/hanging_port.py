@@ -1,0 +1,12 @@
+"""A port that takes connections and says nothing."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def hanging_port() -> Iterator[int]:
+    """Listen on the loopback for the length of a block; the system takes the connections."""
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as listening:
+        yield listening.getsockname()[1]
