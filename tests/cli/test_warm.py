@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 import xlaserve
 from xlaserve import cli
 from xlaserve.cli import warm
+from xlaserve.models.compilation_cache import CompilationCache, Entry, name_of
+from xlaserve.settings import Settings
 
 
 @pytest.fixture(scope="module")
@@ -147,3 +149,28 @@ def test_target_that_is_not_there_is_compiled_for_by_a_process_of_its_own(
     assert (2, 0, "") == tuple(rows["good"][name] for name in ("compiled", "cached", "problem"))
     assert rows["broken"]["problem"]
     assert 2 == len(list((tmp_path / "cache").glob("*/*.json")))
+
+
+def test_programs_of_a_directory_are_put_into_a_store(tmp_path: Path) -> None:
+    """As processes have filled it that compile for devices which are not there."""
+    entries = {
+        "cpu-a": Entry({"computation": "abc"}, {"jax": "1"}, b"one", is_ahead=True),
+        "NVIDIA-H100": Entry({"computation": "def"}, {"jax": "2"}, b"two", is_ahead=True),
+    }
+    cache = CompilationCache(tmp_path / "cache", 1 << 20)
+    for target, entry in entries.items():
+        cache.prepare(target)
+        cache.write(target, "name", entry)
+    put: dict[tuple[str, str], Entry] = {}
+
+    class Store:
+        def put(self, target: str, name: str, entry: Entry) -> None:
+            put[target, name] = entry
+
+    settings = Settings(repository=tmp_path, compilation_cache_directory=str(tmp_path / "cache"))
+    warm._put_all(settings, Store())  # type: ignore[arg-type]
+
+    assert entries == {target: entry for (target, _), entry in put.items()}
+    assert {name_of({"computation": "abc", "jax": "1"})} == {
+        name for target, name in put if target == "cpu-a"
+    }

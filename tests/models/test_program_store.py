@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from xlaserve.models import program_store
+from xlaserve.models import cache_key, program_store
 from xlaserve.models.compilation_cache import Entry, Unusable
+from xlaserve.models.kept_programs import Place
 from xlaserve.models.program_store import ProgramStore
 from xlaserve.models.storage.objects import ObjectChanged, RemoteObject, StoreProblem
 
@@ -138,6 +139,26 @@ def test_two_writers_at_once_leave_one_whole_program(make: Make, shelf: Shelf) -
 
     assert make().find(TARGET, [NAME]) in written
     assert [0, 0] == [one.failures for one in writers]
+
+
+def test_programs_of_other_environments_have_other_names() -> None:
+    """So that no version overwrites another's."""
+    program = {"computation": "abc"}
+    first = Place(TARGET, NAME, program, {"platform": "cpu", "jaxlib": "1"})
+    second = Place(TARGET, NAME, program, {"platform": "cpu", "jaxlib": "2"})
+
+    assert 1 == len(first.names_in_store)
+    assert first.names_in_store != second.names_in_store
+
+
+def test_program_for_a_gpu_may_have_been_made_without_one() -> None:
+    here = {"platform": "cuda", "platform_version": "12.9"}
+    ahead = here | {"platform_version": cache_key.UNKNOWN}
+    places = [Place(TARGET, NAME, {}, environment) for environment in (here, ahead)]
+
+    assert places[1].names_in_store[0] == places[0].names_in_store[1]
+    assert 2 == len(set(places[0].names_in_store))
+    assert 1 == len(places[1].names_in_store)
 
 
 # --- damaged -----------------------------------------------------------------------------------
@@ -304,6 +325,23 @@ def test_bytes_that_wait_are_bounded(
 
     assert store.flush(60)
     assert (2, 3) == (len(shelf.writes), store.failures)
+
+
+def test_bytes_that_were_written_do_not_wait_any_more(
+    make: Make, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program_store, "_MOST_WAITING_BYTES", 7_000)
+    store = make()
+    for number in range(5):
+        store.put(TARGET, str(number), replace(ENTRY, executable=bytes(2_000)))
+        assert store.flush(60)
+    shelf.gate.clear()
+    for number in range(5, 8):
+        store.put(TARGET, str(number), replace(ENTRY, executable=bytes(2_000)))
+    shelf.gate.set()
+
+    assert store.flush(60)
+    assert (8, 0) == (len(shelf.writes), store.failures)
 
 
 def test_command_that_fills_a_store_leaves_nothing_out(

@@ -50,6 +50,30 @@ def test_a_changed_object_is_noticed(filesystem: Any) -> None:
         made.confirm(found)
 
 
+def test_an_object_is_found_by_its_name_and_written_whole(filesystem: Any) -> None:
+    """A directory is none."""
+    made = store(filesystem)
+    missing = [made.find(name) for name in ("m", "m/2/w", "nothing")]
+    made.write("m/2/w", b"01234")
+    found = made.find("m/2/w")
+
+    assert [None] * 3 == missing
+    assert found is not None
+    assert ("m/2/w", 5) == (found.name, found.size_bytes)
+    assert b"01234" == b"".join(made.read(found, 0, 5))
+
+
+def test_what_cannot_be_found_out_is_a_problem(
+    filesystem: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: object, **more: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(filesystem, "info", fails)
+    with pytest.raises(StoreProblem, match="access is denied"):
+        store(filesystem).find("m/1/w")
+
+
 def test_too_many_objects_are_refused(filesystem: Any) -> None:
     with pytest.raises(StoreProblem, match=r"3 objects, more than remote_max_objects \(2\)"):
         store(filesystem, max_objects=2).objects()

@@ -54,6 +54,18 @@ def cut_at(count: int, times: int) -> Fault:
     return cut
 
 
+def test_an_object_is_found_by_its_name(place: tuple[str, Shelves]) -> None:
+    """What is missing is no problem; a server that is away is one."""
+    made = store(place[0])
+    found, missing = made.find("m/1/w"), made.find("m/1/nothing")
+    place[1].is_away = True
+
+    assert found == RemoteObject("m/1/w", len(CONTENT), place[1].etag(PATH))
+    assert missing is None
+    with pytest.raises(StoreProblem, match="the server answered 503"):
+        made.find("m/1/w")
+
+
 def test_a_server_is_listed_by_its_pages(place: tuple[str, Shelves]) -> None:
     found = store(place[0]).objects()
 
