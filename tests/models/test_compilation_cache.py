@@ -5,6 +5,7 @@ import json
 import os
 import stat
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,6 +110,32 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
     CompilationCache(tmp_path, 100).prepare(TARGET)
 
     assert {"newest", "newer"} == {file.name for file in path.iterdir()}
+
+
+def test_directory_is_looked_through_again_when_something_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every load prepares it. What others write meanwhile counts then, too."""
+    cache = CompilationCache(tmp_path, 1_500)
+    path = cache.prepare(TARGET)
+    looks: list[Path] = []
+    list_files = compilation_cache._files
+
+    def listed(directory: Path) -> Iterator[compilation_cache._File]:
+        looks.append(directory)
+        return list_files(directory)
+
+    monkeypatch.setattr(compilation_cache, "_files", listed)
+    cache.prepare(TARGET)
+    before = len(looks)
+    (path / "another's").write_bytes(bytes(1_500))
+    os.utime(path / "another's", (1000, 1000))
+    cache.write(TARGET, "name", ENTRY)
+    cache.prepare(TARGET)
+
+    assert (0, 1) == (before, len(looks))
+    assert isinstance(cache.read(TARGET, "name"), Entry)
+    assert not (path / "another's").exists()
 
 
 def test_programs_of_other_processors_are_kept_apart(

@@ -169,6 +169,8 @@ def test_a_link_that_is_put_there_behind_the_check_is_not_followed(
 ) -> None:
     (root / "a/b").mkdir(parents=True)
     (root / "a/b/file").write_text("x")
+    # Without a link on the way nothing is checked ahead.
+    (root / "by").symlink_to("a")
     other = tmp_path / "other"
     (other / "b").mkdir(parents=True)
     for path in (other / "b/file", other / "file"):
@@ -176,7 +178,56 @@ def test_a_link_that_is_put_there_behind_the_check_is_not_followed(
     target = {"a/b/file": other / "file", "a/b": other / "b", "a": other}[swapped]
     between(lambda: swap(root / swapped, target))
     with pytest.raises(InvalidModel, match=OUTSIDE):
-        read(root, "a/b/file")
+        read(root, "by/b/file")
+
+
+@pytest.mark.parametrize("swapped", ["a/b/file", "a/b", "a", ""])
+def test_a_link_that_is_put_there_on_the_way_down_is_not_followed(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swapped: str
+) -> None:
+    """Of a path without links nothing is resolved first."""
+    (root / "a/b").mkdir(parents=True)
+    (root / "a/b/file").write_text("x")
+    other = tmp_path / "other"
+    shutil.copytree(root, other)
+    (other / "a/b/file").write_text("hunter2")
+    confining = Roots.of((root,))
+    descend = roots._descend
+
+    def swapping(*arguments: object) -> int:
+        monkeypatch.setattr(roots, "_descend", descend)
+        swap(root / swapped, other / swapped)
+        return descend(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(roots, "_descend", swapping)
+    with pytest.raises(InvalidModel, match=OUTSIDE):
+        confining.open(root / "a/b/file").close()
+
+
+def test_a_path_without_links_is_not_resolved(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It costs a load of a small model a fifth of its time."""
+    (root / "file").write_text("x")
+    confining = Roots.of((root,))
+    monkeypatch.setattr(roots, "_resolved", None)
+
+    with confining.open(root / "file") as file:
+        assert b"x" == file.read()
+
+
+@pytest.mark.parametrize("path", ["../out", "a/../../out", "a/../b"])
+def test_a_path_that_goes_up_is_resolved(root: Path, path: str) -> None:
+    """Behind a link it leads elsewhere than its text says."""
+    (root / "a").mkdir()
+    (root.parent / "out").write_text("hunter2")
+    (root / "b").write_text("x")
+    confining = Roots.of((root,))
+
+    if path.endswith("out"):
+        with pytest.raises(InvalidModel, match=OUTSIDE):
+            confining.open(root / path).close()
+    else:
+        with confining.open(root / path) as file:
+            assert b"x" == file.read()
 
 
 @pytest.fixture(scope="module")

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -14,6 +15,19 @@ def test_parameters_are_counted_to_the_byte(affine_directory: Path) -> None:
     expected = 4 * (1200 + 300) + 4 * 6 * (4 + 300) + 5 * (sizes.EXECUTABLE_BYTES + artifact)
 
     assert expected == sizes.predict_exported(affine_directory)
+
+
+@pytest.mark.parametrize(("there", "expected"), [(0, 0), (3, 3), (5, 5), (100, 5)])
+def test_what_others_have_of_a_computation_is_not_predicted_again(
+    affine_directory: Path, there: int, expected: int
+) -> None:
+    """Of its five batch sizes; never more than what was predicted."""
+    module = affine_directory / manifest.STABLEHLO
+    sha256 = hashlib.sha256(module.read_bytes()).hexdigest()
+    shared = sizes.shared_bytes(affine_directory, {sha256: there}.__getitem__)
+
+    assert expected * (sizes.EXECUTABLE_BYTES + module.stat().st_size) == shared
+    assert shared <= sizes.predict_exported(affine_directory)
 
 
 def test_other_weights_than_the_manifest_says_are_refused(

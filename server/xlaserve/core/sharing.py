@@ -83,6 +83,10 @@ class Turns:
     def __init__(self) -> None:
         self._locks: dict[Hashable, tuple[asyncio.Lock, int]] = {}
 
+    def is_free(self, key: Hashable) -> bool:
+        """Tell whether nobody holds a key's lock, or waits for it: who asks next has it at once."""
+        return key not in self._locks
+
     @asynccontextmanager
     async def of(self, key: Hashable) -> AsyncIterator[None]:
         """Hold the key's lock for the length of an `async with` block."""

@@ -116,6 +116,8 @@ class CompilationCache:
         """Bytes of the files: as counted last, and what this process has written since."""
         self._is_prepared = False
         """Whether it can be used; until then nothing is kept or found."""
+        self._is_written = False
+        """Whether something was written since the bytes were counted last."""
         self._is_refusing = False
         """Whether a write has failed, and was logged."""
 
@@ -136,8 +138,10 @@ class CompilationCache:
         except OSError as error:
             raise InvalidSettings(SETTING, f"a directory ({error.strerror})", path) from error
         with self._lock:
-            self._prune(self.max_bytes)
-            self._is_prepared = True
+            # Each load asks. Another process that writes keeps within bounds itself.
+            if not self._is_prepared or self._is_written:
+                self._prune(self.max_bytes)
+            self._is_prepared, self._is_written = True, False
         return path
 
     @property
@@ -195,6 +199,7 @@ class CompilationCache:
                     _replace(directory, _executable_name(key.sha256), entry.executable)
                     _replace(directory, _key_name(name), text)
                 self._bytes += size
+                self._is_written = True
             except OSError as error:
                 if not self._is_refusing:
                     _log.warning("compiled programs are not kept", reason=str(error))

@@ -133,7 +133,8 @@ class Compiler:
             made: list[tuple[SharedProgram, bool]] = []
             for step, place in enumerate(work, start=1):
                 check_cancelled()
-                on_stage(Stage("compiling", step, len(work)))
+                if self._lease.find(keys[step - 1]) is None:
+                    on_stage(Stage("compiling", step, len(work)))
                 made.append(self._shared(place, keys[step - 1 :], check_cancelled))
             ready: list[tuple[Copy, Program]] = []
             fresh: list[int] = []
@@ -141,9 +142,9 @@ class Compiler:
                 zip(work, keys, made, strict=True)
             ):
                 check_cancelled()
-                on_stage(Stage("warming", index + 1, len(work)))
                 seconds = one.seconds
                 if self._is_measured and (self._is_unlike or one.is_cached or seconds == inf):
+                    on_stage(Stage("warming", index + 1, len(work)))
                     seconds = self._warm(place, one, is_ours=is_ours)
                     fresh.append(index)
                 ready.append((place[0], self._program(place, key, one, seconds, is_ours=is_ours)))

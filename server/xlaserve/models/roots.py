@@ -51,8 +51,11 @@ class Roots:
 
         Raises InvalidModel for one that does not, or is not regular, and OSError. The path is
         resolved once; then no link is followed on the way down from the root, so that one that is
-        put there between the check and the open is refused.
+        put there between the check and the open is refused. Where there is no link below a root,
+        as a rule, the way down finds that out by itself.
         """
+        if (found := self._opened(path)) is not None:
+            return _regular(found, path.name)
         resolved = self.confine(path)
         root = self._root_of(resolved)
         assert root is not None
@@ -64,6 +67,21 @@ class Roots:
             is_circle = error.errno == errno.ELOOP
             if is_circle or (error.errno in _SWAPPED and _resolved(path) != resolved):
                 raise InvalidModel(_outside(path.name)) from None
+            raise
+
+    def _opened(self, path: Path) -> int | None:
+        """Open a path that names a root and goes down from there; None where a link is on the way.
+
+        Raises OSError.
+        """
+        root = self._root_of(path)
+        if root is None or ".." in path.parts or len(path.parts) == len(root.parts):
+            return None
+        try:
+            return _descend(root, path.parts[len(root.parts) :], os.O_NOFOLLOW)
+        except OSError as error:
+            if error.errno in _SWAPPED:
+                return None
             raise
 
     def _root_of(self, resolved: Path) -> Path | None:
@@ -98,9 +116,13 @@ def _resolved(path: Path) -> Path | None:
         return None
 
 
-def _descend(root: Path, parts: tuple[str, ...]) -> int:
-    """Open what lies below a root, following no link; returns the descriptor."""
-    descriptor = os.open(root, (_PATH if parts else os.O_RDONLY | os.O_NONBLOCK) | os.O_CLOEXEC)
+def _descend(root: Path, parts: tuple[str, ...], more: int = 0) -> int:
+    """Open what lies below a root, following no link; returns the descriptor.
+
+    `more` are further flags for the root itself.
+    """
+    flags = (_PATH if parts else os.O_RDONLY | os.O_NONBLOCK) | os.O_CLOEXEC | more
+    descriptor = os.open(root, flags)
     for index, part in enumerate(parts, 1):
         flags = _AS_FILE if index == len(parts) else _AS_DIRECTORY
         try:

@@ -56,15 +56,18 @@ def shared_bytes(
     """Return the part of `predict_exported` that other models of the computation hold already.
 
     `compiled_from` says how many programs there are of a file; 0 for what has no such file. It is
-    an estimate: the manifest's hash is checked, and compared with the module, by the load alone.
+    an estimate: size and hash of the module are what the manifest says, which the load checks
+    before it reads a parameter.
     """
     if not (directory / manifest.FILE_NAME).exists():
         return 0
     described = manifest.read(directory, roots)
     record = described.files.get(manifest.STABLEHLO)
-    count = 0 if record is None else compiled_from(record.sha256)
+    if record is None:
+        return 0
     batch_sizes = len(buckets_up_to(described.max_batch_size or 1))
-    return min(count, batch_sizes) * _program_bytes(directory, described, roots) if count else 0
+    programs = min(compiled_from(record.sha256), batch_sizes)
+    return programs * (EXECUTABLE_BYTES + record.size_bytes)
 
 
 def _program_bytes(directory: Path, described: Manifest, roots: Roots) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from support.core import AddModel, Core, MakeCore, World
 
+from xlaserve.core.residence.sources import ModelSource
 from xlaserve.core.serving.inference import InferInput, InferRequest
 from xlaserve.errors import (
     InvalidName,
@@ -118,6 +119,33 @@ async def test_an_unchanged_version_is_not_loaded_again(
     await core.control.load("m")
 
     assert ["m/1"] == world.loads
+
+
+async def test_a_load_that_waited_for_another_sees_what_is_there_then(
+    core: Core, add_model: AddModel, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one that waits for nobody looks at its files once."""
+    found: list[str] = []
+    find = core.repository.find
+
+    def noted(name: str, **more: Any) -> ModelSource:
+        found.append(name)
+        return find(name, **more)
+
+    monkeypatch.setattr(core.repository, "find", noted)
+    add_model("m", {1: 1})
+    world.may_load.clear()
+    first = asyncio.create_task(core.control.load("m"))
+    await until(lambda: world.loads)
+    looks = len(found)
+    second = asyncio.create_task(core.control.load("m", {"config": "{}"}))
+    await until(lambda: core.control._turns._locks["m"][1] == 2)
+    add_model("m", {1: 2})
+    world.may_load.set()
+    await asyncio.gather(first, second)
+
+    assert (1, 3) == (looks, len(found))
+    assert ("1", 2.0) == await answer(core, "m")
 
 
 async def test_a_reload_replaces_the_version_and_closes_the_old(
@@ -560,6 +588,20 @@ async def test_a_link_out_of_the_repository_is_not_followed(
     (core.root / "m").mkdir()
     (core.root / "m/1").symlink_to(outside)
     with pytest.raises(LoadFailed, match="link that leads out of them"):
+        await core.control.load("m")
+
+
+@pytest.mark.parametrize("name", ["1/labels", "1/below/labels"])
+async def test_a_file_that_is_a_link_out_of_the_repository_is_refused(
+    core: Core, add_model: AddModel, tmp_path: Path, name: str
+) -> None:
+    """Before anything is read: whatever a loader makes of the name."""
+    (tmp_path / "outside").write_text("hunter2")
+    link = add_model("m", {1: 1}) / name
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(tmp_path / "outside")
+
+    with pytest.raises(LoadFailed, match="'labels' is neither in the model repository"):
         await core.control.load("m")
 
 

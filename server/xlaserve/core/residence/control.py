@@ -271,9 +271,11 @@ class ModelControl:
         purges = self._purges
         source = await self._workers.wait(find)
         await self._load_steps(source)
+        waits = source.config.is_ensemble or not self._turns.is_free(source.name)
         async with self._turns.of(source.name):
-            # Found again: another load may have gone before while this one waited.
-            source = await self._workers.wait(find)
+            if waits:
+                # Another load may have gone before meanwhile.
+                source = await self._workers.wait(find)
             # A purge unloads what the registry knows by its begin, and this load is not there yet.
             if self._purging or purges != self._purges:
                 raise LoadCancelled(source.name)

@@ -2,7 +2,7 @@
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -41,10 +41,16 @@ def _status(file: Path) -> os.stat_result:
     return status
 
 
-def fingerprint_of(directory: Path) -> Fingerprint:
-    """Return what changes when a file below a directory does, without reading it."""
+def fingerprint_of(directory: Path, files: Sequence[Path] | None = None) -> Fingerprint:
+    """Return what changes when a file below a directory does, without reading it.
+
+    `files` are those below it, where they were listed already.
+    """
+    found = files_below(directory) if files is None else files
+    # `relative_to` takes 15 us.
+    prefix = f"{directory}{os.sep}"
     rows: Mapping[str, os.stat_result] = {
-        str(file.relative_to(directory)): _status(file) for file in files_below(directory)
+        str(file).removeprefix(prefix): _status(file) for file in found
     }
     return tuple(
         (name, status.st_ino, status.st_size, status.st_mtime_ns)
