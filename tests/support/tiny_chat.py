@@ -16,14 +16,15 @@ TEMPLATE = (
 CONFIG = {"slots": "4", "windows": "64", "chunk": "8"}
 
 
-def export(path: Path, **config: str) -> Path:
+def export(path: Path, *, max_length: int = tiny_language.LENGTH, **config: str) -> Path:
     """Export the model into `path`/1, and its configuration beside that."""
-    tiny_language.export(path / "1")
+    tiny_language.export(path / "1", max_length=max_length)
     tokenizer().save(str(path / "1" / "tokenizer.json"))
     (path / "1" / "tokenizer_config.json").write_text(
         json.dumps({"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATE})
     )
-    written = {name: {"string_value": value} for name, value in {**CONFIG, **config}.items()}
+    given = {**CONFIG, "windows": str(max_length), **config}
+    written = {name: {"string_value": value} for name, value in given.items()}
     (path / "config.json").write_text(json.dumps({"parameters": written}))
     return path
 

@@ -198,6 +198,13 @@ WORKERS: tuple[Worker, ...] = (
         "a future",
     ),
     Worker(
+        "processes/fronts/texts.py: Texts.read",
+        "asyncio's threads",
+        "reads the tokenizer and the template of a generator again, in a front end",
+        "the files of that version",
+        "a future",
+    ),
+    Worker(
         "processes/worker.py: main",
         "the loop of a worker",
         "is the event loop of the next row",

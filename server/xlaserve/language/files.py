@@ -42,19 +42,12 @@ def read(folder: Path, name: str, opened: Open) -> bytes | None:
     return data
 
 
-def read_text(folder: Path, name: str, opened: Open) -> str | None:
-    """Return a file of text, None where there is none; raises InvalidModel."""
-    data = read(folder, name, opened)
+def parse_text(name: str, data: bytes) -> str:
+    """Return what a file of text holds; raises InvalidModel."""
     try:
-        return None if data is None else data.decode()
+        return data.decode()
     except UnicodeDecodeError as error:
         raise InvalidModel(f"{name} is not in UTF-8: {error}") from None
-
-
-def read_object(folder: Path, name: str, opened: Open) -> Mapping[str, Any] | None:
-    """Return a file that is an object of JSON, None where there is none; raises InvalidModel."""
-    data = read(folder, name, opened)
-    return None if data is None else parse_object(name, data)
 
 
 def parse_object(name: str, data: bytes | bytearray) -> Mapping[str, Any]:

@@ -1,5 +1,6 @@
 """The text of one version of a language model: its tokenizer and its chat template."""
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,21 +10,30 @@ from xlaserve.language.detokenizing import Detokenizer
 from xlaserve.language.special import SpecialTokens
 from xlaserve.language.templates import Template
 from xlaserve.language.tokenizing import Tokens
-from xlaserve.language_errors import ModelHasNoTemplate
+from xlaserve.language_errors import ModelHasNoTemplate, ModelHasNoText
 
 __all__ = ["Detokenizer", "LanguageText"]
+
+_BESIDE = (files.CONFIG, files.GENERATION, files.TEMPLATE)
 
 
 class LanguageText:
     """Tokenizer and chat template of one model version. Its methods may be called in any thread."""
 
     def __init__(
-        self, tokens: Tokens, special_tokens: SpecialTokens, template: Template | None, model: str
+        self,
+        tokens: Tokens,
+        special_tokens: SpecialTokens,
+        template: Template | None,
+        model: str,
+        digest: str = "",
     ) -> None:
         self._tokens = tokens
         self._special = special_tokens
         self._template = template
         self._model = model
+        self.digest = digest
+        """SHA-256 of the files that it was read from; two that have the same write alike."""
 
     @classmethod
     def read(
@@ -41,15 +51,21 @@ class LanguageText:
         folder without a tokenizer, InvalidModel, and TextNotInstalled.
         """
         if tokenizer is None:
-            tokens = tokenizing.read(folder, opened, model)
-        else:
-            tokens = tokenizing.parse(tokenizer, model)
-        config = files.read_object(folder, files.CONFIG, opened) or {}
-        generation = files.read_object(folder, files.GENERATION, opened) or {}
+            tokenizer = files.read(folder, files.TOKENIZER, opened)
+        if tokenizer is None:
+            raise ModelHasNoText(model)
+        tokens = tokenizing.parse(tokenizer, model)
+        beside = {name: files.read(folder, name, opened) for name in _BESIDE}
+        config, generation = (
+            files.parse_object(name, data) if (data := beside[name]) is not None else {}
+            for name in (files.CONFIG, files.GENERATION)
+        )
         found = special.read(config, generation, tokens.id_of)
-        sources = templates.sources(config, files.read_text(folder, files.TEMPLATE, opened))
+        written = beside[files.TEMPLATE]
+        separate = None if written is None else files.parse_text(files.TEMPLATE, written)
+        sources = templates.sources(config, separate)
         template = Template(sources, found.names, model) if sources else None
-        return cls(tokens, found, template, model)
+        return cls(tokens, found, template, model, _digest([tokenizer, *beside.values()]))
 
     @property
     def bos(self) -> int | None:
@@ -121,3 +137,11 @@ class LanguageText:
         """End the process of the template; what is asked later starts another."""
         if self._template is not None:
             self._template.close()
+
+
+def _digest(contents: Iterable[bytes | bytearray | None]) -> str:
+    """Return one digest of files; one that is not there differs from one that is empty."""
+    whole = hashlib.sha256()
+    for data in contents:
+        whole.update(b"-" if data is None else hashlib.sha256(data).digest())
+    return whole.hexdigest()

@@ -2,14 +2,12 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xlaserve.errors import InvalidModel
 from xlaserve.language import decoders, files
 from xlaserve.language.marks import NORMALIZERS, Marks, unmarked
 from xlaserve.language_errors import (
-    ModelHasNoText,
     NotText,
     SpelledSpecialToken,
     TextNotInstalled,
@@ -103,14 +101,6 @@ class Tokens:
                 and text[begin:end].strip() != controls[token].strip()
             ):
                 raise SpelledSpecialToken(self._model, unmarked(text[begin:end]))
-
-
-def read(folder: Path, opened: files.Open, model: str) -> Tokens:
-    """Read the tokenizer of a folder; raises ModelHasNoText, InvalidModel, TextNotInstalled."""
-    data = files.read(folder, files.TOKENIZER, opened)
-    if data is None:
-        raise ModelHasNoText(model)
-    return parse(data, model)
 
 
 def parse(data: bytes | bytearray, model: str) -> Tokens:

@@ -10,7 +10,9 @@ import pytest
 
 from xlaserve.models import config_text
 from xlaserve.models.config import ModelConfig
+from xlaserve.models.generation.info import GenerationInfo
 from xlaserve.models.loaded import Bucket, ModelInfo, ModelMemory
+from xlaserve.models.roots import Roots
 from xlaserve.models.rows.verdict import Independence, Verdict
 from xlaserve.processes.fronts.description import UnknownDescription, described, read
 from xlaserve.tensors import DATATYPES, TensorSpec
@@ -66,6 +68,19 @@ def test_what_is_of_the_engine_alone_is_left_out() -> None:
     assert INFO == read(described(given, ModelConfig()))[0]
 
 
+def test_a_generator_arrives_without_its_text() -> None:
+    """Which front ends read again, from the directory that it has."""
+    facts = GenerationInfo(
+        *(32, 64, (5,), Path("/models/story/1"), 4, (64,), 8),
+        roots=Roots((Path("/models"),)),
+        no_text="has none",
+        tool_family="hermes",
+    )
+    given = replace(INFO, generation=replace(facts, text=object()))  # type: ignore[arg-type]
+
+    assert facts == read(described(given, ModelConfig()))[0].generation
+
+
 @pytest.mark.parametrize(
     "said",
     [
@@ -84,6 +99,6 @@ def test_nothing_but_descriptions_is_made(said: object) -> None:
 
 def test_what_has_no_form_is_refused() -> None:
     """Instead of a front end that shows another model than there is."""
-    config = replace(ModelConfig(), parameters=MappingProxyType({"p": Path("x")}))  # type: ignore[dict-item]
-    with pytest.raises(UnknownDescription, match="PosixPath"):
+    config = replace(ModelConfig(), parameters=MappingProxyType({"p": object()}))  # type: ignore[dict-item]
+    with pytest.raises(UnknownDescription, match="object"):
         described(INFO, config)

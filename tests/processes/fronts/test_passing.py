@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from xlaserve.errors import (
     InvalidRequest,
     ModelNotReady,
     Overloaded,
-    Unsupported,
 )
 from xlaserve.models.python.process.slab import LEAST_BYTES
 from xlaserve.processes.fronts.front_end import Limits
@@ -182,15 +180,6 @@ async def test_the_requests_that_the_engine_has_are_bounded(world: World) -> Non
         world.may_execute.set()
         await first.answered()
         await pair.ends[0].infer()
-
-
-async def test_a_model_with_many_answers_is_refused_by_name(world: World) -> None:
-    """Not answered with the first of them."""
-    model = Noting(1, world)
-    model.info = replace(model.info, is_decoupled=True)
-    async with joined(model) as pair:
-        with pytest.raises(Unsupported, match=r"'m'.*process_roles"):
-            await pair.ends[0].infer()
 
 
 async def test_a_front_end_that_dies_has_no_requests(world: World) -> None:

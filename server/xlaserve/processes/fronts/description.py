@@ -6,20 +6,25 @@ Nothing is unpickled: a class is named, and made of its fields, if it is one of 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
+from pathlib import Path, PurePath
 from types import MappingProxyType, ModuleType
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from xlaserve.models import config, config_ragged, loaded, sequence_batching
+from xlaserve.models import config, config_ragged, loaded, roots, sequence_batching
 from xlaserve.models.config import ModelConfig
+from xlaserve.models.generation import info as generation_info
 from xlaserve.models.loaded import ModelInfo, ModelMemory
 from xlaserve.models.rows import verdict
 from xlaserve.tensors import DATATYPES, Datatype, TensorSpec, datatype_of, from_bytes, to_bytes
 from xlaserve_proto import inference
 
-_MODULES: tuple[ModuleType, ...] = (config, config_ragged, loaded, sequence_batching, verdict)
+_MODULES: tuple[ModuleType, ...] = (
+    *(config, config_ragged, loaded, sequence_batching, verdict),
+    *(generation_info, roots),
+)
 
 
 def _classes() -> dict[str, type]:
@@ -42,8 +47,10 @@ def described(info: ModelInfo, model_config: ModelConfig) -> bytes:
     """Return what front ends know of a model; raises UnknownDescription.
 
     What a model takes up and was compiled to is of the engine alone: readings of all processes are
-    summed up. Of generators and embeddings front ends have the tensors, not the text.
+    summed up. The text of a generator front ends read again from its files; of embeddings they have
+    the tensors, not the text.
     """
+    generation = None if info.generation is None else replace(info.generation, text=None)
     shown = replace(
         info,
         memory=ModelMemory(),
@@ -53,7 +60,7 @@ def described(info: ModelInfo, model_config: ModelConfig) -> bytes:
         cached_programs=0,
         shared_programs=0,
         on_demand_compilations=0,
-        generation=None,
+        generation=generation,
         embedding=None,
     )
     return msgspec.msgpack.encode([_plain(shown), _plain(replace(model_config, warmup=()))])
@@ -95,6 +102,7 @@ _WRITERS: Sequence[tuple[type, str, Callable[[Any], Iterable[Any]]]] = (
     (Enum, "enum", lambda value: (type(value).__name__, value.name)),
     (Datatype, "datatype", lambda value: (value.name,)),
     (np.ndarray, "array", _plain_array),
+    (PurePath, "path", lambda value: (str(value),)),
     (inference.ModelConfig, "message", lambda value: (bytes(value),)),
     (tuple, "tuple", lambda value: map(_plain, value)),
     (list, "tuple", lambda value: map(_plain, value)),
@@ -130,6 +138,7 @@ _READERS: Mapping[str, Callable[[Sequence[Any]], Any]] = MappingProxyType(
         "enum": lambda parts: _known(parts[0])[parts[1]],
         "datatype": lambda parts: DATATYPES[parts[0]],
         "array": lambda parts: from_bytes(DATATYPES[parts[0]], tuple(parts[1]), parts[2]),
+        "path": lambda parts: Path(parts[0]),
         # The engine's own configuration: no client has had a hand in its bytes.
         "message": lambda parts: inference.ModelConfig().parse(parts[0]),
         "tuple": lambda parts: tuple(map(_made, parts)),

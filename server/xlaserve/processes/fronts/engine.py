@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -9,20 +10,29 @@ from typing import Any
 import structlog
 
 from xlaserve.core.residence.registry import Registry
-from xlaserve.core.serving.answers import parameters_of
+from xlaserve.core.serving.answers import answer_last, parameters_of
+from xlaserve.core.serving.call import Peer
 from xlaserve.core.serving.engine import Engine
-from xlaserve.core.serving.infer_call import InferCall
+from xlaserve.core.serving.infer_call import Executed, InferCall
 from xlaserve.core.serving.inference import InferResponse
+from xlaserve.core.serving.ledger import Account, Ledger
 from xlaserve.core.serving.ledger import Kind as Purpose
-from xlaserve.core.serving.ledger import Ledger
 from xlaserve.core.serving.principal import Principal
 from xlaserve.errors import ModelNotReady
 from xlaserve.models.handling import TensorParameters
 from xlaserve.processes.failures import failure_of
 from xlaserve.processes.fronts.bridge import Bridge, offered
 from xlaserve.processes.fronts.mirror import Mirror, Viewer
-from xlaserve.processes.fronts.records import Extra, Kind, Record, bytes_of, tensors_of
+from xlaserve.processes.fronts.records import (
+    NOWHERE,
+    Extra,
+    Kind,
+    Record,
+    bytes_of,
+    tensors_of,
+)
 from xlaserve.processes.fronts.records import parameters_of as extra_of
+from xlaserve.processes.fronts.streams import Window
 from xlaserve.processes.handing import HandedConnections
 
 _log = structlog.get_logger("fronts")
@@ -38,10 +48,47 @@ class FrontCall(InferCall):
         self._front = front
         self.positions = positions
         self._number = number
+        self._window: Window | None = None
+        """Of answers that are not the last; None where there was none."""
+        self.peer = front.peer
+
+    @property
+    def is_writable(self) -> bool:
+        """Tell whether its front end may be sent another answer (backpressure)."""
+        return self._window is None or self._window.is_open
 
     def write(self, response: InferResponse, *, last: bool) -> None:
-        """Send the answer to the front end."""
-        self._front.answer(self._number, self, response)
+        """Send an answer to the front end."""
+        if last:
+            if not self.is_cancelled:
+                self._front.answer(self._number, self, response)
+            return
+        size, counted = self._front.answer_in_part(self._number, self, response)
+        if self._window is None:
+            self._window = Window()
+            self.holds_anything = True
+        self._window.send(size, counted)
+
+    def taken(self, answers: int) -> None:
+        """Send more: the front end has taken so many answers; raises IndexError."""
+        if self._window is None:
+            raise LookupError(f"{answers} answers are taken of a request that was given none")
+        self._front.account.release(self._window.take(answers), Purpose.ANSWERS)
+        if self.is_writable:
+            self.resume()
+
+    def finish(self) -> None:
+        """End it before its model does, since its client has all that it wants."""
+        self.is_cancelled = True  # nothing is written
+        begun_ns = self.submitted_ns or self.started_ns
+        answer_last(self, Executed({}, begun_ns, time.perf_counter_ns(), self.rows))
+
+    def release(self) -> None:
+        """Give back what it holds."""
+        window, self._window = self._window, None
+        if window is not None and window.counted:
+            self._front.account.release(window.counted, Purpose.ANSWERS)
+        super().release()
 
     def refuse(self, error: BaseException) -> None:
         """Send an error to the front end."""
@@ -51,8 +98,11 @@ class FrontCall(InferCall):
 class ConnectedFrontEnd:
     """One front end, as the engine knows it."""
 
-    def __init__(self, fronts: "FrontEnds") -> None:
+    def __init__(self, fronts: "FrontEnds", account: Account) -> None:
         self._fronts = fronts
+        self.account = account
+        """Counts answers that are on their way, and what models hold for its requests."""
+        self.peer = Peer(account=account)
         self.bridge: Bridge
         self.viewer: Viewer
         self._calls: dict[int, FrontCall] = {}
@@ -69,9 +119,16 @@ class ConnectedFrontEnd:
     def _heard_of(self, record: Record) -> None:
         match record[0]:
             case Kind.CANCEL:
-                call = self._calls.pop(record[1], None)
-                if call is not None:
+                _, number, is_finished = record
+                call = self._calls.pop(number, None)
+                if call is not None and is_finished:
+                    call.finish()
+                elif call is not None:
                     call.cancel("its client does not wait")
+            case Kind.TAKEN:
+                call = self._calls.get(record[1])
+                if call is not None:
+                    call.taken(record[2])
             case Kind.DROPPED:
                 self.bridge.dropped(record[1])
             case Kind.MIRRORED:
@@ -105,8 +162,31 @@ class ConnectedFrontEnd:
             self._calls[number] = call
 
     def answer(self, number: int, call: FrontCall, response: InferResponse) -> None:
-        """Send an answer."""
+        """Send the last answer to a request, or the only one."""
         self._calls.pop(number, None)
+        place, flat, _ = self._placed(call, response)
+        executed = call.executed
+        times = (0, 0, 0)
+        if executed is not None:
+            times = executed.begun_ns, executed.ended_ns, executed.rows
+        self.bridge.say((Kind.ANSWER, number, place, flat, *times, _said_with(response)))
+
+    def answer_in_part(
+        self, number: int, call: FrontCall, response: InferResponse
+    ) -> tuple[int, int]:
+        """Send an answer that others follow.
+
+        Returns its bytes, and how many of them are counted until it is taken: those in the slab are
+        counted as long as they are there.
+        """
+        place, flat, total = self._placed(call, response)
+        self.bridge.say((Kind.PART, number, place, flat, _said_with(response)))
+        counted = total if place == NOWHERE else 0
+        self.account.hold(counted, Purpose.ANSWERS)
+        return total, counted
+
+    def _placed(self, call: FrontCall, response: InferResponse) -> tuple[int, list[Any], int]:
+        """Return the outputs of an answer as records have them, their place, and their bytes."""
         positions = call.positions
         flat: list[Any] = []
         total = 0
@@ -117,16 +197,7 @@ class ConnectedFrontEnd:
         place = self.bridge.place(flat[2::3], total)
         if place >= 0:
             flat[2::3] = map(len, flat[2::3])
-        executed = call.executed
-        times = (0, 0, 0)
-        if executed is not None:
-            times = executed.begun_ns, executed.ended_ns, executed.rows
-        given = parameters_of(response)
-        said = None
-        if given is not None:
-            of_outputs = {name: dict(values) for name, values in given.outputs.items()}
-            said = dict(given.answer), of_outputs
-        self.bridge.say((Kind.ANSWER, number, place, flat, *times, said))
+        return place, flat, total
 
     def refuse(self, number: int, error: BaseException) -> None:
         """Send an error."""
@@ -144,6 +215,14 @@ class ConnectedFrontEnd:
         _log.info("a front end has ended", requests=len(calls))
 
 
+def _said_with(response: InferResponse) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Return the parameters of an answer and of its outputs; None where it cannot have any."""
+    given = parameters_of(response)
+    if given is None:
+        return None
+    return dict(given.answer), {name: dict(values) for name, values in given.outputs.items()}
+
+
 def _take_extra(call: FrontCall, extra: Mapping[str, Any]) -> None:
     call.parameters = extra_of(extra, Extra.PARAMETERS)
     if Extra.INPUT_PARAMETERS in extra:
@@ -153,6 +232,8 @@ def _take_extra(call: FrontCall, extra: Mapping[str, Any]) -> None:
     call.deadline = extra.get(Extra.DEADLINE)
     if Extra.PRINCIPAL in extra:
         call.principal = Principal(extra[Extra.PRINCIPAL])
+    call.takes_many = extra.get(Extra.TAKES_MANY, False)
+    call.wants_whole = extra.get(Extra.WANTS_WHOLE, False)
 
 
 class FrontEnds:
@@ -201,8 +282,8 @@ class FrontEnds:
             _log.warning("a front end has ended before it began", reason=str(error))
             end.close()
             return
-        front = ConnectedFrontEnd(self)
         account = self._ledger.open()
+        front = ConnectedFrontEnd(self, account)
         front.bridge = Bridge(slabs, account, Purpose.ANSWERS, front.heard, front.lost)
         await front.bridge.open(end)
         if not front.bridge.is_open:

@@ -2,9 +2,11 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import structlog
@@ -14,6 +16,7 @@ from xlaserve.core.residence.lifecycle import State
 from xlaserve.core.residence.registry import Instance, Registry, Version
 from xlaserve.core.serving.answers import answer_last, deliver, respond
 from xlaserve.core.serving.infer_call import Executed, InferCall
+from xlaserve.core.serving.inference import InferResponse
 from xlaserve.core.serving.ledger import Kind as Purpose
 from xlaserve.core.serving.ledger import Ledger
 from xlaserve.core.serving.stations.station import MakeStation
@@ -23,7 +26,9 @@ from xlaserve.processes.failures import error_of
 from xlaserve.processes.fronts import description
 from xlaserve.processes.fronts.bridge import Bridge, offer
 from xlaserve.processes.fronts.passing import PassedModel
-from xlaserve.processes.fronts.records import Kind, Record, tensors_of
+from xlaserve.processes.fronts.records import NOWHERE, Kind, Record, tensors_of
+from xlaserve.processes.fronts.streams import Taking
+from xlaserve.processes.fronts.texts import Texts, Wanted
 from xlaserve.processes.handing import HandedConnections
 from xlaserve.processes.messages import Failure
 
@@ -53,7 +58,7 @@ class _Passed:
 
     def leave(self, call: InferCall) -> None:
         """Tell the engine that nobody waits any more."""
-        self._front.cancel(self._number)
+        self._front.leave(self._number, call)
 
 
 class FrontEnd:
@@ -77,10 +82,17 @@ class FrontEnd:
         self._bridge: Bridge | None = None
         self._calls: dict[int, tuple[InferCall, PassedModel]] = {}
         """Requests that the engine has."""
+        self._streams: dict[int, Taking] = {}
+        """Those among them that may be given many answers."""
         self._last = 0
         """Number of the last request."""
         self._table: dict[str, Sequence[Any]] = {}
         """The models of the engine, as it said last."""
+        self._revisions: deque[Sequence[Any]] = deque()
+        """Those of the models that are to be taken in their order: one waits for texts."""
+        self._texts = Texts()
+        self._reading: asyncio.Task[None] | None = None
+        """Reads the texts of the first of them."""
         self._unshown: set[str] = set()
         self._is_started = False
         self._started = asyncio.Event()
@@ -121,6 +133,7 @@ class FrontEnd:
         if slabs.writer is None:
             _log.warning("no shared memory", reason="this system has no memfd, or none is allowed")
         account = self._ledger.open()
+        self._forget_revisions()
         self._table.clear()
         self._unshown = {model.name for model in self._registry.models()}
         self._is_started = False
@@ -131,7 +144,7 @@ class FrontEnd:
     # --- requests ---
 
     def pass_on(self, model: PassedModel, call: InferCall) -> None:
-        """Pass a call on; raises EngineGone, Overloaded or Unsupported."""
+        """Pass a call on; raises EngineGone or Overloaded."""
         bridge = self._bridge
         if bridge is None or bridge is not model.bridge:
             raise EngineGone(call.model)
@@ -142,16 +155,27 @@ class FrontEnd:
         call.is_counted_elsewhere = True
         self._calls[number] = call, model
         call.wait_at(_Passed(self, number))
+        if call.takes_many and model.info.is_decoupled:
+            self._streams[number] = Taking(call, partial(self._taken, number))
+            # Who finishes it before its model does takes it from its place first.
+            call.hold(partial(self.leave, number, call))
 
-    def cancel(self, number: int) -> None:
-        """Say that nobody waits for a request any more."""
+    def leave(self, number: int, call: InferCall) -> None:
+        """Say that nobody waits for a request any more, unless the engine has ended it."""
+        self._streams.pop(number, None)
         if self._calls.pop(number, None) is not None and self._bridge is not None:
-            self._bridge.say((Kind.CANCEL, number))
+            self._bridge.say((Kind.CANCEL, number, call.executed is not None))
+
+    def _taken(self, number: int, answers: int) -> None:
+        if self._bridge is not None:
+            self._bridge.say((Kind.TAKEN, number, answers))
 
     def _heard(self, records: Sequence[Record]) -> None:
         for record in records:
             if record[0] == Kind.ANSWER:
                 self._answered(record)
+            elif record[0] == Kind.PART:
+                self._answered_in_part(record)
             else:
                 self._heard_of(record)
 
@@ -165,36 +189,73 @@ class FrontEnd:
                 if call is not None:
                     deliver([call], error_of(Failure(kind, text, needed)))
             case Kind.MODELS:
-                self._models(*record[1:])
+                self._revisions.append(record[1:])
+                if self._reading is None:
+                    self._take_revisions()
             case _:
                 raise LookupError(f"a record of kind {record[0]}")
 
     def _answered(self, record: Record) -> None:
         _, number, place, flat, begun_ns, ended_ns, rows, parameters = record
         call, model = self._calls.pop(number, (None, None))
-        bridge = self._bridge
-        assert bridge is not None
         if call is None or model is None:
-            if place >= 0 and bridge.reader is not None:
-                bridge.reader.view(place, 0)  # nobody wants it: it is dropped at once
-                bridge.watch_drops()
+            self._drop(place)
             return
-        outputs = tensors_of(model.info.outputs, flat, place, bridge.reader)
+        call.place = None
+        if number in self._streams:
+            del self._streams[number]
+        response = None
+        if flat:
+            response = self._response(call, model, place, flat, parameters)
+            if response is None:
+                return
+        answer_last(call, Executed({}, begun_ns, ended_ns, rows), response)
+
+    def _answered_in_part(self, record: Record) -> None:
+        _, number, place, flat, parameters = record
+        call, model = self._calls.get(number, (None, None))
+        taking = self._streams.get(number)
+        if call is None or model is None or taking is None:
+            self._drop(place)
+            return
+        response = self._response(call, model, place, flat, parameters)
+        if response is not None:
+            call.answer(response, last=False)
+            data = flat[2::3]
+            taking.wrote(sum(map(len, data)) if place == NOWHERE else sum(data))
+
+    def _response(
+        self, call: InferCall, model: PassedModel, place: int, flat: Sequence[Any], parameters: Any
+    ) -> InferResponse | None:
+        """Return an answer; None where it cannot be made, which the client is told."""
+        bridge, specs = self._bridge, model.info.outputs
+        assert bridge is not None
+        outputs = tensors_of(specs, flat, place, bridge.reader)
         if place >= 0:
             bridge.watch_drops()
-        call.place = None
+        if model.info.is_decoupled:
+            # The model decides which outputs an answer has, where others follow.
+            call.chosen = tuple([specs[at] for at in flat[::3]])
         given = None if parameters is None else AnswerParameters(*parameters)
         try:
-            response = respond(call, outputs, given)
+            return respond(call, outputs, given)
         except Exception as error:
             deliver([call], error)
-            return
-        answer_last(call, Executed(outputs, begun_ns, ended_ns, rows), response)
+            return None
+
+    def _drop(self, place: int) -> None:
+        """Give the place of an answer back that nobody wants any more."""
+        bridge = self._bridge
+        if place >= 0 and bridge is not None and bridge.reader is not None:
+            bridge.reader.view(place, 0)
+            bridge.watch_drops()
 
     def _lost(self) -> None:
         """Answer what the engine had, and say of every model that it is not ready."""
         self._bridge = None
+        self._forget_revisions()
         calls, self._calls = self._calls, {}
+        self._streams.clear()
         for call, _ in calls.values():
             call.is_counted_elsewhere = False
             call.place = None
@@ -208,6 +269,34 @@ class FrontEnd:
 
     # --- models ---
 
+    def _take_revisions(self) -> None:
+        """Take what the engine has said of its models, until texts are to be read first."""
+        self._reading = None
+        while self._revisions:
+            if missing := self._texts.missing(_texts_of(self._revisions[0][1])):
+                self._reading = asyncio.ensure_future(self._texts.read(missing))
+                self._reading.add_done_callback(self._has_read)
+                return
+            self._models(*self._revisions.popleft())
+
+    def _has_read(self, reading: "asyncio.Task[None]") -> None:
+        if reading is not self._reading or self._bridge is None:
+            return  # of an engine that is gone
+        try:
+            self._take_revisions()
+        except Exception:
+            # Both ends are of one version: it is a fault of this server, as in the bridge.
+            _log.exception("a bridge is closed: what came over it cannot be read")
+            self._bridge.close()
+
+    def _forget_revisions(self) -> None:
+        """Have nobody wait for texts of an engine that is gone."""
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.cancel()
+        self._revisions.clear()
+        self._texts.clear()
+
     def _models(
         self, revision: int, changed: Sequence[Any], gone: Sequence[str], is_started: bool
     ) -> None:
@@ -218,6 +307,7 @@ class FrontEnd:
             self._table.pop(name, None)
             self._unshown.add(name)
         self._is_started = is_started
+        self._texts.keep(row[4] for rows in self._table.values() for row in rows)
         self.show()
         assert self._bridge is not None
         self._bridge.say((Kind.MIRRORED, revision))
@@ -242,12 +332,12 @@ class FrontEnd:
         if model is None:
             return
         for number in [number for number in model.versions if number not in said]:
-            self._show_version(model.versions.pop(number), (State.UNAVAILABLE, "", "", 0, b""))
+            self._show_version(model.versions.pop(number), (State.UNAVAILABLE, "", "", 0, b"", ""))
         if not model.versions:
             self._registry.forget(name)
 
     def _show_version(self, version: Version, said: Sequence[Any]) -> None:
-        state, reason, fault, handle, described = said
+        state, reason, fault, handle, described, _ = said
         version.lifecycle.follow(State(state), reason)
         before = version.instance
         if not handle:
@@ -266,6 +356,7 @@ class FrontEnd:
 
     def _instance(self, name: str, handle: int, described: bytes) -> Instance:
         info, config = description.read(described)
+        info = self._texts.with_text(handle, info)
         assert self._bridge is not None
         return Instance(
             PassedModel(handle, info, self._bridge, self.pass_on),
@@ -274,3 +365,10 @@ class FrontEnd:
             config,
             make_station=self._make_station,
         )
+
+
+def _texts_of(changed: Sequence[Any]) -> Iterator[Wanted]:
+    """Yield the instances with texts among the models that have changed."""
+    for name, versions in changed:
+        for *_, handle, described, digest in versions:
+            yield Wanted(name, handle, described, digest)

@@ -17,15 +17,15 @@ from xlaserve.tensors import TensorSpec
 
 _log = structlog.get_logger("fronts")
 
-_Entry: TypeAlias = tuple[tuple[str, str, str, str, int, bytes], ...]
-"""Each version: number, state, reason, fault, handle (0 for none) and description."""
+_Row: TypeAlias = tuple[str, str, str, str, int, bytes, str]
+"""A version: number, state, reason, fault, handle (0 for none), description, and the digest of the
+files of its text (empty for none)."""
+_Entry: TypeAlias = tuple[_Row, ...]
 
 
-def not_passed(instance: Instance) -> str:
-    """Return why front ends cannot pass the requests of a model; empty where they can."""
-    if instance.info.generation is not None:
-        return "it generates text, which front ends do not pass on (process_roles)"
-    return ""
+def _text_digest(instance: Instance) -> str:
+    generation = instance.info.generation
+    return "" if generation is None or generation.text is None else generation.text.digest
 
 
 class Viewer:
@@ -148,11 +148,11 @@ class Mirror:
     def _entry(self, model: Model) -> _Entry:
         return tuple([self._row(version) for version in model.versions.values()])
 
-    def _row(self, version: Version) -> tuple[str, str, str, str, int, bytes]:
+    def _row(self, version: Version) -> _Row:
         state, instance = version.state, version.instance
         said = version.number, state.value, version.lifecycle.reason
         if instance is None or not state.answers:
-            return *said, "", 0, b""
+            return *said, "", 0, b"", ""
         handle = self._handles.get(instance)
         if handle is None:
             try:
@@ -160,8 +160,9 @@ class Mirror:
             except UnknownDescription as error:
                 _log.exception("a model cannot be described", model=version.model)
                 reason = f"front ends cannot be told of it: {error}"
-                return version.number, State.UNAVAILABLE.value, reason, "", 0, b""
-        return *said, instance.fault or not_passed(instance), handle, self._described[instance]
+                return version.number, State.UNAVAILABLE.value, reason, "", 0, b"", ""
+        described = self._described[instance]
+        return *said, instance.fault, handle, described, _text_digest(instance)
 
     def _given(self, version: Version, instance: Instance) -> int:
         self._last = handle = self._last + 1

@@ -5,13 +5,12 @@ from typing import Any
 
 from xlaserve.core.serving.infer_call import InferCall
 from xlaserve.core.serving.stations.station import Served, Station
-from xlaserve.errors import Unsupported
 from xlaserve.models.loaded import ModelInfo
 from xlaserve.processes.fronts.bridge import Bridge
 from xlaserve.processes.fronts.records import Extra, Kind, Record, bytes_of
 
 Send = Callable[["PassedModel", InferCall], None]
-"""Passes a call on to the engine; raises EngineGone, Overloaded or Unsupported."""
+"""Passes a call on to the engine; raises EngineGone or Overloaded."""
 
 
 class PassedModel:
@@ -34,18 +33,13 @@ class PassedModel:
         """Do nothing: nothing is compiled here."""
 
     def close(self) -> None:
-        """Do nothing: the engine holds what there is to be freed."""
+        """End the process of its template, if there is one: the engine holds everything else."""
+        generation = self.info.generation
+        if generation is not None and generation.text is not None:
+            generation.text.close()
 
     def request(self, number: int, call: InferCall) -> Record:
-        """Return the request of a call, whose larger tensors are in the slab from then on.
-
-        Raises Unsupported for a model with any number of answers.
-        """
-        if self.info.is_decoupled:
-            raise Unsupported(
-                f"model '{call.model}', which gives any number of answers to a request, behind "
-                "front ends (process_roles)"
-            )
+        """Return the request of a call, whose larger tensors are in the slab from then on."""
         flat: list[Any] = []
         total = 0
         for name, tensor in call.inputs.items():
@@ -61,11 +55,11 @@ class PassedModel:
             *(Kind.REQUEST, number, self.handle, call.id, place, flat, call.rows, call.key),
             None if chosen is None else [self._outputs[spec.name] for spec in chosen],
             call.started_ns,
-            _extra(call),
+            _extra(call, may_be_many=self.info.is_decoupled),
         )
 
 
-def _extra(call: InferCall) -> dict[str, Any] | None:
+def _extra(call: InferCall, *, may_be_many: bool) -> dict[str, Any] | None:
     extra: dict[str, Any] = {}
     if call.parameters:
         extra[Extra.PARAMETERS] = dict(call.parameters)
@@ -77,6 +71,10 @@ def _extra(call: InferCall) -> dict[str, Any] | None:
         extra[Extra.DEADLINE] = call.deadline
     if call.principal is not None:
         extra[Extra.PRINCIPAL] = call.principal.name
+    if may_be_many and call.takes_many:
+        extra[Extra.TAKES_MANY] = True
+        if call.wants_whole:
+            extra[Extra.WANTS_WHOLE] = True
     return extra or None
 
 
@@ -91,7 +89,7 @@ class Passing:
         return iter(())
 
     def begin(self, call: InferCall) -> None:
-        """Pass a call on; raises EngineGone, Overloaded or Unsupported."""
+        """Pass a call on; raises EngineGone or Overloaded."""
         self._model.send(self._model, call)
 
     def retire(self) -> Sequence[InferCall]:

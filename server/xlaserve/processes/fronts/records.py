@@ -40,7 +40,8 @@ class Kind:
     """Number, handle of the model, id, place, inputs, rows, key, chosen outputs, when its model was
     found (ns), and Extra as a map or None."""
     CANCEL = 1
-    """Number of a request that nobody waits for any more."""
+    """Number of a request that nobody waits for any more, and whether its answers so far were all
+    that its client wanted."""
     MIRRORED = 2
     """Number of the revision of MODELS that the front end shows from now on."""
     DROPPED = 3
@@ -53,6 +54,10 @@ class Kind:
     MODELS = 6
     """Revision, models that have changed, names of those that are gone, and whether the start of
     the engine is done."""
+    PART = 7
+    """Number, place, outputs, and parameters as in ANSWER: an answer that is not the last."""
+    TAKEN = 8
+    """Number, and how many answers its client's stream has taken since this was said last."""
 
 
 class Extra:
@@ -65,6 +70,10 @@ class Extra:
     """Seconds of the clock of event loops, which is the same in all processes of a machine."""
     PRINCIPAL = "n"
     """Name of the caller."""
+    TAKES_MANY = "m"
+    """Whether the client can be given more than one answer: of requests that may have many."""
+    WANTS_WHOLE = "w"
+    """Whether it wants one even so."""
 
 
 def tensors_of(
