@@ -18,7 +18,7 @@ import pytest
 import pytest_asyncio
 import tritonclient.grpc as blocking
 import tritonclient.grpc.aio as triton
-from support import python_models, several, tiny_chat, tiny_language
+from support import python_models, sequence_models, several, tiny_chat, tiny_language
 from support.conditions import until
 from support.events import EventReader
 from support.http import connect, message
@@ -92,6 +92,8 @@ async def one_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
     python_models.write(
         models, "count", COUNT.format(progress=str(progress)), python_models.VECTORS
     )
+    sequence_models.export_fold(models)
+    sequence_models.configure(models)
     tiny_chat.export(models / "story", max_length=LENGTH, slots="2")
     flags = ["--process-roles", "front-ends", "--access-rules", str(folder / "rules.json")]
     flags += ["--max-infer-stream-bytes", str(1 << 16)]
@@ -195,6 +197,24 @@ async def test_requests_of_a_stream_are_answered_in_their_order(server: Running)
     assert [[float(number)] for number in range(100)] == [
         one.as_numpy("y").tolist() for one in told
     ]
+
+
+async def test_a_sequence_goes_over_streams_of_all_front_ends(server: Running) -> None:
+    """Its state is in the engine: each stream goes on where the one before has ended."""
+    values = list(range(1, 3 * 2 * FRONT_ENDS + 1))
+    told = []
+    for begin in range(0, len(values), 3):
+        requests = []
+        for value in values[begin : begin + 3]:
+            given = triton.InferInput("x", [1, 1], "INT32")
+            given.set_data_from_numpy(sequence_models.x(value))
+            ends = {"sequence_start": value == 1, "sequence_end": value == values[-1]}
+            requests.append({"model_name": "fold", "inputs": [given], "sequence_id": 7, **ends})
+        async with triton.InferenceServerClient(server.grpc) as client:
+            told += [one.as_numpy("y").item() for one in await answers(client, requests)]
+
+    expected = [sequence_models.folded(values[: at + 1]) for at in range(len(values))]
+    assert expected == told
 
 
 async def test_events_come_one_by_one(server: Running) -> None:

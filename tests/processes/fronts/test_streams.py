@@ -244,6 +244,26 @@ async def test_the_caller_crosses_once(model: Counting) -> None:
         await until(lambda: call.has_ended)
 
 
+async def test_an_instance_that_leaves_answers_its_streams_to_the_end(model: Counting) -> None:
+    """By itself: answers of another one are nothing that its stream goes on with."""
+    model.may_go_on.clear()
+    async with joined(model) as pair:
+        call = ask(pair.ends[0], 100)
+        await until(lambda: call.given)
+        instance = pair.side.registry.version("m", "1").instance
+        assert instance is not None
+        new = Counting(World())
+        pair.side.load(new)
+        instance.leave()
+        await pair.shown()
+        later = ask(pair.ends[0], 2, 3)
+        await until(lambda: later.has_ended)
+        model.may_go_on.set()
+        await until(lambda: call.has_ended)
+        assert (101, 100, {3: 2}) == (len(call.given), model.computed[1], new.computed)
+        await until(lambda: instance.users == 0)
+
+
 async def test_an_engine_that_dies_ends_the_streams(model: Counting) -> None:
     """With an error, behind what it had sent."""
     async with joined(model) as pair:
