@@ -1,5 +1,6 @@
 """Texts of generators that a front end reads again, from the files that the engine has read."""
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,11 +8,12 @@ import pytest
 from support import tiny_chat
 from support.conditions import until
 from support.core import World
-from support.fronts import Joined, Noting, joined
+from support.fronts import Joined, Noting, connect, joined
 
 from xlaserve.language.text import LanguageText
 from xlaserve.models.generation.info import GenerationInfo
 from xlaserve.models.loaded import ModelInfo
+from xlaserve.processes.fronts import texts
 
 
 @pytest.fixture(name="folder", scope="module")
@@ -52,15 +54,40 @@ async def test_the_text_of_a_front_end_is_that_of_the_engine(folder: Path) -> No
         assert text.has_template
 
 
-async def test_a_model_is_shown_behind_those_that_came_before(folder: Path) -> None:
-    """Texts are read in a thread, and what is said meanwhile waits for its turn."""
-    async with joined(Speaking(folder)) as pair:
-        pair.side.load(Speaking(folder, 2))
-        pair.side.load(Noting(1, World()))
-        pair.side.load(Speaking(folder, 3))
+class Held:
+    """Holds what reads texts, and notes for which instances it was asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.handles: list[int] = []
+        self.may_read = threading.Event()
+        read = texts._read
+
+        def held(wanted: texts.Wanted) -> LanguageText | str:
+            self.handles.append(wanted.handle)
+            assert self.may_read.wait(60)
+            return read(wanted)
+
+        monkeypatch.setattr(texts, "_read", held)
+
+
+async def test_a_model_is_shown_behind_those_that_came_before(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts are read in a thread, each once, and what is said meanwhile waits for its turn."""
+    held = Held(monkeypatch)
+    async with joined() as pair:
+        pair.side.load(Speaking(folder))
+        await until(lambda: held.handles)
+        for model in (Speaking(folder, 2), Noting(1, World()), Speaking(folder, 3)):
+            pair.side.load(model)
+            pair.fronts.mirror._publish()
+        await until(lambda: len(pair.front_ends[0]._revisions) == 4)
+        assert pair.ends[0].registry.version("m", "1").instance is None
+        held.may_read.set()
         await pair.shown()
 
         assert (3, True) == (shown(pair).slots, shown(pair).text is not None)
+        assert len(held.handles) == len(set(held.handles)) == 3
         assert len(pair.front_ends[0]._texts._found) == 1
 
 
@@ -86,16 +113,25 @@ async def test_files_that_are_gone_are_no_text(tmp_path: Path) -> None:
         assert "tokenizer.json" in shown(pair).no_text
 
 
-async def test_an_engine_that_dies_while_texts_are_read_leaves_nothing(folder: Path) -> None:
-    """The next one is shown."""
-    async with joined() as pair, joined(Speaking(folder)) as other:
+async def test_an_engine_that_dies_while_texts_are_read_leaves_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the next one says is shown, and not behind what the first had said."""
+    held = Held(monkeypatch)
+    async with joined() as pair, joined(Noting(1, World())) as other:
         front = pair.front_ends[0]
         pair.side.load(Speaking(folder))
-        await until(lambda: front._reading is not None or front._texts._found)
-        assert front._bridge is not None
-        front._bridge.close()
-        assert (None, 0) == (front._reading, len(front._revisions))
-        assert shown(other).text is not None
+        await until(lambda: held.handles)
+        reading, bridge = front._reading, front._bridge
+        assert reading is not None
+        assert bridge is not None
+        bridge.close()
+        await until(reading.done)
+        await connect(other.fronts, front)
+        instance = pair.ends[0].registry.version("m", "1").instance
+        assert instance is not None
+        assert instance.info.generation is None
+        held.may_read.set()
 
 
 def test_a_file_that_is_missing_is_no_empty_one(tmp_path: Path) -> None:
