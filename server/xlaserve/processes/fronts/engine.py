@@ -41,6 +41,9 @@ _log = structlog.get_logger("fronts")
 class FrontCall(InferCall):
     """An inference that a front end has passed on."""
 
+    _window: Window | None = None
+    """Of answers that are not the last; None where there was none."""
+
     def __init__(
         self, front: "ConnectedFrontEnd", number: int, positions: Mapping[str, int]
     ) -> None:
@@ -48,8 +51,6 @@ class FrontCall(InferCall):
         self._front = front
         self.positions = positions
         self._number = number
-        self._window: Window | None = None
-        """Of answers that are not the last; None where there was none."""
         self.peer = front.peer
 
     @property
@@ -85,8 +86,9 @@ class FrontCall(InferCall):
 
     def release(self) -> None:
         """Give back what it holds."""
-        window, self._window = self._window, None
-        if window is not None and window.counted:
+        window = self._window
+        if window is not None:
+            self._window = None
             self._front.account.release(window.counted, Purpose.ANSWERS)
         super().release()
 

@@ -202,8 +202,8 @@ class FrontEnd:
             self._drop(place)
             return
         call.place = None
-        if number in self._streams:
-            del self._streams[number]
+        if self._streams:
+            self._streams.pop(number, None)
         response = None
         if flat:
             response = self._response(call, model, place, flat, parameters)
