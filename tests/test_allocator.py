@@ -1,5 +1,6 @@
 """What the allocator keeps, asked in processes of its own: its settings cannot be taken back."""
 
+import os
 import subprocess
 import sys
 
@@ -32,6 +33,36 @@ print(full - held())
 """
 
 
+_AGAIN = """
+import resource, sys, threading
+import numpy as np
+from xlaserve import allocator
+allocator.give_back_large_blocks({}, kept_bytes=int(sys.argv[1]))
+def faults():
+    def count(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    np.ones(100 << 20, np.uint8)
+    before = count()
+    np.ones(100 << 20, np.uint8)
+    found.append(count() - before)
+found = []
+threads = [threading.Thread(target=faults) for _ in range(4)]
+for thread in threads:
+    thread.start()
+    thread.join()
+print(max(found))
+"""
+_FEW_FAULTS = 1000
+
+
+def faults(kept_bytes: int) -> int:
+    """Take, free and take 100 MiB in threads; return the most page faults of the second time."""
+    command = [sys.executable, "-c", _AGAIN, str(kept_bytes)]
+    # A huge page is one fault, where a hundred are meant.
+    environment = {**os.environ, "NUMPY_MADVISE_HUGEPAGE": "0"}
+    run = subprocess.run(command, capture_output=True, check=True, timeout=120, env=environment)
+    return int(run.stdout)
+
+
 def given_back(program: str) -> int:
     """Free 100 MiB in a process; return how many of them the system has again."""
     command = [sys.executable, "-c", program]
@@ -40,6 +71,20 @@ def given_back(program: str) -> int:
 
 def test_large_blocks_are_given_back_as_soon_as_they_are_free() -> None:
     assert 95 < given_back(_LARGE) < 105
+
+
+def test_blocks_that_are_to_be_kept_are_not_mapped_anew() -> None:
+    """A block that is freed and taken again touches no page for the first time, in any thread."""
+    assert _FEW_FAULTS > faults(kept_bytes=256 << 20)
+    assert _FEW_FAULTS < faults(kept_bytes=0)
+
+
+def test_what_is_kept_is_given_back_by_a_trim() -> None:
+    keeping = _LARGE.replace("({})", "({}, kept_bytes=256 << 20)")
+    trimmed = keeping.replace("del blocks", "del blocks; allocator.trim()")
+
+    assert given_back(keeping) < 5
+    assert 95 < given_back(trimmed) < 105
 
 
 def test_a_trim_gives_back_what_is_free() -> None:

@@ -39,11 +39,16 @@ def arenas() -> int:
     return max(_LEAST_ARENAS, os.cpu_count() or 1)
 
 
-def give_back_large_blocks(environment: Mapping[str, str] = os.environ) -> bool:
+def give_back_large_blocks(
+    environment: Mapping[str, str] = os.environ, *, kept_bytes: int = 0
+) -> bool:
     """Have large blocks returned to the system as soon as they are freed; tell whether they are.
 
+    With `kept_bytes` blocks below that size are kept for the next ones until a trim, in one arena:
+    those of other threads hold no block of more than 32 MiB, and would map it anew each time.
+
     To be called before there are threads. Not where the environment says otherwise, or the C
-    library is not glibc.
+    library is not glibc, or a version of it (before 2.35) that keeps no blocks of that size.
     """
     given = [name for name in _SETTINGS if name in environment]
     if given:
@@ -52,11 +57,13 @@ def give_back_large_blocks(environment: Mapping[str, str] = os.environ) -> bool:
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
         values = {
-            _MMAP_THRESHOLD: _MAPPED_BYTES,
-            _TRIM_THRESHOLD: KEPT_BYTES,
-            _ARENA_MAX: arenas(),
+            _MMAP_THRESHOLD: max(_MAPPED_BYTES, kept_bytes),
+            _TRIM_THRESHOLD: max(KEPT_BYTES, kept_bytes),
+            _ARENA_MAX: 1 if kept_bytes else arenas(),
         }
-        return all(library.mallopt(*item) for item in values.items())
+        if all(library.mallopt(*item) for item in values.items()):
+            return True
+        _log.warning("the allocator refuses its settings", kept_bytes=kept_bytes)
     return False
 
 

@@ -137,12 +137,12 @@ class Application:
         self.gates = Gates(permission=permission, observers=[counting])
         """The gates of every call, handed to all that make calls."""
         self.observing = observe(settings, self.gates, counting.failures)
-        self.ledger = Ledger(settings.max_held_bytes)
+        self.ledger, kept = Ledger(settings.max_held_bytes), settings.allocator_kept_bytes
         spare = MessageMemory(min(settings.max_spare_bytes, self.ledger.spare))
         self.ledger.on_pressure(spare.drop)
         self.shared = Shared(self.ledger, spare)
         self.response_cache = _response_cache(settings.response_cache_bytes, self.ledger)
-        self._returning = Returning(self.ledger, self.workers.wait)
+        self._returning = Returning(self.ledger, self.workers.wait, kept_bytes=kept)
         self.engine = Engine(
             self.registry,
             self.gates,
@@ -463,7 +463,7 @@ def prepare(
 ) -> Application:
     """Return the application of this process, whose interpreter it sets up for serving."""
     sys.setswitchinterval(_SWITCH_SECONDS)
-    allocator.give_back_large_blocks()
+    allocator.give_back_large_blocks(kept_bytes=settings.allocator_kept_bytes)
     application = Application(settings, display, systemd, parent)
     # Clients may change them while the server runs (logging extension).
     application.reloads.add("access log", application.observing.reopen)

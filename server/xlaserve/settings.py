@@ -279,17 +279,17 @@ class Settings:
     # --- Messages ---
 
     max_held_bytes: int = 1 << 30
-    """Most bytes that clients make the server hold, of all protocols and connections together:
-    bodies and messages, also inflated, parsed and decoded, and answers that they have not read.
-    One connection may hold three quarters, and less the more the others hold. What finds no memory
-    waits, or is refused with RESOURCE_EXHAUSTED or 503."""
+    """Most bytes that clients make the server hold, of all protocols and connections: messages,
+    also inflated, parsed and decoded, and answers not read. One connection may hold three quarters,
+    less the more others hold. Beyond, requests wait, or get RESOURCE_EXHAUSTED or 503."""
     response_cache_bytes: int = 64 << 20
-    """Most bytes of answers that are kept to be given again, of all models with a response_cache
-    in their configuration; part of max_held_bytes, and given back where that is under pressure. 0
-    keeps none: the log names each model that asks for it."""
+    """Most bytes of answers that are kept for all models with a response_cache; part of
+    max_held_bytes, given back under pressure. 0 keeps none: the log names each model that asks."""
     max_spare_bytes: int = 128 << 20
     """Memory of long messages that is kept some seconds for the next ones, beside it: at most an
     eighth of max_held_bytes; 0 keeps none."""
+    allocator_kept_bytes: int = 0
+    """Largest freed block that is kept for later executions, for ten seconds; 0: none of 8 MiB."""
     max_message_bytes: int = 64 << 20
     """Largest gRPC message or HTTP body that is accepted; also after it was decompressed."""
     typed_answers: TypedAnswerForm = TypedAnswerForm.BOTH

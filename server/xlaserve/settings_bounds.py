@@ -56,6 +56,7 @@ SMALLEST: Mapping[str, float] = MappingProxyType(
         "max_connections": 1,
         "max_header_bytes": 1024,
         "max_held_bytes": 1 << 20,
+        "allocator_kept_bytes": 0,
         "max_spare_bytes": 0,
         "response_cache_bytes": 0,
         "busy_poll_seconds": 0,

@@ -16,7 +16,7 @@ IDLE = 300 * MIB
 class Process:
     """A process with so much memory, of which a trim gives back what is free."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept_bytes: int = 0) -> None:
         self.ledger = Ledger(256 * MIB)
         self.clock = HandClock()
         self.used = IDLE
@@ -25,6 +25,7 @@ class Process:
         self.returning = Returning(
             self.ledger,
             self.in_thread,
+            kept_bytes=kept_bytes,
             resident=lambda: self.used + self.free + self.ledger.held,
             trim=self.trim,
             clock=self.clock,
@@ -54,6 +55,22 @@ async def test_what_clients_left_behind_is_given_back(process: Process) -> None:
     await process.look()
 
     assert (1, 0) == (process.trims, process.free)
+
+
+async def test_what_the_allocator_keeps_is_given_back_every_ten_seconds() -> None:
+    """Executions find it there meanwhile; what is more than that is given back at once."""
+    process = Process(kept_bytes=100 * MIB)
+    await process.look()
+    process.free = 100 * MIB
+    await process.look(8)
+    assert 0 == process.trims
+
+    await process.look()
+    assert (1, 0) == (process.trims, process.free)
+
+    process.free = 120 * MIB
+    await process.look()
+    assert (2, 0) == (process.trims, process.free)
 
 
 async def test_a_little_is_left(process: Process) -> None:

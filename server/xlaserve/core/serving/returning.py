@@ -28,7 +28,7 @@ class Returning:
     """Trims the heap when it is quiet, and reports pressure on the ledger.
 
     A trim costs the next messages page faults, so there is none while large ones come and go, but
-    for one in ten seconds.
+    for one in ten seconds. What the allocator keeps on purpose is given back as seldom.
     """
 
     def __init__(
@@ -36,12 +36,15 @@ class Returning:
         ledger: Ledger,
         in_thread: Callable[[Callable[[], None]], Awaitable[None]],
         *,
+        kept_bytes: int = 0,
         resident: Callable[[], int | None] = allocator.resident_bytes,
         trim: Callable[[], None] = allocator.trim,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger = ledger
         self._in_thread = in_thread
+        self._quick_bytes = _EXCESS_BYTES + kept_bytes
+        """Bytes of growth that are given back as soon as it is quiet."""
         self._resident = resident
         self._trim = trim
         self._clock = clock
@@ -71,9 +74,11 @@ class Returning:
         if self._settled is None or besides < self._settled:
             self._settled = besides
         self._looks += 1
-        if besides - self._settled <= _EXCESS_BYTES:
+        excess = besides - self._settled
+        if excess <= _EXCESS_BYTES:
             return
-        if came <= _QUIET_BYTES or self._looks >= _BUSY_LOOKS:
+        is_quiet = came <= _QUIET_BYTES and excess > self._quick_bytes
+        if is_quiet or self._looks >= _BUSY_LOOKS:
             self._looks = 0
             await self._in_thread(self._give_back)
             left = self._resident()
