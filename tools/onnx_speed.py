@@ -1,14 +1,15 @@
 """Compare the time of an execution of ONNX models with that of onnxruntime.
 
+    python tools/onnx_speed.py [--write]
     python tools/onnx_speed.py resnet50 text.onnx:x=3,48,192 [--batch 1,8] [--seconds 5]
 
-A model is a network of tests/support/onnx_networks.py, with random weights, or a file, with the
-shapes of its inputs without the batch where the file leaves them open. The conversion of an import
-and onnxruntime run it in turns in this process, on the same random inputs and cores, after their
-answers were compared. As in a load, a batch is executed in pieces where those are measured to be
-quicker, and the line says of how many rows. Each line has the best time of both, since other work
-on the machine makes times longer and never shorter, and their ratio; the last has the geometric
-mean of the ratios.
+A model is one of tools/onnx_speed_models.py, or a file, with the shapes of its inputs without the
+batch where the file leaves them open. The conversion of an import and onnxruntime execute it by
+turns in this process, on the same random inputs and all cores, after their answers were compared.
+As in a load, a batch is executed in pieces where those are measured to be quicker, and the line
+says of how many rows. A line has the medians and their ratio; the last has the geometric mean of
+the ratios, and the worst. All of it takes at most --minutes, which the rows share; --write puts the
+table into docs/performance.md.
 """
 
 # Much of jax is typed, but not all that is called here.
@@ -19,21 +20,24 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from math import exp, fsum, log
 from pathlib import Path
-from types import MappingProxyType
+from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import jax
+import jax.export
 import numpy as np
-import onnx
 import onnxruntime
-from support import onnx_networks
 
+import onnx_speed_models
+import onnx_speed_page
+from onnx_speed_models import Model
+from onnx_speed_page import Row
+from xlaserve import allocator
 from xlaserve.models.onnx import checking, planning, reading, signature
 from xlaserve.models.onnx.graph import Graph
 from xlaserve.models.optimizing import optimize
@@ -41,129 +45,154 @@ from xlaserve.models.packing import KERNEL_ORDER, Packing, Parameter, is_kernel
 from xlaserve.models.program_table import Call, Program, Table
 from xlaserve.tensors import Tensor
 
-NETWORKS: Mapping[str, Callable[[], onnx.ModelProto]] = MappingProxyType(
-    {
-        "distilbert": lambda: onnx_networks.distilbert(onnx_networks.DISTILBERT),
-        "efficientnet": lambda: onnx_networks.efficientnet(224),
-        "mobilenet_v2": onnx_networks.mobilenet_v2,
-        "mobilenet_v3": lambda: onnx_networks.efficientnet(224, hard=True),
-        "resnet50": onnx_networks.resnet50,
-        "yolo": lambda: onnx_networks.yolo(320),
-    }
-)
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
 LENGTH = 128
 """The size of an open dimension that is called a sequence."""
 PIECES = (1, 2, 4)
 """Rows of the pieces that are tried; a load tries all of its batch sizes."""
-MEASURED_SECONDS = 0.5
+PIECE_SECONDS = 0.2
 """For which each size is executed before one is chosen."""
+PIECE_RUNS = 3
+"""Executions of each size at least."""
+BLOCK_SECONDS = 0.05
+"""A turn of one of both. Its first execution does not count: threads of the other may still spin,
+and the caches are full of the other's weights."""
+LEAST_SECONDS = 0.5
+"""For a row, where the time is all but over."""
+LEAST_ROUNDS = 3
 TOLERANCE = 1e-3
 """Most that an answer may be off, in parts of its largest number."""
-SMALLEST = 1e-3
+SMALLEST = 1e-2
 """The largest number of an answer that is all but zero counts as this one."""
 
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """The best times of one model and batch, in seconds."""
-
-    ours: float
-    theirs: float
-
-    @property
-    def ratio(self) -> float:
-        """Return our time in parts of that of onnxruntime."""
-        return self.ours / self.theirs
+Execute = Callable[[], Sequence[Any]]
 
 
-def read(said: str) -> tuple[str, onnx.ModelProto, dict[str, tuple[int, ...]]]:
-    """Return the name of a model, the model, and the shapes of its inputs that were given."""
-    name, _, shapes = said.partition(":")
-    if name in NETWORKS:
-        return name, NETWORKS[name](), {}
-    given = {}
-    for each in filter(None, shapes.split(":")):
-        key, _, sizes = each.partition("=")
-        given[key] = (-1, *(int(size) for size in sizes.split(",")))
-    return Path(name).stem, onnx.load(name), given
+class Engines:
+    """One model in both: converted here, a program for each size, and in onnxruntime."""
 
-
-def runs(
-    made: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], batch: int, threads: int
-) -> tuple[Callable[[], Sequence[Any]], Callable[[], Sequence[Any]], int]:
-    """Return what executes a model on random inputs: converted here, and in onnxruntime.
-
-    And of how many rows the pieces are in which it is executed here.
-    """
-    data = made.SerializeToString()
-    graph = reading.parse(data).graph
-    names = {size for one in made.graph.input for size in _dimensions(one)}
-    inputs = signature.resolve(
-        graph.inputs,
-        shapes=shapes,
-        dimensions={"sequence": [LENGTH]} if "sequence" in names else {},
-        max_batch_size=None,
-    )
-    given = checking.random_inputs(graph, inputs.specs, batch)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-    table = Table(may_split=True)
-    names_of_outputs: Sequence[str] = ()
-    for rows in sorted({*(size for size in PIECES if size < batch), batch}):
-        call, names_of_outputs = _compiled(graph, given, rows)
-        some = [value[:rows] for value in given.values()]
-        table = table.with_program(Program(call, rows, (), _quickest(call, some)))
-    pieces = table.pieces_for(batch)
-
-    def ours() -> Sequence[Any]:
-        found, start = [], 0
-        for piece in pieces:
-            some: list[Any] = [value[start : start + piece.rows] for value in given.values()]
-            found.append([np.asarray(each) for each in piece.call((), some)])
-            start += piece.rows
-        return (
-            found[0]
-            if len(found) == 1
-            else [np.concatenate(each) for each in zip(*found, strict=True)]
+    def __init__(self, model: Model, rows: Sequence[int], threads: int) -> None:
+        made = model.make()
+        data = made.SerializeToString()
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        options.intra_op_num_threads = threads
+        self._session = onnxruntime.InferenceSession(
+            data, options, providers=["CPUExecutionProvider"]
         )
+        graph = reading.parse(data).graph
+        names = {size.dim_param for one in made.graph.input for size in _dimensions(one)}
+        del made, data
+        inputs = signature.resolve(
+            graph.inputs,
+            shapes=model.shapes,
+            dimensions={
+                **({"sequence": [LENGTH]} if "sequence" in names else {}),
+                **{name: [size] for name, size in model.dimensions.items()},
+            },
+            max_batch_size=None,
+        )
+        self._given = checking.random_inputs(graph, inputs.specs, max(rows))
+        for name, below in model.below.items():
+            self._given[name] = self._given[name] % below
+        sizes = sorted({*rows, *(size for size in PIECES if size < max(rows))})
+        plan, leaves, unpack = _planned(graph, self._given)
+        compile_one = partial(_compiled, plan, leaves, unpack, self._given)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            calls = dict(zip(sizes, pool.map(compile_one, sizes), strict=True))
+        table = Table(may_split=True)
+        for size, call in calls.items():
+            some: list[Any] = [value[:size] for value in self._given.values()]
+            table = table.with_program(Program(call, size, (), _quickest(call, some)))
+        self._table = table
+        self._outputs = list(plan.outputs)
 
-    theirs = partial(session.run, names_of_outputs, dict(given))
-    return ours, theirs, pieces[0].rows
+    def pieces(self, batch: int) -> int:
+        """Return of how many rows the pieces are in which a batch is executed here."""
+        return self._table.pieces_for(batch)[0].rows
+
+    def ours(self, batch: int) -> Execute:
+        """Return what executes a batch here."""
+        pieces = self._table.pieces_for(batch)
+        given = [value[:batch] for value in self._given.values()]
+
+        def execute() -> Sequence[Any]:
+            found, start = [], 0
+            for piece in pieces:
+                some: list[Any] = [value[start : start + piece.rows] for value in given]
+                found.append([np.asarray(each) for each in piece.call((), some)])
+                start += piece.rows
+            return (
+                found[0]
+                if len(found) == 1
+                else [np.concatenate(each) for each in zip(*found, strict=True)]
+            )
+
+        return execute
+
+    def theirs(self, batch: int) -> Execute:
+        """Return what executes a batch in onnxruntime."""
+        given = {name: value[:batch] for name, value in self._given.items()}
+        return partial(self._session.run, self._outputs, given)
 
 
-def _quickest(call: Call, tensors: list[Tensor]) -> float:
+def _dimensions(given: Any) -> Any:
+    return given.type.tensor_type.shape.dim
+
+
+def _quickest(call: Call, tensors: list[Any]) -> float:
     """Return the seconds of the quickest of some executions."""
-    call((), list(tensors))
-    return timed(partial(call, (), list(tensors)), lambda: None, MEASURED_SECONDS).ours
+    runs: list[float] = []
+    end = time.monotonic() + PIECE_SECONDS
+    while len(runs) < PIECE_RUNS or time.monotonic() < end:
+        runs.append(_seconds(partial(call, (), list(tensors))))
+    return min(runs)
 
 
-def _compiled(graph: Graph, given: Mapping[str, Tensor], rows: int) -> tuple[Call, list[str]]:
-    """Return the program of so many rows, which holds its parameters, and its outputs' names."""
+def _seconds(run: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
+
+
+def _planned(graph: Graph, given: Mapping[str, Tensor]) -> tuple[Any, Any, Any]:
+    """Return the plan of a graph, its parameters as a load holds them, and what takes them out."""
+    [rows] = jax.export.symbolic_shape("rows")
     with jax.enable_x64(True):
-        arguments = {
-            name: jax.ShapeDtypeStruct((rows, *value.shape[1:]), value.dtype)
-            for name, value in given.items()
-        }
-        plan = planning.plan(graph, arguments)
+        plan = planning.plan(graph, _arguments(given, rows))
         held = sorted(plan.parameters)
         packing, leaves = _held([np.asarray(plan.parameters[name]) for name in held])
-
-        def model(leaves: Sequence[jax.Array], given: Mapping[str, jax.Array]) -> Any:
-            taken = dict(zip(held, packing.unpack(leaves), strict=True))
-            return optimize(plan.__call__)(taken, given)
-
-        compiled = jax.jit(model).lower(leaves, arguments).compile()
+        plan.parameters.clear()
         parameters = jax.device_put(leaves)
 
-    def call(leaves: Sequence[jax.Array], tensors: Any) -> list[jax.Array]:
+    def unpack(leaves: Sequence[jax.Array]) -> dict[str, jax.Array]:
+        return dict(zip(held, packing.unpack(leaves), strict=True))
+
+    return plan, parameters, unpack
+
+
+def _arguments(given: Mapping[str, Tensor], rows: Any) -> dict[str, jax.ShapeDtypeStruct]:
+    return {
+        name: jax.ShapeDtypeStruct((rows, *value.shape[1:]), value.dtype)
+        for name, value in given.items()
+    }
+
+
+def _compiled(plan: Any, leaves: Any, unpack: Any, given: Mapping[str, Tensor], rows: int) -> Call:
+    """Return the program of so many rows, which holds its parameters."""
+    with jax.enable_x64(True):
+
+        def model(leaves: Sequence[jax.Array], given: Mapping[str, jax.Array]) -> Any:
+            return optimize(plan.__call__)(unpack(leaves), given)
+
+        compiled = jax.jit(model).lower(leaves, _arguments(given, rows)).compile()
+
+    def call(_: Sequence[jax.Array], tensors: Any) -> list[jax.Array]:
         with jax.enable_x64(True):
-            named = dict(zip(given, tensors, strict=True))
-            found = jax.block_until_ready(compiled(parameters, named))
+            found = jax.block_until_ready(compiled(leaves, dict(zip(given, tensors, strict=True))))
         return [found[name] for name in plan.outputs]
 
-    return call, list(plan.outputs)
+    return call
 
 
 def _held(tensors: Sequence[Tensor]) -> tuple[Packing, list[Tensor]]:
@@ -176,59 +205,111 @@ def _held(tensors: Sequence[Tensor]) -> tuple[Packing, list[Tensor]]:
     ]
 
 
-def _dimensions(given: onnx.ValueInfoProto) -> list[str]:
-    return [size.dim_param for size in given.type.tensor_type.shape.dim]
-
-
-def check_alike(ours: Sequence[Any], theirs: Sequence[Any]) -> None:
+def check_alike(ours: Sequence[Any], theirs: Sequence[Any], tolerance: float = TOLERANCE) -> None:
     """Raise SystemExit where answers differ."""
     for mine, other in zip(ours, theirs, strict=True):
         left, right = (np.asarray(each, np.float64) for each in (mine, other))
         scale = max(float(np.abs(right).max(initial=0.0)), SMALLEST)
         difference = float(np.abs(left - right).max(initial=0.0)) / scale
-        if not difference <= TOLERANCE:
+        if not difference <= tolerance:
             raise SystemExit(f"answers differ by {difference:.2g} of the largest number")
 
 
-def timed(ours: Callable[[], Any], theirs: Callable[[], Any], seconds: float) -> Times:
-    """Execute both in turns for so long, and return the best time of each."""
-    best = [float("inf")] * 2
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        for place, run in enumerate((ours, theirs)):
-            started = time.perf_counter()
+def medians(
+    ours: Execute,
+    theirs: Execute,
+    seconds: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[float, float]:
+    """Execute both by turns for so long, and return the median time of each.
+
+    Which of both begins changes from round to round.
+    """
+    times: tuple[list[float], list[float]] = ([], [])
+    end, rounds = clock() + seconds, 0
+    while rounds < LEAST_ROUNDS or clock() < end:
+        for place in (0, 1) if rounds % 2 else (1, 0):
+            run = (ours, theirs)[place]
             run()
-            best[place] = min(best[place], time.perf_counter() - started)
-    return Times(*best)
+            until = clock() + BLOCK_SECONDS
+            while True:
+                started = clock()
+                run()
+                ended = clock()
+                times[place].append(ended - started)
+                if ended >= until:
+                    break
+        rounds += 1
+    return median(times[0]), median(times[1])
 
 
-def geometric_mean(ratios: Sequence[float]) -> float:
-    """Return the geometric mean."""
-    return exp(fsum(map(log, ratios)) / len(ratios))
+def _told(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+class Budget:
+    """The seconds that are left, shared by the rows that are to be measured."""
+
+    def __init__(
+        self, seconds: float, models: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock, self._end, self._models = clock, clock() + seconds, models
+        self._prepared: list[float] = []
+
+    @property
+    def left(self) -> float:
+        """Return the seconds until the end, 0 where it is over."""
+        return max(0.0, self._end - self._clock())
+
+    def prepared(self, seconds: float) -> None:
+        """Take down how long one model took before it could be measured."""
+        self._prepared.append(seconds)
+
+    def for_row(self, rows_left: int, most: float) -> float:
+        """Return the seconds for which the next row is measured."""
+        to_come = self._models - len(self._prepared)
+        preparing = max(self._prepared, default=0.0) * to_come
+        return min(most, max(LEAST_SECONDS, (self.left - preparing) / max(rows_left, 1)))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a row for each model and batch."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("models", nargs="*", default=list(NETWORKS))
+    parser.add_argument("models", nargs="*", default=list(onnx_speed_models.DEFAULT))
     parser.add_argument("--batch", default="1,8")
-    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of a row at most")
+    parser.add_argument("--minutes", type=float, default=5.0, help="of all rows")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of onnxruntime")
-    asked = parser.parse_args(arguments)
-    print(
-        "| model | batch | ms | ms of onnxruntime | ratio | piece |\n|---|---:|---:|---:|---:|---:|"
+    parser.add_argument(
+        "--kept-bytes", type=int, default=256 << 20, help="allocator_kept_bytes of the server"
     )
-    ratios: list[float] = []
-    for said in asked.models:
-        name, made, shapes = read(said)
-        for batch in map(int, asked.batch.split(",")):
-            ours, theirs, piece = runs(made, shapes, batch, asked.threads)
-            check_alike(ours(), theirs())
-            found = timed(ours, theirs, asked.seconds)
-            ratios.append(found.ratio)
-            row = f"{found.ours * 1e3:.2f} | {found.theirs * 1e3:.2f} | {found.ratio:.2f}"
-            print(f"| {name} | {batch} | {row} | {piece} |", flush=True)
-    print(f"\ngeometric mean {geometric_mean(ratios):.2f}, most {max(ratios):.2f}")
+    parser.add_argument("--write", action="store_true", help="write docs/performance.md")
+    asked = parser.parse_args(arguments)
+    batches = [int(size) for size in asked.batch.split(",")]
+    allocator.give_back_large_blocks(kept_bytes=asked.kept_bytes)
+    budget = Budget(60 * asked.minutes, len(asked.models))
+    print(onnx_speed_page.HEAD)
+    rows: list[Row] = []
+    for number, said in enumerate(asked.models):
+        started = time.monotonic()
+        if rows and not budget.left:
+            _told(f"time is over: {', '.join(asked.models[number:])} left out")
+            break
+        model = onnx_speed_models.model_of(said)
+        _told(f"{number + 1} of {len(asked.models)}: {model.name}, {budget.left:.0f} s left")
+        engines = Engines(model, batches, asked.threads)
+        budget.prepared(time.monotonic() - started)
+        for place, batch in enumerate(batches):
+            ours, theirs = engines.ours(batch), engines.theirs(batch)
+            check_alike(ours(), theirs(), model.tolerance)
+            left = (len(asked.models) - number) * len(batches) - place
+            found = medians(ours, theirs, budget.for_row(left, asked.seconds))
+            rows.append(Row(model.title, batch, *found, engines.pieces(batch)))
+            print(onnx_speed_page.line(rows[-1]), flush=True)
+        del engines
+    print(f"\n{onnx_speed_page.summary(rows)}")
+    if asked.write:
+        onnx_speed_page.write(rows, PAGE)
 
 
 if __name__ == "__main__":

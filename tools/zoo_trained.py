@@ -124,6 +124,17 @@ def _boosted() -> Any:
     return GradientBoostingRegressor(random_state=_SEED)
 
 
+def boosted_numbers() -> bytes:
+    """Return a forest of 100 trees of 31 leaves, the default of LightGBM, of 30 random columns."""
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    random = np.random.default_rng(_SEED)
+    rows = random.standard_normal((4000, 30)).astype(np.float32)
+    targets = rows[:, 0] * rows[:, 1] + np.sin(3 * rows[:, 2]) + rows[:, 3:].sum(1) / 9
+    made = HistGradientBoostingRegressor(max_iter=100, max_leaf_nodes=31, early_stopping=False)
+    return _with_skl2onnx(made.fit(rows, targets), rows)
+
+
 _SCIKIT = ("scikit-learn", "skl2onnx")
 
 TRAINED: Mapping[str, Trained] = MappingProxyType(

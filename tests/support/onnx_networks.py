@@ -249,6 +249,8 @@ class Encoder:
     hidden: int = 128
     words: int = 100
     positions: int = 64
+    types: int = 0
+    """Kinds of tokens, as BERT has two; then there is a pooled output as well."""
 
 
 DISTILBERT = Encoder(layers=6, width=768, heads=12, hidden=3072, words=30522, positions=512)
@@ -258,7 +260,7 @@ DISTILBERT = Encoder(layers=6, width=768, heads=12, hidden=3072, words=30522, po
 def distilbert(
     size: Encoder, *, decomposed: bool = True, opset: int = 14, sequence: int | str = "sequence"
 ) -> onnx.ModelProto:
-    """DistilBERT, with the shape arithmetic that exporters of traced programs leave behind.
+    """DistilBERT or BERT, with the shape arithmetic that exporters of traced programs leave behind.
 
     `decomposed` spells LayerNormalization and Gelu out, as before opset 17 and 20.
     """
@@ -308,7 +310,7 @@ def distilbert(
     places = net.add("Slice", positions, zero, length, axis)
     words = net.add("Gather", net.weight(size.words, width, fan_in=1), ids)
     where = net.add("Gather", net.weight(size.positions, width, fan_in=4), places)
-    x = norm(net.add("Add", words, where))
+    x = norm(_with_types(net, net.add("Add", words, where), size))
 
     asked = net.add("Equal", "attention_mask", net.constant(0))
     mask = reshaped(asked, batch, one, one, length)
@@ -329,8 +331,27 @@ def distilbert(
         inner = gelu(linear(x, width, size.hidden))
         x = norm(net.add("Add", linear(inner, size.hidden, width), x))
     shape: list[int | str] = ["batch", sequence]
-    inputs = {ids: (TensorProto.INT64, shape), "attention_mask": (TensorProto.INT64, shape)}
-    return net.model(inputs, [x])
+    names = [ids, "attention_mask", *["token_type_ids"][: size.types]]
+    inputs = dict.fromkeys(names, (TensorProto.INT64, shape))
+    return net.model(inputs, [x, *_pooled(net, x, size)])
+
+
+def _with_types(net: Builder, x: str, size: Encoder) -> str:
+    if not size.types:
+        return x
+    kinds = net.weight(size.types, size.width, fan_in=4)
+    return net.add("Add", x, net.add("Gather", kinds, "token_type_ids"))
+
+
+def _pooled(net: Builder, x: str, size: Encoder) -> list[str]:
+    if not size.types:
+        return []
+    first = net.add("Gather", x, net.constant(0), axis=1)
+    weight, bias = (
+        net.weight(size.width, size.width, fan_in=size.width),
+        net.weight(size.width, fan_in=size.width),
+    )
+    return [net.add("Tanh", net.add("Gemm", first, weight, bias))]
 
 
 def _tensor(value: int) -> onnx.TensorProto:
