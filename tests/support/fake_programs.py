@@ -38,6 +38,8 @@ class FakePrograms:
         self.chunks: list[int] = []
         """The slot of each chunk that was computed."""
         self.steps = 0
+        self.sizes: set[int] = set()
+        """The rows of the steps so far."""
         self.reset()
 
     def reset(self) -> None:
@@ -59,17 +61,24 @@ class FakePrograms:
     def copy(self, window: int, source: int, target: int) -> None:
         self.rows[target][:window] = self.rows[source][:window]
 
-    def step(self, window: int, integers: Any, reals: Any, mask: Any = None) -> Step:
+    def step(
+        self, window: int, integers: Any, reals: Any, mask: Any = None, *, slots: Any = None
+    ) -> Step:
         self.steps += 1
-        tokens = np.zeros(self._slots, np.int32)
-        for slot, (token, position, is_active, *_) in enumerate(integers.tolist()):
+        rows = range(self._slots) if slots is None else slots.tolist()
+        assert len(rows) == len(integers) == len(reals)
+        self.sizes.add(len(rows))
+        tokens = np.zeros(len(rows), np.int32)
+        for row, (token, position, is_active, *_) in enumerate(integers.tolist()):
             if not is_active:
                 assert position >= LENGTH, "an idle slot would overwrite a row"
+                assert slots is None or rows[row] == self._slots, "padding has a slot"
                 continue
             assert position < window, "attention would not see its own row"
-            self.rows[slot][position] = token
-            seen = self.rows[slot][: position + 1]
+            held = self.rows[rows[row]]
+            held[position] = token
+            seen = held[: position + 1]
             assert PADDING not in seen, "a step sees padding"
-            tokens[slot] = following(seen)
-        zeros = np.zeros((self._slots, 1), np.float32)
+            tokens[row] = following(seen)
+        zeros = np.zeros((len(rows), 1), np.float32)
         return Step(tokens, zeros[:, 0], tokens[:, None], zeros)

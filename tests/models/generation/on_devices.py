@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, TypedDict
 
+import structlog
 from support.generators import CONFIG, Loaded, prompt_of
 
 from xlaserve.errors import InvalidModel
@@ -21,6 +22,7 @@ RULES: dict[str, list[str | None]] = {
     "layers/*/o": ["model", None],
     "cache/*": [None, "model"],
 }
+POSITIONS: dict[str, list[str | None]] = {"cache/*": [None, None, "model"]}
 REFUSED: dict[str, dict[str, list[str | None]]] = {
     "slots": {"cache/*": ["model"]},
     "name": {"cache/9": [None, "model"]},
@@ -36,6 +38,10 @@ class Seen(TypedDict):
     """What a placement did."""
 
     tokens: list[list[int]]
+    step_sizes: list[int]
+    """Rows of the steps that there are besides those of all slots."""
+    alone: bool
+    """Whether steps of one row were computed."""
     parameters_bytes: int
     states_bytes: int
     total_bytes: int
@@ -63,9 +69,18 @@ def look(directory: Path, rules: dict[str, list[str | None]] | None) -> Seen:
     model = load(directory, rules)
     loaded = Loaded(model)
     asked = [loaded.ask(prompt_of(9, 9), **one) for one in ASKED]
+    for one in asked:
+        assert one.over.wait(60)
+    before, rows = model.counts.steps, model.counts.step_rows
+    asked.append(loaded.ask(prompt_of(7, 2), **ASKED[1]))
+    assert asked[-1].over.wait(60)
+    loaded.wait_until_idle()
+    alone = model.counts.steps - before == model.counts.step_rows - rows
     memory = model.info.memory
     seen = Seen(
         tokens=[one.tokens for one in asked],
+        step_sizes=list(model.generation.step_sizes),
+        alone=alone,
         parameters_bytes=memory.parameters_bytes,
         states_bytes=memory.states_bytes,
         total_bytes=memory.total_bytes,
@@ -88,10 +103,12 @@ def refusal(directory: Path, rules: dict[str, list[str | None]]) -> str:
 
 def main(directory: Path) -> None:
     """Print what each placement did, by name."""
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     jax_runtime.start("cpu")
     found = {
         "one": look(directory, None),
         "two": look(directory, RULES),
+        "positions": look(directory, POSITIONS),
         "refused": {name: refusal(directory, rules) for name, rules in REFUSED.items()},
     }
     print(json.dumps(found))

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -20,7 +22,9 @@ from xlaserve.models.generation.running import Running
 from xlaserve.models.generation.turns import MOST_PASSED, choose
 
 SLOTS = 3
-INFO = GenerationInfo(*(VOCAB, LENGTH, (), Path(), SLOTS, WINDOWS, CHUNK), keeps_prefixes=True)
+INFO = GenerationInfo(
+    *(VOCAB, LENGTH, (), Path(), SLOTS, WINDOWS, CHUNK), keeps_prefixes=True, step_sizes=(1, 2)
+)
 
 
 class Turns(RuleBasedStateMachine):
@@ -186,6 +190,27 @@ class Gathering(Asking):
         yield
         self.handed.append(len(self.given))
         self.given.clear()
+
+
+@pytest.mark.parametrize(("active", "size"), [(1, 1), (2, 2), (3, 4), (4, 4), (5, 6), (6, 6)])
+def test_a_step_has_the_smallest_size_that_holds_those_who_take_part(
+    active: int, size: int
+) -> None:
+    """And of those who left, or do not read, it has none."""
+    info = replace(INFO, slots=6, step_sizes=(1, 2, 4))
+    counts, programs = GenerationCounts(6, 6 * LENGTH), FakePrograms(6)
+    batch = Batch(info, programs, counts, lambda running: None)
+    asked = [Asking([1], {"max_tokens": 3, "ignore_eos": True}) for _ in range(6)]
+    for request in asked:
+        found = asking.read(request.parameters, info)
+        batch.admit(Running(request, lambda: None, np.ones(1, np.int32), found))
+    for request in asked[active:]:
+        request.is_cancelled = True
+    batch.leave_cancelled()
+    batch.step()
+
+    assert ({size}, size) == (programs.sizes, counts.step_rows)
+    assert [1] * active + [0] * (6 - active) == [len(request.answers) for request in asked]
 
 
 def test_answers_of_a_step_are_handed_over_together() -> None:

@@ -257,7 +257,7 @@ def test_a_step_that_fails_fails_its_requests_alone(
     assert greedy(prompt_of(20), 4) == loaded.ask(prompt_of(20), max_tokens=4).tokens
     with monkeypatch.context() as patch:
 
-        def failing(*arguments: object) -> None:
+        def failing(*arguments: object, **slots: object) -> None:
             for array in programs._cache:
                 array.delete()
             raise ValueError("the device is on fire")

@@ -179,8 +179,8 @@ def test_a_trial_tells_rows_that_are_of_more_than_their_tokens() -> None:
             super().prefill(window, tokens, slot, start, count)
             self.end = start + count
 
-        def step(self, window: int, integers: Any, reals: Any, mask: Any = None) -> Step:
-            step = super().step(window, integers, reals, mask)
+        def step(self, *given: Any, **slots: Any) -> Step:
+            step = super().step(*given, **slots)
             return step._replace(top_logprobs=step.top_logprobs - self.end)
 
     assert rows_are_of_their_tokens(FakePrograms(SLOTS), INFO)

@@ -33,6 +33,16 @@ def test_tokens_are_those_of_one_device(seen: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+def test_steps_of_fewer_rows_are_of_a_cache_whose_slots_are_whole(seen: dict[str, Any]) -> None:
+    """Where its positions are split, every step has all slots; its tokens are the same."""
+    one, two, positions = seen["one"], seen["two"], seen["positions"]
+
+    assert ([1], [1], []) == (one["step_sizes"], two["step_sizes"], positions["step_sizes"])
+    assert (True, True, False) == (one["alone"], two["alone"], positions["alone"])
+    assert one["tokens"] == two["tokens"] == positions["tokens"]
+
+
+@pytest.mark.slow
 def test_each_device_holds_and_reserves_its_part(seen: dict[str, Any]) -> None:
     one, two = seen["one"], seen["two"]
     cache = 4 * 2 * LAYERS * SLOTS * HEADS * LENGTH * WIDTH
@@ -47,7 +57,8 @@ def test_each_device_holds_and_reserves_its_part(seen: dict[str, Any]) -> None:
     first, second = two["per_device"].values()
     assert first - second == SLOTS * LENGTH * 4, "tokens of kept rows are on the host, once"
     saved = one["predicted"]["cpu:0"] - two["predicted"]["cpu:1"]
-    assert (cache + split) // 2 == saved
+    gathered = cache // SLOTS
+    assert (cache + gathered + split) // 2 == saved
     assert two["predicted"]["cpu:0"] == two["predicted"]["cpu:1"]
 
 

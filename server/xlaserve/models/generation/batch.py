@@ -44,9 +44,15 @@ class Computes(Protocol):
         ...
 
     def step(
-        self, window: int, integers: Tensor, reals: Tensor, mask: Tensor | None = None
+        self,
+        window: int,
+        integers: Tensor,
+        reals: Tensor,
+        mask: Tensor | None = None,
+        *,
+        slots: Tensor | None = None,
     ) -> Step:
-        """Compute the next token of each active slot, and fetch them."""
+        """Compute the next token of each active slot, and fetch them; of `slots`, or of all."""
         ...
 
 
@@ -259,32 +265,47 @@ class Batch:
         if not active:
             return
         window = self._window(max(running.written for _, running in active) + 1)
+        size = self._info.step_size(len(active))
         has_constraint = any(running.constraint is not None for _, running in active)
-        mask = self._mask if has_constraint else None
-        step = self._programs.step(window, self._integers(active), self._reals, mask)
+        if size == self._info.slots:
+            rows = [slot for slot, _ in active]
+            mask = self._mask if has_constraint else None
+            step = self._programs.step(window, self._integers(active, rows), self._reals, mask)
+        else:
+            rows = list(range(len(active)))
+            slots = np.full(size, self._info.slots, np.int32)
+            slots[: len(active)] = [slot for slot, _ in active]
+            # Padding has any row's: no slot is given its token.
+            taken = np.minimum(slots, self._info.slots - 1)
+            mask = self._mask[taken] if has_constraint else None
+            integers = self._integers(active, rows, size)
+            step = self._programs.step(window, integers, self._reals[taken], mask, slots=slots)
         now, counts = time.perf_counter_ns(), self._counts
         counts.steps += 1
+        counts.step_rows += size
         counts.output_tokens += len(active)
         counts.positions_used += len(active)
         self._count_times([running for _, running in active], now)
         given = Given.of(step)
         with active[0][1].request.gathered():
-            for slot, running in active:
-                self._give(slot, running, given)
+            for row, (slot, running) in zip(rows, active, strict=True):
+                self._give(slot, running, row, given)
 
-    def _integers(self, active: Sequence[tuple[int, Running]]) -> Tensor:
-        """Return the integers of all slots, INT32 [slots, INTEGERS]."""
-        rows: list[tuple[int, ...]] = [self._idle] * self._info.slots
-        for slot, running in active:
+    def _integers(
+        self, active: Sequence[tuple[int, Running]], rows: Sequence[int], size: int = 0
+    ) -> Tensor:
+        """Return the integers of a step, INT32 [size, INTEGERS], or for all slots."""
+        found: list[tuple[int, ...]] = [self._idle] * (size or self._info.slots)
+        for row, (_, running) in zip(rows, active, strict=True):
             asked = running.asked
             may_stop = len(running.output) >= asked.min_tokens
-            rows[slot] = (
+            found[row] = (
                 *(running.last, running.written, 1, asked.top_k, may_stop),
                 *running.seed_words,
             )
         # A third of the time that one row after the other takes in an array.
-        flat = array("i", chain.from_iterable(rows))
-        return np.frombuffer(flat, np.int32).reshape(len(rows), len(INTEGERS))
+        flat = array("i", chain.from_iterable(found))
+        return np.frombuffer(flat, np.int32).reshape(len(found), len(INTEGERS))
 
     def _count_times(self, active: Sequence[Running], now: int) -> None:
         """Count the time since the last token of each; most were given it in the same step."""
@@ -313,9 +334,9 @@ class Batch:
         running.request.fail(error)
         running.freed()
 
-    def _give(self, slot: int, running: Running, given: Given) -> None:
+    def _give(self, slot: int, running: Running, row: int, given: Given) -> None:
         try:
-            is_last = running.take(slot, given, self._info.max_length)
+            is_last = running.take(row, given, self._info.max_length)
         except InvalidParameter as error:
             self._refuse(slot, running, error)
             return

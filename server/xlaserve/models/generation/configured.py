@@ -19,16 +19,22 @@ from xlaserve.models.weights import DTYPES
 
 PREFIX_CACHE = "prefix_cache"
 """The parameter that says whether rows of prompts are kept for others."""
+STEP_SIZES = "step_sizes"
+"""The parameter that says how many rows a step may compute, besides all slots."""
 DEFAULT_SLOTS = 8
 DEFAULT_CHUNK = 128
 MOST_SLOTS = 1024
 MOST_WINDOWS = 8
+MOST_STEP_SIZES = 8
 GRAMMAR_BYTES = 800
 """Bytes of resident memory for each token where grammars are compiled: 786 of 32,000 tokens, 782 of
 256,000."""
 
 _SMALLEST_WINDOW = 256
 _GROWTH = 4
+_LEAST_GAIN = 4
+"""Of how many slots a step has to leave all but one out by default: one of half the slots took as
+long as one of all, since its part of the cache is copied."""
 _TABLES_BYTES = 9
 """Bytes that a slot has for each token of the vocabulary: counts, prompt and bias."""
 _WORD_BYTES = 4
@@ -52,6 +58,7 @@ def read(found: Record, directory: Path, config: ModelConfig) -> GenerationInfo:
         chunk,
         has_grammars=_boolean(config, "grammars"),
         keeps_prefixes=_keeps_prefixes(found, config),
+        step_sizes=_step_sizes(config, slots),
     )
 
 
@@ -67,6 +74,24 @@ def without_prefixes(info: GenerationInfo, config: ModelConfig, model: str) -> G
         "no rows are kept for prompts that begin with the same tokens", model=model, reason=why
     )
     return replace(info, keeps_prefixes=False)
+
+
+def without_step_sizes(
+    info: GenerationInfo, config: ModelConfig, model: str, why: str
+) -> GenerationInfo:
+    """Return the sizes of a generator each of whose steps has all slots, and log why.
+
+    Raises InvalidModel where its configuration names others.
+    """
+    if STEP_SIZES in config.parameters:
+        raise InvalidModel(
+            f"parameter '{STEP_SIZES}': expected '{info.slots}', since {why}, got "
+            f"'{config.parameters[STEP_SIZES][:64]}'"
+        )
+    structlog.get_logger("generation").warning(
+        "every step computes all slots", model=model, reason=why
+    )
+    return replace(info, step_sizes=())
 
 
 def predict_size(directory: Path, parts: Callable[[str], int], roots: Roots = ANYWHERE) -> int:
@@ -87,7 +112,7 @@ def predict_slots(
 ) -> int:
     """Return the bytes of the cache and the counts of all its slots, on each device.
 
-    Raises InvalidModel.
+    With those that steps of fewer rows take. Raises InvalidModel.
     """
     found = record.read(directory, roots)
     info = read(found, directory, config)
@@ -101,7 +126,10 @@ def predict_slots(
         for index, array in enumerate(found.cache)
     )
     tables = info.vocab * _TABLES_BYTES + mask_words(info.vocab) * _WORD_BYTES
-    return cache + info.slots * tables + host_bytes(info)
+    # What the largest of them gathers is as much of the cache as it has of the slots.
+    gathered = cache * max(info.step_sizes, default=0) // info.slots
+    programs = len(info.step_sizes) * len(info.windows) * EXECUTABLE_BYTES
+    return cache + gathered + programs + info.slots * tables + host_bytes(info)
 
 
 def host_bytes(info: GenerationInfo) -> int:
@@ -116,15 +144,31 @@ def _windows(config: ModelConfig, length: int) -> tuple[int, ...]:
     if written is None:
         found = [min(length, _SMALLEST_WINDOW * _GROWTH**power) for power in range(MOST_WINDOWS)]
         return tuple(sorted({*found[:3], length}))
-    parts = [part.strip() for part in written.split(",")]
-    is_valid = len(parts) <= MOST_WINDOWS and all(_is_number(part) for part in parts)
-    sizes = sorted({int(part) for part in parts}) if is_valid else []
-    if not sizes or sizes[0] < 1 or sizes[-1] > length:
-        raise InvalidModel(
-            f"parameter 'windows': expected up to {MOST_WINDOWS} numbers of 1 to {length} with "
-            f"commas, got '{written[:64]}'"
-        )
+    sizes = _numbers("windows", written, MOST_WINDOWS, length)
     return tuple(sorted({*sizes, length}))
+
+
+def _step_sizes(config: ModelConfig, slots: int) -> tuple[int, ...]:
+    """Return the rows of steps that have fewer than all slots."""
+    written = config.parameters.get(STEP_SIZES)
+    if written is None:
+        powers = (_LEAST_GAIN**power for power in range(MOST_STEP_SIZES))
+        return tuple(size for size in powers if size == 1 < slots or size * _LEAST_GAIN <= slots)
+    sizes = _numbers(STEP_SIZES, written, MOST_STEP_SIZES, slots)
+    return tuple(size for size in sizes if size < slots)
+
+
+def _numbers(name: str, written: str, most: int, largest: int) -> list[int]:
+    """Return the numbers of a list, ascending, each once."""
+    parts = [part.strip() for part in written.split(",")]
+    is_valid = len(parts) <= most and all(_is_number(part) for part in parts)
+    found = sorted({int(part) for part in parts}) if is_valid else []
+    if not found or found[0] < 1 or found[-1] > largest:
+        raise InvalidModel(
+            f"parameter '{name}': expected up to {most} numbers of 1 to {largest} with commas, got "
+            f"'{written[:64]}'"
+        )
+    return found
 
 
 def _number(config: ModelConfig, name: str, default: int, most: int, *, least: int = 1) -> int:

@@ -64,6 +64,8 @@ class GenerationCounts:
     preemptions: int = 0
     """Slots that requests have given up to others of a better priority."""
     steps: int = 0
+    step_rows: int = 0
+    """Rows that steps computed: those without a request too."""
     chunks: int = 0
     """Parts of prompts that were computed."""
     host_ns: int = 0

@@ -49,3 +49,9 @@ class GenerationInfo:
     """Whether answers may be asked to follow a grammar."""
     keeps_prefixes: bool = False
     """Whether prompts are given the rows of others that begin with the same tokens."""
+    step_sizes: tuple[int, ...] = ()
+    """Rows that a step may compute, ascending, besides all slots: those of fewer."""
+
+    def step_size(self, active: int) -> int:
+        """Return the rows of the smallest step that holds so many requests."""
+        return next((size for size in self.step_sizes if size >= active), self.slots)

@@ -28,7 +28,7 @@ from xlaserve.models.generation.record import CHUNK, DECODE, WEIGHTS, Record
 from xlaserve.models.generation.running import Running
 from xlaserve.models.generation.slots import Slots
 from xlaserve.models.generation.texts import STOP, TEXT, Prompts, check_prompt, stops
-from xlaserve.models.generation.trial import rows_are_of_their_tokens
+from xlaserve.models.generation.trial import rows_are_of_their_tokens, steps_are_alike
 from xlaserve.models.handling import ModelRequest
 from xlaserve.models.kept_programs import KeptPrograms
 from xlaserve.models.loaded import LoadContext, ModelInfo, ModelMemory, Stage, Value
@@ -250,8 +250,7 @@ def load(directory: Path, context: LoadContext) -> GeneratorModel:
             context.on_stage(Stage("compiling", done, programs.count))
 
         programs.compile(before_each)
-        if generation.keeps_prefixes and not rows_are_of_their_tokens(programs, generation):
-            generation = configured.without_prefixes(generation, context.config, context.model)
+        generation = _tried(programs, generation, context)
     memory = _memory(programs, arrays, site, configured.host_bytes(generation))
     info = ModelInfo(
         PLATFORM,
@@ -268,6 +267,20 @@ def load(directory: Path, context: LoadContext) -> GeneratorModel:
         optional=dict.fromkeys((PROMPT, TEXT)) if text.is_offered else NONE_OPTIONAL,
     )
     return GeneratorModel(context, info, generation, programs, grammars)
+
+
+def _tried(programs: Programs, generation: GenerationInfo, context: LoadContext) -> GenerationInfo:
+    """Return the sizes of a generator without what it turns out not to be able to do."""
+    if generation.keeps_prefixes and not rows_are_of_their_tokens(programs, generation):
+        generation = configured.without_prefixes(generation, context.config, context.model)
+        # Its steps of fewer rows write the row of the position alone.
+        programs.drop_partial("its rows may hold more than their tokens")
+    elif not programs.why_whole and not steps_are_alike(programs, generation):
+        programs.drop_partial("one of fewer rows gave other tokens in a trial")
+    if generation.step_sizes and programs.why_whole:
+        why = programs.why_whole
+        return configured.without_step_sizes(generation, context.config, context.model, why)
+    return generation
 
 
 def _check_config(config: ModelConfig, signature: Signature) -> None:

@@ -21,6 +21,7 @@ from jax.export import Exported
 from xlaserve.errors import InvalidModel
 from xlaserve.models.generation.configured import cache_name
 from xlaserve.models.generation.info import GenerationInfo, mask_words
+from xlaserve.models.generation.partial_step import PartialStep
 from xlaserve.models.generation.record import CHUNK, DECODE, LENGTH, Record
 from xlaserve.models.generation.sampling import INTEGERS, REALS
 from xlaserve.models.kept_programs import KeptPrograms, first_line
@@ -32,6 +33,9 @@ _LOGITS = 16
 _SLACK_BYTES = 1 << 20
 COPY = "the copy of rows"
 """The name of that program, which is in no file."""
+_GATHERED = 3
+"""Times that a step of fewer rows may take what it gathers: a CPU converts keys and values of BF16,
+which doubles them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ class Memory:
 
 
 class Step(NamedTuple):
-    """The tokens that one step gave, with a row for each slot, on the host."""
+    """The tokens that one step gave, on the host: a row for each slot, or for each it was of."""
 
     tokens: Tensor
     logprobs: Tensor
@@ -66,6 +70,19 @@ def check_aliasing(name: str, memory: Memory, cache_bytes: int, logits_bytes: in
         raise InvalidModel(
             f"{name} copies the cache: expected at most {most} bytes of temporaries, got "
             f"{memory.temporaries}"
+        )
+
+
+def check_partial(memory: Memory, cache_bytes: int, gathered: int, logits_bytes: int) -> None:
+    """Raise InvalidModel unless a step of fewer rows changes the cache in place.
+
+    Its temporaries are what it gathers, in another datatype too, and those of sampling.
+    """
+    most = _GATHERED * gathered + _LOGITS * logits_bytes + _SLACK_BYTES
+    if memory.aliased < cache_bytes or memory.temporaries > most:
+        raise InvalidModel(
+            f"a step of fewer rows copies the cache: expected {cache_bytes} bytes in place and at "
+            f"most {most} of temporaries, got {memory.aliased} and {memory.temporaries}"
         )
 
 
@@ -116,20 +133,30 @@ class Programs:
         self._chunk: dict[int, Any] = {}
         self._windows = {w: np.zeros(w, np.int8) for w in info.windows}
         self._copy: dict[int, Any] = {}
-        self._axes = [a.shape.index(LENGTH) for a in record.cache] if info.keeps_prefixes else []
-        """The positions among the axes of each array of the cache."""
+        self._axes = tuple(
+            a.shape.index(LENGTH) if LENGTH in a.shape else None for a in record.cache
+        )
+        """The positions among the axes of each array of the cache; None for one without."""
+        self._partial: dict[tuple[int, int], Any] = {}
+        """Steps of fewer rows than slots, by the rows and the window."""
+        self.why_whole = self._why_whole()
+        """Why there is no step of fewer rows, where that was found out; empty otherwise."""
         self._begin: Any = None
         self._empty: Any = None
         # Nothing that JAX would compile for itself: a program out of the cache compiles nothing.
-        self._free = jax.device_put(np.full(words.shape, -1, words.dtype), self._place)
-        """The mask of a step in which every slot may be given any token."""
+        self._free = {
+            rows: jax.device_put(np.full((rows, words.shape[1]), -1, words.dtype), self._place)
+            for rows in (*info.step_sizes, info.slots)
+        }
+        """The mask of a step in which every slot may be given any token, by its rows."""
         self._cache: list[jax.Array] = []
         self._tables: list[jax.Array] = []
 
     @property
     def count(self) -> int:
         """Return how many programs are compiled for a generator, with `begin` and `reset`."""
-        return (2 + self._info.keeps_prefixes) * len(self._info.windows) + 2
+        of_window = 2 + self._info.keeps_prefixes + len(self._info.step_sizes)
+        return of_window * len(self._info.windows) + 2
 
     def compile(self, before_each: Callable[[], None]) -> None:
         """Compile every program, or have it from the cache, and execute each once.
@@ -161,7 +188,7 @@ class Programs:
         self.reset()
         integers = jax.ShapeDtypeStruct((info.slots, len(INTEGERS)), np.int32)
         reals = jax.ShapeDtypeStruct((info.slots, len(REALS)), np.float32)
-        mask = jax.ShapeDtypeStruct(self._free.shape, np.int32)
+        mask = jax.ShapeDtypeStruct(self._free[info.slots].shape, np.int32)
         one = jax.ShapeDtypeStruct((), np.int32)
         tokens = jax.ShapeDtypeStruct((info.chunk,), np.int32)
         decode, chunk = self._exported
@@ -187,14 +214,67 @@ class Programs:
                 copying = self._jitted(partial(_copy, self._axes, window), (0,), self._places)
                 made = self._made(copying, (self._shapes, one, one))
                 self._copy[window] = self._checked(COPY, made, None)
+            for size in info.step_sizes:
+                before_each()
+                self._compile_partial(size, window)
         self.begin(0, np.zeros(0, np.int32), {})
         idle = np.zeros((info.slots, len(INTEGERS)), np.int32)
         for window in info.windows:
             self.prefill(window, np.zeros(info.chunk, np.int32), 0, 0, 1)
-            self.step(window, idle, np.ones((info.slots, len(REALS)), np.float32))
+            ones = np.ones((info.slots, len(REALS)), np.float32)
+            self.step(window, idle, ones)
+            for size in () if self.why_whole else info.step_sizes:
+                padding = np.full(size, info.slots, np.int32)
+                self.step(window, idle[:size], ones[:size], slots=padding)
             if info.keeps_prefixes:
                 self.copy(window, 0, info.slots - 1)
         self.reset()
+
+    def _why_whole(self) -> str:
+        """Return why steps of fewer rows cannot be, where the rules of partition say so."""
+        for place, axis in zip(self._places, self._axes, strict=True):
+            spec = getattr(place, "spec", ())
+            if any(part is not None for at, part in enumerate(spec) if at in (0, axis)):
+                return "the cache is split along its slots or its positions"
+        return ""
+
+    def _compile_partial(self, size: int, window: int) -> None:
+        """Compile a step of fewer rows, unless it turns out that there are none."""
+        if self.why_whole:
+            return
+        partial_step = PartialStep(
+            self._exported[0].call, self._axes, window, keeps_rows=self._info.keeps_prefixes
+        )
+        found = (self._place,) * len(Step._fields)
+        jitted = self._jitted(partial_step, (1, 2), (*found, self._places, self._place))
+        slots = jax.ShapeDtypeStruct((size,), np.int32)
+        others = [
+            jax.ShapeDtypeStruct((window,), np.int8),
+            jax.ShapeDtypeStruct((size, len(INTEGERS)), np.int32),
+            jax.ShapeDtypeStruct((size, len(REALS)), np.float32),
+            jax.ShapeDtypeStruct(self._free[size].shape, np.int32),
+        ]
+        counts, *tables = self._rows
+        made = self._made(jitted, (self._parameters, self._shapes, counts, tables, slots, others))
+        analysis = made.memory_analysis()
+        memory = Memory(analysis.alias_size_in_bytes, analysis.temp_size_in_bytes)
+        of_window = [1.0 if axis is None else window / self._info.max_length for axis in self._axes]
+        gathered = sum(
+            int(bytes_of(shape) * size / self._info.slots * part)
+            for shape, part in zip(self._shapes, of_window, strict=True)
+        )
+        try:
+            check_partial(memory, self.cache_bytes, gathered, 4 * size * self._info.vocab)
+        except InvalidModel as error:
+            # The model can do without: XLA chose to copy here, and the author has no say in it.
+            self.drop_partial(str(error))
+            return
+        self.temporary_bytes = max(self.temporary_bytes, memory.temporaries)
+        self._partial[size, window] = made
+
+    def drop_partial(self, why: str) -> None:
+        """Have no step of fewer rows than slots."""
+        self._partial, self.why_whole = {}, why
 
     def _jitted(self, function: Any, donated: tuple[int, ...], places: Any) -> Any:
         """Return a function whose results are where its donated arguments are."""
@@ -284,19 +364,33 @@ class Programs:
         self.busy_ns += time.perf_counter_ns() - begun
 
     def step(
-        self, window: int, integers: Tensor, reals: Tensor, mask: Tensor | None = None
+        self,
+        window: int,
+        integers: Tensor,
+        reals: Tensor,
+        mask: Tensor | None = None,
+        *,
+        slots: Tensor | None = None,
     ) -> Step:
         """Compute the next token of each active slot, and fetch them.
 
         `mask` says which tokens each slot may be given, as `sampling.sample` describes it; None for
-        any.
+        any. `slots` are those that the rows are of, INT32, as many as one of the step sizes has; a
+        number that no slot has is padding. None for all slots, in order.
         """
         begun = time.perf_counter_ns()
+        given = self._free[len(integers)] if mask is None else mask
+        others = [self._windows[window], integers, reals, given]
         with self._launching:
-            *found, self._cache, self._tables[0] = self._decode[window](
-                *(self._parameters, self._cache, *self._tables),
-                *(self._windows[window], integers, reals, self._free if mask is None else mask),
-            )
+            if slots is None:
+                *found, self._cache, self._tables[0] = self._decode[window](
+                    self._parameters, self._cache, *self._tables, *others
+                )
+            else:
+                *found, self._cache, self._tables[0] = self._partial[len(slots), window](
+                    *(self._parameters, self._cache, self._tables[0], self._tables[1:]),
+                    *(slots, others),
+                )
         step = Step(*(np.asarray(array) for array in found))
         self.busy_ns += time.perf_counter_ns() - begun
         return step
@@ -304,7 +398,7 @@ class Programs:
     def close(self) -> None:
         """Drop all arrays and programs."""
         self._cache, self._tables, self._parameters = [], [], []
-        self._decode, self._chunk, self._copy = {}, {}, {}
+        self._decode, self._chunk, self._copy, self._partial = {}, {}, {}, {}
         self._begin = self._empty = None
 
 
@@ -314,7 +408,7 @@ def _zeros(shapes: Sequence[jax.ShapeDtypeStruct]) -> list[jax.Array]:
 
 
 def _copy(
-    axes: Sequence[int],
+    axes: Sequence[int | None],
     window: int,
     cache: list[jax.Array],
     source: jax.Array,
@@ -322,7 +416,7 @@ def _copy(
 ) -> list[jax.Array]:
     """Return the cache with the first rows of one slot in another, in place where it is donated."""
 
-    def copied(array: jax.Array, axis: int) -> jax.Array:
+    def copied(array: jax.Array, axis: int | None) -> jax.Array:
         sizes = [window if at == axis else size for at, size in enumerate(array.shape)]
         zeros = [jnp.int32(0)] * (array.ndim - 1)
         rows = jax.lax.dynamic_slice(array, [source, *zeros], [1, *sizes[1:]])

@@ -34,11 +34,11 @@ class Given(NamedTuple):
         rows = list(step.tokens[:, None]), list(step.logprobs[:, None])
         return cls(step, step.tokens.tolist(), *rows)
 
-    def top(self, slot: int, most: int) -> tuple[Tensor, Tensor]:
-        """Return so many of the likeliest tokens of a slot, and their log-probabilities."""
+    def top(self, row: int, most: int) -> tuple[Tensor, Tensor]:
+        """Return so many of the likeliest tokens of a row, and their log-probabilities."""
         if not most:
             return _NO_TOKENS, _NO_LOGPROBS
-        return self.step.top_tokens[slot, :most], self.step.top_logprobs[slot, :most]
+        return self.step.top_tokens[row, :most], self.step.top_logprobs[row, :most]
 
 
 class Running:
@@ -123,12 +123,12 @@ class Running:
         self.written = 0
         self.preempted += 1
 
-    def take(self, slot: int, given: Given, max_length: int) -> bool:
-        """Take the token of a step, and answer; tell whether it was the last.
+    def take(self, row: int, given: Given, max_length: int) -> bool:
+        """Take the token that is in a row of a step, and answer; tell whether it was the last.
 
         Raises InvalidParameter where its grammar cannot go on.
         """
-        token, asked = given.numbers[slot], self.asked
+        token, asked = given.numbers[row], self.asked
         self.written += 1
         self.output.append(token)
         generated = len(self.output)
@@ -143,13 +143,13 @@ class Running:
             piece += self._text.end() if is_last else ""
         told = self._ending(has_ended=has_ended, is_stop=is_stop) if is_last else None
         if self.sender.takes_many:
-            outputs = _outputs(slot, given, asked.logprobs)
+            outputs = _outputs(row, given, asked.logprobs)
             if self._text is not None:
                 outputs[TEXT] = element(piece)
             self.request.answer(outputs, last=is_last, parameters=told)
             return is_last
         self._pieces.append(piece)
-        self._whole.append((float(given.logprobs[slot][0]), *given.top(slot, asked.logprobs)))
+        self._whole.append((float(given.logprobs[row][0]), *given.top(row, asked.logprobs)))
         if is_last:
             self.request.answer(self._all_outputs(), parameters=told)
         return is_last
@@ -178,11 +178,11 @@ class Running:
         return AnswerParameters(told)
 
 
-def _outputs(slot: int, given: Given, most: int) -> dict[str, Tensor]:
-    top_tokens, top_logprobs = given.top(slot, most)
+def _outputs(row: int, given: Given, most: int) -> dict[str, Tensor]:
+    top_tokens, top_logprobs = given.top(row, most)
     return {
-        "token": given.tokens[slot],
-        "logprob": given.logprobs[slot],
+        "token": given.tokens[row],
+        "logprob": given.logprobs[row],
         "top_tokens": top_tokens,
         "top_logprobs": top_logprobs,
     }

@@ -142,6 +142,13 @@ OF_GENERATION: tuple[Family[GenerationReading], ...] = (
         _LABELS,
     ),
     Family(
+        "xlaserve_generation_step_rows_total",
+        "counter",
+        "Rows that those steps computed, of which some may have had no request",
+        lambda reading: one(reading.counts.step_rows),
+        _LABELS,
+    ),
+    Family(
         "xlaserve_generation_chunks_total",
         "counter",
         "Chunks of prompts that were computed since the last load",

@@ -75,6 +75,7 @@ FOLDS: Mapping[str, Fold] = MappingProxyType(
         "xlaserve_generation_output_tokens_total": Fold.SUM,
         "xlaserve_generation_preemptions_total": Fold.SUM,
         "xlaserve_generation_steps_total": Fold.SUM,
+        "xlaserve_generation_step_rows_total": Fold.SUM,
         "xlaserve_generation_chunks_total": Fold.SUM,
         "xlaserve_generation_host_seconds_total": Fold.SUM,
         # Of models.
