@@ -12,6 +12,7 @@ from xlaserve.models import buckets, config_fields, shapes
 from xlaserve.models.config_fields import FIELDS, PARAMETERS, SHOWN_FIELDS, Effect
 from xlaserve.models.config_schema import Field, schema_of
 from xlaserve.models.config_text import parse_json, parse_pbtxt
+from xlaserve.models.generation import configured
 from xlaserve_proto import inference
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -237,6 +238,7 @@ def test_parameters_that_are_read_are_in_the_table() -> None:
     read = set(re.findall(r'config\.parameters(?:\.get\(|\[)"(\w+)"', sources))
     read |= {buckets.BATCH_SIZES, buckets.BATCH_INDEPENDENT}
     read |= {shapes.COMPILED_SHAPES, shapes.MAX_ON_DEMAND_SHAPES}
+    read |= {configured.PREFIX_CACHE, configured.STEP_SIZES}
 
     assert {"devices", "placement", "mesh", "partition"} < read
     assert read <= set(PARAMETERS)

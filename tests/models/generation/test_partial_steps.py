@@ -69,7 +69,9 @@ def fill(model: GeneratorModel) -> None:
     slots._batch.take_all()  # it knows of no rows that this overwrites
     programs.reset()
     for slot in range(SLOTS):
-        programs.begin(slot, np.array(prompt_of(9, slot), np.int32), {slot: 1.5})
+        programs.begin(
+            slot, np.array(prompt_of(9, slot), np.int32), {10 + slot: 100.0, 20 + slot: 50.0}
+        )
         for start in range(0, LENGTH, 4):
             tokens = np.array(prompt_of(4, 100 * slot + start), np.int32)
             programs.prefill(LENGTH, tokens, slot, start, 4)
@@ -189,7 +191,7 @@ def test_a_step_gives_what_one_of_all_slots_gives(model: GeneratorModel, size: i
         given, reals, padded = rows_of(slots, size)
         reals[:, 3], reals[:, 5] = 1.7, 0.6
         mask = np.full((size, 1), -1, np.int32)
-        mask[:, 0] ^= [1 << slot for slot in slots]
+        mask[:, 0] ^= [1 << (10 + slot) for slot in slots]
         if numbers is None:
             integers, all_reals, _ = rows_of([], SLOTS)
             all_mask = np.full((SLOTS, 1), -1, np.int32)
@@ -200,6 +202,7 @@ def test_a_step_gives_what_one_of_all_slots_gives(model: GeneratorModel, size: i
             found.append(list(programs.step(LENGTH, given, reals, mask, slots=padded)))
     whole, part = found
 
+    assert [20 + slot for slot in slots] == part[0].tolist(), "of its own bias, but for its mask"
     for name, one, other in zip("tlTL", whole, part, strict=True):
         if name in "tT":
             np.testing.assert_array_equal(one, other)
@@ -365,6 +368,16 @@ def test_one_that_would_copy_leaves_the_model_with_steps_of_all(
     loaded.wait_until_idle()
     model.close()
     assert () == model.generation.step_sizes
+
+
+def test_a_step_of_a_long_cache_copies_nothing_of_it(tmp_path: Path) -> None:
+    """The first of its writes comes behind the last of its reads, or XLA copies what is read."""
+    path = tiny_language.export(tmp_path / "long" / "1", max_length=1 << 14)
+
+    model = load(path, slots="4", step_sizes="1,2", windows="16")
+    model.close()
+
+    assert (1, 2) == model.generation.step_sizes
 
 
 def test_a_cache_in_place_is_the_same_memory(model: GeneratorModel) -> None:
