@@ -49,11 +49,15 @@ class ServerProcess:
 
     async def until(self, event: str) -> None:
         """Read the log until an event has happened."""
-        assert self.process.stderr is not None
         while not any(record.get("event") == event for record in self.log):
-            line = await self.process.stderr.readline()
-            assert line, f"the server ended before it was {event}: {self.log}"
-            self._note(line)
+            assert await self.read(), f"the server ended before it was {event}: {self.log}"
+
+    async def read(self) -> bool:
+        """Read a line of the log; tell whether there was one."""
+        assert self.process.stderr is not None
+        line = await self.process.stderr.readline()
+        self._note(line)
+        return bool(line)
 
     def _note(self, line: bytes) -> None:
         with suppress(ValueError):

@@ -44,6 +44,15 @@ def workers(server: ServerProcess) -> dict[int, int]:
     return {record["of"]: record["pid"] for record in started}
 
 
+async def replaced(server: ServerProcess, number: int, victim: int) -> None:
+    """Read the log until it says which process a worker is now that has died.
+
+    Else the next test takes the dead one for it.
+    """
+    while workers(server)[number] == victim:
+        assert await server.read(), f"the server ended: {server.log}"
+
+
 async def is_gone(pid: int) -> None:
     """Return once a process is not there any more."""
     while True:

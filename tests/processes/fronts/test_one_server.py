@@ -232,6 +232,7 @@ async def test_a_front_end_that_dies_is_replaced(server: Running) -> None:
                 if (await get(new, "/v2/health/ready"))[0] == 200:
                     break
             await asyncio.sleep(0.05)
+        await several.replaced(server.process, 1, victim)
 
 
 @pytest.mark.slow
@@ -262,6 +263,7 @@ async def test_an_engine_that_dies_is_replaced(server: Running, tmp_path: Path) 
                     said.add(error.status())
                 await asyncio.sleep(0.05)
             ready = [(await get(session, "/v2/models/gated/ready"))[0] for session in sessions]
+            await several.replaced(server.process, 0, victim)
         await client.unload_model("gated")
 
     assert said <= {"StatusCode.UNAVAILABLE"}
