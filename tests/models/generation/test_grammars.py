@@ -228,6 +228,21 @@ def test_the_parameter_is_true_or_false(directory: Path, written: str) -> None:
         load(directory, grammars=written)
 
 
+@pytest.mark.slow
+def test_memory_of_a_tokenizer_is_counted(directory: Path) -> None:
+    """And predicted before the load, unless the configuration wants no text."""
+    configs = [ModelConfig(parameters=CONFIG | {"text": wanted}) for wanted in ("false", "true")]
+    predicted = [configured.predict_slots(directory, config) for config in configs]
+    found = []
+    for config in configs:
+        model = loaders.load(directory, LoadContext("story", "1", config))
+        found.append(model.info.memory.total_bytes)
+        model.close()
+
+    expected = VOCAB * configured.TOKENIZER_BYTES
+    assert expected == found[1] - found[0] == predicted[1] - predicted[0]
+
+
 def test_a_model_needs_a_tokenizer(tmp_path: Path) -> None:
     directory = tiny_language.export(tmp_path / "story" / "1")
 

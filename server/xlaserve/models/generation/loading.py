@@ -251,7 +251,8 @@ def load(directory: Path, context: LoadContext) -> GeneratorModel:
 
         programs.compile(before_each)
         generation = _tried(programs, generation, context)
-    memory = _memory(programs, arrays, site, configured.host_bytes(generation))
+    host = configured.host_bytes(generation, has_text=text.text is not None)
+    memory = _memory(programs, arrays, site, host)
     info = ModelInfo(
         PLATFORM,
         inputs,
