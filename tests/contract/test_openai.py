@@ -511,11 +511,11 @@ async def test_a_client_that_leaves_ends_all_choices(
     steps: list[int] = []
     cancelled: set[int] = set()
 
-    def held(*arguments: Any) -> Any:
+    def held(*arguments: Any, **slots: Any) -> Any:
         steps.append(0)
         if len(steps) > 2:
             may_go_on.wait(30)
-        return step(*arguments)
+        return step(*arguments, **slots)
 
     def noted(call: ChoiceCall, reason: str) -> None:
         if call.parent is not None:
@@ -546,12 +546,12 @@ async def test_an_error_behind_the_first_chunk_is_an_event(
     runner: Any = instance.runner
     step, steps = runner._programs.step, [0]
 
-    def failing(*arguments: Any) -> Any:
+    def failing(*arguments: Any, **slots: Any) -> Any:
         steps[0] += 1
         if steps[0] == 4:
             steps[0] = 0
             raise RuntimeError("the device is gone")
-        return step(*arguments)
+        return step(*arguments, **slots)
 
     monkeypatch.setattr(runner._programs, "step", failing)
     stream = await biased(place, max_tokens=9, stream=True)

@@ -135,11 +135,11 @@ async def test_stop_frees_the_slot_which_the_page_shows_in_use(
     steps: list[int] = []
     cancelled = asyncio.Event()
 
-    def held(*arguments: Any) -> Any:
+    def held(*arguments: Any, **slots: Any) -> Any:
         steps.append(0)
         if len(steps) > 2:
             may_go_on.wait(30)
-        return step(*arguments)
+        return step(*arguments, **slots)
 
     def noted(call: ChoiceCall, reason: str) -> None:
         cancelled.set()
@@ -148,10 +148,10 @@ async def test_stop_frees_the_slot_which_the_page_shows_in_use(
     await show(page, server, CHAT)
     monkeypatch.setattr(runner._programs, "step", held)
     monkeypatch.setattr(ChoiceCall, "cancel", noted)
-    slots = "document.getElementById('slots-used').textContent"
+    used = "document.getElementById('slots-used').textContent"
     try:
         await send(page, "hello")
-        await page.until(f"{slots} === '1 of 4'")
+        await page.until(f"{used} === '1 of 4'")
         positions = await text(page, "positions-used")
         await page.evaluate("document.getElementById('chat-stop').click()")
         async with asyncio.timeout(20):
@@ -159,7 +159,7 @@ async def test_stop_frees_the_slot_which_the_page_shows_in_use(
     finally:
         may_go_on.set()
     await status_is(page, "Stopped.")
-    await page.until(f"{slots} === '0 of 4'")
+    await page.until(f"{used} === '0 of 4'")
 
     assert "0 of 256" != positions
     assert positions.endswith(" of 256")

@@ -67,7 +67,11 @@ def shared_bytes(
         return 0
     batch_sizes = len(buckets_up_to(described.max_batch_size or 1))
     programs = min(compiled_from(record.sha256), batch_sizes)
-    return programs * (EXECUTABLE_BYTES + record.size_bytes)
+    # As `_program_bytes` has it: what is predicted less this is what the model adds.
+    module = max(
+        one.size_bytes for name, one in described.files.items() if name != manifest.WEIGHTS
+    )
+    return programs * (EXECUTABLE_BYTES + module)
 
 
 def _program_bytes(directory: Path, described: Manifest, roots: Roots) -> int:

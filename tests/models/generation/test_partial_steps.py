@@ -383,7 +383,7 @@ def test_a_step_of_a_long_cache_copies_nothing_of_it(tmp_path: Path) -> None:
 def test_a_cache_in_place_is_the_same_memory(model: GeneratorModel) -> None:
     """Steps of every size leave each array of the cache where it is."""
     programs: Any = model._programs
-    programs.reset()
+    fill(model)
     places = [array.unsafe_buffer_pointer() for array in programs._cache]
 
     for size in SIZES:
