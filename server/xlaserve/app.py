@@ -253,11 +253,12 @@ class Application:
             listeners = self._bind(stack.enter_context(ExitStack()))
             door = assemble_grpc(self._core)
             self.grpc = door.server
-            door.listen(listeners.grpc, self._tls)
-            self._listen_http(listeners, door)
             # Also while it drains.
             await stack.enter_async_context(_running(self._manager.keep_alive()))
+            # Before anything listens: libuv aborts where a socket is closed that it still polls.
             stack.push_async_callback(self._stop, door)
+            door.listen(listeners.grpc, self._tls)
+            self._listen_http(listeners, door)
             await stack.enter_async_context(_running(self._returning.run()))
             await stack.enter_async_context(_running(self.observing.lag.watch()))
             await stack.enter_async_context(_running(self.history.watch()))
