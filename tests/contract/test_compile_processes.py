@@ -164,9 +164,15 @@ async def test_a_load_that_is_cancelled_ends_the_process(
 ) -> None:
     """The process is gone, as no thread of the server could be; the next load has another."""
     async with start(compile_processes=1) as runtime:
+        processes: Any = runtime.application.compilation.processes
         call = runtime.mesh.load("slow", models.path("slow"))
         waiting = asyncio.ensure_future(mesh.code(call))
-        await until(lambda: compilers(os.getpid()))
+        # It is there before, for loads to come: this one has to be in it.
+        await until(
+            lambda: any(
+                task.job.model == "slow" and task._process for task in tuple(processes._running)
+            )
+        )
         (pid,) = compilers(os.getpid())
         call.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
