@@ -117,10 +117,13 @@ class Victim:
         self.errors: list[str] = []
         self._url = url
         self._stop = threading.Event()
+        self._was_answered = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> "Victim":
+        """Return once it was answered: it is there before the attackers are."""
         self._thread.start()
+        self._was_answered.wait(_STOP_SECONDS)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -134,9 +137,12 @@ class Victim:
             while not self._stop.is_set():
                 began = time.monotonic()
                 try:
-                    stub.ModelInfer(request, timeout=_STOP_SECONDS)
+                    # A newcomer may be refused until those that were dropped are gone.
+                    is_first = not self.calls
+                    stub.ModelInfer(request, timeout=_STOP_SECONDS, wait_for_ready=is_first)
                 except grpc.RpcError as error:
                     self.errors.append(str(error))
+                self._was_answered.set()
                 self.calls += 1
                 self.worst_seconds = max(self.worst_seconds, time.monotonic() - began)
                 self._stop.wait(_EVERY_SECONDS)

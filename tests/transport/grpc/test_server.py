@@ -1,8 +1,10 @@
 """What the server does with connections and headers that grpclib leaves open."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import h2.events
@@ -123,6 +125,30 @@ async def test_connections_over_the_limit_are_sent_away(serve: Serve, tmp_path: 
             answer = await first.trailers(first.send(headers()))
 
             assert "0" == answer["grpc-status"]
+
+
+async def test_a_client_of_grpc_that_is_sent_away_is_told_and_does_not_insist(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """With SETTINGS before the GOAWAY it connected some 400 times a second, and its call hung."""
+    async with serve(tmp_path, max_connections=1) as server, connect(server.url) as first:
+        await first.trailers(first.send(headers()))
+        admitted, admit = Counter[bool](), server.application.grpc.admit
+
+        def counted(protocol: Any) -> bool:
+            found = admit(protocol)
+            admitted[found] += 1
+            return found
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(server.application.grpc, "admit", counted)
+            async with grpc.aio.insecure_channel(server.url) as channel:
+                live: Any = channel.unary_unary(LIVE)
+                with pytest.raises(grpc.aio.AioRpcError) as raised:
+                    await live(b"", timeout=60)
+
+    assert grpc.StatusCode.UNAVAILABLE is raised.value.code()
+    assert {False: 1} == admitted
 
 
 async def test_the_limit_of_streams_is_advertised(serve: Serve, tmp_path: Path) -> None:

@@ -167,16 +167,18 @@ class H2Engine(H2Protocol):
         connection.answer_seconds = self._limits.answer_seconds
         connection.account = self._account
         self.connection = connection
+        tls = transport.get_extra_info("ssl_object")
+        is_h2 = tls is None or tls.selected_alpn_protocol() == "h2"
+        self._admitted = is_h2 and self._owner.admit(self)
+        if is_h2 and not self._admitted:
+            h2.clear_outbound_data_buffer()  # no SETTINGS, as with our own engine
         self.connection.flush()
         self.connection.initialize()
         self.processor = _Events(self.requests, self.connection, self)
         self.requests.connected(transport, self._account)
-        tls = transport.get_extra_info("ssl_object")
-        if tls is not None and tls.selected_alpn_protocol() != "h2":  # RFC 9113 3.2, 9.2
+        if not is_h2:  # RFC 9113 3.2, 9.2
             self._end(ErrorCodes.INADEQUATE_SECURITY, b"TLS without ALPN h2")
-            return
-        self._admitted = self._owner.admit(self)
-        if not self._admitted:
+        elif not self._admitted:
             self._end(ErrorCodes.ENHANCE_YOUR_CALM)
 
     def data_received(self, data: bytes) -> None:

@@ -58,19 +58,23 @@ class Http2Protocol(asyncio.BufferedProtocol):
         self.transport = transport = cast("asyncio.Transport", transport)
         transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
         self.core = self._host.connect(self, transport)
-        self.core.start()
         tls = transport.get_extra_info("ssl_object")
-        if tls is not None and tls.selected_alpn_protocol() != "h2":
-            self.end(ErrorCode.INADEQUATE_SECURITY, "TLS without ALPN h2")
-        elif not self._host.admit(self):
+        is_h2 = tls is None or tls.selected_alpn_protocol() == "h2"
+        if is_h2 and not self._host.admit(self):
+            # Without the SETTINGS that would come first (3.4): with them grpc-core takes the
+            # connection for one that works, and opens the next at once, some 400 a second.
             self.end(
                 ErrorCode.ENHANCE_YOUR_CALM,
                 "no more connections (max_connections, or the end is near)",
             )
         else:
-            self._greeting = self._loop.call_later(
-                self.core.preface_seconds, self._end_without_preface
-            )
+            self.core.start()
+            if is_h2:
+                self._greeting = self._loop.call_later(
+                    self.core.preface_seconds, self._end_without_preface
+                )
+            else:
+                self.end(ErrorCode.INADEQUATE_SECURITY, "TLS without ALPN h2")
         self.flush()
 
     def get_buffer(self, sizehint: int) -> memoryview:
