@@ -18,7 +18,8 @@ FOUND_BY = {
 
 @pytest.mark.parametrize("how", SPOILERS)
 def test_a_model_that_does_what_it_should_not_is_found(tmp_path: Path, how: str) -> None:
-    outcome = requests.mixed(tmp_path, count=2000, spoiled=how, seconds=3)
+    # Of 2,000 the second half leaks about as much as is allowed.
+    outcome = requests.mixed(tmp_path, count=4000, spoiled=how, seconds=3)
 
     assert [FOUND_BY[how]] == outcome.failing
 

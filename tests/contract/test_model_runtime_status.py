@@ -383,8 +383,13 @@ async def test_meshes_that_ask_at_once_all_find_nothing_loaded(
     async with start() as runtime:
         calls = [runtime.mesh.load(f"m{i}", models.path("plus-1")) for i in range(4)]
         loading = [asyncio.ensure_future(mesh.code(call)) for call in calls]
+        index = runtime.application.control.catalog.index
+        while len(await index()) < len(
+            calls
+        ):  # a load that comes behind the answers is none of theirs
+            await asyncio.sleep(0)
         answers = await asyncio.gather(*(runtime.mesh.status() for _ in range(5)))
-        rows = await runtime.application.control.catalog.index()
+        rows = await index()
 
         assert {answers[0].READY} == {answer.status for answer in answers}
         assert [] == rows
