@@ -83,7 +83,7 @@ class Compilation:
     """With `is_ahead`: the flags of XLA where the programs are used, as `flags` has them.
     To compile for what is not there takes others."""
     store: ProgramStore | None = None
-    """Where servers share programs; None where they do not."""
+    """The store in which servers share programs; None where they share none."""
 
     @property
     def is_kept(self) -> bool:

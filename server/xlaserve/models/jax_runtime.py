@@ -104,7 +104,7 @@ def _start_backend(device: str, said: Sequence[str]) -> str:
 
 
 class Traces:
-    """What JAX has traced, and keeps until its caches are cleared."""
+    """Traces that JAX keeps until its caches are cleared."""
 
     def __init__(self) -> None:
         self._is_new = False

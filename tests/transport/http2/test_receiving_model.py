@@ -21,6 +21,7 @@ from support.frames import (
     window_update,
 )
 from support.memory_client import LINES, REQUEST, MemoryClient, Unary, answer
+from support.walking import walk
 
 from xlaserve.transport.http2.frames import DEFAULT_WINDOW
 from xlaserve.transport.http2.messages import PREFIX
@@ -217,25 +218,19 @@ WEIGHTS: dict[Callable[[Model], None], int] = {
 """How often each step is taken."""
 
 
-def walk(seed: int, steps: int) -> Model:
-    random = Random(f"receiving {seed}")
-    model = Model(random)
-    for _ in range(steps):
-        (step,) = random.choices(list(WEIGHTS), list(WEIGHTS.values()))
-        step(model)
-        model.look()
-    return model
+def walked(seed: int, steps: int) -> Model:
+    return walk(Model(Random(f"receiving {seed}")), WEIGHTS, steps)
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_the_invariants_hold_at_every_step(seed: int) -> None:
-    walk(seed, STEPS)
+    walked(seed, STEPS)
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_everything_comes_whole_and_nothing_is_held(seed: int) -> None:
     """Whoever is granted what is wanted gets to the end of each message."""
-    model = walk(seed, STEPS)
+    model = walked(seed, STEPS)
     while model._sending():
         model.send_a_run()
         model.look()
@@ -253,4 +248,4 @@ def test_everything_comes_whole_and_nothing_is_held(seed: int) -> None:
 @pytest.mark.large
 def test_the_invariants_hold_for_long() -> None:
     for seed in range(1000, 1200):
-        walk(seed, 600)
+        walked(seed, 600)

@@ -10,6 +10,7 @@ from random import Random
 import pytest
 from support.frames import Frame, Kind, Setting, data, headers, rst_stream, settings, window_update
 from support.memory_client import MESSAGE, OK, REQUEST, STATUS, MemoryClient, Unary
+from support.walking import walk
 
 from xlaserve.core.serving.ledger import Kind as Held
 from xlaserve.transport.http2.states import State
@@ -185,26 +186,20 @@ WEIGHTS: dict[Callable[[Model], None], int] = {
 """How often each step is taken."""
 
 
-def walk(seed: int, steps: int) -> Model:
-    random = Random(f"sending {seed}")
-    model = Model(random)
-    for _ in range(steps):
-        (step,) = random.choices(list(WEIGHTS), list(WEIGHTS.values()))
-        step(model)
-        model.look()
-    return model
+def walked(seed: int, steps: int) -> Model:
+    return walk(Model(Random(f"sending {seed}")), WEIGHTS, steps)
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_invariants_hold_at_every_step(seed: int) -> None:
-    model = walk(seed, STEPS)
+    model = walked(seed, STEPS)
 
     assert model.client.alive
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_everything_leaves_when_the_windows_open(seed: int) -> None:
-    model = walk(seed, STEPS)
+    model = walked(seed, STEPS)
     model.resume()
     for number in model._open():
         # A window may be far below zero after a SETTINGS frame (6.9.2).
@@ -227,7 +222,7 @@ def test_everything_leaves_when_the_windows_open(seed: int) -> None:
 @pytest.mark.large
 def test_the_invariants_hold_for_long() -> None:
     for seed in range(1000, 1200):
-        walk(seed, 500)
+        walked(seed, 500)
 
 
 @pytest.mark.parametrize("streams", [2, 5, 20])

@@ -24,7 +24,7 @@ _AT_ONCE = 1 << 20
 _PLAIN = "plain"
 """The one array of a matrix that is not quantised, among those of a block."""
 INT4_ZERO = 8
-"""What 0 is stored as in 4 bits."""
+"""The 4 bits that stand for 0."""
 
 
 def multiply(x: jax.Array, matrix: Matrix, accumulate: Any = None) -> jax.Array:

@@ -91,4 +91,4 @@ def _scale(numbers: Tensor, most: int, role: str) -> Tensor:
 KINDS: Mapping[str, Callable[[Tensor, str], dict[str, Tensor]]] = MappingProxyType(
     {"int8": int8, "int4": int4}
 )
-"""What matrices are quantised to, by its name."""
+"""The types that matrices are quantised to, by name."""

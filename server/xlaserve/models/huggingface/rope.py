@@ -18,7 +18,7 @@ _LEAST, _MOST = 1e-9, 1e12
 
 @dataclass(frozen=True, slots=True)
 class _Scaling:
-    """What one rope_type reads, and the function of it."""
+    """The fields that one rope_type reads, and the function of it."""
 
     scaled: Callable[["_Asked"], Rope]
     needed: tuple[str, ...] = ()
@@ -260,4 +260,4 @@ _SCALINGS: Mapping[str, _Scaling] = MappingProxyType(
         ),
     }
 )
-"""What is read for each rope_type."""
+"""The reading of each rope_type."""
