@@ -114,6 +114,57 @@ async def test_a_sample_has_the_most_active_models_only() -> None:
     assert 3 * MAX_MODELS + 5 == latest.success == sum(latest.buckets)
 
 
+async def test_requests_before_the_first_look_at_a_model_count() -> None:
+    """Nobody asks it anything afterwards, and it still has a rate: by the second, in the hour."""
+    world = World()
+    world.take(0)
+    world.ask("new", 20)
+    world.take(1)
+    world.take(10)
+    shown = await world.shown()
+    (interval,) = shown["hour"]
+    (model,) = interval["models"]
+
+    assert ("new", 2.0) == (model["name"], model["requests_per_second"])
+    counts = [[one.get("success", 0) for one in each["models"]] for each in shown["recent"]]
+    assert [[0], [20], [20]] == counts
+
+
+async def test_who_asks_for_the_history_has_it_to_that_moment() -> None:
+    """Of very many models samples are seldom: a page that is opened has what came since, too."""
+    world = World()
+    world.take(0)
+    world.ask("m", 5)
+    world.now = 3
+    first = await world.shown()
+    world.now = 3.2
+    second = await world.shown()
+
+    assert [0, 5] == [moment["success"] for moment in first["recent"]]
+    assert first["recent"] == second["recent"]
+
+
+async def test_a_sample_has_the_counts_that_the_next_one_is_compared_with() -> None:
+    """A model that was among the many before is among the few now."""
+    world = World()
+    for number in range(3 * MAX_MODELS):
+        world.ask(f"m{number:02}", 7)
+    world.take(0)
+    world.ask("m40", 5)
+    world.take(10)
+    first, second = world.history.recent
+
+    assert MAX_MODELS == len(second.models)
+    assert {one.name: 7 for one in second.models} == {
+        name: count
+        for name, count in ((one.name, one.success) for one in first.models)
+        if name in {one.name for one in second.models}
+    }
+    assert len(first.models) <= 2 * MAX_MODELS
+    interval = (await world.shown())["hour"][0]["models"][0]
+    assert ("m40", 0.5) == (interval["name"], interval["requests_per_second"])
+
+
 def test_what_did_not_change_is_kept_once() -> None:
     world = World()
     world.ask("m", 1)
@@ -158,7 +209,7 @@ async def test_the_hour_is_that_of_all_workers_and_names_who_is_missing() -> Non
         for second in range(0, 30, 10):
             world.ask("m", 5)
             world.take(second)
-        world.now = 21
+        world.now = 20.4
     asked = PlayedOthers({})
     await worlds[1].shown(asked)
     theirs = await asked.answering[Question.HISTORY]({})

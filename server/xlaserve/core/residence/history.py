@@ -20,11 +20,13 @@ RECENT_SAMPLES = 120
 HOUR_SECONDS = 10.0
 HOUR_SAMPLES = 360
 MAX_MODELS = 16
-"""Model versions of one sample: those with the most requests since the one before."""
+"""Model versions of one sample: those with the most requests since the one before; beside them it
+has those of the sample after it, of which it is the beginning."""
 _MANY_VERSIONS = 1000
-"""With more of them the server looks at all of them ten times less often."""
+"""With more of them the server looks at all of them ten times less often, and when it is asked."""
 
 Buckets = tuple[int, ...]
+_NO_REQUESTS = (0,) * (len(REQUEST_BOUNDS_NS) + 1)
 
 
 class VersionSample(NamedTuple):
@@ -40,6 +42,9 @@ class VersionSample(NamedTuple):
     """Memory that it holds; None while it is not loaded."""
     devices: Mapping[str, int]
     """The same by device, where that is known."""
+
+
+_Known = dict[tuple[str, str], VersionSample]
 
 
 class Sample(NamedTuple):
@@ -80,8 +85,8 @@ class HistorySnapshot(NamedTuple):
 class History:
     """Takes samples of the registry; of the event loop.
 
-    Its size is that of RECENT_SAMPLES and HOUR_SAMPLES samples with MAX_MODELS versions each,
-    whatever the number of requests and models.
+    Its size is that of RECENT_SAMPLES and HOUR_SAMPLES samples with twice MAX_MODELS versions
+    each, whatever the number of requests and models.
     """
 
     def __init__(
@@ -107,8 +112,11 @@ class History:
         """Samples of the last two minutes, the oldest first."""
         self.hour: deque[Sample] = deque(maxlen=HOUR_SAMPLES)
         """Samples of the last hour, the oldest first."""
-        self._known: dict[tuple[str, str], VersionSample] = {}
+        self._looking = asyncio.Lock()
+        self._known: _Known = {}
         """Every version as it was last looked at."""
+        self._known_of_hour: _Known = {}
+        """The same at the last sample of the hour."""
 
     @property
     def seconds(self) -> float:
@@ -120,11 +128,18 @@ class History:
         last = self.failures.last
         return HistorySnapshot(self.seconds, tuple(self.recent), tuple(self.hour), last)
 
+    async def look(self) -> None:
+        """Take a sample, unless the last one is as good as one of now."""
+        async with self._looking:
+            if self.recent and self.seconds - self.recent[-1].at < RECENT_SECONDS / 2:
+                return
+            async for _ in in_turns(self._steps()):
+                pass
+
     async def watch(self) -> None:
         """Take samples until cancelled."""
         while True:
-            async for _ in in_turns(self._steps()):
-                pass
+            await self.look()
             many = len(self._known) > _MANY_VERSIONS
             await asyncio.sleep(HOUR_SECONDS if many else RECENT_SECONDS)
 
@@ -134,7 +149,7 @@ class History:
 
     def _steps(self) -> Iterator[None]:
         """Take one sample, a step for each model; whoever asks meanwhile has the one before."""
-        before, known_now = self._known, dict[tuple[str, str], VersionSample]()
+        before, known_now = self._known, _Known()
         active: list[tuple[int, VersionSample]] = []
         waiting = NO_BACKLOG
         success = fail = 0
@@ -156,7 +171,6 @@ class History:
                 if asked or seen.size_bytes is not None:
                     active.append((more, seen))
             yield
-        self._known = known_now
         active.sort(key=lambda pair: -pair[0])
         devices = {name: self._capacity.used_on(name) for name in self._capacity.totals}
         sample = Sample(
@@ -173,9 +187,29 @@ class History:
             waiting.pending,
             waiting.oldest_seconds,
         )
-        self.recent.append(sample)
+        _append(self.recent, sample, before)
+        self._known = known_now
         if not self.hour or sample.at - self.hour[-1].at >= HOUR_SECONDS - RECENT_SECONDS / 2:
-            self.hour.append(sample)
+            _append(self.hour, sample, self._known_of_hour)
+            self._known_of_hour = known_now
+
+
+def _append(samples: deque[Sample], sample: Sample, known: _Known) -> None:
+    """Add a sample; the one before it gets the counts of its versions, as they were known then.
+
+    A version that nobody had asked by then, or that was not there, had none: what is asked of a
+    model before the first look at it counts too.
+    """
+    if samples:
+        there = {(one.name, one.version) for one in samples[-1].models}
+        missing = [one for one in sample.models if (one.name, one.version) not in there]
+        began = [known.get((one.name, one.version)) or _unasked(one) for one in missing]
+        samples[-1] = samples[-1]._replace(models=(*samples[-1].models, *began))
+    samples.append(sample)
+
+
+def _unasked(version: VersionSample) -> VersionSample:
+    return VersionSample(version.name, version.version, 0, 0, _NO_REQUESTS, None, {})
 
 
 def _sample(version: Version, before: VersionSample | None) -> VersionSample:

@@ -133,7 +133,8 @@ class HistoryRoutes:
         ]
 
     async def show(self, request: HttpRequest) -> HttpResponse:
-        """Return the last hour."""
+        """Return the last hour, to this moment: a page compares what it sees next with that."""
+        await self._history.look()
         own = self._history.snapshot()
         asked = await self._others.ask(Question.HISTORY, {}, own, HistorySnapshot)
         history = own
@@ -155,6 +156,7 @@ class HistoryRoutes:
         return HttpResponse(parts=[msgspec.json.encode(answer)], headers=_FRESH)
 
     async def _own(self, about: About) -> HistorySnapshot:
+        await self._history.look()
         return self._history.snapshot()
 
 
