@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import cache
 from importlib import metadata
 from typing import Any, cast
 
@@ -64,7 +65,7 @@ def environment(
         platform_version = UNKNOWN
     described = {
         "jax": jax.__version__,
-        "jaxlib": metadata.version("jaxlib"),
+        "jaxlib": _version("jaxlib"),
         "plugin": ", ".join(_versions(_PLUGINS.get(site.platform, ()))),
         "platform": site.platform,
         "platform_version": platform_version,
@@ -149,10 +150,16 @@ def _shown(text: str) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
+@cache
+def _version(name: str) -> str:
+    """Return the version of a package, which takes a millisecond to find: each program asks."""
+    return metadata.version(name)
+
+
 def _versions(names: Iterable[str]) -> Iterable[str]:
     for name in names:
         try:
-            yield f"{name} {metadata.version(name)}"
+            yield f"{name} {_version(name)}"
         except metadata.PackageNotFoundError:
             continue
 

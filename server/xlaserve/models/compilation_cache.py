@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -229,9 +230,14 @@ def name_of(described: Mapping[str, str]) -> str:
 
 def processor() -> str:
     """Return what tells processors apart that cannot run each other's programs."""
+    return _described(_CPU_INFO)
+
+
+@cache
+def _described(info: Path) -> str:
     # A home directory is shared by machines, and XLA uses every instruction that it finds.
     try:
-        lines = _CPU_INFO.read_text().splitlines()
+        lines = info.read_text().splitlines()
     except OSError:
         lines = []
     features = next((line for line in lines if line.startswith(_FEATURES)), platform.processor())
