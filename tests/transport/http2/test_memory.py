@@ -168,3 +168,24 @@ def test_long_memory_is_private() -> None:
             break
     else:
         pytest.fail("it is not mapped")
+
+
+@pytest.mark.parametrize(("size", "expected"), [(SIZE, "nh"), (16 << 20, "nh"), (64 << 20, "hg")])
+def test_only_very_long_messages_have_huge_pages(size: int, expected: str) -> None:
+    """The first touch of one keeps the event loop for longer than a turn may take."""
+    block = fresh(size)
+
+    assert expected in _flags(address(block))
+
+
+def _flags(where: int) -> list[str]:
+    """Return what the system has been told of the memory at an address."""
+    is_there = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *rest = line.split()
+        if "-" in name:
+            first, last = (int(one, 16) for one in name.split("-"))
+            is_there = first <= where < last
+        elif is_there and name == "VmFlags:":
+            return rest
+    raise AssertionError(f"nothing is mapped at {where:x}")
