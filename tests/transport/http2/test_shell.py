@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from support.clock import HandClock
 from support.conditions import until
@@ -24,7 +25,7 @@ from support.frames import (
     settings,
     window_update,
 )
-from support.memory_client import MESSAGE, REQUEST, answer
+from support.memory_client import MESSAGE, OK, REQUEST, STATUS, answer
 
 from xlaserve.core.serving.ledger import Ledger
 from xlaserve.transport.http2 import protocol as shell
@@ -309,6 +310,39 @@ async def test_control_frames_leave_though_answers_are_held_back() -> None:
 
 
 # --- the end ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", [True, False], ids=["is lost", "breaks the protocol"])
+async def test_answers_that_nobody_reads_are_let_go_of_in_turns(
+    monkeypatch: pytest.MonkeyPatch, lost: bool
+) -> None:
+    """Hundreds of MB at once take the system tens of milliseconds; the ledger is told at once."""
+    monkeypatch.setattr(shell, "_LETTING_GO_SECONDS", 0)
+    made: list[weakref.ref[Any]] = []
+
+    def there() -> int:
+        return sum(one() is not None for one in made)
+
+    def answer_large(stream: ServerStream) -> bool:
+        array = np.zeros(1 << 20, np.uint8)
+        made.append(weakref.ref(array))
+        return stream.answer(OK, [array.data], array.nbytes, STATUS)
+
+    transport = Transport()
+    host = Host(answer_large)
+    protocol = host.connection(transport)
+    count = 8
+    read(protocol, *(asked(2 * number + 1) for number in range(count)))
+    host.streams.clear()
+    assert count == there()
+    if lost:
+        protocol.connection_lost(None)
+    else:
+        read(protocol, ping(b"short"))
+
+    assert count - 1 <= there()
+    assert 0 == host.ledger.held
+    await until(lambda: not there())
 
 
 async def test_an_error_is_told_before_the_connection_is_closed() -> None:

@@ -1,6 +1,7 @@
 """One connection of a client: bytes in, bytes and requests out, and no I/O (RFC 9113)."""
 
 import time
+from collections import deque
 from collections.abc import Callable
 
 from xlaserve.core.serving.ledger import Account
@@ -71,6 +72,9 @@ class ServerConnection:
         """Returns where to put what comes next; `received` says that it has come."""
         self.failed: ConnectionFailure | None = None
         """Why the connection ends; a GOAWAY says so in the output."""
+        self.unsent: list[deque[Buffer]] = []
+        """What was still to be sent when it ended, for the shell to let go of part by part. The
+        ledger counts it no more."""
         self.leaves = False
         """Whether the client knows which streams are the last ones."""
         self._last_stream = MAX_STREAM_ID
@@ -239,6 +243,6 @@ class ServerConnection:
 
     def _discard(self, reason: str) -> None:
         """Keep nothing that was received: neither requests nor what has come in part."""
-        self._streams.close_all(reason)
+        self.unsent += self._streams.close_all(reason)
         self._headers.discard()
         self._reader.discard()

@@ -17,7 +17,7 @@ from xlaserve.transport.http2.states import (
     Reaction,
     State,
 )
-from xlaserve.transport.http2.stream import Route, ServerStream
+from xlaserve.transport.http2.stream import Buffer, Route, ServerStream
 
 _REMEMBERED = 1024
 """Streams that we reset, of which frames may still be on their way; and gaps between ids."""
@@ -170,12 +170,19 @@ class Streams:
             stream.cancel(f"the client reset the stream, error code {code}")
             self._conduct.count_reset()
 
-    def close_all(self, reason: str) -> None:
-        """Close every stream, and cancel its call: the connection ends."""
+    def close_all(self, reason: str) -> list[deque[Buffer]]:
+        """Close every stream, and cancel its call: the connection ends.
+
+        Return what was still to be sent: to let go of all of it at once may take long.
+        """
+        unsent = []
         for stream in tuple(self.open.values()):
             stream.advance(Input.CONNECTION_END)
+            if stream.pending:
+                unsent.append(stream.pending)
             self._discard(stream)
             stream.cancel(reason)
+        return unsent
 
     def _discard(self, stream: ServerStream) -> None:
         """Keep nothing of a stream that is closed: neither memory nor bytes of the ledger."""
