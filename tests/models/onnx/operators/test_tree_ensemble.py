@@ -19,7 +19,8 @@ from support.onnx_models import graph_of, largest_difference, ours, save, theirs
 
 from xlaserve.errors import InvalidModel
 from xlaserve.models.onnx.importing import import_model
-from xlaserve.models.onnx.operators.forest import keys_of
+from xlaserve.models.onnx.operators import forest
+from xlaserve.models.onnx.operators.forest import LEQ, Trees, forest_of, keys_of
 from xlaserve.tensors import Tensor
 
 MODES = [f"BRANCH_{mode}" for mode in ("LEQ", "LT", "GTE", "GT", "EQ", "NEQ")]
@@ -344,6 +345,49 @@ def test_tables_are_parameters_and_rows_are_proved_independent(tmp_path: Path) -
     large = {"labels/tests", "labels/children", "labels/weights"}
     assert large <= set(imported.manifest.parameters)
     assert ("", 32) == (imported.notice, imported.manifest.max_batch_size)
+
+
+@pytest.mark.parametrize("share", ["all", "tree"])
+def test_nodes_that_fit_into_64_bits_are_one_table(
+    share: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The walk of one table and that of two end in the same leaves."""
+    random = np.random.default_rng(9)
+    found = _forest(random, ["BRANCH_LEQ", "BRANCH_GT"], trees=9)
+    found |= _weights(random, found, "target", 3, share)
+    model, rows = _model("TreeEnsembleRegressor", ["y"], **found), _rows(random)
+
+    one_names, one = set(graph_of(model).constants), ours(model, {"x": rows})
+    monkeypatch.setattr(forest, "_HALF", 3)
+    two_names, two = set(graph_of(model).constants), ours(model, {"x": rows})
+
+    assert {"y/nodes", "y/leaves", "y/roots", "y/weights"} == one_names
+    assert {"y/tests", "y/children", "y/roots", "y/weights"} == two_names
+    np.testing.assert_array_equal(one[0], two[0])
+    np.testing.assert_allclose(one[0], theirs(model, {"x": rows})[0], rtol=1e-4, atol=1e-5)
+
+
+def test_nodes_that_share_what_is_below_them_stay_as_many() -> None:
+    """Sixty nodes, of which each leads to the next two: there are more ways than numbers."""
+    nodes = 60
+    numbers = np.arange(nodes)
+    trees = Trees(
+        columns=np.zeros(nodes, np.int64),
+        thresholds=numbers.astype(np.float32),
+        modes=np.full(nodes, LEQ),
+        sends_missing=np.zeros(nodes, np.bool_),
+        true=numbers + 1,
+        false=numbers + 2,
+        sets=(),
+        roots=np.asarray([0]),
+        leaves=2,
+        targets=1,
+        entries=(np.asarray([0, 1]), np.asarray([0, 0]), np.asarray([1.0, 2.0], np.float32)),
+    )
+
+    made = forest_of(trees, groups=True)
+
+    assert (60, 62) == (made.depth, len(made.tables["children"]))
 
 
 def test_a_tree_within_a_branch_is_converted_too() -> None:

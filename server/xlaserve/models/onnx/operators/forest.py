@@ -201,19 +201,18 @@ def forest_of(trees: Trees, *, groups: bool) -> Forest:
     columns = nodes.columns * 2 + nodes.sends_missing if reads_missing else nodes.columns
     # A leaf leads to itself, whatever it reads.
     leaves = np.arange(count, count + trees.leaves)
-    children = [
+    true, false = (
         np.concatenate([np.where(c < 0, count - 1 - c, c), leaves])
         for c in (nodes.true, nodes.false)
-    ]
+    )
     padding = (0, trees.leaves)
-    asked = np.pad(columns, padding).astype(np.int64)
-    thresholds = np.pad(nodes.thresholds, padding)
-    starts = np.where(roots < 0, count - 1 - roots, roots)
-    if thresholds.dtype == np.int32:
-        tests = {"tests": _packed(asked, thresholds)}
-    else:
-        tests = {"columns": asked.astype(np.int32), "thresholds": thresholds}
-    tables = {**tests, "children": _packed(*children)}
+    walk = _Walk(
+        np.pad(columns, padding).astype(np.int64),
+        np.pad(nodes.thresholds, padding),
+        true,
+        false,
+        np.where(roots < 0, count - 1 - roots, roots),
+    )
     forest = Forest(
         depth,
         int(nodes.columns.max(initial=-1)) + 1,
@@ -222,11 +221,92 @@ def forest_of(trees: Trees, *, groups: bool) -> Forest:
         trees.targets,
         (),
         grouped=False,
-        tables=tables,
+        tables={},
     )
-    return _with_weights(
-        trees, forest, starts, _trees_of(nodes, roots, trees.leaves), groups=groups
-    )
+    return _with_weights(trees, forest, walk, _trees_of(nodes, roots, trees.leaves), groups=groups)
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """What a walk reads: nodes, and behind them leaves, which lead to themselves."""
+
+    columns: Integers
+    thresholds: Integers
+    true: Integers
+    false: Integers
+    roots: Integers
+
+    def with_nothing(self, roots: Integers) -> "_Walk":
+        """Return it from other roots, and with one more leaf."""
+        place = len(self.columns)
+        ways = np.append(self.true, place), np.append(self.false, place)
+        return _Walk(np.append(self.columns, 0), np.pad(self.thresholds, (0, 1)), *ways, roots)
+
+    def tables(self, leaves: int) -> dict[str, Tensor]:
+        """Return the tables of a walk, the last places of which are so many leaves.
+
+        One table where the children of each node lie side by side and its numbers fit into 64 bits,
+        else two or three of them.
+        """
+        side_by_side = self._side_by_side(leaves)
+        if side_by_side is not None:
+            return side_by_side
+        if self.thresholds.dtype == np.int32:
+            tests = {"tests": _packed(self.columns, self.thresholds)}
+        else:
+            tests = {"columns": self.columns.astype(np.int32), "thresholds": self.thresholds}
+        children = _packed(self.true, self.false)
+        return {**tests, "children": children, "roots": self.roots.astype(np.int32)}
+
+    def _side_by_side(self, leaves: int) -> dict[str, Tensor] | None:
+        """Return one table of thresholds, columns and true children, and which leaf a place is.
+
+        None for other thresholds than FP32's, and for nodes that several lead to.
+        """
+        order = self._order(leaves)
+        if order is None or self.thresholds.dtype != np.int32 or not order.size:
+            return None
+        nodes = len(self.columns) - leaves
+        places = np.zeros(len(self.columns), np.int64)
+        places[order] = np.arange(len(order))
+        bits = child_bits(len(order))
+        if bits + int(self.columns.max()).bit_length() > _HALF:
+            return None
+        # No key is above the threshold of a leaf.
+        thresholds = np.where(order < nodes, self.thresholds[order], np.iinfo(np.int32).max)
+        below = self.columns[order] << bits | places[self.true[order]]
+        return {
+            "nodes": _packed(thresholds, below),
+            "leaves": np.maximum(order - nodes, 0).astype(np.int32),
+            "roots": places[self.roots].astype(np.int32),
+        }
+
+    def _order(self, leaves: int) -> Integers | None:
+        """Return all that a walk can reach with the false child of each node behind the true one.
+
+        None where several nodes lead to one: it cannot lie beside two others.
+        """
+        nodes = len(self.columns) - leaves
+        level = np.unique(self.roots)
+        levels, reached = [level], np.zeros(len(self.columns), np.bool_)
+        while level.size:
+            # Where nodes share what is below them, ways double from level to level.
+            if reached[level].any() or len(np.unique(level)) < len(level):
+                return None
+            reached[level] = True
+            above = level[level < nodes]
+            level = np.stack([self.true[above], self.false[above]], axis=1).reshape(-1)
+            levels.append(level)
+        return np.concatenate(levels)
+
+
+_HALF = 32
+"""The bits of the column and the child of a node."""
+
+
+def child_bits(nodes: int) -> int:
+    """Return how many of the lowest bits of a node are its true child."""
+    return (nodes - 1).bit_length()
 
 
 def _packed(high: Integers, low: Integers) -> Integers:
@@ -268,25 +348,24 @@ def _trees_of(nodes: _Nodes, roots: Integers, leaves: int) -> Integers:
 
 
 def _with_weights(
-    trees: Trees, forest: Forest, starts: Integers, owners: Integers, *, groups: bool
+    trees: Trees, forest: Forest, walk: _Walk, owners: Integers, *, groups: bool
 ) -> Forest:
-    nothing = len(forest.tables["children"])
+    nothing = len(walk.columns)
     leaf, target, weight = trees.entries
     present = np.zeros((trees.leaves, trees.targets), np.bool_)
     present[leaf, target] = True
     by_tree = _alike(present, owners, forest.trees)
     has_score = np.where(by_tree.all_of.any(axis=0), 1, np.where(by_tree.any_of.any(axis=0), -1, 0))
     if groups and trees.targets > 1 and (has_score == 1).all():
-        grouped = _groups(by_tree.any_of, starts, nothing=nothing)
+        grouped = _groups(by_tree.any_of, walk.roots, nothing=nothing)
         if grouped is not None:
             values = np.zeros(trees.leaves + 1, weight.dtype)
             np.add.at(values, leaf, weight)
-            tables = _with_nothing(forest.tables, nothing)
-            tables |= {"roots": grouped.astype(np.int32), "weights": values}
+            tables = walk.with_nothing(grouped).tables(len(values)) | {"weights": values}
             return replace(forest, has_score=(1,) * trees.targets, grouped=True, tables=tables)
     values = np.zeros((trees.leaves, trees.targets), weight.dtype)
     np.add.at(values, (leaf, target), weight)
-    tables = {**forest.tables, "roots": starts.astype(np.int32), "weights": values}
+    tables = walk.tables(trees.leaves) | {"weights": values}
     # A sum needs it to know who has a score, an extreme to know what is there.
     if (has_score < 0).any() or not (groups or present.all()):
         tables["present"] = present
@@ -324,10 +403,3 @@ def _groups(adds: Integers, starts: Integers, *, nothing: int) -> Integers | Non
     for target, of in enumerate(adds.T):
         found[target, : counts[target]] = starts[of]
     return found.reshape(-1)
-
-
-def _with_nothing(tables: dict[str, Tensor], place: int) -> dict[str, Tensor]:
-    """Add a leaf, which leads to itself."""
-    found = {name: np.append(table, table.dtype.type(0)) for name, table in tables.items()}
-    found["children"][-1:] = _packed(np.asarray([place]), np.asarray([place]))
-    return found

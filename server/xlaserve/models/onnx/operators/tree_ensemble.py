@@ -10,7 +10,6 @@ onnxruntime, as what XGBoost, LightGBM and scikit-learn write does too.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,7 @@ import numpy as np
 from xlaserve.errors import InvalidModel
 from xlaserve.models.onnx.graph import Attribute, Node
 from xlaserve.models.onnx.operators import post_transform, tree_attributes
-from xlaserve.models.onnx.operators.forest import Forest, Trees, forest_of
+from xlaserve.models.onnx.operators.forest import Forest, Trees, child_bits, forest_of
 from xlaserve.models.onnx.operators.table import Family, operator
 from xlaserve.models.onnx.values import Value, on_device
 from xlaserve.tensors import Tensor
@@ -35,7 +34,7 @@ _NAMES = "forest_tables"
 
 
 def _at(table: jax.Array, index: jax.Array) -> jax.Array:
-    found: jax.Array = table.at[index].get(mode="promise_in_bounds")
+    found: jax.Array = table.at[index].get(mode="promise_in_bounds", wrap_negative_indices=False)
     return found
 
 
@@ -65,7 +64,7 @@ def _rows_of(x: Value) -> jax.Array:
 
 def _leaves(forest: Forest, x: jax.Array, tables: Mapping[str, jax.Array]) -> jax.Array:
     """Return the leaf of each row in each tree."""
-    is_wide = "tests" not in tables
+    is_wide = "thresholds" in tables
     if x.dtype == jnp.float64 and not is_wide:
         raise InvalidModel("its input is FP64, and its thresholds were read as FP32")
     x = x.astype(jnp.float64 if is_wide else jnp.float32)
@@ -74,21 +73,38 @@ def _leaves(forest: Forest, x: jax.Array, tables: Mapping[str, jax.Array]) -> ja
     keys = _keys(x, twice=forest.reads_missing)
     roots = tables["roots"]
     nodes = jnp.broadcast_to(roots[None, :], (x.shape[0], roots.shape[0]))
-
-    def step(_: Any, nodes: jax.Array) -> jax.Array:
-        if is_wide:
-            column, threshold = _at(tables["columns"], nodes), _at(tables["thresholds"], nodes)
-        else:
-            test = _at(tables["tests"], nodes)
-            column, threshold = (test >> 32).astype(jnp.int32), test.astype(jnp.int32)
-        found = jnp.take_along_axis(keys, column, axis=1, mode="promise_in_bounds")
-        children = _at(tables["children"], nodes)
-        # The upper half is the true branch, the lower one the other.
-        return jnp.where(found <= threshold, children >> 32, children).astype(jnp.int32)
-
+    step = _step_side_by_side if "nodes" in tables else _step
     if forest.depth and x.shape[1]:
-        nodes = jax.lax.fori_loop(0, forest.depth, step, nodes)
+        nodes = jax.lax.fori_loop(0, forest.depth, lambda _, at: step(tables, keys, at), nodes)
+    if "leaves" in tables:
+        return _at(tables["leaves"], nodes)
     return nodes - (tables["children"].shape[0] - tables["weights"].shape[0])
+
+
+def _step(tables: Mapping[str, jax.Array], keys: jax.Array, nodes: jax.Array) -> jax.Array:
+    """Return the children that the rows go to, whatever places they have."""
+    if "tests" in tables:
+        test = _at(tables["tests"], nodes)
+        column, threshold = (test >> 32).astype(jnp.int32), test.astype(jnp.int32)
+    else:
+        column, threshold = _at(tables["columns"], nodes), _at(tables["thresholds"], nodes)
+    found = jnp.take_along_axis(keys, column, axis=1, mode="promise_in_bounds")
+    children = _at(tables["children"], nodes)
+    # The upper half is the true branch, the lower one the other.
+    return jnp.where(found <= threshold, children >> 32, children).astype(jnp.int32)
+
+
+def _step_side_by_side(
+    tables: Mapping[str, jax.Array], keys: jax.Array, nodes: jax.Array
+) -> jax.Array:
+    """Return the children that the rows go to, of which the false one lies behind the true one."""
+    node = _at(tables["nodes"], nodes)
+    bits = child_bits(tables["nodes"].shape[0])
+    # Of an index without a sign JAX does not ask whether it counts from the end.
+    below = node.astype(jnp.uint32)
+    found = jnp.take_along_axis(keys, below >> bits, axis=1, mode="promise_in_bounds")
+    child = (below & np.uint32((1 << bits) - 1)).astype(jnp.int32)
+    return child + (found > (node >> 32).astype(jnp.int32)).astype(jnp.int32)
 
 
 def _scores(
