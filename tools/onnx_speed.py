@@ -6,10 +6,10 @@
 A model is one of tools/onnx_speed_models.py, or a file, with the shapes of its inputs without the
 batch where the file leaves them open. The conversion of an import and onnxruntime execute it by
 turns in this process, on the same random inputs and all cores, after their answers were compared.
-As in a load, a batch is executed in pieces where those are measured to be quicker, and the line
-says of how many rows. A line has the medians and their ratio; the last has the geometric mean of
-the ratios, and the worst. All of it takes at most --minutes, which the rows share; --write puts the
-table into docs/performance.md.
+JAX and the allocator are set as the server sets them. As in a load, a batch is executed in pieces
+where those are measured to be quicker, and the line says of how many rows. A line has the medians
+and their ratio; the last has the geometric mean of the ratios, and the worst. All of it takes at
+most --minutes, which the rows share; --write puts the table into docs/performance.md.
 """
 
 # Much of jax is typed, but not all that is called here.
@@ -38,6 +38,7 @@ import onnx_speed_page
 from onnx_speed_models import Model
 from onnx_speed_page import Row
 from xlaserve import allocator
+from xlaserve.models import jax_runtime
 from xlaserve.models.onnx import checking, planning, reading, signature
 from xlaserve.models.onnx.graph import Graph
 from xlaserve.models.optimizing import optimize
@@ -158,12 +159,11 @@ def _seconds(run: Callable[[], Any]) -> float:
 def _planned(graph: Graph, given: Mapping[str, Tensor]) -> tuple[Any, Any, Any]:
     """Return the plan of a graph, its parameters as a load holds them, and what takes them out."""
     [rows] = jax.export.symbolic_shape("rows")
-    with jax.enable_x64(True):
-        plan = planning.plan(graph, _arguments(given, rows))
-        held = sorted(plan.parameters)
-        packing, leaves = _held([np.asarray(plan.parameters[name]) for name in held])
-        plan.parameters.clear()
-        parameters = jax.device_put(leaves)
+    plan = planning.plan(graph, _arguments(given, rows))
+    held = sorted(plan.parameters)
+    packing, leaves = _held([np.asarray(plan.parameters[name]) for name in held])
+    plan.parameters.clear()
+    parameters = jax.device_put(leaves)
 
     def unpack(leaves: Sequence[jax.Array]) -> dict[str, jax.Array]:
         return dict(zip(held, packing.unpack(leaves), strict=True))
@@ -180,17 +180,17 @@ def _arguments(given: Mapping[str, Tensor], rows: Any) -> dict[str, jax.ShapeDty
 
 def _compiled(plan: Any, leaves: Any, unpack: Any, given: Mapping[str, Tensor], rows: int) -> Call:
     """Return the program of so many rows, which holds its parameters."""
-    with jax.enable_x64(True):
 
-        def model(leaves: Sequence[jax.Array], given: Mapping[str, jax.Array]) -> Any:
-            return optimize(plan.__call__)(unpack(leaves), given)
+    def model(leaves: Sequence[jax.Array], tensors: Sequence[jax.Array]) -> list[jax.Array]:
+        found = optimize(plan.__call__)(unpack(leaves), dict(zip(given, tensors, strict=True)))
+        return [found[name] for name in plan.outputs]
 
-        compiled = jax.jit(model).lower(leaves, _arguments(given, rows)).compile()
+    arguments = list(_arguments(given, rows).values())
+    compiled = jax.jit(model).lower(leaves, arguments).compile()
 
     def call(_: Sequence[jax.Array], tensors: Any) -> list[jax.Array]:
-        with jax.enable_x64(True):
-            found = jax.block_until_ready(compiled(leaves, dict(zip(given, tensors, strict=True))))
-        return [found[name] for name in plan.outputs]
+        outputs: list[jax.Array] = jax.block_until_ready(compiled(leaves, tensors))
+        return outputs
 
     return call
 
@@ -286,6 +286,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--write", action="store_true", help="write docs/performance.md")
     asked = parser.parse_args(arguments)
     batches = [int(size) for size in asked.batch.split(",")]
+    jax_runtime.start("cpu")
     allocator.give_back_large_blocks(kept_bytes=asked.kept_bytes)
     budget = Budget(60 * asked.minutes, len(asked.models))
     print(onnx_speed_page.HEAD)
