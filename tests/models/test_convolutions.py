@@ -1,6 +1,7 @@
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -229,6 +230,21 @@ FORMS = {
     "split": (Convolution.plain((2, 1), [(6, 6), (6, 6)], groups=2), (4, 2, 12, 12)),
     "pointwise": (POINTWISE, (5, 4, 1, 1)),
 }
+
+
+def test_what_a_place_has_for_neighbouring_features_lies_side_by_side() -> None:
+    """Else a loop over features reads the kernel one by one, which takes ten times as long."""
+    image = jax.ShapeDtypeStruct((1, 8, 8, 48), jnp.float32)
+    last = lax.ConvDimensionNumbers((0, 3, 1, 2), (0, 1, 2, 3), (0, 3, 1, 2))
+    depthwise = replace(DEPTHWISE, numbers=last, groups=48)
+
+    kernel = jax.ShapeDtypeStruct((48, 1, 3, 3), jnp.float32)
+
+    made = jax.jit(partial(convolve, depthwise)).lower(image, kernel).compile().as_text()
+
+    taken = re.findall(r"f32\[(\S+) slice\(", str(made))
+    assert 9 == taken.count("1,1,1,48,1]{4,3,2,1,0}")
+    assert 9 == taken.count("1,8,8,48,1]{4,3,2,1,0}")
 
 
 @pytest.mark.parametrize("name", FORMS)

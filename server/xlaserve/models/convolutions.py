@@ -172,11 +172,13 @@ def _products(convolution: Convolution, image: jax.Array, kernel: jax.Array) -> 
     # What is computed within a pad is computed number by number.
     padded = convolution.padded(lax.optimization_barrier(image))
     shifted = _split_axis(padded, feature, groups).astype(dtype)
-    factors = jnp.transpose(kernel, numbers.rhs_spec).astype(dtype)
-    factors = _split_axis(factors, 0, groups)
+    outputs, members, *sides = numbers.rhs_spec
+    # What one place has for neighbouring features is read at once where it lies side by side.
+    factors = jnp.transpose(kernel, (*sides, members, outputs)).astype(dtype)
+    factors = _split_axis(lax.optimization_barrier(factors), len(sides) + 1, groups)
     total = None
-    for member in range(factors.shape[2]):
-        for place in product(*(range(size) for size in factors.shape[3:])):
+    for member in range(kernel.shape[members]):
+        for place in product(*(range(kernel.shape[side]) for side in sides)):
             starts, limits, steps = [0] * shifted.ndim, list(shifted.shape), [1] * shifted.ndim
             starts[feature + 1], limits[feature + 1] = member, member + 1
             for axis, index, dilation, size, stride in zip(
@@ -192,13 +194,13 @@ def _products(convolution: Convolution, image: jax.Array, kernel: jax.Array) -> 
                 steps[axis] = stride
             part = lax.slice(shifted, starts, limits, steps)
             shape = [1] * shifted.ndim
-            shape[feature : feature + 2] = factors.shape[:2]
-            term = part * factors[(slice(None), slice(None), member, *place)].reshape(shape)
+            shape[feature : feature + 2] = factors.shape[-2:]
+            term = part * factors[(*place, member)].reshape(shape)
             total = term if total is None else total + term
     assert total is not None
     merged = [
         *total.shape[:feature],
-        kernel.shape[numbers.rhs_spec[0]],
+        kernel.shape[outputs],
         *total.shape[feature + 2 :],
     ]
     return _arranged(convolution, total.reshape(merged), numbers.lhs_spec, image)
