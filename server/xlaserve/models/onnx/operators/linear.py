@@ -12,6 +12,7 @@ import numpy as np
 from xlaserve.models.onnx.graph import Node
 from xlaserve.models.onnx.operators.table import Family, operator
 from xlaserve.models.onnx.values import Value, on_device, with_rank
+from xlaserve.models.products import contracted
 
 
 def _matmul(_: Node, x: Value, y: Value) -> Value:
@@ -33,9 +34,8 @@ def gemm(node: Node, a: Value, b: Value, c: Value | None = None) -> Value:
     """Multiply two matrices, scaled and transposed as the node says, and add a third."""
     alpha, beta = node.real("alpha", 1.0), node.real("beta", 1.0)
     left, right = on_device(a), on_device(b)
-    left = left.T if node.integer("transA", 0) else left
-    right = right.T if node.integer("transB", 0) else right
-    product = jnp.matmul(left, right)
+    met = int(not node.integer("transA", 0)), int(bool(node.integer("transB", 0)))
+    product = contracted(left, right, met)
     if alpha != 1.0:
         product = product * np.asarray(alpha, product.dtype)
     if c is None:

@@ -23,6 +23,7 @@ from xlaserve.models.onnx.operators.linear import gemm, matrix_product
 from xlaserve.models.onnx.operators.normalisation import standardised
 from xlaserve.models.onnx.operators.table import Family, operator
 from xlaserve.models.onnx.values import Value, on_device, with_rank
+from xlaserve.models.products import contracted
 
 DOMAIN = "com.microsoft"
 _EPSILON = 1e-12
@@ -151,7 +152,7 @@ def _matmul_bits(
         unpacked = _unpacked(packed, bits)[:, :count] if packed.dtype == jnp.uint8 else packed
         middle = unpacked.reshape((columns, count, 1)).astype(x.dtype)
     weights = ((levels - middle) * steps).reshape((columns, -1))[:, :rows]
-    product = jnp.matmul(x, weights.T)
+    product = contracted(x, weights, (x.ndim - 1, 1))
     return product if bias is None else product + _over(product, bias)
 
 

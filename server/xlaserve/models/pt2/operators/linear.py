@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xlaserve.errors import InvalidModel
+from xlaserve.models.products import contracted
 from xlaserve.models.pt2.operators.table import Family
 from xlaserve.models.pt2.values import NOT_COMPUTED, NotComputed, Number, aligned, as_array
 
@@ -24,7 +25,7 @@ def matmul(self: jax.Array, other: jax.Array) -> jax.Array:
 
 def linear(input: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
     """Multiply rows by a transposed matrix and add a vector."""
-    product = jnp.matmul(input, weight.T)
+    product = contracted(input, weight, (input.ndim - 1, weight.ndim - 1))
     return product if bias is None else product + aligned(product, bias)[1]
 
 
