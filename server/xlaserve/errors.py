@@ -443,11 +443,11 @@ class WorkersSilent(XlaserveError):
 
 
 class EngineGone(XlaserveError):
-    """The process that has the devices ended before it answered; another one replaces it."""
+    """The process that executes a request ended before it answered; another one replaces it."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, process: str = "engine") -> None:
         super().__init__(
-            f"model '{model}': the engine process has ended before it answered, and is replaced"
+            f"model '{model}': the {process} process has ended before it answered, and is replaced"
         )
 
 

@@ -52,6 +52,10 @@ class Settings:
     tensors of 64 KiB and more that fit pass through it, others through a socket."""
     max_front_end_requests: int = 16_384
     """Most requests that one front end has passed to the engine and that are not answered."""
+    offload_seconds: float = 0.002
+    """Seconds from which on a batch may be executed by another worker that is idle; 0 for never."""
+    offload_shared_bytes: int = 32 << 20
+    """Memory that two workers share for that, in bytes, half for either direction."""
 
     # --- Endpoints ---
 
@@ -357,8 +361,7 @@ class Settings:
     max_http_header_bytes: int = 16 << 10
     """Largest request line, and largest single header, of an HTTP request."""
     max_http_heads: int = 2048
-    """Heads of HTTP inference requests that are known by their bytes: such a request is answered
-    without its headers being read again."""
+    """Heads of HTTP inference requests that are known by their bytes, and not read again."""
     max_http_chunks: int = 65536
     """Most chunks of one HTTP body that comes in chunks."""
     strict_json: bool = False
@@ -385,8 +388,7 @@ class Settings:
     max_infer_streams: int = 4096
     """ModelStreamInfer streams that may be open."""
     max_infer_stream_requests: int = 64
-    """Requests of one ModelStreamInfer stream that may be in flight; the next one is not read
-    before the first of them is answered."""
+    """Requests in flight of one ModelStreamInfer stream; the next is read once one is answered."""
     max_infer_stream_bytes: int = 1 << 20
     """Bytes of answers of one ModelStreamInfer stream, or of one of server-sent events, that may
     wait for its client; then no more of its requests are read, and models of many answers pause."""
@@ -404,8 +406,7 @@ class Settings:
     max_override_files: int = 1000
     """Most `file:` parameters of one load."""
     trial_seconds: float = 60.0
-    """Seconds a model that a client sent may take to load in a process of its own, before it is
-    loaded here; 0 leaves the trial out."""
+    """Seconds a model that a client sent may take to load in its own process first; 0: none."""
     max_models: int = 100_000
     """Models that the repository may hold; further directories are ignored, with a warning."""
     scratch_directory: Path = Path(tempfile.gettempdir())
@@ -417,8 +418,7 @@ class Settings:
     """Schemes that a repository may be a URL of: s3, gs, az, hf, http, https; may be repeated. None
     unless one is given; all but http and https need an extra (`xlaserve[remote-s3]`)."""
     remote_cache_directory: str = "auto"
-    """Directory that models are fetched into, of this user alone; servers may share it. auto is
-    .cache/xlaserve-models in its home."""
+    """Directory of fetched models, of this user's servers alone; auto: ~/.cache/xlaserve-models."""
     remote_cache_max_bytes: int = 64 << 30
     """Most bytes of models in it; what is not loaded and was not used for longest goes first."""
     remote_threads: int = 4

@@ -10,6 +10,8 @@ SMALLEST: Mapping[str, float] = MappingProxyType(
         "processes": 1,
         "front_end_shared_bytes": 1 << 20,
         "max_front_end_requests": 1,
+        "offload_seconds": 0,
+        "offload_shared_bytes": 1 << 20,
         "listen_backlog": 1,
         "unix_socket_mode": -1,
         "max_principals": 1,

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from xlaserve.processes.shares import (
     check_supported,
     decoded,
     encoded,
+    offloads,
     parts_of,
     share_of,
 )
@@ -153,3 +155,17 @@ def test_what_front_ends_cannot_obey_is_refused(name: str, given: Settings) -> N
 def test_every_refusal_is_by_a_setting() -> None:
     """The operator looks for its name."""
     assert set(UNSUPPORTED) <= set(encoded(SETTINGS))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, True),
+        ({"offload_seconds": 0.0}, False),
+        ({"processes": ProcessCount(1)}, False),
+        ({"process_roles": ProcessRoles.FRONT_ENDS}, False),
+    ],
+)
+def test_workers_execute_batches_for_one_another(given: dict[str, Any], expected: bool) -> None:
+    """Where there are several of them, unless a setting says otherwise."""
+    assert expected == offloads(replace(SETTINGS, **given))

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import numpy as np
+import tritonclient.grpc.aio as triton
 
 from support import identity_models, python_models
 from support.process import START_SECONDS, ServerProcess, served
@@ -109,3 +111,19 @@ async def connections_ready(url: str, model: str, count: int) -> set[int]:
             async with session.get(f"http://{url}/v2/models/{model}/ready") as response:
                 found.add(response.status)
         return found
+
+
+@asynccontextmanager
+async def clients(url: str, count: int = 2) -> AsyncIterator[dict[int, Any]]:
+    """Give a client over gRPC to each worker, by its process, with a connection of its own."""
+    async with AsyncExitStack() as stack, asyncio.timeout(START_SECONDS):
+        found: dict[int, Any] = {}
+        while len(found) < count:
+            options = [("grpc.use_local_subchannel_pool", 1)]
+            client = triton.InferenceServerClient(url, channel_args=options)
+            await stack.enter_async_context(client)
+            tensor = triton.InferInput("x", [1], "FP32")
+            tensor.set_data_from_numpy(np.ones(1, np.float32))
+            answer = await client.infer("who", [tensor])
+            found.setdefault(int(answer.as_numpy("y")[0]), client)
+        yield found

@@ -78,8 +78,10 @@ class Begin(_Message, frozen=True):
     """The descriptor of the table in which all workers count quotas; -1 where nobody has any."""
     part: Part = Part.WORKER
     bridges: int = -1
-    """The descriptor on which ends of bridges between the engine and front ends are handed; -1 for
-    a worker."""
+    """The descriptor on which ends of bridges to other processes are handed; -1 where there are
+    none."""
+    board: int = -1
+    """The descriptor of the board of the workers; -1 where none executes batches of others."""
 
 
 class Go(_Message, frozen=True):

@@ -35,10 +35,12 @@ from xlaserve.processes.messages import (
     State,
     Stop,
 )
+from xlaserve.processes.offload.board import WorkerBoard
 from xlaserve.processes.shares import (
     check_supported,
     encoded,
     has_front_ends,
+    offloads,
     parts_of,
     share_of,
 )
@@ -55,6 +57,9 @@ _FIRST_BACKOFF_SECONDS = 0.1
 """Seconds before a worker is replaced; twice as many with each of its deaths of late."""
 _ENDING_SECONDS = 10.0
 """Seconds that a worker has to end beyond `grace_seconds`."""
+
+_MOST_BETWEEN = 8
+"""Workers execute batches of the sixteen that are next to them: a bridge is a file and memory."""
 
 _log = structlog.get_logger("processes")
 
@@ -79,6 +84,7 @@ class Supervisor:
         if settings.access_rules:
             self._quotas = QuotaTable.create(int(settings.processes), settings.max_principals)
         quotas = -1 if self._quotas is None else self._quotas.descriptor
+        self._board = WorkerBoard.create(int(settings.processes)) if offloads(settings) else None
         self._events = EventLog(settings.max_event_bytes)
         endpoints = [(listener.setting, listener.address) for listener in listeners]
         self._roles = [
@@ -90,6 +96,7 @@ class Supervisor:
                 systemd.watchdog_seconds,
                 -1 if part is Part.ENGINE else quotas,
                 part,
+                -1 if self._board is None else self._board.descriptor,
             )
             for number, part in enumerate(parts_of(settings))
         ]
@@ -161,6 +168,8 @@ class Supervisor:
             reason = await self._run(role)
             if self._quotas is not None:
                 self._quotas.clear(role.worker)
+            if self._board is not None:
+                self._board.say_idle(role.worker, False)
             if self._stopping:
                 return
             now = time.monotonic()
@@ -201,13 +210,20 @@ class Supervisor:
                 await worker.ended()
 
     def _bridge(self, worker: WorkerProcess) -> None:
-        """Connect the engine with a front end that starts, or an engine that starts with all."""
+        """Connect a process that starts with those that it has a bridge to."""
         for other in self.workers:
-            if {worker.role.part, other.role.part} == {Part.ENGINE, Part.FRONT_END}:
+            if self._are_bridged(worker.role, other.role):
                 one, its = socket.socketpair()
                 with one, its:
                     worker.hand_bridge(one)
                     other.hand_bridge(its)
+
+    def _are_bridged(self, one: Role, other: Role) -> bool:
+        if one.part is not Part.WORKER:
+            return {one.part, other.part} == {Part.ENGINE, Part.FRONT_END}
+        between = abs(one.worker - other.worker)
+        between = min(between, len(self._roles) - between)
+        return self._board is not None and 0 < between <= _MOST_BETWEEN
 
     def _heard(self, worker: WorkerProcess, message: FromWorker) -> None:
         worker.heard(message)

@@ -71,6 +71,13 @@ def parts_of(settings: Settings) -> Sequence[Part]:
     return [Part.ENGINE, *[Part.FRONT_END] * (settings.processes - 1)]
 
 
+def offloads(settings: Settings) -> bool:
+    """Tell whether workers execute batches for one another."""
+    return (
+        bool(settings.offload_seconds) and not has_front_ends(settings) and settings.processes > 1
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Unsupported:
     """A setting that several processes cannot obey."""

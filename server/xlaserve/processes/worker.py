@@ -48,6 +48,8 @@ from xlaserve.processes.messages import (
     Stop,
     ToWorker,
 )
+from xlaserve.processes.offload.board import WorkerBoard
+from xlaserve.processes.offload.offloading import Offloading
 from xlaserve.processes.others import OtherWorkers
 from xlaserve.processes.parent_events import ParentEvents
 from xlaserve.processes.shares import decoded
@@ -198,11 +200,25 @@ async def _serve(channel: "Channel[ToWorker]", begin: Begin) -> bool:
 def _bridged(
     begin: Begin, parent: Parent, link: Link, application: Application
 ) -> Coroutine[Any, Any, None] | None:
-    """Return what serves the bridges of an engine or of a front end; None for a worker."""
-    if begin.part is Part.WORKER:
+    """Return what serves the bridges to other processes; None where there are none."""
+    if begin.bridges < 0:
         return None
     source = HandedConnections(socket.socket(fileno=begin.bridges))
     registry, ledger = application.registry, application.ledger
+    if begin.part is Part.WORKER:
+        os.set_inheritable(begin.board, False)
+        board = WorkerBoard(begin.board, int(application.settings.processes))
+        follower = application.control.follower
+        helping = Offloading(
+            begin.worker,
+            board,
+            application.settings,
+            ledger,
+            threads=application.workers.host,
+            is_started=lambda: follower.is_started,
+        )
+        application.stations.helpers = helping
+        return helping.run(source)
     if begin.part is Part.ENGINE:
         follower = application.control.follower
         fronts = FrontEnds(application.engine, registry, ledger, lambda: follower.is_started)

@@ -51,6 +51,13 @@ class Role:
     quotas: int = -1
     """The descriptor of the table of quotas; -1 for none."""
     part: Part = Part.WORKER
+    board: int = -1
+    """The descriptor of the board of the workers; -1 for none."""
+
+    @property
+    def has_bridges(self) -> bool:
+        """Tell whether it is connected with other processes than the parent."""
+        return self.part is not Part.WORKER or self.board >= 0
 
 
 @dataclass(slots=True, eq=False)
@@ -91,7 +98,7 @@ class WorkerProcess:
                 handing[setting] = one
                 endpoints.append((setting, address, other.fileno()))
             bridges = -1
-            if role.part is not Part.WORKER:
+            if role.has_bridges:
                 handing[BRIDGES], other = handing_pair()
                 ours.callback(handing[BRIDGES].close)
                 theirs.callback(other.close)
@@ -104,7 +111,7 @@ class WorkerProcess:
                 pass_fds=[
                     its_end.fileno(),
                     *(e[2] for e in endpoints),
-                    *(number for number in (role.quotas, bridges) if number >= 0),
+                    *(number for number in (role.quotas, role.board, bridges) if number >= 0),
                 ],
                 # What a terminal sends to all processes of the foreground is for the parent.
                 start_new_session=True,
@@ -118,6 +125,7 @@ class WorkerProcess:
                 role.quotas,
                 role.part,
                 bridges,
+                role.board,
             )
             channel.send(begin)
             ours.pop_all()

@@ -20,6 +20,7 @@ from xlaserve.core.serving.answers import Counting
 from xlaserve.core.serving.failures import Failures
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.ledger import Kind, Ledger
+from xlaserve.core.serving.statistics import NO_OFFLOADS, Offloads
 from xlaserve.errors import ModelNotFound, XlaserveError
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.loaded import Bucket, ModelInfo, ModelMemory
@@ -305,6 +306,24 @@ async def test_versions_beyond_the_limit_share_one_series(capacity: Capacity) ->
     assert 3 == value(samples, "xlaserve_model_loads_total", **other)
     assert 1 == len(logged)
     assert ("other", 3) == (logged[0]["series"], logged[0]["versions"])
+
+
+@pytest.mark.parametrize("most", [2, 0])
+async def test_batches_of_other_workers_are_counted(capacity: Capacity, most: int) -> None:
+    """By what became of them; of versions that share one series too. There are none before."""
+    registry = Registry(2)
+    for name, offloads in (("n", NO_OFFLOADS), ("m", Offloads(3, 100, 2, 1))):
+        loaded(registry, capacity, name).statistics.offloads = offloads
+    samples = await scrape(Metrics(registry, capacity, max_versions=most))
+    labels = M if most == 2 else {"model": "other", "version": "other"}
+    batches, size = "xlaserve_offloaded_batches_total", "xlaserve_offloaded_bytes_total"
+
+    assert [3, 2, 1] == [
+        value(samples, batches, **labels, outcome=outcome)
+        for outcome in ("executed", "refused", "lost")
+    ]
+    assert 100 == value(samples, size, **labels)
+    assert 4 == sum(name in (batches, size) for name, _ in samples)
 
 
 async def test_failures_are_counted_by_their_reason(registry: Registry, capacity: Capacity) -> None:

@@ -84,6 +84,32 @@ class BatchTotals:
 
 
 @dataclass(frozen=True, slots=True)
+class Offloads:
+    """Batches of a model version that other workers were given."""
+
+    batches: int = 0
+    """Batches that were executed there."""
+    bytes: int = 0
+    """Bytes of their tensors, in both directions."""
+    refused: int = 0
+    """Batches that were not executed there, and were here."""
+    lost: int = 0
+    """Batches whose worker died while it executed them."""
+
+    def __add__(self, other: "Offloads") -> "Offloads":
+        return Offloads(
+            self.batches + other.batches,
+            self.bytes + other.bytes,
+            self.refused + other.refused,
+            self.lost + other.lost,
+        )
+
+
+NO_OFFLOADS = Offloads()
+"""No batch was given to another worker."""
+
+
+@dataclass(frozen=True, slots=True)
 class Totals:
     """The statistics of a model version at one moment (InferStatistics)."""
 
@@ -112,6 +138,7 @@ class Totals:
     failures: Mapping[FailureReason, int]
     request_buckets: tuple[int, ...]
     """Successful requests between the bounds of REQUEST_BOUNDS_NS, and above the last."""
+    offloads: Offloads = NO_OFFLOADS
 
 
 @dataclass(slots=True)
@@ -210,6 +237,7 @@ class VersionStatistics:
         "load_failures",
         "load_seconds",
         "loads",
+        "offloads",
         "unloads",
     )
 
@@ -226,6 +254,8 @@ class VersionStatistics:
         self.loads = 0
         self.load_failures = 0
         self.unloads = 0
+        self.offloads = NO_OFFLOADS
+        """Batches that other workers were given; who gives them adds to it."""
         self.load_seconds = 0.0
         """Time of the last successful load."""
 
@@ -379,4 +409,5 @@ class VersionStatistics:
             ),
             failures=MappingProxyType(dict(self._failures)),
             request_buckets=self.request_buckets,
+            offloads=self.offloads,
         )

@@ -2,7 +2,13 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from xlaserve.core.serving.statistics import BatchTotals, Duration, FailureReason, Totals
+from xlaserve.core.serving.statistics import (
+    NO_OFFLOADS,
+    BatchTotals,
+    Duration,
+    FailureReason,
+    Totals,
+)
 
 
 def sum_of(readings: Sequence[Totals]) -> Totals:
@@ -31,6 +37,7 @@ def sum_of(readings: Sequence[Totals]) -> Totals:
         batches=tuple(_batch_sum(size, batches) for size, batches in sorted(sizes.items())),
         failures={reason: sum(t.failures[reason] for t in readings) for reason in FailureReason},
         request_buckets=tuple(map(sum, zip(*(t.request_buckets for t in readings), strict=True))),
+        offloads=sum((t.offloads for t in readings), start=NO_OFFLOADS),
     )
 
 

@@ -130,6 +130,12 @@ class HostThreads:
                         raise
         return job
 
+    @property
+    def is_idle(self) -> bool:
+        """Tell whether nothing is computed, and nothing is pending."""
+        with self._lock:
+            return not self._busy and not self._waiting
+
     async def run(self, call: Callable[[], T]) -> T:
         """Have something computed, and return or raise what it does."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()

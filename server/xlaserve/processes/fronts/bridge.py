@@ -1,4 +1,4 @@
-"""The bridge between the engine and one front end: records over a pair of sockets, beside slabs.
+"""The bridge between two processes of a server: records over a pair of sockets, beside slabs.
 
 What is said in one turn of the event loop leaves in one write.
 """

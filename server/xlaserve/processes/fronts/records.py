@@ -1,4 +1,4 @@
-"""Records between the engine and a front end: lists that begin with their kind, in msgpack.
+"""Records on a bridge between two processes: lists that begin with their kind, in msgpack.
 
 Those of one turn of the event loop go in one frame. A tensor is the index of its name, its shape,
 and its bytes; or how many bytes it has in the slab of the sender, at the place that the record
@@ -58,6 +58,11 @@ class Kind:
     """Number, place, outputs, and parameters as in ANSWER: an answer that is not the last."""
     TAKEN = 8
     """Number, and how many answers its client's stream has taken since this was said last."""
+    BATCH = 9
+    """Between workers: number, model, identity of its load, place, and inputs. ANSWER then has no
+    rows and no parameters."""
+    REFUSED = 10
+    """Number of a batch that was not begun."""
 
 
 class Extra:

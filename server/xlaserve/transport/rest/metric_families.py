@@ -9,7 +9,12 @@ from typing import Protocol
 from xlaserve.core.residence.model_board import rows_by_bucket
 from xlaserve.core.residence.registry import Instance, Model
 from xlaserve.core.serving.stations.backlog import NO_BACKLOG, Backlog
-from xlaserve.core.serving.statistics import REQUEST_BOUNDS_NS, FailureReason, Totals
+from xlaserve.core.serving.statistics import (
+    NO_OFFLOADS,
+    REQUEST_BOUNDS_NS,
+    FailureReason,
+    Totals,
+)
 from xlaserve.models.loaded import Bucket
 from xlaserve.transport.rest.generation_families import OF_GENERATION, GenerationReading
 from xlaserve.transport.rest.metric_family import Family, Row, escape, one
@@ -113,6 +118,17 @@ def _batch_rows(reading: VersionReading) -> list[Row]:
 def _failures(reading: VersionReading) -> list[Row]:
     failures = reading.totals.failures
     return [("", f',reason="{word}"', failures[reason]) for reason, word in _REASONS.items()]
+
+
+def _offloads(reading: VersionReading) -> Iterable[Row]:
+    offloads = reading.totals.offloads
+    if offloads == NO_OFFLOADS:
+        return ()
+    return [
+        ("", ',outcome="executed"', offloads.batches),
+        ("", ',outcome="refused"', offloads.refused),
+        ("", ',outcome="lost"', offloads.lost),
+    ]
 
 
 def _cached(reading: VersionReading, value: int) -> Iterable[Row]:
@@ -344,6 +360,20 @@ OF_VERSIONS: tuple[Family[VersionReading], ...] = (
         "counter",
         "Rows that these executions computed beyond those of their requests",
         _padding,
+    ),
+    _of_version(
+        "xlaserve_offloaded_batches_total",
+        "counter",
+        "Batches that were given to an idle worker by what became of them: executed there, refused "
+        "(and executed at home), or lost with the worker; absent before the first",
+        _offloads,
+        "outcome",
+    ),
+    _of_version(
+        "xlaserve_offloaded_bytes_total",
+        "counter",
+        "Bytes of tensors that passed between workers for these, in both directions",
+        lambda reading: one(reading.totals.offloads.bytes) if reading.totals.offloads.bytes else (),
     ),
     _of_version(
         "xlaserve_model_compile_seconds",

@@ -52,6 +52,8 @@ FOLDS: Mapping[str, Fold] = MappingProxyType(
         "xlaserve_model_device_bytes": Fold.SUM,
         "xlaserve_bucket_executions_total": Fold.SUM,
         "xlaserve_padding_rows_total": Fold.SUM,
+        "xlaserve_offloaded_batches_total": Fold.SUM,
+        "xlaserve_offloaded_bytes_total": Fold.SUM,
         "xlaserve_model_compile_seconds": Fold.MAX,
         "xlaserve_model_on_demand_compilations_total": Fold.SUM,
         "xlaserve_bucket_compile_seconds": Fold.MAX,

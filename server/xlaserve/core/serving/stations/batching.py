@@ -360,6 +360,11 @@ class Batcher:
             self._cancel_timer = None
         return self._queue.clear()
 
+    def resume(self) -> None:
+        """Look at the queue again: what `overtakes` says may have changed."""
+        if len(self._queue):
+            self._look_soon()
+
     @property
     def _may_start(self) -> bool:
         return self._free > 0 or (self._overtakes is not None and self._overtakes())

@@ -30,6 +30,7 @@ from xlaserve.core.serving.stations.generator import Generator
 from xlaserve.core.serving.stations.handled import CopiesRunner, Handed
 from xlaserve.core.serving.stations.health import DEFAULT_EXECUTION_SECONDS, Health
 from xlaserve.core.serving.stations.host import HostRunner, HostWork, Inline, InlineLimit
+from xlaserve.core.serving.stations.offloading import Helpers, OffloadingRunner
 from xlaserve.core.serving.stations.on_demand import ShapeCompiler
 from xlaserve.core.serving.stations.ordered import Ordered
 from xlaserve.core.serving.stations.outbox import Outbox
@@ -98,6 +99,8 @@ class Stations:
         self.cache = cache
         self.counting = counting or Counting(now_ns)
         self.waits = Waits()
+        self.helpers: Helpers | None = None
+        """The other workers, which execute batches while they are idle; None without any."""
 
     def build(self, instance: Served, before: Station | None = None) -> Station:
         """Return the station of an instance, as far as it is known now.
@@ -220,7 +223,8 @@ class Candidate:
     def batcher(self, runner: Runner, yields_to: Callable[[int], bool] | None = None) -> Batcher:
         """Return what gathers calls for a runner.
 
-        `yields_to` says whether it begins one of a level though no lane is free.
+        `yields_to` says whether it begins one of a level though no lane is free. A runner that
+        offloads says itself when it does so.
         """
         stations, model = self.stations, self.model
         queue = queue_for(
@@ -230,6 +234,8 @@ class Candidate:
             (lambda: model.batch_limit) if stations.policy.batching else (lambda: 1),
         )
         clock = LoopClock(asyncio.get_running_loop(), stations.now_ns)
+        if isinstance(runner, OffloadingRunner):
+            return runner.gathered(Batcher(queue, runner, clock, deliver, runner.overtakes(queue)))
         if yields_to is None or not isinstance(queue, PriorityQueue):
             return Batcher(queue, runner, clock, deliver)
         overtakes = partial(_overtakes, queue, yields_to)
@@ -304,7 +310,11 @@ def _batched_on_device(of: Candidate) -> Station:
 def _batched_on_host(of: Candidate) -> Station:
     limit, work = of.limit() if of.may_be_inline else None, of.work()
     now_ns, threads = of.stations.now_ns, of.by_itself(work)
-    batcher = of.batcher(HostRunner(of.model, work, limit, now_ns))
+    runner: Runner = HostRunner(of.model, work, limit, now_ns)
+    if of.stations.helpers is not None:
+        runner = OffloadingRunner(runner, of.instance, of.model, of.stations.helpers)
+        of.stations.helpers.serve(of.instance, of.model, work)
+    batcher = of.batcher(runner)
     if limit is None:
         return Batches(batcher, threads)
     inline = Inline(of.model, threads, work, limit, now_ns)

@@ -1,0 +1,1 @@
+"""Workers that execute batches for one another while they are idle."""

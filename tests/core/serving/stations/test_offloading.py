@@ -1,0 +1,198 @@
+"""When a batch leaves its worker, and what becomes of the lanes at home."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from support.calls import ToldInfer
+from support.core import FakeModel, World
+
+from xlaserve.core.serving.infer_call import Ended, Executed, InferCall
+from xlaserve.core.serving.stations.batching import Batcher, RequestQueue
+from xlaserve.core.serving.stations.host import HostWork
+from xlaserve.core.serving.stations.offloading import OffloadingRunner
+from xlaserve.core.serving.stations.station import Served
+from xlaserve.models.loaded import LoadedModel
+
+DONE = Executed({}, 0, 0)
+SERVED = cast(Served, object())
+
+
+@dataclass
+class Home:
+    """One lane, whose batches end when the test says so."""
+
+    lanes: int = 1
+    is_inline: bool = False
+    begun: list[tuple[int, Callable[[], None], Ended]] = field(default_factory=list)
+    fails: bool = False
+
+    def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
+        if self.fails:
+            raise RuntimeError("no thread")
+        self.begun.append((len(requests), freed, ended))
+
+    def end(self) -> None:
+        """End the batch that began first."""
+        _, freed, ended = self.begun.pop(0)
+        freed()
+        ended(DONE)
+
+
+@dataclass
+class Others:
+    """One other worker, which is idle or is not."""
+
+    least_seconds: float = 0.5
+    most_bytes: int = 100
+    are_idle: bool = True
+    takes: bool = True
+    given: list[tuple[int, Ended, Callable[[], None]]] = field(default_factory=list)
+
+    def serve(self, instance: Served, model: LoadedModel, work: HostWork) -> None:
+        """Serve nobody."""
+
+    def execute(
+        self,
+        instance: Served,
+        requests: Sequence[InferCall],
+        ended: Ended,
+        refused: Callable[[], None],
+    ) -> bool:
+        if self.takes:
+            self.given.append((len(requests), ended, refused))
+        return self.takes
+
+
+@dataclass
+class Station:
+    """A runner, what it runs batches on, and what was said of them."""
+
+    seconds: float = 1.0
+    home: Home = field(default_factory=Home)
+    others: Others = field(default_factory=Others)
+    free: int = 1
+    """Lanes that a batcher would count."""
+    ended: list[Any] = field(default_factory=list)
+    resumed: int = 0
+    queue: list[InferCall] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        model = FakeModel(1, World(seconds=self.seconds, batch_limit=4), ["cpu:0"])
+        self.runner = OffloadingRunner(self.home, SERVED, model, self.others)
+        self.runner.gathered(cast(Batcher, self))
+        self.overtakes = self.runner.overtakes(cast(RequestQueue, self.queue))
+
+    def resume(self) -> None:
+        self.resumed += 1
+
+    def run(self, count: int) -> None:
+        """Start a batch of so many requests, as a batcher does."""
+        self.free -= 1
+        self.runner.run(calls(count), self.freed, self.ended.append)
+
+    def freed(self) -> None:
+        self.free += 1
+
+
+def calls(count: int) -> list[InferCall]:
+    """Return so many requests of one row of eight bytes."""
+    made = [ToldInfer(lambda _: None) for _ in range(count)]
+    for call in made:
+        call.inputs = {"x": np.zeros((1, 2), np.float32)}
+    return list(made)
+
+
+def test_the_first_batch_is_executed_at_home() -> None:
+    """Though another worker is idle: it need not be asked."""
+    station = Station()
+    station.queue[:] = calls(4)
+    offered = station.overtakes()
+    station.run(4)
+
+    assert (False, 0) == (offered, len(station.others.given))
+    assert [4] == [count for count, *_ in station.home.begun]
+
+
+@pytest.mark.parametrize(("pending", "offered"), [(0, False), (1, False), (2, True), (3, True)])
+def test_as_many_wait_as_are_executed(pending: int, offered: bool) -> None:
+    """A shorter queue is better off as the next batch at home."""
+    station = Station()
+    station.run(2)
+    station.queue[:] = calls(pending)
+
+    assert offered == station.overtakes()
+
+
+@pytest.mark.parametrize(
+    "others", [Others(are_idle=False), Others(least_seconds=1.1), Others(most_bytes=15)]
+)
+def test_what_is_not_worthwhile_stays(others: Others) -> None:
+    """Nobody is idle, it is too quick, or its inputs are too large."""
+    station = Station(others=others)
+    station.run(1)
+    station.queue[:] = calls(2)
+
+    assert not station.overtakes()
+
+
+def test_a_batch_elsewhere_takes_no_lane() -> None:
+    """Once it has ended, the queue is looked at again."""
+    station = Station()
+    station.run(1)
+    station.run(2)
+    free = station.free
+    (count, ended, _), *_ = station.others.given
+    ended(DONE)
+
+    assert (0, 2, [DONE], 1) == (free, count, station.ended, station.resumed)
+    station.home.end()
+    assert 1 == station.free
+
+
+def test_a_batch_that_was_refused_is_executed_at_home() -> None:
+    """Beside the lane, which the batch before it has; what waits has to be as much as both."""
+    station = Station()
+    station.run(1)
+    station.run(2)
+    station.others.given[0][2]()
+    station.queue[:] = calls(2)
+    offered = station.overtakes()
+    station.queue += calls(1)
+
+    assert [1, 2] == [count for count, *_ in station.home.begun]
+    assert (False, True) == (offered, station.overtakes())
+    station.home.end()
+    station.home.end()
+    assert (1, [DONE, DONE]) == (station.free, station.ended)
+
+
+def test_a_worker_that_is_not_idle_any_more_is_not_waited_for() -> None:
+    """The batch is executed at home, behind the one before."""
+    station = Station()
+    station.run(1)
+    station.others.takes = False
+    station.run(2)
+
+    assert ([1, 2], -1) == ([count for count, *_ in station.home.begun], station.free)
+    station.home.end()
+    station.home.end()
+    assert (1, [DONE, DONE]) == (station.free, station.ended)
+
+
+def test_a_batch_that_cannot_begin_leaves_its_lane() -> None:
+    """And one that was refused, and cannot begin at home either, fails."""
+    station = Station()
+    station.home.fails = True
+    with pytest.raises(RuntimeError, match="no thread"):
+        station.run(1)
+    station.home.fails = False
+    station.run(1)
+    station.run(1)
+    station.home.fails = True
+    station.others.given[0][2]()
+
+    assert ["no thread"] == [str(error) for error in station.ended]
+    assert 1 == len(station.home.begun)

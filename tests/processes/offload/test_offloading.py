@@ -1,0 +1,224 @@
+"""Batches that one worker gives to another one, over real sockets in one process."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.conditions import until
+from support.offloading import SETTINGS, Pair, paired
+
+from xlaserve.core.serving.statistics import Offloads
+from xlaserve.errors import EngineGone, InvalidRequest
+from xlaserve.models.python.process.slab import LEAST_BYTES
+from xlaserve.processes.offload import peer as peers
+
+WIDE = LEAST_BYTES // 4
+"""Elements of a row that goes through the slab."""
+
+
+async def given(pair: Pair, count: int = 4, rows: int = 1) -> Any:
+    """Begin requests, and return their calls once the helper executes some of them."""
+    calls = await pair.begin(count, rows)
+    await until(lambda: pair.helper.model.rows)
+    return calls
+
+
+async def test_an_idle_worker_executes_what_waits() -> None:
+    """Each answer is its own, and all of them count at home alone."""
+    async with paired() as pair:
+        calls = await given(pair)
+        pair.release()
+
+        assert [1, 2, 3, 4, 5] == await pair.answers(calls)
+        assert ([1], [4]) == (pair.home.model.rows, pair.helper.model.rows)
+        assert (5, 0) == (pair.home.totals.success.count, pair.helper.totals.success.count)
+        assert Offloads(1, 2 * 4 * 2 * 4) == pair.home.totals.offloads
+        assert 2 == pair.home.totals.execution_count
+
+
+async def test_a_worker_that_executes_is_given_nothing() -> None:
+    """Its own requests come first; what waits is executed where it is."""
+    async with paired() as pair:
+        own = pair.helper.begin(7)
+        await until(lambda: pair.helper.model.rows)
+        await until(lambda: not pair.home.helping.are_idle)
+        calls = await pair.begin(4)
+        pair.release()
+
+        assert [1, 2, 3, 4, 5] == await pair.answers(calls)
+        assert [8] == await pair.answers([own])
+        assert ([1, 4], [1]) == (pair.home.model.rows, pair.helper.model.rows)
+
+
+async def test_a_worker_refuses_what_it_did_not_say_that_it_takes() -> None:
+    """It has begun something since: the batch is executed at home, behind the one before."""
+    async with paired() as pair:
+        pair.helper.helping._busy = 1.0
+        calls = await pair.begin(4)
+        await until(lambda: pair.home.totals.offloads.refused)
+        pair.release()
+
+        assert [1, 2, 3, 4, 5] == await pair.answers(calls)
+        assert [] == pair.helper.model.rows
+
+
+@pytest.mark.parametrize("mark", [("models/m/1", (("model", 7, 100, 1001),)), object()])
+async def test_a_worker_with_other_files_refuses(mark: object) -> None:
+    """As it does while a reload is made in one worker after the other."""
+    async with paired(helper_mark=mark) as pair:
+        calls = await pair.begin(4)
+        await until(lambda: pair.home.totals.offloads.refused)
+        pair.release()
+
+        assert [1, 2, 3, 4, 5] == await pair.answers(calls)
+        assert [] == pair.helper.model.rows
+
+
+async def test_an_instance_that_leaves_is_offered_no_more() -> None:
+    """What others had given it by then is executed: it is a user of the instance."""
+    async with paired() as pair:
+        calls = await given(pair)
+        users = pair.helper.instance.users
+        pair.helper.instance.leave()
+        assert pair.helper.helping._offers.models == {}
+        pair.release()
+
+        assert [1, 2, 3, 4, 5] == await pair.answers(calls)
+        assert (1, 0) == (users, pair.helper.instance.users)
+
+
+async def test_a_batch_that_a_worker_dies_with_fails() -> None:
+    """It is not tried again: it may be what the worker died of."""
+    async with paired() as pair:
+        calls = await given(pair)
+        pair.helper.helping._peers[0].bridge.close()
+        found = await asyncio.gather(*(c.answered() for c in calls[1:]), return_exceptions=True)
+        pair.release()
+
+        assert [1] == await pair.answers(calls[:1])
+        assert [True] * 4 == [isinstance(one, EngineGone) for one in found]
+        assert "worker 1 process has ended" in str(found[0])
+        assert Offloads(lost=1) == pair.home.totals.offloads
+
+
+async def test_a_batch_that_was_not_begun_is_executed_at_home(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The worker may be gone by then: no client learns of it."""
+
+    def dies(self: peers.Peer, record: object) -> None:
+        raise LookupError("it dies before it begins")
+
+    async with paired() as pair:
+        monkeypatch.setattr(peers.Peer, "_begin", dies)
+        calls = await pair.begin(4)
+        await until(lambda: pair.home.totals.offloads.refused)
+        pair.release()
+
+        assert [1, 2, 3, 4, 5] == await pair.answers(calls)
+        assert not pair.home.helping.are_idle
+
+
+async def test_a_replacement_goes_on_behind_its_numbers() -> None:
+    """Else what it gave to a worker would look begun, since its predecessor's batches were."""
+    async with paired() as pair:
+        pair.home.board.begin(1, 0, 41)
+        replaced = peers.Peer(pair.home.helping, 1)
+
+        assert 41 == replaced._last
+
+
+async def test_an_error_is_that_of_the_worker_that_executed() -> None:
+    """With its class and its text."""
+    async with paired() as pair:
+
+        def refuses(inputs: Mapping[str, Any], **more: Any) -> Mapping[str, Any]:
+            pair.helper.model.rows.append(0)
+            raise InvalidRequest("expected less, got more")
+
+        pair.helper.model.execute = refuses  # type: ignore[method-assign]
+        calls = await given(pair)
+        for call in calls[1:]:
+            with pytest.raises(InvalidRequest, match="expected less, got more"):
+                await call.answered()
+        pair.release()
+
+        assert [1] == await pair.answers(calls[:1])
+        assert (1, 4) == (pair.home.totals.success.count, pair.home.totals.fail.count)
+
+
+async def test_a_worker_that_says_nothing_is_given_nothing_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may be stopped: its batch fails once it had the time to say that it does not end."""
+    monkeypatch.setattr(peers, "_WAIT_SECONDS", 0.01)
+    settings = replace(SETTINGS, execution_seconds=0.05)
+    async with paired(settings=settings) as pair:
+        calls = await given(pair)
+        for call in calls[1:]:
+            with pytest.raises(EngineGone):
+                await call.answered()
+
+        assert not pair.home.helping.are_idle
+
+
+async def test_large_tensors_pass_through_the_slab() -> None:
+    """In both directions; their places are given back, also to the ledger."""
+    async with paired(WIDE) as pair:
+        calls = await given(pair)
+        held = pair.home.ledger.held
+        pair.release()
+
+        assert [1, 2, 3, 4, 5] == await pair.answers(calls)
+        assert held == 4 * 4 * WIDE
+        assert Offloads(1, 2 * held) == pair.home.totals.offloads
+        del calls
+        await until(lambda: not pair.home.ledger.held and not pair.helper.ledger.held)
+
+
+async def test_batches_of_more_bytes_stay_at_home() -> None:
+    """They would be copied on the event loop, while others wait for it."""
+    settings = replace(SETTINGS, offload_shared_bytes=1 << 20)
+    async with paired(WIDE, settings=settings) as pair:
+        calls = await pair.begin(4)
+        pair.release()
+        await pair.answers(calls)
+
+        assert Offloads() == pair.home.totals.offloads
+
+
+async def test_batches_that_are_quick_stay_at_home() -> None:
+    """To ask another worker takes longer."""
+    async with paired(settings=replace(SETTINGS, offload_seconds=1.5)) as pair:
+        calls = await pair.begin(4)
+        pair.release()
+        await pair.answers(calls)
+
+        assert Offloads() == pair.home.totals.offloads
+
+
+async def test_requests_that_are_cancelled_do_not_keep_the_helper() -> None:
+    """It is idle again once it has executed them, and nobody is answered."""
+    async with paired() as pair:
+        calls = await given(pair)
+        for call in calls[1:]:
+            call.cancel("its client is gone")
+        pair.release()
+
+        assert [1] == await pair.answers(calls[:1])
+        await until(lambda: pair.home.helping.are_idle)
+        assert 4 == pair.home.totals.fail.count
+
+
+async def test_a_worker_that_drains_takes_nothing_more() -> None:
+    """What it has begun goes on."""
+    async with paired() as pair:
+        calls = await given(pair)
+        pair.helper.helping._is_serving = False
+        pair.release()
+        await pair.answers(calls)
+
+        assert not pair.helper.helping.is_idle
+        assert not pair.home.helping.are_idle
