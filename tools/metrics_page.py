@@ -18,6 +18,7 @@ from xlaserve.transport.rest.metric_families import OF_MODELS, OF_VERSIONS
 from xlaserve.transport.rest.metric_family import Family
 from xlaserve.transport.rest.metric_folds import OF_WORKERS
 from xlaserve.transport.rest.observing_families import OF_OBSERVING
+from xlaserve.transport.rest.program_families import OF_PROGRAMS
 from xlaserve.transport.rest.server_families import OF_SERVER
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
@@ -29,7 +30,15 @@ def families() -> list[list[Family[Any]]]:
     """Return the families of the tables of the page, in their order."""
     return [
         [*OF_VERSIONS],
-        [*OF_MODELS, *OF_SERVER, *OF_SHARED, *OF_OBSERVING, *OF_FETCHING, *OF_WORKERS],
+        [
+            *OF_MODELS,
+            *OF_SERVER,
+            *OF_SHARED,
+            *OF_OBSERVING,
+            *OF_FETCHING,
+            *OF_PROGRAMS,
+            *OF_WORKERS,
+        ],
     ]
 
 

@@ -121,8 +121,7 @@ class Application:
         )
         """Parts that are read again at SIGHUP, or when their files change."""
         self._tls = self._read_tls()
-        self.registry = Registry(settings.max_requests_per_model)
-        self.capacity = Capacity()
+        self.registry, self.capacity = Registry(settings.max_requests_per_model), Capacity()
         counting = Counting()
         if settings.access_rules:
             # Before they are read: what changes meanwhile is read again.
@@ -217,6 +216,7 @@ class Application:
             self.registry,
             self.capacity,
             self.mappings,
+            self.compilation,
             self.repository,
             self.control,
             self.engine,

@@ -1,6 +1,7 @@
 """Servers that share compiled programs in a bucket of an S3 server, through the front door."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,8 @@ class Started:
                 await asking.grpc.load_model("double")
                 answer = await asking.infer("double", x=X)
             self.check(server)
+            if "http_endpoint" in settings:
+                self.metrics = programs_of(await asking.metrics())
         assert np.array_equal(2 * X, answer["y"])
         return len(compiled), self.cached
 
@@ -80,12 +83,30 @@ class Started:
         store = server.application.compilation.store
         assert store is not None
         assert store.flush(60)
-        self.written = store.written
+        self.written = store.counts.written
+        self.hits, self.unusable = store.counts.hits, store.counts.unusable
 
 
 @pytest.fixture
 def started(serve: Serve, models: Path, tmp_path: Path) -> Started:
     return Started(serve, models, tmp_path)
+
+
+def programs_of(metrics: str) -> dict[str, float]:
+    """Return what the metrics of programs say, by what follows the beginning of their names."""
+    rows = re.findall(r"^xlaserve_program_(.*) (\S+)$", metrics, re.MULTILINE)
+    return {name: float(value) for name, value in rows}
+
+
+def lookups(of: dict[str, float], place: str) -> dict[str, float]:
+    """Return the lookups in a place by their outcome; those that there were."""
+    prefix = f'lookups_total{{place="{place}",outcome="'
+    found = {name.removeprefix(prefix): value for name, value in of.items()}
+    return {
+        name.removesuffix('"}'): value
+        for name, value in found.items()
+        if value and f"{prefix}{name}" in of
+    }
 
 
 def objects(bucket: Any) -> dict[str, bytes]:
@@ -112,6 +133,32 @@ async def test_what_one_server_compiled_the_next_one_finds(started: Started, buc
     assert all(name.startswith("programs/cpu-") for name in there)
 
 
+async def test_metrics_say_where_programs_came_from(started: Started, bucket: Any) -> None:
+    """And how many were put where, and what they take."""
+    http = {"http_endpoint": "port:0"}
+    await started.compiled(**http)
+    first = started.metrics
+    size = first['written_bytes_total{place="store"}']
+    await started.compiled(**http)
+    second = started.metrics
+    directory = str(started._scratch / "cache2")
+    await started.compiled(compilation_cache_directory=directory, **http)
+    third = started.metrics
+
+    assert [{"miss": PROGRAMS}] * 2 == [lookups(first, place) for place in ("directory", "store")]
+    assert PROGRAMS == first['writes_total{place="store",outcome="written"}']
+    assert PROGRAMS == first['writes_total{place="directory",outcome="written"}']
+    assert sum(map(len, objects(bucket).values())) == size
+    assert ({"miss": PROGRAMS}, {"hit": PROGRAMS}) == (
+        lookups(second, "directory"),
+        lookups(second, "store"),
+    )
+    assert 0 < second['read_bytes_total{place="store"}'] < size
+    assert second['read_bytes_total{place="store"}'] == third['read_bytes_total{place="directory"}']
+    assert ({"hit": PROGRAMS}, {}) == (lookups(third, "directory"), lookups(third, "store"))
+    assert all(one['lookup_seconds_total{place="directory"}'] > 0 for one in (first, second, third))
+
+
 @pytest.mark.parametrize("change", ["bit", "cut", "other"])
 async def test_damaged_program_is_compiled_and_replaced(
     started: Started, bucket: Any, capfd: pytest.CaptureFixture[str], change: str
@@ -130,8 +177,10 @@ async def test_damaged_program_is_compiled_and_replaced(
     capfd.readouterr()
     second = await started.compiled()
     printed = "".join(capfd.readouterr())
+    found = started.hits, started.unusable
     third = await started.compiled()
 
+    assert (0, PROGRAMS) == found
     assert second[0] >= PROGRAMS
     assert 0 == second[1]
     assert 1 == printed.count("cached programs are not used")

@@ -340,6 +340,23 @@ def test_full_disk_is_logged_once_and_is_no_failure(
     assert 1 == printed.count("compiled programs are not kept")
 
 
+def test_lookups_and_writes_are_counted(cache: CompilationCache) -> None:
+    """By what was found, and with the bytes of the programs."""
+    cache.write(TARGET, "one", ENTRY)
+    cache.read(TARGET, "one")
+    cache.read(TARGET, "another")
+    next(iter(files(cache).values())).write_bytes(b"")
+    cache.read(TARGET, "one")
+    cache.directory.joinpath(TARGET).chmod(0o777)
+    cache.write(TARGET, "third", ENTRY)
+    counts = cache.counts
+
+    assert (1, 1, 1, 0) == (counts.hits, counts.misses, counts.unusable, counts.unanswered)
+    assert (1, 1) == (counts.written, counts.failures)
+    assert len(ENTRY.executable) == counts.read_bytes == counts.written_bytes
+    assert 0 < counts.seconds
+
+
 def test_two_writers_of_one_name_leave_whole_entries(tmp_path: Path) -> None:
     """Two servers share the directory, and each evicts what the other wrote: a reader finds an
     entry of one of them, or none."""

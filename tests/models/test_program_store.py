@@ -138,7 +138,7 @@ def test_two_writers_at_once_leave_one_whole_program(make: Make, shelf: Shelf) -
     assert all(one.flush(60) for one in writers)
 
     assert make().find(TARGET, [NAME]) in written
-    assert [0, 0] == [one.failures for one in writers]
+    assert [0, 0] == [one.counts.failures for one in writers]
 
 
 def test_programs_of_other_environments_have_other_names() -> None:
@@ -197,6 +197,27 @@ def test_program_that_is_too_large_is_not_put_there(make: Make, shelf: Shelf) ->
     put(make(), replace(ENTRY, executable=bytes(10_000)))
 
     assert {} == shelf.objects
+
+
+def test_lookups_are_counted_by_what_they_found(make: Make, shelf: Shelf) -> None:
+    """What is denied counts as what is not there: S3 does not tell them apart."""
+    put(make())
+    store = make()
+    store.find(TARGET, [NAME])
+    store.find("cpu-elsewhere", [NAME])
+    shelf.read_problem = DENIED
+    store.find(TARGET, [NAME])
+    shelf.read_problem = None
+    shelf.objects[OBJECT] = b""
+    store.find(TARGET, [NAME])
+    shelf.read_problem = StoreProblem("it is cut")
+    for _ in range(2):
+        store.find(TARGET, [NAME])
+    counts = store.counts
+
+    assert (1, 2, 1, 2) == (counts.hits, counts.misses, counts.unusable, counts.unanswered)
+    assert len(ENTRY.executable) == counts.read_bytes
+    assert 0 < counts.seconds
 
 
 # --- away --------------------------------------------------------------------------------------
@@ -277,7 +298,7 @@ def test_write_that_fails_is_tried_again(make: Make, shelf: Shelf) -> None:
     put(store)
 
     assert [OBJECT] == shelf.writes
-    assert (1, 0) == (store.written, store.failures)
+    assert (1, 0) == (store.counts.written, store.counts.failures)
 
 
 @pytest.mark.parametrize("problem", [DENIED, RuntimeError("secret")])
@@ -291,7 +312,7 @@ def test_write_that_is_refused_is_logged_once(
     put(store)
     printed = "".join(capfd.readouterr())
 
-    assert (3, 1) == (store.failures, store.written)
+    assert (3, 1) == (store.counts.failures, store.counts.written)
     assert 1 == printed.count("programs are not put into the store")
     assert "secret" not in printed
 
@@ -310,7 +331,7 @@ def test_no_more_wait_than_may(make: Make, shelf: Shelf, monkeypatch: pytest.Mon
 
     assert store.flush(60)
     assert [f"{TARGET}/{number}.program" for number in range(4)] == shelf.writes
-    assert 6 == store.failures
+    assert 6 == store.counts.failures
 
 
 def test_bytes_that_wait_are_bounded(
@@ -324,7 +345,7 @@ def test_bytes_that_wait_are_bounded(
     shelf.gate.set()
 
     assert store.flush(60)
-    assert (2, 3) == (len(shelf.writes), store.failures)
+    assert (2, 3) == (len(shelf.writes), store.counts.failures)
 
 
 def test_bytes_that_were_written_do_not_wait_any_more(
@@ -341,7 +362,7 @@ def test_bytes_that_were_written_do_not_wait_any_more(
     shelf.gate.set()
 
     assert store.flush(60)
-    assert (8, 0) == (len(shelf.writes), store.failures)
+    assert (8, 0) == (len(shelf.writes), store.counts.failures)
 
 
 def test_command_that_fills_a_store_leaves_nothing_out(
@@ -353,7 +374,7 @@ def test_command_that_fills_a_store_leaves_nothing_out(
         store.put(TARGET, str(number), ENTRY)
 
     assert store.flush(60)
-    assert (20, 0) == (len(shelf.writes), store.failures)
+    assert (20, 0) == (len(shelf.writes), store.counts.failures)
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])

@@ -353,7 +353,7 @@ WORKERS: tuple[Worker, ...] = (
         "a future that a `remote_N` waits for",
     ),
     Worker(
-        "models/program_store.py: ProgramStore.find",
+        "models/program_store.py: ProgramStore._looked",
         "`look`, one for each look",
         "asks a store for a program that a load needs, and is left behind where it does not answer",
         "the store",

@@ -18,6 +18,7 @@ from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.repeats import Repeats
 from xlaserve.core.serving.tracing import Tracing
 from xlaserve.core.threads.workers import Workers
+from xlaserve.models.compilation import Compilation
 from xlaserve.models.mappings import Mappings
 from xlaserve.models.python.metrics import ModelMetrics
 from xlaserve.settings import Settings
@@ -34,6 +35,7 @@ class Core:
     registry: Registry
     capacity: Capacity
     mappings: Mappings
+    compilation: Compilation
     repository: Repository
     control: ModelControl
     engine: Engine

@@ -180,6 +180,7 @@ def _metrics(core: Core, connections: Mapping[str, Callable[[], int]]) -> list[R
         of_code=core.of_code,
         observing=core.observing.reading(core.tracing),
         fetching=core.repository.remotes.counts,
+        programs=core.compilation.counts,
         max_versions=core.settings.max_metric_versions,
         others=core.others,
     ).table()

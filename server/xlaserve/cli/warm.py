@@ -110,8 +110,10 @@ def _filled(settings: Settings, target: str, count: int) -> Iterator[Warmed]:
     if store is None:
         return
     store.flush()
-    if store.failures:
-        expected = f"a store that takes {store.failures} further programs ({store.last_problem})"
+    if store.counts.failures:
+        expected = (
+            f"a store that takes {store.counts.failures} further programs ({store.last_problem})"
+        )
         raise InvalidSettings(program_store.SETTING, expected, store.url)
 
 

@@ -1,6 +1,7 @@
 """The compilation of programs: their cache, and XLA's options for a GPU. Needs no JAX."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from xlaserve.errors import InvalidSettings
 from xlaserve.models.compilation_cache import AUTOTUNE, SETTING, CompilationCache
 from xlaserve.models.compilers.pool import CompilerProcesses, Limits
 from xlaserve.models.conversions import ConversionLimits, Conversions
+from xlaserve.models.program_counts import ProgramCounts
 from xlaserve.models.program_store import READ_ONLY, ProgramStore
 from xlaserve.models.program_store import SETTING as URL_SETTING
 from xlaserve.models.storage.stores import StoreLimits, open_store
@@ -94,6 +96,12 @@ class Compilation:
     def has_no_programs(self) -> bool:
         """Tell whether each program has to be compiled; a store may have some. Blocks."""
         return self.store is None and (self.cache is None or self.cache.is_empty)
+
+    @property
+    def counts(self) -> Mapping[str, ProgramCounts]:
+        """Return the counts of the places that programs are kept in, by the name of each."""
+        places = {"directory": self.cache, "store": self.store}
+        return {name: place.counts for name, place in places.items() if place is not None}
 
     def close(self) -> None:
         """End the processes, and what is put into the store, which is waited for briefly."""

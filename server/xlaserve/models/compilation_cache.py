@@ -11,6 +11,7 @@ import platform
 import re
 import stat
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ import msgspec
 import structlog
 
 from xlaserve.errors import InvalidSettings
+from xlaserve.models.program_counts import ProgramCounts
 
 SETTING = "compilation_cache_directory"
 AUTOTUNE = "autotune"
@@ -105,12 +107,23 @@ def entry_of(key: Key, executable: bytes) -> Entry | Unusable:
     return Entry(key.program, key.environment, executable, key.ahead)
 
 
+def count_lookup(counts: ProgramCounts, found: Entry | Unusable | None, seconds: float) -> None:
+    """Count a lookup of so many seconds by what it has found."""
+    if found is None:
+        counts.add(misses=1, seconds=seconds)
+    elif isinstance(found, Entry):
+        counts.add(hits=1, seconds=seconds, read_bytes=len(found.executable))
+    else:
+        counts.add(unusable=1, seconds=seconds)
+
+
 class CompilationCache:
     """The cache of compiled programs, by target and name, limited in bytes. Thread-safe."""
 
     def __init__(self, directory: Path, max_bytes: int) -> None:
         self.directory = directory
         self.max_bytes = max_bytes
+        self.counts = ProgramCounts()
         self._lock = threading.Lock()
         """Held for what follows."""
         self._bytes = 0
@@ -158,13 +171,16 @@ class CompilationCache:
         """Return an entry, why it cannot be used, or None where there is none. Blocks."""
         if not self._is_prepared:
             return None
+        began = time.perf_counter()
         try:
             with _opened(self.directory / target) as directory:
-                return self._read(directory, name)
+                found: Entry | Unusable | None = self._read(directory, name)
         except FileNotFoundError:
-            return None
+            found = None
         except (OSError, ValueError) as error:
-            return Unusable(f"it cannot be read: {error}")
+            found = Unusable(f"it cannot be read: {error}")
+        count_lookup(self.counts, found, time.perf_counter() - began)
+        return found
 
     def _read(self, directory: int, name: str) -> Entry | Unusable:
         key = msgspec.json.decode(_trusted(directory, _key_name(name), MAX_KEY_BYTES), type=Key)
@@ -201,7 +217,9 @@ class CompilationCache:
                     _replace(directory, _key_name(name), text)
                 self._bytes += size
                 self._is_written = True
+                self.counts.add(written=1, written_bytes=len(entry.executable))
             except OSError as error:
+                self.counts.add(failures=1)
                 if not self._is_refusing:
                     _log.warning("compiled programs are not kept", reason=str(error))
                 self._is_refusing = True

@@ -15,6 +15,7 @@ from jax.experimental import serialize_executable
 from xlaserve.models import cache_key
 from xlaserve.models.compilation import AUTOTUNE_OPTION, Compilation, flags
 from xlaserve.models.compilation_cache import Entry, Unusable, name_of
+from xlaserve.models.program_counts import ProgramCounts
 from xlaserve.models.sites import Site
 
 _log = structlog.get_logger("compilation_cache")
@@ -96,12 +97,14 @@ class KeptPrograms:
         if cache is not None:
             read = cache.read(place.target, place.name)
             found = self._usable(place, read, load, is_run=is_run)
+            _recount(cache.counts, read, found)
             if found is not None or store is None:
                 return found
         if store is None:
             return None
         read = store.find(place.target, place.names_in_store)
         found = self._usable(place, read, load, is_run=is_run, where=f"{store.url}: ")
+        _recount(store.counts, read, found)
         if found is None:
             if read is not None:
                 self._spoiled.add(place.name)
@@ -192,3 +195,11 @@ def first_line(error: Exception) -> str:
 def _difference(place: Place, entry: Entry) -> str:
     expected, found = {**place.program, **place.environment}, {**entry.program, **entry.environment}
     return cache_key.first_difference(expected, found)
+
+
+def _recount(
+    counts: ProgramCounts, read: Entry | Unusable | None, found: jax.stages.Compiled | None
+) -> None:
+    """Count a lookup as unusable that was counted as a hit: there was an entry, of another make."""
+    if found is None and isinstance(read, Entry):
+        counts.add(hits=-1, unusable=1)

@@ -16,7 +16,15 @@ from urllib.parse import urlsplit
 import msgspec
 import structlog
 
-from xlaserve.models.compilation_cache import MAX_KEY_BYTES, Entry, Key, Unusable, entry_of
+from xlaserve.models.compilation_cache import (
+    MAX_KEY_BYTES,
+    Entry,
+    Key,
+    Unusable,
+    count_lookup,
+    entry_of,
+)
+from xlaserve.models.program_counts import ProgramCounts
 from xlaserve.models.storage.fetching import FetchControl, read_part
 from xlaserve.models.storage.objects import (
     FetchCancelled,
@@ -82,14 +90,9 @@ class ProgramStore:
         """
         self.url = url
         self.is_writable = urlsplit(url).scheme not in READ_ONLY
-        self.found = 0
-        """Programs that came from there."""
-        self.written = 0
-        """Programs that were put there."""
-        self.failures = 0
-        """Programs that could not be."""
+        self.counts = ProgramCounts()
         self.last_problem = ""
-        """What the store said to the last of these."""
+        """What the store said to the last program that could not be written."""
         self._open_store = open_store
         self._seconds = seconds
         self._max_bytes = max_bytes
@@ -99,7 +102,7 @@ class ProgramStore:
         self._looks = threading.BoundedSemaphore(_MOST_LOOKS)
         self._away_until = 0.0
         self._changed = threading.Condition()
-        """Held for what follows, and what is counted above."""
+        """Held for what follows."""
         self._waiting: deque[_Upload] = deque()
         self._waiting_bytes = 0
         """With those of the program that is being written."""
@@ -118,8 +121,19 @@ class ProgramStore:
         None where there is none, or where the store gives no answer in time, which is logged.
         Blocks for some seconds at most.
         """
+        began = time.perf_counter()
+        found, was_answered = self._looked(target, names)
+        seconds = time.perf_counter() - began
+        if was_answered:
+            count_lookup(self.counts, found, seconds)
+        else:
+            self.counts.add(unanswered=1, seconds=seconds)
+        return found
+
+    def _looked(self, target: str, names: Sequence[str]) -> tuple[Entry | Unusable | None, bool]:
+        """Return what `find` does, and whether the store has answered."""
         if time.monotonic() < self._away_until or not self._looks.acquire(timeout=self._seconds):
-            return None
+            return None, False
         more = 0.0 if self._store is not None else _OPENING_SECONDS
         look = _Look(FetchControl(self._seconds + more))
         arguments = (look, [_object_name(target, name) for name in names])
@@ -127,13 +141,12 @@ class ProgramStore:
         if not look.done.wait(self._seconds + more):
             look.control.cancel()
             self._leave_alone(f"no answer within {self._seconds:g} seconds ({SETTING}_seconds)")
-            return None
+            return None, False
         if look.problem is not None:
             self._not_read(look.problem)
-        elif isinstance(look.found, Entry):
-            with self._changed:
-                self.found += 1
-        return look.found
+            # What may not be read is as good as not there.
+            return None, not look.problem.is_transient
+        return look.found, True
 
     def put(self, target: str, name: str, entry: Entry, *, is_again: bool = False) -> None:
         """Have a program put there by a thread; best effort.
@@ -283,12 +296,11 @@ class ProgramStore:
             return  # another server was quicker, and its program is as good
         assert isinstance(store, WritableStore)
         store.write(upload.name, upload.data)
-        with self._changed:
-            self.written += 1
+        self.counts.add(written=1, written_bytes=len(upload.data))
 
     def _failed(self, reason: str) -> None:
         """Count a program that is not there, and log the first of several; the lock is held."""
-        self.failures += 1
+        self.counts.add(failures=1)
         self.last_problem = reason
         if not self._is_failing:
             _log.warning("programs are not put into the store", url=self.url, reason=reason)

@@ -121,6 +121,46 @@ async def test_a_batch_that_was_not_begun_is_executed_at_home(
         assert not pair.home.helping.are_idle
 
 
+async def test_a_worker_has_one_batch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also before it says that it has begun: the next would only be refused."""
+    async with paired() as pair:
+        monkeypatch.setattr(peers.Peer, "_begin", lambda self, record: None)
+        await pair.begin(4)
+        given = pair.home.helping._peers[1]._given
+        await until(lambda: given)
+
+        assert pair.home.board.is_idle(1)
+        assert not pair.home.helping.are_idle
+
+
+async def test_a_worker_says_that_it_executes_before_it_does() -> None:
+    """A third one would give it a batch meanwhile, which it refuses."""
+    async with paired() as pair:
+        said: list[bool] = []
+
+        def executes(inputs: Mapping[str, Any], **more: Any) -> Mapping[str, Any]:
+            said.append(pair.home.board.is_idle(1))
+            pair.helper.model.rows.append(len(inputs["x"]))
+            return {"y": inputs["x"]}
+
+        pair.helper.model.execute = executes  # type: ignore[method-assign]
+        await given(pair)
+
+        assert [False] == said
+
+
+async def test_a_batch_that_was_answered_is_not_waited_for() -> None:
+    """Else the worker would be given nothing more once the time is over."""
+    async with paired() as pair:
+        calls = await given(pair)
+        (batch,) = pair.home.helping._peers[1]._given.values()
+        pair.release()
+        await pair.answers(calls)
+
+        assert batch.timer is not None
+        assert batch.timer.cancelled()
+
+
 async def test_a_replacement_goes_on_behind_its_numbers() -> None:
     """Else what it gave to a worker would look begun, since its predecessor's batches were."""
     async with paired() as pair:

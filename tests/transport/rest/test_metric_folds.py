@@ -25,6 +25,7 @@ from xlaserve.transport.rest.metric_folds import (
 from xlaserve.transport.rest.metrics import Metrics
 from xlaserve.transport.rest.observing_families import OF_OBSERVING, ObservingReading
 from xlaserve.transport.rest.openmetrics import exemplar_text, to_openmetrics
+from xlaserve.transport.rest.program_families import OF_PROGRAMS
 from xlaserve.transport.rest.server_families import OF_SERVER
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -53,7 +54,7 @@ def family(name: str, kind: str, *rows: str) -> str:
 def test_every_family_has_a_rule_and_every_rule_a_family() -> None:
     process = CollectorRegistry()
     ProcessCollector(registry=process)
-    tables = (OF_VERSIONS, OF_MODELS, OF_SERVER, OF_SHARED, OF_OBSERVING, OF_FETCHING)
+    tables = (OF_VERSIONS, OF_MODELS, OF_SERVER, OF_SHARED, OF_OBSERVING, OF_FETCHING, OF_PROGRAMS)
     names = {one.name for table in tables for one in table}
     # Its parser takes the suffix of counters off.
     names |= {name for name in FOLDS if name.startswith("process_")}

@@ -106,6 +106,11 @@ FOLDS: Mapping[str, Fold] = MappingProxyType(
         "xlaserve_fetch_seconds_total": Fold.SUM,
         "xlaserve_fetch_failures_total": Fold.SUM,
         "xlaserve_fetch_retries_total": Fold.SUM,
+        "xlaserve_program_lookups_total": Fold.SUM,
+        "xlaserve_program_lookup_seconds_total": Fold.SUM,
+        "xlaserve_program_read_bytes_total": Fold.SUM,
+        "xlaserve_program_writes_total": Fold.SUM,
+        "xlaserve_program_written_bytes_total": Fold.SUM,
         # Of each process (prometheus_client).
         "process_virtual_memory_bytes": Fold.EACH,
         "process_resident_memory_bytes": Fold.EACH,

@@ -24,6 +24,7 @@ from xlaserve.core.serving.statistics_sum import sum_of
 from xlaserve.core.threads.abandoned import AbandonedWork
 from xlaserve.models.generation.counts import CountsTokens
 from xlaserve.models.mappings import UNLIMITED, Mappings
+from xlaserve.models.program_counts import ProgramCounts
 from xlaserve.models.python.metrics import ModelMetrics
 from xlaserve.models.storage.fetching import FetchCounts
 from xlaserve.transport.http2.limits import Shared
@@ -54,6 +55,7 @@ from xlaserve.transport.rest.openmetrics import (
     exemplar_text,
     to_openmetrics,
 )
+from xlaserve.transport.rest.program_families import OF_PROGRAMS
 from xlaserve.transport.rest.routing import Body, Route
 from xlaserve.transport.rest.server_families import OF_SERVER, ServerReading
 
@@ -87,17 +89,19 @@ class Metrics:
         of_code: ModelMetrics | None = None,
         observing: ObservingReading | None = None,
         fetching: FetchCounts | None = None,
+        programs: Mapping[str, ProgramCounts] = MappingProxyType({}),
         max_versions: int = DEFAULT_MAX_VERSIONS,
         now_ns: Callable[[], int] = time.perf_counter_ns,
         others: Others = NOBODY,
     ) -> None:
-        """`of_code` are those that the code of models reports.
+        """`of_code` are those that the code of models reports, `programs` those by their place.
 
         So many versions have series of their own, and so many models; the others share one.
         `now_ns` is the clock of the stations.
         """
         self._now_ns = now_ns
         self._fetching = fetching
+        self._programs = programs
         self._observing = observing or ObservingReading()
         self._max_versions = max_versions
         self._is_told = False
@@ -254,6 +258,9 @@ class Metrics:
         if self._fetching is not None:
             for fetched in OF_FETCHING:
                 lines += [fetched.head, *fetched.lines("", self._fetching)]
+        if self._programs:
+            for kept in OF_PROGRAMS:
+                lines += [kept.head, *kept.lines("", self._programs)]
         return "".join(lines)
 
 
