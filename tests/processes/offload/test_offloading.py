@@ -1,6 +1,7 @@
 """Batches that one worker gives to another one, over real sockets in one process."""
 
 import asyncio
+import socket
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -159,6 +160,24 @@ async def test_a_batch_that_was_answered_is_not_waited_for() -> None:
 
         assert batch.timer is not None
         assert batch.timer.cancelled()
+
+
+async def test_what_a_worker_had_is_known_before_its_replacement_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Though the end of the worker itself may be heard later."""
+    async with paired() as pair:
+        monkeypatch.setattr(peers.Peer, "_begin", lambda self, record: None)
+        calls = await pair.begin(4)
+        await until(lambda: pair.home.helping._peers[1]._given)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            theirs.sendall((1).to_bytes(4, "little"))
+            await pair.home.helping.connect(ours)
+            assert Offloads(refused=1) == pair.home.totals.offloads
+            pair.release()
+
+            assert [1, 2, 3, 4, 5] == await pair.answers(calls)
 
 
 async def test_a_replacement_goes_on_behind_its_numbers() -> None:

@@ -190,13 +190,13 @@ class Offloading:
             _log.warning("a worker has ended before it began", reason=str(error))
             end.close()
             return
-        peer = Peer(self, worker)
+        if (before := self._peers.get(worker)) is not None:
+            # Its predecessor is gone. What that had is told by the board, before this one writes
+            # to it.
+            before.bridge.close()
+        peer = self._peers[worker] = Peer(self, worker)
         account = self._ledger.open()
         peer.bridge = Bridge(slabs, account, Purpose.REQUESTS, peer.heard, peer.lost)
-        before = self._peers.get(worker)
-        self._peers[worker] = peer
-        if before is not None:
-            before.bridge.close()
         await peer.bridge.open(end)
 
 
