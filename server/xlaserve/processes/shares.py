@@ -100,11 +100,6 @@ UNSUPPORTED: Mapping[str, _Unsupported] = MappingProxyType(
             lambda s: s.modelmesh and has_front_ends(s),
             lambda s: "true",
         ),
-        "sagemaker_multi_model": _Unsupported(
-            "false with process_roles front-ends: urls of models are not known to all",
-            lambda s: s.sagemaker_multi_model and has_front_ends(s),
-            lambda s: "true",
-        ),
         "evict": _Unsupported(
             "false with several processes: each would evict other models",
             lambda s: s.evict,

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import os
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -432,10 +433,12 @@ async def test_no_model_is_kept_alive_for_the_list(
     container: MultiModelContainer, served: Core, unpack: Unpack
 ) -> None:
     await container.load("m", unpack("a/model"))
+    instance = weakref.ref(served.registry.resolve("m")[1])
+    assert instance() is not None
     await served.control.evict("m")
     gc.collect()
 
-    assert 0 == len(container._urls)
+    assert instance() is None
 
 
 # --- the default model -------------------------------------------------------------------------

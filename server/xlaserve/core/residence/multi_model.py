@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import partial
-from weakref import WeakKeyDictionary
 
 from xlaserve.core.control_plane import Change, ChangeKind
 from xlaserve.core.residence.control import ModelControl
@@ -78,8 +77,6 @@ class MultiModelContainer:
             ChangeKind.LOAD_URL,
             lambda change: self._load_here(change.subject, change.arguments["url"]),
         )
-        # By instance, so that a reload from elsewhere and an unload leave nothing to tidy up.
-        self._urls: WeakKeyDictionary[Instance, str] = WeakKeyDictionary()
 
     @property
     def healthy(self) -> bool:
@@ -112,7 +109,8 @@ class MultiModelContainer:
             # Nobody unloads what was never loaded: of a failure nothing is kept.
             self._registry.forget(name)
         for instance in _instances(self._registry.find(name)):
-            self._urls[instance] = url
+            # A reload from elsewhere and an unload leave nothing to tidy up.
+            instance.url = url
 
     async def unload(self, name: str) -> None:
         """Unload a model and return once its memory is free.
@@ -169,7 +167,7 @@ class MultiModelContainer:
         """Return a model with the url that it was loaded from, or its directory."""
         newest = model.newest()
         instance = newest.instance if newest else None
-        url = self._urls.get(instance) if instance else None
+        url = instance.url if instance else ""
         return HostedModel(model.name, url or self._repository.url(model.name))
 
     def _is_taken(self, name: str) -> bool:

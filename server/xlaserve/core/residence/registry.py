@@ -73,6 +73,8 @@ class Instance:
         """Called when that has changed."""
         self.stuck: LimitedCall[Any] | None = None
         """A compilation that was abandoned in a thread which may go on and use the model."""
+        self.url = ""
+        """The url that a multi-model container has loaded it from; empty for any other."""
         self.fetched = FetchedFiles()
         """Its files, where they come from a store; the loader sets it."""
         self._users = 0

@@ -34,6 +34,9 @@ from xlaserve.processes.messages import Failure
 
 _GONE = "the engine process has ended, and is replaced"
 
+_GONE_VERSION = State.UNAVAILABLE, "", "", 0, b"", "", ""
+"""What is said of a version that the engine does not have any more."""
+
 _log = structlog.get_logger("fronts")
 
 
@@ -332,12 +335,12 @@ class FrontEnd:
         if model is None:
             return
         for number in [number for number in model.versions if number not in said]:
-            self._show_version(model.versions.pop(number), (State.UNAVAILABLE, "", "", 0, b"", ""))
+            self._show_version(model.versions.pop(number), _GONE_VERSION)
         if not model.versions:
             self._registry.forget(name)
 
     def _show_version(self, version: Version, said: Sequence[Any]) -> None:
-        state, reason, fault, handle, described, _ = said
+        state, reason, fault, handle, described, _, url = said
         version.lifecycle.follow(State(state), reason)
         before = version.instance
         if not handle:
@@ -347,7 +350,7 @@ class FrontEnd:
         if before is not None and before is not version.instance:
             before.leave()
         if version.instance is not None:
-            version.instance.fault = fault
+            version.instance.fault, version.instance.url = fault, url
 
     def _is_current(self, instance: Instance, handle: int) -> bool:
         runner = instance.runner
@@ -370,5 +373,5 @@ class FrontEnd:
 def _texts_of(changed: Sequence[Any]) -> Iterator[Wanted]:
     """Yield the instances with texts among the models that have changed."""
     for name, versions in changed:
-        for *_, handle, described, digest in versions:
+        for *_, handle, described, digest, _ in versions:
             yield Wanted(name, handle, described, digest)

@@ -17,9 +17,9 @@ from xlaserve.tensors import TensorSpec
 
 _log = structlog.get_logger("fronts")
 
-_Row: TypeAlias = tuple[str, str, str, str, int, bytes, str]
-"""A version: number, state, reason, fault, handle (0 for none), description, and the digest of the
-files of its text (empty for none)."""
+_Row: TypeAlias = tuple[str, str, str, str, int, bytes, str, str]
+"""A version: number, state, reason, fault, handle (0 for none), description, the digest of the
+files of its text (empty for none), and the url that it was loaded from (empty for none)."""
 _Entry: TypeAlias = tuple[_Row, ...]
 
 
@@ -152,7 +152,7 @@ class Mirror:
         state, instance = version.state, version.instance
         said = version.number, state.value, version.lifecycle.reason
         if instance is None or not state.answers:
-            return *said, "", 0, b"", ""
+            return *said, "", 0, b"", "", ""
         handle = self._handles.get(instance)
         if handle is None:
             try:
@@ -160,9 +160,10 @@ class Mirror:
             except UnknownDescription as error:
                 _log.exception("a model cannot be described", model=version.model)
                 reason = f"front ends cannot be told of it: {error}"
-                return version.number, State.UNAVAILABLE.value, reason, "", 0, b"", ""
+                return version.number, State.UNAVAILABLE.value, reason, "", 0, b"", "", ""
         described = self._described[instance]
-        return *said, instance.fault, handle, described, _text_digest(instance)
+        text = _text_digest(instance)
+        return *said, instance.fault, handle, described, text, instance.url
 
     def _given(self, version: Version, instance: Instance) -> int:
         self._last = handle = self._last + 1
