@@ -200,7 +200,7 @@ WORKERS: tuple[Worker, ...] = (
     Worker(
         "processes/fronts/texts.py: Texts.read",
         "asyncio's threads",
-        "reads the tokenizer and the template of a generator again, in a front end",
+        "reads the tokenizer, and the template of a generator, again in a front end",
         "the files of that version",
         "a future",
     ),

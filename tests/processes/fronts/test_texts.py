@@ -11,8 +11,11 @@ from support.core import World
 from support.fronts import Joined, Noting, connect, joined
 
 from xlaserve.language.text import LanguageText
+from xlaserve.models.embedding import text_files
+from xlaserve.models.embedding.info import EmbeddingInfo
 from xlaserve.models.generation.info import GenerationInfo
 from xlaserve.models.loaded import ModelInfo
+from xlaserve.models.roots import ANYWHERE
 from xlaserve.processes.fronts import texts
 
 
@@ -143,3 +146,54 @@ def test_a_file_that_is_missing_is_no_empty_one(tmp_path: Path) -> None:
     (folder / "chat_template.jinja").write_text("x")
 
     assert 3 == len({before, between, LanguageText.read(folder).digest})
+
+
+class Embedding(Noting):
+    """Says that it gives embeddings of texts, which only its description is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(1, World())
+        text = text_files.read(folder, "m", ANYWHERE)
+        spec, output = self.info.inputs[0], self.info.outputs[0]
+        embedding = EmbeddingInfo(
+            *(spec, None, None, output, (4,), 4), text=text.tokens, files=text.files
+        )
+        self.info = replace(self.info, embedding=embedding)
+
+
+def shown_embedding(pair: Joined) -> EmbeddingInfo:
+    """Return what the front end knows of the embeddings of `m`."""
+    instance = pair.ends[0].registry.version("m", "1").instance
+    assert instance is not None
+    embedding: EmbeddingInfo | None = instance.info.embedding
+    assert embedding is not None
+    return embedding
+
+
+async def test_the_tokenizer_of_a_front_end_is_that_of_the_engine(folder: Path) -> None:
+    """For texts whose embeddings are asked for."""
+    async with joined(Embedding(folder)) as pair:
+        text = shown_embedding(pair).text
+        assert text is not None
+        assert tiny_chat.tokens_of("hello") == text.encode("hello")
+        assert 4 == shown_embedding(pair).max_tokens
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [(" ", "changed since the engine has read them"), ("{", "is not valid JSON"), (None, "changed")],
+)
+async def test_a_tokenizer_that_has_changed_is_no_text(
+    tmp_path: Path, damage: str | None, reason: str
+) -> None:
+    """The model takes token ids, and the error says why."""
+    folder = tiny_chat.export(tmp_path / "story") / "1"
+    model, file = Embedding(folder), folder / "tokenizer.json"
+    if damage is None:
+        file.unlink()
+    else:
+        file.write_text(file.read_text() + damage)
+    async with joined(model) as pair:
+        found = shown_embedding(pair)
+        assert found.text is None
+        assert reason in found.no_text

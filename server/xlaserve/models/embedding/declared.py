@@ -13,12 +13,11 @@ import msgspec
 import structlog
 
 from xlaserve.errors import InvalidModel
-from xlaserve.language import files as text_files
-from xlaserve.language import tokenizing
 from xlaserve.language.tokenizing import Tokens
-from xlaserve.language_errors import TextNotInstalled
 from xlaserve.models import files
 from xlaserve.models.config import ModelConfig
+from xlaserve.models.embedding import text_files
+from xlaserve.models.embedding.text_files import TextFiles
 from xlaserve.models.roots import ANYWHERE, Roots
 
 FILE_NAME = "embeddings.json"
@@ -59,6 +58,8 @@ class Declared:
     text: Tokens | None = None
     no_text: str = ""
     written_at: int = 0
+    files: TextFiles | None = None
+    """Those of `text`; None without it."""
 
 
 def read(path: Path, config: ModelConfig, model: str, roots: Roots = ANYWHERE) -> Declared | None:
@@ -78,8 +79,14 @@ def read(path: Path, config: ModelConfig, model: str, roots: Roots = ANYWHERE) -
         if not text:
             return None
         found = parse(text.encode(), place)
-    tokens, no_text = _tokenizer(path, model, roots)
-    return Declared(found, place, tokens, no_text, int(path.stat().st_mtime))
+    beside, no_text = text_files.read(path, model, roots), ""
+    if beside.problem:
+        no_text = f"is without text ({beside.problem})"
+        structlog.get_logger("embeddings").warning(
+            "a model of embeddings is without text", model=model, reason=beside.problem
+        )
+    written_at = int(path.stat().st_mtime)
+    return Declared(found, place, beside.tokens, no_text, written_at, beside.files)
 
 
 def parse(text: bytes, place: str) -> Declaration:
@@ -99,15 +106,3 @@ def parse(text: bytes, place: str) -> Declaration:
 
 
 _MOST = (1 << 31) - 1
-
-
-def _tokenizer(path: Path, model: str, roots: Roots) -> tuple[Tokens | None, str]:
-    folder = path if path.is_dir() else path.parent
-    try:
-        data = text_files.read(folder, text_files.TOKENIZER, roots.open)
-        return (None, "") if data is None else (tokenizing.parse(data, model), "")
-    except (InvalidModel, TextNotInstalled) as error:
-        structlog.get_logger("embeddings").warning(
-            "a model of embeddings is without text", model=model, reason=str(error)
-        )
-        return None, f"is without text ({error})"

@@ -56,6 +56,7 @@ def describe(
         declared.text,
         declared.no_text,
         declared.written_at,
+        declared.files,
     )
 
 

@@ -4,6 +4,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 
 from xlaserve.language.tokenizing import Tokens
+from xlaserve.models.embedding.text_files import TextFiles
 from xlaserve.tensors import TensorSpec
 
 
@@ -37,6 +38,8 @@ class EmbeddingInfo:
     """Why it has none, behind the name of the model; empty where there is no such file."""
     written_at: int = 0
     """When its version directory was written, in seconds since the epoch."""
+    files: TextFiles | None = None
+    """Those of `text`; None without it."""
 
     @property
     def size(self) -> int:

@@ -15,6 +15,8 @@ import numpy as np
 
 from xlaserve.models import config, config_ragged, loaded, roots, sequence_batching
 from xlaserve.models.config import ModelConfig
+from xlaserve.models.embedding import info as embedding_info
+from xlaserve.models.embedding import text_files
 from xlaserve.models.generation import info as generation_info
 from xlaserve.models.loaded import ModelInfo, ModelMemory
 from xlaserve.models.rows import verdict
@@ -23,7 +25,7 @@ from xlaserve_proto import inference
 
 _MODULES: tuple[ModuleType, ...] = (
     *(config, config_ragged, loaded, sequence_batching, verdict),
-    *(generation_info, roots),
+    *(generation_info, embedding_info, text_files, roots),
 )
 
 
@@ -47,10 +49,10 @@ def described(info: ModelInfo, model_config: ModelConfig) -> bytes:
     """Return what front ends know of a model; raises UnknownDescription.
 
     What a model takes up and was compiled to is of the engine alone: readings of all processes are
-    summed up. The text of a generator front ends read again from its files; of embeddings they have
-    the tensors, not the text.
+    summed up. Texts front ends read again from their files.
     """
     generation = None if info.generation is None else replace(info.generation, text=None)
+    embedding = None if info.embedding is None else replace(info.embedding, text=None)
     shown = replace(
         info,
         memory=ModelMemory(),
@@ -61,7 +63,7 @@ def described(info: ModelInfo, model_config: ModelConfig) -> bytes:
         shared_programs=0,
         on_demand_compilations=0,
         generation=generation,
-        embedding=None,
+        embedding=embedding,
     )
     return msgspec.msgpack.encode([_plain(shown), _plain(replace(model_config, warmup=()))])
 

@@ -24,8 +24,10 @@ _Entry: TypeAlias = tuple[_Row, ...]
 
 
 def _text_digest(instance: Instance) -> str:
-    generation = instance.info.generation
-    return "" if generation is None or generation.text is None else generation.text.digest
+    generation, embedding = instance.info.generation, instance.info.embedding
+    if generation is not None and generation.text is not None:
+        return generation.text.digest
+    return "" if embedding is None or embedding.files is None else embedding.files.digest
 
 
 class Viewer:
@@ -167,13 +169,6 @@ class Mirror:
 
     def _given(self, version: Version, instance: Instance) -> int:
         self._last = handle = self._last + 1
-        if instance.info.embedding is not None:
-            _log.warning(
-                "front ends do not pass all of a model on",
-                model=version.model,
-                version=version.number,
-                without="texts of /v1/embeddings; its tensors can be inferred",
-            )
         self._described[instance] = described(instance.info, instance.config)
         self._handles[instance] = handle
         info = instance.info

@@ -1,4 +1,4 @@
-"""Texts of the engine's generators, as a front end has them: read again, from the same files."""
+"""Texts of the engine's models, as a front end has them: read again, from the same files."""
 
 import asyncio
 from collections.abc import Iterable
@@ -9,6 +9,8 @@ import structlog
 
 from xlaserve.errors import XlaserveError
 from xlaserve.language.text import LanguageText
+from xlaserve.language.tokenizing import Tokens
+from xlaserve.models.embedding import text_files
 from xlaserve.models.generation.info import GenerationInfo
 from xlaserve.models.loaded import ModelInfo
 from xlaserve.processes.fronts import description
@@ -30,7 +32,7 @@ class Texts:
     """Texts by the handle of their instance, as long as the engine has it. Of the event loop."""
 
     def __init__(self) -> None:
-        self._found: dict[int, LanguageText | str] = {}
+        self._found: dict[int, LanguageText | Tokens | str] = {}
         """The text, or why there is none."""
 
     def missing(self, wanted: Iterable[Wanted]) -> list[Wanted]:
@@ -48,13 +50,17 @@ class Texts:
     def with_text(self, handle: int, info: ModelInfo) -> ModelInfo:
         """Return a description with the text that was read for it."""
         found = self._found.get(handle)
-        if info.generation is None or found is None:
+        if found is None:
             return info
-        if isinstance(found, str):
-            generation = replace(info.generation, no_text=found)
-        else:
-            generation = replace(info.generation, text=found)
-        return replace(info, generation=generation)
+        if info.generation is not None and isinstance(found, LanguageText):
+            return replace(info, generation=replace(info.generation, text=found))
+        if info.generation is not None and isinstance(found, str):
+            return replace(info, generation=replace(info.generation, no_text=found))
+        if info.embedding is not None and isinstance(found, Tokens):
+            return replace(info, embedding=replace(info.embedding, text=found))
+        if info.embedding is not None and isinstance(found, str):
+            return replace(info, embedding=replace(info.embedding, no_text=found))
+        return info
 
     def keep(self, handles: Iterable[int]) -> None:
         """Forget the texts of all other instances."""
@@ -66,21 +72,27 @@ class Texts:
         self._found.clear()
 
 
-def _read(wanted: Wanted) -> LanguageText | str:
+def _read(wanted: Wanted) -> LanguageText | Tokens | str:
+    reason = "its files have changed since the engine has read them"
     try:
         info, _ = description.read(wanted.described)
+        if info.embedding is not None and info.embedding.files is not None:
+            again = info.embedding.files
+            found = text_files.read(again.version, wanted.model, again.roots)
+            if found.tokens is not None and found.files == again:
+                return found.tokens
+            return _refused(wanted.model, found.problem or reason)
         assert info.generation is not None
         text = _text(wanted.model, info.generation)
         if text.digest == wanted.digest:
             return text
-        reason = "its files have changed since the engine has read them"
     except XlaserveError as error:
         reason = str(error)
     return _refused(wanted.model, reason)
 
 
 def _refused(model: str, reason: str) -> str:
-    _log.warning("a generator is without text", model=model, reason=reason)
+    _log.warning("a model is without text", model=model, reason=reason)
     return f"is without text behind front ends ({reason})"
 
 
