@@ -95,12 +95,19 @@ VECTORS: Case = (
     (1, 1, 4, 5),
 )
 """A product of each pixel of those that are met."""
+COLUMNS: Case = (
+    Convolution((2, 1), ((1, 2), (0, 1)), (1, 1), (1, 2), _LAST),
+    (2, 6, 9, 4),
+    (3, 2, 4, 5),
+)
+"""A product of all that the kernel meets at each pixel of the result."""
 GROUPED_VECTORS: Case = replace(VECTORS[0], groups=2), (2, 6, 9, 4), (1, 1, 2, 6)
 
 
 @settings(max_examples=4, deadline=None)
 @example(VECTORS, convolutions.MAX_PRODUCTS)
 @example(GROUPED_VECTORS, convolutions.MAX_PRODUCTS)
+@example(COLUMNS, convolutions.MAX_PRODUCTS)
 @example(UNEVEN, 1)
 @example(UNEVEN, convolutions.MAX_PRODUCTS)
 @given(cases(), MOST)
@@ -132,6 +139,7 @@ def _check_form(case: Case, most: int) -> None:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(convolutions, "MAX_PRODUCTS", most)
+        patched.setattr(convolutions, "MIN_COLUMN_FEATURES", 1)
         got = jax.jit(lambda x, w: convolve(convolution, x, w))(image, kernel)
 
     expected = convolution(image, kernel)
@@ -229,7 +237,24 @@ FORMS = {
     "products": (DEPTHWISE, (4, 1, 3, 3)),
     "split": (Convolution.plain((2, 1), [(6, 6), (6, 6)], groups=2), (4, 2, 12, 12)),
     "pointwise": (POINTWISE, (5, 4, 1, 1)),
+    "columns": (replace(DEPTHWISE, groups=1), (5, 4, 3, 3)),
 }
+
+
+@pytest.mark.parametrize(
+    ("side", "features", "has_columns"), [(7, 64, True), (9, 64, False), (7, 63, False)]
+)
+def test_a_small_image_of_many_features_is_one_product(
+    side: int, features: int, has_columns: bool
+) -> None:
+    plain = replace(DEPTHWISE, groups=1, numbers=_LAST)
+    image = jnp.zeros((1, side, side, features), jnp.float32)
+    kernel = jnp.zeros((3, 3, features, 8), jnp.float32)
+
+    made = jax.jit(partial(convolve, plain)).lower(image, kernel).as_text()
+
+    assert has_columns == ("stablehlo.convolution" not in made)
+    assert has_columns == ("stablehlo.dot_general" in made)
 
 
 def test_what_a_place_has_for_neighbouring_features_lies_side_by_side() -> None:
@@ -248,7 +273,10 @@ def test_what_a_place_has_for_neighbouring_features_lies_side_by_side() -> None:
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_rows_are_proved_independent_in_every_form_on_every_platform(name: str) -> None:
+def test_rows_are_proved_independent_in_every_form_on_every_platform(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(convolutions, "MIN_COLUMN_FEATURES", 4)
     convolution, shape = FORMS[name]
     (rows,) = jax.export.symbolic_shape("b")
     arguments = (
