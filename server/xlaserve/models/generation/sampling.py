@@ -1,6 +1,7 @@
 """The choice of the next token of each slot, as a part of the exported program."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -57,19 +58,13 @@ def sample(
         held = jnp.zeros(changed.shape[-1], bool).at[jnp.asarray(stop_tokens)].set(True)
         changed = jnp.where(held[None] & (number["may_stop"] == 0)[:, None], -jnp.inf, changed)
     greedy = real["temperature"] <= 0
-    scaled = changed / jnp.where(greedy, 1.0, real["temperature"])
-    top_k = number["top_k"][:, None]
-    limited = (top_k > 0) | (real["top_p"] < 1) | (real["min_p"] > 0)
-    kept = jax.lax.cond(
-        jnp.any(limited & ~greedy),
-        lambda: _likely(scaled, top_k, real["top_p"], real["min_p"], limited),
-        lambda: scaled,
+    # Noise for every token of every row is dearer than all that is above: a step in which nobody
+    # draws has none.
+    token = jax.lax.cond(
+        jnp.all(greedy),
+        lambda: _largest(changed),
+        lambda: _largest(jnp.where(greedy, changed, _noisy(changed, number, real, greedy))),
     )
-    seeds = jnp.stack([number["seed_high"], number["seed_low"]], axis=-1)
-    drawn = jax.vmap(_draw)(
-        kept, jax.lax.bitcast_convert_type(seeds, jnp.uint32), number["position"]
-    )
-    token = jnp.where(greedy[:, 0], jnp.argmax(changed, axis=-1), drawn).astype(jnp.int32)
     logprob = jnp.take_along_axis(own, token[:, None], axis=-1)[:, 0]
     return token, logprob, top_tokens.astype(jnp.int32), top_logprobs
 
@@ -87,6 +82,36 @@ def _penalised(logits: jax.Array, tables: Tables, real: dict[str, jax.Array]) ->
     logits = jnp.where(seen, weaker, logits)
     counts = tables.counts.astype(jnp.float32)
     return logits - real["presence"] * generated.astype(jnp.float32) - real["frequency"] * counts
+
+
+def _largest(logits: jax.Array) -> jax.Array:
+    """Return where each row is largest, int32: the first place of several.
+
+    Two reductions of one operand: XLA vectorises them on a CPU, and not that of `argmax`.
+    """
+    last = logits.shape[-1] - 1
+    is_largest = logits == jnp.max(logits, axis=-1, keepdims=True)
+    places = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None]
+    return jnp.min(jnp.where(is_largest, places, last), axis=-1)
+
+
+def _noisy(
+    changed: jax.Array, number: dict[str, jax.Array], real: dict[str, jax.Array], greedy: jax.Array
+) -> jax.Array:
+    """Return logits whose largest is a draw from those of each row (the Gumbel-max trick)."""
+    scaled = changed / jnp.where(greedy, 1.0, real["temperature"])
+    top_k = number["top_k"][:, None]
+    limited = (top_k > 0) | (real["top_p"] < 1) | (real["min_p"] > 0)
+    kept = jax.lax.cond(
+        jnp.any(limited & ~greedy),
+        lambda: _likely(scaled, top_k, real["top_p"], real["min_p"], limited),
+        lambda: scaled,
+    )
+    seeds = jnp.stack([number["seed_high"], number["seed_low"]], axis=-1)
+    seeds = jax.lax.bitcast_convert_type(seeds, jnp.uint32)
+    noise = jax.vmap(partial(_noise, kept.shape[-1]))
+    found: jax.Array = kept + noise(seeds, number["position"])
+    return found
 
 
 def _likely(
@@ -108,6 +133,6 @@ def _likely(
     return jnp.where(mask | ~limited, logits, -jnp.inf)
 
 
-def _draw(logits: jax.Array, seed: jax.Array, position: jax.Array) -> jax.Array:
+def _noise(vocab: int, seed: jax.Array, position: jax.Array) -> jax.Array:
     key = jax.random.fold_in(jax.random.wrap_key_data(seed, impl="threefry2x32"), position)
-    return jax.random.categorical(key, logits)
+    return jax.random.gumbel(key, (vocab,), jnp.float32)

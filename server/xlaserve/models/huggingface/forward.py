@@ -61,7 +61,7 @@ def decode(  # noqa: PLR0917, the signature that generators have
     x, cache = _layers(
         form, params, cache, (tokens[:, None], positions[:, None], is_real), (write, read)
     )
-    return _logits(form, params, x[:, 0]), cache
+    return _logits(form, params, x[:, 0], few=True), cache
 
 
 def chunk(  # noqa: PLR0917, the signature that generators have
@@ -196,12 +196,28 @@ def _attention(
 ) -> jax.Array:
     """Return [b, c, heads x dim]; each head of keys serves the queries of its group."""
     b, c = q.shape[:2]
-    grouped = q.reshape(b, c, form.kv_heads, form.heads // form.kv_heads, form.head_dim)
-    scores = jnp.einsum("bckgd,bkwd->bkgcw", grouped, keys, preferred_element_type=jnp.float32)
+    groups, rows = form.heads // form.kv_heads, c * (form.heads // form.kv_heads)
+    # The queries of a head of keys are the rows of one product: XLA has a quick one for that on a
+    # CPU, and for no other order of the dimensions.
+    queries = q.reshape(b, c, form.kv_heads, groups, form.head_dim).transpose(0, 2, 3, 1, 4)
+    queries = queries.reshape(b, form.kv_heads, rows, form.head_dim)
+    # It has none for a single row of BF16: all keys and values would be turned into FP32.
+    spare = int(groups == 1 and _is_step(q) and keys.dtype == jnp.bfloat16)
+    queries = jnp.pad(queries, ((0, 0), (0, 0), (0, spare), (0, 0)))
+    scores = jnp.einsum("bkrd,bkwd->bkrw", queries, keys, preferred_element_type=jnp.float32)
     scores = _capped(scores * form.attention_scale, form.attention_cap)
-    scores = jnp.where(seen[:, None, None], scores, -jnp.inf)
+    scores = jnp.where(_of_rows(seen, groups, spare), scores, -jnp.inf)
     shares = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
-    return jnp.einsum("bkgcw,bkwd->bckgd", shares, values).reshape(b, c, -1)
+    mixed = lax.dot_general(shares, values, (((3,), (2,)), ((0, 1), (0, 1))))
+    mixed = mixed[:, :, :rows].reshape(b, form.kv_heads, groups, c, form.head_dim)
+    return mixed.transpose(0, 3, 1, 2, 4).reshape(b, c, -1)
+
+
+def _of_rows(seen: jax.Array, groups: int, spare: int) -> jax.Array:
+    """Return [b, 1, rows, length]: what each row of a product sees, a spare one as the first."""
+    b, c, length = seen.shape
+    rows = jnp.broadcast_to(seen[:, None], (b, groups + spare, c, length))
+    return rows.reshape(b, 1, (groups + spare) * c, length)
 
 
 def _feed_forward(form: Form, layer: Parameters, x: jax.Array, is_real: jax.Array) -> jax.Array:
@@ -231,9 +247,14 @@ def _behind(form: Form, x: jax.Array, layer: Parameters, role: str) -> jax.Array
 
 
 def _linear(layer: Parameters, role: str, x: jax.Array) -> jax.Array:
-    y = multiply(x, layer[role])
+    y = multiply(x, layer[role], few=_is_step(x))
     bias = layer.get(f"{role}_bias")
     return y if bias is None else y + bias[None, None]
+
+
+def _is_step(x: jax.Array) -> bool:
+    """Tell whether [b, c, hidden] is one token of each of some sequences."""
+    return bool(x.shape[1] == 1)
 
 
 def _norm(form: Form, x: jax.Array, among: Parameters, role: str) -> jax.Array:
@@ -255,7 +276,7 @@ def _capped(x: jax.Array, cap: float | None) -> jax.Array:
     return x if cap is None else cap * jnp.tanh(x / cap)
 
 
-def _logits(form: Form, params: Parameters, x: jax.Array) -> jax.Array:
+def _logits(form: Form, params: Parameters, x: jax.Array, *, few: bool = False) -> jax.Array:
     normed = _norm(form, x, params, "norm")
     head = params["embedding"] if form.tied else params["head"]
-    return _capped(multiply(normed, head, jnp.float32), form.logit_cap)
+    return _capped(multiply(normed, head, jnp.float32, few=few), form.logit_cap)

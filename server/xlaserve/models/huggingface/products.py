@@ -4,10 +4,19 @@ A quantised one is a mapping, as `quantising` makes it. A product turns some of 
 into numbers: all at once would be temporaries as large as the matrix was before. Matrices of
 several experts are one array with the expert as its first dimension; rows of one expert are copied
 out of it as few at a time, so that the copy stays in the cache of a CPU.
+
+On a CPU, XLA has quick products for some forms only, and a step of a generator is little else than
+reading matrices: each datatype is multiplied in the form that was measured to be quick for it.
+Other platforms are given the plain product.
 """
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import jax
@@ -27,16 +36,68 @@ INT4_ZERO = 8
 """The 4 bits that stand for 0."""
 
 
-def multiply(x: jax.Array, matrix: Matrix, accumulate: Any = None) -> jax.Array:
-    """Return x[..., in] times a matrix, [..., out], in `accumulate` or the dtype of x."""
-    if not isinstance(matrix, Mapping):
-        return jnp.einsum("...i,oi->...o", x, matrix, preferred_element_type=accumulate)
-    out = matrix["scale"].shape[0]
-    # Two at least: XLA makes no loop of one, and would turn all matrices into numbers ahead.
-    blocks = min(out, max(2, -(-out * x.shape[-1] // _AT_ONCE)))
+def multiply(
+    x: jax.Array, matrix: Matrix, accumulate: Any = None, *, few: bool = False
+) -> jax.Array:
+    """Return x[..., in] times a matrix, [..., out], in `accumulate` or the dtype of x.
 
-    def of(start: Any, size: int) -> jax.Array:
-        cut = {k: lax.dynamic_slice_in_dim(a, start, size) for k, a in matrix.items()}
+    `few` says that the rows of x are those of slots, and not those of a text.
+    """
+    if isinstance(matrix, Mapping):
+        return _of_rows_at_a_time(x, matrix, accumulate)
+    forms = _CPU_OF_FEW if few else _CPU_OF_MANY
+    found: jax.Array = lax.platform_dependent(
+        x,
+        matrix,
+        cpu=partial(forms.get(matrix.dtype.name, _plain), accumulate),
+        default=partial(_plain, accumulate),
+    )
+    return found
+
+
+def _plain(accumulate: Any, x: jax.Array, matrix: jax.Array) -> jax.Array:
+    return jnp.einsum("...i,oi->...o", x, matrix, preferred_element_type=accumulate)
+
+
+def _turned(accumulate: Any, x: jax.Array, matrix: jax.Array) -> jax.Array:
+    """Return the product with the matrix in front, which is read as it lies."""
+    flat = x.reshape(-1, x.shape[-1])
+    found = lax.dot_general(
+        matrix, flat.T, (((1,), (0,)), ((), ())), preferred_element_type=accumulate
+    )
+    # XLA would put x in front again, and rearrange the matrix for that in every step.
+    kept: jax.Array = lax.optimization_barrier(found)
+    return kept.T.reshape(*x.shape[:-1], matrix.shape[0])
+
+
+def _with_spare_row(accumulate: Any, x: jax.Array, matrix: jax.Array) -> jax.Array:
+    """Return the product of one row more: for a single one, XLA turns a whole matrix into FP32."""
+    flat = x.reshape(-1, x.shape[-1])
+    spare = jnp.zeros((1, x.shape[-1]), x.dtype)
+    found = _plain(accumulate, jnp.concatenate([flat, spare]), matrix)
+    return found[:-1].reshape(*x.shape[:-1], matrix.shape[0])
+
+
+def _by_rows(accumulate: Any, x: jax.Array, matrix: jax.Array) -> jax.Array:
+    """Return the product of some rows of the matrix at a time: XLA turns all FP16 into FP32."""
+    return _of_rows_at_a_time(x, {_PLAIN: matrix}, accumulate)
+
+
+_Form: TypeAlias = Callable[[Any, jax.Array, jax.Array], jax.Array]
+_CPU_OF_MANY: Mapping[str, _Form] = MappingProxyType({"float16": _by_rows})
+_CPU_OF_FEW: Mapping[str, _Form] = MappingProxyType(
+    {"float32": _turned, "bfloat16": _with_spare_row, "float16": _by_rows}
+)
+"""The forms that are quick on a CPU, by the datatype of the matrix; `_plain` for others."""
+
+
+def _of_rows_at_a_time(x: jax.Array, stored: Mapping[str, jax.Array], accumulate: Any) -> jax.Array:
+    out, size = next(iter(stored.values())).shape[0], x.shape[-1]
+    # Two at least: XLA makes no loop of one, and would turn all matrices into numbers ahead.
+    blocks = min(out, max(2, -(-out * size // _AT_ONCE)))
+
+    def of(start: Any, rows: int) -> jax.Array:
+        cut = {k: lax.dynamic_slice_in_dim(a, start, rows) for k, a in stored.items()}
         return _of_block(x, cut, accumulate)
 
     return _by_blocks(x, out, blocks, of)
@@ -87,7 +148,13 @@ def rows_of(matrix: Matrix, numbers: jax.Array, dtype: Any) -> jax.Array:
 
 def _of_block(x: jax.Array, block: Mapping[str, jax.Array], accumulate: Any) -> jax.Array:
     if _PLAIN in block:
-        return jnp.einsum("...i,oi->...o", x, block[_PLAIN], preferred_element_type=accumulate)
+        # Numbers of FP16 are wider than they: XLA would widen them too, and do so in memory.
+        wide = jnp.float32 if block[_PLAIN].dtype == jnp.float16 else x.dtype
+        numbers = block[_PLAIN].astype(wide)
+        found = jnp.einsum(
+            "...i,oi->...o", x.astype(wide), numbers, preferred_element_type=accumulate
+        )
+        return found.astype(accumulate or x.dtype)
     if "int8" in block:
         numbers = block["int8"].astype(x.dtype)
         found = jnp.einsum("...i,oi->...o", x, numbers, preferred_element_type=jnp.float32)
