@@ -32,6 +32,7 @@ from comparison.contenders import (
     Variant,
     default_variants,
     parse_variant,
+    with_processes,
     with_python,
     without_polling,
 )
@@ -39,7 +40,17 @@ from comparison.interleaving import Numbers, Rounds, interleave
 from comparison.kit import PEERS, Kit, Repetition
 from comparison.paced import Paced
 from comparison.results import Results
-from comparison.rows import BIG, CPU, ECHO, MEMORY, ROWS, Row, with_equal_headers, with_load
+from comparison.rows import (
+    BIG,
+    CPU,
+    ECHO,
+    MEMORY,
+    ROWS,
+    Row,
+    with_equal_headers,
+    with_load,
+    with_one_process,
+)
 from comparison.varying import Load, drive, identity_load
 from make_bench_models import MODELS, make
 
@@ -69,6 +80,8 @@ class Comparison:
             found = self._big(names)
         elif row.paced is not None:
             found = self._paced(row, row.paced, names)
+        elif row.workers > 1:
+            found = self._workers(row, OURS)
         elif row.varies:
             found = self._varying(row, names)
         elif row.is_python:
@@ -109,6 +122,7 @@ class Comparison:
             workload=row.workload,
             load=load,
             seconds=self._seconds,
+            everywhere=row.workers > 1,
         )
 
     def _big(self, names: list[str]) -> dict[str, Numbers]:
@@ -127,6 +141,13 @@ class Comparison:
         for one in running:
             found[one.name][MEMORY] = processes.peak_bytes(one.pid) - idle[one.name]
         return found
+
+    def _workers(self, row: Row, name: str) -> dict[str, Numbers]:
+        measures = {}
+        for count, shown in ((1, with_one_process(name)), (row.workers, name)):
+            (running,) = self._contenders.running([with_processes(name, count)])
+            measures[shown] = partial(self._repetition, row, row.load, running)
+        return interleave(measures, self._rounds, self._show)
 
     def _varying(self, row: Row, names: list[str]) -> dict[str, Numbers]:
         protocol = "grpc" if row.protocol == "grpc" else "rest"
@@ -207,10 +228,7 @@ def _measure(arguments: argparse.Namespace, results: Results, results_file: Path
     results.message_bytes = kit.body("big").stat().st_size
     results.contenders = [*(one.name for one in variants), *arguments.peers]
     with Contenders(kit, models, logs) as contenders:
-        for variant in variants:
-            contenders.add_variant(variant)
-            patient = without_polling(variant.name)
-            contenders.add_variant(Variant(patient, (*variant.flags, *NO_POLLING)))
+        _add_variants(contenders, variants)
         for peer in arguments.peers:
             contenders.add_peer(peer)
         if any(row.is_python for row in ROWS if row.name in arguments.rows):
@@ -220,6 +238,16 @@ def _measure(arguments: argparse.Namespace, results: Results, results_file: Path
             if row.name in arguments.rows and row.name not in results.rows:
                 results.rows[row.name] = comparison.measure(row, variants, arguments.peers)
                 results.write(results_file)
+
+
+def _add_variants(contenders: Contenders, variants: list[Variant]) -> None:
+    for variant in variants:
+        contenders.add_variant(variant)
+        patient = without_polling(variant.name)
+        contenders.add_variant(Variant(patient, (*variant.flags, *NO_POLLING)))
+        if variant.name == OURS:
+            for count in {1, *(row.workers for row in ROWS)}:
+                contenders.add_processes(variant, count)
 
 
 def _add_python(contenders: Contenders, kit: Kit, arguments: argparse.Namespace) -> None:

@@ -12,12 +12,29 @@ import pytest
 from comparison import page
 from comparison.beside import percentiles
 from comparison.charts import bar_chart
-from comparison.contenders import OURS, Contender, Variant, free_port, parse_variant
+from comparison.contenders import (
+    OURS,
+    Contender,
+    Contenders,
+    Variant,
+    free_port,
+    parse_variant,
+)
 from comparison.interleaving import Rounds, interleave, summary
-from comparison.kit import Repetition
+from comparison.kit import Kit, Repetition
 from comparison.paced import LARGE
 from comparison.results import Results
-from comparison.rows import BEST, ECHO, P50, RATE, ROWS, SECONDS, Target, with_load
+from comparison.rows import (
+    BEST,
+    ECHO,
+    P50,
+    RATE,
+    ROWS,
+    SECONDS,
+    Target,
+    with_load,
+    with_one_process,
+)
 from comparison.verdicts import verdicts
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
@@ -129,6 +146,27 @@ def test_a_load_is_compared_with_the_other_load_of_the_same_server() -> None:
     (found,) = verdicts(ROW["thousand"], numbers, ["triton"], 0)
 
     assert ("4x16", 0.4, False) == (found.against, found.ratio, found.is_met)
+
+
+def test_workers_are_compared_with_one_process_on_the_same_cores() -> None:
+    numbers = {OURS: {"rps": 14.0}, with_one_process(OURS): {"rps": 10.0}}
+    (found,) = verdicts(ROW["workers-identity"], numbers, [], 0)
+
+    assert ("one process", 1.4, True) == (found.against, found.ratio, found.is_met)
+
+
+def test_workers_have_the_cores_of_the_client_too(tmp_path: Path) -> None:
+    """So has one process that they are compared with; others have one core."""
+    contenders = Contenders(Kit(tmp_path, tmp_path, "0", "1"), tmp_path, tmp_path)
+    contenders.add_variant(Variant(OURS))
+    for count in (1, 2):
+        contenders.add_processes(Variant(OURS, ("--a",)), count)
+    commands = [one.command for one in contenders._all.values()]
+
+    assert ["0", "0,1", "0,1"] == [command[2] for command in commands]
+    assert [["--a", "--processes", "1"], ["--a", "--processes", "2"]] == [
+        command[-3:] for command in commands[1:]
+    ]
 
 
 def test_a_latency_may_be_asked_for_in_milliseconds() -> None:

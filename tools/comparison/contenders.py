@@ -65,6 +65,11 @@ def without_polling(name: str) -> str:
     return f"{name} without polling"
 
 
+def with_processes(name: str, count: int) -> str:
+    """Return the name of the contender that is a variant of xlaserve on all cores."""
+    return f"{name} as {count} on all cores"
+
+
 def parse_variant(text: str) -> Variant:
     """Read `NAME=FLAGS`."""
     name, _, flags = text.partition("=")
@@ -185,6 +190,13 @@ class Contenders:
         self._ours.add(variant.name)
         self._add(variant.name, *self._serve(self._models, variant.flags))
 
+    def add_processes(self, variant: Variant, count: int) -> None:
+        """Take xlaserve along as so many processes, on the cores of server and client."""
+        name = with_processes(variant.name, count)
+        flags = (*variant.flags, "--processes", str(count))
+        self._ours.add(name)
+        self._add(name, *self._serve(self._models, flags, cpus=self._kit.all_cpus))
+
     def add_python(self, name: str, repository: Path) -> None:
         """Take xlaserve or Triton along with a repository of models in Python."""
         if name == OURS:
@@ -198,11 +210,20 @@ class Contenders:
         self._verified.add(with_python(name))  # by what it is asked
 
     def _serve(
-        self, models: Path, flags: tuple[str, ...]
+        self, models: Path, flags: tuple[str, ...], *, cpus: str = ""
     ) -> tuple[list[str], dict[str, str], tuple[int, int]]:
         grpc, http = free_port(), free_port()
-        command = ["taskset", "-c", self._kit.server_cpu, sys.executable, "-m", "xlaserve.cli"]
-        command += ["serve", str(models), "--device", "cpu", "--no-background-compile"]
+        command = ["taskset", "-c", cpus or self._kit.server_cpu]
+        command += [
+            sys.executable,
+            "-m",
+            "xlaserve.cli",
+            "serve",
+            str(models),
+            "--device",
+            "cpu",
+            "--no-background-compile",
+        ]
         command += ["--grpc-endpoint", f"port:{grpc}", "--http-endpoint", f"port:{http}"]
         command += ["--max-message-bytes", str(_MAX_MESSAGE_BYTES), *flags]
         single = {"OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}

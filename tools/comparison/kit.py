@@ -29,6 +29,11 @@ class Kit:
     server_cpu: str
     client_cpu: str
 
+    @property
+    def all_cpus(self) -> str:
+        """Return the cores of the servers and of the clients, as taskset takes them."""
+        return f"{self.server_cpu},{self.client_cpu}"
+
     def check(self, peers: tuple[str, ...]) -> None:
         """Exit with what to do where the kit, a program or a peer is missing."""
         if not (self.directory / "bench.sh").exists():
@@ -91,9 +96,17 @@ class Kit:
             os.sched_setaffinity(0, before)
 
     def measure(
-        self, port: int, pid: int, *, protocol: str, workload: str, load: str, seconds: float
+        self,
+        port: int,
+        pid: int,
+        *,
+        protocol: str,
+        workload: str,
+        load: str,
+        seconds: float,
+        everywhere: bool = False,
     ) -> Repetition:
-        """Run h2load once against a server, as the kit does."""
+        """Run h2load once against a server, as the kit does; `everywhere` on all cores."""
         out = self.cache / "run" / f"compare-{os.getpid()}.jsonl"
         out.unlink(missing_ok=True)
         self.body(workload)
@@ -105,7 +118,7 @@ class Kit:
             "retries": "0",
             "dur": str(seconds),
             "warm": "0.5",
-            "client-cpu": self.client_cpu,
+            "client-cpu": self.all_cpus if everywhere else self.client_cpu,
             "server-pid": str(pid),
             "out": str(out),
         }

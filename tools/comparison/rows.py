@@ -18,6 +18,9 @@ MESSAGE = "message"
 EQUAL = "equal headers"
 """Stands for xlaserve itself, asked with the same headers each time."""
 
+ONE_PROCESS = "one process"
+"""Stands for xlaserve itself, as one process on the same cores."""
+
 MILLISECOND = "a millisecond"
 """Stands for itself."""
 
@@ -34,7 +37,7 @@ class Target:
     """How xlaserve shall stand to somebody else in one measure."""
 
     against: str
-    """A peer, BEST, ECHO, MESSAGE, EQUAL, MILLISECOND, or the other load of the row."""
+    """A peer, BEST, ECHO, MESSAGE, EQUAL, ONE_PROCESS, MILLISECOND, or the row's other load."""
     measure: str
     factor: float
     """At least so many times what the other has where higher is better, else at most."""
@@ -83,6 +86,9 @@ class Row:
     """The rate of the requests, where they do not wait for answers."""
     other_load: str = ""
     """Another load at which each contender is measured as well, to be compared with."""
+    workers: int = 1
+    """Workers of xlaserve; with more than one they and the client share all cores, and one process
+    is measured there as well."""
 
     @property
     def in_flight(self) -> int:
@@ -94,6 +100,11 @@ class Row:
 def with_equal_headers(name: str) -> str:
     """Return how a contender is called where it is asked with equal headers."""
     return f"{name}, {EQUAL}"
+
+
+def with_one_process(name: str) -> str:
+    """Return how a contender is called that has one process where others have workers."""
+    return f"{name}, {ONE_PROCESS}"
 
 
 def with_load(name: str, load: str) -> str:
@@ -117,6 +128,21 @@ def _beside(large: str) -> Row:
         ("triton",),
         (Target("triton", P99, 1),) if large else (),
         paced=Paced(_SMALL_RATE, large),
+    )
+
+
+def _workers(name: str, title: str, workload: str) -> Row:
+    """Return a row of two workers and one process, by turns, on the cores of server and client."""
+    return Row(
+        f"workers-{name}",
+        f"{title} over gRPC, 4 connections x 16 streams; --processes 2, the client on the same "
+        "two cores",
+        "grpc",
+        workload,
+        "4x16",
+        (),
+        (_rate(ONE_PROCESS, 1.35),),
+        workers=2,
     )
 
 
@@ -271,6 +297,8 @@ ROWS = (
         ("triton", "mlserver", "kserve"),
         (_rate(BEST, 1.5),),
     ),
+    _workers("identity", "identity FP32[1,16]", "identity"),
+    _workers("mlp", "perceptron 784-512-10, FP32[32,784]", "mlp32"),
     # The last one: Triton is known to crash in it.
     Row(
         "cached",

@@ -14,10 +14,12 @@ from comparison.rows import (
     MEMORY,
     MESSAGE,
     MILLISECOND,
+    ONE_PROCESS,
     Row,
     Target,
     with_equal_headers,
     with_load,
+    with_one_process,
 )
 
 UNITS = {
@@ -84,6 +86,8 @@ def _other(row: Row, target: Target, against: str) -> str:
     """Return the name under which the numbers are that a target is compared with."""
     if target.against == EQUAL:
         return with_equal_headers(OURS)
+    if target.against == ONE_PROCESS:
+        return with_one_process(OURS)
     return with_load(OURS, row.other_load) if target.against == row.other_load else against
 
 

@@ -11,6 +11,7 @@ from support.core import World
 from support.fronts import Joined, Noting, connect, joined
 
 from xlaserve.language.text import LanguageText
+from xlaserve.language.tokenizing import Tokens
 from xlaserve.models.embedding import text_files
 from xlaserve.models.embedding.info import EmbeddingInfo
 from xlaserve.models.generation.info import GenerationInfo
@@ -65,7 +66,7 @@ class Held:
         self.may_read = threading.Event()
         read = texts._read
 
-        def held(wanted: texts.Wanted) -> LanguageText | str:
+        def held(wanted: texts.Wanted) -> LanguageText | Tokens | str:
             self.handles.append(wanted.handle)
             assert self.may_read.wait(60)
             return read(wanted)
@@ -181,7 +182,11 @@ async def test_the_tokenizer_of_a_front_end_is_that_of_the_engine(folder: Path) 
 
 @pytest.mark.parametrize(
     ("damage", "reason"),
-    [(" ", "changed since the engine has read them"), ("{", "is not valid JSON"), (None, "changed")],
+    [
+        (" ", "changed since the engine has read them"),
+        ("{", "is not valid JSON"),
+        (None, "changed"),
+    ],
 )
 async def test_a_tokenizer_that_has_changed_is_no_text(
     tmp_path: Path, damage: str | None, reason: str
