@@ -138,6 +138,19 @@ def test_what_is_not_worthwhile_stays(others: Others) -> None:
     assert not station.overtakes()
 
 
+def test_large_inputs_have_to_take_longer() -> None:
+    """They are copied, which another worker that is idle does not make up for."""
+    station = Station(others=Others(most_bytes=1 << 30))
+    station.run(1)
+    offered = []
+    for size in (10_000_000, 15_000_000):
+        station.queue[:] = calls(1)
+        station.queue[0].inputs = {"x": np.broadcast_to(np.float32(0), (1, size))}
+        offered.append(station.overtakes())
+
+    assert [True, False] == offered
+
+
 def test_a_batch_elsewhere_takes_no_lane() -> None:
     """Once it has ended, the queue is looked at again."""
     station = Station()
