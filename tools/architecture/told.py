@@ -132,6 +132,11 @@ LIVES: tuple[Life, ...] = (
                 "`DeviceRunner` gives it to the threads of a device.",
             ),
             Step(
+                "core/serving/stations/offloading.py: OffloadingRunner.run",
+                "stands around it where there are several workers, and has another one that is "
+                "idle execute the batch where every replica is busy.",
+            ),
+            Step(
                 "core/serving/answers.py: deliver",
                 "splits the outputs by rows and ends all its calls before any is told.",
             ),
