@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -32,6 +33,17 @@ def test_row_for_each_batch_and_the_mean_are_printed(
     assert ["| tiny | 1", "| tiny | 2"] == [row[:10] for row in rows[2:]]
     assert all(float(row.split("|")[5]) > 0 for row in rows[2:])
     assert mean.startswith("geometric mean ")
+
+
+def test_jax_is_set_as_the_server_sets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With asynchronous dispatch a small model would be handed to another thread."""
+    path = save(model([node("Relu", ["x"], ["y"])], {"x": (FLOAT, ["N", 4])}, ["y"]), tmp_path)
+    monkeypatch.setattr(allocator, "give_back_large_blocks", lambda **_: True)
+    jax.config.update("jax_cpu_enable_async_dispatch", True)
+
+    onnx_speed.main([str(path), "--batch", "1", "--seconds", "0.01"])
+
+    assert not jax.config.read("jax_cpu_enable_async_dispatch")
 
 
 def test_answers_that_differ_end_the_comparison() -> None:
