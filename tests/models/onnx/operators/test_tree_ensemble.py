@@ -3,7 +3,7 @@
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -367,17 +367,16 @@ def test_nodes_that_fit_into_64_bits_are_one_table(
     np.testing.assert_allclose(one[0], theirs(model, {"x": rows})[0], rtol=1e-4, atol=1e-5)
 
 
-def test_nodes_that_share_what_is_below_them_stay_as_many() -> None:
-    """Sixty nodes, of which each leads to the next two: there are more ways than numbers."""
-    nodes = 60
-    numbers = np.arange(nodes)
-    trees = Trees(
+def _leading(true: Sequence[int], false: Sequence[int]) -> Trees:
+    """Return one tree of these children, of which two are leaves."""
+    nodes = len(true)
+    return Trees(
         columns=np.zeros(nodes, np.int64),
-        thresholds=numbers.astype(np.float32),
+        thresholds=np.arange(nodes, dtype=np.float32),
         modes=np.full(nodes, LEQ),
         sends_missing=np.zeros(nodes, np.bool_),
-        true=numbers + 1,
-        false=numbers + 2,
+        true=np.asarray(true),
+        false=np.asarray(false),
         sets=(),
         roots=np.asarray([0]),
         leaves=2,
@@ -385,9 +384,25 @@ def test_nodes_that_share_what_is_below_them_stay_as_many() -> None:
         entries=(np.asarray([0, 1]), np.asarray([0, 0]), np.asarray([1.0, 2.0], np.float32)),
     )
 
-    made = forest_of(trees, groups=True)
+
+def test_nodes_that_share_what_is_below_them_stay_as_many() -> None:
+    """Sixty nodes, of which each leads to the next two: there are more ways than numbers."""
+    made = forest_of(_leading(range(1, 61), range(2, 62)), groups=True)
 
     assert (60, 62) == (made.depth, len(made.tables["children"]))
+
+
+@pytest.mark.parametrize(
+    ("true", "false"),
+    [
+        pytest.param([2, 3], [1, 2], id="of one and of the node below it"),
+        pytest.param([1, 3, 4], [2, 4, 3], id="of two at the same depth"),
+    ],
+)
+def test_a_leaf_of_two_nodes_lies_beside_neither(true: list[int], false: list[int]) -> None:
+    made = forest_of(_leading(true, false), groups=True)
+
+    assert {"tests", "children", "roots", "weights"} == set(made.tables)
 
 
 def test_a_tree_within_a_branch_is_converted_too() -> None:
