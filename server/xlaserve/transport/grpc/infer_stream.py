@@ -202,8 +202,11 @@ class InferStream:
             raise ShuttingDown
 
     def close(self) -> None:
-        """Read no more requests, and end once those in flight are answered."""
-        self._is_closing = True
+        """Read no more requests, and end once those in flight are answered.
+
+        A client that has sent its last one is refused nothing: its stream ends as it would have.
+        """
+        self._is_closing = not self._is_read
         assert self._reading is not None
         self._reading.cancel()
 
