@@ -171,7 +171,12 @@ async def main() -> int:
         await import_model(folder)
         async with AsyncExitStack() as stack:
             timeout = aiohttp.ClientTimeout(None)
-            session = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout))
+            # llama.cpp closes each connection right behind the end of a stream, and does not say so:
+            # the next request on one that is kept would be lost.
+            connector = aiohttp.TCPConnector(force_close=True)
+            session = await stack.enter_async_context(
+                aiohttp.ClientSession(connector=connector, timeout=timeout)
+            )
             async with serving(folder, session) as cold:
                 pass
             server = await stack.enter_async_context(serving(folder, session))
