@@ -54,11 +54,15 @@ def affine_model(affine_directory: Path) -> Iterator[LoadedModel]:
 
 @pytest.fixture
 def load() -> Iterator[Load]:
-    """Load a directory as model `m`, version 1."""
+    """Load a directory as model `m`, version 1.
+
+    Without a configuration batches stay whole: which pieces are quicker depends on the machine.
+    """
     loaded: list[LoadedModel] = []
+    whole = ModelConfig(parameters={"split_batches": "false"})
 
     def load_model(directory: Path, config: ModelConfig | None = None, **more: Any) -> LoadedModel:
-        context = LoadContext("m", "1", config or ModelConfig(), **more)
+        context = LoadContext("m", "1", config or whole, **more)
         loaded.append(loaders.load(directory, context))
         return loaded[-1]
 

@@ -21,7 +21,10 @@ CONFIG = {"slots": str(SLOTS), "windows": "16", "chunk": str(CHUNK)}
 class Asking(UnsentRequest):
     """A request whose answers are kept, and which can be cancelled or stop reading."""
 
-    def __init__(self, prompt: list[int], parameters: Mapping[str, Any]) -> None:
+    def __init__(
+        self, prompt: list[int], parameters: Mapping[str, Any], reads: int | None = None
+    ) -> None:
+        """`reads` is after how many answers its client reads no more, until `read_on`."""
         super().__init__(
             {"tokens": np.array(prompt, np.int32)}, [], parameters=parameters, failed=self._ended
         )
@@ -33,6 +36,7 @@ class Asking(UnsentRequest):
         self.paused = threading.Event()
         self.is_cancelled = False
         self.is_writable = True
+        self._reads = reads
         self._resume: Any = None
         self._leave: Any = None
         self.has_ended = False
@@ -47,6 +51,8 @@ class Asking(UnsentRequest):
     ) -> None:
         self.answers.append(outputs)
         self.some.set()
+        if len(self.answers) == self._reads:
+            self.is_writable = False
         if last:
             assert parameters is not None
             self.told = parameters.answer
@@ -92,8 +98,8 @@ class Loaded:
         self._freed = threading.Semaphore(0)
         self._begun = 0
 
-    def ask(self, prompt: list[int], **parameters: Any) -> Asking:
-        request = Asking(prompt, parameters)
+    def ask(self, prompt: list[int], reads: int | None = None, **parameters: Any) -> Asking:
+        request = Asking(prompt, parameters, reads)
         self._begun += 1
         self.model.handle(0, [request], self._freed.release)
         return request

@@ -206,9 +206,7 @@ def test_the_likeliest_tokens_are_told_where_they_are_asked_for(loaded: Loaded) 
 
 def test_a_cancelled_request_leaves_its_slot(loaded: Loaded) -> None:
     """Within a step: those that wait for a slot are answered though it never reads."""
-    endless = [loaded.ask(prompt_of(4, index), ignore_eos=True) for index in range(SLOTS)]
-    for request in endless:
-        request.is_writable = False
+    endless = [loaded.ask(prompt_of(4, index), 1, ignore_eos=True) for index in range(SLOTS)]
     for request in endless:
         assert request.some.wait(60)
         request.is_cancelled = True
@@ -219,9 +217,8 @@ def test_a_cancelled_request_leaves_its_slot(loaded: Loaded) -> None:
 
 def test_a_cancelled_request_that_waits_leaves_at_once(loaded: Loaded) -> None:
     """Though no slot is given back, and the thread sleeps: nobody in a slot reads."""
-    held = [loaded.ask(prompt_of(4, index), ignore_eos=True) for index in range(SLOTS)]
+    held = [loaded.ask(prompt_of(4, index), 1, ignore_eos=True) for index in range(SLOTS)]
     for request in held:
-        request.is_writable = False
         assert request.paused.wait(60)
     waiting = loaded.ask(prompt_of(5))
     waiting.cancel()

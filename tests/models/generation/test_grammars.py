@@ -280,18 +280,6 @@ def test_tokens_beyond_the_tokenizer_are_never_allowed() -> None:
 assert len(ALPHABET) == VOCAB
 
 
-class Stopping(Asking):
-    """A request whose client reads no more once it has some answers."""
-
-    def __init__(self, prompt: list[int], parameters: Any, reads: int) -> None:
-        super().__init__(prompt, parameters)
-        self._reads = reads
-
-    def answer(self, outputs: Any, **told: Any) -> None:
-        super().answer(outputs, **told)
-        self.is_writable = len(self.answers) != self._reads
-
-
 def test_grammar_stop_string_and_log_probabilities_go_on_behind_a_preemption(
     loaded: Loaded,
 ) -> None:
@@ -313,12 +301,17 @@ def test_grammar_stop_string_and_log_probabilities_go_on_behind_a_preemption(
     assert all(len(request.tokens) > reads for request in whole)
     loaded.wait_until_idle()
     before = loaded.model.counts.preemptions
-    slow = [Stopping(*pair, reads) for pair in zip(prompts, asked, strict=True)]
+    slow = [Asking(*pair, reads) for pair in zip(prompts, asked, strict=True)]
     for request in slow:
         loaded.model.handle(0, [request], lambda: None)
     for request in slow:
         assert request.paused.wait(60)
-    better = [loaded.ask(prompt_of(9, i), priority=1, max_tokens=2) for i in range(SLOTS)]
+    # Side by side, each in a slot of its own: none of them ends before all have begun.
+    better = [loaded.ask(prompt_of(9, i), 1, priority=1, max_tokens=2) for i in range(SLOTS)]
+    for request in better:
+        assert request.paused.wait(60)
+    for request in better:
+        request.read_on()
     assert all(request.tokens for request in better)
     for request in slow:
         request.read_on()

@@ -53,10 +53,14 @@ async def test_a_worker_that_executes_is_given_nothing() -> None:
         assert ([1, 4], [1]) == (pair.home.model.rows, pair.helper.model.rows)
 
 
-async def test_a_worker_refuses_what_it_did_not_say_that_it_takes() -> None:
+async def test_a_worker_refuses_what_it_did_not_say_that_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It has begun something since: the batch is executed at home, behind the one before."""
     async with paired() as pair:
-        pair.helper.helping._busy = 1.0
+        # Before it says so: the board is looked at before it is written again.
+        monkeypatch.setattr(pair.helper.helping, "_say", lambda: None)
+        monkeypatch.setattr(pair.helper.helping, "_is_serving", False)
         calls = await pair.begin(4)
         await until(lambda: pair.home.totals.offloads.refused)
         pair.release()
