@@ -124,6 +124,6 @@ async def clients(url: str, count: int = 2) -> AsyncIterator[dict[int, Any]]:
             await stack.enter_async_context(client)
             tensor = triton.InferInput("x", [1], "FP32")
             tensor.set_data_from_numpy(np.ones(1, np.float32))
-            answer = await client.infer("who", [tensor])
+            answer: Any = await client.infer("who", [tensor])
             found.setdefault(int(answer.as_numpy("y")[0]), client)
         yield found
