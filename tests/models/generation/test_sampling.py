@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from xlaserve.models.generation import sampling
 from xlaserve.models.generation.info import mask_words
 from xlaserve.models.generation.sampling import INTEGERS, REALS, Tables, sample
 
@@ -113,6 +114,43 @@ def test_a_step_of_greedy_rows_makes_no_noise(logits: Any) -> None:
 
     assert NOISE & _operations(found.jaxpr, of_conditions=True)
     assert not NOISE & _operations(found.jaxpr, of_conditions=False)
+
+
+_LIKELY = jax.jit(sampling._likely)
+
+
+def _kept(logits: Any, top_k: int, top_p: float, min_p: float) -> set[int]:
+    """Return the tokens that limits leave of a row, from the vocabulary in order."""
+    order = np.argsort(-logits.astype(np.float64), kind="stable")
+    within = order[: top_k or VOCAB]
+    chances = np.exp(logits[within].astype(np.float64))
+    chances /= chances.sum()
+    before = np.cumsum(chances) - chances
+    kept = (before < top_p) & (chances >= min_p * chances[0])
+    kept[0] = True
+    return set(within[kept].tolist())
+
+
+@pytest.mark.parametrize("top_k", [0, 1, 7, VOCAB + 5])
+@pytest.mark.parametrize("top_p", [1e-6, 0.305, 0.905, 1.0])
+@pytest.mark.parametrize("min_p", [0.0, 0.2])
+def test_limits_leave_the_likeliest_tokens(
+    logits: Any, top_k: int, top_p: float, min_p: float
+) -> None:
+    """Also among tokens that are equally likely, of which the first stay, and masked ones."""
+    logits[1] = 0.0
+    logits[2, 50:] = -np.inf
+    logits[3] = np.round(logits[3])
+
+    columns = [np.full((ROWS, 1), value, np.float32) for value in (top_p, min_p)]
+    counts, limited = np.full((ROWS, 1), top_k, np.int32), np.ones((ROWS, 1), bool)
+    found = _LIKELY(*map(jnp.asarray, (logits, counts, *columns, limited)))
+
+    for row, left in zip(logits, np.asarray(found), strict=True):
+        kept = _kept(row, top_k, top_p, min_p)
+        # What cannot be drawn anyhow may be kept.
+        assert {i for i in kept if row[i] > -np.inf} == set(np.flatnonzero(left > -np.inf).tolist())
+        assert np.isin(left[left > -np.inf], row).all()
 
 
 def _operations(jaxpr: Any, *, of_conditions: bool) -> set[str]:

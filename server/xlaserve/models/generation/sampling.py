@@ -1,5 +1,6 @@
 """The choice of the next token of each slot, as a part of the exported program."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -118,19 +119,57 @@ def _likely(
     logits: jax.Array, top_k: jax.Array, top_p: jax.Array, min_p: jax.Array, limited: jax.Array
 ) -> jax.Array:
     """Return the logits with those at minus infinity that are not to be drawn."""
-    order = jnp.argsort(-logits, axis=-1)
-    ordered = jnp.take_along_axis(logits, order, axis=-1)
-    rank = jnp.arange(logits.shape[-1])[None, :]
-    within = (top_k <= 0) | (rank < top_k)
-    chances = jax.nn.softmax(jnp.where(within, ordered, -jnp.inf), axis=-1)
-    before = jnp.cumsum(chances, axis=-1) - chances
+    # Each limit keeps the likeliest tokens down to some logit. To look for that bit by bit takes a
+    # seventh of the time that sorting the vocabulary takes on a CPU.
+    order = _ordered(logits)
+    count = jnp.where(top_k <= 0, logits.shape[-1], top_k)
+    last = _largest_that(lambda at: _sum(order >= at, jnp.int32(1)) >= count, logits.shape[0])
+    within = (order > last) | _first(order == last, count - _sum(order > last, jnp.int32(1)))
+    chances = jax.nn.softmax(jnp.where(within, logits, -jnp.inf), axis=-1)
+    last = _largest_that(lambda at: _sum(order >= at, chances) >= top_p, logits.shape[0])
+    is_last = order == last
+    # Of tokens that are as likely as the last one, those before whom there is less than top_p.
+    one = jnp.max(jnp.where(is_last, chances, 0.0), axis=-1, keepdims=True)
+    left = jnp.where(one > 0, jnp.ceil((top_p - _sum(order > last, chances)) / one), 0.0)
+    among = jnp.minimum(left, logits.shape[-1]).astype(jnp.int32)
+    kept = within & ((order > last) | _first(is_last, among))
+    kept &= chances >= min_p * jnp.max(chances, axis=-1, keepdims=True)
     # The likeliest one stays whatever the limits are.
-    kept = (within & (before < top_p) & (chances >= min_p * chances[:, :1])) | (rank == 0)
-    rows = jnp.arange(logits.shape[0])[:, None]
-    mask = jnp.zeros(logits.shape, bool).at[rows, order].set(kept)
+    kept |= jnp.arange(logits.shape[-1], dtype=jnp.int32)[None] == _largest(logits)[:, None]
     # A row without limits is left as it is: rounding of the sum must not change what it draws
     # beside a neighbour that has some.
-    return jnp.where(mask | ~limited, logits, -jnp.inf)
+    return jnp.where(kept | ~limited, logits, -jnp.inf)
+
+
+def _ordered(logits: jax.Array) -> jax.Array:
+    """Return uint32 that are in the order of the logits."""
+    bits = jax.lax.bitcast_convert_type(logits, jnp.uint32)
+    sign = jnp.uint32(1 << 31)
+    return jnp.where(bits >= sign, ~bits, bits | sign)
+
+
+def _largest_that(holds: Callable[[jax.Array], jax.Array], rows: int) -> jax.Array:
+    """Return the largest uint32 [rows, 1] for which something holds that holds for all below it.
+
+    0 where it holds for none.
+    """
+
+    def with_bit(index: jax.Array, found: jax.Array) -> jax.Array:
+        tried = found | (jnp.uint32(1 << 31) >> index.astype(jnp.uint32))
+        return jnp.where(holds(tried), tried, found)
+
+    found: jax.Array = jax.lax.fori_loop(0, 32, with_bit, jnp.zeros((rows, 1), jnp.uint32))
+    return found
+
+
+def _sum(chosen: jax.Array, values: jax.Array) -> jax.Array:
+    """Return the sum of values where they are chosen, [rows, 1]."""
+    return jnp.sum(jnp.where(chosen, values, values.dtype.type(0)), axis=-1, keepdims=True)
+
+
+def _first(chosen: jax.Array, count: jax.Array) -> jax.Array:
+    """Return the first of those that are chosen in each row, so many."""
+    return chosen & (jnp.cumsum(chosen.astype(jnp.int32), axis=-1) <= count)
 
 
 def _noise(vocab: int, seed: jax.Array, position: jax.Array) -> jax.Array:
