@@ -29,7 +29,7 @@ from xlaserve.models.sites import Site
 from xlaserve.tensors import Tensor
 
 _LOGITS = 16
-"""Arrays as large as the logits that sampling may take at a time: with noise and limits, several."""
+"""Arrays as large as the logits that sampling may take at a time: noise and limits are some."""
 _SLACK_BYTES = 1 << 20
 COPY = "the copy of rows"
 """The name of that program, which is in no file."""
