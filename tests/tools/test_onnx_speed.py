@@ -1,3 +1,6 @@
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
 from pathlib import Path
 
 import jax
