@@ -332,17 +332,22 @@ def test_keys_are_in_the_order_of_floats() -> None:
         assert keys_of(np.asarray([-0.0], dtype)) == keys_of(np.asarray([0.0], dtype))
 
 
-def test_tables_are_parameters_and_rows_are_proved_independent(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("modes", "walk"), [(MODES, {"tests", "children"}), (["BRANCH_LEQ"], {"nodes", "leaves"})]
+)
+def test_tables_are_parameters_and_rows_are_proved_independent(
+    modes: list[str], walk: set[str], tmp_path: Path
+) -> None:
     """The program has no table in it, and requests are put together."""
     random = np.random.default_rng(7)
-    found = _forest(random, MODES, trees=60)
+    found = _forest(random, modes, trees=60)
     found |= _weights(random, found, "class", 3, "tree")
     found |= {"classlabels_int64s": [0, 1, 2], "post_transform": "SOFTMAX"}
     model = _model("TreeEnsembleClassifier", ["labels", "scores"], **found)
 
     imported = import_model(save(model, tmp_path), tmp_path / "m")
 
-    large = {"labels/tests", "labels/children", "labels/weights"}
+    large = {f"labels/{name}" for name in (*walk, "weights")}
     assert large <= set(imported.manifest.parameters)
     assert ("", 32) == (imported.notice, imported.manifest.max_batch_size)
 
