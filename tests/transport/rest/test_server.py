@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from aiohttp import web
 from support.gateway import serving_routes
 from support.http import Answer, ask, chunked, connect, message
 
@@ -152,6 +153,34 @@ async def test_head_has_the_headers_of_get(address: str) -> None:
     assert (200, b"") == (head.status, head.body)
     assert head.headers["content-length"] == get.headers["content-length"]
     assert b"head" + bytes(1 << 20) + b"tail" == get.body
+
+
+async def test_a_large_answer_is_written_in_turns(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system copies what it is given at once: others would wait for all of it."""
+    loop, turns = asyncio.get_running_loop(), 0
+    written: list[tuple[int, int]] = []
+    write = web.StreamResponse.write
+
+    async def noting(response: web.StreamResponse, data: Any) -> None:
+        written.append((turns, len(data)))
+        await write(response, data)
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        if turns:
+            loop.call_soon(turn)
+
+    monkeypatch.setattr(web.StreamResponse, "write", noting)
+    turn()
+    answer = await ask(address, "GET", "/large")
+    turns = -1  # the last one
+
+    assert b"head" + bytes(1 << 20) + b"tail" == answer.body
+    assert [4, 1 << 19, 1 << 19, 4] == [size for _, size in written]
+    assert written[1][0] < written[2][0]
 
 
 @pytest.mark.parametrize("site", ["cross-site"])

@@ -1,7 +1,7 @@
 """The HTTP server: aiohttp's parser and connections under our table of routes."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +15,7 @@ from xlaserve.core.serving.call import Call, Headers, Operation, Peer
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.threads.host import HostThreads
 from xlaserve.errors import CrossSiteRequest, ShuttingDown, XlaserveError
+from xlaserve.tensors import Buffer
 from xlaserve.transport.accepting import Acceptor, Handshakes
 from xlaserve.transport.compression import deflate
 from xlaserve.transport.endpoints import Listening
@@ -40,6 +41,8 @@ from xlaserve.transport.tls import MakeContext
 
 _COMPRESSED_BYTES = 1 << 10
 """Smaller answers do not become smaller by much."""
+_WRITTEN_BYTES = 512 << 10
+"""Bytes of an answer that are written before others have their turn."""
 _LINGER_SECONDS = 2.0
 """Seconds the rest of an unwanted body is read, so that its sender sees the answer."""
 _NOT_KEPT = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -296,8 +299,7 @@ class HttpServer:
             self._close_after(stream)
             await stream.prepare(request)
             if request.method != "HEAD":
-                for part in parts:
-                    await stream.write(part)
+                await _write_in_turns(stream, parts)
             return stream
         response = web.Response(status=answer.status, headers=headers, body=b"".join(parts))
         self._close_after(response)
@@ -387,3 +389,17 @@ def _no_route(method: str, path: str, allowed: Sequence[str]) -> HttpResponse:
         headers = {"Allow": ", ".join(allowed)}
         return error_response(text, HTTPStatus.METHOD_NOT_ALLOWED, headers, path=path)
     return error_response(f"there is nothing at '{path[:200]}'", HTTPStatus.NOT_FOUND, path=path)
+
+
+async def _write_in_turns(stream: web.StreamResponse, parts: Iterable[Buffer]) -> None:
+    """Write the parts of an answer, so that others have their turn in between.
+
+    The system copies what it is given into the socket at once, and hands it to a client of the same
+    machine: 10 MB kept the event loop for 4.5 ms.
+    """
+    for part in parts:
+        view = memoryview(part).cast("B")
+        for start in range(0, len(view), _WRITTEN_BYTES):
+            if start:
+                await asyncio.sleep(0)
+            await stream.write(view[start : start + _WRITTEN_BYTES])
