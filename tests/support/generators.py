@@ -98,8 +98,10 @@ class Loaded:
         self._freed = threading.Semaphore(0)
         self._begun = 0
 
-    def ask(self, prompt: list[int], reads: int | None = None, **parameters: Any) -> Asking:
-        request = Asking(prompt, parameters, reads)
+    def ask(self, prompt: list[int], **parameters: Any) -> Asking:
+        return self.begin(Asking(prompt, parameters))
+
+    def begin(self, request: Asking) -> Asking:
         self._begun += 1
         self.model.handle(0, [request], self._freed.release)
         return request

@@ -28,6 +28,7 @@ from xlaserve.models.loaded import LoadContext
 from xlaserve.models.sizes import EXECUTABLE_BYTES
 
 SAMPLED = {"temperature": 1.5, "ignore_eos": True, "max_tokens": 12}
+ENDLESS = {"ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +208,7 @@ def test_the_likeliest_tokens_are_told_where_they_are_asked_for(loaded: Loaded) 
 
 def test_a_cancelled_request_leaves_its_slot(loaded: Loaded) -> None:
     """Within a step: those that wait for a slot are answered though it never reads."""
-    endless = [loaded.ask(prompt_of(4, index), 1, ignore_eos=True) for index in range(SLOTS)]
+    endless = [loaded.begin(Asking(prompt_of(4, index), ENDLESS, 1)) for index in range(SLOTS)]
     for request in endless:
         assert request.some.wait(60)
         request.is_cancelled = True
@@ -218,7 +219,7 @@ def test_a_cancelled_request_leaves_its_slot(loaded: Loaded) -> None:
 
 def test_a_cancelled_request_that_waits_leaves_at_once(loaded: Loaded) -> None:
     """Though no slot is given back, and the thread sleeps: nobody in a slot reads."""
-    held = [loaded.ask(prompt_of(4, index), 1, ignore_eos=True) for index in range(SLOTS)]
+    held = [loaded.begin(Asking(prompt_of(4, index), ENDLESS, 1)) for index in range(SLOTS)]
     for request in held:
         assert request.paused.wait(60)
     waiting = loaded.ask(prompt_of(5))

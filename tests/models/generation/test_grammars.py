@@ -307,7 +307,8 @@ def test_grammar_stop_string_and_log_probabilities_go_on_behind_a_preemption(
     for request in slow:
         assert request.paused.wait(60)
     # Side by side, each in a slot of its own: none of them ends before all have begun.
-    better = [loaded.ask(prompt_of(9, i), 1, priority=1, max_tokens=2) for i in range(SLOTS)]
+    short = {"priority": 1, "max_tokens": 2}
+    better = [loaded.begin(Asking(prompt_of(9, index), short, 1)) for index in range(SLOTS)]
     for request in better:
         assert request.paused.wait(60)
     for request in better:
