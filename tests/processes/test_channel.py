@@ -4,6 +4,7 @@ import asyncio
 import socket
 import struct
 from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -38,6 +39,22 @@ async def test_a_message_arrives_as_it_was_sent(
     other.send(frame(msgspec.json.encode(ask)) + frame(msgspec.json.encode(Ready())))
 
     assert [ask, Ready()] == [await channel.receive(), await channel.receive()]
+
+
+async def test_an_end_that_is_gone_with_messages_unread_is_told_once(
+    ends: tuple["Channel[FromWorker]", socket.socket],
+) -> None:
+    """The system says "reset": asyncio is not to report it again when the process ends."""
+    channel, other = ends
+    channel.send(Ready())
+    await channel._writer.drain()
+    other.close()
+    with pytest.raises(ChannelError, match="the other end is gone") as raised:
+        await channel.receive()
+    closed: Any = channel._writer._protocol._closed  # type: ignore[attr-defined]
+
+    assert isinstance(raised.value.__cause__, ConnectionResetError)
+    assert not closed._log_traceback
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import struct
+from contextlib import suppress
 from typing import Generic, Self, TypeVar
 
 import msgspec
@@ -65,7 +66,12 @@ class Channel(Generic[Incoming]):
             if length > LIMIT_MESSAGE_BYTES:
                 raise ChannelError(f"a message of {length} bytes")
             return self._decoder.decode(await self._reader.readexactly(length))
-        except (asyncio.IncompleteReadError, OSError) as error:
+        except asyncio.IncompleteReadError as error:
+            raise ChannelError("the other end is gone") from error
+        except OSError as error:
+            # Retrieved here: at the end of a process asyncio may report it as an error of its own.
+            with suppress(OSError):
+                await self._writer.wait_closed()
             raise ChannelError("the other end is gone") from error
         except msgspec.DecodeError as error:
             raise ChannelError(f"a message that cannot be read, {error}") from error
