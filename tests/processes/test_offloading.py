@@ -112,6 +112,7 @@ async def test_a_worker_without_clients_executes_too(tmp_path: Path) -> None:
 async def test_what_a_killed_helper_executes_fails_and_nothing_else(tmp_path: Path) -> None:
     """The rest of the queue is answered by the worker that has it, and by the replacement."""
     async with pinned(tmp_path, LONG) as pin:
+        await until(lambda: pin.board.is_idle(pin.helper))
         victim = several.workers(pin.server)[pin.helper]
         asked = [asyncio.ensure_future(pin.outcome(value)) for value in range(9)]
         await until(lambda: pin.board.begun(pin.helper, pin.owner))
@@ -196,6 +197,7 @@ async def test_a_reload_mixes_no_versions(tmp_path: Path) -> None:
 async def test_a_server_that_is_told_to_stop_answers_what_helpers_execute(tmp_path: Path) -> None:
     """The helper has no request of its own, and ends behind what it has begun."""
     async with pinned(tmp_path, LONG) as pin:
+        await until(lambda: pin.board.is_idle(pin.helper))
         asked = [asyncio.ensure_future(pin.outcome(value)) for value in range(9)]
         await until(lambda: pin.board.begun(pin.helper, pin.owner))
         pin.server.process.send_signal(signal.SIGTERM)
