@@ -8,6 +8,7 @@ import asyncio
 import errno
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import structlog
@@ -67,9 +68,27 @@ class HandedConnections:
             connection.close()
             raise ConnectionAbortedError from None  # the client has gone already
 
+    async def next(self) -> socket.socket:
+        """Return the next connection; raises EOFError once the parent is gone."""
+        while True:
+            await readable(self)
+            with suppress(BlockingIOError, ConnectionAbortedError):
+                return self.accept()[0]
+
     def close(self) -> None:
         """Take no more."""
         self._end.close()
+
+
+async def readable(end: "socket.socket | HandedConnections") -> None:
+    """Return once there is something to read, or the other end is gone."""
+    loop, is_readable = asyncio.get_running_loop(), asyncio.Event()
+    descriptor = end.fileno()
+    loop.add_reader(descriptor, is_readable.set)
+    try:
+        await is_readable.wait()
+    finally:
+        loop.remove_reader(descriptor)
 
 
 class Taker(Protocol):

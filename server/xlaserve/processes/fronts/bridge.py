@@ -23,6 +23,7 @@ from xlaserve.models.python.process.slab import (
     make_slab,
 )
 from xlaserve.processes.fronts.records import LENGTH, NOWHERE, Kind, Record
+from xlaserve.processes.handing import readable
 from xlaserve.tensors import TensorDataError
 
 _DROP_SECONDS = 0.05
@@ -54,12 +55,7 @@ def offer(end: socket.socket, size: int) -> Slabs:
 
 async def offered(end: socket.socket) -> Slabs:
     """Return the slabs that the other end sends first; raises EOFError where that has ended."""
-    loop, readable = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(end.fileno(), readable.set)
-    try:
-        await readable.wait()
-    finally:
-        loop.remove_reader(end.fileno())
+    await readable(end)
     data, descriptors, _, _ = socket.recv_fds(end, 1, 2, socket.MSG_CMSG_CLOEXEC)
     if not data:
         raise EOFError

@@ -4,7 +4,6 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -256,19 +255,12 @@ class FrontEnds:
 
     async def serve(self, source: HandedConnections) -> None:
         """Take the connection to each front end that the parent starts, until cancelled."""
-        loop, readable = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(source.fileno(), readable.set)
         try:
             with self.mirror.following():
                 while True:
-                    await readable.wait()
-                    readable.clear()
-                    with suppress(BlockingIOError, ConnectionAbortedError):
-                        self._open(source.accept()[0])
+                    self._open(await source.next())
         except EOFError:
             return  # the parent is gone, and this process is about to end
-        finally:
-            loop.remove_reader(source.fileno())
 
     def _open(self, end: socket.socket) -> None:
         opening = asyncio.ensure_future(self.connect(end))

@@ -4,7 +4,6 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -109,18 +108,11 @@ class FrontEnd:
 
     async def serve(self, source: HandedConnections) -> None:
         """Take the connection to each engine that the parent starts, until cancelled."""
-        loop, readable = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(source.fileno(), readable.set)
         try:
             while True:
-                await readable.wait()
-                readable.clear()
-                with suppress(BlockingIOError, ConnectionAbortedError):
-                    await self.connect(source.accept()[0])
+                await self.connect(await source.next())
         except EOFError:
             return  # the parent is gone, and this process is about to end
-        finally:
-            loop.remove_reader(source.fileno())
 
     async def connect(self, end: socket.socket) -> None:
         """Pass requests on to the engine at the other end from now on."""

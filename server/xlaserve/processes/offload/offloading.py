@@ -5,7 +5,6 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 import structlog
 
@@ -17,7 +16,7 @@ from xlaserve.core.serving.stations.station import Served
 from xlaserve.core.threads.host import HostThreads
 from xlaserve.models.loaded import LoadedModel
 from xlaserve.processes.fronts.bridge import Bridge, offer, offered
-from xlaserve.processes.handing import HandedConnections
+from xlaserve.processes.handing import HandedConnections, readable
 from xlaserve.processes.offload.board import WorkerBoard
 from xlaserve.processes.offload.offers import Offer, Offers
 from xlaserve.processes.offload.peer import Peer
@@ -147,18 +146,12 @@ class Offloading:
         """
         self._is_serving = True
         watching = asyncio.ensure_future(self._watch())
-        loop, readable = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(source.fileno(), readable.set)
         try:
             while True:
-                await readable.wait()
-                readable.clear()
-                with suppress(BlockingIOError, ConnectionAbortedError):
-                    self._open(source.accept()[0])
+                self._open(await source.next())
         except EOFError:
             return  # the parent is gone, and this process is about to end
         finally:
-            loop.remove_reader(source.fileno())
             watching.cancel()
             self._is_serving = False
             self._say()
@@ -202,12 +195,7 @@ class Offloading:
 
 async def _number(end: socket.socket) -> int:
     """Return the number that the other end says first; raises EOFError where that has ended."""
-    loop, readable = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(end.fileno(), readable.set)
-    try:
-        await readable.wait()
-    finally:
-        loop.remove_reader(end.fileno())
+    await readable(end)
     data = end.recv(_NUMBER.size)
     if len(data) < _NUMBER.size:
         raise EOFError
