@@ -1,7 +1,9 @@
 """Traces for OpenTelemetry: W3C context of clients, and spans at a collector of our own."""
 
+import asyncio
 import json
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -165,6 +167,7 @@ async def test_nobody_waits_for_a_collector_that_is_not_there(
     serve: Serve, models: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "600")
     monkeypatch.setattr("xlaserve.core.serving.tracing._CLOSING_SECONDS", 0.2)
     async with (
         serve(models, **MODE) as server,
@@ -174,6 +177,11 @@ async def test_nobody_waits_for_a_collector_that_is_not_there(
             await infer(client, "echo", traceparent=SAMPLED)
 
     assert [] == collector.spans
+    # Nor does a thread go on to try: it would for 25 seconds, with waits that grow.
+    for thread in threading.enumerate():
+        if thread.name.startswith("OtelBatch"):
+            await asyncio.to_thread(thread.join, 20)
+            assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("module", ["sdk.trace", "exporter.otlp.proto.http.trace_exporter"])

@@ -59,6 +59,7 @@ class OpenTelemetry:
         )
         if exporter is None:
             exporter = _exporter(environment)
+        self._exporter: Any = exporter
         self._provider.add_span_processor(processors.BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer(_NAME, version)
         self._thread = BatchThread[CallSpan]("spans", self._make_all, max_pending)
@@ -75,7 +76,11 @@ class OpenTelemetry:
     def close(self, seconds: float) -> bool:
         """Export what there is, for so long at most; return whether that is done. It blocks."""
         self._thread.call(self._provider.shutdown)
-        return self._thread.close(seconds)
+        if self._thread.close(seconds):
+            return True
+        # A thread of the SDK would go on to try, for up to OTEL_EXPORTER_OTLP_TIMEOUT.
+        self._exporter.shutdown()
+        return False
 
     # --- in the thread ---
 
