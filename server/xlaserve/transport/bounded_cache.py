@@ -14,6 +14,8 @@ class BoundedCache(dict[Key, Value], Generic[Key, Value]):
     once more now and then, but cannot keep them out.
     """
 
+    __slots__ = ("_max_cached",)
+
     def __init__(self, max_cached: int) -> None:
         super().__init__()
         self._max_cached = max_cached
@@ -27,6 +29,8 @@ class BoundedCache(dict[Key, Value], Generic[Key, Value]):
 
 class MakingCache(BoundedCache[Key, Value]):
     """Makes the value of a key that it does not hold; what raises is not kept."""
+
+    __slots__ = ("_make",)
 
     def __init__(self, make: Callable[[Key], Value], max_cached: int) -> None:
         super().__init__(max_cached)

@@ -5,10 +5,10 @@ from hpack import Decoder, Encoder, HeaderTuple, NeverIndexedHeaderTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlaserve.transport.http2 import hpack
+from xlaserve.transport.http2 import headers, hpack
 from xlaserve.transport.http2.errors import ConnectionFailure
 from xlaserve.transport.http2.frames import ErrorCode
-from xlaserve.transport.http2.header_fields import Field
+from xlaserve.transport.http2.header_fields import NAMES, Field
 from xlaserve.transport.http2.headers import (
     Head,
     HeaderReader,
@@ -157,9 +157,39 @@ def test_no_more_blocks_are_kept_than_the_limit() -> None:
         for _ in range(2):
             reader.read(block)
 
-    assert 64 >= len(reader.seen)
-    assert 64 >= len(reader._once)
+    once = [head is None for head in reader.seen.values()]
+    assert 64 >= sum(once)
+    assert 64 >= len(once) - sum(once)
     assert 1 == len(reader._kinds)
+
+
+def test_connections_share_no_route_of_a_kind() -> None:
+    """What follows from the headers is shared, what a connection makes of it is not."""
+    kinds: list[RequestKind[str]] = []
+
+    def route(kind: RequestKind[str]) -> str:
+        kinds.append(kind)
+        return f"route {len(kinds)}"
+
+    block = literal(*PSEUDO, ("a", "1"))
+    heads = [HeaderReader[str](LIMIT, route).read(block) for _ in range(2)]
+
+    assert kinds[0].names is kinds[1].names
+    assert ["route 1", "route 2"] == [head.route for head in heads]
+
+
+def test_what_connections_share_is_bounded() -> None:
+    """A client that asks for ever new paths makes nobody remember them all."""
+    for number in range(1000):
+        reader: HeaderReader[str] = HeaderReader(LIMIT)
+        path = f"/{number}" + "x" * (number % 400)
+        pseudo = [(name, path if name == ":path" else value) for name, value in PSEUDO]
+        assert path == reader.read(literal(*pseudo)).path
+
+    known = NAMES[b":path"]._known
+    assert 256 >= len(headers._SHAPES) > 0
+    assert 256 >= len(known) > 0
+    assert 256 >= max(map(len, known))
 
 
 # --- blocks of one kind --------------------------------------------------------------------------

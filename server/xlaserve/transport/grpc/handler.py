@@ -25,7 +25,7 @@ class RequestHandler(AbstractHandler):
         self._listener = listener
         self.peer: Peer = NOBODY
         self._tasks: dict[Stream, asyncio.Task[None]] = {}
-        self._cancelled: set[asyncio.Task[None]] = set()
+        self._cancelled: dict[asyncio.Task[None], None] = {}
 
     def connected(self, transport: asyncio.BaseTransport, account: Account) -> None:
         """Know who is at the other end, now that there is a connection."""
@@ -42,7 +42,7 @@ class RequestHandler(AbstractHandler):
 
         def done(task: "asyncio.Task[None]") -> None:
             self._tasks.pop(stream, None)
-            self._cancelled.discard(task)
+            self._cancelled.pop(task, None)
             release.close()
 
         task.add_done_callback(done)
@@ -58,7 +58,7 @@ class RequestHandler(AbstractHandler):
         task = self._tasks.pop(stream, None)
         if task is not None:
             task.cancel()
-            self._cancelled.add(task)
+            self._cancelled[task] = None
 
     def close(self) -> None:
         """Stop to answer all requests: the connection is gone."""
@@ -67,7 +67,7 @@ class RequestHandler(AbstractHandler):
 
     async def idle(self, *, but_waiting: bool) -> None:
         """Return when every request has ended, or waits for its client where that is enough."""
-        while tasks := self._cancelled | {
+        while tasks := self._cancelled.keys() | {
             task for stream, task in self._tasks.items() if not (but_waiting and _waits(stream))
         }:
             # One that begins to wait does not end.

@@ -104,7 +104,9 @@ class _MeshFastPath:
         self._splice = splice
         self._fast_path = fast_path
         self._general = general
-        self._fast_paths = BoundedCache[tuple[str | None, ...], Route](_MAX_FAST_PATHS)
+        self._fast_paths: BoundedCache[tuple[str | None, ...], Route] = BoundedCache(
+            _MAX_FAST_PATHS
+        )
         self.placement = fast_path.placement
 
     def begin(self, stream: ServerStream) -> None:

@@ -1,7 +1,6 @@
 """Frames in: the loop over what was read, and frames that have come in part (RFC 9113 4)."""
 
 from collections.abc import Callable
-from typing import TypeAlias
 
 from xlaserve.transport.http2.control_frames import ControlFrames
 from xlaserve.transport.http2.data_frames import RUN_BYTES, DataFrames, padding_of
@@ -52,8 +51,18 @@ _LEFT_BYTES = 1 << 14
 it behind what has come of it is quicker than taking it in parts."""
 
 _UNKNOWN = 0
-
-_Handler: TypeAlias = Callable[[int, int, memoryview], None]
+_CONTROL: tuple[Callable[[ControlFrames, int, int, memoryview], None], ...] = (
+    ControlFrames.unknown,
+    ControlFrames.unknown,
+    ControlFrames.priority,
+    ControlFrames.rst_stream,
+    ControlFrames.settings,
+    ControlFrames.push_promise,
+    ControlFrames.ping,
+    ControlFrames.goaway,
+    ControlFrames.window_update,
+)
+"""Handlers in the order of the types (RFC 9113 6); `unknown` in the places of DATA and HEADERS."""
 
 
 class ReceiveBuffer:
@@ -87,20 +96,6 @@ class FrameReader:
         self._streams = streams
         self._data, self._headers, self._control = frames
         self._now = now
-        control = self._control
-        # In the order of the types (RFC 9113 6); `unknown` instead of DATA.
-        self._handlers: tuple[_Handler, ...] = (
-            control.unknown,
-            self._headers.headers,
-            control.priority,
-            control.rst_stream,
-            control.settings,
-            control.push_promise,
-            control.ping,
-            control.goaway,
-            control.window_update,
-            self._headers.continuation,
-        )
         self._left = b""
         """Bytes received of a frame that has not come whole."""
         self._have = 0
@@ -176,7 +171,6 @@ class FrameReader:
         begun = position
         streams = self._streams.open
         data, headers, control = self._data, self._headers, self._control
-        handlers = self._handlers
         max_frame = self._max_frame
         until = self._until
         work_left = self._max_work
@@ -256,8 +250,11 @@ class FrameReader:
                             headers.headers(flags, stream_id, view[start:stop])
                     else:
                         work -= length // _BYTES_OF_WORK
-                        handle = handlers[kind if kind <= CONTINUATION else _UNKNOWN]
-                        handle(flags, stream_id, view[start:stop])
+                        if kind == CONTINUATION:
+                            headers.continuation(flags, stream_id, view[start:stop])
+                        else:
+                            handle = _CONTROL[kind if kind < CONTINUATION else _UNKNOWN]
+                            handle(control, flags, stream_id, view[start:stop])
                 except StreamFailure as failure:
                     self._streams.fail(failure)
             work -= 1

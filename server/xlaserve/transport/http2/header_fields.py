@@ -24,14 +24,19 @@ _BAD_VALUE = re.compile(rb"[\x00\r\n]")
 """Spaces at the ends, which RFC 9113 forbids, are accepted: gRPC clients send ids with them."""
 _KNOWN_NAMES = 1024
 _KNOWN_NAME_BYTES = 64
+_KNOWN_VALUES = 256
+_KNOWN_VALUE_BYTES = 256
 _MALFORMED = "\n"
 """Prefix of the token of a malformed field, and of no other."""
+
+
+_NONE_KNOWN: Final["BoundedCache[bytes, Field]"] = BoundedCache(0)
 
 
 class Name:
     """A name of fields, checked."""
 
-    __slots__ = ("octets", "size", "text", "token")
+    __slots__ = ("_known", "octets", "size", "text", "token")
 
     def __init__(self, octets: bytes) -> None:
         self.octets = octets
@@ -39,8 +44,11 @@ class Name:
         self.size = len(octets) + ENTRY_BYTES
         self.token: str | None = self.text
         """The token of the fields whose values have nothing wrong; None where the value decides."""
+        self._known: BoundedCache[bytes, Field] = _NONE_KNOWN
+        """Fields whose values decide: connections share them."""
         if octets in DECIDING:
             self.token = None
+            self._known = BoundedCache(_KNOWN_VALUES)
         elif octets not in PSEUDO and name_problem(octets) is not None:
             self.token = _MALFORMED + self.text
 
@@ -54,7 +62,14 @@ class Name:
         if b"\0" in value or b"\n" in value or b"\r" in value:
             token = _MALFORMED + self.text
         elif self.token is None:
+            field = self._known.get(value)
+            if field is not None:
+                return field
             token = f"{self.text}\n{value.decode('latin-1')}"
+            field = token, value, self.size + len(value), self
+            if len(value) <= _KNOWN_VALUE_BYTES:
+                self._known.keep(value, field)
+            return field
         else:
             token = self.token
         return token, value, self.size + len(value), self

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Generic, TypeAlias, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 import msgspec
 
@@ -31,6 +31,8 @@ R = TypeVar("R")
 HARD_FACTOR = 4
 """Past the limit a request is refused; at so many times it, the connection ends."""
 
+_MAX_SHAPES = 256
+"""The most that are remembered of all connections."""
 _MAX_KINDS = 64
 _MAX_KIND_BYTES = 2048
 _MAX_BLOCKS = 64
@@ -41,59 +43,37 @@ _MAX_WRITTEN = 256
 """The most of everything that is remembered of a connection."""
 
 
-class RequestKind(Generic[R]):
-    """The part shared by requests that differ only in values which decide nothing.
+class _Shape:
+    """What follows from the tokens of a header list alone, which connections share.
 
-    It knows the names of all headers, and the values of those that decide (`hpack.DECIDING`). No
+    It knows the names of all headers, and the values of those that decide (`header_fields.DECIDING`). No
     other value is kept with it, and nothing that follows from one.
     """
 
     __slots__ = (
-        "_deciding",
-        "check",
         "content_length",
-        "method",
+        "deciding",
         "names",
-        "path",
         "places",
         "problem",
-        "route",
         "timeout_place",
-        "too_large",
-        "unchecked_seconds",
+        "tokens",
     )
 
-    def __init__(self, found: Sequence[Field], *, too_large: bool = False) -> None:
+    def __init__(self, found: Sequence[Field], tokens: tuple[str, ...]) -> None:
+        self.tokens = tokens
         places: dict[str, tuple[int, ...]] = {}
         for place, (_, _, _, name) in enumerate(found):
             places[name.text] = (*places.get(name.text, ()), place)
         self.names = [name.text for _, _, _, name in found]
-        """Names of the headers in their order."""
         self.places: Mapping[str, tuple[int, ...]] = places
-        """Name -> indices of its headers."""
         times = places.get(TIMEOUT, ())
         self.timeout_place: int | None = None if not times else times[0] if len(times) == 1 else -1
-        """Index of the timeout; None without, -1 if several."""
-        self._deciding = {
+        self.deciding = {
             name.text: value.decode("latin-1") for _, value, _, name in found if name.decides
         }
-        self.method = self._deciding.get(":method", "")
-        self.path = self._deciding.get(":path", "")
-        self.too_large = too_large
-        """Whether there is more than the limit of it."""
         self.content_length: int | None = None
         self.problem = _problem(found) or self._read_length(found)
-        """Why its requests are malformed (RFC 9113, 8.1.1), if they are."""
-        self.route: R | None = None
-        """The route of its requests; None if malformed."""
-        self.check: Callable[[Head[R]], R | None] | None = None
-        """Called for a request: returns another route where its own headers need one."""
-        self.unchecked_seconds = math.inf
-        """Timeout from which requests are not checked: no other header of theirs is."""
-
-    def get(self, name: str) -> str | None:
-        """Return the value of a header that decides; None where it is not there, or varies."""
-        return self._deciding.get(name)
 
     def _read_length(self, found: Sequence[Field]) -> str | None:
         lengths = {found[place][1] for place in self.places.get("content-length", ())}
@@ -104,6 +84,63 @@ class RequestKind(Generic[R]):
             return "a content-length that is no number, or more than one"
         self.content_length = int(length)
         return None
+
+
+_SHAPES: Final = BoundedCache[tuple[str, ...], _Shape](_MAX_SHAPES)
+
+
+class RequestKind(Generic[R]):
+    """The part shared by requests of a connection that differ only in values which decide nothing.
+
+    It is of the names of all headers, and the values of those that decide (`header_fields.DECIDING`).
+    """
+
+    __slots__ = (
+        "_deciding",
+        "check",
+        "content_length",
+        "names",
+        "places",
+        "problem",
+        "route",
+        "timeout_place",
+        "too_large",
+        "unchecked_seconds",
+    )
+
+    def __init__(self, shape: _Shape, *, too_large: bool) -> None:
+        self.names = shape.names
+        """Names of the headers in their order."""
+        self.places = shape.places
+        """Name -> indices of its headers."""
+        self.timeout_place = shape.timeout_place
+        """Index of the timeout; None without, -1 if several."""
+        self._deciding = shape.deciding
+        self.too_large = too_large
+        """Whether there is more than the limit of it."""
+        self.content_length = shape.content_length
+        self.problem = shape.problem
+        """Why its requests are malformed (RFC 9113, 8.1.1), if they are."""
+        self.route: R | None = None
+        """The route of its requests; None if malformed."""
+        self.check: Callable[[Head[R]], R | None] | None = None
+        """Called for a request: returns another route where its own headers need one."""
+        self.unchecked_seconds = math.inf
+        """Timeout from which requests are not checked: no other header of theirs is."""
+
+    @property
+    def method(self) -> str:
+        """Return the method."""
+        return self._deciding.get(":method", "")
+
+    @property
+    def path(self) -> str:
+        """Return the path."""
+        return self._deciding.get(":path", "")
+
+    def get(self, name: str) -> str | None:
+        """Return the value of a header that decides; None where it is not there, or varies."""
+        return self._deciding.get(name)
 
 
 class Head(msgspec.Struct, Generic[R], gc=False):
@@ -200,13 +237,14 @@ class HeaderReader(Generic[R]):
         self._layouts: Layouts[RequestKind[R]] = Layouts(self._decoder, max_bytes)
         self._max_bytes = max_bytes
         self._router = router
-        self._kinds = BoundedCache[tuple[str, ...], RequestKind[R]](_MAX_KINDS)
-        self.seen: dict[bytes, Head[R]] = {}
-        """Blocks that have come more than once, for as long as they mean the same."""
+        self._kinds: BoundedCache[tuple[str, ...], RequestKind[R]] = BoundedCache(_MAX_KINDS)
+        self.seen: dict[bytes, Head[R] | None] = {}
+        """Blocks that have come more than once, for as long as they mean the same; None for those
+        that have come once. Caching the head of one that never comes again would waste memory."""
         self._dependent: list[bytes] = []
         """Those of the blocks seen that refer to the dynamic table, with a field or a name."""
-        self._once: set[bytes] = set()
-        """Blocks that have come once. Caching one that never comes again would waste memory."""
+        self._once = 0
+        """Number of the blocks that have come once."""
         self._rest = 0
         """Number of the next blocks that are not noted."""
 
@@ -251,9 +289,10 @@ class HeaderReader(Generic[R]):
             found = decoder.decode(block)
         except (BlockTooLarge, MalformedBlock) as error:
             raise self._failure(error) from error
-        kind = self._kinds.get(tuple(map(token_of, found)))
+        tokens = tuple(map(token_of, found))
+        kind = self._kinds.get(tokens)
         if kind is None or decoder.list_bytes > self._max_bytes:
-            kind = self._make_kind(found, decoder.list_bytes)
+            kind = self._make_kind(found, tokens, decoder.list_bytes)
         if kind.problem is None and not kind.too_large:
             self._layouts.note(kind, block, found)
         return kind, list(map(value_of, found))
@@ -280,33 +319,47 @@ class HeaderReader(Generic[R]):
         text = f"a header block that is not HPACK: {error}"
         return ConnectionFailure(ErrorCode.COMPRESSION_ERROR, text)
 
-    def _make_kind(self, found: Sequence[Field], size: int) -> RequestKind[R]:
-        kind: RequestKind[R] = RequestKind(found, too_large=size > self._max_bytes)
+    def _make_kind(
+        self, found: Sequence[Field], tokens: tuple[str, ...], size: int
+    ) -> RequestKind[R]:
+        too_large = size > self._max_bytes
+        keeps = not too_large and sum(map(len, tokens)) <= _MAX_KIND_BYTES
+        shape = _SHAPES.get(tokens)
+        if shape is None:
+            shape = _Shape(found, tokens)
+            if keeps and shape.problem is None:
+                _SHAPES.keep(tokens, shape)
+        kind: RequestKind[R] = RequestKind(shape, too_large=too_large)
         if kind.problem is None:
             kind.route = self._router(kind)
-            tokens = tuple(map(token_of, found))
-            if not kind.too_large and sum(map(len, tokens)) <= _MAX_KIND_BYTES:
-                self._kinds.keep(tokens, kind)
+            if keeps:
+                self._kinds.keep(shape.tokens, kind)
         return kind
 
     def _note(self, block: bytes, head: Head[R]) -> None:
         """Cache a block that has come a second time."""
         if len(block) > _MAX_BLOCK_BYTES or sum(map(len, head.values)) > _MAX_BLOCK_LIST_BYTES:
             return
-        if block not in self._once:
-            if len(self._once) >= _MAX_BLOCKS:
+        if block not in self.seen:
+            if self._once >= _MAX_BLOCKS:
                 # None of them has come again: it is not likely that one soon does.
                 self._rest = _BLOCKS_OF_REST
-                self._once.clear()
-            self._once.add(block)
+                self._forget_once()
+            self.seen[block] = None
+            self._once += 1
         elif head.problem is None:
-            self._once.clear()
+            self._forget_once()
             if len(self.seen) >= _MAX_BLOCKS:
                 self.seen.clear()
                 self._dependent.clear()
             self.seen[block] = head
             if self._decoder.refers:
                 self._dependent.append(block)
+
+    def _forget_once(self) -> None:
+        for block in [block for block, head in self.seen.items() if head is None]:
+            del self.seen[block]
+        self._once = 0
 
     def _drop_dependent(self) -> None:
         """Evict the blocks that may mean something else (RFC 7541, 2.3.2), and no others."""

@@ -160,7 +160,7 @@ class Decoder:
                 field = token, value, size, name
             append(field)
             if most == 0x3F:  # the newest entry, without the oldest ones (4.4)
-                table.appendleft(field)
+                table.insert(0, field)
                 changes += 1
                 table_bytes += size
                 while table_bytes > most_bytes:

@@ -93,6 +93,9 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self._unread = True
             self.transport.pause_reading()
             self._loop.call_soon(self._proceed)
+        if self._greeting is not None and self.core.greeted:
+            self._greeting.cancel()
+            self._greeting = None
         self.flush()
         if self.core.streams:
             # Behind what was just begun: what is answered at once then leaves in the same turn.
@@ -209,6 +212,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self._loop.call_later(_LINGER_SECONDS, self.transport.abort)
 
     def _end_without_preface(self) -> None:
+        self._greeting = None
         if not self.core.greeted and not self._closing:
             self.end(ErrorCode.SETTINGS_TIMEOUT, "no preface came in time")
 
