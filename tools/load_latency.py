@@ -4,9 +4,11 @@
 
 Two servers are started on the same models, without a compilation cache: one compiles by itself
 (`compile_processes` 0), one has a process for it (1). In each round each of them is asked for a
-small model at a fixed rate, first with nothing else to do, then while it loads encoders one after
-the other, each with six batch sizes; the server that goes first changes. Requests are sent when
-they are due, whether or not the one before was answered; a latency begins when its request was due.
+small model at a fixed rate, first with nothing else to do, then while a third server, which is
+asked for nothing, loads encoders one after the other, each with six batch sizes, and then while it
+loads these itself. What requests wait for beside the third server is the machine's: none could
+spare them that. The server that goes first changes. Requests are sent when they are due, whether
+or not the one before was answered; a latency begins when its request was due.
 """
 
 import argparse
@@ -17,7 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,8 +76,12 @@ class Server:
     processes: int
     url: str
     idle: list[float] = field(default_factory=list)
+    beside: list[float] = field(default_factory=list)
+    """While the third server loads."""
     loading: list[float] = field(default_factory=list)
+    beside_ratios: list[float] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)
+    """Those of the p99 of each round to the idle one."""
     loads: int = 0
 
 
@@ -112,13 +118,17 @@ async def _ask(session: aiohttp.ClientSession, server: Server, due: float) -> fl
     return time.perf_counter() - due
 
 
-async def _measured(
-    session: aiohttp.ClientSession, server: Server, seconds: float, rate: int
-) -> list[float]:
+@dataclass(frozen=True, slots=True)
+class _How:
+    seconds: float
+    rate: int
+
+
+async def _measured(session: aiohttp.ClientSession, server: Server, how: _How) -> list[float]:
     """Return the latencies of requests at a fixed rate, in milliseconds."""
     start, asked = time.perf_counter(), []
-    for number in range(int(seconds * rate)):
-        due = start + number / rate
+    for number in range(int(how.seconds * how.rate)):
+        due = start + number / how.rate
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
         asked.append(asyncio.ensure_future(_ask(session, server, due)))
     return [1000 * one for one in await asyncio.gather(*asked)]
@@ -139,44 +149,64 @@ def _p99(found: Sequence[float]) -> float:
     return statistics.quantiles(found, n=100)[98]
 
 
-async def _round(
-    session: aiohttp.ClientSession, server: Server, models: Sequence[str], seconds: float, rate: int
-) -> None:
-    idle = await _measured(session, server, seconds, rate)
-    loading = asyncio.ensure_future(_load(session, server, models))
-    busy = await _measured(session, server, seconds, rate)
+async def _measured_while(
+    session: aiohttp.ClientSession, server: Server, loads: Coroutine[None, None, None], how: _How
+) -> list[float]:
+    loading = asyncio.ensure_future(loads)
+    found = await _measured(session, server, how)
     loading.cancel()
     await asyncio.gather(loading, return_exceptions=True)
+    return found
+
+
+async def _round(
+    session: aiohttp.ClientSession, server: Server, third: Server, models: Sequence[str], how: _How
+) -> None:
+    idle = await _measured(session, server, how)
+    beside = await _measured_while(session, server, _load(session, third, models), how)
+    busy = await _measured_while(session, server, _load(session, server, models), how)
     server.idle += idle
+    server.beside += beside
     server.loading += busy
+    server.beside_ratios.append(_p99(beside) / _p99(idle))
     server.ratios.append(_p99(busy) / _p99(idle))
 
 
 def _rows(servers: Sequence[Server]) -> Iterator[str]:
-    yield "compile_processes   idle p50    p99   loading p50    p99   p99 / idle p99 (rounds) loads"
     for one in servers:
-        ratio = statistics.median(one.ratios)
-        yield (
-            f"{one.processes:17} {statistics.median(one.idle):10.2f} {_p99(one.idle):6.2f} "
-            f"{statistics.median(one.loading):13.2f} {_p99(one.loading):6.2f}   "
-            f"{ratio:5.2f} ({min(one.ratios):.2f} to {max(one.ratios):.2f}) {one.loads:9}"
-        )
+        yield f"compile_processes {one.processes}, {one.loads} loads"
+        yield f"  idle:                    {_line(one.idle)}"
+        yield f"  another server loads:    {_line(one.beside)}{_of_idle(one.beside_ratios)}"
+        yield f"  loading:                 {_line(one.loading)}{_of_idle(one.ratios)}"
 
 
-async def _main(rounds: int, seconds: float, rate: int) -> None:
+def _line(found: Sequence[float]) -> str:
+    return f"p50 {statistics.median(found):6.2f} ms, p99 {_p99(found):6.2f}"
+
+
+def _of_idle(ratios: Sequence[float]) -> str:
+    return (
+        f", of the idle p99 {statistics.median(ratios):5.2f} "
+        f"({min(ratios):.2f} to {max(ratios):.2f} in the rounds)"
+    )
+
+
+async def _main(rounds: int, how: _How) -> None:
     async with AsyncExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         models = export_models(root)
-        servers = [await stack.enter_async_context(_serving(root, count)) for count in (0, 1)]
+        *servers, third = [
+            await stack.enter_async_context(_serving(root, count)) for count in (0, 1, 1)
+        ]
         timeout = aiohttp.ClientTimeout(total=_START_SECONDS)
         session = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout))
         print(f"load of the machine before: {os.getloadavg()[0]:.1f}")
         for number in range(rounds):
             for server in servers if number % 2 else servers[::-1]:
-                await _round(session, server, models, seconds, rate)
+                await _round(session, server, third, models, how)
         for row in _rows(servers):
             print(row)
-        print(f"load of the machine behind: {os.getloadavg()[0]:.1f}; milliseconds")
+        print(f"load of the machine behind: {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":
@@ -185,4 +215,4 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=6)
     parser.add_argument("--rate", type=int, default=200)
     given = parser.parse_args()
-    asyncio.run(_main(given.rounds, given.seconds, given.rate))
+    asyncio.run(_main(given.rounds, _How(given.seconds, given.rate)))
