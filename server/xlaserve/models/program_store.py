@@ -92,7 +92,7 @@ class ProgramStore:
         self.is_writable = urlsplit(url).scheme not in READ_ONLY
         self.counts = ProgramCounts()
         self.last_problem = ""
-        """What the store said to the last program that could not be written."""
+        """Error of the store for the last program that could not be written."""
         self._open_store = open_store
         self._seconds = seconds
         self._max_bytes = max_bytes

@@ -24,7 +24,7 @@ class TextFiles:
 
 @dataclass(frozen=True, slots=True)
 class FoundText:
-    """What a version has of a text: nothing, a tokenizer, or why it cannot be used."""
+    """Tokenizer of a version, or the reason why it cannot be used; neither where it has none."""
 
     tokens: Tokens | None = None
     problem: str = ""

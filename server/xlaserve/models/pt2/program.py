@@ -111,7 +111,7 @@ class Program:
     inputs: tuple[str, ...]
     """Inputs of the graph that callers give."""
     outputs: Mapping[str, Term]
-    """What callers get, by the names that the module's result gives."""
+    """Outputs of callers, by the names that the module's result gives."""
     ranges: Mapping[str, tuple[int, int | None]]
     """The sizes that symbols may have, both included."""
     guards: tuple[str, ...]

@@ -34,7 +34,7 @@ from xlaserve.processes.messages import Failure
 _GONE = "the engine process has ended, and is replaced"
 
 _GONE_VERSION = State.UNAVAILABLE, "", "", 0, b"", "", ""
-"""What is said of a version that the engine does not have any more."""
+"""Text for a version that the engine does not have any more."""
 
 _log = structlog.get_logger("fronts")
 

@@ -48,7 +48,7 @@ class Client:
         address = parse_address(url) if isinstance(url, str) else url
         self._url = address.url
         self.codec = WireCodec(max_fields=_MOST_FIELDS)
-        """What answers are read with."""
+        """Codec that answers are read with."""
         self._channel = ClientChannel(address, self.codec)
         self._stub = pb.GrpcInferenceServiceStub(
             self._channel, timeout=timeout, metadata=dict(address.headers)

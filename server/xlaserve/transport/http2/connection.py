@@ -73,7 +73,7 @@ class ServerConnection:
         self.failed: ConnectionFailure | None = None
         """Why the connection ends; a GOAWAY says so in the output."""
         self.unsent: list[deque[Buffer]] = []
-        """What was still to be sent when it ended, for the shell to let go of part by part. The
+        """Buffers that were still to be sent when it ended; the shell lets go of them in parts. The
         ledger counts it no more."""
         self.leaves = False
         """Whether the client knows which streams are the last ones."""

@@ -44,10 +44,10 @@ _MAX_WRITTEN = 256
 
 
 class _Shape:
-    """What follows from the tokens of a header list alone, which connections share.
+    """Names of header lists with the same tokens, and the values of those that decide.
 
-    It knows the names of all headers, and the values of those that decide (`header_fields.DECIDING`). No
-    other value is kept with it, and nothing that follows from one.
+    Connections share it: no other value is kept with it (`header_fields.DECIDING`), and nothing
+    that follows from one.
     """
 
     __slots__ = (
@@ -92,7 +92,7 @@ _SHAPES: Final = BoundedCache[tuple[str, ...], _Shape](_MAX_SHAPES)
 class RequestKind(Generic[R]):
     """The part shared by requests of a connection that differ only in values which decide nothing.
 
-    It is of the names of all headers, and the values of those that decide (`header_fields.DECIDING`).
+    It knows the names of all headers, and the values of those that decide.
     """
 
     __slots__ = (

@@ -34,7 +34,7 @@ _LENGTH = b" *([0-9]{1,9})"
 _MATCHES: Final = MakingCache[bytes, Callable[[bytes], re.Match[bytes] | None]](
     lambda pattern: re.compile(pattern).fullmatch, _MAX_SHAPES
 )
-"""What matches heads of a shape, by its pattern: of all connections."""
+"""Function that matches heads of a shape, by its pattern; of all connections."""
 
 
 class _Shape(NamedTuple):

@@ -15,7 +15,7 @@ _LINES_AT_A_TIME = 1000
 
 
 class Fold(Enum):
-    """What becomes of the rows that workers have of the same name and labels."""
+    """Rule that makes one row of those that workers have of the same name and labels."""
 
     SUM = "sum"
     MAX = "max"

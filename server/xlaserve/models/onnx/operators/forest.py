@@ -228,7 +228,7 @@ def forest_of(trees: Trees, *, groups: bool) -> Forest:
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """What a walk reads: nodes, and behind them leaves, which lead to themselves."""
+    """Table of nodes, and behind them leaves, which lead to themselves; a walk reads it."""
 
     columns: Integers
     thresholds: Integers

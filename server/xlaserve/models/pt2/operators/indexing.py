@@ -16,7 +16,7 @@ from xlaserve.models.pt2.values import Number, as_array, axis_of, is_open
 
 _ENDLESS = 2**63 - 1
 _READ = "fill"
-"""What reads outside of a tensor gets NaN or the lowest integer, where PyTorch has an error."""
+"""Mode of a gather outside of the tensor: NaN or the lowest integer, where PyTorch has an error."""
 
 
 def _bound(place: int | None, extent: int, default: int) -> int:

@@ -61,7 +61,7 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Penalty] | None = None
-    """What is added to the logits, by token id."""
+    """Numbers that are added to the logits, by token id."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-1, le=_LARGEST)] | None = None
