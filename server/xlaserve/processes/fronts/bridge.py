@@ -93,6 +93,8 @@ class Bridge(asyncio.Protocol):
         """The beginning of a frame."""
         self._sizes: dict[int, int] = {}
         """Bytes that were counted, by their place in the slab."""
+        self._viewed = 0
+        """Places of the other side's slab that it was not told to be dropped yet."""
         self._timer: asyncio.TimerHandle | None = None
         self.is_open = True
 
@@ -104,17 +106,22 @@ class Bridge(asyncio.Protocol):
 
     def say(self, record: Record) -> None:
         """Send a record with all others of this turn; nobody hears it once the bridge is lost."""
-        if not self._waiting and self.is_open:
+        if not self.is_open:
+            return
+        if not self._waiting:
             self._loop.call_soon(self._flush)
         self._waiting.append(record)
 
     def place(self, buffers: Sequence[bytes | memoryview], total: int) -> int:
         """Write tensors to the slab and return where they are; NOWHERE if they go in the record.
 
-        That is for few bytes, and where the slab or the ledger has no memory for them.
+        That is for few bytes, where the slab or the ledger has no memory for them, and once the
+        bridge is lost: nobody would say that they were dropped.
         """
         writer = self._writer
-        if total < LEAST_BYTES or writer is None or not self._account.admits(total):
+        if total < LEAST_BYTES or writer is None or not self.is_open:
+            return NOWHERE
+        if not self._account.admits(total):
             return NOWHERE
         place = writer.write(buffers)
         if place is None:
@@ -124,23 +131,30 @@ class Bridge(asyncio.Protocol):
         return place
 
     def _flush(self) -> None:
+        if self._transport is None:
+            return  # it is sent once there is one
         waiting, self._waiting = self._waiting, []
-        if not self.is_open or self._transport is None or self._transport.is_closing():
+        if not self.is_open or self._transport.is_closing():
             return
         if self.reader is not None and (dropped := self.reader.dropped()):
+            self._viewed -= len(dropped)
             waiting.append((Kind.DROPPED, dropped))
         if waiting:
             data = self._encoder.encode(waiting)
             self._transport.writelines((LENGTH.pack(len(data)), data))
 
     def watch_drops(self) -> None:
-        """Have places given back soon, though nothing may be said by then."""
+        """Have a place that is viewed given back soon after, though nothing may be said by then."""
+        self._viewed += 1
         if self._timer is None:
             self._timer = self._loop.call_later(_DROP_SECONDS, self._drop)
 
     def _drop(self) -> None:
         self._timer = None
         self._flush()
+        if self._viewed and self.is_open:
+            # A client that reads slowly views it for as long as it likes.
+            self._timer = self._loop.call_later(_DROP_SECONDS, self._drop)
 
     # --- what is heard ---
 

@@ -1,0 +1,110 @@
+"""A bridge between two processes, with both ends in one."""
+
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from support.conditions import until
+
+from xlaserve.core.serving.ledger import Kind as Purpose
+from xlaserve.core.serving.ledger import Ledger
+from xlaserve.models.python.process.slab import LEAST_BYTES
+from xlaserve.processes.fronts import bridge as bridges
+from xlaserve.processes.fronts.bridge import Bridge, Slabs, offer, offered
+from xlaserve.processes.fronts.records import NOWHERE, Kind, Record
+
+
+@dataclass
+class End:
+    """One end, what it heard, and its ledger."""
+
+    slabs: Slabs
+    connection: socket.socket
+    ledger: Ledger = field(default_factory=lambda: Ledger(64 << 20))
+    heard: list[Record] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        account = self.ledger.open()
+        self.bridge = Bridge(self.slabs, account, Purpose.ANSWERS, self._hear, lambda: None)
+
+    def _hear(self, records: Sequence[Record]) -> None:
+        for record in records:
+            if record[0] == Kind.DROPPED:
+                self.bridge.dropped(record[1])
+            else:
+                self.heard.append(record)
+
+    async def open(self) -> None:
+        """Connect it."""
+        await self.bridge.open(self.connection)
+
+
+@asynccontextmanager
+async def bridged() -> AsyncIterator[tuple[End, End]]:
+    """Give both ends of a bridge; they are to be opened."""
+    one, other = socket.socketpair()
+    with one, other:
+        one.setblocking(False)
+        other.setblocking(False)
+        ends = End(offer(one, 4 * LEAST_BYTES), one), End(await offered(other), other)
+        yield ends
+        for end in ends:
+            end.bridge.close()
+
+
+async def test_a_place_that_is_viewed_for_long_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client may read slowly, and then nobody asks for anything."""
+    looks: list[Bridge] = []
+    drop = Bridge._drop
+
+    def noted(self: Bridge) -> None:
+        looks.append(self)
+        drop(self)
+
+    monkeypatch.setattr(bridges, "_DROP_SECONDS", 0.001)
+    monkeypatch.setattr(Bridge, "_drop", noted)
+    async with bridged() as (writing, reading):
+        await writing.open()
+        await reading.open()
+        place = writing.bridge.place([bytes(LEAST_BYTES)], LEAST_BYTES)
+        assert reading.bridge.reader is not None
+        view = reading.bridge.reader.view(place, LEAST_BYTES)
+        reading.bridge.watch_drops()
+        await until(lambda: looks)
+        held = writing.ledger.held
+        del view
+        await until(lambda: not writing.ledger.held)
+
+        assert held == LEAST_BYTES
+        await until(lambda: reading.bridge._timer is None)
+
+
+async def test_what_is_said_before_a_bridge_is_open_is_heard() -> None:
+    """A worker may be given a batch by then: it says on the board that it is idle."""
+    async with bridged() as (saying, hearing):
+        await hearing.open()
+        saying.bridge.say((Kind.REFUSED, 1))
+        saying.bridge._flush()
+        saying.bridge.say((Kind.REFUSED, 2))
+        await saying.open()
+        await until(lambda: len(hearing.heard) == 2)
+
+        assert [[Kind.REFUSED, 1], [Kind.REFUSED, 2]] == hearing.heard
+
+
+async def test_a_bridge_that_is_lost_holds_nothing() -> None:
+    """What ends behind it is written nowhere: nobody would say that it is dropped."""
+    async with bridged() as (writing, reading):
+        await writing.open()
+        await reading.open()
+        before = writing.bridge.place([bytes(LEAST_BYTES)], LEAST_BYTES)
+        writing.bridge.close()
+        place = writing.bridge.place([bytes(LEAST_BYTES)], LEAST_BYTES)
+        writing.bridge.say((Kind.REFUSED, 1))
+
+        assert (0, NOWHERE, 0) == (before, place, writing.ledger.held)
+        assert [] == writing.bridge._waiting
