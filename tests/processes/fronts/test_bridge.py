@@ -1,5 +1,6 @@
 """A bridge between two processes, with both ends in one."""
 
+import gc
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -81,6 +82,25 @@ async def test_a_place_that_is_viewed_for_long_is_given_back(
 
         assert held == LEAST_BYTES
         await until(lambda: reading.bridge._timer is None)
+
+
+async def test_a_place_of_garbage_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA keeps host arrays until JAX is called again or garbage is collected."""
+    monkeypatch.setattr(bridges, "_DROP_SECONDS", 0.001)
+    async with bridged() as (writing, reading):
+        await writing.open()
+        await reading.open()
+        place = writing.bridge.place([bytes(LEAST_BYTES)], LEAST_BYTES)
+        assert reading.bridge.reader is not None
+        gc.disable()
+        try:
+            kept: list[object] = [reading.bridge.reader.view(place, LEAST_BYTES)]
+            kept.append(kept)
+            del kept
+            reading.bridge.watch_drops()
+            await until(lambda: not writing.ledger.held)
+        finally:
+            gc.enable()
 
 
 async def test_what_is_said_before_a_bridge_is_open_is_heard() -> None:

@@ -1,8 +1,11 @@
 """An engine and two front ends are one server to clients of gRPC and REST, over real sockets."""
 
 import asyncio
+import json
 import os
+import re
 import signal
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -112,6 +115,51 @@ async def test_tensors_of_grpc_come_back_as_they_were(server: Running, count: in
 
     assert np.array_equal(given, answer.as_numpy("y"))
     assert "seven" == answer.get_response().id
+
+
+async def held(session: aiohttp.ClientSession) -> float:
+    """Return the bytes that clients make the processes hold, but for spare memory."""
+    async with session.get("/metrics") as response:
+        text = await response.text()
+    rows = re.findall(r'xlaserve_held_bytes\{kind="(\w+)"\} (\S+)', text)
+    return sum(float(count) for kind, count in rows if kind != "spare")
+
+
+async def test_nothing_is_held_behind_an_answer(server: Running) -> None:
+    """Though its client has read it slowly, and nothing is asked afterwards."""
+    size = 4 * 8 * LARGE
+    parameters = {"binary_data_size": size}
+    x = {"name": "x", "datatype": "FP32", "shape": [size // 4], "parameters": parameters}
+    request = {"inputs": [x], "parameters": {"binary_data_output": True}}
+    body = json.dumps(request).encode()
+    head = (
+        "POST /v2/models/echo/infer HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        f"Inference-Header-Content-Length: {len(body)}\r\n"
+        f"Content-Length: {len(body) + size}\r\n\r\n"
+    )
+    async with AsyncExitStack() as stack:
+        other = await stack.enter_async_context(aiohttp.ClientSession(f"http://{server.http}"))
+        client = stack.enter_context(socket.socket())
+        # Its kernel does not read ahead.
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        client.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(client, ("127.0.0.1", int(server.http.rpartition(":")[2])))
+        await loop.sock_sendall(client, head.encode() + body + bytes(size))
+        async with asyncio.timeout(MOST_SECONDS):
+            while await held(other) < size:
+                await asyncio.sleep(0.01)
+        seen = [await held(other) for _ in range(20)]
+        answer = bytearray()
+        while part := await loop.sock_recv(client, 1 << 20):
+            answer += part
+        async with asyncio.timeout(MOST_SECONDS):
+            while left := await held(other):
+                await asyncio.sleep(0.01)
+
+    assert min(seen) >= size
+    assert answer.endswith(bytes(size))
+    assert left == 0
 
 
 async def test_texts_come_back_as_they_were(server: Running) -> None:

@@ -4,6 +4,7 @@ What is said in one turn of the event loop leaves in one write.
 """
 
 import asyncio
+import gc
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -152,6 +153,11 @@ class Bridge(asyncio.Protocol):
     def _drop(self) -> None:
         self._timer = None
         self._flush()
+        if self._viewed:
+            # XLA lets go of a host array at its next call, or as JAX has it when garbage is
+            # collected: in a process that has nothing else to do, now.
+            gc.collect(0)
+            self._flush()
         if self._viewed and self.is_open:
             # A client that reads slowly views it for as long as it likes.
             self._timer = self._loop.call_later(_DROP_SECONDS, self._drop)
