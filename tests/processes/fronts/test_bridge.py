@@ -2,9 +2,10 @@
 
 import gc
 import socket
+import weakref
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 import pytest
 from support.conditions import until
@@ -21,14 +22,14 @@ from xlaserve.processes.fronts.records import NOWHERE, Kind, Record
 class End:
     """One end, what it heard, and its ledger."""
 
-    slabs: Slabs
+    slabs: InitVar[Slabs]
     connection: socket.socket
     ledger: Ledger = field(default_factory=lambda: Ledger(64 << 20))
     heard: list[Record] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, slabs: Slabs) -> None:
         account = self.ledger.open()
-        self.bridge = Bridge(self.slabs, account, Purpose.ANSWERS, self._hear, lambda: None)
+        self.bridge = Bridge(slabs, account, Purpose.ANSWERS, self._hear, lambda: None)
 
     def _hear(self, records: Sequence[Record]) -> None:
         for record in records:
@@ -128,3 +129,28 @@ async def test_a_bridge_that_is_lost_holds_nothing() -> None:
 
         assert (0, NOWHERE, 0) == (before, place, writing.ledger.held)
         assert [] == writing.bridge._waiting
+
+
+async def test_a_bridge_that_is_lost_leaves_its_memory() -> None:
+    """Without a collection of garbage, and as soon as nobody views it any more."""
+    async with bridged() as (writing, reading):
+        await writing.open()
+        await reading.open()
+        place = writing.bridge.place([b"1" * LEAST_BYTES], LEAST_BYTES)
+        reader, writer = reading.bridge.reader, writing.bridge._writer
+        assert reader is not None
+        assert writer is not None
+        view = reader.view(place, LEAST_BYTES)
+        left = weakref.ref(reader), weakref.ref(writer), weakref.ref(reader._bytes)
+        del reader, writer
+        gc.disable()
+        try:
+            writing.bridge.close()
+            reading.bridge.close()
+
+            assert [True, True, False] == [one() is None for one in left]
+            assert b"1" * LEAST_BYTES == view
+            del view
+            assert left[2]() is None
+        finally:
+            gc.enable()

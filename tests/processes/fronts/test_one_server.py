@@ -268,8 +268,9 @@ async def test_parameters_and_errors_of_code_cross(server: Running) -> None:
 
 @pytest.mark.slow
 async def test_a_front_end_that_dies_is_replaced(server: Running) -> None:
-    """The other one serves on, and the new one shows what the engine has."""
-    victim = several.workers(server.process)[1]
+    """The other one serves on, the new one shows what the engine has, and nothing is left of it."""
+    engine, victim, _ = several.workers(server.process).values()
+    shared = slabs(engine) & slabs(victim)
     os.kill(victim, signal.SIGKILL)
     await several.is_gone(victim)
     async with aiohttp.ClientSession(f"http://{server.http}") as new:
@@ -281,6 +282,16 @@ async def test_a_front_end_that_dies_is_replaced(server: Running) -> None:
                     break
             await asyncio.sleep(0.05)
         await several.replaced(server.process, 1, victim)
+        while slabs(engine) & shared:
+            await asyncio.sleep(0.05)
+
+    assert len(shared) == 2
+
+
+def slabs(process: int) -> set[int]:
+    """Return the inodes of the files in memory that a process has open."""
+    links = Path(f"/proc/{process}/fd").iterdir()
+    return {link.stat().st_ino for link in links if "memfd:" in str(link.readlink())}
 
 
 @pytest.mark.slow

@@ -234,4 +234,6 @@ class Bridge(asyncio.Protocol):
         for size in self._sizes.values():
             self._account.release(size, self._purpose)
         self._sizes.clear()
+        # Who hears what it says refers to it: the slabs are not to stay until garbage is collected.
+        self.reader = self._writer = None
         self._lost()
