@@ -8,12 +8,14 @@ from typing import Any
 
 import grpc
 import pytest
+from support import several
 from support.doubling import export_double
 from support.server import serving
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 DISK_BYTES = 1 << 20
+EXPLICIT = ("--model-control-mode", "explicit", "--load-model", "double")
 Load: Any = pb.RepositoryModelLoadRequest  # pyright: ignore[reportAttributeAccessIssue]
 Infer: Any = pb.ModelInferRequest  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -84,3 +86,31 @@ async def test_files_that_cannot_be_written_are_refused_and_the_model_serves_on(
     assert [] == left
     assert [0] * 8 == answer == again
     assert "FAILED_PRECONDITION" == later  # it was written, and is no manifest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["full", "read-only"])
+async def test_files_that_cannot_be_written_for_other_processes_are_refused(
+    tmp_path: Path, disk: Path, kind: str
+) -> None:
+    """The process that is asked writes them for the others first, and leaves nothing behind."""
+    models = several.repository(tmp_path / "models")
+    export_double(models)
+    scratch = ("--scratch-directory", str(disk))
+    async with several.several(models, *scratch, *EXPLICIT) as server:
+        async with grpc.aio.insecure_channel(server.url) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            if kind == "read-only":
+                remount(disk, "ro")
+            code, text = await loading(stub, 2 * DISK_BYTES)
+            answer = await double(stub)
+            left = [path for path in disk.rglob("*") if path.is_file()]
+            if kind == "read-only":
+                remount(disk, "rw")
+
+    expected = {"full": "RESOURCE_EXHAUSTED", "read-only": "FAILED_PRECONDITION"}
+    assert expected[kind] == code
+    assert "double" in text
+    assert str(disk) not in text
+    assert [] == left
+    assert [0] * 8 == answer

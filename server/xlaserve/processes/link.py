@@ -15,6 +15,7 @@ from xlaserve.core.control_plane import OF_MODELS, Answer, Change, ChangeKind, M
 from xlaserve.core.control_plane import Reply as AnswerHere
 from xlaserve.core.event_notes import because
 from xlaserve.core.events import Cause
+from xlaserve.core.residence.exhaustion import write_failure
 from xlaserve.errors import ShuttingDown, TooManyChanges, XlaserveError
 from xlaserve.processes.channel import Channel, ChannelError
 from xlaserve.processes.failures import error_of, failure_of
@@ -102,7 +103,8 @@ class Link:
         """Make a change here, then everywhere else, and return what `here` returned.
 
         A client that leaves does not cancel it: half of the processes would have it. Raises
-        TooManyChanges, and what `here` and other processes raise.
+        TooManyChanges, OutOfSpace or LoadFailed where its files cannot be written for the others,
+        and what `here` and other processes raise.
         """
         if len(self._settled) >= MOST_PENDING and change.kind not in _NEVER_REFUSED:
             raise TooManyChanges(change.kind, change.subject, MOST_PENDING)
@@ -129,7 +131,7 @@ class Link:
         settled = self._settled[number] = loop.create_future()
         try:
             if change.files:
-                text = msgspec.structs.replace(text, files=await self._spooled(change.files))
+                text = msgspec.structs.replace(text, files=await self._spooled(change))
             self._channel.send(Ask(number, text))
             await asyncio.wait((turn, settled), return_when=asyncio.FIRST_COMPLETED)
             if settled.done():
@@ -153,8 +155,12 @@ class Link:
             raise error_of(failure)
         return result
 
-    async def _spooled(self, files: Mapping[str, bytes]) -> str:
-        return await asyncio.to_thread(_write, self._scratch, msgspec.msgpack.encode(files))
+    async def _spooled(self, change: Change) -> str:
+        data = msgspec.msgpack.encode(change.files)
+        try:
+            return await asyncio.to_thread(_write, self._scratch, data)
+        except OSError as error:
+            raise write_failure(change.subject, error) from error
 
     # --- what the parent says ---
 
@@ -253,6 +259,10 @@ def _settle(future: "asyncio.Future[Any] | None", value: object) -> None:
 
 def _write(directory: Path, data: bytes) -> str:
     descriptor, name = tempfile.mkstemp(prefix=".xlaserve-change-", dir=directory)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+    except OSError:
+        Path(name).unlink()
+        raise
     return name

@@ -17,3 +17,13 @@ def load_failure(model: str, reason: str, cause: BaseException | None) -> LoadFa
     if isinstance(cause, OSError) and cause.errno in OUT_OF_SPACE:
         return OutOfSpace(model, reason)
     return LoadFailed(model, reason)
+
+
+def write_failure(model: str, error: OSError) -> LoadFailed | OutOfSpace:
+    """Return the error of a load whose files cannot be written."""
+    reason = error.strerror or str(error)
+    return load_failure(
+        model,
+        reason if error.errno in OUT_OF_SPACE else f"its files cannot be written: {reason}",
+        error,
+    )

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self, TypeAlias
 
-from xlaserve.core.residence.exhaustion import OUT_OF_SPACE
+from xlaserve.core.residence.exhaustion import write_failure
 from xlaserve.core.residence.names import MAX_NAME_BYTES, check_name, check_version
-from xlaserve.errors import FileNameTooLong, InvalidParameter, LoadFailed, OutOfSpace, TooLarge
+from xlaserve.errors import FileNameTooLong, InvalidParameter, TooLarge
 from xlaserve.temporary import TemporaryDirectory
 
 LoadParameter: TypeAlias = bool | int | str | bytes
@@ -118,10 +118,7 @@ class Override:
                 temporary.remove()
                 raise
         except OSError as error:
-            reason = error.strerror or str(error)
-            if error.errno in OUT_OF_SPACE:
-                raise OutOfSpace(model, reason) from error
-            raise LoadFailed(model, f"its files cannot be written: {reason}") from error
+            raise write_failure(model, error) from error
         return cls(temporary)
 
     def remove(self) -> None:
