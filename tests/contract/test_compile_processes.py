@@ -190,7 +190,7 @@ async def test_sigterm_within_a_compilation_ends_both(server: ServerProcess) -> 
         await loading
 
     assert 0 == status
-    assert not is_there(pid)
+    await until(lambda: not is_there(pid))
 
 
 @pytest.mark.slow
