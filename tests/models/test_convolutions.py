@@ -179,6 +179,121 @@ def test_sums_of_halves_lose_nothing_on_the_way() -> None:
     assert [[2056.0], [2056.0]] == got[0].tolist()
 
 
+def _winograd_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the smallest of convolutions have Winograd's form."""
+    monkeypatch.setattr(convolutions, "MIN_WINOGRAD_CHANNELS", 1)
+    monkeypatch.setattr(convolutions, "MIN_WINOGRAD_MULTIPLICATIONS", 1)
+
+
+SQUARE = Convolution((1, 1), ((1, 1), (1, 1)), (1, 1), (1, 1), _LAST)
+"""A kernel of 3 x 3 that leaves an image of its size."""
+SIDES = st.integers(1, 9)
+EDGES = st.tuples(st.integers(-1, 4), st.integers(-1, 4))
+ORDERS = st.sampled_from(((3, 2, 0, 1), (0, 1, 2, 3), (2, 0, 1, 3)))
+
+
+@settings(max_examples=12, deadline=None)
+@example(((0, 0), (0, 0)), (2, 3, 3), (1, 1), (3, 2, 0, 1))
+@example(((1, 0), (-1, 2)), (3, 5, 8), (2, 3), (0, 1, 2, 3))
+@given(
+    st.tuples(EDGES, EDGES),
+    st.tuples(st.integers(1, 3), SIDES, SIDES),
+    st.tuples(SIDES, SIDES),
+    ORDERS,
+)
+def test_winograd_gives_what_one_convolution_gives(
+    padding: Any, sizes: tuple[int, int, int], channels: tuple[int, int], order: tuple[int, ...]
+) -> None:
+    """Odd sizes, paddings of any kind, and any order of the kernel's dimensions."""
+    rows, *sides = sizes
+    numbers = lax.ConvDimensionNumbers(_LAST.lhs_spec, order, _LAST.out_spec)
+    convolution = replace(SQUARE, padding=padding, numbers=numbers)
+    image = _drawn((rows, *sides, channels[0]), np.float32)
+    kernel = _drawn(_placed((channels[1], channels[0], 3, 3), order), np.float32, 1)
+
+    with pytest.MonkeyPatch.context() as patched:
+        _winograd_forms(patched)
+        patched.setattr(convolutions, "MIN_COLUMN_FEATURES", 1 << 20)
+        form = form_of(convolution, image, kernel)
+        if min(convolution.positions(image, kernel)) <= 0:
+            assert form is None
+            return
+        assert form is not None
+        assert "_winograd" == getattr(form, "__name__", "")
+        got = jax.jit(lambda x, w: convolve(convolution, x, w))(image, kernel)
+
+    expected = convolution(image, kernel)
+    assert (expected.shape, expected.dtype) == (got.shape, got.dtype)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=2e-5)
+
+
+OTHERS: dict[str, tuple[dict[str, Any], tuple[int, ...], Any]] = {
+    "strides": ({"strides": (1, 2)}, (3, 3, 96, 96), np.float32),
+    "a dilated image": ({"image_dilation": (2, 1)}, (3, 3, 96, 96), np.float32),
+    "a dilated kernel": ({"kernel_dilation": (1, 2)}, (3, 3, 96, 96), np.float32),
+    "a large kernel": ({}, (5, 5, 96, 96), np.float32),
+    "a long kernel": ({}, (3, 1, 96, 96), np.float32),
+    "few features": ({}, (3, 3, 96, 95), np.float32),
+    "halves": ({}, (3, 3, 96, 96), np.float16),
+    "halves, summed in FP32": ({"dtype": np.float32}, (3, 3, 96, 96), np.float16),
+    "wide numbers": ({"dtype": np.float64}, (3, 3, 96, 96), np.float32),
+    "exact products": ({"precision": lax.Precision.HIGHEST}, (3, 3, 96, 96), np.float32),
+    "channels in front": (
+        {"numbers": lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 1, 2, 3))},
+        (3, 3, 96, 96),
+        np.float32,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_winograd_is_for_what_it_computes_alone(name: str) -> None:
+    changed, shape, dtype = OTHERS[name]
+    given = jax.ShapeDtypeStruct((1, 32, 32, 96), dtype), jax.ShapeDtypeStruct(shape, dtype)
+    usual = (
+        jax.ShapeDtypeStruct((1, 32, 32, 96), np.float32),
+        jax.ShapeDtypeStruct((3, 3, 96, 96), np.float32),
+    )
+
+    assert "_winograd" == getattr(form_of(SQUARE, *usual), "__name__", "")  # type: ignore[arg-type]
+    assert form_of(replace(SQUARE, **changed), *given) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("side", "channels", "features", "is_quicker"),
+    [
+        (14, 256, 256, True),
+        (56, 96, 96, True),
+        (13, 96, 96, False),  # too few multiplications
+        (20, 95, 256, False),  # too few channels
+        (74, 96, 96, False),  # too many numbers
+    ],
+)
+def test_winograd_is_for_what_it_computes_quicker(
+    side: int, channels: int, features: int, is_quicker: bool
+) -> None:
+    """For any batch: an export leaves it open."""
+    [rows] = jax.export.symbolic_shape("b")
+    image = jax.ShapeDtypeStruct((rows, side, side, channels), np.float32)
+    kernel = jax.ShapeDtypeStruct((3, 3, channels, features), np.float32)
+
+    found = form_of(SQUARE, image, kernel)  # type: ignore[arg-type]
+
+    assert is_quicker == (found is not None)
+
+
+def test_a_number_that_is_not_finite_stays_in_its_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it touches in a convolution is not finite in Winograd's form either; others are."""
+    _winograd_forms(monkeypatch)
+    image, kernel = _drawn((2, 9, 9, 3), np.float32), _drawn((3, 3, 3, 4), np.float32, 1)
+    image = image.at[0, 4, 4, 1].set(np.inf)
+
+    got, expected = convolve(SQUARE, image, kernel), SQUARE(image, kernel)
+
+    assert not np.isfinite(np.asarray(got)[~np.isfinite(expected)]).any()
+    np.testing.assert_allclose(got[1], expected[1], rtol=1e-4, atol=1e-5)
+
+
 LEFT = {
     "a plain convolution": (replace(DEPTHWISE, groups=1), (1, 4, 6, 6), (4, 4, 3, 3), np.float32),
     "complex numbers": (DEPTHWISE, (1, 4, 6, 6), (4, 1, 3, 3), np.complex64),
@@ -238,6 +353,7 @@ FORMS = {
     "split": (Convolution.plain((2, 1), [(6, 6), (6, 6)], groups=2), (4, 2, 12, 12)),
     "pointwise": (POINTWISE, (5, 4, 1, 1)),
     "columns": (replace(DEPTHWISE, groups=1), (5, 4, 3, 3)),
+    "winograd": (replace(DEPTHWISE, groups=1), (5, 4, 3, 3)),
 }
 
 
@@ -276,7 +392,10 @@ def test_what_a_place_has_for_neighbouring_features_lies_side_by_side() -> None:
 def test_rows_are_proved_independent_in_every_form_on_every_platform(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(convolutions, "MIN_COLUMN_FEATURES", 4)
+    if name == "winograd":
+        _winograd_forms(monkeypatch)
+    else:
+        monkeypatch.setattr(convolutions, "MIN_COLUMN_FEATURES", 4)
     convolution, shape = FORMS[name]
     (rows,) = jax.export.symbolic_shape("b")
     arguments = (

@@ -4,7 +4,7 @@
 # mypy: disallow-untyped-calls=False
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from typing import Any
@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from xlaserve.models import winograd
 
 MAX_PRODUCTS = 128
 """Shifted products that a grouped convolution is written as: 11 x 11 for each of its channels, or
@@ -24,6 +26,15 @@ MAX_COLUMN_POSITIONS = 64
 times as long for 7 x 7 pixels of 512 channels, and no longer for 14 x 14 of 256."""
 MIN_COLUMN_FEATURES = 64
 """Channels of an image from which on that was measured."""
+MIN_WINOGRAD_CHANNELS = 96
+"""Channels of an image and of its result from which on Winograd's form is quicker: with fewer, its
+transforms of both take longer than the multiplications that it saves."""
+MIN_WINOGRAD_MULTIPLICATIONS = 1 << 24
+"""Multiplications of a convolution of one image from which on it is quicker: with fewer, starting
+what it consists of takes longer than what it saves."""
+MAX_WINOGRAD_NUMBERS = 1 << 20
+"""Numbers of an image and of its result together up to which it is quicker. Between its products
+are four times as many, which for a batch of larger ones are in no cache."""
 Form = Callable[["Convolution", jax.Array, jax.Array], jax.Array]
 
 
@@ -140,8 +151,9 @@ def form_of(convolution: Convolution, image: jax.Array, kernel: jax.Array) -> Fo
     if is_float and places == 1 and set(convolution.image_dilation) == {1}:
         return _multiplied if _has_features_last(convolution) else _pointwise
     if convolution.groups == 1:
-        is_small = is_float and places <= MAX_PRODUCTS
-        return _columns if is_small and _has_columns(convolution, image, kernel) else None
+        if is_float and places <= MAX_PRODUCTS and _has_columns(convolution, image, kernel):
+            return _columns
+        return _winograd if _has_winograd(convolution, image, kernel) else None
     if kernel.shape[convolution.numbers.rhs_spec[1]] * places <= MAX_PRODUCTS:
         return _products
     return _split if convolution.groups <= MAX_SPLITS else None
@@ -335,6 +347,48 @@ def _columns(convolution: Convolution, image: jax.Array, kernel: jax.Array) -> j
         preferred_element_type=_sum_dtype(convolution, image),
     )
     return result.astype(convolution.dtype or image.dtype)
+
+
+# --- Winograd: products of matrices with fewer multiplications ------------------------------------
+
+
+def _has_winograd(convolution: Convolution, image: jax.Array, kernel: jax.Array) -> bool:
+    """Tell whether Winograd's form computes a convolution, and is quicker."""
+    outputs, inputs, *sides = convolution.numbers.rhs_spec
+    if not (
+        _has_features_last(convolution)
+        and [kernel.shape[side] for side in sides] == [winograd.KERNEL] * 2
+        and {*convolution.strides, *convolution.image_dilation, *convolution.kernel_dilation} == {1}
+        and np.dtype(np.float32) == image.dtype == np.dtype(convolution.dtype or image.dtype)
+        # Whoever asks for more than is usual gets each product as it is.
+        and convolution.precision in _USUAL
+    ):
+        return False
+    features, channels = kernel.shape[outputs], kernel.shape[inputs]
+    positions = prod(convolution.positions(image, kernel))
+    return (
+        min(features, channels) >= MIN_WINOGRAD_CHANNELS
+        and positions * prod(kernel.shape) >= MIN_WINOGRAD_MULTIPLICATIONS
+        and positions * (features + channels) <= MAX_WINOGRAD_NUMBERS
+    )
+
+
+_USUAL = (None, lax.Precision.DEFAULT, (lax.Precision.DEFAULT, lax.Precision.DEFAULT))
+
+
+def _winograd(convolution: Convolution, image: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Multiply transformed tiles of the image by the transformed kernel."""
+    positions = convolution.positions(image, kernel)
+    padding = [
+        (low, high + more)
+        for (low, high), more in zip(
+            convolution.padding, winograd.padding_of(positions), strict=True
+        )
+    ]
+    # Held before the pad, for the reason that _columns has.
+    padded = replace(convolution, padding=padding).padded(lax.optimization_barrier(image))
+    outputs, inputs, *sides = convolution.numbers.rhs_spec
+    return winograd.convolved(padded, jnp.transpose(kernel, (*sides, inputs, outputs)), positions)
 
 
 # --- one convolution for each group ---------------------------------------------------------------

@@ -22,7 +22,8 @@ def optimize(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     The CPU gets a program of its own; other platforms compute what they did. In it images
     [N,C,...] have their channels last between convolutions, and grouped, depthwise and pointwise
-    convolutions are computed as `convolve` of xlaserve.models.convolutions describes. They are
+    convolutions, and those of many channels, are computed as `convolve` of
+    xlaserve.models.convolutions describes. They are
     found in what `fn` calls as well: jitted functions, branches, loops and custom derivatives. A
     function with custom derivatives is inlined there, so optimize what is differentiated after it
     was differentiated. Convolutions in other transformations, such as `shard_map`, and those with
