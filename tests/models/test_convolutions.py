@@ -348,6 +348,27 @@ def test_only_the_cpu_computes_products() -> None:
     assert not _windows(_text(quick, "cpu", IMAGE, KERNEL))
 
 
+def test_only_the_cpu_has_winograd() -> None:
+    """A GPU, and what is not optimized, keep one convolution of the kernel as it is."""
+    given = (
+        jax.ShapeDtypeStruct((1, 128, 20, 20), np.float32),
+        jax.ShapeDtypeStruct((128, 128, 3, 3), np.float32),
+    )
+    plain = replace(DEPTHWISE, groups=1).__call__
+    found = {
+        (platform, is_optimized): _text(
+            optimize(plain) if is_optimized else plain, platform, *given
+        )
+        for platform in ("cpu", "cuda")
+        for is_optimized in (True, False)
+    }
+
+    for described, text in found.items():
+        is_winograd = ("cpu", True) == described
+        assert (0 if is_winograd else 1) == len(_windows(text))
+        assert (4 if is_winograd else 0) == text.count("stablehlo.dot_general")
+
+
 FORMS = {
     "products": (DEPTHWISE, (4, 1, 3, 3)),
     "split": (Convolution.plain((2, 1), [(6, 6), (6, 6)], groups=2), (4, 2, 12, 12)),
