@@ -1,11 +1,13 @@
 """A bridge between two processes, with both ends in one."""
 
 import gc
+import resource
 import socket
 import weakref
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import InitVar, dataclass, field
+from pathlib import Path
 
 import pytest
 from support.conditions import until
@@ -56,6 +58,11 @@ async def bridged() -> AsyncIterator[tuple[End, End]]:
             end.bridge.close()
 
 
+def open_files() -> int:
+    """Return how many files this process has open."""
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
 async def test_a_place_that_is_viewed_for_long_is_given_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -102,6 +109,23 @@ async def test_a_place_of_garbage_is_given_back(monkeypatch: pytest.MonkeyPatch)
             await until(lambda: not writing.ledger.held)
         finally:
             gc.enable()
+
+
+async def test_a_bridge_without_memory_is_one_all_the_same() -> None:
+    """A process that may write no file of that size has no slabs: its tensors go in records."""
+    one, other = socket.socketpair()
+    with one, other:
+        before = open_files()
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (LEAST_BYTES, limits[1]))
+        try:
+            ours = offer(one, 4 * LEAST_BYTES)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        theirs = await offered(other)
+
+        assert [None] * 4 == [ours.reader, ours.writer, theirs.reader, theirs.writer]
+        assert before == open_files()
 
 
 async def test_what_is_said_before_a_bridge_is_open_is_heard() -> None:

@@ -45,13 +45,27 @@ class Slabs:
 
 
 def offer(end: socket.socket, size: int) -> Slabs:
-    """Make slabs of so many bytes together, and send them to the other end; raises OSError."""
-    ours, theirs = make_slab(size // 2), make_slab(size // 2)
-    if ours < 0 or theirs < 0:
-        end.sendall(b"-")
-        return Slabs()
-    socket.send_fds(end, [b"s"], [theirs, ours])
-    return Slabs(ours, theirs)
+    """Make slabs of so many bytes together, and send them to the other end; raises OSError.
+
+    Where there is no memory, everything goes through the sockets.
+    """
+    reason = "this system has no memfd"
+    made: list[int] = []
+    try:
+        made += [make_slab(size // 2)]
+        made += [make_slab(size // 2)]
+    except OSError as error:  # a limit of the process or of the machine
+        reason = str(error)
+    if len(made) == 2 and min(made) >= 0:
+        ours, theirs = made
+        socket.send_fds(end, [b"s"], [theirs, ours])
+        return Slabs(ours, theirs)
+    for descriptor in made:
+        if descriptor >= 0:
+            os.close(descriptor)
+    _log.warning("no shared memory", reason=reason)
+    end.sendall(b"-")
+    return Slabs()
 
 
 async def offered(end: socket.socket) -> Slabs:

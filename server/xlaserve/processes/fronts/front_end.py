@@ -125,8 +125,6 @@ class FrontEnd:
             _log.warning("no engine at the other end", reason=str(error))
             end.close()
             return
-        if slabs.writer is None:
-            _log.warning("no shared memory", reason="this system has no memfd, or none is allowed")
         account = self._ledger.open()
         self._forget_revisions()
         self._table.clear()
