@@ -128,6 +128,18 @@ async def test_a_bridge_without_memory_is_one_all_the_same() -> None:
         assert before == open_files()
 
 
+async def test_memory_that_nobody_takes_is_closed() -> None:
+    """The process at the other end has died before it was connected."""
+    one, other = socket.socketpair()
+    with one:
+        other.close()
+        before = open_files()
+        with pytest.raises(OSError, match="Broken pipe"):
+            offer(one, 4 * LEAST_BYTES)
+
+        assert before == open_files()
+
+
 async def test_what_is_said_before_a_bridge_is_open_is_heard() -> None:
     """A worker may be given a batch by then: it says on the board that it is idle."""
     async with bridged() as (saying, hearing):

@@ -58,14 +58,22 @@ def offer(end: socket.socket, size: int) -> Slabs:
         reason = str(error)
     if len(made) == 2 and min(made) >= 0:
         ours, theirs = made
-        socket.send_fds(end, [b"s"], [theirs, ours])
+        try:
+            socket.send_fds(end, [b"s"], [theirs, ours])
+        except OSError:
+            _close(made)
+            raise
         return Slabs(ours, theirs)
-    for descriptor in made:
-        if descriptor >= 0:
-            os.close(descriptor)
+    _close(made)
     _log.warning("no shared memory", reason=reason)
     end.sendall(b"-")
     return Slabs()
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 async def offered(end: socket.socket) -> Slabs:
