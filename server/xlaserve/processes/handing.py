@@ -69,10 +69,13 @@ class HandedConnections:
             raise ConnectionAbortedError from None  # the client has gone already
 
     async def next(self) -> socket.socket:
-        """Return the next connection; raises EOFError once the parent is gone."""
+        """Return the next connection; raises EOFError once the parent is gone.
+
+        Raises ConnectionAbortedError for one that is lost, as this process has no more files.
+        """
         while True:
             await readable(self)
-            with suppress(BlockingIOError, ConnectionAbortedError):
+            with suppress(BlockingIOError):
                 return self.accept()[0]
 
     def close(self) -> None:

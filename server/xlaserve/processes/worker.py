@@ -188,6 +188,7 @@ async def _serve(channel: "Channel[ToWorker]", begin: Begin) -> bool:
         ]
         if bridged is not None:
             beside.append(asyncio.ensure_future(bridged))
+            beside[-1].add_done_callback(_end_without_bridges)
         try:
             with suppress(asyncio.CancelledError):
                 await serving
@@ -195,6 +196,13 @@ async def _serve(channel: "Channel[ToWorker]", begin: Begin) -> bool:
             for task in beside:
                 task.cancel()
     return application.has_threads_left
+
+
+def _end_without_bridges(bridging: "asyncio.Future[None]") -> None:
+    """End this process where it cannot be connected with others: the one that replaces it can."""
+    if not bridging.cancelled() and (error := bridging.exception()) is not None:
+        _log.error("no connection to another process", reason=str(error), consequence="it ends")
+        os._exit(_FAILED)
 
 
 def _bridged(

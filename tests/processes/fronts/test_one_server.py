@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import resource
 import signal
 import socket
 from collections.abc import AsyncIterator
@@ -24,6 +25,7 @@ from tritonclient.utils import InferenceServerException
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MOST_SECONDS = 120
 FRONT_ENDS = 2
+WHO = "/v2/models/who/infer"
 LARGE = 1 << 20
 """Elements of a tensor that goes through the slab."""
 
@@ -327,6 +329,27 @@ async def test_an_engine_that_dies_is_replaced(server: Running, tmp_path: Path) 
 
     assert said <= {"StatusCode.UNAVAILABLE"}
     assert [200] * len(sessions) == ready
+
+
+@pytest.mark.slow
+async def test_a_front_end_that_cannot_reach_the_new_engine_is_replaced(server: Running) -> None:
+    """One that has no more files, as clients have taken them, would never have an engine again."""
+    victims = several.workers(server.process)
+    for number in range(1, 1 + FRONT_ENDS):
+        resource.prlimit(victims[number], resource.RLIMIT_NOFILE, (3, 3))
+    os.kill(victims[0], signal.SIGKILL)
+    async with asyncio.timeout(MOST_SECONDS):
+        for number, victim in victims.items():
+            await several.replaced(server.process, number, victim)
+        while True:
+            async with each(server) as sessions:
+                said = [(await post(one, WHO, several.who()))[0] for one in sessions]
+            if said == [200] * len(said):
+                break
+            await asyncio.sleep(0.05)
+    found = {record["of"] for record in server.process.log if record["event"] == "worker died"}
+
+    assert found >= set(victims)
 
 
 @pytest.mark.slow

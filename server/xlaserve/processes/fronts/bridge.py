@@ -38,10 +38,11 @@ class Slabs:
 
     def __init__(self, writes: int = -1, reads: int = -1) -> None:
         """Map two slabs by their descriptors, which are closed; -1 for none."""
-        self.writer = SlabWriter(writes) if writes >= 0 else None
-        self.reader = SlabReader(reads, writable=False) if reads >= 0 else None
-        for descriptor in {writes, reads} - {-1}:
-            os.close(descriptor)
+        try:
+            self.writer = SlabWriter(writes) if writes >= 0 else None
+            self.reader = SlabReader(reads, writable=False) if reads >= 0 else None
+        finally:
+            _close([writes, reads])
 
 
 def offer(end: socket.socket, size: int) -> Slabs:

@@ -4,6 +4,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -258,7 +259,8 @@ class FrontEnds:
         try:
             with self.mirror.following():
                 while True:
-                    self._open(await source.next())
+                    with suppress(ConnectionAbortedError):
+                        self._open(await source.next())
         except EOFError:
             return  # the parent is gone, and this process is about to end
 

@@ -107,7 +107,10 @@ class FrontEnd:
         await self._started.wait()
 
     async def serve(self, source: HandedConnections) -> None:
-        """Take the connection to each engine that the parent starts, until cancelled."""
+        """Take the connection to each engine that the parent starts, until cancelled.
+
+        Raises OSError for one that this process has no files or no memory for: there is no other.
+        """
         try:
             while True:
                 await self.connect(await source.next())
@@ -115,13 +118,13 @@ class FrontEnd:
             return  # the parent is gone, and this process is about to end
 
     async def connect(self, end: socket.socket) -> None:
-        """Pass requests on to the engine at the other end from now on."""
+        """Pass requests on to the engine at the other end from now on; raises OSError."""
         if self._bridge is not None:
             self._bridge.close()
         end.setblocking(False)
         try:
             slabs = offer(end, self._limits.shared_bytes)
-        except OSError as error:
+        except ConnectionError as error:
             _log.warning("no engine at the other end", reason=str(error))
             end.close()
             return

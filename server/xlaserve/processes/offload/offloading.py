@@ -5,6 +5,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import structlog
 
@@ -148,7 +149,8 @@ class Offloading:
         watching = asyncio.ensure_future(self._watch())
         try:
             while True:
-                self._open(await source.next())
+                with suppress(ConnectionAbortedError):
+                    self._open(await source.next())
         except EOFError:
             return  # the parent is gone, and this process is about to end
         finally:
