@@ -64,6 +64,7 @@ class Convolution:
         image_dilation: Sequence[int] = (),
         kernel_dilation: Sequence[int] = (),
         groups: int = 1,
+        precision: Any = None,
         dtype: Any = None,
     ) -> "Convolution":
         """Return one of images [N,C,...] with a kernel [O,I,...]."""
@@ -77,7 +78,8 @@ class Convolution:
             tuple(kernel_dilation) or ones,
             numbers,
             groups,
-            dtype=dtype,
+            precision,
+            dtype,
         )
 
     def __call__(self, image: jax.Array, kernel: jax.Array) -> jax.Array:

@@ -1,16 +1,22 @@
 """Products of 8-bit levels are exact, whatever the levels: compared with sums in INT64."""
 
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
 from collections.abc import Iterable
 from itertools import product
 from typing import Any
 
+import jax
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
 from support.onnx_cases import compute
 
-from xlaserve.models.onnx import reading
+from xlaserve.models.onnx import planning, reading
+from xlaserve.models.onnx.graph import Graph
+from xlaserve.models.optimizing import optimize
 from xlaserve.tensors import Tensor
 
 KINDS = {np.dtype(np.uint8): TensorProto.UINT8, np.dtype(np.int8): TensorProto.INT8}
@@ -25,7 +31,14 @@ def extremes(shape: tuple[int, ...], dtype: type) -> Tensor:
 
 
 def computed(operator: str, values: list[Tensor | None], **attributes: Any) -> Tensor:
-    """Return the output of a node: two operands are inputs, the zero points constants."""
+    """Return the output of a node."""
+    return compute(*graph_of(operator, values, **attributes))["y"]
+
+
+def graph_of(
+    operator: str, values: list[Tensor | None], **attributes: Any
+) -> tuple[Graph, dict[str, Tensor]]:
+    """Return a node alone, and its inputs: two operands, where zero points are constants."""
     names = ["x", "w", "x_zero", "w_zero"]
     given = {name: value for name, value in zip(names, values, strict=True) if value is not None}
     node = helper.make_node(operator, [n if n in given else "" for n in names], ["y"], **attributes)
@@ -38,7 +51,7 @@ def computed(operator: str, values: list[Tensor | None], **attributes: Any) -> T
     graph = helper.make_graph([node], "test", inputs, outputs, constants)
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)])
     data = reading.parse(made.SerializeToString())
-    return compute(data.graph, {name: given[name] for name in names[:2]})["y"]
+    return data.graph, {name: given[name] for name in names[:2]}
 
 
 def less(levels: Tensor, zero: Tensor | None, shape: tuple[int, ...]) -> Tensor:
@@ -111,6 +124,22 @@ def test_convolutions_of_levels(case: str, left: type, right: type, zeros: str) 
 
     assert np.dtype(np.int32) == found.dtype
     assert expected.tolist() == found.tolist()
+
+
+@pytest.mark.parametrize("least", [-128, 100])
+def test_sums_of_an_import_are_exact(least: int) -> None:
+    """Of as many channels as one part has: Winograd's form would multiply sums of levels."""
+    x = RANDOM.integers(least, 128, (1, 112, 16, 16), np.int8)
+    w = RANDOM.integers(least, 128, (128, 112, 3, 3), np.int8)
+    expected = convolved(x.astype(np.int64), w.astype(np.int64), 1)
+    graph, given = graph_of("ConvInteger", [x, w, None, None])
+    plan = planning.plan(
+        graph, {n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in given.items()}
+    )
+
+    found = jax.jit(optimize(plan))(plan.parameters, given)["y"]
+
+    assert expected.tolist() == np.asarray(found).tolist()
 
 
 def convolved(image: Tensor, kernel: Tensor, groups: int) -> Tensor:

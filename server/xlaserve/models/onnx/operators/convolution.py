@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from xlaserve.errors import InvalidModel
 from xlaserve.models.convolutions import Convolution
@@ -23,7 +24,9 @@ def _conv(node: Node, x: Value, weight: Value, bias: Value | None = None) -> Val
     return with_bias(convolved(node, on_device(x), on_device(weight)), bias)
 
 
-def convolved(node: Node, x: jax.Array, weight: jax.Array) -> jax.Array:
+def convolved(
+    node: Node, x: jax.Array, weight: jax.Array, *, precision: lax.Precision | None = None
+) -> jax.Array:
     """Convolve [N,C,...] with [M,C/group,...] as the attributes of a node say.
 
     Integers are summed in INT32.
@@ -35,6 +38,7 @@ def convolved(node: Node, x: jax.Array, weight: jax.Array) -> jax.Array:
         window.pads,
         kernel_dilation=window.dilations,
         groups=node.integer("group", 1),
+        precision=precision,
         dtype=jnp.int32 if x.dtype.kind in "iu" else None,
     )
     return convolution(x, weight)

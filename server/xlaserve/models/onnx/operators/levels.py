@@ -8,7 +8,7 @@ zero points taken off the result, and convolutions are FP32, in parts that are e
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
 
-from functools import reduce
+from functools import partial, reduce
 from itertools import pairwise
 from math import prod
 from operator import add
@@ -105,8 +105,10 @@ def convolved_levels(
         )
         for low, high in pairwise(edges)
     )
-    # A device may convolve in another way than by adding products up, and be off by a little.
-    return reduce(add, (jnp.rint(convolved(node, *part)).astype(jnp.int32) for part in parts))
+    # Beyond the default, so that products are added up as they are: Winograd's form multiplies sums
+    # of levels, which are too large. A device may do so all the same, and be off by a little.
+    exactly = partial(convolved, node, precision=lax.Precision.HIGHEST)
+    return reduce(add, (jnp.rint(exactly(*part)).astype(jnp.int32) for part in parts))
 
 
 def _most(dtype: "np.dtype[Any]", zero: Value | None) -> int:
