@@ -1,6 +1,7 @@
 """Padding of chunks: what is computed behind the last token of a prompt is seen by nobody."""
 
 from collections.abc import Iterator
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -26,12 +27,31 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GeneratorModel]:
     loaded.close()
 
 
-def asked(model: GeneratorModel) -> list[Asking]:
-    """Ask with prompts of all lengths, side by side; the answers grow out of their windows."""
-    loaded = Loaded(model)
-    found = [loaded.ask(prompt_of(size, size), max_tokens=12, logprobs=3) for size in LENGTHS]
-    loaded.wait_until_idle()
-    return found
+def asked(
+    model: GeneratorModel, monkeypatch: pytest.MonkeyPatch, pad: int | None = None
+) -> tuple[list[Asking], list[tuple[int, int]]]:
+    """Ask with prompts of all lengths, side by side; the answers grow out of their windows.
+
+    Return the tokens and the end of each chunk too. The first one waits until all have asked, so
+    that the same are computed together however busy the machine is: windows follow from that.
+    """
+    programs: Any = model._programs
+    prefill, chunks, have_asked = programs.prefill, [], Event()
+
+    def prefill_padded(window: int, tokens: Any, slot: int, start: int, count: int) -> None:
+        assert have_asked.wait(60)
+        chunks.append((count, start + len(tokens)))
+        if pad is not None:
+            tokens[count:] = pad
+        prefill(window, tokens, slot, start, count)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(programs, "prefill", prefill_padded)
+        loaded = Loaded(model)
+        found = [loaded.ask(prompt_of(size, size), max_tokens=12, logprobs=3) for size in LENGTHS]
+        have_asked.set()
+        loaded.wait_until_idle()
+    return found, chunks
 
 
 @pytest.mark.slow
@@ -40,18 +60,10 @@ def test_tokens_of_padding_change_nothing(
     model: GeneratorModel, pad: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not one bit of a log-probability, in any window, nor at the end of the positions."""
-    plain = asked(model)
-    programs: Any = model._programs
-    prefill, padded = programs.prefill, []
+    plain, chunks = asked(model, monkeypatch)
+    found, padded = asked(model, monkeypatch, pad)
 
-    def prefill_padded(window: int, tokens: Any, slot: int, start: int, count: int) -> None:
-        tokens[count:] = pad
-        padded.append((count, start + len(tokens)))
-        prefill(window, tokens, slot, start, count)
-
-    monkeypatch.setattr(programs, "prefill", prefill_padded)
-    found = asked(model)
-
+    assert chunks == padded
     assert set(range(1, CHUNK + 1)) == {count for count, _ in padded}
     assert LENGTH < max(end for _, end in padded)
     for size, one, other in zip(LENGTHS, plain, found, strict=True):

@@ -16,6 +16,8 @@ from xlaserve.models.huggingface.form import Form, Layout, Rope
 
 OUT, IN, CHAINED = 1024, 1024, 4
 DTYPES = ("float32", "bfloat16", "float16")
+COPIES_BF16 = tuple(map(int, jax.__version__.split(".")[:2])) < (0, 11)
+"""Whether XLA has no product of BF16 of its own for the CPU: in the last one for Python 3.11."""
 TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}
 
 
@@ -43,6 +45,8 @@ def test_every_form_gives_the_plain_product(
 @pytest.mark.parametrize("rows", [1, 2, 16])
 def test_no_matrix_is_copied_for_a_step(dtype: str, rows: int) -> None:
     """XLA turned each whole matrix of BF16 into FP32 for one row, and of FP16 for any."""
+    if COPIES_BF16 and dtype == "bfloat16":
+        pytest.skip("the XLA of jax 0.10 copies it in every form")
     matrices = [jnp.zeros((OUT, IN), dtype)] * CHAINED
 
     def chained(x: jax.Array, matrices: list[jax.Array]) -> jax.Array:
@@ -127,6 +131,7 @@ def test_attention_is_that_of_each_query_alone(
         )
 
 
+@pytest.mark.skipif(COPIES_BF16, reason="the XLA of jax 0.10 copies them in every form")
 @pytest.mark.parametrize("heads", [(8, 8), (8, 2)])
 def test_keys_and_values_of_bf16_are_not_copied_for_a_step(heads: tuple[int, int]) -> None:
     """XLA turned all of them into FP32 where each head of keys has one query."""

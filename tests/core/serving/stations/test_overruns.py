@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +19,6 @@ from xlaserve.core.serving.answers import Counting
 from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.inference import InferInput, InferRequest
-from xlaserve.core.serving.stations import overruns
 from xlaserve.core.serving.stations.batches import Batches
 from xlaserve.core.serving.stations.host import HostWork
 from xlaserve.core.serving.stations.table import Candidate, ExecutionPolicy, Stations
@@ -264,18 +264,15 @@ async def test_an_unloaded_model_does_not_come_back(serve: Serve) -> None:
     assert not overruns._pauses
 
 
-async def test_a_model_that_was_unloaded_does_not_come_back(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_model_that_was_unloaded_does_not_come_back(serve: Serve) -> None:
     """Its programs are gone, by which its station would be chosen."""
-    monkeypatch.setattr(overruns, "_FIRST_PAUSE_SECONDS", 0.01)
     served = await serve()
     await served.infer(2)
     await served.judged()
-    instance = served.instance
+    instance, overruns = served.instance, served.stations.overruns
     station = instance.station
     await served.core.control.unload("m")
-    await asyncio.sleep(0.05)
+    overruns._come_back(weakref.ref(instance))
 
-    assert served.stations.overruns.is_away(instance)
+    assert overruns.is_away(instance)
     assert station is instance.station
