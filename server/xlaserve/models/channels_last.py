@@ -21,6 +21,7 @@ from jax.extend import core
 from jax.extend.core import primitives
 
 from xlaserve.models.convolutions import Convolution, convolve, features_last
+from xlaserve.models.swish import swish
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,6 +29,8 @@ class Last:
     """An image [N,C,...] that is held as [N,...,C]."""
 
     held: jax.Array
+    logistic_of: jax.Array | None = None
+    """The array whose logistic function it is, where that is known."""
 
     @property
     def ndim(self) -> int:
@@ -95,6 +98,27 @@ def _bound(equation: core.JaxprEqn, operands: Sequence[Any], **changed: Any) -> 
     parameters = equation.primitive.get_bind_params({**equation.params, **changed})
     with equation.ctx.manager:
         return [Last(equation.primitive.bind(*operands, **parameters))]
+
+
+def _logistic(equation: core.JaxprEqn, given: Sequence[Given]) -> list[Given]:
+    [image] = given
+    [found] = _element_by_element(equation, given)
+    assert isinstance(image, Last)
+    assert isinstance(found, Last)
+    return [replace(found, logistic_of=image.held)]
+
+
+def _multiplied(equation: core.JaxprEqn, given: Sequence[Given]) -> list[Given]:
+    """Multiply two images; one by its logistic function is its swish."""
+    for image, gate in (given, reversed(given)):
+        if (
+            isinstance(image, Last)
+            and isinstance(gate, Last)
+            and gate.logistic_of is image.held
+            and np.dtype(np.float32) == image.held.dtype
+        ):
+            return [Last(swish(image.held))]
+    return _element_by_element(equation, given)
 
 
 def _over_windows(
@@ -213,11 +237,9 @@ _ELEMENT_BY_ELEMENT = (
     primitives.le_p,
     primitives.log1p_p,
     primitives.log_p,
-    primitives.logistic_p,
     primitives.lt_p,
     primitives.max_p,
     primitives.min_p,
-    primitives.mul_p,
     primitives.ne_p,
     primitives.neg_p,
     primitives.not_p,
@@ -238,6 +260,8 @@ RULES: Mapping[core.Primitive, Rule] = {
     **dict.fromkeys(_ELEMENT_BY_ELEMENT, _element_by_element),
     primitives.broadcast_in_dim_p: _broadcast,
     primitives.concatenate_p: _concatenated,
+    primitives.logistic_p: _logistic,
+    primitives.mul_p: _multiplied,
     primitives.pad_p: _padded,
     primitives.reduce_max_p: _reduced,
     primitives.reduce_min_p: _reduced,
