@@ -7,16 +7,19 @@ import numpy as np
 LEAST_EXPONENT = -15.8
 """Below it the logistic function is less than what FP32 tells apart from 0 beside 1/2."""
 _ODD = (
-    1.22338114e-03,
-    3.98288706e-05,
-    2.32144118e-07,
-    2.00089730e-10,
-    -8.40299953e-14,
-    4.88327125e-17,
-    -1.68503935e-20,
+    2.50000000e-01,
+    8.20507657e-03,
+    4.92755860e-05,
+    4.56617716e-08,
+    -2.19970900e-11,
+    1.58266419e-14,
+    -7.27769817e-18,
 )
-_EVEN = (4.89352519e-03, 5.67108658e-04, 7.40841911e-06, 1.87227874e-08)
-"""Of half the hyperbolic tangent of x/2: x times the one polynomial of its square, by the other."""
+_EVEN = (1.0, 1.16153636e-01, 1.54324038e-03, 4.09268225e-06)
+"""Of half the hyperbolic tangent of x/2: x times the one polynomial of its square, by the other.
+
+Found by least squares over [0, -LEAST_EXPONENT], weighted until no error stands out (Lawson) and by
+the denominator before (Sanathanan and Koerner); off by 1.6e-9 of it at most in FP64."""
 
 
 def swish(x: jax.Array) -> jax.Array:
