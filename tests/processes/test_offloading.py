@@ -22,6 +22,9 @@ from tritonclient.utils import InferenceServerException
 from xlaserve.processes.offload.board import WorkerBoard
 
 pytestmark = pytest.mark.slow
+ENOUGH = 16
+"""Requests of which a batch leaves however they come: at home are two batches of four at most, and
+as many have to wait."""
 MEASURED_AGAIN_SECONDS = 15
 QUICK, LONG = 10_000, 300_000
 """Products of models whose batches take some tens of milliseconds, and the better part of a
@@ -121,14 +124,14 @@ async def test_what_a_killed_helper_executes_fails_and_nothing_else(tmp_path: Pa
     async with pinned(tmp_path, LONG) as pin:
         await until(lambda: pin.board.is_idle(pin.helper))
         victim = several.workers(pin.server)[pin.helper]
-        asked = [asyncio.ensure_future(pin.outcome(value)) for value in range(9)]
+        asked = [asyncio.ensure_future(pin.outcome(value)) for value in range(ENOUGH)]
         await until(lambda: pin.board.begun(pin.helper, pin.owner))
         pin.kill()
         found = await asyncio.gather(*asked)
         counted = await pin.counted()
         await several.replaced(pin.server, pin.helper, victim)
         await until(lambda: pin.board.is_idle(pin.helper))
-        again = await asyncio.gather(*(pin.infer(value) for value in range(9)))
+        again = await asyncio.gather(*(pin.infer(value) for value in range(ENOUGH)))
         executed = (await pin.counted())["executed"]
 
     failed = {value: one for value, one in enumerate(found) if one != value + 1}
@@ -136,8 +139,8 @@ async def test_what_a_killed_helper_executes_fails_and_nothing_else(tmp_path: Pa
     for one in failed.values():
         assert isinstance(one, str)
         assert one.startswith("StatusCode.UNAVAILABLE: model 'slow': the worker 1 process has")
-    assert (1, 0) == (counted["lost"], counted["executed"])
-    assert ([value + 1 for value in range(9)], True) == (again, executed > 0)
+    assert 1 == counted["lost"]
+    assert ([value + 1 for value in range(ENOUGH)], True) == (again, executed > 0)
 
 
 async def test_what_a_helper_had_not_begun_is_executed_at_home(tmp_path: Path) -> None:
@@ -145,18 +148,18 @@ async def test_what_a_helper_had_not_begun_is_executed_at_home(tmp_path: Path) -
     async with pinned(tmp_path, QUICK) as pin:
         # The two are connected once a batch was executed there: that it is idle says it to all.
         while not (before := await pin.counted()).get("executed"):
-            await asyncio.gather(*(pin.infer(value) for value in range(9)))
+            await asyncio.gather(*(pin.infer(value) for value in range(ENOUGH)))
         await until(lambda: pin.board.is_idle(pin.helper))
         pin.kill(signal.SIGSTOP)
-        asked = [asyncio.ensure_future(pin.outcome(value)) for value in range(9)]
+        asked = [asyncio.ensure_future(pin.outcome(value)) for value in range(ENOUGH)]
         # All but what the helper was given, which is four at most.
-        await until(lambda: sum(one.done() for one in asked) >= 5)
+        await until(lambda: sum(one.done() for one in asked) >= ENOUGH - 4)
         waiting = sum(not one.done() for one in asked)
         pin.kill()
         found = await asyncio.gather(*asked)
         counted = await pin.counted()
 
-    assert [value + 1 for value in range(9)] == found
+    assert [value + 1 for value in range(ENOUGH)] == found
     assert waiting > 0
     assert before | {"refused": before["refused"] + 1} == counted
 
@@ -208,11 +211,11 @@ async def test_a_server_that_is_told_to_stop_answers_what_helpers_execute(tmp_pa
     """The helper has no request of its own, and ends behind what it has begun."""
     async with pinned(tmp_path, LONG) as pin:
         await until(lambda: pin.board.is_idle(pin.helper))
-        asked = [asyncio.ensure_future(pin.outcome(value)) for value in range(9)]
+        asked = [asyncio.ensure_future(pin.outcome(value)) for value in range(ENOUGH)]
         await until(lambda: pin.board.begun(pin.helper, pin.owner))
         pin.server.process.send_signal(signal.SIGTERM)
         found = await asyncio.gather(*asked)
         status = await pin.server.process.wait()
 
-    assert [value + 1 for value in range(9)] == found
+    assert [value + 1 for value in range(ENOUGH)] == found
     assert 0 == status
