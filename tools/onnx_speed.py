@@ -39,7 +39,6 @@ from onnx_speed_models import Model
 from onnx_speed_page import Row
 from xlaserve import allocator
 from xlaserve.models import jax_runtime
-from xlaserve.models.compilation import XlaOptions
 from xlaserve.models.onnx import checking, planning, reading, signature
 from xlaserve.models.onnx.graph import Graph
 from xlaserve.models.optimizing import optimize
@@ -187,9 +186,7 @@ def _compiled(plan: Any, leaves: Any, unpack: Any, given: Mapping[str, Tensor], 
         return [found[name] for name in plan.outputs]
 
     arguments = list(_arguments(given, rows).values())
-    options = XlaOptions().for_site("cpu", 1)
-    lowered = jax.jit(model).lower(leaves, arguments)
-    compiled = lowered.compile(compiler_options=options or None)
+    compiled = jax.jit(model).lower(leaves, arguments).compile()
 
     def call(_: Sequence[jax.Array], tensors: Any) -> list[jax.Array]:
         outputs: list[jax.Array] = jax.block_until_ready(compiled(leaves, tensors))

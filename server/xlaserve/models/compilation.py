@@ -1,4 +1,4 @@
-"""The compilation of programs: their cache, and XLA's options for a device. Needs no JAX."""
+"""The compilation of programs: their cache, and XLA's options for a GPU. Needs no JAX."""
 
 import os
 from collections.abc import Mapping
@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 from xlaserve.errors import InvalidSettings
-from xlaserve.models import vectors
 from xlaserve.models.compilation_cache import AUTOTUNE, SETTING, CompilationCache
 from xlaserve.models.compilers.pool import CompilerProcesses, Limits
 from xlaserve.models.conversions import ConversionLimits, Conversions
@@ -48,7 +47,7 @@ _NEVER = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class XlaOptions:
-    """The operator's options of the programs for GPUs; those for the CPU follow from it."""
+    """The operator's options of the programs for GPUs; other platforms ignore all of them."""
 
     command_buffers: bool = True
     latency_hiding: bool = True
@@ -58,8 +57,6 @@ class XlaOptions:
     def for_site(self, platform: str, devices: int) -> dict[str, bool | int | str]:
         """Return the options of a program over so many devices, by XLA's names for them."""
         options: dict[str, bool | int | str] = {}
-        if platform == "cpu":
-            return vectors.options(flags())
         if platform != "cuda":
             return options
         if not self.command_buffers:

@@ -248,23 +248,18 @@ def name_of(described: Mapping[str, str]) -> str:
 
 def processor() -> str:
     """Return what tells processors apart that cannot run each other's programs."""
-    # A home directory is shared by machines, and XLA uses every instruction that it finds.
-    digest = hashlib.sha256(_described(_CPU_INFO).encode()).hexdigest()
-    return f"{platform.machine()}-{digest[:12]}"
-
-
-def features() -> frozenset[str]:
-    """Return the instructions that the processor has, by Linux' names; none where it says none."""
-    return frozenset(_described(_CPU_INFO).split())
+    return _described(_CPU_INFO)
 
 
 @cache
 def _described(info: Path) -> str:
+    # A home directory is shared by machines, and XLA uses every instruction that it finds.
     try:
         lines = info.read_text().splitlines()
     except OSError:
         lines = []
-    return next((line for line in lines if line.startswith(_FEATURES)), platform.processor())
+    features = next((line for line in lines if line.startswith(_FEATURES)), platform.processor())
+    return f"{platform.machine()}-{hashlib.sha256(features.encode()).hexdigest()[:12]}"
 
 
 # --- files -------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from support.plain_models import load_plain
 
 import xlaserve
 from xlaserve.errors import InvalidModel, OutOfMemory
-from xlaserve.models import compilation_cache, proving, vectors
+from xlaserve.models import compilation_cache, proving
 from xlaserve.models.compilation import Compilation
 from xlaserve.models.compilation_cache import CompilationCache
 from xlaserve.models.compilers.child import Child
@@ -127,31 +127,6 @@ def test_a_program_gives_the_same_bits_and_the_server_lowers_nothing(
     assert [(1, 3), (2, 3), (2, 5)] == [job.inputs[0].shape for job in elsewhere.jobs]
     assert here.info.compiled_programs == there.info.compiled_programs == 3
     assert here.info.memory.total_bytes == there.info.memory.total_bytes
-
-
-@pytest.mark.parametrize("has_wide", [True, False])
-def test_a_program_has_the_vectors_of_one_of_the_server(
-    directory: Path, has_wide: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.delenv("XLA_FLAGS", raising=False)
-    (tmp_path / "cpuinfo").write_text(f"flags\t: fpu {vectors.FEATURE if has_wide else 'avx2'}\n")
-    monkeypatch.setattr(compilation_cache, "_CPU_INFO", tmp_path / "cpuinfo")
-    compile_one = jax.stages.Lowered.compile
-    given: list[object] = []
-
-    def noted(self: jax.stages.Lowered, compiler_options: Any = None, **more: Any) -> Any:
-        given.append(compiler_options)
-        return compile_one(self, compiler_options, **more)
-
-    monkeypatch.setattr(jax.stages.Lowered, "compile", noted)
-    loaded(directory, None)
-    by_server = len(given)
-    elsewhere = Elsewhere()
-    loaded(directory, elsewhere)
-
-    assert [""] * 2 == [answer.refused for answer in elsewhere.answers]
-    assert by_server == len(given) - by_server == 2
-    assert [{vectors.OPTION: vectors.BITS} if has_wide else None] * 4 == given
 
 
 def _mixing(p: Any, x: Any) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from jax.experimental import serialize_executable
 from jax.sharding import SingleDeviceSharding
 
 from xlaserve.models import cache_key, jax_runtime
-from xlaserve.models.compilation import XlaOptions, flags
+from xlaserve.models.compilation import flags
 from xlaserve.models.compilers.jobs import READY, Answer, Array, Job, Packed, Proof
 from xlaserve.models.executables import function
 from xlaserve.models.packing import Packing, Place
@@ -86,15 +86,13 @@ class Child:
         program = cache_key.program(
             site, job.computation, packing.text, [*leaves, *inputs], outputs=None
         )
-        # Those of a server, whatever its operator says of GPUs.
-        options = XlaOptions().for_site(site.platform, 1)
-        environment = cache_key.environment(site, options, flags())
+        environment = cache_key.environment(site, {}, flags())
         found = {**program, **environment}
         if difference := cache_key.first_difference({**job.program, **job.environment}, found):
             return Answer(refused=difference), b""
         try:
             lowered = jax.jit(function(self._exported, packing)).lower(leaves, inputs)
-            executable = lowered.compile(compiler_options=options or None)
+            executable = lowered.compile()
         # What a compiler meets in a model has no class of its own.
         except Exception as error:
             return Answer(error=_text(error)), b""
