@@ -59,6 +59,15 @@ async def double(stub: Any) -> list[int]:
     return list((await stub.ModelInfer(request)).raw_output_contents[0])
 
 
+def assert_refused(disk: Path, kind: str, code: str, text: str) -> None:
+    """Demand the error of a load whose files a disk of this kind does not take."""
+    # Where nothing can be written at all, other models would be unloaded for nothing.
+    expected = {"full": "RESOURCE_EXHAUSTED", "read-only": "FAILED_PRECONDITION"}
+    assert expected[kind] == code
+    assert "double" in text
+    assert str(disk) not in text
+
+
 @pytest.mark.parametrize("kind", ["full", "read-only"])
 async def test_files_that_cannot_be_written_are_refused_and_the_model_serves_on(
     tmp_path: Path, disk: Path, kind: str
@@ -78,11 +87,7 @@ async def test_files_that_cannot_be_written_are_refused_and_the_model_serves_on(
             later, _ = await loading(stub, 100)
             again = await double(stub)
 
-    # Where nothing can be written at all, other models would be unloaded for nothing.
-    expected = {"full": "RESOURCE_EXHAUSTED", "read-only": "FAILED_PRECONDITION"}
-    assert expected[kind] == code
-    assert "double" in text
-    assert str(disk) not in text
+    assert_refused(disk, kind, code, text)
     assert [] == left
     assert [0] * 8 == answer == again
     assert "FAILED_PRECONDITION" == later  # it was written, and is no manifest
@@ -108,9 +113,6 @@ async def test_files_that_cannot_be_written_for_other_processes_are_refused(
             if kind == "read-only":
                 remount(disk, "rw")
 
-    expected = {"full": "RESOURCE_EXHAUSTED", "read-only": "FAILED_PRECONDITION"}
-    assert expected[kind] == code
-    assert "double" in text
-    assert str(disk) not in text
+    assert_refused(disk, kind, code, text)
     assert [] == left
     assert [0] * 8 == answer
