@@ -30,6 +30,7 @@ from xlaserve.tensors import (
     to_bytes,
     unpack_bytes,
 )
+from xlaserve_proto.inference import DataType
 
 FIXED = [datatype for datatype in DATATYPES.values() if datatype is not BYTES]
 INTEGERS = [datatype for datatype in FIXED if datatype.dtype.kind in "iu"]
@@ -82,6 +83,11 @@ def test_every_row_is_found_by_each_of_its_names(datatype: Datatype) -> None:
 @pytest.mark.parametrize("datatype", FIXED, ids=str)
 def test_itemsize_is_that_of_the_dtype(datatype: Datatype) -> None:
     assert datatype.dtype.itemsize == datatype.itemsize
+
+
+@pytest.mark.parametrize("datatype", DATATYPES.values(), ids=str)
+def test_number_is_that_of_the_configuration(datatype: Datatype) -> None:
+    assert DataType[datatype.config_name].value == datatype.config_number
 
 
 def test_unknown_datatype_lists_the_known() -> None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -40,6 +41,15 @@ _SHOWN_DIMENSIONS = 16
 _SHOWN_DIGITS = 24
 
 
+class Kind(Enum):
+    """The kind of the elements of a datatype; the kinds of numpy know nothing of ml_dtypes."""
+
+    BOOLEAN = auto()
+    INTEGER = auto()
+    FLOAT = auto()
+    TEXT = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class Datatype:
     """One row of the datatype table."""
@@ -48,35 +58,66 @@ class Datatype:
     """The name in the V2 protocol."""
     config_name: str
     """The name in a model configuration."""
+    config_number: int
+    """The number of that name: in `DataType` of protos/model_config.proto, and in Triton."""
+    kind: Kind
     dtype: "np.dtype[Any]"
     itemsize: int
     """Bytes of one element; 0 for BYTES, whose elements vary."""
     contents: str | None
     """The field of InferTensorContents that carries it; None where only raw bytes can."""
+    tolerance: float
+    """Relative difference that two results of one computation may have; 0 where they are exact."""
+    has_buffer: bool
+    """Whether numpy has this dtype itself, and with it the buffer protocol and .npy files."""
 
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def is_number(self) -> bool:
+        """Whether elements have an order and a distance."""
+        return self.kind in {Kind.INTEGER, Kind.FLOAT}
 
-def _row(name: str, config: str, dtype: Any, itemsize: int, contents: str | None) -> Datatype:
-    return Datatype(name, config, np.dtype(dtype), itemsize, contents)
 
+def _row(
+    name: str, number: int, dtype: Any, contents: str | None = None, tolerance: float = 0.0
+) -> Datatype:
+    """Make a row; the table holds what cannot be read from the dtype."""
+    held: np.dtype[Any] = np.dtype(dtype)
+    kind = _KINDS.get(held.kind, Kind.INTEGER if "int" in held.name else Kind.FLOAT)
+    text = kind is Kind.TEXT
+    return Datatype(
+        name,
+        "TYPE_STRING" if text else f"TYPE_{name}",
+        number,
+        kind,
+        held,
+        0 if text else held.itemsize,
+        contents,
+        tolerance,
+        held.isbuiltin == 1 and not text,
+    )
+
+
+_KINDS = {"b": Kind.BOOLEAN, "i": Kind.INTEGER, "u": Kind.INTEGER, "f": Kind.FLOAT, "O": Kind.TEXT}
+"""By the kind that numpy gives a dtype; those of ml_dtypes have V there, most of them."""
 
 _ROWS = (
-    _row("BOOL", "TYPE_BOOL", np.bool_, 1, "bool_contents"),
-    _row("UINT8", "TYPE_UINT8", "<u1", 1, "uint_contents"),
-    _row("UINT16", "TYPE_UINT16", "<u2", 2, "uint_contents"),
-    _row("UINT32", "TYPE_UINT32", "<u4", 4, "uint_contents"),
-    _row("UINT64", "TYPE_UINT64", "<u8", 8, "uint64_contents"),
-    _row("INT8", "TYPE_INT8", "<i1", 1, "int_contents"),
-    _row("INT16", "TYPE_INT16", "<i2", 2, "int_contents"),
-    _row("INT32", "TYPE_INT32", "<i4", 4, "int_contents"),
-    _row("INT64", "TYPE_INT64", "<i8", 8, "int64_contents"),
-    _row("FP16", "TYPE_FP16", "<f2", 2, None),
-    _row("BF16", "TYPE_BF16", ml_dtypes.bfloat16, 2, None),
-    _row("FP32", "TYPE_FP32", "<f4", 4, "fp32_contents"),
-    _row("FP64", "TYPE_FP64", "<f8", 8, "fp64_contents"),
-    _row("BYTES", "TYPE_STRING", np.object_, 0, "bytes_contents"),
+    _row("BOOL", 1, np.bool_, "bool_contents"),
+    _row("UINT8", 2, "<u1", "uint_contents"),
+    _row("UINT16", 3, "<u2", "uint_contents"),
+    _row("UINT32", 4, "<u4", "uint_contents"),
+    _row("UINT64", 5, "<u8", "uint64_contents"),
+    _row("INT8", 6, "<i1", "int_contents"),
+    _row("INT16", 7, "<i2", "int_contents"),
+    _row("INT32", 8, "<i4", "int_contents"),
+    _row("INT64", 9, "<i8", "int64_contents"),
+    _row("FP16", 10, "<f2", tolerance=2e-2),
+    _row("BF16", 14, ml_dtypes.bfloat16, tolerance=5e-2),
+    _row("FP32", 11, "<f4", "fp32_contents", tolerance=1e-4),
+    _row("FP64", 12, "<f8", "fp64_contents", tolerance=1e-9),
+    _row("BYTES", 13, np.object_, "bytes_contents"),
 )
 
 DATATYPES = MappingProxyType({row.name: row for row in _ROWS})
@@ -86,7 +127,6 @@ BY_CONFIG_NAME = MappingProxyType({row.config_name: row for row in _ROWS})
 """The V2 datatypes by the name that a model configuration uses."""
 
 BYTES = DATATYPES["BYTES"]
-_BF16 = DATATYPES["BF16"]
 _BOOL = DATATYPES["BOOL"]
 _BY_DTYPE = {row.dtype: row for row in _ROWS}
 
@@ -102,6 +142,12 @@ def datatype_named(name: str) -> Datatype:
 def datatype_of(dtype: Any) -> Datatype | None:
     """Return the row whose elements have this numpy dtype, None where V2 has no name for it."""
     return _BY_DTYPE.get(np.dtype(dtype))
+
+
+def kind_of(dtype: Any) -> Kind | None:
+    """Return the kind of the datatype with this numpy dtype, None where V2 has none."""
+    row = _BY_DTYPE.get(np.dtype(dtype))
+    return None if row is None else row.kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,9 +316,9 @@ def to_bytes(datatype: Datatype, tensor: Tensor) -> bytes | memoryview:
     """
     if datatype is BYTES:
         return pack_bytes(tensor)
-    if datatype is not _BF16 and tensor.size and tensor.flags.c_contiguous:
+    if datatype.has_buffer and tensor.size and tensor.flags.c_contiguous:
         return tensor.data.cast("B")
-    # The buffer protocol has no letter for bfloat16; as bytes every datatype can be viewed.
+    # The buffer protocol has no letter for dtypes of ml_dtypes; as bytes all can be viewed.
     return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data
 
 
@@ -287,7 +333,7 @@ def from_elements(datatype: Datatype, shape: Sequence[int], elements: Elements) 
         raise TensorDataError(
             f"{count} elements for {describe(datatype, shape)}", f"{len(elements)} elements"
         )
-    accepted, build = _BUILDERS[datatype.dtype.kind]
+    accepted, build = _BUILDERS[datatype.kind]
     for found in _types(elements):
         if not issubclass(found, accepted) or (found is bool and bool not in accepted):
             raise TensorDataError(f"elements of {datatype}", found.__name__)
@@ -335,7 +381,8 @@ def _floats(datatype: Datatype, elements: Elements) -> Tensor:
         raise TensorDataError(f"{datatype}", "a number too large for it") from None
     with np.errstate(over="ignore", invalid="ignore"):
         narrow = wide.astype(datatype.dtype, copy=False)
-    if np.any(np.isinf(narrow) & np.isfinite(wide)):
+    # What is too large is infinite, or NaN where the datatype has no infinity.
+    if np.any(np.isfinite(wide) & ~np.isfinite(narrow)):
         raise TensorDataError(f"{datatype}", "a number too large for it")
     return narrow
 
@@ -349,18 +396,19 @@ def _objects(elements: Sequence[bytes]) -> Tensor:
 
 
 _INTEGRAL = (int, np.integer)
-_REAL = (int, float, np.integer, np.floating, ml_dtypes.bfloat16)
+_REAL = (
+    *(int, float, np.integer, np.floating),
+    *(row.dtype.type for row in _ROWS if row.kind is Kind.FLOAT and not row.has_buffer),
+)
 
-_BUILDERS: Mapping[str, tuple[tuple[type, ...], Callable[[Datatype, Elements], Tensor]]] = (
+_BUILDERS: Mapping[Kind, tuple[tuple[type, ...], Callable[[Datatype, Elements], Tensor]]] = (
     MappingProxyType(
         {
-            "b": ((bool, np.bool_), _bools),
-            "i": (_INTEGRAL, _integers),
-            "u": (_INTEGRAL, _integers),
-            "f": (_REAL, _floats),
-            "V": (_REAL, _floats),
-            "O": ((object,), _texts),
+            Kind.BOOLEAN: ((bool, np.bool_), _bools),
+            Kind.INTEGER: (_INTEGRAL, _integers),
+            Kind.FLOAT: (_REAL, _floats),
+            Kind.TEXT: ((object,), _texts),
         }
     )
 )
-"""Accepted elements and the maker of an array of them, by the kind of a dtype."""
+"""Accepted elements and the maker of an array of them, by the kind of a datatype."""

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 
 from xlaserve.benchmark.errors import BenchmarkRefused
-from xlaserve.tensors import Shape, Tensor, TensorSpec
+from xlaserve.tensors import Kind, Shape, Tensor, TensorSpec
 
 Inputs: TypeAlias = Sequence[tuple[TensorSpec, Tensor]]
 _Make: TypeAlias = Callable[[TensorSpec, Shape, np.random.Generator], Tensor]
@@ -62,7 +62,7 @@ def _example(shape: Shape, batch: int) -> Sequence[str]:
 
 
 def _elements(spec: TensorSpec, shape: Shape, random: np.random.Generator) -> Tensor:
-    return _ELEMENTS[spec.datatype.dtype.kind](spec, shape, random)
+    return _ELEMENTS[spec.datatype.kind](spec, shape, random)
 
 
 def _integers(spec: TensorSpec, shape: Shape, random: np.random.Generator) -> Tensor:
@@ -84,9 +84,14 @@ def _words(spec: TensorSpec, shape: Shape, random: np.random.Generator) -> Tenso
     return found
 
 
-_ELEMENTS: Mapping[str, Callable[[TensorSpec, Shape, np.random.Generator], Tensor]] = (
+_ELEMENTS: Mapping[Kind, Callable[[TensorSpec, Shape, np.random.Generator], Tensor]] = (
     MappingProxyType(
-        {"b": _booleans, "i": _integers, "u": _integers, "f": _floats, "V": _floats, "O": _words}
+        {
+            Kind.BOOLEAN: _booleans,
+            Kind.INTEGER: _integers,
+            Kind.FLOAT: _floats,
+            Kind.TEXT: _words,
+        }
     )
 )
-"""Makers of tensors by the kind of dtype; V is bfloat16."""
+"""Makers of tensors by the kind of datatype."""

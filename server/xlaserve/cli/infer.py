@@ -36,8 +36,6 @@ from xlaserve.transport.address import ServerAddress, TlsFiles
 from xlaserve.transport.client import InferenceResult, ModelTensors, asked
 from xlaserve.transport.dialing import dial
 
-_SCORES = "iufV"
-"""Kinds of dtypes that may be scores; V is that of bfloat16."""
 _MOST_ELEMENTS = 100_000
 _MOST_CLASSES = 100
 """Most elements of a row, and most classes, that a server is asked to classify: it has limits."""
@@ -154,7 +152,7 @@ def _to_classify(question: _Question, tensors: ModelTensors) -> Classified:
     return {
         spec.name: spec
         for spec in tensors.outputs
-        if spec.datatype.dtype.kind in _SCORES
+        if spec.datatype.is_number
         and spec.shape
         and prod(map(abs, spec.shape)) <= _MOST_ELEMENTS
         and (spec.name in tensors.labelled or not question.only_labelled)

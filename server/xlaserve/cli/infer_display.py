@@ -16,7 +16,7 @@ from rich.text import Text
 
 from xlaserve.cli.printable import printable
 from xlaserve.errors import InvalidRequest
-from xlaserve.tensors import Tensor, TensorSpec, describe
+from xlaserve.tensors import Kind, Tensor, TensorSpec, describe, kind_of
 from xlaserve.transport.client import InferenceResult
 
 _WHOLE_ELEMENTS = 100
@@ -124,7 +124,7 @@ def _source(result: InferenceResult) -> str:
 
 
 def _has_scores(array: Tensor) -> bool:
-    return array.ndim > 0 and array.size > 0 and array.dtype.kind in "fiuV"
+    return array.ndim > 0 and array.size > 0 and kind_of(array.dtype) in {Kind.INTEGER, Kind.FLOAT}
 
 
 def _found_classes(array: Tensor) -> list[list[list[str]]]:
@@ -231,4 +231,4 @@ def _storable(name: str, array: Tensor) -> Tensor:
                 ".npz file would lose; --json keeps it"
             )
         return array.astype(np.bytes_)
-    return array.astype(np.float32) if array.dtype.kind == "V" else array
+    return array if array.dtype.isbuiltin == 1 else array.astype(np.float32)

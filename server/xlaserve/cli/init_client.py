@@ -2,8 +2,6 @@
 
 import json
 
-import numpy as np
-
 from xlaserve.models.generation.record import Record
 from xlaserve.models.manifest import Manifest
 from xlaserve.tensors import BYTES, Datatype
@@ -81,6 +79,6 @@ def _ones(datatype: Datatype, shape: str) -> tuple[str, str]:
     if datatype is BYTES:
         return f'np.full({shape}, b"text", object)', "numpy as np"
     name = datatype.dtype.name
-    if datatype.dtype.kind == "V" or not hasattr(np, name):
+    if not datatype.has_buffer:
         return f"np.ones({shape}, ml_dtypes.{name})", "ml_dtypes"
-    return f"np.ones({shape}, np.{'bool_' if name == 'bool' else name})", "numpy as np"
+    return f"np.ones({shape}, np.{datatype.dtype.type.__name__})", "numpy as np"

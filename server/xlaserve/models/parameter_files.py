@@ -15,10 +15,9 @@ import numpy as np
 from xlaserve.errors import InvalidModel
 from xlaserve.models import weights
 from xlaserve.models.parameters import ROOT_NAME
-from xlaserve.tensors import Tensor, describe
+from xlaserve.tensors import Tensor, datatype_of, describe
 
 _SHOWN_NAMES = 8
-_UNNAMED = np.dtype("V2")
 _ORBAX_ITEM = "default"
 """The directory of the one item of a step, as orbax's CheckpointManager writes it."""
 
@@ -91,8 +90,9 @@ def _checked(
             f"parameter '{name}': expected {wanted}, {source} has none of this path, it has "
             f"{_few(sorted(arrays))}"
         )
-    # numpy writes the one dtype of two bytes that it does not know as bytes without a name.
-    if leaf.dtype == jax.numpy.bfloat16 and array.dtype == _UNNAMED:
+    # numpy writes the datatypes that it does not have as bytes without a name.
+    row = datatype_of(leaf.dtype)
+    if row is not None and not row.has_buffer and array.dtype == np.dtype(f"V{row.itemsize}"):
         array = array.view(leaf.dtype)
     if (array.dtype, array.shape) != (leaf.dtype, tuple(leaf.shape)):
         got = describe(array.dtype.name, array.shape)

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from xlaserve.tensors import DATATYPES
+
 TOLERANCES: Mapping[str, float] = MappingProxyType(
-    {"FP64": 1e-9, "FP32": 1e-4, "FP16": 2e-2, "BF16": 5e-2}
+    {row.name: row.tolerance for row in DATATYPES.values() if row.tolerance}
 )
 """Keyed by datatype; others are exact. XLA may fuse otherwise, and has kernels for each size."""

@@ -16,6 +16,7 @@ from xlaserve.models.optional_inputs import completed
 from xlaserve.tensors import (
     BYTES,
     Datatype,
+    Kind,
     Shape,
     Tensor,
     TensorDataError,
@@ -117,7 +118,7 @@ def _random(datatype: Datatype, shape: Shape) -> Tensor:
     random = np.random.default_rng(0)
     if datatype is BYTES:
         return np.array([random.bytes(8) for _ in range(prod(shape))], object).reshape(shape)
-    if datatype.dtype.kind in "biu":
+    if datatype.kind is not Kind.FLOAT:
         return random.integers(0, 2, shape).astype(datatype.dtype)
     return random.random(shape).astype(datatype.dtype)
 

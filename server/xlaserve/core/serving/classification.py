@@ -13,13 +13,10 @@ MOST_ELEMENTS = 1_000_000
 MOST_CLASSES = 16_384
 """Classes up to which an output is answered, of all rows together, for the same reason."""
 
-_NUMBERS = "iufV"
-"""Kinds of dtypes that have an order; V is that of bfloat16."""
-
 
 def check_classes(model: str, spec: TensorSpec) -> None:
     """Raise InvalidTensor for an output whose elements are no scores."""
-    if spec.datatype.dtype.kind not in _NUMBERS:
+    if not spec.datatype.is_number:
         got = f"{spec.datatype}"
         raise InvalidTensor(model, "output", spec.name, "numbers to be classified", got)
 

@@ -76,7 +76,7 @@ def _find(
 
 
 def _may_be_image(spec: TensorSpec) -> bool:
-    return spec.datatype.name not in ("BYTES", "BOOL") and len(spec.shape) in RANKS
+    return spec.datatype.is_number and len(spec.shape) in RANKS
 
 
 def _fit(spec: TensorSpec, elements: Tensor) -> "Tensor | None":

@@ -15,6 +15,7 @@ from xlaserve.models.python.author import Parameters
 from xlaserve.tensors import (
     BYTES,
     Datatype,
+    Kind,
     Parameter,
     Tensor,
     TensorDataError,
@@ -143,7 +144,7 @@ class OutputCheck:
             return array.astype(np.object_)
         if self._converts and array.dtype.kind == wanted.dtype.kind:
             found = array.astype(wanted.dtype)
-            if np.array_equal(found, array, equal_nan=wanted.dtype.kind == "f"):
+            if np.array_equal(found, array, equal_nan=wanted.kind is Kind.FLOAT):
                 return found
         raise WrongOutput(self._model, spec.name, str(spec), describe(_name(array), array.shape))
 

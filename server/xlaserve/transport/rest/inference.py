@@ -13,7 +13,7 @@ from xlaserve.core.serving.inference import InferRequest, InferResponse
 from xlaserve.core.serving.made_arrays import made_bytes
 from xlaserve.models.loaded import ModelInfo
 from xlaserve.models.metadata_parameters import of_input, of_model, of_output
-from xlaserve.tensors import TensorSpec
+from xlaserve.tensors import Kind, TensorSpec
 from xlaserve.transport.rest.calls import call_of
 from xlaserve.transport.rest.events import (
     EVENT_STREAM_TYPE,
@@ -57,8 +57,8 @@ _EXAMPLE = {
 }
 """For the model `identity` of the examples."""
 
-_READ_SLOWLY = frozenset({"BYTES", "BOOL"})
-"""Datatypes whose binary tensors are read element by element."""
+_READ_SLOWLY = frozenset({Kind.TEXT, Kind.BOOLEAN})
+"""Kinds of datatypes whose binary tensors are read element by element."""
 
 _TAG = "inference"
 _BODY_ERRORS = (400, 408, 413, 501)
@@ -293,7 +293,7 @@ class InferenceRoutes:
 
 def _bytes_to_read(info: ModelInfo, size: int, json_size: int | None) -> int:
     """Return how many bytes of a body are looked at: binary tensors are views, most of them."""
-    if json_size is None or any(spec.datatype.name in _READ_SLOWLY for spec in info.inputs):
+    if json_size is None or any(spec.datatype.kind in _READ_SLOWLY for spec in info.inputs):
         return size
     return json_size
 

@@ -30,8 +30,6 @@ _LONGEST_SIZE = 18
 _DTYPE = re.compile(r"""['"]descr['"]\s*:\s*['"]([<>|=]?[biufSUV][0-9]{1,6})['"]""")
 _ORDER = re.compile(r"""['"]fortran_order['"]\s*:\s*(True|False)""")
 _SHAPE = re.compile(r"""['"]shape['"]\s*:\s*\(([0-9, ]*)\)""")
-_BFLOAT16 = "V2"
-"""Numpy's name for a datatype that it does not have."""
 
 
 def read_npy(datatype: Datatype, body: memoryview) -> Tensor:
@@ -54,12 +52,18 @@ def read_npy(datatype: Datatype, body: memoryview) -> Tensor:
 def write_npy(tensor: Tensor) -> list[Buffer]:
     """Return the parts of a file; the second one is a view of the array where that is dense."""
     array = np.ascontiguousarray(tensor)
-    text = f"{{'descr': '{array.dtype.str}', 'fortran_order': False, 'shape': {tensor.shape}, }}"
+    code = array.dtype.str if array.dtype.isbuiltin == 1 else f"<{_unnamed(array.dtype.itemsize)}"
+    text = f"{{'descr': '{code}', 'fortran_order': False, 'shape': {tensor.shape}, }}"
     start = npy.magic(1, 0)
     padding = -(len(start) + 2 + len(text) + 1) % npy.ARRAY_ALIGN
     header = text.encode() + b" " * padding + b"\n"
     head = start + len(header).to_bytes(2, "little") + header
     return [head, array.reshape(-1).view(np.uint8).data]
+
+
+def _unnamed(itemsize: int) -> str:
+    """Return the code of a dtype that numpy does not have: bytes without a name."""
+    return f"V{itemsize}"
 
 
 def _split(body: memoryview) -> tuple[str, memoryview]:
@@ -101,7 +105,7 @@ def _elements(
         if len(data) % dtype.itemsize:
             raise TensorDataError(f"elements of {dtype.itemsize} bytes", f"{len(data)} bytes")
         return from_elements(datatype, shape, np.frombuffer(data, dtype).tolist())
-    raw = datatype.dtype.kind == "V" and dtype.str[1:] == _BFLOAT16
+    raw = not datatype.has_buffer and dtype.str[1:] == _unnamed(datatype.itemsize)
     if dtype != datatype.dtype and not raw:
         raise TensorDataError(f"{datatype}", describe(str(dtype), shape))
     return from_bytes(datatype, shape, data)

@@ -28,6 +28,7 @@ from xlaserve.tensors import (
     MAX_DIMENSIONS,
     Buffer,
     Datatype,
+    Kind,
     Shape,
     Tensor,
     TensorDataError,
@@ -273,8 +274,8 @@ def _listed(response: InferResponse, output: InferOutput, *, strict: bool) -> An
     data = output.data
     if output.datatype is BYTES:
         return _texts(response, output, strict=strict).tolist()
-    if data.dtype.kind in "fV":
-        # BF16 has no Python numbers of its own, and isfinite is not for it.
+    if output.datatype.kind is Kind.FLOAT:
+        # Floats without typed contents, such as BF16, have no Python numbers of their own.
         data = data.astype(np.float32) if output.datatype.contents is None else data
         if strict and not np.isfinite(data).all():
             form = f"JSON (strict_json), but {NPY_TYPE} can,"

@@ -6,18 +6,15 @@ import numpy as np
 
 from xlaserve.tensors import (
     BY_CONFIG_NAME,
+    BYTES,
+    DATATYPES,
     TensorDataError,
     datatype_of,
     pack_bytes,
     unpack_bytes,
 )
 
-_NUMBERS = (
-    *("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"),
-    *("FP16", "FP32", "FP64", "BYTES", "BF16"),
-)
-_BY_NUMBER = dict(enumerate(_NUMBERS, 1))
-_BY_NAME = {name: number for number, name in _BY_NUMBER.items()}
+_BY_NUMBER = {row.config_number: row.config_name for row in DATATYPES.values()}
 _OF_STRINGS = {
     name: np.bool_ if name == "TYPE_BOOL" else row.dtype.type
     for name, row in BY_CONFIG_NAME.items()
@@ -32,17 +29,15 @@ def triton_string_to_numpy(triton_type_string: str) -> Any:
 
 def triton_to_numpy_type(data_type: int) -> Any:
     """Return the type of numpy for the number of a datatype; None for another number."""
-    name = _BY_NUMBER.get(data_type)
-    config_name = "TYPE_STRING" if name == "BYTES" else f"TYPE_{name}"
-    return _OF_STRINGS.get(config_name)
+    return _OF_STRINGS.get(_BY_NUMBER.get(data_type, ""))
 
 
 def numpy_to_triton_type(data_type: Any) -> int | None:
     """Return the number of a datatype for a type of numpy; None where it has none."""
     if np.dtype(data_type).kind in "SU":
-        return _BY_NAME["BYTES"]
+        return BYTES.config_number
     row = datatype_of(data_type)
-    return None if row is None else _BY_NAME[row.name]
+    return None if row is None else row.config_number
 
 
 def serialize_byte_tensor(input_tensor: Any) -> Any:
