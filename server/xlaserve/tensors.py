@@ -396,7 +396,7 @@ def _objects(elements: Sequence[bytes]) -> Tensor:
 
 
 _INTEGRAL = (int, np.integer)
-_REAL = (
+_REAL: tuple[type, ...] = (
     *(int, float, np.integer, np.floating),
     *(row.dtype.type for row in _ROWS if row.kind is Kind.FLOAT and not row.has_buffer),
 )

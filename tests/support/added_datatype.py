@@ -169,8 +169,10 @@ async def by_client(server: RunningServer, model: str) -> str:
 async def by_memory(server: RunningServer, model: str) -> str:
     """Ask with input and output in shared memory."""
     region = shared_memory.SharedMemory(create=True, size=8)
+    held = region.buf
+    assert held is not None
     try:
-        region.buf[:4] = RAW
+        held[:4] = RAW
         body = {"key": region.name, "offset": 0, "byte_size": 8}
         tensor = {"name": "x", "shape": [1, 4] if model == "jax" else [4], "datatype": NAME}
         place = {"shared_memory_region": "r", "shared_memory_byte_size": 4}
@@ -188,8 +190,9 @@ async def by_memory(server: RunningServer, model: str) -> str:
                 async with session.post(f"{url}/{path}", json=sent) as answer:
                     if answer.status != 200:
                         return await answer.text()
-        return bytes(region.buf[4:8]).hex()
+        return bytes(held[4:8]).hex()
     finally:
+        del held
         region.close()
         region.unlink()
 
