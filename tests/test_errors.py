@@ -57,6 +57,7 @@ from xlaserve.errors import (
     NotAcceptable,
     NotLocal,
     NotOneAnswer,
+    OutOfFiles,
     OutOfMappings,
     OutOfMemory,
     OutOfSpace,
@@ -183,6 +184,11 @@ TEXTS = [
         "start the server with --model-control-mode explicit",
     ),
     (OutOfMemory("m", "9 bytes wanted"), "model 'm': out of memory, 9 bytes wanted"),
+    (
+        OutOfFiles("m", "Too many open files", 1024),
+        "failed to load 'm', the server has as many files open as it may (1024, RLIMIT_NOFILE): "
+        "Too many open files; try again, or start it with a higher limit (ulimit -n)",
+    ),
     (OutOfSpace("m", "full"), "failed to load 'm', no space left for its files: full"),
     (InvalidVersion("m", "-1"), "model 'm': expected a version in digits, got '-1'"),
     (

@@ -166,6 +166,17 @@ class OutOfSpace(XlaserveError):
         super().__init__(f"failed to load '{model}', no space left for its files: {detail}")
 
 
+class OutOfFiles(XlaserveError):
+    """The process, or the system, has as many files open as it may: no fault of the model."""
+
+    def __init__(self, model: str, detail: str, limit: int) -> None:
+        super().__init__(
+            f"failed to load '{model}', the server has as many files open as it may "
+            f"({limit}, RLIMIT_NOFILE): {detail}; try again, or start it with a higher limit "
+            "(ulimit -n)"
+        )
+
+
 # --- requests ----------------------------------------------------------------------------------
 
 

@@ -568,3 +568,18 @@ async def test_an_error_behind_the_first_chunk_is_an_event(
 
     assert 3 == len(found)
     assert (500, "server_error") == (answer.status, answer.json["error"]["type"])
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings"])
+@pytest.mark.parametrize(
+    "body",
+    [b"[}", b'{"model": 1, }', b'{"model": 1} x', b'{"model":1,"a":"\xff"', b'[1,"\\ud800"', b"{]"],
+)
+async def test_what_is_no_json_is_refused_wherever_that_shows(
+    place: Place, path: str, body: bytes
+) -> None:
+    """A wrong type is found before the place at which the text breaks off."""
+    answer = await place.post(path, body)
+
+    assert 400 == answer.status
+    assert b"expected a body of JSON" in answer.body

@@ -40,6 +40,7 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
         ),
         errors.OutOfMemory: WireStatus(Status.RESOURCE_EXHAUSTED, HTTPStatus.INSUFFICIENT_STORAGE),
         errors.OutOfSpace: WireStatus(Status.RESOURCE_EXHAUSTED, HTTPStatus.INSUFFICIENT_STORAGE),
+        errors.OutOfFiles: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
         errors.InvalidRequest: WireStatus(Status.INVALID_ARGUMENT, HTTPStatus.BAD_REQUEST),
         errors.UnsupportedMediaType: WireStatus(
             Status.INVALID_ARGUMENT, HTTPStatus.UNSUPPORTED_MEDIA_TYPE

@@ -22,6 +22,7 @@ from xlaserve.errors import (
     ModelControlForbidden,
     ModelNotFound,
     ModelNotReady,
+    OutOfFiles,
     OutOfSpace,
     TooLarge,
 )
@@ -425,8 +426,8 @@ async def test_polling_follows_the_repository(
         (errno.ENOSPC, OutOfSpace),
         (errno.EDQUOT, OutOfSpace),
         (errno.EFBIG, OutOfSpace),
-        (errno.EMFILE, OutOfSpace),
-        (errno.ENFILE, OutOfSpace),
+        (errno.EMFILE, OutOfFiles),
+        (errno.ENFILE, OutOfFiles),
         (errno.EROFS, LoadFailed),
         (errno.EIO, LoadFailed),
     ],

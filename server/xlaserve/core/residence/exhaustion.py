@@ -1,29 +1,42 @@
-"""Which failures of a load are a lack of disk, of files or of quota, and no fault of the model."""
+"""Failures of a load for want of disk, quota or open files, which are no fault of the model."""
 
 import errno
+import resource
+from typing import TypeAlias
 
-from xlaserve.errors import LoadFailed, OutOfSpace
+from xlaserve.errors import LoadFailed, OutOfFiles, OutOfSpace
 
-OUT_OF_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
-"""The error numbers of a full disk, a quota, a limit of the process, and too many open files."""
+OUT_OF_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""The error numbers of a full disk, a quota, and the limit of a file's size."""
+OUT_OF_FILES = frozenset({errno.EMFILE, errno.ENFILE})
+"""The error numbers of too many open files, of the process and of the system."""
+
+LoadFailure: TypeAlias = LoadFailed | OutOfSpace | OutOfFiles
 
 
-def load_failure(model: str, reason: str, cause: BaseException | None) -> LoadFailed | OutOfSpace:
+def load_failure(model: str, reason: str, cause: BaseException | None) -> LoadFailure:
     """Return the error of a load that failed for a reason, by what has caused it.
 
     A platform that is told OutOfSpace unloads other models, and tries again (SageMaker, Load Model
-    API); with LoadFailed it gives the model up.
+    API); OutOfFiles is tried again, and with LoadFailed it gives the model up.
     """
-    if isinstance(cause, OSError) and cause.errno in OUT_OF_SPACE:
-        return OutOfSpace(model, reason)
-    return LoadFailed(model, reason)
+    number = _error_number(cause)
+    if number in OUT_OF_FILES:
+        return OutOfFiles(model, reason, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    return OutOfSpace(model, reason) if number in OUT_OF_SPACE else LoadFailed(model, reason)
 
 
-def write_failure(model: str, error: OSError) -> LoadFailed | OutOfSpace:
+def _error_number(cause: BaseException | None) -> int:
+    """Return the number of the OSError at the root of an error, 0 where there is none."""
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__
+    return 0 if cause is None else cause.errno or 0
+
+
+def write_failure(model: str, error: OSError) -> LoadFailure:
     """Return the error of a load whose files cannot be written."""
     reason = error.strerror or str(error)
+    is_exhausted = error.errno in OUT_OF_SPACE | OUT_OF_FILES
     return load_failure(
-        model,
-        reason if error.errno in OUT_OF_SPACE else f"its files cannot be written: {reason}",
-        error,
+        model, reason if is_exhausted else f"its files cannot be written: {reason}", error
     )

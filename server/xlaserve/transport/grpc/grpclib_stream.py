@@ -137,8 +137,8 @@ class GrpclibStream:
         compressed, message = received
         if compressed:
             message = await self._inflated(message)
-        if len(message):
-            self._message = message
+        # Also an empty one: grpclib asks for its bytes too.
+        self._message = message
         return PREFIX.pack(0, len(message))
 
     async def _inflated(self, message: Buffer) -> Buffer:

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from xlaserve.core.residence.exhaustion import LoadFailure
 from xlaserve.core.residence.remote.part import LocalReading, RemoteLimits, RemotePart
-from xlaserve.errors import LoadFailed, OutOfSpace
+from xlaserve.errors import LoadFailed, OutOfFiles, OutOfSpace
 from xlaserve.models.storage.cache import ModelCache
 from xlaserve.models.storage.fetching import FetchCounts
 from xlaserve.models.storage.stores import StoreLimits, open_store
@@ -78,13 +79,13 @@ class Remotes:
     def prepare(self, name: str, config_text: str | None = None) -> None:
         """Have a model ready to be found, whichever part has it.
 
-        Raises LoadFailed or OutOfSpace where no part has it, and one could not be asked.
+        Raises a `LoadFailure` where no part has it, and one could not be asked.
         """
-        failures: list[LoadFailed | OutOfSpace] = []
+        failures: list[LoadFailure] = []
         for part in self.parts:
             try:
                 part.prepare(name, config_text)
-            except (LoadFailed, OutOfSpace) as error:
+            except (LoadFailed, OutOfSpace, OutOfFiles) as error:
                 failures.append(error)
         if failures:
             raise failures[0]

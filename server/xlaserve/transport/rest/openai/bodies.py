@@ -198,11 +198,21 @@ def _read(body: memoryview, decoder: "msgspec.json.Decoder[B]", max_depth: int) 
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
+        # It may come before the place where the body is no JSON at all.
+        _check_json(body)
         raise _invalid(str(error), body) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidBody(f"expected a body of JSON: {error}") from error
     except RecursionError:
         raise InvalidBody("the JSON is nested too deeply") from None
+
+
+def _check_json(body: memoryview) -> None:
+    """Raise InvalidBody for what is no JSON; what may be quoted is decoded as it will be then."""
+    try:
+        msgspec.json.decode(body, type=Any if len(body) <= _QUOTED_BYTES else msgspec.Raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidBody(f"expected a body of JSON: {error}") from error
 
 
 def _invalid(text: str, body: memoryview) -> InvalidField:
