@@ -573,7 +573,10 @@ async def test_an_error_behind_the_first_chunk_is_an_event(
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings"])
 @pytest.mark.parametrize(
     "body",
-    [b"[}", b'{"model": 1, }', b'{"model": 1} x', b'{"model":1,"a":"\xff"', b'[1,"\\ud800"', b"{]"],
+    [
+        *(b"[}", b"{]", b'{"model": 1, }', b'{"model": 1} x', b'[1,"\\ud800"'),
+        *(b'{"model":1,"a":"\xff"', b'{"model":1,"a":"\xff"}'),
+    ],
 )
 async def test_what_is_no_json_is_refused_wherever_that_shows(
     place: Place, path: str, body: bytes
