@@ -29,6 +29,9 @@ class Effect(Enum):
     """Answers are the same without it."""
 
 
+_Files: TypeAlias = Callable[[Any], Iterable[str]]
+"""Reads from a value the files that it names."""
+
 _Asks: TypeAlias = Callable[[Any, betterproto.Message], bool]
 """Tells from a value that is not the default, and its message, whether it asks for something."""
 
@@ -41,11 +44,18 @@ class Row:
     because: str = ""
     """Reason of a refusal: what would differ, and what may be done."""
     asks: _Asks = lambda value, message: True
+    files: _Files | None = None
+    """Files that the value names, of which a client may name those of the model alone."""
 
 
 _OBEYED = Row(Effect.OBEYED)
 _NONE = Row(Effect.NONE)
 _TENSOR = "the model would be given, or give, other tensors"
+
+
+def _named(files: _Files = lambda value: (value,)) -> Row:
+    """Return the row of a field that is obeyed and that names files."""
+    return Row(Effect.OBEYED, files=files)
 
 
 def _refused(because: str, asks: _Asks = lambda value, message: True) -> Row:
@@ -84,7 +94,7 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
         "output.name": _OBEYED,
         "output.data_type": _OBEYED,
         "output.dims": _OBEYED,
-        "output.label_filename": _OBEYED,
+        "output.label_filename": _named(),
         "output.reshape": _OBEYED,
         "output.reshape.shape": _OBEYED,
         "output.is_shape_tensor": _refused(_TENSOR),
@@ -110,9 +120,9 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
         "instance_group.passive": _refused("no instance is kept from answering"),
         "instance_group.secondary_devices": _NONE,
         "instance_group.host_policy": _NONE,
-        "default_model_filename": _OBEYED,
+        "default_model_filename": _named(),
         # On devices without a compute capability the log names it.
-        "cc_model_filenames": _OBEYED,
+        "cc_model_filenames": _named(lambda value: value.values()),
         "model_operations": _OBEYED,
         "model_operations.op_library_filename": _refused("no library is loaded"),
         "model_repository_agents": _OBEYED,
@@ -120,7 +130,10 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
         "model_repository_agents.agents.name": _refused(
             "the only agent is 'checksum'", lambda value, message: value != CHECKSUM
         ),
-        "model_repository_agents.agents.parameters": _OBEYED,
+        # `MD5:file` and the sum.
+        "model_repository_agents.agents.parameters": _named(
+            lambda value: (key.partition(":")[2] for key in value)
+        ),
         # --- scheduling ---
         "dynamic_batching": _OBEYED,
         "dynamic_batching.preferred_batch_size": _OBEYED,
@@ -166,7 +179,7 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
         "sequence_batching.state.initial_state.data_type": _OBEYED,
         "sequence_batching.state.initial_state.dims": _OBEYED,
         "sequence_batching.state.initial_state.zero_data": _OBEYED,
-        "sequence_batching.state.initial_state.data_file": _OBEYED,
+        "sequence_batching.state.initial_state.data_file": _named(),
         "sequence_batching.state.initial_state.name": _NONE,
         # The states of all sequences lie in one array, which is updated in place.
         "sequence_batching.state.use_same_buffer_for_input_output": _OBEYED,
@@ -195,7 +208,7 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
         "model_warmup.inputs.dims": _OBEYED,
         "model_warmup.inputs.zero_data": _OBEYED,
         "model_warmup.inputs.random_data": _OBEYED,
-        "model_warmup.inputs.input_data_file": _OBEYED,
+        "model_warmup.inputs.input_data_file": _named(),
         "optimization": _NONE,
         "metric_tags": _NONE,
         "model_metrics": _NONE,
@@ -322,6 +335,23 @@ def _without_effect(message: betterproto.Message, path: str) -> Iterator[str]:
             if row.effect is Effect.REFUSED:
                 raise BadConfig(f"is not implemented, {row.because}", f".{field.name}")
             yield name
+
+
+def named_files(message: betterproto.Message) -> Iterator[tuple[str, str]]:
+    """Return each file that a configuration names, behind the path of its field."""
+    return _named_files(message, "")
+
+
+def _named_files(message: betterproto.Message, path: str) -> Iterator[tuple[str, str]]:
+    for field in schema_of(type(message)).by_name.values():
+        value = _given(message, field)
+        row = FIELDS.get(f"{path}{field.name}")
+        if value is None or row is None:
+            continue
+        if row.files is not None:
+            yield from ((f"{path}{field.name}", file) for file in row.files(value))
+        for _, inner in _inside(field, value):
+            yield from _named_files(inner, f"{path}{field.name}.")
 
 
 def _given(message: betterproto.Message, field: Field) -> Any:

@@ -62,7 +62,8 @@ def of_output(config: ModelConfig, name: str) -> dict[str, str]:
     """Return the content type of an output, and its labels as a list in JSON."""
     found = _content_type(config, name)
     labels = config.labels.get(name)
-    if labels:
+    # In JSON each takes three bytes besides its own.
+    if labels and 3 * len(labels) <= MOST_LABEL_BYTES:
         text = json.dumps([label.decode(errors="replace") for label in labels], ensure_ascii=False)
         if len(text.encode()) <= MOST_LABEL_BYTES:
             found["labels"] = text

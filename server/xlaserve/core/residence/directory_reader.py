@@ -15,10 +15,15 @@ from xlaserve.core.residence.sources import VersionSource
 from xlaserve.errors import InvalidModel
 from xlaserve.models import files
 from xlaserve.models.config import ModelConfig
+from xlaserve.models.config_fields import named_files
+from xlaserve.models.config_schema import shown
 from xlaserve.models.config_text import parse_json, read_config
 from xlaserve.models.roots import Roots, lies_in
 
-_MAX_LABEL_BYTES = 64 << 20
+MAX_LABEL_BYTES = 16 << 20
+"""The most bytes of a file of labels."""
+MAX_LABELS = 1 << 18
+"""The most lines of such a file: each is an object of its own for as long as the model is there."""
 
 ENSEMBLE_VERSION = 1
 """The version of an ensemble without version directories: it needs no files."""
@@ -65,7 +70,9 @@ class DirectoryReader:
         """Return the configuration at a path, with the inputs and outputs of a schema."""
         config = ModelConfig()
         if path.is_dir():
-            config = self.labelled(path, self._read(path))
+            config = self._read(path)
+            check_own_files(config)
+            config = self.labelled(path, config, sent=True)
         if not schema:
             return config
         file, limit = self.existing(schema), self._max_config_bytes
@@ -89,6 +96,8 @@ class DirectoryReader:
             else parse_json(text, limit_bytes=self._max_config_bytes)
         )
         config.check_name(name)
+        if text is not None:
+            check_own_files(config)
         return config
 
     def _read(self, directory: Path) -> ModelConfig:
@@ -97,20 +106,21 @@ class DirectoryReader:
     def labelled(self, directory: Path, config: ModelConfig, *, sent: bool = False) -> ModelConfig:
         """Return a configuration with the labels of its outputs, read from their files.
 
-        Raises InvalidModel for a file that is not there, or leads out of the roots.
+        Where a client wrote it (`sent`), or whoever made an archive, they lie in the directory
+        of the model. Raises InvalidModel for a file that is not there, leads out, or is too large.
         """
         roots, labels = self._roots_of(directory, sent=sent), {}
         for output in config.message.output if config.message else ():
             if name := output.label_filename:
                 try:
                     data = files.read_checked(
-                        directory, name, limit_bytes=_MAX_LABEL_BYTES, roots=roots
+                        directory, name, limit_bytes=MAX_LABEL_BYTES, roots=roots
                     )
+                    labels[output.name] = _lines(bytes(data))
                 except InvalidModel as error:
                     raise InvalidModel(
                         f"label_filename of output '{output.name}': {error}"
                     ) from None
-                labels[output.name] = tuple(bytes(data).splitlines())
         return replace(config, labels=MappingProxyType(labels)) if labels else config
 
     def versions(
@@ -144,3 +154,26 @@ class DirectoryReader:
                 roots.confine(file)
         mark = (str(directory), config, fingerprint_of(directory, listed))
         return VersionSource(number, directory, mark, roots, home, sent=sent)
+
+
+def check_own_files(config: ModelConfig) -> None:
+    """Raise InvalidModel where a configuration names a file outside of its model's directory.
+
+    For one that a client sent, or that came with an archive: who writes the configuration of a
+    repository may also name files of other directories, within the roots.
+    """
+    for field, name in named_files(config.message) if config.message else ():
+        parts = name.split("/")
+        if name.startswith("/") or ".." in parts or "\0" in name:
+            raise InvalidModel(
+                f"{field}: expected a file in the directory of the model, got "
+                f"{shown(name)}; only the configuration in a repository may name others"
+            )
+
+
+def _lines(data: bytes) -> tuple[bytes, ...]:
+    """Return the lines of a file; raises InvalidModel for too many, before they are split."""
+    count = data.count(b"\n") + data.count(b"\r") - data.count(b"\r\n") + 1
+    if count > MAX_LABELS:
+        raise InvalidModel(f"expected at most {MAX_LABELS} lines, got {count}")
+    return tuple(data.splitlines())

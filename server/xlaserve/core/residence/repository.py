@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from xlaserve.core.residence.directory_reader import DirectoryReader
+from xlaserve.core.residence.directory_reader import DirectoryReader, check_own_files
 from xlaserve.core.residence.exhaustion import load_failure
 from xlaserve.core.residence.fingerprints import Fingerprint, fingerprint_of
 from xlaserve.core.residence.listing import (
@@ -173,7 +173,9 @@ class Repository:
         try:
             confined = directory if override else self._roots.confine(directory)
             config = self._reader.config(name, confined, config_text)
-            config = self._reader.labelled(confined, config, sent=override is not None)
+            config = self._reader.labelled(
+                confined, config, sent=override is not None or config_text is not None
+            )
             versions = self._reader.versions(confined, config, sent=override is not None)
         except InvalidModel as error:
             raise load_failure(name, str(error), error.__cause__) from error
@@ -236,7 +238,8 @@ class Repository:
             return found
         try:
             config = parse_json(config_text, limit_bytes=self._max_config_bytes)
-            config = self._reader.labelled(self._roots.confine(self.root), config)
+            check_own_files(config)
+            config = self._reader.labelled(self._roots.confine(self.root), config, sent=True)
             versions = self._reader.versions_at(self._roots.confine(self.root), config)
         except InvalidModel as error:
             raise LoadFailed(self._bare_name, str(error)) from error
