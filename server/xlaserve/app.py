@@ -39,6 +39,7 @@ from xlaserve.core.residence.wrong_root import check_roots
 from xlaserve.core.server import ServerDescription
 from xlaserve.core.serving.access.control import AccessControl
 from xlaserve.core.serving.answers import Counting
+from xlaserve.core.serving.call import current_call
 from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.gates import Gates, everybody
 from xlaserve.core.serving.image_files import ImageLimits
@@ -205,6 +206,7 @@ class Application:
             plane=plane,
             others=others,
             notes=notes,
+            sees_for=lambda operation: self.access.sees(current_call.get(), operation),
         )
         self._look = FilesLook()
         self.tracing = tracing(settings, self.gates, self.workers, plane)

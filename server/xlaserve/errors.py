@@ -13,6 +13,9 @@ class XlaserveError(Exception):
     is_noted = False
     """Whether the event log has it."""
 
+    steps: Sequence[str] = ()
+    """Names of models of an ensemble that its text may have, which its client may not see."""
+
 
 _REPEATED_CHARACTERS = 1_000
 """The most of a reason: it may repeat what a client or a file says, which has no end."""

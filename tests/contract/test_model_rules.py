@@ -40,6 +40,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 OF_MODELS = ("infer", "metadata", "manage")
 ALL = new_token()
 MINE = new_token()
+LOADER = new_token()
+"""Of a caller that may manage every model, and infer with `mine` alone."""
 SPLIT = new_token()
 """Of two callers: one may infer with `mine`, the other read `theirs`."""
 HIDDEN, ABSENT = "theirs", "absent"
@@ -51,6 +53,13 @@ class Model(PythonModel):
 
     async def infer(self, inputs):
         return await self.context.infer("theirs", inputs)
+"""
+
+
+FAILS = """
+class Model(PythonModel):
+    def infer(self, inputs):
+        raise InferenceError("model 'theirs-fails': its secret is out")
 """
 
 
@@ -135,6 +144,9 @@ async def _place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Plac
     (models / "their-both").mkdir()
     (models / "their-both" / "config.json").write_text(json.dumps(ensemble("mine", HIDDEN)))
     write(models, "mine-calls", CALLS, VECTORS, begin=OWN)
+    write(models, "theirs-fails", FAILS, VECTORS, begin=OWN)
+    (models / "mine-fails").mkdir()
+    (models / "mine-fails" / "config.json").write_text(json.dumps(ensemble("theirs-fails")))
     file = folder / "rules.json"
     callers: list[dict[str, Any]] = [
         {"name": "ops", "token": digest_of(ALL), "allow": [*OF_MODELS, "health"]},
@@ -144,6 +156,8 @@ async def _place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Plac
             "allow": [*OF_MODELS, "health"],
             "models": ["mine", "mine-*"],
         },
+        {"name": "m", "token": digest_of(LOADER), "allow": ["manage"]},
+        {"name": "i", "token": digest_of(LOADER), "allow": ["infer"], "models": ["mine"]},
         {"name": "a", "token": digest_of(SPLIT), "allow": ["infer"], "models": "mine"},
         {"name": "b", "token": digest_of(SPLIT), "allow": ["metadata"], "models": "theirs"},
     ]
@@ -301,7 +315,7 @@ async def test_an_answer_that_is_kept_is_for_those_who_may_see_the_model(
 
 
 async def test_lists_have_what_the_caller_may_see(place: Place) -> None:
-    mine = ["mine", "mine-both", "mine-calls"]
+    mine = ["mine", "mine-both", "mine-calls", "mine-fails"]
     index = await place.call(f"{SERVICE}RepositoryIndex", b"")
     statistics = await place.call(f"{SERVICE}ModelStatistics", b"")
     health = await place.call("/grpc.health.v1.Health/List", b"")
@@ -327,7 +341,7 @@ async def test_no_model_is_the_only_one_that_cannot_be_seen(place: Place) -> Non
     several = await place.ask("POST", "/invocations", body=infer_json())
 
     assert 200 == answer.status
-    assert "3 models are loaded" in several.error
+    assert "4 models are loaded" in several.error
 
 
 # --- parts of a call --------------------------------------------------------------------------
@@ -345,10 +359,10 @@ async def test_who_may_infer_a_model_needs_no_permission_for_its_parts(
     assert "0" == over_grpc[0]
 
 
-async def load(place: Place, name: str, steps: list[str]) -> Answer:
+async def load(place: Place, name: str, steps: list[str], token: str = MINE) -> Answer:
     body = {"parameters": {"config": json.dumps(ensemble(*steps))}}
     return await place.ask(
-        "POST", f"/v2/repository/models/{name}/load", body=json.dumps(body).encode()
+        "POST", f"/v2/repository/models/{name}/load", token, json.dumps(body).encode()
     )
 
 
@@ -360,6 +374,54 @@ async def test_nobody_makes_an_ensemble_over_models_that_it_may_not_see(place: P
     assert 200 == seen.status == again.status
     assert bare(hidden, HIDDEN) == bare(absent, ABSENT)
     assert f"'{HIDDEN}' is not in the model repository" in hidden.error
+
+
+async def test_who_may_load_a_model_may_not_infer_with_it_through_an_ensemble(
+    place: Place,
+) -> None:
+    hidden, absent = [await load(place, "mine-both", [name], LOADER) for name in (HIDDEN, ABSENT)]
+    seen = await load(place, "mine-both", ["mine", "mine"], LOADER)
+    again = await place.ask("POST", "/v2/repository/models/mine-both/load", ALL)
+
+    assert 200 == seen.status == again.status
+    assert bare(hidden, HIDDEN) == bare(absent, ABSENT)
+
+
+async def test_a_load_of_an_ensemble_brings_back_no_step_that_its_owner_unloaded(
+    place: Place,
+) -> None:
+    """Nor is its name told, or its state, over any door."""
+    repository = "/v2/repository/models"
+    assert 200 == (await place.ask("POST", f"{repository}/{HIDDEN}/unload", ALL)).status
+    told: list[Any] = [await place.ask("POST", f"{repository}/mine-both/load")]
+    for _ in range(3):
+        told.append(await place.ask("POST", "/v2/models/mine-both/infer", body=infer_json()))
+        told.append(await place.call(f"{SERVICE}ModelInfer", infer_message("mine-both")))
+    told.append(await place.ask("GET", "/v2/models/mine-both/ready"))
+    told.append(await place.ask("POST", "/v2/repository/index", body=b"{}"))
+    rows = (await place.ask("POST", "/v2/repository/index", ALL, b"{}")).json
+    back = await place.ask("POST", f"{repository}/mine-both/load", ALL)
+
+    assert 400 == told[0].status
+    assert "this caller may not load it" in told[0].error
+    assert [503] * 3 == [answer.status for answer in told[1:7:2]]
+    assert ["14"] * 3 == [answer[0] for answer in told[2:7:2]]
+    assert not [answer for answer in told if HIDDEN in str(answer)]
+    assert "UNAVAILABLE" == next(row["state"] for row in rows if row["name"] == HIDDEN)
+    assert "its step 'theirs' is not ready" in str(rows)
+    assert 200 == back.status
+
+
+async def test_what_fails_in_a_hidden_step_is_told_without_its_name(place: Place) -> None:
+    over_http = await place.ask("POST", "/v2/models/mine-fails/infer", body=infer_json())
+    over_grpc = await place.call(f"{SERVICE}ModelInfer", infer_message("mine-fails"))
+    owner = await place.ask("POST", "/v2/models/mine-fails/infer", ALL, infer_json())
+
+    assert 400 == over_http.status == owner.status
+    assert "3" == over_grpc[0]
+    assert "'theirs-fails'" not in over_http.error + over_grpc[1]
+    assert "model (hidden from this caller)" in over_http.error
+    assert "model 'theirs-fails'" in owner.error
 
 
 async def test_unload_dependents_unloads_none_that_the_caller_may_not_manage(

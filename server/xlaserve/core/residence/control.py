@@ -25,12 +25,14 @@ from xlaserve.core.residence.overrides import (
 from xlaserve.core.residence.registry import Registry
 from xlaserve.core.residence.repository import Repository
 from xlaserve.core.residence.sources import ModelSource
+from xlaserve.core.serving.call import Operation
 from xlaserve.core.serving.sight import (
     NOT_IN_REPOSITORY,
     Sees,
     everything,
     require_seen_now,
     seen_now,
+    step_now,
 )
 from xlaserve.core.sharing import CalledOff, SingleFlight, Turns
 from xlaserve.core.threads.workers import Workers
@@ -64,7 +66,10 @@ class ModelControl:
         others: Others = NOBODY,
         plane: ControlPlane | None = None,
         notes: EventNotes | None = None,
+        sees_for: Callable[[Operation], Sees] = lambda _: everything,
     ) -> None:
+        """`sees_for` tells with which models the client of a call may do something else too."""
+        self._sees_for = sees_for
         self._notes = notes or EventNotes()
         self.plane = plane or OneProcess()
         self.plane.handle(ChangeKind.LOAD, self._load_change)
@@ -252,7 +257,8 @@ class ModelControl:
             self._repository.find, name, config_text=parameters.config, override=override
         )
         if parameters.config is not None or override is not None:
-            find = partial(_with_steps_in_sight, find, seen_now())
+            # The permission to load this model is none to infer its steps.
+            find = partial(_with_steps_in_sight, find, self._sees_for(Operation.INFER))
         try:
             await self._load_found(find, override, forced=parameters != _PLAIN)
         finally:
@@ -337,6 +343,13 @@ class ModelControl:
         await self._refuse_cycle(source, (source.name,))
         for step in source.config.steps:
             if not self._registry.ready(step.model_name, step.model_version):
+                if not self._sees_for(Operation.MANAGE)(step.model_name):
+                    name = step_now(step.model_name)
+                    raise LoadFailed(
+                        source.name,
+                        f"its step {name} is not loaded, and this caller may not load it: ask its "
+                        "owner to",
+                    )
                 self._dependents.brought(source.name, step.model_name)
                 try:
                     await self._load_shared(step.model_name)
@@ -402,8 +415,8 @@ def _refuse_unseen(plane: ControlPlane, what: str) -> None:
 def _with_steps_in_sight(find: Callable[[], ModelSource], sees: Sees) -> ModelSource:
     """Return what is found, if its client may see the steps that it made an ensemble of.
 
-    Else the ensemble would lead past what the client may infer. Raises LoadFailed as for a step
-    that is not there.
+    `sees` is of the models that it may infer: the ensemble would lead past that. Raises
+    LoadFailed as for a step that is not there.
     """
     source = find()
     for step in source.config.steps:

@@ -15,6 +15,7 @@ from xlaserve.core.residence.names import check_asked_version
 from xlaserve.core.residence.remote.fetched import FetchedFiles
 from xlaserve.core.serving.call import Admission
 from xlaserve.core.serving.checks import QuickCheck
+from xlaserve.core.serving.sight import step_now
 from xlaserve.core.serving.stations.backlog import Backlog
 from xlaserve.core.serving.stations.station import MakeStation, Station
 from xlaserve.core.serving.statistics import VersionStatistics
@@ -309,7 +310,9 @@ class Registry:
         assert version.instance is not None
         missing = version.instance.fault or self._missing_step(version.instance)
         if missing:
-            raise ModelNotReady(name, number, State.UNAVAILABLE, missing)
+            error = ModelNotReady(name, number, State.UNAVAILABLE, missing)
+            error.steps = self._step_names(version.instance)
+            raise error
         return version, version.instance
 
     def _raise_unavailable(self, model: Model, number: str) -> None:
@@ -331,13 +334,24 @@ class Registry:
             model = self._models.get(name)
             version = model and (model.versions.get(number) if number else model.newest())
             if not version or not version.instance or not version.state.answers:
-                return f"its step '{name}' is not ready"
+                return f"its step {step_now(name)} is not ready"
             if version.instance.fault:
-                return f"its step '{name}' is not ready"
+                return f"its step {step_now(name)} is not ready"
             deeper = self._missing_step(version.instance)
             if deeper is not None:
                 return deeper
         return None
+
+    def _step_names(self, instance: Instance) -> tuple[str, ...]:
+        """Return the names of all models that an ensemble is made of, of those that are known."""
+        found: dict[str, None] = {}
+        for name, number in instance.steps:
+            found[name] = None
+            model = self._models.get(name)
+            version = model and (model.versions.get(number) if number else model.newest())
+            if version and version.instance:
+                found |= dict.fromkeys(self._step_names(version.instance))
+        return tuple(found)
 
     def ready(self, name: str, number: str = "") -> bool:
         """Tell whether an inference would be served now."""

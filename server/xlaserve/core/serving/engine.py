@@ -30,10 +30,10 @@ from xlaserve.core.serving.shared_tensors import (
     AT_ONCE_BYTES,
     SharedInputs,
 )
-from xlaserve.core.serving.sight import require_seen, require_seen_now
+from xlaserve.core.serving.sight import require_seen, require_seen_now, without_hidden
 from xlaserve.core.serving.stations.station import Served, Working
 from xlaserve.core.threads.host import HostThreads
-from xlaserve.errors import BudgetExhausted
+from xlaserve.errors import BudgetExhausted, XlaserveError
 from xlaserve.models.loaded import ModelInfo, Value
 from xlaserve.models.optional_inputs import completed
 from xlaserve.tensors import Tensor
@@ -134,7 +134,10 @@ class Engine:
         """
         call.model, call.version = name, version
         require_seen(call, name, version)
-        found = self._residents.resolve(name, version)
+        try:
+            found = self._residents.resolve(name, version)
+        except XlaserveError as error:
+            raise without_hidden(call, error, error.steps) from None
         _find(call, *found)
         return found
 
@@ -341,7 +344,8 @@ def _fail(call: InferCall, error: Exception) -> None:
     if call.has_ended:
         raise error
     call.place = None
-    call.fail(error)
+    steps = error.steps if isinstance(error, XlaserveError) else ()
+    call.fail(without_hidden(call, error, steps))
 
 
 def _describe(call: InferCall, info: ModelInfo) -> None:

@@ -5,7 +5,7 @@ asks here first, so that a model out of sight is answered as one that is not the
 is looked up that would tell the two apart, in bytes or in time.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from xlaserve.core.serving.call import Call, current_call
@@ -49,6 +49,34 @@ def require_all_seen() -> None:
     call = current_call.get()
     if call is not None and call.sight is not None:
         call.sight.refuse_server()
+
+
+def step_now(model: str) -> str:
+    """Return how a text names a step to the call that is answered now: a hidden one not at all."""
+    return f"'{model}'" if seen_now()(model) else _HIDDEN
+
+
+_HIDDEN = "(hidden from this caller)"
+
+
+def without_hidden(call: Call, error: BaseException, models: Iterable[str]) -> BaseException:
+    """Return an error of parts of a call, without names of models that its client may not see.
+
+    It is of the same class, so that its status stays.
+    """
+    asked = call
+    while asked.parent is not None:
+        asked = asked.parent
+    text = told = str(error)
+    for model in models if asked.sight is not None else ():
+        if asked.sight is not None and not asked.sight.shows(model):
+            told = told.replace(f"'{model}'", _HIDDEN)
+    if told == text:
+        return error
+    same = type(error).__new__(type(error))
+    same.__dict__.update(error.__dict__)
+    same.args = (told,)
+    return same
 
 
 def seen_now() -> Sees:

@@ -17,8 +17,10 @@ from xlaserve.core.serving.infer_call import (
     ServedVersion,
     Tensors,
 )
+from xlaserve.core.serving.sight import without_hidden
 from xlaserve.core.serving.stations.station import Served, Working
 from xlaserve.core.threads.host import HostThreads
+from xlaserve.errors import XlaserveError
 from xlaserve.models.loaded import Value
 from xlaserve.tensors import Tensor
 
@@ -59,7 +61,7 @@ class Ensemble:
         call.submitted_ns = self._now_ns()
         running = asyncio.ensure_future(self._run(call))
         call.wait_at(Working(running))
-        running.add_done_callback(partial(_end, call))
+        running.add_done_callback(partial(self._end, call))
 
     def retire(self) -> Sequence[InferCall]:
         """Return nothing: no call waits."""
@@ -98,6 +100,16 @@ class Ensemble:
         begun = call.submitted_ns + queue_ns
         return Executed(cast(Tensors, wanted), begun, begun + infer_ns)
 
+    def _end(self, call: InferCall, running: "asyncio.Task[Executed]") -> None:
+        if running.cancelled():
+            deliver([call], asyncio.CancelledError())
+        elif error := running.exception():
+            names = [name for name, _ in self._plan.models()]
+            names += error.steps if isinstance(error, XlaserveError) else ()
+            deliver([call], without_hidden(call, error, names))
+        else:
+            deliver([call], running.result())
+
 
 def _times(step: InferCall) -> tuple[int, int]:
     """Return how long a step waited and computed, in nanoseconds; neither is negative.
@@ -109,13 +121,6 @@ def _times(step: InferCall) -> tuple[int, int]:
     submitted = step.submitted_ns or executed.begun_ns
     begun = max(executed.begun_ns, submitted)
     return begun - submitted, max(0, executed.ended_ns - begun)
-
-
-def _end(call: InferCall, running: "asyncio.Task[Executed]") -> None:
-    if running.cancelled():
-        deliver([call], asyncio.CancelledError())
-    else:
-        deliver([call], running.exception() or running.result())
 
 
 def _fetch(outputs: Mapping[str, Value]) -> dict[str, Value]:
