@@ -148,7 +148,7 @@ class Application:
             self.gates,
             self.workers.host,
             image_limits=ImageLimits(settings.max_image_bytes, settings.max_image_pixels),
-            regions=Regions(SharedMemoryPolicy.of(settings), plane),
+            regions=Regions(SharedMemoryPolicy.of(settings), plane, self.access.sees),
         )
         nested = self._nested = NestedCalls(self.engine, self.gates)
         self._measured = MeasuredMemory(self.registry)

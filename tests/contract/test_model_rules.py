@@ -8,6 +8,7 @@ import gzip
 import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
@@ -480,3 +481,86 @@ async def test_each_caller_that_a_token_is_of_adds_its_models(place: Place) -> N
     assert [403, 200, 200] == [found[verb, HIDDEN] for verb in ("infer", "metadata", "ready")]
     assert [404, 404, 404] == [found[verb, ABSENT] for verb in ("infer", "metadata", "ready")]
     assert "caller 'b' may not metadata model 'mine'" == refused.error
+
+
+# --- memory that another caller shares ----------------------------------------------------------
+
+
+@pytest_asyncio.fixture(loop_scope="module", name="region")
+async def _region(place: Place) -> AsyncIterator[shared_memory.SharedMemory]:
+    """A region that the operator has registered by the name `r`, of sixteen bytes."""
+    memory = shared_memory.SharedMemory(create=True, size=16)
+    path = "/v2/systemsharedmemory/region"
+    body = json.dumps({"key": memory.name, "offset": 0, "byte_size": 16}).encode()
+    try:
+        assert 200 == (await place.ask("POST", f"{path}/r/register", ALL, body)).status
+        yield memory
+        assert 200 == (await place.ask("POST", f"{path}/r/unregister", ALL, b"{}")).status
+    finally:
+        memory.close()
+        memory.unlink()
+
+
+def shared_json(region: str, *, output: bool) -> bytes:
+    tensor = {"name": "x", "shape": [2], "datatype": "FP32"}
+    place = {"shared_memory_region": region, "shared_memory_byte_size": 8}
+    inputs = [tensor | ({"data": [1, 2]} if output else {"parameters": place})]
+    outputs = [{"name": "y", "parameters": place if output else {}}]
+    return json.dumps({"inputs": inputs, "outputs": outputs}).encode()
+
+
+def shared_message(region: str, *, output: bool) -> bytes:
+    request = pb.ModelInferRequest(model_name="mine")
+    tensor = request.inputs.add(name="x", datatype="FP32", shape=[2])
+    wanted = request.outputs.add(name="y")
+    if output:
+        request.raw_input_contents.append(np.ones(2, np.float32).tobytes())
+    holder = wanted if output else tensor
+    holder.parameters["shared_memory_region"].string_param = region
+    holder.parameters["shared_memory_byte_size"].int64_param = 8
+    return bytes(request.SerializeToString())
+
+
+@pytest.mark.parametrize("output", [False, True], ids=["input", "output"])
+async def test_a_region_of_another_caller_is_neither_read_nor_written(
+    place: Place, region: shared_memory.SharedMemory, output: bool
+) -> None:
+    """It is answered as one that is not there, also beside the owner's own requests."""
+    path = "/v2/models/mine/infer"
+    for _ in range(3):
+        owner = await place.ask("POST", path, ALL, shared_json("r", output=output))
+        assert 200 == owner.status
+        held = region.buf
+        assert held is not None
+        before = bytes(held)
+        over_http = [
+            bare(await place.ask("POST", path, body=shared_json(name, output=output)), f"'{name}'")
+            for name in ("r", "q")
+        ]
+        over_grpc = [
+            await place.call(f"{SERVICE}ModelInfer", shared_message(name, output=output))
+            for name in ("r", "q")
+        ]
+
+        assert over_http[0] == over_http[1]
+        assert 400 == over_http[0][0]
+        assert ["3", "3"] == [answer[0] for answer in over_grpc]
+        assert over_grpc[0][1] == over_grpc[1][1].replace("'q'", "'r'")
+        assert before == bytes(held)
+
+
+@pytest.mark.usefixtures("region")
+async def test_regions_are_listed_to_their_owner_and_to_who_manages_everything(
+    place: Place,
+) -> None:
+    path = "/v2/systemsharedmemory"
+    listed = {
+        token: [row["name"] for row in (await place.ask("GET", f"{path}/status", token)).json]
+        for token in (ALL, MINE)
+    }
+    named = [bare(await place.ask("GET", f"{path}/region/{n}/status"), f"'{n}'") for n in "rq"]
+    over_grpc = await place.call(f"{SERVICE}SystemSharedMemoryStatus", b"")
+
+    assert {ALL: ["r"], MINE: []} == listed
+    assert named[0] == named[1]
+    assert ("0", "", b"") == (over_grpc[0], over_grpc[1], over_grpc[2][5:])

@@ -34,7 +34,7 @@ from support.stock import KINDS, Stock, stock_client
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from xlaserve.core.serving.call import NOBODY
+from xlaserve.core.serving.call import NOBODY, Call
 from xlaserve.core.serving.cuda_regions import CudaRegions
 from xlaserve.core.serving.inference import InferOutput, RequestedOutput
 from xlaserve.core.serving.shared_memory import Regions
@@ -376,7 +376,7 @@ async def test_a_region_may_be_unregistered_while_it_is_used(
     files = open_files()
     used = weakref.ref(regions.find(NOBODY, "r"))
     requested = RequestedOutput("y", {REGION: "r", "shared_memory_byte_size": SIZE})
-    places.append(OutputPlaces("echo", [requested], regions, NOBODY))
+    places.append(OutputPlaces("echo", [requested], regions, Call()))
     await quick.ask("unregister_system_shared_memory")
     places[0].write([InferOutput("y", DATATYPES["FP32"], 2 * DATA)])
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.fake_cuda import FakeCuda
 
-from xlaserve.core.serving.call import NOBODY, Peer
+from xlaserve.core.serving.call import NOBODY, Call, Peer
 from xlaserve.core.serving.cuda_regions import CLIENT_FAULTS, CudaRegions
 from xlaserve.core.serving.inference import InferRequest, SharedInput
 from xlaserve.core.serving.shared_memory import Regions, SharedMemoryPolicy
@@ -155,7 +155,7 @@ def test_memory_is_closed_once_behind_the_last_request_that_has_it(cuda: FakeCud
     table = CudaRegions(regions)
     table.register(NOBODY, "r", cuda.share(16, 5), 0, 16)
     request = InferRequest("m", inputs=(input_of("r", 16),))
-    begun = SharedInputs(request, regions, NOBODY)
+    begun = SharedInputs(request, regions, Call())
     table.unregister(NOBODY, "r")
 
     assert 1 == len(cuda.opened)
@@ -178,7 +178,7 @@ def test_inputs_are_copied_even_where_system_memory_is_read_in_place(cuda: FakeC
     regions = regions_on(cuda, in_place=True)
     CudaRegions(regions).register(NOBODY, "r", cuda.share(16, 3), 0, 16)
     request = InferRequest("m", inputs=(input_of("r", 16),))
-    inputs = SharedInputs(request, regions, NOBODY)
+    inputs = SharedInputs(request, regions, Call())
 
     assert (False, 16) == (inputs.has_views, inputs.copied_bytes)
     assert [3] * 16 == inputs.read().inputs[0].data.tolist()

@@ -65,6 +65,7 @@ class CudaRegion:
 
     kind = KIND
     can_map = False
+    owner: str | None = None
 
     def __init__(
         self, name: str, device: int, byte_size: int, driver: Driver, address: int

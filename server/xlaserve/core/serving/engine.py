@@ -145,7 +145,7 @@ class Engine:
         name, info = request.model_name, instance.info
         for tensor in request.inputs:
             if isinstance(tensor, SharedInput):
-                shared = SharedInputs(request, self.regions, call.peer)
+                shared = SharedInputs(request, self.regions, call)
                 self._read_shared(call, instance, shared)
                 return
         images = find_images(request, info, instance.config, self._image_limits)
@@ -156,7 +156,7 @@ class Engine:
             if asks_for_form(request.outputs):
                 labels = partial(self._labels, instance)
                 call.shaping = OutputForms(
-                    name, info, request.outputs, labels, regions=self.regions, peer=call.peer
+                    name, info, request.outputs, labels, regions=self.regions, call=call
                 )
         instance.quick.parameters.note(request)
         if info.takes_tensor_parameters:

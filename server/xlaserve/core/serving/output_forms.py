@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from xlaserve.core.serving.call import Peer
+from xlaserve.core.serving.call import Call
 from xlaserve.core.serving.classification import check_classes, classified
 from xlaserve.core.serving.inference import InferOutput, RequestedOutput
 from xlaserve.core.serving.shared_memory import Regions
@@ -34,7 +34,7 @@ class OutputForms:
         labels: Labels,
         *,
         regions: Regions,
-        peer: Peer,
+        call: Call,
     ) -> None:
         """Raises an InvalidRequest for a form that an output cannot have.
 
@@ -55,7 +55,7 @@ class OutputForms:
             check_classes(model, specs[output.name])
             self._classes[output.name] = count
             self._labels[output.name] = labels(output.name)
-        self._places = OutputPlaces(model, outputs, regions, peer)
+        self._places = OutputPlaces(model, outputs, regions, call)
 
     def __call__(self, outputs: Sequence[InferOutput]) -> tuple[InferOutput, ...]:
         """Return outputs in their forms; raises an InvalidRequest for one that has no room."""

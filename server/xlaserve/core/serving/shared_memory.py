@@ -11,7 +11,7 @@ import mmap
 import os
 import stat
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -19,8 +19,8 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from xlaserve.core.control_plane import Change, ChangeKind, ControlPlane, OneProcess
-from xlaserve.core.serving.call import Peer
-from xlaserve.core.serving.sight import require_all_seen
+from xlaserve.core.serving.call import Call, Operation, Peer, current_call
+from xlaserve.core.serving.sight import Sees, everything, require_all_seen
 from xlaserve.errors import (
     InvalidRegion,
     NotLocal,
@@ -81,6 +81,8 @@ class SharedRegion(Protocol):
 
     name: str
     byte_size: int
+    owner: str | None
+    """The principal that registered it; None where the server knows none."""
 
     @property
     def kind(self) -> str:
@@ -118,6 +120,7 @@ class Region:
 
     kind = KIND
     can_map = True
+    owner: str | None = None
 
     def __init__(self, name: str, key: str, offset: int, byte_size: int, file: int) -> None:
         """`file` is a descriptor, which it closes at its end."""
@@ -194,8 +197,13 @@ class Regions:
     """The regions that clients registered, by their names. Of the event loop."""
 
     def __init__(
-        self, policy: SharedMemoryPolicy | None = None, plane: ControlPlane | None = None
+        self,
+        policy: SharedMemoryPolicy | None = None,
+        plane: ControlPlane | None = None,
+        sees: Callable[[Call, Operation], Sees] = lambda call, operation: everything,
     ) -> None:
+        """`sees` tells with which models the client of a call may do something."""
+        self._sees = sees
         self.policy = policy or SharedMemoryPolicy()
         self._plane = plane or OneProcess()
         self._plane.handle(ChangeKind.REGISTER, self._register_change)
@@ -217,7 +225,7 @@ class Regions:
         async def here() -> None:
             self.register(peer, name, key, offset, byte_size)
 
-        said = {"key": key, "offset": offset, "byte_size": byte_size}
+        said = {"key": key, "offset": offset, "byte_size": byte_size, "owner": _asking()}
         await self._plane.apply(Change(ChangeKind.REGISTER, name, said), here)
 
     async def unregister_everywhere(self, peer: Peer, name: str = "") -> None:
@@ -229,7 +237,10 @@ class Regions:
         await self._plane.apply(Change(ChangeKind.UNREGISTER, name), here)
 
     async def _register_change(self, change: Change) -> None:
-        self.register(_THE_SERVER, change.subject, **change.arguments)
+        said = dict(change.arguments)
+        owner = said.pop("owner")
+        self.register(_THE_SERVER, change.subject, **said)
+        self._regions[change.subject].owner = owner
 
     async def _unregister_change(self, change: Change) -> None:
         self.unregister(_THE_SERVER, change.subject)
@@ -270,6 +281,7 @@ class Regions:
         most = self.policy.max_bytes
         if sum(r.byte_size for r in self._regions.values()) + region.byte_size > most:
             raise TooManyRegions(most, "bytes", "max_shared_memory_bytes")
+        region.owner = _asking()
         self._regions[name] = region
 
     def status(self, name: str = "") -> list[Region]:
@@ -277,11 +289,15 @@ class Regions:
         return [r for r in self.of_kind(KIND, name) if isinstance(r, Region)]
 
     def of_kind(self, kind: str, name: str = "") -> list[SharedRegion]:
-        """Return the region of a kind and a name, or all of the kind; raises RegionNotFound."""
+        """Return the region of a kind and a name, or all of the kind, as far as they are seen.
+
+        Raises RegionNotFound.
+        """
+        call = current_call.get()
         found = [
             region
             for known, region in self._regions.items()
-            if region.kind == kind and name in ("", known)
+            if region.kind == kind and name in ("", known) and self._may_use(call, region)
         ]
         if name and not found:
             raise RegionNotFound(kind, shown(name))
@@ -306,13 +322,27 @@ class Regions:
             if region.kind != kind or name not in ("", known)
         }
 
-    def find(self, peer: Peer, name: str) -> SharedRegion:
-        """Return the region of a name for a request; raises InvalidRegion where there is none."""
+    def find(self, peer: Peer, name: str, call: Call | None = None) -> SharedRegion:
+        """Return the region of a name for a request.
+
+        Raises InvalidRegion where there is none, and so where it is not of the caller of the
+        `call`: memory of one client is no business of another, whatever model they share.
+        """
         self._permit(peer)
         region = self._regions.get(name)
-        if region is None:
+        if region is None or not self._may_use(call, region):
             raise InvalidRegion(shown(name), "a region that is registered", "none of this name")
         return region
+
+    def _may_use(self, call: Call | None, region: SharedRegion) -> bool:
+        """Tell whether a region is of the caller of a call, or the caller manages everything."""
+        if region.owner is None or call is None:
+            return True
+        while call.parent is not None:
+            call = call.parent
+        if call.principal is not None and call.principal.name == region.owner:
+            return True
+        return self._sees(call, Operation.MANAGE) is everything
 
     def close(self) -> None:
         """Forget all regions: the server ends."""
@@ -323,6 +353,12 @@ class Regions:
             raise SwitchedOff("shared memory", "shared_memory")
         if self.policy.clients is SharedMemoryClients.LOCAL and not _is_local(peer):
             raise NotLocal("shared memory", peer.address, "shared_memory")
+
+
+def _asking() -> str | None:
+    """Return the principal of the call that is answered now."""
+    call = current_call.get()
+    return None if call is None or call.principal is None else call.principal.name
 
 
 def check_within(name: str, byte_size: int, offset: int, size: int) -> None:

@@ -7,7 +7,7 @@ from functools import cached_property
 from msgspec import structs
 
 from xlaserve.core.serving import parameters
-from xlaserve.core.serving.call import Peer
+from xlaserve.core.serving.call import Call
 from xlaserve.core.serving.images import unpack_bytes_or_image
 from xlaserve.core.serving.inference import (
     InferInput,
@@ -52,10 +52,10 @@ class Place:
 class _Finder:
     """Finds the places that the tensors of one request name."""
 
-    def __init__(self, model: str, regions: Regions, peer: Peer) -> None:
+    def __init__(self, model: str, regions: Regions, call: Call) -> None:
         self._model = model
         self._regions = regions
-        self._peer = peer
+        self._call = call
 
     def find(self, kind: str, tensor: str, given: Mapping[str, Parameter]) -> Place:
         """Return the bytes that the parameters of a tensor name; raises an InvalidRequest."""
@@ -64,7 +64,7 @@ class _Finder:
         if _SIZE not in given:
             expected = f"a {_SIZE} beside its {REGION}"
             raise InvalidTensor(self._model, kind, tensor, expected, "none")
-        region = self._regions.find(self._peer, str(given[REGION]))
+        region = self._regions.find(self._call.peer, str(given[REGION]), self._call)
         place = Place(region, int(given.get(_OFFSET, 0)), int(given[_SIZE]))
         region.check(place.offset, place.size)
         return place
@@ -73,12 +73,12 @@ class _Finder:
 class SharedInputs:
     """The inputs of one request that are in shared memory, found and not read yet."""
 
-    def __init__(self, request: InferRequest, regions: Regions, peer: Peer) -> None:
+    def __init__(self, request: InferRequest, regions: Regions, call: Call) -> None:
         """Raises an InvalidRequest for what is not within a region, or cannot be the tensor."""
         self._request = request
         self._in_place = regions.policy.in_place
         self._places: dict[int, Place] = {}
-        finder = _Finder(request.model_name, regions, peer)
+        finder = _Finder(request.model_name, regions, call)
         for index, tensor in enumerate(request.inputs):
             if isinstance(tensor, SharedInput):
                 place = finder.find("input", tensor.name, tensor.parameters)
@@ -154,11 +154,11 @@ class OutputPlaces:
     """The places in shared memory of the outputs of one request."""
 
     def __init__(
-        self, model: str, outputs: Sequence[RequestedOutput], regions: Regions, peer: Peer
+        self, model: str, outputs: Sequence[RequestedOutput], regions: Regions, call: Call
     ) -> None:
         """Raises an InvalidRequest for a place that is not within a region."""
         self._model = model
-        finder = _Finder(model, regions, peer)
+        finder = _Finder(model, regions, call)
         self._places = {
             output.name: finder.find("output", output.name, output.parameters)
             for output in outputs
