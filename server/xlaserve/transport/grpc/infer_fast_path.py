@@ -155,7 +155,6 @@ class InferFastPath:
             reserve_made(call, size)
             self._read_later(call, stream, message, is_reserved=True)
             return None
-        call.typed = decoded.typed
         request = self._read(call, decoded)
         if len(message) > SHORT_BYTES:
             reserve_made(call, made_bytes(request.inputs))
@@ -175,7 +174,6 @@ class InferFastPath:
         self._long.read(call, self._decode, message, begin)
 
     def _begin_read(self, call: "FastPathCall", read: Read, *, is_reserved: bool) -> None:
-        call.typed = read.decoded.typed
         try:
             request = self._checked(call, read)
             if not is_reserved:
@@ -279,8 +277,6 @@ class FastPathCall(InferCall):
     """A ModelInfer whose answer is written without grpclib."""
 
     awaits_client = False
-    typed = False
-    """Whether the inputs came as typed contents."""
     written: bytes | None = None
     """Its message with the prefix, where it may be given again."""
 
