@@ -12,6 +12,7 @@ from xlaserve.core.serving.infer_call import InferCall
 from xlaserve.core.serving.inference import InferRequest, InferResponse, Pending
 from xlaserve.transport.rest.infer_request import read_infer_request
 from xlaserve.transport.rest.infer_response import output_bytes, write_infer_answer
+from xlaserve.transport.rest.json_tensors import JsonRules
 from xlaserve.transport.rest.messages import Answered, HttpResponse
 from xlaserve.transport.rest.threads import INLINE_BYTES, OffLoop
 
@@ -35,13 +36,13 @@ class FastInfer:
         threads: OffLoop,
         *,
         max_json_depth: int,
-        strict_json: bool,
+        json_rules: JsonRules,
     ) -> None:
         self._engine = engine
         self._gates = gates
         self._threads = threads
         self._max_json_depth = max_json_depth
-        self.strict_json = strict_json
+        self.json_rules = json_rules
 
     # Positional, since a call by keywords takes twice as long.
     def begin(  # noqa: PLR0917
@@ -85,7 +86,7 @@ class FastInfer:
         self, request: InferRequest, response: InferResponse
     ) -> "asyncio.Task[HttpResponse]":
         """Write a response in a thread."""
-        write = partial(write_infer_answer, request, response, strict=self.strict_json)
+        write = partial(write_infer_answer, request, response, self.json_rules)
         return asyncio.ensure_future(self._threads.run(output_bytes(response), write))
 
 
@@ -116,7 +117,7 @@ class FastInferCall(InferCall):
             return
         answer: HttpResponse | BaseException
         try:
-            answer = write_infer_answer(self.request, response, strict=self._fast_infer.strict_json)
+            answer = write_infer_answer(self.request, response, self._fast_infer.json_rules)
             record = self.record
             if record is not None:
                 # As `CallRecord.sent`, for the one answer; a method would double the cost.
