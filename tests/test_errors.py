@@ -62,6 +62,7 @@ from xlaserve.errors import (
     OutOfMemory,
     OutOfSpace,
     OutputNotInForm,
+    OutputNotText,
     Overloaded,
     QueueTimeout,
     RegionExists,
@@ -288,6 +289,12 @@ TEXTS = [
     (
         OutputNotInForm("m", "y", "strict JSON", "NaN"),
         "model 'm', output 'y': strict JSON cannot hold NaN",
+    ),
+    (
+        OutputNotText("m", "y"),
+        "model 'm', output 'y': expected UTF-8, since the answer is text, got other bytes: ask for "
+        "binary_data (a parameter of the output of a V2 request), or have JSON escape them "
+        "(json_surrogates)",
     ),
     (
         CrossSiteRequest(),

@@ -277,6 +277,17 @@ class OutputNotInForm(XlaserveError):
         super().__init__(f"model '{model}', output '{tensor}': {form} cannot hold {got}")
 
 
+class OutputNotText(InvalidRequest):
+    """A model computed bytes that are not UTF-8, and the answer is to be text: JSON or CSV."""
+
+    def __init__(self, model: str, tensor: str) -> None:
+        super().__init__(
+            f"model '{model}', output '{tensor}': expected UTF-8, since the answer is text, got "
+            "other bytes: ask for binary_data (a parameter of the output of a V2 request), or have "
+            "JSON escape them (json_surrogates)"
+        )
+
+
 class CrossSiteRequest(XlaserveError):
     """A page of another site asks, in the browser of somebody who may."""
 

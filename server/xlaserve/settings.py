@@ -365,8 +365,11 @@ class Settings:
     max_http_chunks: int = 65536
     """Most chunks of one HTTP body that comes in chunks."""
     strict_json: bool = False
-    """Refuse what JSON itself cannot hold, with 406, instead of writing it as Python's json reads
-    it: the literals NaN, Infinity and -Infinity, and surrogates for bytes that are not UTF-8."""
+    """Refuse NaN, Infinity and -Infinity in JSON, with 406, instead of writing them as these
+    literals, which Python's json reads."""
+    json_surrogates: bool = False
+    """Write bytes that are not UTF-8 in JSON as surrogates, which Python's json reads and most
+    parsers do not, instead of refusing them with 400."""
     max_json_depth: int = 100
     """Deepest nesting of JSON in an HTTP body."""
 

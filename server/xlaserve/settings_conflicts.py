@@ -34,6 +34,12 @@ _CONFLICTS: Sequence[_Conflict] = (
         lambda s: s.process_roles.value,
     ),
     _Conflict(
+        "json_surrogates",
+        "false with strict_json",
+        lambda s: s.json_surrogates and s.strict_json,
+        lambda s: "true",
+    ),
+    _Conflict(
         "trace_file",
         "none with trace_mode opentelemetry, which writes none",
         lambda s: bool(s.trace_file) and s.trace_mode is TraceMode.OPENTELEMETRY,

@@ -65,6 +65,7 @@ def described(request: InferRequest) -> Outcome:
         tuple(map(_input, request.inputs)),
         tuple((output.name, _parameters(output.parameters)) for output in request.outputs),
         _parameters(request.parameters),
+        request.typed,
     )
 
 

@@ -36,9 +36,9 @@ operation; a class of its own is put into the table by `assembly/http.py`; then 
 tools/access_page.py` | gates, permissions, errors, the OpenAPI document and the documentation \
 page |
 | an RPC | `transport/grpc` | `protos/`, `python tools/generate.py`, a method of the service, \
-and a row of `ROWS` in `methods.py` with its operation and the fields that name a model; then \
-`python tools/access_page.py` | gates, permissions, statuses, reflection, deadlines, ids of a \
-mesh |
+and a row of `ROWS` in `methods.py` with its operation, the fields that name a model, and the path \
+of the id if it goes through a mesh; then `python tools/access_page.py` | gates, permissions, \
+statuses, reflection, deadlines, ids of a mesh |
 | a permission | `core/serving/access` | what a caller may do: a field of `Caller` in \
 `rules.py`, read by `rules_file.py`, decided in `control.py: AccessControl.check`, which is the \
 gate `permission` and sees the operation, the model, the headers and the peer of every call. \

@@ -26,8 +26,8 @@ from xlaserve.transport.grpc.infer_stream import InferStreams, StreamLimits
 from xlaserve.transport.grpc.inference import InferenceService
 from xlaserve.transport.grpc.injection import Injection, splices
 from xlaserve.transport.grpc.long_messages import LongMessages
-from xlaserve.transport.grpc.methods import methods_of
-from xlaserve.transport.grpc.model_runtime import INFERENCE_PATHS, ModelRuntimeService
+from xlaserve.transport.grpc.methods import INFERENCE_PATHS, methods_of
+from xlaserve.transport.grpc.model_runtime import ModelRuntimeService
 from xlaserve.transport.grpc.reflection import SERVICES as REFLECTION_SERVICES
 from xlaserve.transport.grpc.reflection import reflection_services
 from xlaserve.transport.grpc.runner import Runner

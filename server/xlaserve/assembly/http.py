@@ -20,6 +20,7 @@ from xlaserve.transport.rest.health import HealthRoutes
 from xlaserve.transport.rest.history_page import HistoryRoutes
 from xlaserve.transport.rest.hosting_page import HostingRoutes
 from xlaserve.transport.rest.inference import InferenceRoutes
+from xlaserve.transport.rest.json_tensors import JsonRules
 from xlaserve.transport.rest.metrics import Metrics
 from xlaserve.transport.rest.model_page import ModelPageRoutes
 from xlaserve.transport.rest.openai.routes import OpenAiRoutes
@@ -75,6 +76,7 @@ def http_routes(
     """
     depth = core.settings.max_json_depth
     threads = OffLoop(core.workers.host)
+    json_rules = JsonRules(core.settings.strict_json, core.settings.json_surrogates)
     inference = InferenceRoutes(
         core.description,
         core.engine,
@@ -82,14 +84,14 @@ def http_routes(
         core.control,
         threads,
         max_json_depth=depth,
-        strict_json=core.settings.strict_json,
+        json_rules=json_rules,
         max_stream_bytes=core.settings.max_infer_stream_bytes,
     )
     generate = GenerateRoutes(
         core.engine,
         threads,
         max_json_depth=depth,
-        strict_json=core.settings.strict_json,
+        json_rules=json_rules,
         max_stream_bytes=core.settings.max_infer_stream_bytes,
     )
     openai = OpenAiRoutes(
@@ -114,7 +116,7 @@ def http_routes(
         threads,
         max_json_depth=depth,
         default_accept=core.settings.default_accept,
-        strict_json=core.settings.strict_json,
+        json_rules=json_rules,
     )
     rows = [
         *HealthRoutes(core.control.follower).table(),

@@ -79,6 +79,7 @@ class Stream:
     compressed = False
     call: Any = None
     deadline: float | None = None
+    opened_ns = 0
     refused = b""
 
     def __init__(self, head: Head[Any]) -> None:

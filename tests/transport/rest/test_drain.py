@@ -46,7 +46,9 @@ async def echo(request: HttpRequest) -> HttpResponse:
 
 
 def prepare(request: HttpRequest) -> Begin:
-    def begin(body: memoryview, done: Answered, headers: Headers, peer: Peer) -> HttpResponse:
+    def begin(
+        body: memoryview, done: Answered, headers: Headers, peer: Peer, opened: int
+    ) -> HttpResponse:
         return HttpResponse(content_type=BINARY_TYPE, parts=[bytes(body)])
 
     return begin

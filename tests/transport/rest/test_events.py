@@ -24,6 +24,7 @@ from xlaserve.transport.rest import drain
 from xlaserve.transport.rest.bodies import BodyLimits
 from xlaserve.transport.rest.events import EVENT_STREAM_TYPE, EventCall, events, wants_events
 from xlaserve.transport.rest.infer_response import write_infer_answer
+from xlaserve.transport.rest.json_tensors import JsonRules
 from xlaserve.transport.rest.messages import HttpRequest, HttpResponse, HttpStream
 from xlaserve.transport.rest.routing import Route, RouteTable
 from xlaserve.transport.rest.server import HttpLimits, HttpServer
@@ -39,7 +40,7 @@ def response(number: float, count: int = 1, identity: str = "") -> InferResponse
 
 
 async def encode(given: InferResponse) -> HttpResponse:
-    return write_infer_answer(InferRequest("m"), given, strict=True)
+    return write_infer_answer(InferRequest("m"), given, JsonRules(strict=True))
 
 
 @dataclass

@@ -74,7 +74,7 @@ class Desk:
 
     def prepare(self, request: HttpRequest) -> Begin:
         what = request.names["what"]
-        return lambda body, done, headers, peer: self.begin(what, body, done)
+        return lambda body, done, headers, peer, opened: self.begin(what, body, done)
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
         self.handled += 1

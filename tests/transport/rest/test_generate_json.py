@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from xlaserve.core.serving.inference import InferOutput, InferResponse
-from xlaserve.errors import InvalidTensor, OutputNotInForm
+from xlaserve.errors import InvalidTensor, OutputNotInForm, OutputNotText
 from xlaserve.models.loaded import ModelInfo
 from xlaserve.tensors import TensorSpec, datatype_named
 from xlaserve.transport.rest.generate_json import read_generate_request, write_generate_answer
+from xlaserve.transport.rest.json_tensors import DEFAULT_RULES, JsonRules
 
 FP32, BYTES = datatype_named("FP32"), datatype_named("BYTES")
 
@@ -81,9 +82,9 @@ def test_what_has_no_shape_is_refused(shape: tuple[int, ...], value: Any, text: 
         read(shape, value)
 
 
-def written(data: Any, datatype: str, *, strict: bool = False) -> Any:
+def written(data: Any, datatype: str, rules: JsonRules = DEFAULT_RULES) -> Any:
     output = InferOutput("y", datatype_named(datatype), data)
-    answer = write_generate_answer(InferResponse("m", "1", "", (output,)), strict=strict)
+    answer = write_generate_answer(InferResponse("m", "1", "", (output,)), rules)
     return json.loads(b"".join(answer.parts))["y"]
 
 
@@ -99,6 +100,8 @@ def test_one_element_is_no_list() -> None:
 def test_what_json_cannot_hold_is_refused() -> None:
     assert np.isnan(written(np.array([np.nan]), "FP64"))
     with pytest.raises(OutputNotInForm):
-        written(np.array([np.nan]), "FP64", strict=True)
+        written(np.array([np.nan]), "FP64", JsonRules(strict=True))
+    with pytest.raises(OutputNotText, match="output 'y': expected UTF-8"):
+        written(np.array([b"\xff"], np.object_), "BYTES")
     with pytest.raises(InvalidTensor, match="FP16"):
         written(np.zeros(1, np.float16), "FP16")

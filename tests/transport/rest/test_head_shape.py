@@ -14,7 +14,9 @@ from xlaserve.transport.rest.plans import Plan, Plans
 MAX_LENGTH = 1000
 
 
-def begin(body: memoryview, done: Answered, headers: Headers, peer: Peer) -> HttpResponse | Pending:
+def begin(
+    body: memoryview, done: Answered, headers: Headers, peer: Peer, opened: int
+) -> HttpResponse | Pending:
     raise NotImplementedError
 
 

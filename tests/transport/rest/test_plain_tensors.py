@@ -19,10 +19,12 @@ from xlaserve.errors import (
     InvalidTensor,
     NotAcceptable,
     OutputNotInForm,
+    OutputNotText,
     UnsupportedMediaType,
 )
 from xlaserve.models.loaded import ModelInfo
 from xlaserve.tensors import DATATYPES, Tensor, TensorSpec, datatype_of
+from xlaserve.transport.rest.json_tensors import DEFAULT_RULES, JsonRules
 from xlaserve.transport.rest.messages import HttpResponse
 from xlaserve.transport.rest.npy import write_npy
 from xlaserve.transport.rest.plain_tensors import (
@@ -251,7 +253,9 @@ def test_whatever_the_text_is(media_type: str, datatype: str, body: str) -> None
 # --- answers -----------------------------------------------------------------------------------
 
 
-def respond(media_type: str, *arrays: Any, batch: int = 8, strict: bool = False) -> HttpResponse:
+def respond(
+    media_type: str, *arrays: Any, batch: int = 8, rules: JsonRules = DEFAULT_RULES
+) -> HttpResponse:
     tensors = [np.asarray(array) for array in arrays]
     outputs = []
     for name, tensor in zip("yz", tensors, strict=False):
@@ -261,7 +265,7 @@ def respond(media_type: str, *arrays: Any, batch: int = 8, strict: bool = False)
     specs = [TensorSpec(o.name, o.datatype, o.data.shape) for o in outputs]
     response = InferResponse("m", "1", "", tuple(outputs))
     model = info(outputs=specs, batch=batch)
-    return write_plain_response(model, response, media_type, strict=strict)
+    return write_plain_response(model, response, media_type, rules)
 
 
 def body_of(response: HttpResponse) -> bytes:
@@ -306,7 +310,6 @@ def test_predictions_in_json(outputs: list[Any], batch: int, expected: Any) -> N
         np.array([np.nan], np.float32),
         np.array([np.inf], np.float16),
         np.array([-np.inf], ml_dtypes.bfloat16),
-        texts(b"\xff"),
     ],
 )
 @pytest.mark.parametrize("media_type", [JSON, LINES])
@@ -315,12 +318,28 @@ def test_what_json_cannot_hold_is_for_python_or_refused(output: Tensor, media_ty
     predictions = json.loads(text)
     element = predictions["predictions"][0] if media_type == JSON else predictions
 
-    if output.dtype.kind == "O":
-        assert b"\xff" == element.encode(errors="surrogateescape")
-    else:
-        assert str(float(output[0])) == str(element)
+    assert str(float(output[0])) == str(element)
     with pytest.raises(OutputNotInForm, match="model 'm', output 'y': .* can, cannot hold"):
-        respond(media_type, output, strict=True)
+        respond(media_type, output, rules=JsonRules(strict=True))
+
+
+@pytest.mark.parametrize("element", [b"\xff", "\ud800"])
+@pytest.mark.parametrize("media_type", [JSON, LINES])
+def test_bytes_that_are_not_utf_8_are_refused_or_surrogates(
+    media_type: str, element: bytes | str
+) -> None:
+    """Beside numbers that are not finite, too."""
+    outputs = [texts("a", element), np.array([0.5, np.nan])]
+    for rules in (JsonRules(), JsonRules(strict=True)):
+        with pytest.raises(OutputNotText, match="model 'm', output 'y': expected UTF-8"):
+            respond(media_type, *outputs[: 1 if rules.strict else 2], rules=rules)
+    text = body_of(respond(media_type, *outputs, rules=JsonRules(surrogates=True))).decode()
+    last = json.loads(text.splitlines()[-1])
+    row = last["predictions"][-1] if media_type == JSON else last
+
+    read = row["y"]
+    assert element == (read if isinstance(element, str) else read.encode(errors="surrogateescape"))
+    assert np.isnan(row["z"])
 
 
 def test_lines_of_json_are_rows() -> None:

@@ -23,7 +23,9 @@ from xlaserve.transport.rest.sagemaker_bodies import PARAMETER_HEADERS as SAGEMA
 MAX_LENGTH = 1000
 
 
-def begin(body: memoryview, done: Answered, headers: Headers, peer: Peer) -> HttpResponse | Pending:
+def begin(
+    body: memoryview, done: Answered, headers: Headers, peer: Peer, opened: int
+) -> HttpResponse | Pending:
     raise NotImplementedError
 
 

@@ -156,11 +156,13 @@ class Bench:
         self.fast: FastPath = fast
 
     def at_once(
-        self, body: memoryview, done: Answered, headers: Headers, peer: Peer
+        self, body: memoryview, done: Answered, headers: Headers, peer: Peer, opened: int
     ) -> HttpResponse:
         return HttpResponse(parts=[bytes(body)])
 
-    def begin(self, body: memoryview, done: Answered, headers: Headers, peer: Peer) -> "Bench":
+    def begin(
+        self, body: memoryview, done: Answered, headers: Headers, peer: Peer, opened: int
+    ) -> "Bench":
         self.done = done
         return self
 

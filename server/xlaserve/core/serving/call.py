@@ -172,6 +172,9 @@ class Call:
     """Counts the calls of its model; None until that is found."""
     parent: "Call | None" = None
     """The call that this one is part of: of an ensemble, or of a service of one's own."""
+    opened_ns = 0
+    """Time its headers were there, by the clock of the engine, where a transport makes it later,
+    with its message; 0 for now."""
     record: CallRecord | None = None
     """Times and sizes that its transport notes; None where nobody observes calls in such detail."""
     is_found = False

@@ -101,6 +101,8 @@ class Engine:
             call.id = request.id
             if request.parameters:
                 call.parameters = request.parameters
+            # Here, where every request passes: a transport has several ways to read one.
+            call.typed = request.typed
             if found is None:
                 name = call.model = request.model_name
                 if call.sight is not None:

@@ -96,7 +96,7 @@ class Gates:
         if self.are_watched:
             # Made here and not by observers: a call of one would cost as much as the record.
             if self._recording:
-                call.record = CallRecord(self._clock())
+                call.record = CallRecord(call.opened_ns or self._clock())
             for began in self._began:
                 began(call)
         for check in self._timeless if call.deadline is None else self._at_begin:

@@ -129,6 +129,8 @@ class InferCall(Call):
     inputs: Tensors = _NOTHING
     parameters: Mapping[str, Parameter] = _NO_PARAMETERS
     """Parameters of the request."""
+    typed = False
+    """Whether its inputs came as typed contents, so that its answer has them too."""
     tensor_parameters: TensorParameters = NO_TENSOR_PARAMETERS
     """Parameters of its tensors, for a model that takes them."""
     rows = 1

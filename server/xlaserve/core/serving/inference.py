@@ -62,6 +62,8 @@ class InferRequest(msgspec.Struct, gc=False):
     parameters: Mapping[str, Parameter] = msgspec.field(default_factory=dict)
     form: Form | None = None
     """None where no other request is known to be of the same form."""
+    typed: bool = False
+    """Whether the inputs came as typed contents, so that the answer has them too."""
 
 
 class InferOutput(msgspec.Struct, gc=False):

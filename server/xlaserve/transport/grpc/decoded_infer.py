@@ -21,7 +21,7 @@ from xlaserve.tensors import (
     from_elements,
 )
 from xlaserve.transport.grpc.codec import WireCodec
-from xlaserve.transport.grpc.tensors import is_typed, read_request
+from xlaserve.transport.grpc.tensors import read_request
 from xlaserve.transport.grpc.typed_contents import Contents
 from xlaserve.transport.grpc.wire import Data
 from xlaserve_proto import inference as pb
@@ -107,7 +107,6 @@ class DecodedInfer:
         "id",
         "model_name",
         "model_version",
-        "typed",
     )
 
     def __init__(
@@ -123,10 +122,6 @@ class DecodedInfer:
         self._codec = codec
         self._structure = structure
         self._message = message
-        self.typed = (
-            structure.typed if structure is not None else message is not None and is_typed(message)
-        )
-        """Whether it is to be answered in typed contents too."""
 
     @property
     def elements_bytes(self) -> int:
@@ -156,6 +151,7 @@ class DecodedInfer:
                     inputs,
                     structure.outputs,
                     structure.parameters,
+                    typed=structure.typed,
                 )
         if self._message is None:
             self._message = self._codec.decode_message(pb.ModelInferRequest, self._data)

@@ -61,6 +61,7 @@ class GrpclibStream:
         self.id = stream.id
         self.connection = connection
         self.deadline = stream.deadline
+        self.opened_ns = stream.opened_ns
         self._transport = connection.transport
         self._stream = stream
         self._message: Buffer | None = None

@@ -267,6 +267,8 @@ class _Stream(Stream):
     """Whether nothing is done about it until its client sends something."""
     deadline: float | None = None
     """When its client stops waiting, by the clock of the event loop; None for never."""
+    opened_ns = 0
+    """Its call begins with its headers."""
 
     _held = 0
     """Bytes that count for the message which was read last."""

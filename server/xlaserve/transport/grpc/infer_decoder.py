@@ -119,6 +119,7 @@ class InferDecoder:
             structure.outputs,
             structure.parameters,
             layout.form,
+            structure.typed,
         )
 
     def _find(self, message: bytes) -> _Layout | None:

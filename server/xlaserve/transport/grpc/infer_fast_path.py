@@ -4,12 +4,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter_ns
+from typing import TypeAlias
 
 from grpclib import GRPCError
 from grpclib.const import Status
 from grpclib.metadata import encode_grpc_message
 
 from xlaserve.core.serving.call import NOBODY, Peer
+from xlaserve.core.serving.call_record import CallRecord
 from xlaserve.core.serving.engine import Engine
 from xlaserve.core.serving.gates import Gates
 from xlaserve.core.serving.infer_call import InferCall
@@ -60,6 +62,10 @@ _HEADS = {
 }
 """The header block of an answer to a client that compresses, by the encoding of the answer."""
 _OK = encode_fields([("grpc-status", "0")])
+
+
+Written: TypeAlias = tuple[list[Buffer], int]
+"""The parts of a message with its prefix, and its bytes before it was compressed, without that."""
 
 
 class InferFastPath:
@@ -116,9 +122,9 @@ class InferFastPath:
             self._gates.admit(call)
             record = call.record
             if record is not None:
-                # The message was whole before the call began; a method would double the cost.
+                # As `CallRecord.received`, for the one message; a method would double the cost.
                 record.bytes_in = len(message)
-                record.received_ns = record.begun_ns
+                record.received_ns = perf_counter_ns()
             if stream.compressed:
                 stream.call = call
                 self._long.await_for(call, self._inflate(call, stream, message))
@@ -155,7 +161,6 @@ class InferFastPath:
             reserve_made(call, size)
             self._read_later(call, stream, message, is_reserved=True)
             return None
-        call.typed = decoded.typed
         request = self._read(call, decoded)
         if len(message) > SHORT_BYTES:
             reserve_made(call, made_bytes(request.inputs))
@@ -175,7 +180,6 @@ class InferFastPath:
         self._long.read(call, self._decode, message, begin)
 
     def _begin_read(self, call: "FastPathCall", read: Read, *, is_reserved: bool) -> None:
-        call.typed = read.decoded.typed
         try:
             request = self._checked(call, read)
             if not is_reserved:
@@ -199,6 +203,8 @@ class InferFastPath:
         try:
             inflated = await decompress(message, stream.head.fields, most, reserve)
             call.place = None
+            if call.record is not None:
+                call.record.bytes_in = len(inflated)
             request = self._decoded(call, stream, inflated)
         except asyncio.CancelledError:
             return  # a task that is cancelled would keep the error, whose frames hold the request
@@ -229,18 +235,22 @@ class InferFastPath:
     def write_in_thread(
         self,
         stream: ServerStream,
-        write: Callable[[], list[Buffer]],
+        write: Callable[[], Written],
         head: bytes,
+        record: CallRecord | None,
     ) -> None:
         """Send the parts that something writes in a thread; a stream that is closed takes none."""
 
-        def written(found: list[Buffer] | BaseException) -> None:
+        def written(found: Written | BaseException) -> None:
             writing.end()
             stream.call = None
             if isinstance(found, BaseException):
                 self.refuse(stream, found)
-            else:
-                self.send(stream, found, sum(map(len, found)), head)
+                return
+            parts, size = found
+            if record is not None:
+                record.sent(size)
+            self.send(stream, parts, sum(map(len, parts)), head)
 
         writing = stream.call = Writing()
         writing.begin(self._long.threads, write, written)
@@ -279,8 +289,6 @@ class FastPathCall(InferCall):
     """A ModelInfer whose answer is written without grpclib."""
 
     awaits_client = False
-    typed = False
-    """Whether the inputs came as typed contents."""
     written: bytes | None = None
     """Its message with the prefix, where it may be given again."""
 
@@ -289,6 +297,7 @@ class FastPathCall(InferCall):
         self._stream = stream
         self.peer = fast_path.peer
         self.headers = stream.head
+        self.opened_ns = stream.opened_ns
         if stream.deadline is not None:
             self.deadline = stream.deadline
 
@@ -298,7 +307,8 @@ class FastPathCall(InferCall):
         stream.call = None
         try:
             if is_written_slowly(response):
-                fast_path.write_in_thread(stream, partial(self._long_parts, response), _HEAD)
+                work = partial(self._long_parts, response)
+                fast_path.write_in_thread(stream, work, _HEAD, self.record)
                 return
             parts, size = self._encode(response)
         except Exception as error:
@@ -318,9 +328,9 @@ class FastPathCall(InferCall):
         fast_path = self._fast_path
         return fast_path.encode_typed(response) if self.typed else fast_path.encode(response)
 
-    def _long_parts(self, response: InferResponse) -> list[Buffer]:
+    def _long_parts(self, response: InferResponse) -> Written:
         parts, size = self._encode(response)
-        return [PREFIX.pack(0, size), *parts]
+        return [PREFIX.pack(0, size), *parts], size
 
     def refuse(self, error: BaseException) -> None:
         """Send the status of an error."""
@@ -340,23 +350,27 @@ class CompressedCall(FastPathCall):
         try:
             if is_written_slowly(response):
                 work = partial(self._write_all, response, encoding)
-                fast_path.write_in_thread(stream, work, head)
+                fast_path.write_in_thread(stream, work, head, self.record)
                 return
             parts, size = self._encode(response)
             if encoding and not is_compressed_at_once(size):
-                compress = partial(compressed, encoding, parts, size)
-                fast_path.write_in_thread(stream, compress, head)
-            else:
-                parts = compressed(encoding, parts, size)
-                fast_path.send(stream, parts, sum(map(len, parts)), head)
+                work = partial(_compressed, encoding, parts, size)
+                fast_path.write_in_thread(stream, work, head, self.record)
+                return
+            packed = compressed(encoding, parts, size)
         except Exception as error:
             fast_path.refuse(stream, error)
             return
         if self.record is not None:
             self.record.sent(size)
+        fast_path.send(stream, packed, sum(map(len, packed)), head)
 
-    def _write_all(self, response: InferResponse, encoding: str) -> list[Buffer]:
-        return compressed(encoding, *self._encode(response))
+    def _write_all(self, response: InferResponse, encoding: str) -> Written:
+        return _compressed(encoding, *self._encode(response))
+
+
+def _compressed(encoding: str, parts: Sequence[Buffer], size: int) -> Written:
+    return compressed(encoding, parts, size), size
 
 
 def _reserve(stream: ServerStream, count: int) -> None:

@@ -88,8 +88,6 @@ class StreamedInfer(InferCall):
     """One request of a stream; its answers wait here until those before it have been sent."""
 
     takes_many = True
-    typed = False
-    """Whether the inputs came as typed contents."""
     wants_empty_final = False
     is_decoupled = False
     """Whether its answers wait for no other request."""
@@ -255,7 +253,6 @@ class InferStream:
             self._gates.admit(call)
             if call.record is not None:
                 call.record.received(len(message))
-            call.typed = decoded.typed
             size = decoded.elements_bytes
             if size or is_long:
                 reserve_made(call, size)

@@ -27,7 +27,7 @@ from xlaserve.transport.grpc.runtime_settings import (
     write_trace,
 )
 from xlaserve.transport.grpc.statistics import write_statistics
-from xlaserve.transport.grpc.tensors import is_typed, read_request, write_outputs
+from xlaserve.transport.grpc.tensors import read_request, write_outputs
 from xlaserve.transport.grpc.typed_answers import TypedAnswers
 from xlaserve_proto import inference as pb
 
@@ -109,9 +109,9 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         message = model_infer_request
         with self._engine.require(message.model_name, message.model_version):
             request = read_request(message)
-        _reserve(message, request)
+        _reserve(request)
         response = await self._engine.infer(request)
-        form = self._typed.write(response.outputs) if is_typed(message) else None
+        form = self._typed.write(response.outputs) if request.typed else None
         outputs, raw = write_outputs(response.outputs, form)
         return pb.ModelInferResponse(
             model_name=response.model_name,
@@ -266,12 +266,12 @@ _LISTED_BYTES = 40
 """Bytes of a number in a list of Python, as messages have them, with the reference to it."""
 
 
-def _reserve(message: pb.ModelInferRequest, request: InferRequest) -> None:
+def _reserve(request: InferRequest) -> None:
     """Count what is made of a message until its call ends; raises BudgetExhausted."""
     call = current_call.get()
     if call is not None:
         size = made_bytes(request.inputs)
-        if is_typed(message):
+        if request.typed:
             size += _LISTED_BYTES * sum(given.data.size for given in request.inputs)
         reserve_made(call, size)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from xlaserve.core.serving.infer_call import InferCall
 from xlaserve.core.serving.inference import InferRequest, InferResponse
@@ -15,6 +15,8 @@ from xlaserve.transport.grpc.infer_codec import DecodedInfer
 from xlaserve.transport.grpc.typed_contents import MOST_FIELDS
 from xlaserve.transport.grpc.wire import MalformedMessage, read_size
 from xlaserve.transport.http2.stream import Buffer
+
+T = TypeVar("T")
 
 LONG_BYTES = 16 << 10
 """Bytes of a message that is looked at before it is decoded on the event loop."""
@@ -109,8 +111,8 @@ class Writing:
     def begin(
         self,
         threads: HostThreads,
-        write: Callable[[], list[Buffer]],
-        written: Callable[[list[Buffer] | BaseException], None],
+        write: Callable[[], T],
+        written: Callable[[T | BaseException], None],
     ) -> None:
         """Have it written; `written` is to call `end`, or it and the job keep one another."""
         self._job = threads.start(write, written)

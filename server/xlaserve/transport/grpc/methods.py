@@ -9,6 +9,7 @@ from grpclib._typing import IServable
 from grpclib.const import Handler
 
 from xlaserve.core.serving.call import Api, Operation
+from xlaserve.transport.grpc.splice import InjectionPath
 
 
 class Row(NamedTuple):
@@ -25,6 +26,9 @@ class Row(NamedTuple):
     """Its group of Triton, where that does not follow from the operation."""
     carries_calls: bool = False
     """Whether a request is a stream of calls."""
+    id_path: tuple[int, ...] = ()
+    """The numbers of the fields that lead to the name of the model, for a mesh to put its id there;
+    none for a method that does not go through a mesh, as none does that manages models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,10 @@ _RUNTIME = "/mmesh.ModelRuntime/"
 _HEALTH = "/grpc.health.v1.Health/"
 _LIVE = Row(Operation.HEALTH)
 _OF_MODEL = Row(Operation.METADATA, "name", "version")
-_INFER = Row(Operation.INFER, "model_name", "model_version", infers=True)
+_NAME = (1,)
+"""The path of an id where the name of the model is the first field of a request."""
+_READY = Row(Operation.READINESS, "name", "version", id_path=_NAME)
+_INFER = Row(Operation.INFER, "model_name", "model_version", infers=True, id_path=_NAME)
 _LOAD = Row(Operation.MANAGE, "model_name")
 _READ_SHARED = Row(Operation.METADATA, api=Api.SHARED_MEMORY)
 _SHARE = Row(Operation.MANAGE, api=Api.SHARED_MEMORY)
@@ -53,9 +60,9 @@ ROWS: Mapping[str, Row] = MappingProxyType(
     {
         _INFERENCE + "ServerLive": _LIVE,
         _INFERENCE + "ServerReady": _LIVE,
-        _INFERENCE + "ModelReady": Row(Operation.READINESS, "name", "version"),
+        _INFERENCE + "ModelReady": _READY,
         _INFERENCE + "ServerMetadata": _METADATA,
-        _INFERENCE + "ModelMetadata": _OF_MODEL,
+        _INFERENCE + "ModelMetadata": _OF_MODEL._replace(id_path=_NAME),
         _INFERENCE + "ModelInfer": _INFER,
         _INFERENCE + "ModelStreamInfer": Row(Operation.INFER, raw=True, carries_calls=True),
         _INFERENCE + "ModelConfig": _OF_MODEL._replace(api=Api.MODEL_CONFIG),
@@ -84,6 +91,11 @@ ROWS: Mapping[str, Row] = MappingProxyType(
     }
 )
 """Methods of the server's own services; one that is not here is of a service added to it."""
+
+INFERENCE_PATHS: Mapping[str, InjectionPath] = MappingProxyType(
+    {path: InjectionPath(row.id_path) for path, row in ROWS.items() if row.id_path}
+)
+"""Where the requests of the server's own methods hold an id, of those that go through a mesh."""
 
 _OF_ONES_OWN = Row(Operation.SERVICE)
 

@@ -11,13 +11,6 @@ from xlaserve.transport.grpc.splice import InjectionPath
 from xlaserve_proto import mmesh as pb
 from xlaserve_proto.mmesh import RuntimeStatusResponseStatus as Status
 
-INFERENCE_PATHS: Mapping[str, InjectionPath] = {
-    f"/inference.GRPCInferenceService/{method}": InjectionPath((1,))
-    for method in ("ModelInfer", "ModelMetadata", "ModelReady")
-}
-"""The V2 methods about one model, and where their requests hold its name. They are all that goes
-through a mesh: no method that manages models is among them."""
-
 _MAX_KEY_CHARACTERS = 64 << 10
 
 

@@ -35,6 +35,11 @@ class Accepted(Protocol):
         """Return when the client stops waiting, counted from its headers; None for never."""
         ...
 
+    @property
+    def opened_ns(self) -> int:
+        """Return when the headers were there, by the clock of the engine; 0 for now."""
+        ...
+
     def keep(self) -> int:
         """Return the bytes that are counted for the message read last, for the caller to release.
 
@@ -119,6 +124,7 @@ class Runner:
         method = self.methods[fields[":path"]]
         deadline = cast(Accepted, accepted).deadline
         call = _call(method.row, FieldsView(headers), peer, deadline)
+        call.opened_ns = cast(Accepted, accepted).opened_ns
         stream = RpcStream(
             accepted,
             method.path,

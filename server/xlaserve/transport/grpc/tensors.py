@@ -51,6 +51,7 @@ def read_request(message: pb.ModelInferRequest) -> InferRequest:
             for output in message.outputs
         ),
         parameters=read_parameters(message.parameters),
+        typed=is_typed(message),
     )
 
 

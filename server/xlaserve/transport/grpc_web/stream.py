@@ -49,6 +49,9 @@ class WebConnection:
 class WebStream:
     """One request: the part of `grpclib.protocol.Stream` that a server uses, and `Accepted`."""
 
+    opened_ns = 0
+    """Its call begins with its headers."""
+
     def __init__(
         self,
         exchange: Exchange,

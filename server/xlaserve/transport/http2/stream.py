@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from time import perf_counter_ns
 from typing import Any, Protocol, TypeAlias
 
 from xlaserve.core.serving.ledger import Account
@@ -137,6 +138,8 @@ class ServerStream:
     """Whether the frame that ends it has come only in part: its state is half-closed already."""
     deadline: float | None = None
     """When its client stops waiting, by the clock of the event loop; None for never."""
+    opened_ns = 0
+    """When its headers were there, by the clock of the engine."""
     received = 0
     """Bytes of DATA, without padding."""
     charged = 0
@@ -171,6 +174,7 @@ class ServerStream:
         self.head = head
         self.send_window = owner.peer_window
         self.recv_window = owner.stream_window
+        self.opened_ns = perf_counter_ns()
         self.tick = owner.tick
         """Sweep in which it was opened, then in which bytes of its answer left last."""
         if head.timeout is not None:

@@ -35,6 +35,8 @@ class Beginning(NamedTuple):
     """Its header block; empty where it is not known."""
     waited_seconds: float
     """Seconds its body was waited for before aiohttp had the first of it."""
+    opened_ns: int = 0
+    """When its header block was there, if that was then; 0 for now."""
 
 
 class Server(web.Server):
@@ -154,7 +156,7 @@ class Connection(AiohttpConnection):
             head = b""
         else:
             self._count(fast)
-        return Beginning(head, fast.take_waited_seconds())
+        return Beginning(head, fast.take_waited_seconds(), fast.take_opened_ns())
 
     def _count(self, fast: FastPath) -> None:
         """Find out whether aiohttp has all bytes of its request, or more."""

@@ -69,6 +69,7 @@ class FastPath(Lifecycle):
         "_call",
         "_clock",
         "_loop",
+        "_opened_ns",
         "_owner",
         "_part",
         "_peer",
@@ -111,6 +112,8 @@ class FastPath(Lifecycle):
         self._turn: asyncio.Handle | None = None
         """While QUEUED: the turn."""
         self._waited_seconds = 0.0
+        self._opened_ns = 0
+        """When the head was there of a request whose body was not; 0 for none."""
 
     # --- bytes ---
 
@@ -147,6 +150,7 @@ class FastPath(Lifecycle):
 
     def _await_body(self, plan: Plan, data: bytes) -> None:
         self.change(Input.PART)
+        self._opened_ns = time.perf_counter_ns()
         self._plan = plan
         self._part += data
         self._count_ahead()
@@ -185,6 +189,11 @@ class FastPath(Lifecycle):
         """Return how long a request waited for its body before it was handed over, once."""
         waited, self._waited_seconds = self._waited_seconds, 0.0
         return waited
+
+    def take_opened_ns(self) -> int:
+        """Return when the head was there of a request that waited for its body, once; else 0."""
+        opened, self._opened_ns = self._opened_ns, 0
+        return opened
 
     # --- what was sent ahead ---
 
@@ -235,9 +244,10 @@ class FastPath(Lifecycle):
     # --- requests ---
 
     def _begin(self, plan: Plan, head: bytes, body: memoryview) -> None:
+        opened, self._opened_ns = self._opened_ns, 0
         try:
             # The headers of this request, and not of the one that the plan was made of.
-            begun = plan.begin(body, self._done, BlockHeaders(head), self._peer)
+            begun = plan.begin(body, self._done, BlockHeaders(head), self._peer, opened)
         except Exception as error:
             self._fail(plan, error)
             return

@@ -17,6 +17,7 @@ from xlaserve.transport.rest.generate_json import (
     write_generate_answer,
 )
 from xlaserve.transport.rest.infer_response import output_bytes
+from xlaserve.transport.rest.json_tensors import JsonRules
 from xlaserve.transport.rest.messages import HttpRequest, HttpResponse, HttpStream
 from xlaserve.transport.rest.parsing import parsed_bytes
 from xlaserve.transport.rest.routing import Body, Route
@@ -38,14 +39,14 @@ class GenerateRoutes:
         threads: OffLoop,
         *,
         max_json_depth: int,
-        strict_json: bool,
+        json_rules: JsonRules,
         max_stream_bytes: int,
     ) -> None:
         """`max_stream_bytes` of answers may wait for a client; its model pauses then."""
         self._engine = engine
         self._threads = threads
         self._max_json_depth = max_json_depth
-        self._strict_json = strict_json
+        self._json_rules = json_rules
         self._max_stream_bytes = max_stream_bytes
 
     def table(self) -> list[Route]:
@@ -124,7 +125,7 @@ class GenerateRoutes:
         return call, is_text
 
     async def _write(self, response: InferResponse, is_text: bool) -> HttpResponse:
-        write = partial(write_generate_answer, response, strict=self._strict_json, is_text=is_text)
+        write = partial(write_generate_answer, response, self._json_rules, is_text=is_text)
         return await self._threads.run(output_bytes(response), write)
 
     async def _events(

@@ -17,7 +17,7 @@ from xlaserve.core.serving.inference import (
     InferRequest,
     InferResponse,
 )
-from xlaserve.errors import InvalidBody, InvalidTensor, OutputNotInForm
+from xlaserve.errors import InvalidBody, InvalidTensor
 from xlaserve.models.loaded import ModelInfo
 from xlaserve.tensors import (
     Buffer,
@@ -28,11 +28,12 @@ from xlaserve.tensors import (
     describe,
 )
 from xlaserve.transport.rest.infer_request import read_parameters
+from xlaserve.transport.rest.infer_response import elements_of
 from xlaserve.transport.rest.json_tensors import (
-    NotInJson,
+    DEFAULT_RULES,
+    JsonRules,
     list_sizes,
     read_elements,
-    write_elements,
 )
 from xlaserve.transport.rest.json_text import check_depth
 from xlaserve.transport.rest.messages import HttpResponse
@@ -157,13 +158,14 @@ def has_text(info: ModelInfo) -> bool:
 
 
 def write_generate_answer(
-    response: InferResponse, *, strict: bool = False, is_text: bool = False
+    response: InferResponse, rules: JsonRules = DEFAULT_RULES, *, is_text: bool = False
 ) -> HttpResponse:
     """Write an answer (generate extension, Generate Response JSON Object).
 
     Each output is a field: its only element, or all of its elements in one list. With `is_text`
     the output `text` is the field `text_output`.
-    Raises InvalidTensor for FP16 and BF16, and with `strict` OutputNotInForm, see `write_elements`.
+    Raises InvalidTensor for FP16 and BF16, OutputNotInForm and OutputNotText for what the rules
+    refuse, see `write_elements`.
     """
     head: dict[str, Parameter] = {
         "model_name": response.model_name,
@@ -178,20 +180,13 @@ def write_generate_answer(
     parts: list[Buffer] = [_ENCODER.encode(head)[:-1]]
     for output in response.outputs:
         name = TEXT_OUTPUT if is_text and output.name == TEXT else output.name
-        parts += (b",%b:" % _ENCODER.encode(name), *_elements(response, output, strict))
+        parts += (b",%b:" % _ENCODER.encode(name), *_elements(response, output, rules))
     parts.append(b"}")
     return HttpResponse(parts=parts)
 
 
-def _elements(response: InferResponse, output: InferOutput, strict: bool) -> list[Buffer]:
-    try:
-        elements = write_elements(output.datatype, output.data, strict=strict)
-    except NotInJson as error:
-        form = "JSON (strict_json)"
-        raise OutputNotInForm(response.model_name, output.name, form, str(error)) from error
-    except TensorDataError as error:
-        model = response.model_name
-        raise InvalidTensor(model, "output", output.name, error.expected, error.got) from error
+def _elements(response: InferResponse, output: InferOutput, rules: JsonRules) -> list[Buffer]:
+    elements = elements_of(response.model_name, output, rules)
     if output.data.size == 1:
         (only,) = elements
         return [memoryview(only)[1:-1]]

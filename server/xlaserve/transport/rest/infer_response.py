@@ -12,11 +12,17 @@ from xlaserve.core.serving.inference import (
     InferRequest,
     InferResponse,
 )
-from xlaserve.errors import InvalidTensor, OutputNotInForm
+from xlaserve.errors import InvalidTensor, OutputNotInForm, OutputNotText
 from xlaserve.tensors import BYTES, DATATYPES, Buffer, Parameter, TensorDataError, to_bytes
 from xlaserve.transport.rest.infer_request import BINARY_DATA, BINARY_OUTPUT
 from xlaserve.transport.rest.json_numbers import write_with_numbers
-from xlaserve.transport.rest.json_tensors import NotInJson, write_elements
+from xlaserve.transport.rest.json_tensors import (
+    DEFAULT_RULES,
+    JsonRules,
+    NotInJson,
+    NotUtf8,
+    write_elements,
+)
 from xlaserve.transport.rest.messages import BINARY_TYPE, JSON_TYPE, HttpResponse
 
 _BINARY_SIZE = "binary_data_size"
@@ -63,14 +69,14 @@ _JOINED_BYTES = 64 << 10
 
 
 def write_infer_response(
-    request: InferRequest, response: InferResponse, *, strict: bool = False
+    request: InferRequest, response: InferResponse, rules: JsonRules = DEFAULT_RULES
 ) -> InferBody:
     """Write a response, each output in the form that the request asks for.
 
     Binary is an output whose own `binary_data` says so, or else the `binary_data_output` of the
     request (binary tensor data extension). There is an `id` where the request has one.
-    Raises InvalidTensor for an output that must be binary and is wanted in JSON, and with `strict`
-    OutputNotInForm for elements that JSON itself cannot hold; see `write_elements`.
+    Raises InvalidTensor for an output that must be binary and is wanted in JSON, OutputNotInForm
+    and OutputNotText for elements that the rules refuse; see `write_elements`.
     """
     detailed = response if isinstance(response, DetailedResponse) else None
     if not (request.outputs or request.parameters or detailed):
@@ -97,7 +103,7 @@ def write_infer_response(
             size: Mapping[str, Parameter] = {_BINARY_SIZE: len(tensors[-1])}
             json.append(_describe(output, {**parameters, **size} if parameters else size))
         else:
-            json += _with_data(response.model_name, output, parameters, strict=strict)
+            json += _with_data(response.model_name, output, parameters, rules)
     json.append(b"]}")
     length = sum(map(len, json))
     if length <= _JOINED_BYTES:
@@ -128,13 +134,13 @@ def _write_short(response: InferResponse) -> bytes | None:
 
 
 def write_infer_answer(
-    request: InferRequest, response: InferResponse, *, strict: bool = False
+    request: InferRequest, response: InferResponse, rules: JsonRules = DEFAULT_RULES
 ) -> HttpResponse:
     """Write a response, with the length of its JSON where binary tensors follow.
 
     Raises as `write_infer_response` does.
     """
-    body = write_infer_response(request, response, strict=strict)
+    body = write_infer_response(request, response, rules)
     if body.header_length is None:
         return HttpResponse(content_type=JSON_TYPE, parts=body.parts)
     headers = {HEADER_LENGTH: str(body.header_length)}
@@ -155,13 +161,20 @@ def _describe(output: InferOutput, parameters: _Parameters) -> bytes:
 
 
 def _with_data(
-    model: str, output: InferOutput, parameters: _Parameters, *, strict: bool
+    model: str, output: InferOutput, parameters: _Parameters, rules: JsonRules
 ) -> list[Buffer]:
+    elements = elements_of(model, output, rules)
+    return [_describe(output, parameters)[:-1] + b',"data":', *elements, b"}"]
+
+
+def elements_of(model: str, output: InferOutput, rules: JsonRules) -> list[Buffer]:
+    """Return the elements of an output as `write_elements` does; its errors name the output."""
     try:
-        elements = write_elements(output.datatype, output.data, strict=strict)
+        return write_elements(output.datatype, output.data, rules)
     except NotInJson as error:
         form = "JSON (strict_json), but binary_data can,"
         raise OutputNotInForm(model, output.name, form, str(error)) from error
+    except NotUtf8 as error:
+        raise OutputNotText(model, output.name) from error
     except TensorDataError as error:
         raise InvalidTensor(model, "output", output.name, error.expected, error.got) from error
-    return [_describe(output, parameters)[:-1] + b',"data":', *elements, b"}"]

@@ -30,6 +30,7 @@ from xlaserve.transport.rest.infer_response import (
     output_bytes,
     write_infer_answer,
 )
+from xlaserve.transport.rest.json_tensors import JsonRules
 from xlaserve.transport.rest.messages import (
     Begin,
     HttpRequest,
@@ -76,7 +77,7 @@ class InferenceRoutes:
         threads: OffLoop,
         *,
         max_json_depth: int,
-        strict_json: bool,
+        json_rules: JsonRules,
         max_stream_bytes: int,
     ) -> None:
         """`max_stream_bytes` of answers may wait for a client that is sent events."""
@@ -87,7 +88,7 @@ class InferenceRoutes:
         self._gates = gates
         self._control = control
         self._max_json_depth = max_json_depth
-        self._strict_json = strict_json
+        self._json_rules = json_rules
 
     def table(self) -> list[Route]:
         """Return the rows of these handlers."""
@@ -252,7 +253,7 @@ class InferenceRoutes:
         return await self._write(inference, await self._engine.infer(inference))
 
     async def _write(self, request: InferRequest, response: InferResponse) -> HttpResponse:
-        write = partial(write_infer_answer, request, response, strict=self._strict_json)
+        write = partial(write_infer_answer, request, response, self._json_rules)
         return await self._threads.run(output_bytes(response), write)
 
     def _infer_events(
@@ -286,7 +287,7 @@ class InferenceRoutes:
             self._gates,
             self._threads,
             max_json_depth=self._max_json_depth,
-            strict_json=self._strict_json,
+            json_rules=self._json_rules,
         )
         return partial(fast.begin, Asked(*_model(request), length))
 

@@ -5,6 +5,7 @@ import re
 from contextlib import suppress
 from functools import partial
 from math import prod
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -210,18 +211,36 @@ class NotInJson(ValueError):
     """JSON has no form for a value; the text names it."""
 
 
-def write_elements(datatype: Datatype, tensor: Tensor, *, strict: bool = False) -> list[Buffer]:
+class NotUtf8(ValueError):
+    """Bytes are not UTF-8, as JSON is."""
+
+
+class JsonRules(NamedTuple):
+    """Rules for what JSON itself cannot hold; the defaults are those of Triton's answers."""
+
+    strict: bool = False
+    """Whether NaN and infinities are refused. Else they are the literals NaN, Infinity and
+    -Infinity, which Python's json, rapidjson and Triton's clients read."""
+    surrogates: bool = False
+    """Whether octets that are not UTF-8 are the surrogates that stand for them in Python
+    (`surrogateescape`). Else they are refused: most parsers refuse such a text, or lose octets."""
+
+
+DEFAULT_RULES = JsonRules()
+
+
+def write_elements(
+    datatype: Datatype, tensor: Tensor, rules: JsonRules = DEFAULT_RULES
+) -> list[Buffer]:
     """Write the elements as one flat JSON list, in row-major order and in pieces.
 
-    Numbers are read back as they were. What JSON itself cannot hold is written as Python's json
-    reads it: NaN and infinities as the literals NaN, Infinity and -Infinity, octets that are not
-    UTF-8 as the surrogates that stand for them in Python (`surrogateescape`). With `strict` they
-    raise NotInJson. FP16 and BF16, which have no form over gRPC either, raise TensorDataError.
+    Numbers are read back as they were. Raises NotInJson and NotUtf8 for what the rules refuse.
+    FP16 and BF16, which have no form over gRPC either, raise TensorDataError.
     """
     if datatype.contents is None:
         expected = f"a request for binary_data, the only form of {datatype}"
         raise TensorDataError(expected, "no binary_data")
-    write = partial(_write, datatype, strict)
+    write = partial(_write, datatype, rules)
     flat = tensor.ravel()
     if len(flat) <= _WRITTEN_ELEMENTS:
         return [write(flat)]
@@ -232,24 +251,24 @@ def write_elements(datatype: Datatype, tensor: Tensor, *, strict: bool = False) 
     return [pieces[0], *(memoryview(piece)[1:] for piece in pieces[1:])]
 
 
-def _write(datatype: Datatype, strict: bool, piece: Tensor) -> bytearray:
+def _write(datatype: Datatype, rules: JsonRules, piece: Tensor) -> bytearray:
     if datatype is BYTES:
-        return _write_texts(strict, piece)
+        return _write_texts(rules, piece)
     written = bytearray(write_with_numbers(piece))
     if datatype.dtype.kind == "f" and b"null" in written:
-        if strict:
+        if rules.strict:
             raise NotInJson("NaN or Infinity")
         return bytearray(write_as_python(piece.tolist()))
     return written
 
 
-def _write_texts(strict: bool, piece: Tensor) -> bytearray:
+def _write_texts(rules: JsonRules, piece: Tensor) -> bytearray:
     written = bytearray()
     try:
         _ENCODER.encode_into(list(map(_text, piece)), written)
     except UnicodeError:
-        if strict:
-            raise NotInJson("bytes that are not UTF-8") from None
+        if not rules.surrogates:
+            raise NotUtf8 from None
         return bytearray(write_as_python([escaped_text(element) for element in piece]))
     return written
 
@@ -261,6 +280,14 @@ def write_as_python(value: object) -> bytes:
 
 def _text(element: str | bytes) -> str:
     return element if isinstance(element, str) else bytes(element).decode()
+
+
+def text_of(element: str | bytes) -> str:
+    """Return an element as text; raises UnicodeError unless it is Unicode."""
+    if isinstance(element, str):
+        element.encode()
+        return element
+    return bytes(element).decode()
 
 
 def escaped_text(element: str | bytes) -> str:

@@ -91,10 +91,11 @@ Handler: TypeAlias = Callable[[HttpRequest], Awaitable[HttpResponse | HttpStream
 Answered: TypeAlias = Callable[[HttpResponse | BaseException], None]
 """Called once, on the event loop, with the answer to a request or why there is none."""
 
-Begin: TypeAlias = Callable[[memoryview, Answered, Headers, Peer], HttpResponse | Pending]
+Begin: TypeAlias = Callable[[memoryview, Answered, Headers, Peer, int], HttpResponse | Pending]
 """Answers a body at once, or calls back later with what a handler would return or raise.
 
-Each time it makes a call, with the headers and the peer of this request, that passes the gates.
+Each time it makes a call, with the headers and the peer of this request, that passes the gates. The
+number is when the headers were there, by the clock of the engine; 0 for now.
 Raises what a handler would raise, if it is known at once.
 """
 

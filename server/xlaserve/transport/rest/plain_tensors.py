@@ -20,6 +20,7 @@ from xlaserve.errors import (
     InvalidTensor,
     NotAcceptable,
     OutputNotInForm,
+    OutputNotText,
     UnsupportedMediaType,
 )
 from xlaserve.models.loaded import ModelInfo
@@ -37,7 +38,13 @@ from xlaserve.tensors import (
 )
 from xlaserve.transport.rest.accept import ANY, preferred
 from xlaserve.transport.rest.json_numbers import write_with_numbers
-from xlaserve.transport.rest.json_tensors import escaped_text, write_as_python
+from xlaserve.transport.rest.json_tensors import (
+    DEFAULT_RULES,
+    JsonRules,
+    escaped_text,
+    text_of,
+    write_as_python,
+)
 from xlaserve.transport.rest.json_text import WHITESPACE
 from xlaserve.transport.rest.large_arrays import LARGE_BYTES, cut_arrays, read_array
 from xlaserve.transport.rest.messages import JSON_TYPE, HttpResponse
@@ -54,6 +61,7 @@ _TRUTHS: Mapping[str, bool] = MappingProxyType(
     {"true": True, "1": True, "false": False, "0": False}
 )
 _SHOWN = 200
+_STRICT = JsonRules(strict=True)
 
 _Read: TypeAlias = Callable[[TensorSpec, memoryview], tuple[Datatype, Tensor]]
 """Takes a body apart for an input; raises InvalidBody or TensorDataError."""
@@ -246,19 +254,17 @@ PLAIN_TYPES = tuple(_READERS)
 # --- writing -----------------------------------------------------------------------------------
 
 
-def _write_json(info: ModelInfo, response: InferResponse) -> list[Buffer]:
-    return [write_with_numbers(_predictions(info, response))]
-
-
-def _write_json_as_python(info: ModelInfo, response: InferResponse) -> list[Buffer]:
+def _write_json(info: ModelInfo, response: InferResponse, rules: JsonRules) -> list[Buffer]:
     try:
-        return _write_json(info, response)
-    except (OutputNotInForm, UnicodeError):
-        return [write_as_python(_predictions(info, response, strict=False))]
+        return [write_with_numbers(_predictions(info, response))]
+    except (OutputNotInForm, OutputNotText):
+        if rules == _STRICT:
+            raise
+    return [write_as_python(_predictions(info, response, rules))]
 
 
-def _predictions(info: ModelInfo, response: InferResponse, *, strict: bool = True) -> Any:
-    values: dict[str, Any] = {o.name: _listed(response, o, strict=strict) for o in response.outputs}
+def _predictions(info: ModelInfo, response: InferResponse, rules: JsonRules = _STRICT) -> Any:
+    values: dict[str, Any] = {o.name: _listed(response, o, rules) for o in response.outputs}
     predictions: Any = values
     if len(values) == 1:
         (predictions,) = values.values()
@@ -270,50 +276,42 @@ def _predictions(info: ModelInfo, response: InferResponse, *, strict: bool = Tru
     return {"predictions": predictions}
 
 
-def _listed(response: InferResponse, output: InferOutput, *, strict: bool) -> Any:
+def _listed(response: InferResponse, output: InferOutput, rules: JsonRules) -> Any:
     data = output.data
     if output.datatype is BYTES:
-        return _texts(response, output, strict=strict).tolist()
+        return _texts(response, output, rules).tolist()
     if output.datatype.kind is Kind.FLOAT:
         # Floats without typed contents, such as BF16, have no Python numbers of their own.
         data = data.astype(np.float32) if output.datatype.contents is None else data
-        if strict and not np.isfinite(data).all():
+        if rules.strict and not np.isfinite(data).all():
             form = f"JSON (strict_json), but {NPY_TYPE} can,"
             raise OutputNotInForm(response.model_name, output.name, form, "NaN or Infinity")
     # A single element is no array.
-    return np.asarray(data, order="C")[()] if strict else data.tolist()
+    return np.asarray(data, order="C")[()] if rules.strict else data.tolist()
 
 
-def _texts(response: InferResponse, output: InferOutput, *, strict: bool = True) -> Tensor:
+def _texts(response: InferResponse, output: InferOutput, rules: JsonRules = _STRICT) -> Tensor:
     texts = np.empty(output.data.shape, dtype=np.object_)
-    flat = output.data.reshape(-1)
+    read = escaped_text if rules.surrogates else text_of
     try:
-        texts.reshape(-1)[:] = [
-            element if isinstance(element, str) else bytes(element).decode() for element in flat
-        ]
-    except UnicodeDecodeError:
-        if strict:
-            form = "text, but a V2 request for binary_data can,"
-            got = "bytes that are not UTF-8"
-            raise OutputNotInForm(response.model_name, output.name, form, got) from None
-        texts.reshape(-1)[:] = [escaped_text(element) for element in flat]
+        texts.reshape(-1)[:] = [read(element) for element in output.data.reshape(-1)]
+    except UnicodeError:
+        raise OutputNotText(response.model_name, output.name) from None
     return texts
 
 
-def _write_jsonlines(info: ModelInfo, response: InferResponse) -> list[Buffer]:
-    return _lines(map(write_with_numbers, _rows(response)))
-
-
-def _write_jsonlines_as_python(info: ModelInfo, response: InferResponse) -> list[Buffer]:
+def _write_jsonlines(info: ModelInfo, response: InferResponse, rules: JsonRules) -> list[Buffer]:
     try:
-        return _write_jsonlines(info, response)
-    except (OutputNotInForm, UnicodeError):
-        return _lines(map(write_as_python, _rows(response, strict=False)))
+        return _lines(map(write_with_numbers, _rows(response)))
+    except (OutputNotInForm, OutputNotText):
+        if rules == _STRICT:
+            raise
+    return _lines(map(write_as_python, _rows(response, rules)))
 
 
-def _rows(response: InferResponse, *, strict: bool = True) -> list[Any]:
+def _rows(response: InferResponse, rules: JsonRules = _STRICT) -> list[Any]:
     """Return what each row was answered: its output, or an object where there are several."""
-    values = {o.name: _listed(response, o, strict=strict) for o in response.outputs}
+    values = {o.name: _listed(response, o, rules) for o in response.outputs}
     if len(values) == 1:
         (rows,) = values.values()
         return list(rows)
@@ -324,7 +322,7 @@ def _lines(rows: Iterable[bytes]) -> list[Buffer]:
     return [b"".join(row + b"\n" for row in rows)]
 
 
-def _write_csv(info: ModelInfo, response: InferResponse) -> list[Buffer]:
+def _write_csv(info: ModelInfo, response: InferResponse, rules: JsonRules) -> list[Buffer]:
     (output,) = response.outputs
     data = _texts(response, output) if output.datatype is BYTES else output.data
     rows = data if data.ndim > 1 else data.reshape(-1, 1)
@@ -334,7 +332,7 @@ def _write_csv(info: ModelInfo, response: InferResponse) -> list[Buffer]:
     return [written.getvalue().encode()]
 
 
-def _write_npy(info: ModelInfo, response: InferResponse) -> list[Buffer]:
+def _write_npy(info: ModelInfo, response: InferResponse, rules: JsonRules) -> list[Buffer]:
     return write_npy(response.outputs[0].data)
 
 
@@ -358,8 +356,8 @@ class Form:
 
     media_type: str
     can_hold: Callable[[Sequence[TensorSpec]], bool]
-    write: Callable[[ModelInfo, InferResponse], list[Buffer]]
-    """Returns the parts of a body; raises OutputNotInForm for what it cannot hold."""
+    write: Callable[[ModelInfo, InferResponse, JsonRules], list[Buffer]]
+    """Returns the parts of a body; raises OutputNotInForm and OutputNotText."""
 
 
 FORMS: Sequence[Form] = (
@@ -368,25 +366,23 @@ FORMS: Sequence[Form] = (
     Form(NPY_TYPE, _is_numeric, _write_npy),
     Form(JSONLINES_TYPE, _has_rows, _write_jsonlines),
 )
-_WRITE_AS_PYTHON: Mapping[str, Callable[[ModelInfo, InferResponse], list[Buffer]]] = (
-    MappingProxyType({JSON_TYPE: _write_json_as_python, JSONLINES_TYPE: _write_jsonlines_as_python})
-)
-"""Writers used where JSON is not strict."""
 
 
 def write_plain_response(
-    info: ModelInfo, response: InferResponse, media_type: str, *, strict: bool = False
+    info: ModelInfo,
+    response: InferResponse,
+    media_type: str,
+    rules: JsonRules = DEFAULT_RULES,
 ) -> HttpResponse:
-    """Write the outputs in a form that `choose_form` returned; raises OutputNotInForm.
+    """Write the outputs in a form that `choose_form` returned.
 
-    JSON that is not strict holds what Python's json reads; see `write_elements`.
+    Raises OutputNotInForm and OutputNotText for what it cannot hold, JSON by the rules.
 
     JSON is `{"predictions": ...}` as TensorFlow Serving answers: the only output as nested lists;
     of several, an object for each row, or one in all where the model has no batches.
     """
     form = next(form for form in FORMS if form.media_type == media_type)
-    write = form.write if strict else _WRITE_AS_PYTHON.get(media_type, form.write)
-    return HttpResponse(content_type=media_type, parts=write(info, response))
+    return HttpResponse(content_type=media_type, parts=form.write(info, response, rules))
 
 
 def choose_form(

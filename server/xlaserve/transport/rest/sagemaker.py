@@ -14,6 +14,7 @@ from xlaserve.core.serving.made_arrays import made_bytes
 from xlaserve.errors import InvalidParameter
 from xlaserve.transport.rest.infer_request import BINARY_OUTPUT
 from xlaserve.transport.rest.infer_response import HEADER_LENGTH, write_infer_response
+from xlaserve.transport.rest.json_tensors import DEFAULT_RULES, JsonRules
 from xlaserve.transport.rest.messages import (
     JSON_TYPE,
     HttpRequest,
@@ -90,7 +91,7 @@ def sagemaker_routes(
     *,
     max_json_depth: int,
     default_accept: str = JSON_TYPE,
-    strict_json: bool = False,
+    json_rules: JsonRules = DEFAULT_RULES,
 ) -> list[Route]:
     """Return the rows of the contract (SageMaker, Container Contract for Multi-Model Endpoints)."""
     handlers = SageMakerRoutes(
@@ -99,7 +100,7 @@ def sagemaker_routes(
         threads,
         max_json_depth=max_json_depth,
         default_accept=default_accept,
-        strict_json=strict_json,
+        json_rules=json_rules,
     )
     return [*handlers.model_rows(), *handlers.invocation_rows()]
 
@@ -115,9 +116,9 @@ class SageMakerRoutes:
         *,
         max_json_depth: int,
         default_accept: str,
-        strict_json: bool,
+        json_rules: JsonRules,
     ) -> None:
-        self._strict_json = strict_json
+        self._json_rules = json_rules
         self._threads = threads
         self._container = container
         self._engine = engine
@@ -275,11 +276,11 @@ class SageMakerRoutes:
         response = await self._engine.infer(inference)
         size = sum(output.data.nbytes for output in response.outputs)
         if asked.form in BINARY_TYPES or (asked.is_v2 and asked.form == JSON_TYPE):
-            write = partial(write_infer_response, inference, response, strict=self._strict_json)
+            write = partial(write_infer_response, inference, response, self._json_rules)
             return v2_answer(await self._threads.run(size, write))
         return await self._threads.run(
             size,
-            partial(write_plain_response, info, response, asked.form, strict=self._strict_json),
+            partial(write_plain_response, info, response, asked.form, self._json_rules),
         )
 
 

@@ -207,6 +207,7 @@ class HttpServer:
                 return await self._other.answer(exchange)
         match = self._routes.find(method, path)
         call = _call_of(match, headers, connection.peer)
+        call.opened_ns = beginning.opened_ns
         with self._gates.passing(call):
             origin = self._origins.check(headers, connection.peer)
             if match.route is None:

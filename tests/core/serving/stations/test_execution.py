@@ -225,6 +225,39 @@ async def test_a_failure_reaches_every_request_and_the_next_batch_goes_on(
     assert [[3, 3]] == (await infer(core, 2)).tolist()
 
 
+@pytest.mark.parametrize("seconds", [1e-3, 1.0], ids=["quick", "slow"])
+@pytest.mark.parametrize("batching_on", [True, False], ids=["in batches", "by itself"])
+async def test_the_time_of_a_request_is_looked_up_once(
+    make_core: MakeCore,
+    add_model: AddModel,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    batching_on: bool,
+    seconds: float,
+) -> None:
+    """Where it is expected to be alone, and is quick enough for the event loop or is not."""
+    monkeypatch.setattr(batching, "APART_NS", -1)
+    world.batch_limit, world.seconds = 4, 1e-3
+    core = make_core(dynamic_batching=batching_on)
+    add_model("m", {1: 1})
+    await core.control.load("m")
+    for n in range(batching.ALONE_IN_A_ROW):
+        await infer(core, n)
+    (model,) = world.open
+    asked: list[int] = []
+
+    def expected_seconds(rows: int) -> float:
+        asked.append(rows)
+        return seconds
+
+    monkeypatch.setattr(model, "expected_seconds", expected_seconds)
+    assert [[3, 3]] == (await infer(core, 2)).tolist()
+
+    # One that waits for a batch is looked up again, as part of that.
+    assert [1] * (2 if batching_on and seconds == 1.0 else 1) == asked
+
+
 async def test_batching_can_be_turned_off(
     make_core: MakeCore, add_model: AddModel, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,9 +33,8 @@ class Batches:
             inline is not None
             and batcher.in_a_row >= ALONE_IN_A_ROW
             and batcher.is_alone(call.started_ns)
-            and inline.takes(call)
         ):
-            inline.begin(call)
+            inline.begin(call, batcher.submit)
             if call.executed is not None:
                 batcher.passed(call.executed.ended_ns)
         else:

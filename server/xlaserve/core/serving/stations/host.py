@@ -164,15 +164,14 @@ class Inline:
         """Yield when each execution that waits for a thread was submitted."""
         return self._slower.pending_since()
 
-    def takes(self, call: InferCall) -> bool:
-        """Tell whether a call is quick, as the warm-up measured its bucket."""
-        return self._model.expected_seconds(call.rows) <= self._limit.seconds
+    def begin(self, call: InferCall, slower: Callable[[InferCall], None] | None = None) -> None:
+        """Answer a call at once if it is quick, as the warm-up measured its bucket.
 
-    def begin(self, call: InferCall) -> None:
-        """Answer a call at once, if it is quick."""
+        One that is not is handed to `slower`; without that it is executed in a thread.
+        """
         model, now_ns, seconds = self._model, self._now_ns, self._seconds
         if model.expected_seconds(call.rows) > seconds:
-            self._slower.begin(call)
+            (slower or self._slower.begin)(call)
             return
         begun = now_ns()
         if not call.submitted_ns:

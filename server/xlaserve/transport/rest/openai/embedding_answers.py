@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from xlaserve.tensors import Buffer, Tensor, datatype_named
-from xlaserve.transport.rest.json_tensors import NotInJson, write_elements
+from xlaserve.transport.rest.json_tensors import JsonRules, NotInJson, write_elements
 from xlaserve.transport.rest.openai.errors import InvalidField
 
 NUMBER_BYTES = 16
@@ -66,7 +66,7 @@ def _base64(row: Tensor) -> Iterator[Buffer]:
 
 def _numbers(row: Tensor, index: int) -> list[Buffer]:
     try:
-        return write_elements(_FP32, row, strict=True)
+        return write_elements(_FP32, row, JsonRules(strict=True))
     except NotInJson as error:
         raise InvalidField(
             "encoding_format", f"base64 for input {index}, whose embedding has {error}", "float"

@@ -1,0 +1,583 @@
+"""The forms in which a request asks to be answered, by its properties, over gRPC and over HTTP.
+
+Each property that decides the form of an answer is a row here. Short cuts remember requests of one
+form: a form is asked for again and again, with other values and ids, and each answer is compared
+with the first.
+"""
+
+# pyright: reportAttributeAccessIssue=false
+# protobuf makes the classes of service_pb2 when it is imported, where no checker sees them.
+
+import gzip
+import itertools
+import json
+import random
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2 as pb
+
+from support import identity_models
+from xlaserve.tensors import BYTES, DATATYPES, Datatype, Tensor, from_bytes, from_elements, to_bytes
+
+LENGTH = "Inference-Header-Content-Length"
+REGION, REGION_BYTES = "forms", 4096
+OUT_OFFSET = 1024
+"""Where outputs go in the region; inputs are at its start."""
+PAIRS = 24
+"""Pairs of properties that are tried together, drawn by the seed."""
+LABELS = ("cat", "d\u00f6g")
+
+
+def write_models(root: Path) -> None:
+    """Write a model of each datatype, and `pair`, `cached` and `levels` of two inputs and rows."""
+    for row in DATATYPES.values():
+        identity_models.write(root, row.name, row.name)
+    more: Mapping[str, Mapping[str, Any]] = {
+        "pair": {},
+        "cached": {"response_cache": {"enable": True}},
+        "levels": {"dynamic_batching": {"priority_levels": 2, "default_priority_level": 1}},
+    }
+    for name, rest in more.items():
+        tensors = [{"data_type": "TYPE_FP32", "dims": [2], "name": n} for n in ("x", "z", "a", "b")]
+        outputs = [{**tensor, "label_filename": "labels.txt"} for tensor in tensors[2:]]
+        config = {"backend": "identity", "max_batch_size": 4, "input": tensors[:2], **rest}
+        (root / name / "1").mkdir(parents=True)
+        (root / name / "config.json").write_text(json.dumps({**config, "output": outputs}))
+        (root / name / "labels.txt").write_text("\n".join(LABELS) + "\n")
+
+
+# --- what is sent, and what is to come back ----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request of a form."""
+
+    values: Mapping[str, Tensor]
+    """What each input holds, so what comes back as the output of its place."""
+    id: str = ""
+    message: Any = None
+    """The message of gRPC."""
+    metadata: tuple[tuple[str, str], ...] = ()
+    compression: Any = None
+    timeout: float = 60.0
+    path: str = ""
+    """Of HTTP, with what follows."""
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes = b""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form: its requests differ in values and ids alone."""
+
+    name: str
+    ask: Callable[[int], Asked]
+    """Makes the request of a number."""
+    own_engine_only: bool = False
+    """Whether grpclib over h2 has not got it: compressed messages."""
+
+
+OUTPUT_OF = {"x": "a", "z": "b"}
+Answer: TypeAlias = Mapping[str, Any]
+
+
+def values_of(row: Datatype, number: int, shape: tuple[int, ...]) -> Tensor:
+    """Return other values for each of three numbers; every third request has the same bytes."""
+    kind, count, start = row.dtype.kind, int(np.prod(shape)), 1 + number % 3
+    if row is BYTES:
+        found = np.array([f"t\u00e4xt {start}.{at}".encode() for at in range(count)], np.object_)
+    elif kind == "b":
+        found = np.array([(at + start) % 2 == 0 for at in range(count)], np.bool_)
+    else:
+        found = np.arange(start, start + count).astype(row.dtype)
+    return found.reshape(shape)
+
+
+def _two(number: int, rows: int = 1) -> dict[str, Tensor]:
+    row = DATATYPES["FP32"]
+    return {"x": values_of(row, number, (rows, 2)), "z": values_of(row, number + 1, (rows, 2)) * 2}
+
+
+# --- gRPC --------------------------------------------------------------------------------------
+
+
+def _message(model: str, values: Mapping[str, Tensor], row: Datatype, *, typed: bool) -> Any:
+    request = pb.ModelInferRequest(model_name=model)
+    for name, data in values.items():
+        tensor = request.inputs.add(name=name, datatype=row.name, shape=list(data.shape))
+        if typed:
+            assert row.contents is not None
+            getattr(tensor.contents, row.contents).extend(data.ravel().tolist())
+        else:
+            request.raw_input_contents.append(bytes(to_bytes(row, data)))
+    return request
+
+
+def _pair(number: int, *, typed: bool, model: str = "pair", rows: int = 1) -> Asked:
+    values = _two(number, rows)
+    return Asked(values, message=_message(model, values, DATATYPES["FP32"], typed=typed))
+
+
+def _named(asked: Asked, number: int) -> Asked:
+    asked.message.id = f"r{number}"
+    return replace(asked, id=f"r{number}")
+
+
+def _choosing(*names: str, **parameters: Any) -> Callable[[Asked, int], Asked]:
+    def change(asked: Asked, number: int) -> Asked:
+        for name in names:
+            output = asked.message.outputs.add(name=name)
+            for key, value in parameters.items():
+                _set(output.parameters[key], value)
+        return asked
+
+    return change
+
+
+def _set(parameter: Any, value: Any) -> None:
+    kinds = {bool: "bool_param", int: "int64_param", str: "string_param"}
+    setattr(parameter, kinds[type(value)], value)
+
+
+def _saying(**parameters: Any) -> Callable[[Asked, int], Asked]:
+    def change(asked: Asked, number: int) -> Asked:
+        for key, value in parameters.items():
+            _set(asked.message.parameters[key], value)
+        return asked
+
+    return change
+
+
+def _of_version(asked: Asked, number: int) -> Asked:
+    asked.message.model_version = "1"
+    return asked
+
+
+def _of_model(name: str) -> Callable[[Asked, int], Asked]:
+    def change(asked: Asked, number: int) -> Asked:
+        asked.message.model_name = name
+        return asked
+
+    return change
+
+
+def _placed_output(asked: Asked, number: int) -> Asked:
+    places = {"shared_memory_region": REGION, "shared_memory_byte_size": 32}
+    _choosing("a", **places, shared_memory_offset=OUT_OFFSET)(asked, number)
+    return _choosing("b")(asked, number)
+
+
+def _with(**options: Any) -> Callable[[Asked, int], Asked]:
+    return lambda asked, number: replace(asked, **options)
+
+
+Change: TypeAlias = Callable[[Asked, int], Asked]
+GRPC: Mapping[str, Change] = {
+    "id": _named,
+    "version": _of_version,
+    "first output": _choosing("a"),
+    "last output": _choosing("b"),
+    "outputs turned": _choosing("b", "a"),
+    "classes": _choosing("a", "b", classification=1),
+    "output in shared memory": _placed_output,
+    "binary_data over gRPC": _choosing("a", "b", binary_data=True),
+    "parameter of one's own": _saying(mine="yes"),
+    "priority": _saying(priority=1),
+    "timeout": _saying(timeout=60_000_000),
+    "sequence": _saying(sequence_id=7, sequence_start=True, sequence_end=True),
+    "empty final": _saying(triton_enable_empty_final_response=True),
+    "binary_data_output over gRPC": _saying(binary_data_output=True),
+    "priority levels": _of_model("levels"),
+    "response cache": _of_model("cached"),
+    "deadline": _with(timeout=40.0),
+    "headers": lambda asked, number: replace(asked, metadata=(("x-request-id", f"n{number}"),)),
+    "gzip": _with(compression=grpc.Compression.Gzip),
+    "deflate": _with(compression=grpc.Compression.Deflate),
+    "no such output": _choosing("c"),
+    "no such version": lambda asked, number: _version_of(asked, "7"),
+}
+"""Properties of a request over gRPC."""
+_APART = (
+    {"first output", "last output", "outputs turned", "classes", "output in shared memory"}
+    | {"binary_data over gRPC", "no such output"},
+    {"priority levels", "response cache"},
+    {"gzip", "deflate"},
+    {"version", "no such version"},
+    {"priority", "sequence", "timeout"},
+)
+"""Properties of which a request has one."""
+
+
+def _version_of(asked: Asked, version: str) -> Asked:
+    asked.message.model_version = version
+    return asked
+
+
+def grpc_forms(seed: int) -> list[Form]:
+    """Return the forms over gRPC: of each datatype, of each property, and of pairs of them."""
+    forms = []
+    for row in DATATYPES.values():
+        for typed in (False, True) if row.contents else (False,):
+            name = f"{row.name} {'typed' if typed else 'raw'}"
+            forms.append(Form(name, _of_datatype(row, typed=typed)))
+    singles = [(name,) for name in GRPC]
+    for chosen in [(), *singles, *_pairs(GRPC, seed)]:
+        for typed in (False, True):
+            name = " & ".join(["typed" if typed else "raw", *chosen])
+            forms.append(
+                Form(
+                    name, _changed(chosen, typed=typed), not {"gzip", "deflate"}.isdisjoint(chosen)
+                )
+            )
+    for typed in (False, True):
+        for rows in (2, 4, 5):
+            name = f"{'typed' if typed else 'raw'} of {rows} rows"
+            forms.append(Form(name, partial(_pair, typed=typed, rows=rows)))
+        name = f"input in shared memory, contents {typed}"
+        forms.append(Form(name, partial(_placed, typed=typed)))
+    return forms
+
+
+def _of_datatype(row: Datatype, *, typed: bool) -> Callable[[int], Asked]:
+    def ask(number: int) -> Asked:
+        values = {"x": values_of(row, number, (3,))}
+        return Asked(values, message=_message(row.name, values, row, typed=typed))
+
+    return ask
+
+
+def _changed(chosen: Sequence[str], *, typed: bool) -> Callable[[int], Asked]:
+    def ask(number: int) -> Asked:
+        asked = _pair(number, typed=typed)
+        for name in chosen:
+            asked = GRPC[name](asked, number)
+        return asked
+
+    return ask
+
+
+def _placed(number: int, *, typed: bool) -> Asked:
+    """Have one input in shared memory, whose bytes never change, and the other in the message."""
+    asked = _pair(number, typed=typed)
+    request, (first, _) = asked.message, asked.message.inputs
+    first.ClearField("contents")
+    if not typed:
+        del request.raw_input_contents[0]
+    _set(first.parameters["shared_memory_region"], REGION)
+    _set(first.parameters["shared_memory_byte_size"], 8)
+    return replace(asked, values={**asked.values, "x": IN_REGION})
+
+
+IN_REGION = np.array([[31.0, 32.0]], np.float32)
+"""What lies at the start of the region."""
+
+
+def _pairs(table: Iterable[str], seed: int) -> list[tuple[str, str]]:
+    pairs = [
+        pair
+        for pair in itertools.combinations(table, 2)
+        if not any(len(group.intersection(pair)) > 1 for group in _APART)
+    ]
+    return random.Random(seed).sample(pairs, PAIRS)
+
+
+def answer_of_grpc(asked: Asked, found: bytes | grpc.aio.AioRpcError) -> Answer:
+    """Return an answer without what differs between requests of a form, if that is as it was sent.
+
+    What is not is left in it.
+    """
+    if isinstance(found, grpc.aio.AioRpcError):
+        return {"status": found.code().name, "text": found.details()}
+    message = pb.ModelInferResponse.FromString(found)
+    raw = list(message.raw_output_contents)
+    outputs = []
+    for at, output in enumerate(message.outputs):
+        row = DATATYPES[output.datatype]
+        forms: dict[str, Any] = {}
+        filled = {field.name for field, _ in output.contents.ListFields()}
+        for name in filled:
+            elements = list(getattr(output.contents, name))
+            forms[name] = _as_sent(asked, output.name, from_elements(row, output.shape, elements))
+        if raw and raw[at]:
+            forms["raw"] = _as_sent(asked, output.name, from_bytes(row, output.shape, raw[at]))
+        outputs.append((output.name, output.datatype, list(output.shape), forms))
+    return {
+        "model": (message.model_name, message.model_version),
+        "id": message.id == asked.id or message.id,
+        "parameters": sorted(message.parameters),
+        "outputs": outputs,
+        "raw": len(raw),
+    }
+
+
+def _as_sent(asked: Asked, output: str, tensor: Tensor) -> Any:
+    """Tell whether an output is what was sent for it, or the best class of that; else return it."""
+    inputs = {OUTPUT_OF.get(name, "y"): data for name, data in asked.values.items()}
+    if len(asked.values) == 1:
+        inputs["y"] = next(iter(asked.values.values()))
+    wanted = inputs[output]
+    if tensor.dtype == np.object_ and wanted.dtype != np.object_:
+        wanted = np.array([[_best(scores)] for scores in wanted], np.object_)
+    same = tensor.shape == wanted.shape and tensor.dtype == wanted.dtype
+    return bool(same and (tensor == wanted).all()) or repr(tensor)
+
+
+def _best(scores: Tensor) -> bytes:
+    index = int(np.argmax(scores))
+    return f"{scores[index]:f}:{index}:{LABELS[index]}".encode()
+
+
+# --- HTTP --------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Draft:
+    """A request over HTTP that is being put together."""
+
+    model: str
+    values: Mapping[str, Tensor]
+    row: Datatype = DATATYPES["FP32"]
+    binary: bool = False
+    """Whether inputs are binary."""
+    suffix: str = "/infer"
+    version: str = ""
+    fields: dict[str, Any] = field(default_factory=dict)
+    headers: list[tuple[str, str]] = field(default_factory=list)
+    coding: Callable[[bytes], bytes] | None = None
+    placed: bool = False
+
+    def asked(self) -> Asked:
+        inputs, tail = [], b""
+        for at, (name, data) in enumerate(self.values.items()):
+            tensor = {"name": name, "datatype": self.row.name, "shape": list(data.shape)}
+            if self.placed and not at:
+                size = {"shared_memory_region": REGION, "shared_memory_byte_size": 8}
+                inputs.append({**tensor, "parameters": size})
+            elif self.binary:
+                raw = bytes(to_bytes(self.row, data))
+                inputs.append({**tensor, "parameters": {"binary_data_size": len(raw)}})
+                tail += raw
+            else:
+                inputs.append({**tensor, "data": _listed(data)})
+        body = json.dumps({"inputs": inputs, **self.fields}).encode()
+        headers = [*self.headers]
+        if self.binary:
+            headers.append((LENGTH, str(len(body))))
+        body += tail
+        if self.coding is not None:
+            body = self.coding(body)
+        path = f"/v2/models/{self.model}{self.version}{self.suffix}"
+        values = dict(self.values)
+        if self.placed:
+            values[next(iter(values))] = IN_REGION
+        identity = self.fields.get("id", "")
+        return Asked(values, id=identity, path=path, headers=tuple(headers), body=body)
+
+
+def _listed(data: Tensor) -> list[Any]:
+    flat = data.ravel().tolist()
+    return [one.decode() if isinstance(one, bytes) else one for one in flat]
+
+
+Drawn: TypeAlias = Callable[[_Draft, int], None]
+
+
+def _wanting(*names: str, **parameters: Any) -> Drawn:
+    def change(draft: _Draft, number: int) -> None:
+        outputs = [{"name": name, "parameters": parameters} for name in names]
+        draft.fields.setdefault("outputs", []).extend(outputs)
+
+    return change
+
+
+def _said(**parameters: Any) -> Drawn:
+    def change(draft: _Draft, number: int) -> None:
+        draft.fields["parameters"] = {**draft.fields.get("parameters", {}), **parameters}
+
+    return change
+
+
+def _header(name: str, value: str) -> Drawn:
+    return lambda draft, number: draft.headers.append((name, value.format(number=number)))
+
+
+def _attribute(name: str, value: Any) -> Drawn:
+    return lambda draft, number: setattr(draft, name, value)
+
+
+def _one_binary(draft: _Draft, number: int) -> None:
+    _wanting("a", binary_data=True)(draft, number)
+    _wanting("b", binary_data=False)(draft, number)
+
+
+def _coded(name: str, coding: Callable[[bytes], bytes]) -> Drawn:
+    def change(draft: _Draft, number: int) -> None:
+        draft.coding = coding
+        draft.headers.append(("Content-Encoding", name))
+
+    return change
+
+
+def _in_region(draft: _Draft, number: int) -> None:
+    places = {"shared_memory_region": REGION, "shared_memory_byte_size": 32}
+    _wanting("a", **places, shared_memory_offset=OUT_OFFSET)(draft, number)
+    _wanting("b")(draft, number)
+
+
+HTTP: Mapping[str, Drawn] = {
+    "id": lambda draft, number: draft.fields.update(id=f"r{number}"),
+    "version": _attribute("version", "/versions/1"),
+    "binary inputs": _attribute("binary", True),
+    "binary_data_output": _said(binary_data_output=True),
+    "first output": _wanting("a"),
+    "outputs turned": _wanting("b", "a"),
+    "binary outputs": _wanting("a", "b", binary_data=True),
+    "one output binary": _one_binary,
+    "classes": _wanting("a", "b", classification=1),
+    "binary classes": _wanting("a", "b", classification=1, binary_data=True),
+    "output in shared memory": _in_region,
+    "input in shared memory": _attribute("placed", True),
+    "parameter of one's own": _said(mine="yes"),
+    "priority": _said(priority=1),
+    "timeout": _said(timeout=60_000_000),
+    "sequence": _said(sequence_id=7, sequence_start=True, sequence_end=True),
+    "priority levels": _attribute("model", "levels"),
+    "response cache": _attribute("model", "cached"),
+    "request id": _header("X-Request-Id", "n{number}"),
+    "trace": _header(
+        "traceparent", "00-4bf92f3577b34da6a3ce929d0e0e{number:04x}-00f067aa0ba902b7-01"
+    ),
+    "accepts JSON": _header("Accept", "application/json"),
+    "accepts events": _header("Accept", "text/event-stream"),
+    "accepts gzip": _header("Accept-Encoding", "gzip"),
+    "gzip body": _coded("gzip", gzip.compress),
+    "deflate body": _coded("deflate", zlib.compress),
+    "no such output": _wanting("c"),
+    "no such version": _attribute("version", "/versions/7"),
+}
+"""Properties of a request over HTTP."""
+_HTTP_APART = (
+    {"first output", "outputs turned", "binary outputs", "one output binary", "classes"}
+    | {"binary classes", "output in shared memory", "no such output"},
+    {"priority levels", "response cache"},
+    {"gzip body", "deflate body"},
+    {"version", "no such version"},
+    {"priority", "sequence", "timeout", "parameter of one's own", "binary_data_output"},
+    {"accepts JSON", "accepts events"},
+)
+
+
+def http_forms(seed: int) -> list[Form]:
+    """Return the forms over HTTP."""
+    forms = []
+    for row in DATATYPES.values():
+        for binary in (False, True) if row.contents else (True,):
+            for answer in (False, True) if row.contents else (True,):
+                name = f"{row.name}, binary {binary} and {answer}"
+                forms.append(Form(name, _datatype_over_http(row, binary=binary, answer=answer)))
+    for name, accepted in (("gzip", "gzip"), ("deflate", "deflate"), ("identity", "identity")):
+        forms.append(Form(f"long, {name}", _long(accepted)))
+    forms.append(Form("the body is the tensor", _bare))
+    singles = [(name,) for name in HTTP]
+    pairs = [
+        pair
+        for pair in itertools.combinations(HTTP, 2)
+        if not any(len(group.intersection(pair)) > 1 for group in _HTTP_APART)
+    ]
+    for chosen in [(), *singles, *random.Random(seed).sample(pairs, PAIRS)]:
+        forms.append(Form(" & ".join(chosen) or "plain", _drawn(chosen)))
+    return forms
+
+
+def _drawn(chosen: Sequence[str]) -> Callable[[int], Asked]:
+    def ask(number: int) -> Asked:
+        draft = _Draft("pair", _two(number))
+        for name in chosen:
+            HTTP[name](draft, number)
+        return draft.asked()
+
+    return ask
+
+
+def _datatype_over_http(row: Datatype, *, binary: bool, answer: bool) -> Callable[[int], Asked]:
+    def ask(number: int) -> Asked:
+        draft = _Draft(row.name, {"x": values_of(row, number, (3,))}, row, binary=binary)
+        if answer:
+            _wanting("y", binary_data=True)(draft, number)
+        return draft.asked()
+
+    return ask
+
+
+def _long(accepted: str) -> Callable[[int], Asked]:
+    def ask(number: int) -> Asked:
+        row = DATATYPES["INT32"]
+        draft = _Draft("INT32", {"x": values_of(row, number, (900,))}, row)
+        draft.headers.append(("Accept-Encoding", accepted))
+        return draft.asked()
+
+    return ask
+
+
+def _bare(number: int) -> Asked:
+    row = DATATYPES["FP32"]
+    data = values_of(row, number, (3,))
+    headers = ((LENGTH, "0"),)
+    return Asked({"x": data}, path="/v2/models/FP32/infer", headers=headers, body=data.tobytes())
+
+
+_INFLATE: Mapping[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.decompress,
+    "deflate": zlib.decompress,
+    "": bytes,
+}
+
+
+def answer_of_http(asked: Asked, status: int, headers: Mapping[str, str], body: bytes) -> Answer:
+    """Return an answer without what differs between requests of a form, as `answer_of_grpc`."""
+    content = _INFLATE[headers.get("content-encoding", "")](body)
+    length = headers.get(LENGTH.lower())
+    shown = {
+        "status": status,
+        "type": headers["content-type"],
+        "coding": headers.get("content-encoding"),
+        "has length": length is not None,
+    }
+    if headers["content-type"].startswith("text/event-stream"):
+        content = content.removeprefix(b"data: ").split(b"\n", maxsplit=1)[0]
+    text, tail = (
+        (content, b"") if length is None else (content[: int(length)], content[int(length) :])
+    )
+    told = json.loads(text)
+    if "error" in told:
+        return {**shown, **told}
+    outputs = []
+    for output in told.pop("outputs"):
+        row, shape = DATATYPES[output["datatype"]], tuple(output["shape"])
+        parameters = output.pop("parameters", {})
+        tensor = None
+        if (size := parameters.pop("binary_data_size", None)) is not None:
+            tensor, tail = from_bytes(row, shape, tail[:size]), tail[size:]
+        elif "data" in output:
+            given = output["data"]
+            elements = [one.encode() for one in given] if row is BYTES else given
+            tensor = from_elements(row, shape, elements)
+        form = "placed" if tensor is None else "data" if "data" in output else "binary"
+        same = tensor is None or _as_sent(asked, output["name"], tensor)
+        outputs.append((output["name"], row.name, shape, form, sorted(parameters), same))
+    identity = told.pop("id", "")
+    return {
+        **shown,
+        **told,
+        "id": identity == asked.id or identity,
+        "outputs": outputs,
+        "rest": tail,
+    }
