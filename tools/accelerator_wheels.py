@@ -11,6 +11,8 @@ import subprocess
 import sys
 from importlib import metadata
 
+import locks
+
 EXTRAS = ("cuda12", "tpu")
 _SHOWN_LINES = 3
 
@@ -23,12 +25,20 @@ def main() -> int:
     command = [installer, "pip"] if installer else [sys.executable, "-m", "pip"]
     target = ["--python", sys.executable] if installer else []
     ended = subprocess.run(
-        [*command, "install", *target, wanted], capture_output=True, text=True, check=False
+        [*command, "install", *target, *_constraints(), wanted],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if ended.returncode:
         reason = "\n".join(ended.stderr.strip().splitlines()[-_SHOWN_LINES:])
         print(f"{wanted} cannot be had, and what wants it is skipped:\n{reason}")
     return 0
+
+
+def _constraints() -> list[str]:
+    path = locks.lock_file(".".join(map(str, sys.version_info[:2])))
+    return [f"--constraint={path}"] if path.exists() else []
 
 
 if __name__ == "__main__":
