@@ -30,6 +30,7 @@ LIMITS: Mapping[str, float] = {
     "generated": 5,
     "docs": 4,
     "type": 6,
+    "type-py311": 6,
     "tests": 20,
     "smoke-py311": 6,
     "smoke-py312": 6,

@@ -20,6 +20,8 @@ FOLDER = ROOT / "locks"
 PYTHONS = ("3.11", "3.12", "3.13")
 PINNED = ("tox", "tox-uv")
 """Packages that tox.ini requires in the locked version."""
+EDITABLE = "editables~=0.3"
+"""What hatchling asks for besides, to install a checkout."""
 _PLATFORM = "x86_64-manylinux_2_31"
 """The platform of CI, and the oldest that libtpu has wheels for. On others these versions hold as
 well; a package that only they have is not locked."""
@@ -33,7 +35,7 @@ def main() -> None:
     groups = [f"--group={ROOT / 'pyproject.toml'}:{name}" for name in project["dependency-groups"]]
     with TemporaryDirectory() as directory:
         build = Path(directory, "build.in")
-        build.write_text("\n".join(project["build-system"]["requires"]))
+        build.write_text("\n".join((*project["build-system"]["requires"], EDITABLE)))
         for version in PYTHONS:
             write(
                 lock_file(version),

@@ -23,7 +23,7 @@ def locked(python: str) -> dict[str, str]:
 
 def wanted() -> Iterator[str]:
     """Every requirement of the project: of the server, its extras, the groups, and the build."""
-    yield from PROJECT["build-system"]["requires"]
+    yield from (*PROJECT["build-system"]["requires"], locks.EDITABLE)
     yield from PROJECT["project"]["dependencies"]
     for texts in PROJECT["project"]["optional-dependencies"].values():
         yield from texts

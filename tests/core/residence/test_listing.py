@@ -32,6 +32,16 @@ def test_the_listing_of_a_root_leaves_out_what_is_hidden_and_says_what_is_no_mod
     assert {"file": "it is a file, expected a directory"} == found.skipped
 
 
+def test_models_past_the_limit_are_left_out_with_the_reason(tmp_path: Path) -> None:
+    """The first ones by name stay."""
+    put(tmp_path, "c/x", "a/x", "d/x", "b/x")
+    found = list_root(tmp_path, max_models=2)
+
+    assert ("a", "b") == found.models
+    reason = "there are 2 models before it (max_models)"
+    assert {"c": reason, "d": reason} == found.skipped
+
+
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
