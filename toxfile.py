@@ -1,8 +1,10 @@
 """What tox.ini cannot say: which Pythons are there, and that none is passed over in silence."""
 
 import logging
+import os
 import subprocess
 import sys
+import time
 
 from tox.config.loader.memory import MemoryLoader
 from tox.config.loader.str_convert import StrConvert
@@ -26,8 +28,12 @@ def tox_add_core_config(core_conf: ConfigSet, state: State) -> None:
     tox's own way, `skip_missing_interpreters`, would also skip the environments that were asked
     for, and end with success where no test ran at all.
     """
-    asked = state.conf.options.env
-    default = (asked is None or asked.is_default_list) and not state.conf.options.labels
+    # One run for tests/support/unsteady.py, over all environments, unless .ci/run is one.
+    os.environ.setdefault("UNSTEADY_RUN", f"tox-{os.getpid()}-{time.time_ns()}")
+    # `tox list` has neither option.
+    asked = getattr(state.conf.options, "env", None)
+    labels = getattr(state.conf.options, "labels", None)
+    default = (asked is None or asked.is_default_list) and not labels
     running = ".".join(map(str, sys.version_info[:2]))
     if default or (asked is not None and WHOLE in asked):
         check_python(running)

@@ -14,7 +14,7 @@ os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
-from support import hanging
+from support import hanging, unsteady
 from support.made_once import made_once
 from support.server import Serve, serving
 
@@ -25,6 +25,9 @@ settings.register_profile(
 settings.load_profile("shared machines")
 
 pytest_exception_interact = hanging.pytest_exception_interact
+pytest_runtest_protocol = hanging.pytest_runtest_protocol
+pytest_addoption = unsteady.pytest_addoption
+pytest_configure = unsteady.pytest_configure
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
+from support import tools
 from support.conditions import until
 from support.process import ENVIRONMENT, START_SECONDS, command
 
@@ -195,9 +195,7 @@ async def test_a_service_with_sockets_of_systemd(heard: socket.socket, tmp_path:
 
 def test_the_units_are_understood(tmp_path: Path) -> None:
     """By systemd itself, where it is installed; with a program that is there."""
-    analyze = shutil.which("systemd-analyze")
-    if analyze is None:
-        pytest.skip("there is no systemd-analyze")
+    analyze = tools.program("systemd-analyze")
     for unit in UNITS.iterdir():
         (tmp_path / unit.name).write_text(unit.read_text())
     done = subprocess.run(

@@ -2,17 +2,22 @@
 
     python tools/accelerator_wheels.py cuda12|tpu
 
-Where they cannot be had it says why, and that is no failure: what wants them is skipped.
+Where they cannot be had it says why, and what wants them is skipped. Where REQUIRE_TOOLS is set,
+as in CI, it fails.
 """
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
 from importlib import metadata
 
+import locks
+
 EXTRAS = ("cuda12", "tpu")
 _SHOWN_LINES = 3
+_FALSE = ("", "0", "false", "no")
 
 
 def main() -> int:
@@ -23,12 +28,21 @@ def main() -> int:
     command = [installer, "pip"] if installer else [sys.executable, "-m", "pip"]
     target = ["--python", sys.executable] if installer else []
     ended = subprocess.run(
-        [*command, "install", *target, wanted], capture_output=True, text=True, check=False
+        [*command, "install", *target, *_constraints(), wanted],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if ended.returncode:
         reason = "\n".join(ended.stderr.strip().splitlines()[-_SHOWN_LINES:])
         print(f"{wanted} cannot be had, and what wants it is skipped:\n{reason}")
+        return int(os.environ.get("REQUIRE_TOOLS", "").lower() not in _FALSE)
     return 0
+
+
+def _constraints() -> list[str]:
+    path = locks.lock_file(".".join(map(str, sys.version_info[:2])))
+    return [f"--constraint={path}"] if path.exists() else []
 
 
 if __name__ == "__main__":

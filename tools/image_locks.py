@@ -6,11 +6,11 @@ Needs uv, and the package index that it is set up for. tests/deploy/test_images.
 to pyproject.toml; what is newest is not asked for there.
 """
 
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+import locks
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "deploy" / "locks"
@@ -34,14 +34,8 @@ def main() -> None:
 
 
 def _lock(name: str, wanted: Path, *options: str) -> None:
-    path = FOLDER / f"{name}.txt"
-    command = ["uv", "pip", "compile", "--quiet", "--upgrade", str(wanted), *options]
-    form = ["--universal", "--no-header", "--no-annotate", "--no-emit-index-url"]
-    hashes = ["--generate-hashes", "--only-binary=:all:", f"--python-version={PYTHON}"]
-    done = subprocess.run([*command, *form, *hashes, f"--output-file={path}"], check=False)
-    if done.returncode:
-        sys.exit(done.returncode)
-    print(f"wrote {path.relative_to(ROOT)}")
+    hashes = ("--generate-hashes", "--only-binary=:all:", f"--python-version={PYTHON}")
+    locks.write(FOLDER / f"{name}.txt", str(wanted), *options, "--universal", *hashes)
 
 
 if __name__ == "__main__":

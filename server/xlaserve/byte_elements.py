@@ -49,7 +49,7 @@ def joined(pieces: Sequence[bytes]) -> bytes | memoryview:
     """Return the bytes of all pieces."""
     if len(pieces) == 1:
         return pieces[0]
-    whole = memoryview(np.empty(sum(map(len, pieces)), np.uint8))
+    whole = np.empty(sum(map(len, pieces)), np.uint8).data
     position = 0
     for piece in pieces:
         whole[position : position + len(piece)] = piece

@@ -274,10 +274,12 @@ async def test_an_unexpected_exception_is_500_and_says_nothing(
     assert (500, "internal error") == (answer.status, answer.error)
 
 
-@pytest.mark.parametrize("route", INFERRING, ids=lambda route: str(route.path))
+@pytest.mark.parametrize(
+    "route",
+    [route for route in INFERRING if "{model}" in route.path],
+    ids=lambda route: str(route.path),
+)
 async def test_a_model_that_is_loading_is_503(server: RunningServer, route: Route) -> None:
-    if "{model}" not in route.path:
-        pytest.skip("names no model")
     registry = server.application.registry
     registry.change(registry.version("coming", "1"), Event.LOAD)
     answer = await answer_to(

@@ -132,7 +132,7 @@ async def double(stub: Any) -> list[float]:
     request = pb.ModelInferRequest(model_name="double", raw_input_contents=[data.tobytes()])
     request.inputs.add(name="x", datatype="FP32", shape=data.shape)
     response = await stub.ModelInfer(request)
-    return np.frombuffer(response.raw_output_contents[0], np.float32).tolist()
+    return [float(one) for one in np.frombuffer(response.raw_output_contents[0], np.float32)]
 
 
 async def load(stub: Any, model: str, config: str | None = None) -> str:

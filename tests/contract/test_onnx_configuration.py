@@ -81,7 +81,7 @@ async def infer(stub: Any) -> list[float]:
     for name in ("a", "b", "c"):
         request.inputs.add(name=name, datatype="FP32", shape=data.shape)
     answer = await stub.ModelInfer(request)
-    return np.frombuffer(answer.raw_output_contents[0], np.float32).tolist()
+    return [float(one) for one in np.frombuffer(answer.raw_output_contents[0], np.float32)]
 
 
 async def test_the_configuration_of_triton_stays_beside_an_import(

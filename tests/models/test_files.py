@@ -3,6 +3,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.privileges import unprivileged
 
 from xlaserve.errors import InvalidModel
 from xlaserve.models.files import FileRecord, read_checked, size_of, write_atomically
@@ -95,10 +96,10 @@ def test_file_in_place_of_the_directory_is_a_missing_file(tmp_path: Path) -> Non
         size_of(tmp_path / "1", "a", limit_bytes=10)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
-def test_unreadable_file_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"hello")
-    (tmp_path / "a").chmod(0)
+def test_unreadable_file_is_refused_by_name() -> None:
+    with unprivileged() as directory:
+        (directory / "a").write_bytes(b"hello")
+        (directory / "a").chmod(0)
 
-    with pytest.raises(InvalidModel, match="^a cannot be read: Permission denied$"):
-        size_of(tmp_path, "a", limit_bytes=10)
+        with pytest.raises(InvalidModel, match="^a cannot be read: Permission denied$"):
+            size_of(directory, "a", limit_bytes=10)

@@ -33,7 +33,8 @@ def is_first_nan(x: Tensor) -> Tensor:
 
 
 def is_large(x: Tensor) -> Tensor:
-    return np.minimum(x, np.float32(abs(x).max() > 100) * -9 + np.inf * (abs(x).max() <= 100))
+    largest = np.float32(np.nan if abs(x).max() > 100 else np.inf)
+    return np.minimum(x, largest)
 
 
 def repeated(x: Tensor) -> Tensor:

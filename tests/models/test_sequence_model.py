@@ -6,13 +6,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
+from jax.errors import JaxRuntimeError
 from support.sequence_models import configure, export_fold, folded
 
 import xlaserve
-from xlaserve.errors import InvalidModel, InvalidParameter, OutOfMappings
+from xlaserve.errors import InvalidModel, InvalidParameter, OutOfMappings, OutOfMemory
 from xlaserve.models import loaders
+from xlaserve.models import states as states_module
 from xlaserve.models.config_text import read_config
 from xlaserve.models.jax_export import JaxExportModel
 from xlaserve.models.loaded import LoadContext
@@ -273,6 +276,35 @@ def test_an_execution_that_fails_changes_no_state(
     with monkeypatch.context() as patch:
         patch.setattr(JaxExportModel, "called", fail)
         with pytest.raises(ArithmeticError):
+            stepped(model, [2], [Step(0)])
+
+    assert stepped(model, [3], [Step(0)]) == [folded([1, 3])]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), JaxRuntimeError("RESOURCE_EXHAUSTED: out of 8 bytes")],
+)
+@pytest.mark.parametrize(
+    "place",
+    [
+        (JaxExportModel, "called"),
+        (states_module, "to_host"),
+        (jax, "block_until_ready"),
+    ],
+    ids=["the execution", "an output", "the next state"],
+)
+def test_memory_that_runs_out_in_a_step_is_said_and_changes_no_state(
+    model: SequenceModel, monkeypatch: pytest.MonkeyPatch, place: tuple[Any, str], error: Exception
+) -> None:
+    stepped(model, [1], [start(0)])
+
+    def fail(*_: Any) -> Any:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*place, fail)
+        with pytest.raises(OutOfMemory, match="'fold'"):
             stepped(model, [2], [Step(0)])
 
     assert stepped(model, [3], [Step(0)]) == [folded([1, 3])]

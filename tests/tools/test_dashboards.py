@@ -1,11 +1,11 @@
 """The dashboard and the alert rules ask for metrics that the server has."""
 
 import json
-import shutil
 import subprocess
 
 import pytest
 import yaml
+from support import tools
 
 import dashboards
 
@@ -50,9 +50,7 @@ def test_the_rules_are_those_of_prometheus() -> None:
 
 
 def test_promtool_accepts_the_rules() -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed (Debian: prometheus)")
+    promtool = tools.program("promtool")
     checked = subprocess.run(
         [promtool, "check", "rules", str(dashboards.RULES)],
         capture_output=True,

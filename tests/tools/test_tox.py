@@ -17,9 +17,11 @@ CHECKS = {"lint", "layers", "generated", "docs", "type"}
 def tox(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run tox with the Pythons of a folder on the path, and no others."""
     environment = {"PATH": str(folder), "HOME": str(folder), "COLUMNS": "200"}
+    # Whichever tox is installed here, none is fetched.
+    settings = ("-x", "tox.requires=")
     places = ("--root", str(ROOT), "--workdir", str(folder / "work"), "-c", str(ROOT / "tox.ini"))
     return subprocess.run(
-        [sys.executable, "-m", "tox", arguments[0], *places, *arguments[1:]],
+        [sys.executable, "-m", "tox", arguments[0], *places, *settings, *arguments[1:]],
         env=environment,
         capture_output=True,
         text=True,
@@ -102,3 +104,14 @@ def test_every_lock_file_is_audited_and_what_cannot_be_audited_fails() -> None:
     assert "pip-audit --strict" in audit
     locks = sorted(path.name for path in (ROOT / "deploy" / "locks").glob("*.txt"))
     assert locks == sorted(re.findall(r"--requirement deploy/locks/([\w.]+)", audit))
+
+
+def test_every_environment_is_locked_for_its_python_but_one(tmp_path: Path) -> None:
+    names = ["tests", "type", "lint", "docs", "zoo", "soak", ".pkg", "newest"]
+    ended = tox(tmp_path, "config", "-e", ",".join(names), "-k", "constraints")
+    found = re.findall(r"\[(?:testenv|pkgenv):(.+)\]\nconstraints =(.*(?:\n  .*)?)", ended.stdout)
+    lock = str(ROOT / "locks" / f"{'.'.join(map(str, sys.version_info[:2]))}.txt")
+
+    assert {name: "" if name == "newest" else lock for name in names} == {
+        name: text.strip() for name, text in found
+    }, ended.stdout + ended.stderr

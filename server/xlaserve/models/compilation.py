@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from xlaserve.errors import InvalidSettings
 from xlaserve.models.compilation_cache import AUTOTUNE, SETTING, CompilationCache
@@ -44,6 +45,10 @@ _GPU_PREFIX = "gpu_"
 _NEVER = 2**31 - 1
 """Fewest operations of a command buffer, where there is to be none."""
 
+CompilerOptions: TypeAlias = dict[str, Any]
+"""Options of a program by XLA's names: booleans, integers and texts, which the types of JAX list
+incompletely in 0.10."""
+
 
 @dataclass(frozen=True, slots=True)
 class XlaOptions:
@@ -54,9 +59,9 @@ class XlaOptions:
     autotune_directory: str = ""
     """Directory in which XLA keeps which kernels were quickest; empty for none."""
 
-    def for_site(self, platform: str, devices: int) -> dict[str, bool | int | str]:
+    def for_site(self, platform: str, devices: int) -> CompilerOptions:
         """Return the options of a program over so many devices, by XLA's names for them."""
-        options: dict[str, bool | int | str] = {}
+        options: CompilerOptions = {}
         if platform != "cuda":
             return options
         if not self.command_buffers:

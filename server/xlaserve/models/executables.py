@@ -19,7 +19,7 @@ from jax.experimental import serialize_executable
 from jax.export import Exported
 
 from xlaserve.models import cache_key
-from xlaserve.models.compilation import Compilation
+from xlaserve.models.compilation import Compilation, CompilerOptions
 from xlaserve.models.compilers.jobs import Array, Job, Packed
 from xlaserve.models.compilers.pool import CompilationError, CompilerProcesses, Refused
 from xlaserve.models.kept_programs import KeptPrograms, Place, first_line
@@ -213,7 +213,7 @@ class Executables:
             _log.info(event, **self._of, reason=reason)
         self._told.add(said)
 
-    def _options(self, site: Site) -> dict[str, bool | int | str]:
+    def _options(self, site: Site) -> CompilerOptions:
         return self._compilation.options.for_site(site.platform, len(site.devices))
 
     def key(self, wanted: Wanted) -> Hashable:

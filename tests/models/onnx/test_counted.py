@@ -93,7 +93,7 @@ def _agrees(made: ModelProto, given: Sequence[Mapping[str, Tensor]]) -> None:
             np.testing.assert_array_equal(expected, found[name], strict=True)
         for name, axis in plan.counted.items():
             count = padded[counted.count_name(name)]
-            assert ((1,), np.int64) == (count.shape, count.dtype)
+            assert ((1,), np.dtype(np.int64)) == (count.shape, count.dtype)
             beyond = np.moveaxis(padded[name], axis, 0)[count.item() :]
             assert np.all(beyond == (0 if beyond.dtype == np.bool_ else -1))
             counts.add(count.item())

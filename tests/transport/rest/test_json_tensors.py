@@ -2,6 +2,8 @@ import gc
 import json
 import tracemalloc
 from collections.abc import Sequence
+from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -298,6 +300,24 @@ def test_more_elements_than_the_shape_has_are_never_built(datatype: Datatype, te
 def test_shapes_that_no_array_has_are_refused(shape: tuple[int, ...]) -> None:
     assert refusal(FP32, shape, b"[1]")
     assert refusal(BYTES, shape, b'["a"]')
+
+
+@pytest.mark.parametrize("datatype", [FP32, FP64, INT32, BYTES], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        shape
+        for dimensions in (1, 2, 3)
+        for shape in product((-2, -1, 1, 2), repeat=dimensions)
+        if min(shape) < 0
+    ],
+)
+def test_a_negative_size_is_refused_though_the_product_is_the_number_of_elements(
+    datatype: Datatype, shape: tuple[int, ...]
+) -> None:
+    elements = ["a" if datatype is BYTES else 1] * abs(prod(shape))
+
+    assert refusal(datatype, shape, json.dumps(elements).encode())
 
 
 # --- NaN and Infinity --------------------------------------------------------------------------

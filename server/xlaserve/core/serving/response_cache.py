@@ -83,7 +83,7 @@ def _bits(data: Tensor | bytes | memoryview) -> Hashable:
     if not isinstance(data, np.ndarray):
         return size, hashlib.sha256(data).digest()
     # As bytes every datatype can be viewed, also bfloat16.
-    return size, hashlib.sha256(np.ascontiguousarray(data).reshape(-1).view(np.uint8)).digest()
+    return size, hashlib.sha256(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data).digest()
 
 
 class Entry:

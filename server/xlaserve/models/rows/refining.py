@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax.export import Exported
@@ -53,7 +53,7 @@ class Refinery:
             mlir_module=mlir.module_to_bytecode(module),
             enable_shape_assertions=True,
             validate_static_shapes=True,
-            enable_shardy=bool(jax.config.jax_use_shardy_partitioner),
+            enable_shardy=bool(cast("Any", jax.config).jax_use_shardy_partitioner),
         )
         return bytes(found)
 

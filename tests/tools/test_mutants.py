@@ -1,0 +1,180 @@
+"""The mistakes that mutants have, and what the tests of a small tree make of them."""
+
+import ast
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+import mutants
+from mutations import mutations
+
+
+def edited(source: str) -> set[str]:
+    return {mutation.applied(source).strip() for mutation in mutations(source)}
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("x = a < b", {"x = (a <= b)"}),
+        ("x = a < b == c", {"x = (a <= b == c)", "x = (a < b != c)"}),
+        ("x = a in b", {"x = (a not in b)"}),
+        ("x = a is None", {"x = (a is not None)"}),
+        ("x = a and b", {"x = (a or b)", "x = (a)", "x = (b)"}),
+        (
+            "x = a or b or c",
+            {"x = (a and b and c)", "x = (b or c)", "x = (a or c)", "x = (a or b)"},
+        ),
+        ("x = not a", {"x = (a)"}),
+        ("x = a + b", {"x = (a - b)"}),
+        ("x = 1", {"x = 2"}),
+        ("x = True", {"x = False"}),
+        ("x = a if b else c", {"x = a if (not b) else c"}),
+        ("x = [a for a in b if a]", {"x = [a for a in b if (not a)]"}),
+        ("if a:\n    f()", {"if (not a):\n    f()", "if a:\n    pass"}),
+        ("while True:\n    break", {"while True:\n    pass"}),
+        ("for a in b:\n    continue", {"for a in b:\n    pass"}),
+        ("def f():\n    return a", {"def f():\n    return None"}),
+        ("def f(a=1): ...", {"def f(a=2): ..."}),
+        ("async def f():\n    await a.b()", {"async def f():\n    pass"}),
+        ("x += y", {"pass"}),
+        ("raise ValueError", {"pass"}),
+        ("try:\n    x = a\nexcept E:\n    raise", {"try:\n    x = a\nexcept E:\n    pass"}),
+        (
+            "try:\n    x = a\nexcept E:\n    b()\n    c()",
+            {
+                "try:\n    x = a\nexcept E:\n    raise",
+                "try:\n    x = a\nexcept E:\n    pass\n    c()",
+                "try:\n    x = a\nexcept E:\n    b()\n    pass",
+            },
+        ),
+    ],
+)
+def test_each_mistake_is_one_edit(source: str, expected: set[str]) -> None:
+    assert expected == edited(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '"""A text of 1 and True."""',
+        "x: Literal[1, True] = y",
+        "X: TypeAlias = tuple[int, 1]",
+        "@f(slots=True)\nclass A(B[1]): ...",
+        "def f(a: Literal[1]) -> Literal[2]: ...",
+        "_log.info('x', a=1 + 2)",
+        "x = f'{a + 1}'",
+        "assert a < b",
+        "if TYPE_CHECKING:\n    f()",
+        "__slots__ = (1,)",
+        "def __repr__(self):\n    return 1",
+        "def f():\n    return None",
+    ],
+)
+def test_what_changes_no_answer_is_left_alone(source: str) -> None:
+    assert set() == edited(source)
+
+
+def test_every_mutant_of_the_server_is_another_program() -> None:
+    """It compiles, and differs in what is executed."""
+    found = [
+        mutant
+        for package in ("core/threads", "rows/rules", "transport/rest/metrics")
+        for mutant in mutants.sample(mutants.ROOT, package, 3, 25)
+    ]
+    for mutant in found:
+        source = (mutants.ROOT / mutant.path).read_text()
+        other = ast.parse(mutant.mutation.applied(source))
+
+        assert ast.dump(ast.parse(source)) != ast.dump(other), mutant
+    assert 75 == len(found)
+
+
+def test_lines_and_letters_around_an_edit_stay() -> None:
+    source = "# é\nx = [\n    'é', a < b,\n    'ö',\n]  # ü\n"
+
+    assert {source.replace("a < b", "(a <= b)").strip()} == edited(source)
+
+
+def test_a_seed_gives_the_same_sample_and_another_seed_another() -> None:
+    first, same, other = (
+        mutants.sample(mutants.ROOT, "core/threads", seed, 10) for seed in (1, 1, 2)
+    )
+
+    assert first == same
+    assert first != other
+    assert 10 == len(first)
+
+
+def test_a_package_is_a_part_of_the_path() -> None:
+    base = mutants.ROOT / mutants.PACKAGE
+
+    def names(package: str) -> set[str]:
+        found = mutants.modules(mutants.ROOT, package)
+        return {path.relative_to(base).as_posix() for path in found}
+
+    for package in ("rows", "models/rows", "models.rows"):
+        assert "models/rows/rules/shape.py" in names(package)
+    assert {"models/rows/rules/shape.py"} == names("rows/rules/shape")
+    assert not names("row")
+
+
+def test_the_tests_of_a_module_are_its_own_then_importers_then_those_through_the_door() -> None:
+    path = Path("server/xlaserve/transport/rest/json_tensors.py")
+    found = mutants.tests_of(mutants.ROOT, path)
+
+    assert "tests/transport/rest/test_json_tensors.py" == found[0]
+    assert "tests/contract/test_v2_rest.py" in found
+
+
+def test_every_test_of_the_table_is_there() -> None:
+    named = {name for names in mutants.THROUGH_THE_DOOR.values() for name in names}
+    packages = {mutants.ROOT / mutants.PACKAGE / prefix for prefix in mutants.THROUGH_THE_DOOR}
+
+    assert [] == sorted(name for name in named if not (mutants.ROOT / name).exists())
+    assert [] == sorted(map(str, (path for path in packages if not path.is_dir())))
+
+
+TREE: Mapping[str, str] = {
+    "server/xlaserve/__init__.py": "",
+    "server/xlaserve/parity.py": "def is_even(x):\n    return x % 2 == 0\n\n\nLEAST = 3\n",
+    "tests/test_parity.py": (
+        "from xlaserve.parity import is_even\n\n\ndef test_even():\n    assert is_even(4)\n"
+        "    assert not is_even(5)\n"
+    ),
+    "pytest.ini": ("[pytest]\naddopts = -p no:asyncio -p no:hypothesispytest -p no:schemathesis\n"),
+}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name, text in TREE.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+def test_mutants_that_no_test_notices_are_printed_as_patches(
+    tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tree itself stays as it is."""
+    every = mutants.sample(tree, "parity", 1, 100)
+    chosen = [one for one in every if one.mutation.replacement in ("4", "(x % 2 != 0)")]
+    noticed = mutants.tried(tree, chosen)
+    said = capsys.readouterr().out
+
+    assert (2, 1) == (len(chosen), noticed)
+    assert 1 == said.count("LIVED server/xlaserve/parity.py:5 constant")
+    assert "-LEAST = 3\n+LEAST = 4\n" in said
+    assert TREE["server/xlaserve/parity.py"] == (tree / "server/xlaserve/parity.py").read_text()
+
+
+@pytest.mark.slow
+def test_tests_that_fail_without_a_mutation_prove_nothing(tree: Path) -> None:
+    (tree / "tests/test_parity.py").write_text("def test_bad():\n    assert False\n")
+
+    with pytest.raises(ValueError, match="without a mutation, tests/test_parity.py ends with 1"):
+        mutants.tried(tree, mutants.sample(tree, "parity", 1, 1))

@@ -1,0 +1,236 @@
+"""Put a small mistake into a copy of the server, many times, and see whether a test fails.
+
+    python tools/mutants.py --package rows --seed 1 --count 20
+
+Prints which were noticed, and those that were not as patches. Succeeds where at least 95 % were. A
+package is any part of the path below server/xlaserve: `rows`, `core/serving`, `shape.py`.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+
+from mutations import Mutation, mutations
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = Path("server", "xlaserve")
+SHARE = 0.95
+"""Share of the mutants that tests must notice."""
+THROUGH_THE_DOOR: Mapping[str, Sequence[str]] = {
+    "core/residence": (
+        "tests/contract/test_model_repository.py",
+        "tests/contract/test_model_runtime_load.py",
+        "tests/core/residence/test_multi_model.py",
+    ),
+    "core/serving": (
+        "tests/contract/test_batching.py",
+        "tests/contract/test_sequences.py",
+        "tests/contract/test_v2_grpc.py",
+    ),
+    "core": ("tests/core", "tests/contract/test_v2_grpc.py"),
+    "models/rows": ("tests/models/rows", "tests/contract/test_rows.py"),
+    "models/onnx": ("tests/models/onnx", "tests/contract/test_onnx_served.py"),
+    "models/generation": ("tests/models/generation",),
+    "models": ("tests/models/test_jax_export.py", "tests/models/test_sequence_model.py"),
+    "transport/grpc": ("tests/transport/grpc", "tests/contract/test_v2_grpc.py"),
+    "transport/http2": ("tests/transport/http2",),
+    "transport/rest": (
+        "tests/transport/rest",
+        "tests/contract/test_v2_rest.py",
+        "tests/contract/test_v2_rest_fast_path.py",
+    ),
+    "language": ("tests/language",),
+    "processes": ("tests/processes",),
+    "cli": ("tests/cli",),
+}
+"""Tests for all modules of a package, besides those named for the module or that import it: those
+of the longest prefix."""
+_TEST_SECONDS = 120
+_MORE_SECONDS = 60.0
+"""How much longer than three times the tests may take before a mutant counts as noticed."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A mutation of a file, named by its path below the root."""
+
+    path: Path
+    mutation: Mutation
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.mutation.start[0]} {self.mutation.kind}"
+
+
+def sample(root: Path, package: str, seed: int, count: int) -> list[Mutant]:
+    """Return so many mutants of a package, the same for a seed; fewer where it has fewer."""
+    every = [
+        Mutant(path.relative_to(root), mutation)
+        for path in modules(root, package)
+        for mutation in mutations(path.read_text())
+    ]
+    return Random(seed).sample(every, min(count, len(every)))
+
+
+def modules(root: Path, package: str) -> list[Path]:
+    """Return the modules with a part of their path, in order."""
+    base = root / PACKAGE
+    wanted = f"/{package.strip('/').replace('.', '/').removesuffix('/py')}/"
+    return sorted(
+        path
+        for path in base.rglob("*.py")
+        if wanted in f"/{path.relative_to(base).with_suffix('').as_posix()}/"
+    )
+
+
+def tests_of(root: Path, path: Path) -> tuple[str, ...]:
+    """Return the tests of a module, those named for it first."""
+    inner = path.relative_to(PACKAGE).with_suffix("")
+    mirror = root / "tests" / inner.parent
+    named = sorted(mirror.glob(f"test_{inner.name}.py")) + sorted(
+        mirror.glob(f"test_{inner.name}_*.py")
+    )
+    prefixes = ["/".join(inner.parts[:count]) for count in range(len(inner.parts), 0, -1)]
+    table = next((THROUGH_THE_DOOR[one] for one in prefixes if one in THROUGH_THE_DOOR), ())
+    found = [*(file.relative_to(root).as_posix() for file in named), *_importers(root, inner)]
+    found += [place for place in table if (root / place).exists()]
+    return tuple(dict.fromkeys(found)) or ("tests",)
+
+
+def _importers(root: Path, inner: Path) -> Iterator[str]:
+    dotted = ".".join(("xlaserve", *inner.parts))
+    parent, _, name = dotted.rpartition(".")
+    wanted = re.compile(
+        rf"(?m)^\s*(?:from {re.escape(dotted)} import|import {re.escape(dotted)}\b"
+        rf"|from {re.escape(parent)} import (?:\(\s*)?[\w, \n]*\b{re.escape(name)}\b)"
+    )
+    for file in sorted((root / "tests").rglob("test_*.py")):
+        if wanted.search(file.read_text()):
+            yield file.relative_to(root).as_posix()
+
+
+@dataclass
+class Copy:
+    """A copy of the tree, in which mutants are tried one after the other."""
+
+    root: Path
+    seconds: dict[tuple[str, ...], float] = field(default_factory=dict)
+    """How long tests take without a mutation."""
+
+    def survives(self, mutant: Mutant) -> bool:
+        """Tell whether no test notices a mutant; raises ValueError where they fail without it."""
+        tests = tests_of(self.root, mutant.path)
+        if tests not in self.seconds:
+            began = time.monotonic()
+            code, said = self._run(tests, None)
+            if code:
+                raise ValueError(f"without a mutation, {' '.join(tests)} ends with {code}:\n{said}")
+            self.seconds[tests] = time.monotonic() - began
+        file = self.root / mutant.path
+        source = file.read_text()
+        try:
+            self._write(file, mutant.mutation.applied(source))
+            code, _ = self._run(tests, 3 * self.seconds[tests] + _MORE_SECONDS)
+        finally:
+            self._write(file, source)
+        return code == 0
+
+    def _write(self, file: Path, text: str) -> None:
+        file.write_text(text)
+        # A text of the same length in the same second would count as the same.
+        for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
+            compiled.unlink()
+
+    def _run(self, tests: Sequence[str], seconds: float | None) -> tuple[int | None, str]:
+        places = [str(self.root / name) for name in ("server", "generated")]
+        command = [sys.executable, "-m", "pytest", "-x", "-q"]
+        command += ["-p", "no:cacheprovider", "-p", "no:randomly"]
+        limits = ["--numprocesses", "0", "--timeout", str(_TEST_SECONDS)]
+        said = self.root / "said.txt"
+        with said.open("wb") as output:
+            process = subprocess.Popen(
+                [*command, *limits, *tests],
+                cwd=self.root,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(places)},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                code: int | None = process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                code = None
+            finally:
+                _end(process)
+        return code, said.read_text(errors="replace")[-2000:]
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Kill what a run of tests has left, with it."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def copied(root: Path, target: Path) -> None:
+    """Copy the files that git knows, or would."""
+    command = ("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    listed = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, check=True).stdout
+    for name in filter(None, listed.decode().split("\0")):
+        if (root / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / name, target / name)
+
+
+def tried(root: Path, mutants: Sequence[Mutant]) -> int:
+    """Try mutants of a tree, and print what became of each; return how many were noticed."""
+    noticed = 0
+    with TemporaryDirectory(prefix="mutants-") as directory:
+        copy = Copy(Path(directory))
+        copied(root, copy.root)
+        for number, mutant in enumerate(mutants, 1):
+            lives = copy.survives(mutant)
+            noticed += not lives
+            print(f"{number}/{len(mutants)} {'LIVED' if lives else 'killed'} {mutant}", flush=True)
+            if lives:
+                source = (copy.root / mutant.path).read_text()
+                print(mutant.mutation.diff(source, str(mutant.path)), flush=True)
+    return noticed
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--package", required=True, help="a part of the path of modules")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--list", action="store_true", help="name the mutants, and try none")
+    options = parser.parse_args(arguments)
+    mutants = sample(ROOT, options.package, options.seed, options.count)
+    if not mutants:
+        parser.error(f"no module below {PACKAGE} has '{options.package}' in its path")
+    if options.list:
+        for mutant in mutants:
+            print(mutant, *tests_of(ROOT, mutant.path))
+        return 0
+    try:
+        noticed = tried(ROOT, mutants)
+    except ValueError as error:
+        print(error)
+        return 2
+    print(f"killed {noticed} of {len(mutants)} ({noticed / len(mutants):.0%}), wanted {SHARE:.0%}")
+    return 0 if noticed >= SHARE * len(mutants) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
