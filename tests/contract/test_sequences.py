@@ -22,6 +22,8 @@ from support.sequence_models import configure, export_fold, folded
 from support.server import RunningServer, Serve
 from tritonclient.utils import InferenceServerException
 
+from xlaserve.core.serving.access.tokens import digest_of, new_token
+
 SMALL = """
 parameters { key: "batch_sizes" value { string_value: "1,4" } }
 instance_group [ { count: 1 kind: KIND_CPU } ]
@@ -121,6 +123,44 @@ async def test_interleaved_sequences_end_right(
     (found,) = statistics["model_stats"]
     assert found["inference_count"] == str(count * 3)
     assert int(found["execution_count"]) < count * 3, "no two shared a batch"
+
+
+async def test_callers_have_sequences_of_their_own(
+    serve: Serve, repository: Path, tmp_path: Path
+) -> None:
+    """Of one id, also where both are in progress; an end of one is none of the other."""
+    tokens = {"a": new_token(), "b": new_token()}
+    callers = [
+        {"name": name, "token": digest_of(token), "allow": ["infer"]}
+        for name, token in tokens.items()
+    ]
+    rules = tmp_path / "rules.json"
+    rules.write_text(json.dumps({"caller": callers}))
+    given = tritonclient.grpc.aio.InferInput("x", [1, 1], "INT32")
+
+    async with (
+        serve(repository, load_model=("fold",), access_rules=str(rules)) as server,
+        tritonclient.grpc.aio.InferenceServerClient(server.url) as client,
+    ):
+
+        async def ask(who: str, value: int, **flags: bool) -> int:
+            given.set_data_from_numpy(sequence_models.x(value))
+            headers = {"authorization": f"Bearer {tokens[who]}"}
+            answer: Any = await client.infer(
+                "fold", [given], sequence_id=7, headers=headers, **flags
+            )
+            return int(answer.as_numpy("y")[0, 0])
+
+        first = await ask("a", 5, sequence_start=True)
+        with pytest.raises(InferenceServerException, match="must specify a start|sequence"):
+            await ask("b", 6)
+        other = await ask("b", 6, sequence_start=True)
+        following = [await ask("a", 1), await ask("b", 2), await ask("b", 3, sequence_end=True)]
+        last = await ask("a", 4, sequence_end=True)
+
+    assert (folded([5]), folded([6])) == (first, other)
+    assert [folded([5, 1]), folded([6, 2]), folded([6, 2, 3])] == following
+    assert folded([5, 1, 4]) == last
 
 
 async def test_a_stream_and_http_go_on_with_the_same_sequence(server: RunningServer) -> None:

@@ -204,6 +204,14 @@ class Call:
         """Tell whether the stream takes another answer; where it does not, who answers pauses."""
         return True
 
+    @property
+    def root(self) -> "Call":
+        """Return the call of a client that this one is part of, or itself."""
+        call: Call = self
+        while call.parent is not None:
+            call = call.parent
+        return call
+
     # --- for who answers ---
 
     def answer(self, response: Any, *, last: bool = True) -> None:

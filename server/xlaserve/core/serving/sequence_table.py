@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from typing import Any
+from typing import Any, TypeAlias
 
 from xlaserve.models.sequential import SequenceId
 from xlaserve.sequence_errors import SequenceNotStarted
@@ -40,6 +40,17 @@ class Turn:
     """Whether the table knows how its execution ended, before that of its batch has."""
     seat: Seat | None = None
     """The seat in which it is executed; set when it leaves the queue."""
+    owner: str | None = None
+    """The principal of its sequence: ids of one caller are no names to another."""
+
+    @property
+    def key(self) -> "Key":
+        """Return what its sequence is known by."""
+        return self.owner, self.id
+
+
+Key: TypeAlias = tuple[str | None, SequenceId]
+"""The principal and the id of a sequence."""
 
 
 @dataclass(slots=True)
@@ -66,6 +77,7 @@ class _Sequence:
     """One sequence in progress."""
 
     id: SequenceId
+    key: Key
     waiting: deque[Turn] = field(default_factory=deque)
     running: Turn | None = None
     """The turn that the batcher has."""
@@ -101,7 +113,7 @@ class SequenceTable:
         self._model = model
         self._processes = processes
         self._idle_ns = idle_ns
-        self._live: dict[SequenceId, _Sequence] = {}
+        self._live: dict[Key, _Sequence] = {}
         self._slots = [_Slots(slots) for _ in range(replicas)]
         self._backlog: dict[_Sequence, None] = {}
         """Sequences without a slot, in the order in which they asked for one."""
@@ -122,23 +134,23 @@ class SequenceTable:
 
         A start in the middle of a sequence begins it anew, behind what waits of it.
         """
-        sequence = self._live.get(turn.id)
+        sequence = self._live.get(turn.key)
         if not turn.is_start and (sequence is None or not sequence.is_open):
             raise SequenceNotStarted(self._model, turn.id, self._processes)
         if sequence is None:
-            sequence = self._live[turn.id] = _Sequence(turn.id)
+            sequence = self._live[turn.key] = _Sequence(turn.id, turn.key)
             self._seat(sequence)
         self._idle.pop(sequence, None)
         sequence.waiting.append(turn)
         return Changed(ready=list(self._next(sequence)))
 
-    def __contains__(self, sequence: SequenceId) -> bool:
+    def __contains__(self, key: Key) -> bool:
         """Tell whether a sequence is in progress."""
-        return sequence in self._live
+        return key in self._live
 
     def again(self, turn: Turn, following: Turn) -> Changed:
         """Note a turn that was executed, and is to be once more before those that wait."""
-        sequence = self._live[turn.id]
+        sequence = self._live[turn.key]
         sequence.running = None
         sequence.has_state = True
         sequence.waiting.appendleft(following)
@@ -149,7 +161,7 @@ class SequenceTable:
 
         With `ends` its sequence is not gone on with.
         """
-        sequence = self._live[turn.id]
+        sequence = self._live[turn.key]
         if ends:
             sequence.has_state = False
         if sequence.running is turn:
@@ -167,7 +179,7 @@ class SequenceTable:
         """Note turns that were executed."""
         changed = Changed()
         for turn in turns:
-            sequence = self._live[turn.id]
+            sequence = self._live[turn.key]
             sequence.running = None
             sequence.has_state = not turn.is_end
             if turn.is_end and sequence.waiting and self._backlog:
@@ -181,7 +193,7 @@ class SequenceTable:
         """Note turns whose execution failed: the states are what they were before."""
         changed = Changed()
         for turn in turns:
-            sequence = self._live[turn.id]
+            sequence = self._live[turn.key]
             sequence.running = None
             changed.refused.extend(self._interrupt(sequence))
             changed.ready.extend(self._go_on(sequence, now_ns))
@@ -249,7 +261,7 @@ class SequenceTable:
         return refused
 
     def _end(self, sequence: _Sequence) -> Iterator[Turn]:
-        del self._live[sequence.id]
+        del self._live[sequence.key]
         self._idle.pop(sequence, None)
         self._backlog.pop(sequence, None)
         yield from self._leave_seat(sequence)

@@ -338,11 +338,10 @@ class Regions:
         """Tell whether a region is of the caller of a call, or the caller manages everything."""
         if region.owner is None or call is None:
             return True
-        while call.parent is not None:
-            call = call.parent
-        if call.principal is not None and call.principal.name == region.owner:
+        asked = call.root
+        if asked.principal is not None and asked.principal.name == region.owner:
             return True
-        return self._sees(call, Operation.MANAGE) is everything
+        return self._sees(asked, Operation.MANAGE) is everything
 
     def close(self) -> None:
         """Forget all regions: the server ends."""

@@ -64,12 +64,10 @@ def without_hidden(call: Call, error: BaseException, models: Iterable[str]) -> B
 
     It is of the same class, so that its status stays.
     """
-    asked = call
-    while asked.parent is not None:
-        asked = asked.parent
+    sight = call.root.sight
     text = told = str(error)
-    for model in models if asked.sight is not None else ():
-        if asked.sight is not None and not asked.sight.shows(model):
+    for model in models if sight is not None else ():
+        if sight is not None and not sight.shows(model):
             told = told.replace(f"'{model}'", _HIDDEN)
     if told == text:
         return error

@@ -68,9 +68,11 @@ class Sequences:
             raise SequenceRows(call.instance.model, call.rows)
         if self._unending is not None and not call.takes_many:
             raise Decoupled(call.instance.model)
-        parameters = call.parameters
+        parameters, principal = call.parameters, call.root.principal
+        owner = None if principal is None else principal.name
         if self._is_iterative and not parameters.get("sequence_id"):
             own = {"sequence_id": self._new_id(), "sequence_start": True}
+            owner = None
             parameters = call.parameters = {**parameters, **own}
         sequence = parameters.get("sequence_id")
         if not sequence:
@@ -85,6 +87,7 @@ class Sequences:
             sequence,
             bool(parameters.get("sequence_start")),
             bool(parameters.get("sequence_end")),
+            owner=owner,
         )
         call.submitted_ns = call.submitted_ns or self._clock.now_ns()
         changed = self._table.add(turn)
@@ -98,7 +101,7 @@ class Sequences:
         """Return an id that no sequence in progress has."""
         while True:
             self._last_id = self._last_id % _MOST_IDS + 1
-            if self._last_id not in self._table:
+            if (None, self._last_id) not in self._table:
                 return self._last_id
 
     def again(self, call: InferCall) -> None:
@@ -106,7 +109,7 @@ class Sequences:
         turn = call.turn
         assert turn is not None
         turn.is_settled = True
-        following = Turn(call, turn.id)
+        following = Turn(call, turn.id, owner=turn.owner)
         changed = self._table.again(turn, following)
         call.turn = following
         call.parameters = {**call.parameters, "sequence_start": False}
