@@ -3,6 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tritonclient.grpc.aio as triton
@@ -12,6 +13,7 @@ from support.server import Serve
 from tritonclient.utils import InferenceServerException
 
 from xlaserve.core.serving.infer_call import InferCall
+from xlaserve.core.serving.output_forms import OutputForms
 from xlaserve.core.serving.stations import apart
 
 GATHERING = [
@@ -38,7 +40,7 @@ def shown(answers: "list[float | BaseException]") -> "list[float | str]":
 
 @pytest.mark.parametrize("row", GATHERING)
 async def test_one_bad_request_fails_alone(row: Row, serve: Serve, tmp_path: Path) -> None:
-    """What was executed together is executed again one by one; and then never with that client."""
+    """What was executed together is executed again one by one, each time."""
     root = tmp_path / "models"
     root.mkdir()
     async with (
@@ -53,15 +55,14 @@ async def test_one_bad_request_fails_alone(row: Row, serve: Serve, tmp_path: Pat
         executed = [one for one in opened.executed if 0.0 not in one]
         await station.idle()
         second = await gathered(station, 1, BAD, 3, 4)
-        by_themselves = [one for one in opened.executed if 0.0 not in one]
+        again = [one for one in opened.executed if 0.0 not in one]
 
     assert [2.0, "failed", 6.0, 8.0] == shown(first) == shown(second)
-    assert [[1, BAD, 3, 4], [1], [BAD], [3], [4]] == executed
-    assert [[1], [BAD], [3], [4]] == by_themselves
+    assert [[1, BAD, 3, 4], [1], [BAD], [3], [4]] == executed == again
 
 
 async def test_other_clients_are_executed_together_and_first(serve: Serve, tmp_path: Path) -> None:
-    """The requests of a client that fails others are no batch, and a quarter of executions."""
+    """The requests of a client that fails others are in none of their batches, and a quarter."""
     root = tmp_path / "models"
     root.mkdir()
     async with (
@@ -88,7 +89,8 @@ async def test_other_clients_are_executed_together_and_first(serve: Serve, tmp_p
         answers = await asyncio.gather(*asked, return_exceptions=True)
 
     assert [2.0 * value for value in range(1, 9)] == answers[-8:]
-    assert [[BAD], [1, 2], [3, 4], [5, 6], [BAD], [7, 8], [BAD]] == opened.executed[1:]
+    expected = [[BAD, BAD], [1, 2], [3, 4], [5, 6], [BAD], [7, 8], [BAD], [BAD]]
+    assert expected == opened.executed[1:]
 
 
 async def test_where_all_fail_nobody_is_kept_apart(serve: Serve, tmp_path: Path) -> None:
@@ -109,6 +111,35 @@ async def test_where_all_fail_nobody_is_kept_apart(serve: Serve, tmp_path: Path)
     assert ["failed"] * 3 == shown(first)
     assert [2.0, 4.0, 6.0] == second
     assert [[1, 2, 3]] == opened.executed[1:]
+
+
+async def test_an_answer_that_has_not_the_form_that_is_asked_for_fails_alone(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever goes wrong there: a fault of ours is of one request too."""
+
+    def fails(self: OutputForms, outputs: Any) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(OutputForms, "__call__", fails)
+    root = tmp_path / "models"
+    root.mkdir()
+    async with (
+        gate(tmp_path / "gate") as opened,
+        serve(root, allow_python_models=True) as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
+        station = Station(server, client, opened, row("jax"))
+        await station.load(root, 4, max_queue_delay_microseconds=1)
+        asked = await station.busy()
+        classes = [triton.InferRequestedOutput("y", class_count=1)]
+        asked += [station.ask(1), station.ask(2, outputs=classes), station.ask(3)]
+        await station.pending(3)
+        opened.free(99)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+
+    assert [2.0, "failed", 6.0] == shown(answers[-3:])
+    assert {1.0, 2.0, 3.0} == set(opened.executed[-1])
 
 
 async def test_the_clients_that_are_known_have_a_limit() -> None:

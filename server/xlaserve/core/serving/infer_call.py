@@ -134,7 +134,7 @@ class InferCall(Call):
     rows = 1
     key: ShapeKey = ()
     is_apart = False
-    """Whether it is executed by itself: requests of its client failed the batches of others."""
+    """Whether it is put together with no others: its client's have failed the batches of others."""
     chosen: tuple[TensorSpec, ...] | None = None
     """The outputs that it asks for; None for all of them."""
     shaping: Shaping | None = None

@@ -1,7 +1,7 @@
 """Batches that failed, and the clients whose requests are kept from the batches of others."""
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 from xlaserve import errors
 from xlaserve.code_errors import ProcessAbsent, ProcessLost
@@ -9,7 +9,7 @@ from xlaserve.core.serving.infer_call import Executed, InferCall
 from xlaserve.sequence_errors import StatesLost
 
 APART_SECONDS = 10
-"""Seconds that the requests of a client are executed alone behind one that failed a batch."""
+"""Seconds that the requests of a client are executed without others behind one that failed them."""
 
 MOST_APART = 256
 """Clients of one model that are known to have done so; the one that did so first is forgotten."""
@@ -35,7 +35,8 @@ _NOT_REPEATED = (
 """Failures that no request of the batch is told apart by: its process or device has failed. To do
 it again could end that of others too."""
 
-_MARK = ("apart",)
+_MARK = "apart"
+"""Part of the key of requests that are apart: they are put together with their client's alone."""
 
 
 def may_be_repeated(error: Exception) -> bool:
@@ -59,13 +60,13 @@ class FailedBatch:
 class Apart:
     """The clients of one model whose requests failed alone, and others of their batch did not.
 
-    Their requests are executed by themselves for `APART_SECONDS`: a batch that fails is executed
-    once more for each of its requests, which one client could otherwise have done all the time.
-    Of the event loop.
+    For `APART_SECONDS` their requests are put together with no others than their own, and go once
+    for `OTHERS_FIRST` batches of others: a batch that fails is executed once more for each of its
+    requests, which one client could otherwise have done all the time. Of the event loop.
     """
 
     def __init__(self) -> None:
-        self._until: OrderedDict[Hashable, int] = OrderedDict()
+        self._until: OrderedDict[int | str, int] = OrderedDict()
         self._owed = 0
         """Batches of others that go before the next request that is apart."""
 
@@ -78,13 +79,14 @@ class Apart:
         return self._owed > 0
 
     def mark(self, request: InferCall, now_ns: int) -> None:
-        """Have a request executed by itself where its client is apart."""
+        """Have a request executed without those of others where its client is apart."""
         until = self._until
         while until and next(iter(until.values())) <= now_ns:
             until.popitem(last=False)
-        if client_of(request) in until and not request.is_apart:
+        client = client_of(request)
+        if client in until and not request.is_apart:
             request.is_apart = True
-            request.key = (*request.key, _MARK)
+            request.key = (*request.key, (_MARK, client))
 
     def began(self, request: InferCall) -> None:
         """Know of the first request of a batch that begins."""
@@ -113,7 +115,7 @@ class Apart:
             batch.failed.clear()
 
     def add(self, request: InferCall, now_ns: int) -> None:
-        """Have what the client of a request asks from now on executed by itself for a while."""
+        """Have what the client of a request asks from now on executed without others."""
         client = client_of(request)
         self._until[client] = now_ns + APART_SECONDS * _SECOND_NS
         self._until.move_to_end(client)
@@ -121,7 +123,7 @@ class Apart:
             self._until.popitem(last=False)
 
 
-def client_of(call: InferCall) -> Hashable:
+def client_of(call: InferCall) -> int | str:
     """Return what is the same of the calls of one client: its principal, or its connection."""
     if call.principal is not None:
         return call.principal.name

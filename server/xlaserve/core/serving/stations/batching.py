@@ -154,14 +154,16 @@ def fitting(
 ) -> tuple[list[InferCall], bool]:
     """Return the first of those that wait and what fits beside it, and whether that is a batch.
 
-    A request that is executed apart, or has tensors on a device, is a batch by itself;
-    `others_first` passes over those apart while there are others.
+    A request that has tensors on a device is a batch by itself; `others_first` passes over those
+    that are executed apart while there are others.
     """
     requests = iter(waiting)
     first = next(requests)
     if first.is_apart and others_first:
-        first = next((one for one in requests if not one.is_apart), first)
-    if first.is_apart or first.resident:
+        others = list(requests)
+        first = next((one for one in others if not one.is_apart), first)
+        requests = iter(others) if first.is_apart else iter(others[others.index(first) + 1 :])
+    if first.resident:
         return [first], True
     chosen, rows, key = [first], first.rows, first.key
     for request in requests:
@@ -414,7 +416,7 @@ class Batcher:
         late = self._queue.expire(now)
         if late:
             self._refuse(late)
-        if self._again:
+        if self._again and not self._others_go_first():
             self._start_again()
         elif self._may_start:
             requests = self._queue.take(now, others_first=self._apart.is_owed)
@@ -433,6 +435,12 @@ class Batcher:
             return
         for request in late:
             self._deliver([request], QueueTimeout(self._queue.timeout_ns(request) // 1000))
+
+    def _others_go_first(self) -> bool:
+        """Tell whether batches of others are owed before requests that are apart are repeated."""
+        if not (self._apart.is_owed and self._again[0][0].is_apart):
+            return False
+        return any(not one.is_apart for one in self._queue)
 
     def _start_again(self) -> None:
         """Execute the next request of a batch that failed by itself, where a lane is free."""

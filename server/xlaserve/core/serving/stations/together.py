@@ -8,7 +8,7 @@ from typing import Protocol
 
 from xlaserve.core.serving.infer_call import InferCall
 from xlaserve.core.serving.stations.ahead import Ahead, Computed
-from xlaserve.core.serving.stations.apart import Apart
+from xlaserve.core.serving.stations.apart import Apart, client_of
 from xlaserve.core.serving.stations.host import HostWork
 from xlaserve.errors import ExecutionStalled
 from xlaserve.models.loaded import Answers, Generating
@@ -149,12 +149,11 @@ class Line:
         if first.call.is_apart and self._apart.is_owed:
             first = next((one for one in pending if not one.call.is_apart), first)
         is_new = first.answers is None
-        taken = [first]
-        if not first.call.is_apart:
-            alike = (
-                one for one in pending if (one.answers is None) is is_new and not one.call.is_apart
-            )
-            taken = list(islice(alike, self._model.most_together))
+        key = _kept_with(first)
+        alike = (
+            one for one in pending if (one.answers is None) is is_new and _kept_with(one) == key
+        )
+        taken = list(islice(alike, self._model.most_together))
         self._apart.began(first.call)
         for waiting in taken:
             del self._pending[waiting]
@@ -223,6 +222,11 @@ class Line:
                 not computed.is_over and waiting.ahead.allows(computed)
                 for waiting, computed in zip(taken, found, strict=True)
             )
+
+
+def _kept_with(waiting: Waiting) -> int | str | None:
+    """Return the client whose requests alone one is computed with; None for those of all others."""
+    return client_of(waiting.call) if waiting.call.is_apart else None
 
 
 def _is_opened(waiting: Waiting, computed: Computed) -> bool:
