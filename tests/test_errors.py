@@ -21,6 +21,7 @@ from xlaserve.code_errors import (
     MissingOutputs,
     ModelFailed,
     NotFoundByModel,
+    ProcessAbsent,
     ProcessLost,
     RefusedByModel,
     UnavailableToModel,
@@ -38,6 +39,7 @@ from xlaserve.errors import (
     DeviceUnavailable,
     DuplicateTensor,
     EngineGone,
+    EngineLost,
     ExecutionStalled,
     FileNameTooLong,
     InvalidName,
@@ -134,8 +136,13 @@ TEXTS = [
     ),
     (
         ProcessLost("m", "it ended with exit status 3"),
-        "model 'm': its process was lost, it ended with exit status 3; it is started again, "
-        "try again",
+        "model 'm': its process was lost while it executed this request, it ended with exit status "
+        "3; it is started again, and what it was lost by may end it again",
+    ),
+    (
+        ProcessAbsent("m", "it ended with exit status 3"),
+        "model 'm': its process was lost before it began with this request, it ended with exit "
+        "status 3; it is started again, try again",
     ),
     (MissingOutputs("m", ["y"], []), "model 'm': its code gave no output 'y', it gave none"),
     (ModelNotFound("m"), "Request for unknown model: 'm' is not found"),
@@ -375,7 +382,13 @@ TEXTS = [
     ),
     (
         EngineGone("m"),
-        "model 'm': the engine process has ended before it answered, and is replaced",
+        "model 'm': the engine process has ended before it executed this request, and is replaced, "
+        "try again",
+    ),
+    (
+        EngineLost("m", "worker 1"),
+        "model 'm': the worker 1 process has ended while it executed this request, and is "
+        "replaced; what it ended by may end it again",
     ),
     (InvalidSettings("port", "a port", 99999), "setting port: expected a port, got 99999"),
     (

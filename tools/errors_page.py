@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+from grpclib.const import Status
+
 from xlaserve import access_errors, code_errors, errors, language_errors, sequence_errors
 from xlaserve.errors import XlaserveError
-from xlaserve.transport.status import wire_status
+from xlaserve.transport.status import REACTIONS, STATUSES, wire_status
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "errors.md"
+_MODULES = (errors, sequence_errors, language_errors, access_errors, code_errors)
 _INTRODUCTION = """# Errors
 
 An error names the model, the tensor, what was expected and what came. Over gRPC its text is
@@ -27,6 +30,16 @@ _TABLE = """
 | error | gRPC | HTTP | meaning |
 |---|---|---|---|
 """
+_REACTIONS = """
+## What is sent again
+
+A mesh, a proxy and a client that retries decide by the status. What has begun to execute and took
+its process with it is INTERNAL: sent again, it would end one process after another. Every status
+that is not in this table is told to the client, and nothing is sent again.
+
+| gRPC | HTTP | says of the request | ModelMesh | clients that retry | errors |
+|---|---|---|---|---|---|
+"""
 _TITLES = {
     "errors": "Of the server",
     "sequence_errors": "Of sequences",
@@ -38,9 +51,30 @@ _TITLES = {
 
 def page() -> str:
     """Return the whole page."""
-    return _INTRODUCTION + "".join(
-        map(_table, (errors, sequence_errors, language_errors, access_errors, code_errors))
+    return _INTRODUCTION + _reactions() + "".join(map(_table, _MODULES))
+
+
+def _reactions() -> str:
+    return _REACTIONS + "".join(
+        f"| {status.name} | {_http_of(status)} | {one.tells} | {one.mesh} | {one.clients} "
+        f"| {', '.join(_named(status))} |\n"
+        for status, one in REACTIONS.items()
     )
+
+
+def _named(status: Status) -> list[str]:
+    """Return the errors of a status."""
+    return [
+        error.__name__
+        for module in _MODULES
+        for error in _errors(module)
+        if wire_status(error.__new__(error)).grpc is status
+    ]
+
+
+def _http_of(status: Status) -> str:
+    found = {int(row.http) for row in STATUSES.values() if row.grpc is status}
+    return ", ".join(map(str, sorted(found)))
 
 
 def _table(module: ModuleType) -> str:

@@ -49,10 +49,28 @@ class ChangesItself(ModelFailed):
 
 
 class ProcessLost(ModelFailed):
-    """The process that the code of a model runs in is not there, or has just been lost."""
+    """The process that the code of a model runs in was lost while it executed the request.
+
+    The request may be why: to send it again could end another process.
+    """
 
     def __init__(self, model: str, reason: str) -> None:
-        super().__init__(model, f"its process was lost, {reason}; it is started again, try again")
+        super().__init__(
+            model,
+            f"its process was lost while it executed this request, {reason}; it is started again, "
+            "and what it was lost by may end it again",
+        )
+
+
+class ProcessAbsent(ModelFailed):
+    """The process that the code of a model runs in was lost before it began with the request."""
+
+    def __init__(self, model: str, reason: str) -> None:
+        super().__init__(
+            model,
+            f"its process was lost before it began with this request, {reason}; it is started "
+            "again, try again",
+        )
 
 
 class RefusedByModel(ModelFailed):

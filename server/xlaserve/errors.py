@@ -468,11 +468,25 @@ class WorkersSilent(XlaserveError):
 
 
 class EngineGone(XlaserveError):
-    """The process that executes a request ended before it answered; another one replaces it."""
+    """The process that is to execute a request ended before it began; another one replaces it."""
 
     def __init__(self, model: str, process: str = "engine") -> None:
         super().__init__(
-            f"model '{model}': the {process} process has ended before it answered, and is replaced"
+            f"model '{model}': the {process} process has ended before it executed this request, "
+            "and is replaced, try again"
+        )
+
+
+class EngineLost(XlaserveError):
+    """The process that executed a request ended before it answered; another one replaces it.
+
+    The request may be why: to send it again could end another process.
+    """
+
+    def __init__(self, model: str, process: str = "engine") -> None:
+        super().__init__(
+            f"model '{model}': the {process} process has ended while it executed this request, and "
+            "is replaced; what it ended by may end it again"
         )
 
 

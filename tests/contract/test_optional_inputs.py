@@ -216,3 +216,35 @@ async def test_every_input_may_be_optional(serve: Serve, tmp_path: Path) -> None
 
     assert [[5, 6]] == nothing["y"].tolist()
     assert [[4, 5], [4, 5]] == result.as_numpy("y").tolist()
+
+
+async def test_an_identity_model_answers_what_a_request_has(serve: Serve, tmp_path: Path) -> None:
+    """An optional input without a default may be left out, and its output is then."""
+
+    def tensor(name: str, **more: Any) -> dict[str, Any]:
+        return {"name": name, "data_type": "TYPE_FP32", "dims": [1], **more}
+
+    config = {
+        "backend": "identity",
+        "max_batch_size": 4,
+        "input": [tensor("a", optional=True), tensor("b", optional=True)],
+        "output": [tensor("x"), tensor("y")],
+    }
+    (tmp_path / "models" / "m" / "1").mkdir(parents=True)
+    (tmp_path / "models" / "m" / "config.json").write_text(json.dumps(config))
+    one = np.array([[7]], np.float32)
+    async with (
+        serve(tmp_path / "models", load_model=("m",)) as server,
+        asking.client(server) as client,
+    ):
+        found = [await client.infer("m", **given) for given in ({"a": one}, {"b": one}) * 2]
+        both = await client.infer("m", a=one, b=2 * one)
+        only = await client.infer("m", a=one, wanted=["x"])
+        refused = await client.fails("m", a=one, wanted=["y"])
+
+    assert [{"x": 7.0}, {"y": 7.0}] * 2 == [
+        {name: float(array[0, 0]) for name, array in one.items()} for one in found
+    ]
+    assert {"x", "y"} == both.keys()
+    assert {"x"} == only.keys()
+    assert refused.startswith("INVALID_ARGUMENT"), refused

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -6,6 +7,8 @@ import pytest
 
 from xlaserve.errors import InvalidModel
 from xlaserve.models.config import ConfigTensor, ModelConfig
+from xlaserve.models.config_fields import EXECUTE_DELAY
+from xlaserve.models.identity import IdentityModel
 from xlaserve.models.loaded import LoadedModel
 from xlaserve.tensors import DATATYPES, Shape, TensorSpec
 
@@ -96,3 +99,22 @@ def test_outputs_that_are_not_the_inputs_are_refused(
     with pytest.raises(InvalidModel) as caught:
         load(tmp_path, _config((_tensor("x"),), outputs))
     assert expected == str(caught.value)
+
+
+def test_an_execution_takes_as_long_as_it_is_told(tmp_path: Path, load: Load) -> None:
+    config = replace(_config((_tensor("x"),), (_tensor("y"),), 4), parameters={EXECUTE_DELAY: "25"})
+    model = load(tmp_path, config)
+    slept: list[float] = []
+    told = IdentityModel(model.info, delay_seconds=0.025, sleep=slept.append)
+    told.execute({"x": np.zeros((1, 1), np.float32)})
+
+    assert 0.025 == model.expected_seconds(1)
+    assert 4 == model.batch_limit
+    assert [0.025] == slept
+
+
+@pytest.mark.parametrize("text", ["-1", "1.5", "600001", "9" * 30, "soon"])
+def test_a_delay_that_is_none_is_refused(tmp_path: Path, load: Load, text: str) -> None:
+    config = replace(_config((_tensor("x"),), (_tensor("y"),)), parameters={EXECUTE_DELAY: text})
+    with pytest.raises(InvalidModel, match="'execute_delay_ms': expected 0 to 600000 milliseconds"):
+        load(tmp_path, config)

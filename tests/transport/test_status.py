@@ -5,8 +5,19 @@ from collections.abc import Iterator
 import pytest
 from grpclib.const import Status
 
-from xlaserve.errors import InvalidTensor, ModelNotFound, RegionNotFound, XlaserveError
-from xlaserve.transport.status import STATUSES, wire_status
+from xlaserve import client
+from xlaserve.code_errors import ProcessAbsent, ProcessLost
+from xlaserve.errors import (
+    EngineGone,
+    EngineLost,
+    InvalidTensor,
+    ModelNotFound,
+    RegionNotFound,
+    WorkerDied,
+    XlaserveError,
+)
+from xlaserve.sequence_errors import StatesLost
+from xlaserve.transport.status import REACTIONS, STATUSES, wire_status
 
 
 def descendants(kind: type[XlaserveError]) -> Iterator[type[XlaserveError]]:
@@ -38,3 +49,29 @@ def test_a_subclass_has_the_row_of_its_parent() -> None:
     error = InvalidTensor("m", "input", "x", "FP32[1]", "FP32[2]")
 
     assert (Status.INVALID_ARGUMENT, 400) == (wire_status(error).grpc, wire_status(error).http)
+
+
+@pytest.mark.parametrize("kind", [ProcessLost, EngineLost, StatesLost, WorkerDied])
+def test_what_took_its_process_with_it_is_not_sent_again(kind: type[XlaserveError]) -> None:
+    status = wire_status(kind.__new__(kind))
+
+    assert (Status.INTERNAL, 500) == (status.grpc, status.http)
+    assert not REACTIONS[status.grpc].is_repeated
+
+
+@pytest.mark.parametrize("kind", [ProcessAbsent, EngineGone])
+def test_what_had_not_begun_is_sent_again(kind: type[XlaserveError]) -> None:
+    status = wire_status(kind.__new__(kind))
+
+    assert (Status.UNAVAILABLE, 503) == (status.grpc, status.http)
+    assert REACTIONS[status.grpc].is_repeated
+
+
+def test_the_client_sends_again_what_the_table_says() -> None:
+    repeated = {
+        status.name
+        for status, one in REACTIONS.items()
+        if "`retries` of this client" in one.clients
+    }
+
+    assert client._RETRIED == repeated

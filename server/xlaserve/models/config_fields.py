@@ -221,6 +221,9 @@ FIELDS: Mapping[str, Row] = MappingProxyType(
 CONTENT_TYPE = "content_type"
 """The parameter that says what the elements of tensors stand for; `content_type.x` is that of x."""
 
+EXECUTE_DELAY = "execute_delay_ms"
+"""The parameter that says how long an execution of an identity model takes."""
+
 DEFAULT = "default."
 """The parameter with the default of an optional input begins so, before the name of the input."""
 
@@ -228,6 +231,7 @@ PARAMETERS: Mapping[str, Effect] = MappingProxyType(
     {
         **dict.fromkeys(
             (
+                EXECUTE_DELAY,
                 *("batch_sizes", "batch_independent", "compiled_shapes", "max_on_demand_shapes"),
                 "split_batches",
                 *("devices", "placement", "mesh", "partition"),
@@ -288,7 +292,8 @@ def without_effect(message: inference.ModelConfig) -> tuple[str, ...]:
     )
     is_unbatched = not message.max_batch_size and "max_batch_size" in given_of(message)
     is_unbatched |= message.model_transaction_policy.decoupled
-    if ("identity" in kinds or is_unbatched) and _only_batches(message):
+    is_unbatched |= "identity" in kinds and EXECUTE_DELAY not in message.parameters
+    if is_unbatched and _only_batches(message):
         found["dynamic_batching"] = None  # no request waits for another
     if message.model_warmup and _scheduling(message) in _NOT_WARMED:
         found["model_warmup"] = None

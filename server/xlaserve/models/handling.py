@@ -131,8 +131,12 @@ class ModelRequest(Protocol):
         """End the request, which was given all of its answers, perhaps none."""
         ...
 
-    def fail(self, error: BaseException) -> None:
-        """End the request with an error."""
+    def fail(self, error: BaseException, *, whole: bool = False) -> None:
+        """End the request with an error.
+
+        `whole` says that it is one of all requests that were executed together: each that was given
+        no answer is executed again by itself.
+        """
         ...
 
     def when_writable(self, resume: Callable[[], None]) -> None:
@@ -204,7 +208,7 @@ class UnsentRequest:
     def end(self) -> None:
         """Do nothing: nobody waits."""
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException, *, whole: bool = False) -> None:
         """Hand the error to who made the request."""
         self._failed(error)
 

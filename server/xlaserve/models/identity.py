@@ -1,12 +1,15 @@
 """Models that give back what they get: no file, no JAX, every datatype."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models import optional_inputs
+from xlaserve.models import optional_inputs, placement
+from xlaserve.models.config import ModelConfig
+from xlaserve.models.config_fields import EXECUTE_DELAY
 from xlaserve.models.loaded import LoadContext, ModelInfo, Value
 from xlaserve.models.signature import from_config
 from xlaserve.models.uncompiled import UncompiledModel
@@ -14,16 +17,29 @@ from xlaserve.tensors import describe
 
 PLATFORM = "identity"
 
+MOST_DELAY_MS = 600_000
+"""The longest time that an execution may be told to take, in milliseconds."""
+
 
 class IdentityModel(UncompiledModel):
-    """Output i is input i. For testing a wire, and for measuring a server without a model."""
+    """Output i is input i. For testing a wire, and for measuring a server without a model.
 
-    replicas = 1
-    batch_limit = 0
-    """There is no time per row to lower."""
+    With `execute_delay_ms` each execution takes so long, as that of a real model would.
+    """
 
-    def __init__(self, info: ModelInfo) -> None:
+    def __init__(
+        self,
+        info: ModelInfo,
+        replicas: int = 1,
+        delay_seconds: float = 0.0,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self.info = info
+        self.replicas = replicas
+        self.batch_limit = info.max_batch_size if delay_seconds else 0
+        """Without a delay there is no time per row to lower."""
+        self._delay = delay_seconds
+        self._sleep = sleep
         self._pairs = tuple(
             (output.name, source.name)
             for output, source in zip(info.outputs, info.inputs, strict=True)
@@ -32,15 +48,18 @@ class IdentityModel(UncompiledModel):
     def execute(
         self, inputs: Mapping[str, Value], *, resident: bool = False, replica: int = 0
     ) -> Mapping[str, Value]:
-        """Return the inputs under the names of the outputs."""
+        """Return the inputs under the names of the outputs, without those that are left out."""
+        if self._delay:
+            self._sleep(self._delay)
         return {
             output: inputs[source] if resident else _on_host(inputs[source])
             for output, source in self._pairs
+            if source in inputs
         }
 
     def expected_seconds(self, rows: int) -> float:
-        """Return 0: there is nothing to compute."""
-        return 0.0
+        """Return the delay: there is nothing to compute."""
+        return self._delay
 
     def close(self) -> None:
         """Do nothing: there is nothing to drop."""
@@ -61,10 +80,29 @@ def load(directory: Path, context: LoadContext) -> IdentityModel:
                 f"output '{output.name}': expected {source} as its input '{source.name}' has it, "
                 f"got {describe(output.datatype, output.shape)}"
             )
-    optional = optional_inputs.of_computation(context.config)
-    return IdentityModel(
-        ModelInfo(PLATFORM, inputs, outputs, signature.max_batch_size, optional=optional)
+    optional = optional_inputs.with_defaults(context.config)
+    pairs = zip(outputs, inputs, strict=True)
+    info = ModelInfo(
+        PLATFORM,
+        inputs,
+        outputs,
+        signature.max_batch_size,
+        optional=optional,
+        echoes={output.name: source.name for output, source in pairs} if optional else {},
     )
+    groups = placement.read(context.config, context.device).groups
+    replicas = sum(group.count * len(group.devices or (0,)) for group in groups)
+    return IdentityModel(info, replicas, _delay_seconds(context.config))
+
+
+def _delay_seconds(config: ModelConfig) -> float:
+    text = config.parameters.get(EXECUTE_DELAY, "0").strip()
+    if not text.isdecimal() or len(text) > len(str(MOST_DELAY_MS)) or int(text) > MOST_DELAY_MS:
+        raise InvalidModel(
+            f"parameter '{EXECUTE_DELAY}': expected 0 to {MOST_DELAY_MS} milliseconds, got "
+            f"'{text[:64]}'"
+        )
+    return int(text) / 1000
 
 
 def _on_host(value: Value) -> Value:

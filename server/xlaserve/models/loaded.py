@@ -141,6 +141,8 @@ class ModelInfo:
     """Whether each request belongs to a sequence, which its parameters name."""
     optional: Optional = field(default_factory=lambda: NONE_OPTIONAL)
     """The inputs that a request may leave out, with their defaults."""
+    echoes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Outputs that an answer has where the request has an input, whose name is behind each."""
     ragged: frozenset[str] = frozenset()
     """Inputs of which the requests of a batch may have different shapes."""
     takes_parameters: bool = False

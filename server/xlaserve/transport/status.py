@@ -83,14 +83,17 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
         errors.QueueTimeout: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
         sequence_errors.SequenceInterrupted: WireStatus(Status.ABORTED, HTTPStatus.CONFLICT),
         errors.ExecutionStalled: WireStatus(Status.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR),
-        sequence_errors.StatesLost: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
+        sequence_errors.StatesLost: WireStatus(Status.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR),
         errors.DeadlineExceeded: WireStatus(Status.DEADLINE_EXCEEDED, HTTPStatus.GATEWAY_TIMEOUT),
         errors.TooLarge: WireStatus(Status.RESOURCE_EXHAUSTED, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
         errors.ShuttingDown: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
         errors.WorkersSilent: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
         errors.EngineGone: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
+        errors.EngineLost: WireStatus(Status.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR),
         code_errors.ModelFailed: WireStatus(Status.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR),
-        code_errors.ProcessLost: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
+        # It may be what the process was lost by: whoever repeats it ends one process after another.
+        code_errors.ProcessLost: WireStatus(Status.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR),
+        code_errors.ProcessAbsent: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
         code_errors.RefusedByModel: WireStatus(Status.INVALID_ARGUMENT, HTTPStatus.BAD_REQUEST),
         # Not NOT_FOUND: a mesh would believe that the model is gone, and load it again.
         code_errors.NotFoundByModel: WireStatus(Status.FAILED_PRECONDITION, HTTPStatus.NOT_FOUND),
@@ -113,7 +116,7 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
         errors.StartFailed: WireStatus(
             Status.FAILED_PRECONDITION, HTTPStatus.INTERNAL_SERVER_ERROR
         ),
-        errors.WorkerDied: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
+        errors.WorkerDied: WireStatus(Status.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR),
         errors.RepositoryUnreadable: WireStatus(Status.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
         errors.InvalidReference: WireStatus(
             Status.FAILED_PRECONDITION, HTTPStatus.INTERNAL_SERVER_ERROR
@@ -122,6 +125,63 @@ STATUSES: Mapping[type[XlaserveError], WireStatus] = MappingProxyType(
     }
 )
 """Looked up along the class hierarchy: a subclass without a row has its parent's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reaction:
+    """What is done behind a status by who could send the request elsewhere, or once more."""
+
+    tells: str
+    """What the status says of the request."""
+    mesh: str
+    """What ModelMesh does."""
+    clients: str
+    """What clients and proxies do that are told to retry."""
+    is_repeated: bool
+    """Whether any of them sends the request again by itself."""
+
+
+REACTIONS: Mapping[Status, Reaction] = MappingProxyType(
+    {
+        Status.UNAVAILABLE: Reaction(
+            "it did not begin, or was not ended, for a reason of the moment; it ended no process",
+            "asks another copy of the model, or loads it elsewhere, up to eight times",
+            "send it again: `retries` of this client, retry policies of gRPC, proxies behind 503",
+            is_repeated=True,
+        ),
+        Status.RESOURCE_EXHAUSTED: Reaction(
+            "there was no room for it: in a queue, in memory, in a quota",
+            "asks another copy once",
+            "send it again after a pause: `retries` of this client, `Retry-After` over HTTP",
+            is_repeated=True,
+        ),
+        Status.NOT_FOUND: Reaction(
+            "the model, or the version, is not here",
+            "forgets that this server has the model, and loads it again, here or elsewhere",
+            "do not send it again",
+            is_repeated=True,
+        ),
+        Status.INTERNAL: Reaction(
+            "it was begun and failed, perhaps with the process that executed it",
+            "tells its client",
+            "do not send it again: what ended one process would end the next",
+            is_repeated=False,
+        ),
+        Status.ABORTED: Reaction(
+            "an earlier request of its sequence was not executed, so neither was this one",
+            "tells its client",
+            "do not send it again alone: the sequence goes on with the one before",
+            is_repeated=False,
+        ),
+        Status.DEADLINE_EXCEEDED: Reaction(
+            "its time was over",
+            "tells its client",
+            "do not send it again: nobody waits any more",
+            is_repeated=False,
+        ),
+    }
+)
+"""Every other status is told to the client, and the request is not sent again."""
 
 
 def wire_status(error: XlaserveError) -> WireStatus:

@@ -15,6 +15,7 @@ from xlaserve.core.serving.inference import InferInput, InferRequest
 from xlaserve.errors import (
     DeadlineExceeded,
     EngineGone,
+    EngineLost,
     InvalidRequest,
     ModelNotReady,
     Overloaded,
@@ -195,20 +196,24 @@ async def test_a_front_end_that_dies_has_no_requests(world: World) -> None:
         bridge.close()
         await until(lambda: pair.side.registry.requests == 2)
         world.may_execute.set()
-        with pytest.raises(EngineGone):
+        with pytest.raises(EngineLost):
             await first.answered()
         await second.answered()
 
 
 async def test_an_engine_that_dies_leaves_no_request_unanswered(world: World) -> None:
-    """UNAVAILABLE, for requests in progress and for new ones, until another one is there."""
+    """INTERNAL for what it executed, UNAVAILABLE for what waited, and until another is there."""
     model = Noting(1, world)
     async with joined(model) as pair:
         call = await begin_held(pair, world, model)
+        waits = begun(pair.ends[0])
+        await until(lambda: pair.side.registry.requests == 2)
         (front,) = pair.fronts._connected
         front.bridge.close()
-        with pytest.raises(EngineGone):
+        with pytest.raises(EngineLost):
             await call.answered()
+        with pytest.raises(EngineGone):
+            await waits.answered()
         with pytest.raises(ModelNotReady, match="engine process has ended"):
             await pair.ends[0].infer()
         world.may_execute.set()

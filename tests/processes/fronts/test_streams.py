@@ -16,7 +16,7 @@ from xlaserve.core.serving.infer_call import AwaitedInfer, Executed, InferCall
 from xlaserve.core.serving.inference import InferInput, InferRequest, InferResponse
 from xlaserve.core.serving.ledger import Kind as Purpose
 from xlaserve.core.serving.principal import Principal
-from xlaserve.errors import Decoupled, EngineGone, InvalidRequest
+from xlaserve.errors import Decoupled, EngineLost, InvalidRequest
 from xlaserve.models.loaded import Answer, Value
 from xlaserve.models.python.process.slab import LEAST_BYTES
 from xlaserve.processes.fronts.streams import MOST_ANSWERS, MOST_BYTES
@@ -271,7 +271,7 @@ async def test_an_engine_that_dies_ends_the_streams(model: Counting) -> None:
         await until(lambda: all(len(call.given) >= MOST_ANSWERS for call in calls))
         next(iter(pair.fronts._connected)).bridge.close()
         await until(lambda: all(call.has_ended for call in calls))
-        assert [True, True] == [isinstance(call.error, EngineGone) for call in calls]
+        assert [True, True] == [isinstance(call.error, EngineLost) for call in calls]
         await until(lambda: model.closed_answers == 2)
         await connect(pair.fronts, pair.front_ends[0])
         call = ask(pair.ends[0], 3)
@@ -318,5 +318,5 @@ async def test_answers_that_were_not_sent_cannot_be_taken(model: Counting) -> No
         ((number, _),) = pair.front_ends[0]._calls.items()
         pair.front_ends[0]._taken(number, 2)
         await until(lambda: pair.front_ends[0]._bridge is None)
-        assert isinstance(call.error, EngineGone)
+        assert isinstance(call.error, EngineLost)
         model.may_go_on.set()

@@ -11,7 +11,7 @@ from support.conditions import until
 from support.offloading import SETTINGS, Pair, paired
 
 from xlaserve.core.serving.statistics import Offloads
-from xlaserve.errors import EngineGone, InvalidRequest
+from xlaserve.errors import EngineLost, InvalidRequest
 from xlaserve.models.python.process.slab import LEAST_BYTES
 from xlaserve.processes.offload import peer as peers
 
@@ -103,7 +103,7 @@ async def test_a_batch_that_a_worker_dies_with_fails() -> None:
         pair.release()
 
         assert [1] == await pair.answers(calls[:1])
-        assert [True] * 4 == [isinstance(one, EngineGone) for one in found]
+        assert [True] * 4 == [isinstance(one, EngineLost) for one in found]
         assert "worker 1 process has ended" in str(found[0])
         assert Offloads(lost=1) == pair.home.totals.offloads
 
@@ -193,8 +193,8 @@ async def test_a_replacement_goes_on_behind_its_numbers() -> None:
         assert 41 == replaced._last
 
 
-async def test_an_error_is_that_of_the_worker_that_executed() -> None:
-    """With its class and its text."""
+async def test_a_batch_that_fails_at_another_worker_is_executed_again_one_by_one() -> None:
+    """At home, where the one fails that is at fault, with the class and the text of its error."""
     async with paired() as pair:
 
         def refuses(inputs: Mapping[str, Any], **more: Any) -> Mapping[str, Any]:
@@ -203,13 +203,21 @@ async def test_an_error_is_that_of_the_worker_that_executed() -> None:
 
         pair.helper.model.execute = refuses  # type: ignore[method-assign]
         calls = await given(pair)
-        for call in calls[1:]:
-            with pytest.raises(InvalidRequest, match="expected less, got more"):
-                await call.answered()
-        pair.release()
+        execute = pair.home.model.execute
 
-        assert [1] == await pair.answers(calls[:1])
-        assert (1, 4) == (pair.home.totals.success.count, pair.home.totals.fail.count)
+        def refuses_one(inputs: Mapping[str, Any], **more: Any) -> Mapping[str, Any]:
+            if inputs["x"][0, 0] == calls[2].inputs["x"][0, 0]:
+                raise InvalidRequest("expected less, got more")
+            return execute(inputs, **more)
+
+        pair.home.model.execute = refuses_one  # type: ignore[method-assign]
+        pair.release()
+        with pytest.raises(InvalidRequest, match="expected less, got more"):
+            await calls[2].answered()
+        others = [call for call in calls if call is not calls[2]]
+
+        assert [call.inputs["x"][0, 0] + 1 for call in others] == await pair.answers(others)
+        assert (4, 1) == (pair.home.totals.success.count, pair.home.totals.fail.count)
 
 
 async def test_a_worker_that_says_nothing_is_given_nothing_more(
@@ -221,7 +229,7 @@ async def test_a_worker_that_says_nothing_is_given_nothing_more(
     async with paired(settings=settings) as pair:
         calls = await given(pair)
         for call in calls[1:]:
-            with pytest.raises(EngineGone):
+            with pytest.raises(EngineLost):
                 await call.answered()
 
         assert not pair.home.helping.are_idle

@@ -174,8 +174,8 @@ def _chosen_response(call: InferCall, outputs: tuple[InferOutput, ...]) -> Infer
     if call.shaping is not None and not call.has_ended:
         try:
             return _shaped(call, call.shaping(outputs))
-        except InvalidRequest as error:
-            # Its own fault, and not of the others of its batch.
+        except Exception as error:
+            # Its own fault, whatever it is, and not of the others of its batch.
             _refuse([call], error)
     return InferResponse(version.model, version.number, call.id, outputs)
 

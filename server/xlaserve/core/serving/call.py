@@ -163,6 +163,8 @@ class Call:
     peer: Peer = NOBODY
     principal: Principal | None = None
     """The caller, as the permission gate found it; None for anybody."""
+    client = 0
+    """A number for its connection, where another process has that; 0 where `peer` is its own."""
     sight: Sight | None = None
     """Models that the caller may see, as the permission gate found them; None for all. A part of
     another call has none: who may ask an ensemble needs no permission for its steps."""

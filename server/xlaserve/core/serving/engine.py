@@ -33,7 +33,7 @@ from xlaserve.core.serving.shared_tensors import (
 from xlaserve.core.serving.sight import require_seen, require_seen_now, without_hidden
 from xlaserve.core.serving.stations.station import Served, Working
 from xlaserve.core.threads.host import HostThreads
-from xlaserve.errors import BudgetExhausted, XlaserveError
+from xlaserve.errors import BudgetExhausted, MissingInputs, XlaserveError
 from xlaserve.models.loaded import ModelInfo, Value
 from xlaserve.models.optional_inputs import completed
 from xlaserve.tensors import Tensor
@@ -360,8 +360,20 @@ def _describe(call: InferCall, info: ModelInfo) -> None:
         # Who gives other inputs is in another batch, as Triton has it.
         left_out = tuple([spec.name for spec in info.inputs if spec.name not in inputs])
         call.key = (left_out, *key_of(info, call.inputs))
+        if info.echoes:
+            _leave_out(call, info)
     else:
         call.key = key_of(info, inputs)
+
+
+def _leave_out(call: InferCall, info: ModelInfo) -> None:
+    """Ask for no output of an input that a call leaves out; raises MissingInputs for no other."""
+    wanted = call.chosen or info.outputs
+    missing = [name for output in wanted if (name := info.echoes[output.name]) not in call.inputs]
+    if len(missing) == len(wanted):
+        count = len(info.inputs)
+        raise MissingInputs(call.instance.model, count, len(call.inputs), missing, optional=count)
+    call.chosen = tuple(spec for spec in wanted if info.echoes[spec.name] in call.inputs)
 
 
 def rows_of(info: ModelInfo, inputs: Mapping[str, Value]) -> int:

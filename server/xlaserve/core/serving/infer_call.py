@@ -135,6 +135,8 @@ class InferCall(Call):
     """Parameters of its tensors, for a model that takes them."""
     rows = 1
     key: ShapeKey = ()
+    is_apart = False
+    """Whether it is put together with no others: its client's have failed the batches of others."""
     chosen: tuple[TensorSpec, ...] | None = None
     """The outputs that it asks for; None for all of them."""
     shaping: Shaping | None = None
@@ -158,6 +160,9 @@ class InferCall(Call):
     """Execution that it was answered from, with its times."""
     kept: object | None = None
     """The entry of the response cache whose outputs are its answer, as they are."""
+    on_begun: Callable[[], object] | None = None
+    """Told when a call leaves its queue for an execution, perhaps in a thread, and perhaps again;
+    set by who has to know whether one that was lost may have been executed."""
     place: Place | None = None
     """None until it waits, and once nobody works for it."""
     nested: "set[InferCall] | None" = None
@@ -220,7 +225,7 @@ class AwaitedInfer(InferCall):
         if parent is None:
             return cls()
         call = cls(parent.headers, parent.peer, parent.deadline, parent=parent)
-        call.principal = parent.principal
+        call.principal, call.client = parent.principal, parent.client
         return call
 
     def write(self, response: InferResponse, *, last: bool) -> None:

@@ -8,7 +8,6 @@ from typing import Protocol
 
 import numpy as np
 
-from xlaserve.errors import InvalidParameter
 from xlaserve.models.generation.counts import GenerationCounts
 from xlaserve.models.generation.info import GenerationInfo, mask_words
 from xlaserve.models.generation.prefixes import Prefixes
@@ -324,12 +323,12 @@ class Batch:
         try:
             if running.constraint is not None:
                 running.constraint.fill(self._mask[slot])
-        except InvalidParameter as error:
+        except Exception as error:  # whatever it is, it is of this request alone
             self._refuse(slot, running, error)
             return False
         return True
 
-    def _refuse(self, slot: int, running: Running, error: InvalidParameter) -> None:
+    def _refuse(self, slot: int, running: Running, error: Exception) -> None:
         self._leave(slot, running)
         running.request.fail(error)
         running.freed()
@@ -337,7 +336,7 @@ class Batch:
     def _give(self, slot: int, running: Running, row: int, given: Given) -> None:
         try:
             is_last = running.take(row, given, self._info.max_length)
-        except InvalidParameter as error:
+        except Exception as error:  # whatever it is, it is of this request alone
             self._refuse(slot, running, error)
             return
         if is_last:

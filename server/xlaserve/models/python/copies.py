@@ -200,7 +200,7 @@ class OwnCopy:
         except BaseException as error:
             told = failure(self._name, error)
             for request in requests:
-                request.fail(told)
+                request.fail(told, whole=True)
             return
         start = 0
         for request in requests:

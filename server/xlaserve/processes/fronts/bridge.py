@@ -23,6 +23,7 @@ from xlaserve.models.python.process.slab import (
     SlabWriter,
     make_slab,
 )
+from xlaserve.processes.fronts.begun import BegunBoard
 from xlaserve.processes.fronts.records import LENGTH, NOWHERE, Kind, Record
 from xlaserve.processes.handing import readable
 from xlaserve.tensors import TensorDataError
@@ -36,8 +37,10 @@ _log = structlog.get_logger("fronts")
 class Slabs:
     """The memory that two processes share: one slab for each direction, or none."""
 
-    def __init__(self, writes: int = -1, reads: int = -1) -> None:
-        """Map two slabs by their descriptors, which are closed; -1 for none."""
+    def __init__(self, writes: int = -1, reads: int = -1, begun: int = -1) -> None:
+        """Map two slabs and a board by their descriptors, which are closed; -1 for none."""
+        self.begun = BegunBoard(begun) if begun >= 0 else None
+        """The requests of the side that offers which the other has begun with."""
         try:
             self.writer = SlabWriter(writes) if writes >= 0 else None
             self.reader = SlabReader(reads, writable=False) if reads >= 0 else None
@@ -55,16 +58,17 @@ def offer(end: socket.socket, size: int) -> Slabs:
     try:
         made += [make_slab(size // 2)]
         made += [make_slab(size // 2)]
+        made += [BegunBoard.make()]
     except OSError as error:  # a limit of the process or of the machine
         reason = str(error)
-    if len(made) == 2 and min(made) >= 0:
-        ours, theirs = made
+    if len(made) == 3 and min(made) >= 0:
+        ours, theirs, begun = made
         try:
-            socket.send_fds(end, [b"s"], [theirs, ours])
+            socket.send_fds(end, [b"s"], [theirs, ours, begun])
         except OSError:
             _close(made)
             raise
-        return Slabs(ours, theirs)
+        return Slabs(ours, theirs, begun)
     _close(made)
     _log.warning("no shared memory", reason=reason)
     end.sendall(b"-")
@@ -80,7 +84,7 @@ def _close(descriptors: Sequence[int]) -> None:
 async def offered(end: socket.socket) -> Slabs:
     """Return the slabs that the other end sends first; raises EOFError where that has ended."""
     await readable(end)
-    data, descriptors, _, _ = socket.recv_fds(end, 1, 2, socket.MSG_CMSG_CLOEXEC)
+    data, descriptors, _, _ = socket.recv_fds(end, 1, 3, socket.MSG_CMSG_CLOEXEC)
     if not data:
         raise EOFError
     return Slabs(*descriptors)
@@ -102,6 +106,7 @@ class Bridge(asyncio.Protocol):
         `heard` is told the records of a frame, and `lost` that the other end is gone.
         """
         self.reader = slabs.reader
+        self.begun = slabs.begun
         self._writer = slabs.writer
         self._account = account
         self._purpose: Purpose = purpose

@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import structlog
@@ -18,6 +19,8 @@ from xlaserve.core.serving.inference import InferResponse
 from xlaserve.core.serving.ledger import Account, Ledger
 from xlaserve.core.serving.ledger import Kind as Purpose
 from xlaserve.core.serving.principal import Principal
+from xlaserve.core.serving.stations.batching import Batcher
+from xlaserve.core.serving.stations.direct import DirectQueue
 from xlaserve.errors import ModelNotReady
 from xlaserve.models.handling import TensorParameters
 from xlaserve.processes.failures import failure_of
@@ -139,7 +142,8 @@ class ConnectedFrontEnd:
                 raise LookupError(f"a record of kind {record[0]}")
 
     def _begin(self, record: Record) -> None:
-        _, number, handle, id_, place, flat, rows, key, chosen, started_ns, extra = record
+        _, number, handle, id_, place, flat, rows, key, chosen, *rest = record
+        started_ns, client, extra = rest
         found = self._fronts.mirror.found.get(handle)
         if found is None:
             # Nothing leaves before its front ends know: a fault of this server, told to the client.
@@ -156,12 +160,17 @@ class ConnectedFrontEnd:
             call.key = tuple(map(tuple, key))
         if chosen is not None:
             call.chosen = tuple([found.outputs[at] for at in chosen])
-        call.started_ns = started_ns
+        call.started_ns, call.client = started_ns, client
         if extra is not None:
             _take_extra(call, extra)
+        begun = self.bridge.begun
+        before = 0 if begun is None else begun.begin(number)
         self._fronts.engine.begin_passed(call, found.version, found.instance)
         if not call.has_ended:
             self._calls[number] = call
+            if begun is not None and isinstance(call.place, Batcher | DirectQueue):
+                begun.put_back(number, before)
+                call.on_begun = partial(begun.begin, number)
 
     def answer(self, number: int, call: FrontCall, response: InferResponse) -> None:
         """Send the last answer to a request, or the only one."""

@@ -19,7 +19,7 @@ from xlaserve.core.serving.inference import InferResponse
 from xlaserve.core.serving.ledger import Kind as Purpose
 from xlaserve.core.serving.ledger import Ledger
 from xlaserve.core.serving.stations.station import MakeStation
-from xlaserve.errors import EngineGone, Overloaded
+from xlaserve.errors import EngineGone, EngineLost, Overloaded
 from xlaserve.models.handling import AnswerParameters
 from xlaserve.processes.failures import error_of
 from xlaserve.processes.fronts import description
@@ -247,15 +247,20 @@ class FrontEnd:
             bridge.watch_drops()
 
     def _lost(self) -> None:
-        """Answer what the engine had, and say of every model that it is not ready."""
+        """Answer what the engine had, and say of every model that it is not ready.
+
+        What it may have begun with is not to be sent again: it may be what the engine ended by.
+        """
+        begun = None if self._bridge is None else self._bridge.begun
         self._bridge = None
         self._forget_revisions()
         calls, self._calls = self._calls, {}
         self._streams.clear()
-        for call, _ in calls.values():
+        for number, (call, _) in calls.items():
             call.is_counted_elsewhere = False
             call.place = None
-            deliver([call], EngineGone(call.model))
+            waited = begun is not None and not begun.has_begun(number)
+            deliver([call], (EngineGone if waited else EngineLost)(call.model))
         for model in self._registry.models():
             for version in model.versions.values():
                 if version.instance is not None:

@@ -55,6 +55,7 @@ class PassedModel:
             *(Kind.REQUEST, number, self.handle, call.id, place, flat, call.rows, call.key),
             None if chosen is None else [self._outputs[spec.name] for spec in chosen],
             call.started_ns,
+            id(call.peer.account),
             _extra(call, may_be_many=self.info.is_decoupled),
         )
 

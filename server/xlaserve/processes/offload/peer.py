@@ -12,7 +12,7 @@ from xlaserve.core.serving.infer_call import Ended, Executed, InferCall, Tensors
 from xlaserve.core.serving.stations.batching import pack
 from xlaserve.core.serving.stations.host import executed
 from xlaserve.core.serving.statistics import Offloads
-from xlaserve.errors import EngineGone, ExecutionStalled
+from xlaserve.errors import EngineLost, ExecutionStalled
 from xlaserve.models.loaded import ModelInfo
 from xlaserve.processes.failures import error_of, failure_of
 from xlaserve.processes.fronts.bridge import Bridge
@@ -178,7 +178,7 @@ class Peer:
             if number <= begun:
                 # It may be what the worker died of: another one is not to die of it too.
                 one.count(Offloads(lost=1))
-                one.ended(EngineGone(one.requests[0].model, f"worker {self.worker}"))
+                one.ended(EngineLost(one.requests[0].model, f"worker {self.worker}"))
             else:
                 one.count(Offloads(refused=1))
                 one.refused()

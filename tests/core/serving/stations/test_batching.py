@@ -355,13 +355,23 @@ async def test_whoever_is_gone_when_the_batch_ends_is_left_out() -> None:
     assert [[], [[[4]]]] == lists(answers)
 
 
-async def test_a_failure_is_told_to_every_request_of_the_batch() -> None:
+async def test_a_batch_that_fails_is_executed_again_one_by_one() -> None:
     w = world()
-    answers = w.send(1, 1)
+    answers = w.send(1, 2, 3)
     w.clock.settle()
     w.runner.end(ZeroDivisionError("no"))
+    w.clock.settle()
+    w.runner.end()
+    w.clock.settle()
+    w.runner.end(ZeroDivisionError("of its own"))
+    w.clock.settle()
+    w.runner.end()
 
-    assert [[ZeroDivisionError]] * 2 == [[type(error) for error in heard] for heard in answers]
+    assert [[1, 2, 3], [1], [2], [3]] == w.runner.batches
+    assert [[[2]], ["of its own"], [[6]]] == [
+        [str(one) if isinstance(one, Exception) else one[0].tolist() for one in heard]
+        for heard in answers
+    ]
 
 
 async def test_the_delay_lets_a_batch_fill() -> None:

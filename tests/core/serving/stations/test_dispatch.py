@@ -252,7 +252,7 @@ async def test_the_queue_of_a_model_has_its_bound(start: Start, devices: Acceler
 NO_ROOM = OutOfMemory("m", "RESOURCE_EXHAUSTED")
 
 
-async def test_an_error_of_the_device_is_told_to_all_of_the_batch(
+async def test_an_error_of_the_device_is_told_to_those_of_the_batch_that_have_it_alone(
     start: Start, devices: Accelerators
 ) -> None:
     """XLA finds out late: nobody hears of it before the outputs are fetched."""
@@ -260,6 +260,9 @@ async def test_an_error_of_the_device_is_told_to_all_of_the_batch(
     asked = [asking(core) for _ in range(3)]
     (given,) = await devices.has(1)
     given.end(NO_ROOM)
+    for count in (2, 3, 4):
+        found = await devices.has(count)
+        found[count - 1].end(NO_ROOM)
     outcomes = await asyncio.gather(*asked, return_exceptions=True)
     devices.open()
     again = await asking(core)

@@ -24,6 +24,8 @@ class Computed:
     """Whether there are no more; they are closed then."""
     error: BaseException | None = None
     """Why there are no more."""
+    has_failed_alone: bool = False
+    """Whether it failed by itself behind an execution with others that failed."""
     size_bytes: int = 0
     """Bytes of all of them."""
 

@@ -10,12 +10,26 @@ from xlaserve.core.serving.stations.batching import ALONE_IN_A_ROW, Batcher
 from xlaserve.core.serving.stations.host import Inline
 from xlaserve.core.serving.stations.station import Station
 
+_RESIDENT = ("resident",)
+"""Part of the key of calls whose tensors are on a device: nothing is put together with them."""
+
 
 class Batches:
     """Gathers calls; steps of an ensemble whose tensors are on a device go alone (a Station)."""
 
-    def __init__(self, batcher: Batcher, alone: Station, inline: Inline | None = None) -> None:
-        """`inline` executes at once what is likely to be the only call of its pass."""
+    def __init__(
+        self,
+        batcher: Batcher,
+        alone: Station,
+        inline: Inline | None = None,
+        *,
+        is_ruled: bool = False,
+    ) -> None:
+        """`inline` executes at once what is likely to be the only call of its pass.
+
+        `is_ruled` says that the queue has policies, which hold for calls that go alone too.
+        """
+        self._is_ruled = is_ruled
         self._batcher = batcher
         self._alone = alone
         self._inline = inline
@@ -27,8 +41,11 @@ class Batches:
     def begin(self, call: InferCall) -> None:
         """Answer a call at once, or with others; raises Overloaded."""
         inline, batcher = self._inline, self._batcher
-        if call.resident:
+        if call.resident and not self._is_ruled:
             self._alone.begin(call)
+        elif call.resident:
+            call.key = (*call.key, _RESIDENT)
+            batcher.submit(call)
         elif (
             inline is not None
             and batcher.in_a_row >= ALONE_IN_A_ROW

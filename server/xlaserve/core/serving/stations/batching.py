@@ -7,11 +7,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from xlaserve.core.serving.infer_call import Deliver, Ended, InferCall, Tensors
+from xlaserve.core.serving.infer_call import Deliver, Ended, Executed, InferCall, Tensors
+from xlaserve.core.serving.stations.apart import Apart, FailedBatch, may_be_repeated
 from xlaserve.errors import Overloaded, QueueTimeout
 from xlaserve.models.ragged import Parts
 from xlaserve.tensors import Tensor, aligned_bytes
@@ -47,10 +48,18 @@ class BatchPolicy:
 class BatchQueue:
     """Requests in the order in which they came."""
 
-    def __init__(self, model: str, policy: BatchPolicy, max_rows: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        model: str,
+        policy: BatchPolicy,
+        max_rows: Callable[[], int],
+        fit: "Fit | None" = None,
+    ) -> None:
+        """`fit` chooses the requests of a batch; None for `fitting`."""
         self._model = model
         self.policy = policy
         self._max_rows = max_rows
+        self._fit = fit or fitting
         self._waiting: deque[InferCall] = deque()
 
     def __len__(self) -> int:
@@ -78,7 +87,7 @@ class BatchQueue:
         self._waiting.clear()
         return waiting
 
-    def take(self, now_ns: int) -> list[InferCall]:
+    def take(self, now_ns: int, *, others_first: bool = False) -> list[InferCall]:
         """Return the requests of the next batch, or none if it should wait for more.
 
         They are the oldest request and those after it that fit beside it, in order; together they
@@ -86,19 +95,15 @@ class BatchQueue:
         """
         if not self._waiting:
             return []
-        chosen, full = self.fits(self._max_rows())
+        chosen, full = self._fit(self._waiting, self._max_rows(), others_first)
         if not full and self.policy.delay_ns and not self._overdue(now_ns):
             rows = sum(request.rows for request in chosen)
             sizes = [size for size in self.policy.preferred_rows if size <= rows]
             if not sizes:
                 return []
-            chosen, _ = self.fits(sizes[-1])
+            chosen, _ = self._fit(self._waiting, sizes[-1], others_first)
         self._drop(chosen)
         return chosen
-
-    def fits(self, max_rows: int) -> tuple[list[InferCall], bool]:
-        """Return the oldest request and what fits beside it, and whether that is a batch."""
-        return fitting(self._waiting, max_rows)
 
     def _overdue(self, now_ns: int) -> bool:
         return now_ns - self._waiting[0].submitted_ns >= self.policy.delay_ns
@@ -140,10 +145,26 @@ class BatchQueue:
         return self._waiting[0].submitted_ns + min(waits)
 
 
-def fitting(waiting: Iterable[InferCall], max_rows: int) -> tuple[list[InferCall], bool]:
-    """Return the first of those that wait and what fits beside it, and whether that is a batch."""
+Fit: TypeAlias = Callable[[Iterable[InferCall], int, bool], tuple[list[InferCall], bool]]
+"""Chooses from those that wait the requests of a batch of so many rows at most, as `fitting`."""
+
+
+def fitting(
+    waiting: Iterable[InferCall], max_rows: int, others_first: bool = False
+) -> tuple[list[InferCall], bool]:
+    """Return the first of those that wait and what fits beside it, and whether that is a batch.
+
+    A request that has tensors on a device is a batch by itself; `others_first` passes over those
+    that are executed apart while there are others.
+    """
     requests = iter(waiting)
     first = next(requests)
+    if first.is_apart and others_first:
+        others = list(requests)
+        first = next((one for one in others if not one.is_apart), first)
+        requests = iter(others) if first.is_apart else iter(others[others.index(first) + 1 :])
+    if first.resident:
+        return [first], True
     chosen, rows, key = [first], first.rows, first.key
     for request in requests:
         if request.key != key:
@@ -263,8 +284,11 @@ class RequestQueue(Protocol):
         """Remove and return all requests, in order."""
         ...
 
-    def take(self, now_ns: int) -> Sequence[InferCall]:
-        """Return the requests of the next batch, or none if it should wait for more."""
+    def take(self, now_ns: int, *, others_first: bool = False) -> Sequence[InferCall]:
+        """Return the requests of the next batch, or none if it should wait for more.
+
+        `others_first` passes over those that are executed apart while there are others.
+        """
         ...
 
     def expire(self, now_ns: int) -> Sequence[InferCall]:
@@ -286,6 +310,9 @@ class Batcher:
     While a lane is free a request leaves with whatever came in the same pass of the event loop;
     while none is, the queue fills. Where of late none came with another, `is_alone` says of the
     next that it need not wait for the end of the pass.
+
+    A batch that fails is executed again, each request by itself, so that a request fails only by
+    its own fault; `Apart` keeps whose fault it was from the batches of others for a while.
     """
 
     def __init__(
@@ -314,10 +341,14 @@ class Batcher:
         """Time of the last completion."""
         self._looking = False
         self._cancel_timer: Callable[[], None] | None = None
+        self._apart = Apart()
+        self._again: deque[tuple[InferCall, FailedBatch]] = deque()
+        """Requests of batches that failed, which are executed next, each by itself."""
 
     def pending_since(self) -> Iterator[int]:
         """Yield when each request that waits was submitted."""
-        return (request.submitted_ns for request in self._queue)
+        yield from (request.submitted_ns for request in self._queue)
+        yield from (request.submitted_ns for request, _ in self._again)
 
     def is_alone(self, now_ns: int) -> bool:
         """Tell whether a request that comes now is likely to be the only one of its pass."""
@@ -337,6 +368,8 @@ class Batcher:
         """Take a request. Raises Overloaded."""
         if not request.submitted_ns:
             request.submitted_ns = self._now_ns()
+        if self._apart:
+            self._apart.mark(request, request.submitted_ns)
         self._queue.add(request)
         request.place = self
         request.holds_anything = True
@@ -354,7 +387,10 @@ class Batcher:
         self._queue.remove(call)
 
     def retire(self) -> list[InferCall]:
-        """Begin no more batches; return the calls that wait."""
+        """Begin no more batches; return the calls that wait.
+
+        Those of a batch that failed have begun, and end here.
+        """
         if self._cancel_timer is not None:
             self._cancel_timer()
             self._cancel_timer = None
@@ -380,8 +416,10 @@ class Batcher:
         late = self._queue.expire(now)
         if late:
             self._refuse(late)
-        if self._may_start:
-            requests = self._queue.take(now)
+        if self._again and not self._others_go_first():
+            self._start_again()
+        elif self._may_start:
+            requests = self._queue.take(now, others_first=self._apart.is_owed)
             if requests:
                 apart = now - self._ended_ns > APART_NS
                 self.in_a_row = self.in_a_row + 1 if apart and len(requests) == 1 else 0
@@ -398,20 +436,69 @@ class Batcher:
         for request in late:
             self._deliver([request], QueueTimeout(self._queue.timeout_ns(request) // 1000))
 
-    def _start(self, requests: Sequence[InferCall]) -> None:
+    def _others_go_first(self) -> bool:
+        """Tell whether batches of others are owed before requests that are apart are repeated."""
+        if not (self._apart.is_owed and self._again[0][0].is_apart):
+            return False
+        return any(not one.is_apart for one in self._queue)
+
+    def _start_again(self) -> None:
+        """Execute the next request of a batch that failed by itself, where a lane is free."""
+        while self._again and self._may_start:
+            request, batch = self._again.popleft()
+            if not request.has_ended:
+                self._start([request], batch)
+                break
+            self._deliver([request], batch.error)
+        if self._again or len(self._queue):
+            self._look_soon()
+
+    def _ended(
+        self,
+        requests: Sequence[InferCall],
+        batch: FailedBatch | None,
+        result: Executed | BaseException,
+    ) -> None:
+        """Answer a batch, or execute each of its requests again where it failed as a whole.
+
+        `batch` is the one that failed before, whose request this is.
+        """
+        if len(requests) > 1 and isinstance(result, Exception) and may_be_repeated(result):
+            failed = FailedBatch(requests, result)
+            self._again.extend((request, failed) for request in requests)
+            self._look_soon()
+            return
+        self._deliver(requests, result)
+        if batch is not None:
+            self._apart.repeated(requests[0], batch, result, self._now_ns())
+        elif isinstance(result, Exception) and requests[0].is_apart:
+            self._apart.add(requests[0], self._now_ns())
+
+    def _start(self, requests: Sequence[InferCall], batch: FailedBatch | None = None) -> None:
         self._free -= 1
-        ended = partial(self._deliver, requests)
+        if self._apart:
+            self._apart.began(requests[0])
+        for request in requests:
+            if request.on_begun is not None:
+                request.on_begun()
+        freed = self._freed if batch is None else partial(self._freed_again, batch)
+        ended = partial(self._ended, requests, batch)
         try:
-            self._runner.run(requests, self._freed, ended)
+            self._runner.run(requests, freed, ended)
         except Exception as error:
             # Nobody may wait for ever, whatever kept the batch from starting.
-            self._freed()
+            freed()
             ended(error)
+
+    def _freed_again(self, batch: FailedBatch) -> None:
+        self._freed()
+        # Some models answer their requests themselves, and have done so by then.
+        self._clock.soon(lambda: self._apart.judge(batch, self._now_ns()))
 
     def _freed(self) -> None:
         self._free += 1
         self._ended_ns = self._now_ns()
-        if len(self._queue):
+        if self._again or len(self._queue):
             self._look_soon()
 
     def _wake_later(self) -> None:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Protocol
 
 from xlaserve.core.serving.answers import deliver
-from xlaserve.core.serving.infer_call import Ended, InferCall
+from xlaserve.core.serving.infer_call import Ended, Executed, InferCall
 from xlaserve.core.serving.stations.on_demand import Missing, ShapeCompiler, look
 from xlaserve.core.serving.stations.station import Served, Working
 from xlaserve.core.threads.completion import Cancellable
@@ -59,22 +59,60 @@ class ByItself:
         """Return nothing: the threads have what waits."""
         return ()
 
-    def _run(self, call: InferCall, executable: Executable) -> None:
-        call.wait_at(Working(self.work.start(executable, call, partial(deliver, [call]))))
+    def run(self, call: InferCall, over: Callable[[], None], ended: Ended) -> None:
+        """Execute a call that waited in a queue; `over` is called when another one may be."""
 
-    def _compile_first(self, call: InferCall, missing: Missing) -> None:
+        def completed(result: Executed | BaseException) -> None:
+            over()
+            ended(result)
+
+        found = look(self._model, call.inputs)
+        if isinstance(found, Missing):
+            self._compile_first(call, found, completed)
+        else:
+            self._run(call, found, completed)
+
+    def _run(self, call: InferCall, executable: Executable, ended: Ended | None = None) -> None:
+        ended = ended or partial(deliver, [call])
+        call.wait_at(Working(self.work.start(executable, call, ended)))
+
+    def _compile_first(self, call: InferCall, missing: Missing, ended: Ended | None = None) -> None:
         compiling = asyncio.ensure_future(self._shapes.compiled(self._instance, missing))
         # A user of its own: when its call is cancelled it may just be about to begin.
         self._instance.acquire()
         call.wait_at(Working(compiling))
-        compiling.add_done_callback(partial(self._compiled, call))
+        compiling.add_done_callback(
+            partial(self._compiled, call, ended or partial(deliver, [call]))
+        )
 
-    def _compiled(self, call: InferCall, compiling: "asyncio.Task[Executable]") -> None:
+    def _compiled(
+        self, call: InferCall, ended: Ended, compiling: "asyncio.Task[Executable]"
+    ) -> None:
         try:
             executable = compiling.result()
-            if not call.has_ended:
-                self._run(call, executable)
+            if call.has_ended:
+                ended(asyncio.CancelledError())
+            else:
+                self._run(call, executable, ended)
         except (Exception, asyncio.CancelledError) as error:
-            deliver([call], error)
+            ended(error)
         finally:
             self._instance.release()
+
+
+class AloneRunner:
+    """Executes the calls of a queue one by one, as many at a time as there are replicas (a Runner).
+
+    What waits for a replica waits in the queue, where its policies hold.
+    """
+
+    is_inline = False
+
+    def __init__(self, station: ByItself, lanes: int) -> None:
+        self._station = station
+        self.lanes = lanes
+
+    def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
+        """Execute a call; both are called on completion."""
+        (call,) = requests
+        self._station.run(call, freed, ended)

@@ -263,5 +263,8 @@ class DeviceRunner:
         self._dispatcher.submit(dispatch, ended, freed, since_ns=since_ns)
 
     def _dispatch(self, requests: Sequence[InferCall], replica: int) -> InFlight:
+        if requests[0].resident:
+            inputs = requests[0].inputs
+            return self._dispatching.dispatch(inputs, resident=True, replica=replica)
         rows = self._model.padded_rows(sum([request.rows for request in requests]))
         return self._dispatching.dispatch(pack(requests, rows), replica=replica)

@@ -9,14 +9,17 @@ import structlog
 
 from xlaserve.core.serving.answers import answer_last, deliver, respond
 from xlaserve.core.serving.call import outside_call
-from xlaserve.core.serving.infer_call import Executed, InferCall
+from xlaserve.core.serving.infer_call import Ended, Executed, InferCall
 from xlaserve.core.serving.stations.ahead import Ahead, Computed
+from xlaserve.core.serving.stations.batching import Batcher
 from xlaserve.core.serving.stations.host import HostWork
 from xlaserve.core.serving.stations.replicas import Replicas
 from xlaserve.core.serving.stations.station import Served
+from xlaserve.core.serving.stations.together import Together
 from xlaserve.core.serving.stations.unending import Unending
 from xlaserve.errors import BudgetExhausted, DeadlineExceeded, Decoupled, ExecutionStalled
 from xlaserve.models.loaded import Answer, Answers, Generating
+from xlaserve.models.stepping import Stepping
 
 _SECOND_MICROSECONDS = 1e6
 _LONGEST_MICROSECONDS = 10**13
@@ -78,10 +81,14 @@ class Generator:
         self.replicas = Replicas(model.replicas)
         """Shares the requests: all answers to one are computed by one replica."""
         self._unending = Unending(instance)
+        self.queue: Batcher | None = None
+        """Requests that wait, where the configuration has rules for them."""
 
     def pending_since(self) -> Iterator[int]:
-        """Yield since when each answer waits for a thread."""
-        return self.computing.pending_since()
+        """Yield since when each request waits, and each answer for a thread."""
+        if self.queue is not None:
+            yield from self.queue.pending_since()
+        yield from self.computing.pending_since()
 
     def begin(self, call: InferCall) -> None:
         """Answer a call until the model has no more.
@@ -93,9 +100,27 @@ class Generator:
             raise Decoupled(self.instance.model)
         self._reserve(call)
         call.submitted_ns = self.now_ns()
-        Generation(self, call).start()
+        if self.queue is None:
+            self.run(call)
+        else:
+            self.queue.submit(call)
         self._unending.add(call)
         self._expire_in_time(call)
+
+    @property
+    def lanes(self) -> int:
+        """Return how many requests are answered side by side at most, where they queue."""
+        model = self.model
+        if isinstance(self.computing, Together) and isinstance(model, Stepping):
+            return model.replicas * model.most_together
+        return model.replicas
+
+    def run(self, call: InferCall, over: Callable[[], None] = lambda: None) -> None:
+        """Begin with the answers to a call; `over` is called when another may take its place.
+
+        Raises RuntimeError where there is no thread, ExecutionStalled while others do not end.
+        """
+        Generation(self, call, over).start()
 
     def _expire_in_time(self, call: InferCall) -> None:
         """End a call when the answers to it have taken as long as its `timeout` says.
@@ -119,8 +144,27 @@ class Generator:
         call.hold(partial(account.release, size))
 
     def retire(self) -> Sequence[InferCall]:
-        """Return nothing: no call waits."""
-        return ()
+        """Return the calls that wait."""
+        return () if self.queue is None else self.queue.retire()
+
+
+class GeneratorRunner:
+    """Begins with the requests of a queue one by one (a Runner)."""
+
+    is_inline = False
+
+    def __init__(self, station: Generator) -> None:
+        self._station = station
+        self.lanes = station.lanes
+
+    def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
+        """Begin with a request, which is answered by itself; `freed` is called at its end."""
+        (call,) = requests
+        call.place = None
+        try:
+            self._station.run(call, freed)
+        except Exception as error:  # it has been given up, and its place with it
+            ended(error)
 
 
 class Generation:
@@ -131,9 +175,11 @@ class Generation:
     the answers are closed then.
     """
 
-    def __init__(self, station: Generator, call: InferCall) -> None:
+    def __init__(self, station: Generator, call: InferCall, over: Callable[[], None]) -> None:
         self._station = station
-        self._call = call
+        self._over = over
+        self.call = call
+        """The call that is answered."""
         self._begun_ns = station.now_ns()
         self.replica = station.replicas.take()
         """The program that computes all answers."""
@@ -161,7 +207,7 @@ class Generation:
         except (RuntimeError, ExecutionStalled):
             self._finish()
             raise
-        self._call.wait_at(self)
+        self.call.wait_at(self)
 
     def leave(self, call: InferCall) -> None:
         """Compute no more, since the call has ended; what goes on with it sees that."""
@@ -176,15 +222,15 @@ class Generation:
         if isinstance(found, Computed):
             self._ready = found
             self._go_on()
-        elif self._call.has_ended:
+        elif self.call.has_ended:
             self._close()
         else:
             self._finish()
-            deliver([self._call], found)
+            deliver([self.call], found)
 
     def _go_on(self) -> None:
         """Write answers, or have more computed, while the client may be sent one (backpressure)."""
-        call, ready = self._call, self._ready
+        call, ready = self.call, self._ready
         while not call.has_ended:
             if ready.is_done and not ready.answers:
                 self._finish()
@@ -212,11 +258,11 @@ class Generation:
             self._job = self._station.computing.start(self)
         except RuntimeError as error:
             self._finish()
-            deliver([self._call], error)
+            deliver([self.call], error)
 
     def _answer(self, found: Answer) -> bool:
         """Write an answer, and tell whether it is known to have been the last one."""
-        call = self._call
+        call = self.call
         try:
             response = respond(call, found.outputs)
         except Exception as error:
@@ -232,7 +278,7 @@ class Generation:
         return False
 
     def _executed(self) -> Executed:
-        return Executed({}, self._begun_ns, self._station.now_ns(), self._call.rows)
+        return Executed({}, self._begun_ns, self._station.now_ns(), self.call.rows)
 
     def _close(self) -> None:
         """Close the answers, in a thread; where there is none, nobody needs what they hold."""
@@ -262,6 +308,7 @@ class Generation:
         self.answers = None
         self._ready = Computed()
         self._station.replicas.leave(self.replica)
+        self._over()
         self._station.instance.release()
 
     # --- in a thread ---

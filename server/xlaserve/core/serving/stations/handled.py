@@ -71,16 +71,25 @@ class CopiesRunner:
     """Hands batches to the copies of a model (a Runner).
 
     A copy is handed executions ahead of time, so that its thread need not wait for the event loop
-    between two of them; where there are several copies, while executions are quick.
+    between two of them; where there are several copies, while executions are quick. Where a policy
+    rules who goes next, for how long, and with whom (`is_ruled`), a copy is handed what it can
+    begin now and nothing else: what it has been handed no policy reaches.
     """
 
     is_inline = False
 
     def __init__(
-        self, instance: Served, model: Handling, outbox: Outbox, now_ns: Callable[[], int]
+        self,
+        instance: Served,
+        model: Handling,
+        outbox: Outbox,
+        now_ns: Callable[[], int],
+        *,
+        is_ruled: bool = False,
     ) -> None:
         self._instance = instance
         self.model = model
+        self._is_ruled = is_ruled
         self._slots_ahead = model.ahead if isinstance(model, Slotted) else 0
         self._outbox = outbox
         self._now_ns = now_ns
@@ -112,7 +121,8 @@ class CopiesRunner:
 
         So it has at most as many more as it has slots: each of those takes the slot of another.
         """
-        if not isinstance(self.model, Slotted) or self._in_flight >= self._ahead + self.lanes:
+        most = 2 * self.lanes + self._slots_ahead
+        if not isinstance(self.model, Slotted) or self._in_flight >= most:
             return False
         return self.model.yields_to(level)
 
@@ -129,6 +139,8 @@ class CopiesRunner:
     @property
     def _ahead(self) -> int:
         """Return how many executions copies are handed ahead of time; 0 for none."""
+        if self._is_ruled:
+            return 0
         if self._slots_ahead:
             return self.lanes + self._slots_ahead
         # What waits for one copy might be begun by another, if there is one.
@@ -142,31 +154,38 @@ class CopiesRunner:
     def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
         """Hand a batch to the copy with the least to do; its calls are answered one by one."""
         self._owed.append(freed)
-        self._hand(requests, together=True)
+        self._hand(requests, together=True, ended=ended)
         self._free()
 
-    def _hand(self, calls: Sequence[InferCall], *, together: bool) -> None:
+    def _hand(
+        self, calls: Sequence[InferCall], *, together: bool, ended: Ended | None = None
+    ) -> None:
         count = 1 if together else len(calls)
         replica = self._replicas.take(count)
         self._instance.acquire()
         self._in_flight += count
-        handed = [Exchange(call, self._outbox, self._now_ns) for call in calls]
+        handed = exchanges(calls, self._outbox, self._now_ns, together=together)
         self._exchanges.update(handed)
-        over = partial(self._outbox.post, partial(self._over, replica, count, handed))
+        over = partial(self._outbox.post, partial(self._over, replica, count, handed, ended))
         self.model.handle(replica, handed, over, together=together)
 
-    def _over(self, replica: int, count: int, handed: Sequence["Exchange"]) -> None:
+    def _over(
+        self, replica: int, count: int, handed: Sequence["Exchange"], ended: Ended | None
+    ) -> None:
         self._replicas.leave(replica, count)
         self._in_flight -= count
         self._exchanges.difference_update(handed)
         if not self._calls_others:
             self._calls_others = any(exchange.call.nested is not None for exchange in handed)
+        failed = failure_of(handed)
         if not self.model.is_decoupled:
             for exchange in handed:
                 exchange.check_answered()
         took = (handed[-1].ended_ns - handed[0].begun_ns) if handed[0].begun_ns else 0
         self._recent_ns += (max(took, 0) // count - self._recent_ns) // 4
         self.on_over()
+        if ended is not None and failed is not None:
+            ended(failed)
         self._instance.release()
 
     def _free(self) -> None:
@@ -176,11 +195,28 @@ class CopiesRunner:
             self._owed.pop()()
 
 
+def exchanges(
+    calls: Sequence[InferCall], outbox: Outbox, now_ns: Callable[[], int], *, together: bool
+) -> "list[Exchange]":
+    """Return calls as a model is handed them, for one execution or each for one of its own."""
+    is_shared = together and len(calls) > 1
+    return [Exchange(call, outbox, now_ns, is_shared=is_shared) for call in calls]
+
+
+def failure_of(handed: "Sequence[Exchange]") -> BaseException | None:
+    """Return what an execution failed with: that of its one request, or of all as a whole."""
+    if len(handed) == 1:
+        return handed[0].failure
+    return next((one.failure for one in handed if one.has_failed_with_others), None)
+
+
 class Exchange:
     """One call, as the model has it (a ModelRequest)."""
 
     __slots__ = (
         "_answers",
+        "_has_answered",
+        "_is_shared",
         "_lock",
         "_now_ns",
         "_outbox",
@@ -188,15 +224,32 @@ class Exchange:
         "begun_ns",
         "call",
         "ended_ns",
+        "failure",
         "has_ended",
         "has_failed",
+        "has_failed_with_others",
         "inputs",
         "is_again",
         "outputs",
     )
 
-    def __init__(self, call: InferCall, outbox: Outbox, now_ns: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        call: InferCall,
+        outbox: Outbox,
+        now_ns: Callable[[], int],
+        *,
+        is_shared: bool = False,
+    ) -> None:
+        """`is_shared` says whether others are executed with it."""
         self.call = call
+        self._is_shared = is_shared
+        self._has_answered = False
+        self.failure: BaseException | None = None
+        """What the model failed with."""
+        self.has_failed_with_others = False
+        """Whether that was the failure of all that were executed together, and its call was given
+        nothing: who handed it over has it executed again by itself."""
         self._outbox = outbox
         self._now_ns = now_ns
         self.inputs = call.inputs
@@ -257,6 +310,8 @@ class Exchange:
     def begin(self) -> None:
         """Take note of the time."""
         self.begun_ns = self._now_ns()
+        if self.call.on_begun is not None:
+            self.call.on_begun()
 
     def answer(
         self,
@@ -267,6 +322,7 @@ class Exchange:
     ) -> None:
         """Give an answer."""
         self.ended_ns = self._now_ns()
+        self._has_answered = True
         if last:
             self.has_ended = True
         else:
@@ -289,11 +345,14 @@ class Exchange:
         self.ended_ns = self._now_ns()
         self._outbox.post(self._finish)
 
-    def fail(self, error: BaseException) -> None:
-        """End the request with an error."""
+    def fail(self, error: BaseException, *, whole: bool = False) -> None:
+        """End the request with an error, or leave it to be executed again by itself."""
+        self.failure = error
+        self.has_failed_with_others = whole and self._is_shared and not self._has_answered
         self.has_ended = self.has_failed = True
         self.ended_ns = self._now_ns()
-        self._outbox.post(partial(deliver, [self.call], error))
+        if not self.has_failed_with_others:
+            self._outbox.post(partial(deliver, [self.call], error))
 
     def when_writable(self, resume: Callable[[], None]) -> None:
         """Call once when the model may give another answer, or nobody waits."""

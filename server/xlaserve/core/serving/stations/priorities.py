@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from xlaserve.core.serving.infer_call import InferCall
-from xlaserve.core.serving.stations.batching import BatchPolicy, fitting
+from xlaserve.core.serving.stations.batching import BatchPolicy, Fit, fitting
 from xlaserve.errors import Overloaded
 
 _MICROSECOND_NS = 1000
@@ -59,13 +59,19 @@ class PriorityQueue:
         levels: Sequence[LevelPolicy],
         default_level: int,
         max_rows: Callable[[], int],
+        *,
+        fit: Fit = fitting,
     ) -> None:
-        """`levels` are the policies from level 1 on; one where the model has no levels."""
+        """`levels` are the policies from level 1 on; one where the model has no levels.
+
+        `fit` chooses the requests of a batch.
+        """
         self._model = model
         self.policy = policy
         self._levels = [_Level(one) for one in levels]
         self._default = default_level
         self._max_rows = max_rows
+        self._fit = fit
         self._level_of: dict[InferCall, _Level] = {}
         """The requests that wait."""
         self._deadlines: list[tuple[int, int, InferCall]] = []
@@ -135,7 +141,7 @@ class PriorityQueue:
             yield from level.in_time
             yield from level.delayed
 
-    def take(self, now_ns: int) -> list[InferCall]:
+    def take(self, now_ns: int, *, others_first: bool = False) -> list[InferCall]:
         """Return the requests of the next batch, or none if it should wait for more.
 
         They are the first request of the first level and those after it, of all levels in their
@@ -143,13 +149,13 @@ class PriorityQueue:
         """
         if not self._level_of:
             return []
-        chosen, full = fitting(self._in_order(), self._max_rows())
+        chosen, full = self._fit(self._in_order(), self._max_rows(), others_first)
         if not full and self.policy.delay_ns and not self._overdue(now_ns):
             rows = sum(request.rows for request in chosen)
             sizes = [size for size in self.policy.preferred_rows if size <= rows]
             if not sizes:
                 return []
-            chosen, _ = fitting(self._in_order(), sizes[-1])
+            chosen, _ = self._fit(self._in_order(), sizes[-1], others_first)
         for request in chosen:
             self.remove(request)
         return chosen

@@ -1,26 +1,23 @@
 """Requests of different shapes that are executed together (a Station)."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import cast
 
 from xlaserve.core.serving.infer_call import Ended, Executed, InferCall, Tensors
-from xlaserve.core.serving.stations.batching import Batcher, BatchQueue, fitting
+from xlaserve.core.serving.stations.batching import Batcher, fitting
 from xlaserve.core.serving.stations.host import HostWork, executed
 from xlaserve.models.ragged import Ragged
 
 
-class RaggedQueue(BatchQueue):
-    """Requests in the order in which they came; the model says how many of them fit."""
-
-    model: Ragged
-
-    def fits(self, max_rows: int) -> tuple[list[InferCall], bool]:
-        """Return the requests of the next batch, and whether no other would fit."""
-        chosen, full = fitting(self._waiting, max_rows)
-        count = max(1, self.model.fitting([call.inputs for call in chosen]))
-        return chosen[:count], full or count < len(chosen)
+def ragged_fitting(
+    model: Ragged, waiting: Iterable[InferCall], max_rows: int, others_first: bool = False
+) -> tuple[list[InferCall], bool]:
+    """Return as many requests as the model has room for, and whether no other would fit."""
+    chosen, full = fitting(waiting, max_rows, others_first)
+    count = max(1, model.fitting([call.inputs for call in chosen]))
+    return chosen[:count], full or count < len(chosen)
 
 
 class RaggedRunner:

@@ -24,7 +24,7 @@ class Relay(InferCall):
     def __init__(self, call: InferCall, counting: Observer, completed: Completed) -> None:
         self.model, self.version, self.id = call.model, call.version, call.id
         self.headers, self.peer, self.principal = call.headers, call.peer, call.principal
-        self.parent = call.parent
+        self.parent, self.client = call.parent, call.client
         self.found, self.instance, self.is_found = call.found, call.instance, True
         self.inputs, self.parameters = call.inputs, call.parameters
         self.tensor_parameters = call.tensor_parameters

@@ -8,7 +8,7 @@ import numpy as np
 
 from xlaserve.core.serving.infer_call import Ended, Executed, InferCall, Tensors
 from xlaserve.core.serving.stations.dispatch import Dispatcher
-from xlaserve.core.serving.stations.handled import Exchange
+from xlaserve.core.serving.stations.handled import Exchange, failure_of
 from xlaserve.core.serving.stations.host import HostWork, executed
 from xlaserve.core.serving.stations.outbox import Outbox
 from xlaserve.core.serving.stations.station import Served
@@ -178,13 +178,15 @@ class CopySteps:
 
     def run(self, requests: Sequence[InferCall], freed: Callable[[], None], ended: Ended) -> None:
         """Hand over a batch; both are called when the copy takes others."""
-        handed = [self._exchange(call) for call in requests]
+        # An iterative request that fails has ended its sequence.
+        is_shared = len(requests) > 1 and not self._is_iterative
+        handed = [self._exchange(call, is_shared=is_shared) for call in requests]
         self._instance.acquire()
         over = partial(self._outbox.post, partial(self._over, handed, freed, ended))
         self._handling.handle(self._replica, handed, over)
 
-    def _exchange(self, call: InferCall) -> Exchange:
-        exchange = Exchange(call, self._outbox, self._now_ns)
+    def _exchange(self, call: InferCall, *, is_shared: bool) -> Exchange:
+        exchange = Exchange(call, self._outbox, self._now_ns, is_shared=is_shared)
         exchange.inputs = {**call.inputs, **self._model.controls([_step(call)])}
         assert call.turn is not None
         call.turn.is_begun = True
@@ -229,13 +231,16 @@ class CopySteps:
             if self._is_iterative:
                 self._go_on(exchange)
                 continue
+            if exchange.has_failed_with_others:
+                continue
             exchange.check_answered()
             turn = exchange.call.turn
             if exchange.has_failed and turn is not None and not turn.is_settled:
                 self._settle(exchange.call, has_failed=True)
         self._instance.release()
         freed()
-        ended(Executed({}, handed[0].begun_ns, handed[-1].ended_ns))
+        failed = None if self._is_iterative else failure_of(handed)
+        ended(failed or Executed({}, handed[0].begun_ns, handed[-1].ended_ns))
 
 
 def _dispatch(batch: Batch, replica: int) -> InFlight:

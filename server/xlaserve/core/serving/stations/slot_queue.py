@@ -35,7 +35,7 @@ class SlotQueue:
         waiting, self._waiting = self._waiting, []
         return waiting
 
-    def take(self, now_ns: int) -> Sequence[InferCall]:
+    def take(self, now_ns: int, *, others_first: bool = False) -> Sequence[InferCall]:
         """Return all turns of one shape, the oldest among them, or none if they should wait.
 
         They wait while too small a part of the slots is ready, up to the delay.

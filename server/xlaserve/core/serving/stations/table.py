@@ -15,18 +15,15 @@ from xlaserve.core.serving.call import Observer
 from xlaserve.core.serving.ensemble import EnsemblePlan
 from xlaserve.core.serving.response_cache import ResponseCache
 from xlaserve.core.serving.stations.batches import Batches, LoopClock
-from xlaserve.core.serving.stations.batching import (
-    Batcher,
-    Runner,
-)
-from xlaserve.core.serving.stations.by_itself import ByItself
+from xlaserve.core.serving.stations.batching import Batcher, Fit, Runner, fitting
+from xlaserve.core.serving.stations.by_itself import AloneRunner, ByItself
 from xlaserve.core.serving.stations.caching import Caching
 from xlaserve.core.serving.stations.deadlock import Waits
 from xlaserve.core.serving.stations.direct import ByPrincipal, DirectQueue
 from xlaserve.core.serving.stations.dispatch import DeviceRunner, Dispatcher
 from xlaserve.core.serving.stations.elsewhere import Elsewhere
 from xlaserve.core.serving.stations.ensemble import Ensemble, Steps
-from xlaserve.core.serving.stations.generator import Generator
+from xlaserve.core.serving.stations.generator import Generator, GeneratorRunner
 from xlaserve.core.serving.stations.handled import CopiesRunner, Handed
 from xlaserve.core.serving.stations.health import DEFAULT_EXECUTION_SECONDS, Health
 from xlaserve.core.serving.stations.host import HostRunner, HostWork, Inline, InlineLimit
@@ -36,15 +33,15 @@ from xlaserve.core.serving.stations.ordered import Ordered
 from xlaserve.core.serving.stations.outbox import Outbox
 from xlaserve.core.serving.stations.overruns import Overruns
 from xlaserve.core.serving.stations.priorities import PriorityQueue
-from xlaserve.core.serving.stations.queue_policy import queue_for, ragged_queue_for
-from xlaserve.core.serving.stations.ragged import Gathered, RaggedRunner
+from xlaserve.core.serving.stations.queue_policy import has_policy, is_ruled, queue_for
+from xlaserve.core.serving.stations.ragged import Gathered, RaggedRunner, ragged_fitting
 from xlaserve.core.serving.stations.sequence_station import SequenceParts
 from xlaserve.core.serving.stations.station import Served, Station, Wrapper
 from xlaserve.core.serving.stations.together import gathering
 from xlaserve.core.threads.workers import Workers
-from xlaserve.models.config import DynamicBatching, QueuePolicy
+from xlaserve.models.config import DynamicBatching
 from xlaserve.models.handling import Handling, Slotted
-from xlaserve.models.loaded import Generating, LoadedModel, ModelInfo
+from xlaserve.models.loaded import IN_FLIGHT, Generating, LoadedModel, ModelInfo
 from xlaserve.models.ragged import Ragged
 from xlaserve.models.sequential import Sequential, SequentialModel
 
@@ -113,11 +110,11 @@ class Stations:
         kind = next(kind for kind in KINDS if kind.fits(candidate))
         if before is not None and not kind.learns:
             return before
-        if before is None and candidate.needs_queue and not kind.queues:
+        if before is None and not candidate.may_be_wrapped and _asks_for_order(candidate):
             structlog.get_logger("queue").warning(
-                "priorities and queue policies have no effect",
+                "preserve_ordering has no effect",
                 model=instance.model,
-                reason=f"its requests do not wait for batches ({kind.name})",
+                reason="its requests may be given any number of answers",
             )
         made = kind.make(candidate)
         if wrappers:
@@ -171,8 +168,7 @@ class Candidate:
     @property
     def needs_queue(self) -> bool:
         """Tell whether its configuration says more of its queue than how batches are made."""
-        batching = self.instance.config.dynamic_batching
-        return bool(batching.priority_levels) or batching.default_queue_policy != QueuePolicy()
+        return has_policy(self.instance.config.dynamic_batching)
 
     @property
     def gains(self) -> bool:
@@ -220,18 +216,25 @@ class Candidate:
         stations = self.stations
         return InlineLimit(stations.policy.inline_seconds, stations.overruns.overran)
 
-    def batcher(self, runner: Runner, yields_to: Callable[[int], bool] | None = None) -> Batcher:
+    def batcher(
+        self,
+        runner: Runner,
+        yields_to: Callable[[int], bool] | None = None,
+        fit: Fit = fitting,
+    ) -> Batcher:
         """Return what gathers calls for a runner.
 
         `yields_to` says whether it begins one of a level though no lane is free. A runner that
-        offloads says itself when it does so.
+        offloads says itself when it does so. `fit` chooses the requests of a batch.
         """
         stations, model = self.stations, self.model
+        gathers = stations.policy.batching and not isinstance(model, Generating)
         queue = queue_for(
             self.instance.model,
             self.instance.config.dynamic_batching,
             stations.policy.max_queued,
-            (lambda: model.batch_limit) if stations.policy.batching else (lambda: 1),
+            (lambda: model.batch_limit) if gathers else (lambda: 1),
+            fit,
         )
         clock = LoopClock(asyncio.get_running_loop(), stations.now_ns)
         if isinstance(runner, OffloadingRunner):
@@ -267,7 +270,8 @@ def _elsewhere(of: Candidate) -> Station:
 def _handed(of: Candidate) -> Station:
     model, stations = cast(Handling, of.instance.runner), of.stations
     loop = asyncio.get_running_loop()
-    runner = CopiesRunner(of.instance, model, Outbox(loop), stations.now_ns)
+    ruled = is_ruled(of.instance.config.dynamic_batching)
+    runner = CopiesRunner(of.instance, model, Outbox(loop), stations.now_ns, is_ruled=ruled)
     # A queue policy is the batcher's to obey, also where it gathers nothing.
     if model.is_batched or of.instance.config.dynamic_batching != DynamicBatching():
         yields_to = runner.yields_to if isinstance(model, Slotted) else None
@@ -278,13 +282,9 @@ def _handed(of: Candidate) -> Station:
 
 
 def _ragged(of: Candidate) -> Station:
-    model, stations = cast(Ragged, of.instance.runner), of.stations
-    work, wanted = of.work(), of.instance.config.dynamic_batching
-    most = (lambda: of.model.batch_limit) if stations.policy.batching else (lambda: 1)
-    queue = ragged_queue_for(of.instance.model, model, wanted, stations.policy.max_queued, most)
-    clock = LoopClock(asyncio.get_running_loop(), stations.now_ns)
-    runner = RaggedRunner(model, of.model.replicas, work, stations.now_ns)
-    return Gathered(model, Batcher(queue, runner, clock, deliver), work)
+    model, work = cast(Ragged, of.instance.runner), of.work()
+    runner = RaggedRunner(model, of.model.replicas, work, of.stations.now_ns)
+    return Gathered(model, of.batcher(runner, fit=partial(ragged_fitting, model)), work)
 
 
 def _generator(of: Candidate) -> Station:
@@ -293,18 +293,32 @@ def _generator(of: Candidate) -> Station:
     watch, now_ns = stations.health.watch(of.instance), stations.now_ns
     work = HostWork(of.instance, stations.workers.host, model.replicas, now_ns, watch)
     computing = gathering(model, work, now_ns, batching=stations.policy.batching)
-    return Generator(of.instance, model, work, now_ns, computing)
+    station = Generator(of.instance, model, work, now_ns, computing)
+    if of.needs_queue:
+        station.queue = of.batcher(GeneratorRunner(station))
+    return station
 
 
 def _alone_on_device(of: Candidate) -> Station:
-    return of.by_itself(of.dispatcher())
+    return _queued(of, of.by_itself(of.dispatcher()), IN_FLIGHT)
+
+
+def _queued(of: Candidate, station: ByItself, in_flight: int = 1) -> Station:
+    """Return a station that executes each call by itself, behind a queue where one has rules.
+
+    `in_flight` is how many executions a replica begins with before the first of them has ended.
+    """
+    if not of.needs_queue:
+        return station
+    runner = AloneRunner(station, in_flight * of.model.replicas)
+    return Batches(of.batcher(runner), station, is_ruled=True)
 
 
 def _batched_on_device(of: Candidate) -> Station:
     dispatcher, dispatching = of.dispatcher(), of.model.dispatching
     assert dispatching is not None
     batcher = of.batcher(DeviceRunner(dispatcher, of.model, dispatching))
-    return Batches(batcher, of.by_itself(dispatcher))
+    return Batches(batcher, of.by_itself(dispatcher), is_ruled=of.needs_queue)
 
 
 def _batched_on_host(of: Candidate) -> Station:
@@ -316,9 +330,9 @@ def _batched_on_host(of: Candidate) -> Station:
         of.stations.helpers.serve(of.instance, of.model, work)
     batcher = of.batcher(runner)
     if limit is None:
-        return Batches(batcher, threads)
+        return Batches(batcher, threads, is_ruled=of.needs_queue)
     inline = Inline(of.model, threads, work, limit, now_ns)
-    return Batches(batcher, inline, inline)
+    return Batches(batcher, inline, inline, is_ruled=of.needs_queue)
 
 
 def _inline(of: Candidate) -> Station:
@@ -327,7 +341,7 @@ def _inline(of: Candidate) -> Station:
 
 
 def _in_threads(of: Candidate) -> Station:
-    return of.by_itself(of.work())
+    return _queued(of, of.by_itself(of.work()))
 
 
 # --- the rows ----------------------------------------------------------------------------------
@@ -343,15 +357,6 @@ class Kind:
     learns: bool = False
     """Whether another kind may be better once something is learnt."""
 
-    @property
-    def queues(self) -> bool:
-        """Tell whether calls wait in a queue of their model."""
-        return self.name in _WITH_QUEUE
-
-
-_WITH_QUEUE = frozenset(
-    {"in another process", "batched on a device", "batched on the host", "handed over"}
-)
 
 KINDS = (
     Kind("in another process", lambda of: isinstance(of.instance.runner, Elsewhere), _elsewhere),
@@ -388,6 +393,10 @@ class Wrapping:
     make: Callable[[Candidate, Station], Station]
 
 
+def _asks_for_order(of: Candidate) -> bool:
+    return of.instance.config.dynamic_batching.preserve_ordering
+
+
 def _asks_for_cache(of: Candidate) -> bool:
     if not of.instance.config.response_cache:
         return False
@@ -419,7 +428,7 @@ WRAPPINGS = (
     Wrapping("response cache", _asks_for_cache, _caching),
     Wrapping(
         "preserve_ordering",
-        lambda of: of.instance.config.dynamic_batching.preserve_ordering,
+        _asks_for_order,
         lambda of, within: Ordered(within, of.stations.counting),
     ),
 )

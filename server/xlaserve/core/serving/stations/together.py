@@ -6,7 +6,9 @@ from functools import partial
 from itertools import islice
 from typing import Protocol
 
+from xlaserve.core.serving.infer_call import InferCall
 from xlaserve.core.serving.stations.ahead import Ahead, Computed
+from xlaserve.core.serving.stations.apart import Apart, client_of
 from xlaserve.core.serving.stations.host import HostWork
 from xlaserve.errors import ExecutionStalled
 from xlaserve.models.loaded import Answers, Generating
@@ -15,6 +17,11 @@ from xlaserve.models.stepping import Stepping
 
 class Waiting(Protocol):
     """A request whose next answer is asked for."""
+
+    @property
+    def call(self) -> InferCall:
+        """Return the call that is answered."""
+        ...
 
     @property
     def replica(self) -> int:
@@ -98,10 +105,13 @@ class Line:
         """Since when each waits, in the order in which they came."""
         self._is_busy = False
         """Whether an execution is on its way, or about to be started."""
+        self._apart = Apart()
 
     def add(self, waiting: Waiting) -> None:
         """Enqueue a request; it is executed with all that come in the same pass of the loop."""
-        self._pending[waiting] = self._now_ns()
+        now = self._pending[waiting] = self._now_ns()
+        if self._apart:
+            self._apart.mark(waiting.call, now)
         if not self._is_busy:
             self._is_busy = True
             asyncio.get_running_loop().call_soon(self._begin)
@@ -134,9 +144,17 @@ class Line:
 
     def _take(self) -> Sequence[Waiting]:
         """Dequeue the first request, and those behind it that can be executed with it."""
-        is_new = next(iter(self._pending)).answers is None
-        alike = (one for one in self._pending if (one.answers is None) is is_new)
+        pending = list(self._pending)
+        first = pending[0]
+        if first.call.is_apart and self._apart.is_owed:
+            first = next((one for one in pending if not one.call.is_apart), first)
+        is_new = first.answers is None
+        key = _kept_with(first)
+        alike = (
+            one for one in pending if (one.answers is None) is is_new and _kept_with(one) == key
+        )
         taken = list(islice(alike, self._model.most_together))
+        self._apart.began(first.call)
         for waiting in taken:
             del self._pending[waiting]
         return taken
@@ -144,26 +162,56 @@ class Line:
     def _computed(
         self, taken: Sequence[Waiting], found: Sequence[Computed] | BaseException
     ) -> None:
+        if not isinstance(found, BaseException):
+            self._judge(taken, found)
         for number, waiting in enumerate(taken):
             waiting.computed(found if isinstance(found, BaseException) else found[number])
         self._begin()
+
+    def _judge(self, taken: Sequence[Waiting], found: Sequence[Computed]) -> None:
+        """Have those computed by themselves for a while that failed the others of an execution."""
+        if all(computed.error is not None for computed in found):
+            return
+        for waiting, computed in zip(taken, found, strict=True):
+            if computed.has_failed_alone:
+                self._apart.add(waiting.call, self._now_ns())
 
     # --- in a thread ---
 
     def _compute(self, taken: Sequence[Waiting], replica: int) -> Sequence[Computed]:
         """Compute an answer for each request, and more where they take next to no time."""
         found = [Computed() for _ in taken]
+        begun = [one for one in zip(taken, found, strict=True) if _is_opened(*one)]
         try:
-            self._fill(taken, found)
+            self._fill(begun)
         except BaseException as error:
-            for computed in found:
-                computed.error = error
+            self._fill_one_by_one(begun, error)
         for waiting, computed in zip(taken, found, strict=True):
             if computed.is_over:
                 waiting.close_answers(computed)
         return found
 
-    def _fill(self, taken: Sequence[Waiting], found: Sequence[Computed]) -> None:
+    def _fill_one_by_one(
+        self, begun: Sequence[tuple[Waiting, Computed]], error: BaseException
+    ) -> None:
+        """Compute for each request by itself, so that those alone fail that are at fault.
+
+        One that was given answers before the others failed goes on with them next time.
+        """
+        for one in begun:
+            _, computed = one
+            if len(begun) == 1 or not isinstance(error, Exception):
+                computed.error = error
+            elif not computed.answers and not computed.is_over:
+                try:
+                    self._fill([one])
+                except BaseException as own:
+                    computed.error, computed.has_failed_alone = own, True
+
+    def _fill(self, begun: Sequence[tuple[Waiting, Computed]]) -> None:
+        if not begun:
+            return
+        taken, found = zip(*begun, strict=True)
         rows, now_ns = [waiting.opened() for waiting in taken], self._now_ns
         until = Ahead.until(now_ns())
         goes_on = True
@@ -174,3 +222,18 @@ class Line:
                 not computed.is_over and waiting.ahead.allows(computed)
                 for waiting, computed in zip(taken, found, strict=True)
             )
+
+
+def _kept_with(waiting: Waiting) -> int | str | None:
+    """Return the client whose requests alone one is computed with; None for those of all others."""
+    return client_of(waiting.call) if waiting.call.is_apart else None
+
+
+def _is_opened(waiting: Waiting, computed: Computed) -> bool:
+    """Begin with the answers of a request; false where that fails, which is its own."""
+    try:
+        waiting.opened()
+    except BaseException as error:
+        computed.error = error
+        return False
+    return True

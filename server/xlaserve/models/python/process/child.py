@@ -83,9 +83,9 @@ class ChildRequest:
         """End the request."""
         self._send("end", {})
 
-    def fail(self, error: BaseException) -> None:
-        """End the request with an error."""
-        self._send("fail", {}, error=named(error))
+    def fail(self, error: BaseException, *, whole: bool = False) -> None:
+        """End the request with an error, perhaps of all that were executed with it."""
+        self._send("fail", {}, error=named(error), whole=whole)
 
     def when_writable(self, resume: Callable[[], None]) -> None:
         """Call once when the client may be sent another answer."""

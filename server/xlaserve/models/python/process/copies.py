@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from xlaserve.code_errors import ModelFailed, ProcessLost
+from xlaserve.code_errors import ModelFailed, ProcessAbsent, ProcessLost
 from xlaserve.errors import InvalidModel
 from xlaserve.models.handling import AnswerParameters, ModelRequest
 from xlaserve.models.python.author import Arrays
@@ -45,9 +45,13 @@ class _Group:
     freed: Freed
     open: set[int] = field(default_factory=set)
     """Requests that have not ended."""
+    begun: set[int] = field(default_factory=set)
+    """Requests that the code has begun with, as the process has said before it did."""
     told: set[int] = field(default_factory=set)
     """Requests that were cancelled, as the process knows."""
     is_freed: bool = False
+    is_together: bool = False
+    """Whether they are for one execution."""
 
 
 class ProcessCopy:
@@ -102,12 +106,13 @@ class ProcessCopy:
         with self._lock:
             pipe = self._pipe
             if pipe is not None:
-                self._groups[number] = _Group(numbered, freed, set(numbered))
+                group = _Group(numbered, freed, set(numbered), is_together=together)
+                self._groups[number] = group
                 if len(self._groups) == 1:
                     self._heard = time.monotonic()
         if pipe is None:
             for request in requests:
-                request.fail(ProcessLost(self._name, self._lost or "it is not there"))
+                request.fail(ProcessAbsent(self._name, self._lost or "it is not there"))
             freed()
             return
         self._outgoing.put(partial(self._send_requests, pipe, number, numbered, together=together))
@@ -268,7 +273,8 @@ class ProcessCopy:
             groups, self._groups = self._groups, {}
         for group in groups.values():
             for number in group.open:
-                group.requests[number].fail(ProcessLost(self._name, reason))
+                lost = ProcessLost if number in group.begun else ProcessAbsent
+                group.requests[number].fail(lost(self._name, reason))
             if not group.is_freed:
                 group.freed()
 
@@ -282,9 +288,11 @@ class ProcessCopy:
         return None
 
     def _on_begin(self, pipe: Pipe, header: Header, tensors: Arrays) -> None:
-        request = self._found(header["request"])
-        if request is not None:
-            request.begin()
+        number = header["request"]
+        for group in list(self._groups.values()):
+            if number in group.open:
+                group.begun.add(number)
+                group.requests[number].begin()
 
     def _on_answer(self, pipe: Pipe, header: Header, tensors: Arrays) -> None:
         number = header["request"]
@@ -316,7 +324,7 @@ class ProcessCopy:
     def _on_fail(self, pipe: Pipe, header: Header, tensors: Arrays) -> None:
         request = self._found(header["request"])
         if request is not None:
-            request.fail(raised(header["error"]))
+            request.fail(raised(header["error"]), whole=header["whole"])
             self._ended(pipe, header["request"])
 
     def _on_freed(self, pipe: Pipe, header: Header, tensors: Arrays) -> None:
@@ -362,7 +370,7 @@ class ProcessCopy:
             group = self._groups.pop(number, None)
         if group is not None:
             for request in group.requests.values():
-                request.fail(ModelFailed(self._name, str(error)))
+                request.fail(ModelFailed(self._name, str(error)), whole=group.is_together)
             group.freed()
 
     def _go_on(self, pipe: Pipe, number: int, request: ModelRequest) -> None:

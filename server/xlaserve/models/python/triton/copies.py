@@ -177,4 +177,4 @@ class TritonCopy:
         for request, one in served:
             if one.sender is not None:
                 one.sender.is_closed = True
-            request.fail(told_error)
+            request.fail(told_error, whole=len(served) > 1)

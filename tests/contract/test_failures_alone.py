@@ -1,0 +1,208 @@
+"""A request that fails what it is executed together with fails alone, on every station."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tritonclient.grpc.aio as triton
+from support.gated import BAD, DEATH, ENSEMBLES, ROWS, Row, Station, gate, row
+from support.http import ask
+from support.server import Serve
+from tritonclient.utils import InferenceServerException
+
+from xlaserve.core.serving.infer_call import InferCall
+from xlaserve.core.serving.output_forms import OutputForms
+from xlaserve.core.serving.stations import apart
+
+GATHERING = [
+    pytest.param(one, id=one.name, marks=[pytest.mark.slow] if one.is_slow else [])
+    for one in (*ROWS, *ENSEMBLES)
+    if one.gathers or one.step_of
+]
+
+
+async def gathered(station: Station, *values: float) -> "list[float | BaseException]":
+    """Return the answers to requests that wait together, and the errors of those that fail."""
+    asked = await station.busy()
+    for count, value in enumerate(values, 1):
+        asked.append(station.ask(value))
+        await station.pending(count)
+    station.gate.free(99)
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    return answers[-len(values) :]
+
+
+def shown(answers: "list[float | BaseException]") -> "list[float | str]":
+    return ["failed" if isinstance(one, BaseException) else one for one in answers]
+
+
+@pytest.mark.parametrize("row", GATHERING)
+async def test_one_bad_request_fails_alone(row: Row, serve: Serve, tmp_path: Path) -> None:
+    """What was executed together is executed again one by one, each time."""
+    root = tmp_path / "models"
+    root.mkdir()
+    async with (
+        gate(tmp_path / "gate") as opened,
+        serve(root, allow_python_models=True) as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
+        station = Station(server, client, opened, row)
+        # A delay that never matters: nothing is handed over before it can begin.
+        await station.load(root, 4, max_queue_delay_microseconds=1)
+        first = await gathered(station, 1, BAD, 3, 4)
+        executed = [one for one in opened.executed if 0.0 not in one]
+        await station.idle()
+        second = await gathered(station, 1, BAD, 3, 4)
+        again = [one for one in opened.executed if 0.0 not in one]
+
+    assert [2.0, "failed", 6.0, 8.0] == shown(first) == shown(second)
+    assert [[1, BAD, 3, 4], [1], [BAD], [3], [4]] == executed == again
+
+
+async def test_other_clients_are_executed_together_and_first(serve: Serve, tmp_path: Path) -> None:
+    """The requests of a client that fails others are in none of their batches, and a quarter."""
+    root = tmp_path / "models"
+    root.mkdir()
+    async with (
+        gate(tmp_path / "gate") as opened,
+        serve(root, allow_python_models=True) as server,
+        triton.InferenceServerClient(server.url) as good,
+        triton.InferenceServerClient(server.url, channel_args=[("of", "the bad one")]) as bad,
+    ):
+        station = Station(server, good, opened, row("own, batched"))
+        await station.load(root, 2, max_queue_delay_microseconds=1)
+        asked = await station.busy()
+        asked.append(station.ask(BAD, client=bad))
+        await station.pending(1)
+        asked.append(station.ask(1))
+        await station.pending(2)
+        opened.free(99)
+        await asyncio.gather(*asked, return_exceptions=True)
+        await station.idle()
+        asked = await station.busy()
+        for count, value in enumerate((BAD, BAD, BAD, 1, 2, 3, 4, 5, 6, 7, 8), 1):
+            asked.append(station.ask(value, client=bad if value == BAD else good))
+            await station.pending(count)
+        opened.free(99)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+
+    assert [2.0 * value for value in range(1, 9)] == answers[-8:]
+    expected = [[BAD, BAD], [1, 2], [3, 4], [5, 6], [BAD], [7, 8], [BAD], [BAD]]
+    assert expected == opened.executed[1:]
+
+
+async def test_where_all_fail_nobody_is_kept_apart(serve: Serve, tmp_path: Path) -> None:
+    """It is the model that fails: once it does not, requests are executed together again."""
+    root = tmp_path / "models"
+    root.mkdir()
+    async with (
+        gate(tmp_path / "gate") as opened,
+        serve(root, allow_python_models=True) as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
+        station = Station(server, client, opened, row("jax"))
+        await station.load(root, 4, max_queue_delay_microseconds=1)
+        first = await gathered(station, BAD, BAD, BAD)
+        await station.idle()
+        second = await gathered(station, 1, 2, 3)
+
+    assert ["failed"] * 3 == shown(first)
+    assert [2.0, 4.0, 6.0] == second
+    assert [[1, 2, 3]] == opened.executed[1:]
+
+
+async def test_an_answer_that_has_not_the_form_that_is_asked_for_fails_alone(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever goes wrong there: a fault of ours is of one request too."""
+
+    def fails(self: OutputForms, outputs: Any) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(OutputForms, "__call__", fails)
+    root = tmp_path / "models"
+    root.mkdir()
+    async with (
+        gate(tmp_path / "gate") as opened,
+        serve(root, allow_python_models=True) as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
+        station = Station(server, client, opened, row("jax"))
+        await station.load(root, 4, max_queue_delay_microseconds=1)
+        asked = await station.busy()
+        classes = [triton.InferRequestedOutput("y", class_count=1)]
+        asked += [station.ask(1), station.ask(2, outputs=classes), station.ask(3)]
+        await station.pending(3)
+        opened.free(99)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+
+    assert [2.0, "failed", 6.0] == shown(answers[-3:])
+    assert {1.0, 2.0, 3.0} == set(opened.executed[-1])
+
+
+async def test_the_clients_that_are_known_have_a_limit() -> None:
+    table = apart.Apart()
+    calls = [InferCall() for _ in range(apart.MOST_APART + 1)]
+    for number, call in enumerate(calls, 1):
+        call.client = number
+        table.add(call, number)
+    for call in (calls[0], calls[-1]):
+        table.mark(call, apart.MOST_APART + 1)
+
+    assert apart.MOST_APART == len(table)
+    assert [False, True] == [calls[0].is_apart, calls[-1].is_apart]
+
+
+async def test_a_client_is_apart_for_a_while() -> None:
+    table, call, later = apart.Apart(), InferCall(), InferCall()
+    call.client = later.client = 7
+    table.add(call, 0)
+    table.mark(later, apart.APART_SECONDS * 1_000_000_000)
+
+    assert not later.is_apart
+    assert 0 == len(table)
+
+
+async def test_what_ends_its_process_is_internal_and_what_waits_is_not(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """Whoever repeats elsewhere what is UNAVAILABLE repeats nothing that ends processes."""
+    root = tmp_path / "models"
+    root.mkdir()
+    async with (
+        gate(tmp_path / "gate") as opened,
+        serve(root, allow_python_models=True, http_endpoint="port:0") as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
+        station = Station(server, client, opened, row("own, batched in a process"))
+        await station.load(root)
+        death = asyncio.ensure_future(over_grpc(station, DEATH))
+        await station.until(lambda: opened.held == 1)
+        # They are handed to the process too, which has not begun with them.
+        waiting = [asyncio.ensure_future(how(station, 1)) for how in (over_grpc, over_rest)]
+        await station.in_progress(3)
+        await station.pending(2)
+        opened.free(1)
+        found = await asyncio.gather(death, *waiting)
+
+    assert ["INTERNAL", "UNAVAILABLE", "503"] == [status for status, _ in found]
+    assert "while it executed this request" in found[0][1]
+    assert ["before it began with this request" in text for _, text in found] == [False, True, True]
+
+
+async def over_grpc(station: Station, value: float) -> tuple[str, str]:
+    """Return the status and the text of a request."""
+    try:
+        return "OK", str(await station.ask(value))
+    except InferenceServerException as error:
+        return str(error.status()).removeprefix("StatusCode."), str(error.message())
+
+
+async def over_rest(station: Station, value: float) -> tuple[str, str]:
+    """Return the status and the text of a request."""
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [value]}
+    path, body = f"/v2/models/{station.model}/infer", json.dumps({"inputs": [tensor]})
+    answer = await ask(str(station.server.http), "POST", path, body=body.encode())
+    return str(answer.status), answer.body.decode()
