@@ -106,11 +106,9 @@ def targets_of(program: bytes) -> frozenset[str]:
     return frozenset(_targets(program))
 
 
-def missing(target: str) -> str:
-    """Return the platform whose functions have none of this name; empty where that is unknown."""
-    if target.startswith("lapack_"):
-        return "" if target in _known(CPU) else CPU
-    return ""
+def is_missing(target: str) -> bool:
+    """Tell whether a function of LAPACK is one that the jaxlib which runs does not have."""
+    return target.startswith("lapack_") and target not in _known(CPU)
 
 
 @cache
@@ -133,8 +131,8 @@ def _known(platform: str) -> frozenset[str]:
     """Return the names that a platform has; none where they cannot be listed."""
     register()
     if platform == CPU:
-        # Other code may register more at any time.
-        return frozenset(xla_client.custom_call_targets(_HOST))
+        # Other code may register more at any time, and libraries come with the backend.
+        return _names_of(CPU).union(xla_client.custom_call_targets(_HOST))
     return _names_of(_PLATFORMS.get(platform, platform))
 
 
