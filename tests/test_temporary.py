@@ -187,7 +187,34 @@ def test_what_was_replaced_is_put_back_unless_its_successor_is_there(
     assert ["1"] == [path.name for path in tmp_path.iterdir()]
 
 
-def test_what_was_replaced_is_gone(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot exchange names")
+def test_what_is_replaced_is_there_at_every_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names are exchanged at once: nothing is renamed away first."""
+    target = tmp_path / "1"
+    target.mkdir()
+    (target / "old").touch()
+
+    def refuse(source: Path, to: Path) -> Path:
+        raise AssertionError(f"{source} was renamed")
+
+    with TemporaryDirectory(tmp_path) as made:
+        (made.path / "1").mkdir()
+        (made.path / "1" / "new").touch()
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "rename", refuse)
+            made.replace(made.path / "1", target)
+
+    assert [target, target / "new"] == sorted(tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_what_was_replaced_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool
+) -> None:
+    if not exchanges:
+        monkeypatch.setattr("xlaserve.temporary._exchanged", lambda one, other: False)
     target = tmp_path / "1"
     target.mkdir()
     (target / "old").touch()

@@ -5,6 +5,7 @@ however the process ends. Who finds a directory of this kind and gets its lock k
 needs it. Process ids would not do: they are used again, and other containers have their own.
 """
 
+import ctypes
 import fcntl
 import hashlib
 import os
@@ -22,6 +23,11 @@ _REPLACED = "replaced-"
 """In a temporary directory, what begins with this stood beside it until something replaced it."""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+_ANYWHERE = -100
+"""AT_FDCWD: a name that is not below an open directory."""
+_EXCHANGE = 2
+"""RENAME_EXCHANGE of renameat2(2)."""
 
 _ELSEWHERE_SECONDS = 24 * 3600.0
 """File systems of several machines may not tell one of the other's locks: a directory that another
@@ -59,10 +65,13 @@ class TemporaryDirectory:
     def replace(self, source: Path, target: Path) -> None:
         """Rename `source` to `target`, which is beside this directory and may be there.
 
-        A process that is killed in between leaves the old one or the new one: the removal of what
-        it left puts the old one back.
+        Where the system can exchange two names, whoever looks finds one of them at any moment. A
+        process that is killed in between leaves the old one or the new one: the removal of what it
+        left puts the old one back.
         """
         if target.exists():
+            if _exchanged(source, target):
+                return
             target.rename(self.path / f"{_REPLACED}{target.name}")
         source.rename(target)
 
@@ -74,6 +83,15 @@ class TemporaryDirectory:
         _put_back(self.path)
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(descriptor)
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Exchange two names at once; false where the system or the file system cannot."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    before, after = (os.fsencode(path.absolute()) for path in (one, other))
+    return bool(rename(_ANYWHERE, before, _ANYWHERE, after, _EXCHANGE) == 0)
 
 
 def remove_leftovers(parent: Path) -> int:

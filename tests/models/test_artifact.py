@@ -228,6 +228,12 @@ def test_other_functions_may_not_be_called(text: str) -> None:
         artifact.check_custom_calls(text)
 
 
+def test_a_kernel_that_this_jaxlib_does_not_have_is_named() -> None:
+    """As one of another version may be; XLA would say so without what to do."""
+    with pytest.raises(InvalidModel, match=r"calls 'lapack_sxyz_ffi', which jaxlib .* export it"):
+        artifact.check_custom_calls("stablehlo.custom_call @lapack_sxyz_ffi(%1)")
+
+
 def test_artifact_that_calls_something_else_is_refused(tmp_path: Path) -> None:
     """A callback into Python is refused by jax.export, unless it is told to let it pass."""
 

@@ -90,7 +90,7 @@ def test_version_can_be_loaded_after_every_file_that_is_written(
 ) -> None:
     """Whoever is killed in between leaves a model that loads, and that can be migrated again."""
     write = files.write_atomically
-    allowed = [STABLEHLO, FILE_NAME, ARTIFACT, FILE_NAME]
+    allowed = [STABLEHLO, ARTIFACT, FILE_NAME]
     written: list[str] = []
 
     def stopping(path: Path, parts: list[bytes]) -> files.FileRecord:

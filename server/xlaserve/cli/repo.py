@@ -32,7 +32,10 @@ def migrate(
         bool, typer.Option("--dry-run", help="Say what would be done, and write nothing.")
     ] = False,
 ) -> None:
-    """Make models last: keep what later versions of JAX will read, and renew what this refuses."""
+    """Make models last: keep what later versions of JAX will read, and renew what this refuses.
+
+    This is one way: nothing brings the old bytes back.
+    """
     from xlaserve.models import device, migration
 
     device.start("cpu")

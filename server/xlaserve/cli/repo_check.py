@@ -4,6 +4,7 @@ import importlib.util
 import json
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +18,7 @@ from rich.text import Text
 from xlaserve import log
 from xlaserve.cli.printable import printable
 from xlaserve.cli.termination import unwinding_on_signals
+from xlaserve.core.host import compile_processes
 from xlaserve.core.residence.checkup import Checkup, Finding, ModelReport
 from xlaserve.core.residence.remote.local_copy import LocalCopy, local_copy
 from xlaserve.core.residence.repositories import open_repositories
@@ -80,7 +82,8 @@ def _checked(copy: LocalCopy) -> Iterator[ModelReport]:
         yield ModelReport(name, reason=reason)
     settings = copy.settings
     runs_python = settings.allow_python_models
-    made = compilation.of_settings(settings, compare=True)
+    # As a server does: what is loaded was lowered in another process.
+    made = compilation.of_settings(settings, compare=True, processes=compile_processes(settings))
     platform = device.start(settings.device.value, made.cache)
     if importlib.util.find_spec("onnxruntime") is None:
         structlog.get_logger("check").warning("nothing is compared: onnxruntime is not installed")
@@ -98,7 +101,8 @@ def _checked(copy: LocalCopy) -> Iterator[ModelReport]:
         )
 
     models = open_repositories(settings)
-    yield from Checkup(models, loaders.load, context, runs_python=runs_python).run()
+    with closing(made):
+        yield from Checkup(models, loaders.load, context, runs_python=runs_python).run()
 
 
 class _NoCalls:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -16,10 +16,11 @@ from rich.text import Text
 from xlaserve import log
 from xlaserve.cli.printable import printable
 from xlaserve.cli.termination import unwinding_on_signals
+from xlaserve.core.host import compile_processes
 from xlaserve.core.residence.remote.local_copy import LocalCopy, local_copy
 from xlaserve.core.residence.repositories import open_repositories
 from xlaserve.core.residence.repository import Repository
-from xlaserve.core.residence.sources import ModelSource
+from xlaserve.core.residence.sources import ModelSource, VersionSource
 from xlaserve.errors import InvalidModel, InvalidSettings, XlaserveError
 from xlaserve.models import compilation, device, loaders, program_store, warming
 from xlaserve.models.compilation_cache import CompilationCache, name_of
@@ -158,11 +159,13 @@ def _warmed_here(
     store: ProgramStore | None,
 ) -> Iterator[Warmed]:
     """Load every version on the device of this machine."""
-    made = replace(compilation.of_settings(settings), store=store)
+    # As a server does: what is loaded was lowered in another process.
+    wanted = compilation.of_settings(settings, processes=compile_processes(settings))
+    made = replace(wanted, store=store)
     asked = settings.device.value if target == HERE else target
     platform = device.start(asked, made.cache, memory_fraction=settings.gpu_memory_fraction)
-    for source in sources:
-        for version in source.versions:
+    with closing(replace(made, store=None)):
+        for source, version in _versions(sources):
             context = LoadContext(
                 model=source.name,
                 version=str(version.number),
@@ -175,6 +178,10 @@ def _warmed_here(
             )
             yield warming.warm_here(version.directory, context)
             device.release_memory()
+
+
+def _versions(sources: Sequence[ModelSource]) -> Sequence[tuple[ModelSource, VersionSource]]:
+    return [(source, version) for source in sources for version in source.versions]
 
 
 def _warmed_ahead(
@@ -193,7 +200,7 @@ def _warmed_ahead(
         command_buffers=settings.gpu_command_buffers,
         latency_hiding=settings.gpu_latency_hiding_scheduler,
     )
-    found = [(source, version) for source in sources for version in source.versions]
+    found = _versions(sources)
     jobs = [
         Job(
             source.name,

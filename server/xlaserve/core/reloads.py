@@ -16,13 +16,14 @@ import structlog
 
 from xlaserve.core.event_notes import EventNotes
 from xlaserve.errors import XlaserveError
+from xlaserve.file_marks import FileMark, mark_of
 
 Reload: TypeAlias = Callable[[], Awaitable[None] | None]
 """Reads something again, on the event loop; or raises, and then keeps what was read before."""
 Wait: TypeAlias = Callable[[Callable[[], "tuple[Mark, ...]"]], Awaitable["tuple[Mark, ...]"]]
 """Calls a function in a thread that may wait for files."""
-Mark: TypeAlias = tuple[int, int, int, int] | None
-"""Device, inode, time and size of a file, behind every link to it; None while it is not there."""
+Mark: TypeAlias = FileMark | None
+"""That of a file, behind every link to it; None while it is not there."""
 
 LOOK_SECONDS = 5.0
 """Seconds between two looks at the files."""
@@ -125,7 +126,6 @@ def marks_of(files: Sequence[Path]) -> tuple[Mark, ...]:
 
 def _mark(file: Path) -> Mark:
     try:
-        found = file.stat()
+        return mark_of(file.stat())
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size

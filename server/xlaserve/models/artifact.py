@@ -10,12 +10,13 @@ from typing import Any, Protocol
 import jax
 import jax.export
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
 from jax.export import Exported
 from jax.extend.mlir import ir
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models import cache_key, files, manifest, wrapper
+from xlaserve.models import cache_key, custom_calls, files, manifest, wrapper
 from xlaserve.models.computation import (
     Abstract,
     Computation,
@@ -325,6 +326,11 @@ def check_custom_calls(text: str, name: str = ARTIFACT) -> None:
             raise InvalidModel(
                 f"{name} calls '{target[:64]}', which is not among the functions that a "
                 "model may call"
+            )
+        if custom_calls.is_missing(target):
+            raise InvalidModel(
+                f"{name} calls '{target[:64]}', which jaxlib {jaxlib.__version__} does not have: "
+                "serve it with the jax that exported it, or export it again with this one"
             )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from io import BytesIO
 from typing import Any, TypeAlias, TypeVar
 
 import jax
@@ -28,6 +29,9 @@ from jax.interpreters import mlir
 STABLEHLO_VERSIONS = ("1.11.0", "1.14.0")
 """Versions that are written, the first that can express all of a function. The first is read by jax
 0.6.2 (June 2025) and everything after it, the second by jax 0.9.2."""
+
+_HINT = "sdy.sharding_rule"
+"""The attribute of a custom call that says how it may be split over devices."""
 
 _MAX_FRAMES = 64
 """Kinds of arguments and results that are remembered; each takes some kilobytes."""
@@ -185,9 +189,9 @@ def parsed(module: bytes) -> Iterator[Any]:
 def portable(module: bytes) -> bytes:
     """Write a portable artifact again in the oldest of our versions of StableHLO that can say it.
 
-    One that none of them can say stays as it is. Raises as `parsed` does.
+    One that none of them can say stays as it is: `is_lasting` tells. Raises as `parsed` does.
     """
-    with parsed(module) as whole:
+    with _plain(module) as whole:
         for version in STABLEHLO_VERSIONS:
             try:
                 return _serialized(whole, version)
@@ -196,21 +200,58 @@ def portable(module: bytes) -> bytes:
     return module
 
 
+def is_lasting(module: bytes) -> bool:
+    """Tell whether a portable artifact is in one of the versions of StableHLO that are written."""
+    return stablehlo_version(module) in STABLEHLO_VERSIONS
+
+
 def neutral(module: bytes) -> bytes:
     """Return a portable artifact without names and lines of its source: equal where it computes
     the same in the same way. Raises as `parsed` does.
     """
-    with parsed(module) as whole:
+    with _plain(module) as whole:
         strip = PassManager.parse("builtin.module(strip-debuginfo)", whole.context)
         strip.run(whole.operation)
         whole.operation.attributes["sym_name"] = ir.StringAttr.get("model", whole.context)
-        return _serialized(whole, newest_stablehlo())
+        return _comparable(whole)
 
 
 def is_same(left: bytes, right: bytes) -> bool:
     """Tell whether two portable artifacts are the same computation, in whatever version."""
-    with parsed(left) as one, parsed(right) as other:
-        return _serialized(one, newest_stablehlo()) == _serialized(other, newest_stablehlo())
+    with _plain(left) as one, _plain(right) as other:
+        return _comparable(one) == _comparable(other)
+
+
+@contextmanager
+def _plain(module: bytes) -> Iterator[Any]:
+    """Read a portable artifact as `parsed` does, without hints that StableHLO cannot say.
+
+    JAX says of linear algebra how it may be split over devices. An artifact here is for one device.
+    """
+    with parsed(module) as whole:
+        if _HINT.encode() in module:
+            whole.operation.walk(_without_hint)
+        # It would write to stderr what it cannot say, where that is no failure.
+        heard = whole.context.attach_diagnostic_handler(lambda diagnostic: True)
+        with heard:
+            yield whole
+
+
+def _without_hint(operation: Any) -> Any:
+    if _HINT in operation.attributes:
+        del operation.attributes[_HINT]
+    return ir.WalkResult.ADVANCE
+
+
+def _comparable(module: Any) -> bytes:
+    """Return bytes that are equal for modules that are."""
+    try:
+        return _serialized(module, newest_stablehlo())
+    except ValueError:
+        # Operations that StableHLO does not have: of no version, so as they are in memory.
+        written = BytesIO()
+        module.operation.write_bytecode(written)
+        return written.getvalue()
 
 
 def _serialized(module: Any, version: str) -> bytes:

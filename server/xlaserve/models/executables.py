@@ -15,10 +15,9 @@ from typing import Any, Protocol
 import jax
 import structlog
 from jax.errors import JaxRuntimeError
-from jax.experimental import serialize_executable
 from jax.export import Exported
 
-from xlaserve.models import cache_key
+from xlaserve.models import cache_key, serialized
 from xlaserve.models.compilation import Compilation, CompilerOptions
 from xlaserve.models.compilers.jobs import Array, Job, Packed
 from xlaserve.models.compilers.pool import CompilationError, CompilerProcesses, Refused
@@ -245,11 +244,7 @@ class Executables:
         leaves = ([0] * len(wanted.leaves), [0] * len(wanted.inputs))
         takes = jax.tree.structure((leaves, {}))
         returns = jax.tree.structure([0] * len(self._source.exported.out_avals))
-        devices = wanted.site.devices
-        loaded: jax.stages.Compiled = serialize_executable.deserialize_and_load(
-            data, takes, returns, devices[0].client, devices
-        )
-        return loaded
+        return serialized.loaded(data, takes, returns, wanted.site.devices)
 
 
 def function(

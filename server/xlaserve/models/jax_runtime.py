@@ -16,7 +16,7 @@ import structlog
 
 from xlaserve import allocator
 from xlaserve.errors import DeviceUnavailable
-from xlaserve.models import cache_key, device_problems
+from xlaserve.models import cache_key, custom_calls, device_problems
 from xlaserve.models.compilation_cache import CompilationCache
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -63,6 +63,7 @@ def start(
         os.environ[_MEMORY_FRACTIONS[0]] = str(memory_fraction)
     with device_problems.heard() as said:
         platform = _start_backend(device, said)
+    custom_calls.register()
     if device not in ("auto", platform):
         raise DeviceUnavailable(device, device_problems.reason(device, platform, said))
     for text in said if device == "auto" else ():

@@ -10,9 +10,8 @@ from typing import Any
 
 import jax
 import structlog
-from jax.experimental import serialize_executable
 
-from xlaserve.models import cache_key
+from xlaserve.models import cache_key, serialized
 from xlaserve.models.compilation import AUTOTUNE_OPTION, Compilation, flags
 from xlaserve.models.compilation_cache import Entry, Unusable, name_of
 from xlaserve.models.program_counts import ProgramCounts
@@ -159,7 +158,7 @@ class KeptPrograms:
         if place is None or not self._compilation.is_kept:
             return
         try:
-            data = written or serialize_executable.serialize(executable)[0]
+            data = written or serialized.written(executable)
         # Not every program can be written, and each kind fails with an error of its own.
         except Exception as error:
             _log.info("a program is not kept", **self._of, reason=first_line(error))

@@ -4,18 +4,24 @@
 # mypy: disallow-untyped-calls=False
 
 import dataclasses
-from collections.abc import Iterator
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 
 import jax
 import jax.export
+import msgspec
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models import artifact, files, manifest
+from xlaserve.models import artifact, files, loaders, manifest, read_back, single_file
 from xlaserve.models.computation import (
     Computation,
+    is_lasting,
     is_same,
     lasting,
     of_artifact,
@@ -23,9 +29,11 @@ from xlaserve.models.computation import (
     to_artifact,
     to_file,
 )
+from xlaserve.models.config_text import read_config
+from xlaserve.models.generation import record as generator
 from xlaserve.models.manifest import ARTIFACT, STABLEHLO, Manifest
 from xlaserve.models.sizes import LIMIT_ARTIFACT_BYTES
-from xlaserve.temporary import remove_leftovers
+from xlaserve.temporary import TemporaryDirectory, remove_leftovers
 
 _SUFFIX = Path(ARTIFACT).suffix
 
@@ -71,8 +79,11 @@ def migrate(path: Path, *, dry_run: bool = False) -> Iterator[Outcome]:
 def _in_directory(directory: Path, dry_run: bool) -> Iterator[Outcome]:
     if not dry_run:
         remove_leftovers(directory)
-    if (directory / manifest.FILE_NAME).exists():
+    if _manifest_of(directory):
         yield _outcome(directory, dry_run)
+        return
+    if directory.name.isdecimal() and _is_code(directory):
+        yield Outcome(directory, Result.SKIPPED, "is a Python model, whose files are its own")
         return
     children = sorted(child for child in directory.iterdir() if not child.name.startswith("."))
     if directory.name.isdecimal() and not any(child.suffix == _SUFFIX for child in children):
@@ -86,6 +97,13 @@ def _in_directory(directory: Path, dry_run: bool) -> Iterator[Outcome]:
             yield _outcome(child, dry_run)
 
 
+def _is_code(version: Path) -> bool:
+    """Tell whether a version is a Python model. One that cannot be told is none."""
+    with suppress(InvalidModel):
+        return loaders.recognised(version, read_config(version.parent)) == loaders.PYTHON
+    return False
+
+
 def _outcome(path: Path, dry_run: bool) -> Outcome:
     try:
         done = _migrate_file(path, dry_run) if path.is_file() else _migrate_version(path, dry_run)
@@ -97,20 +115,135 @@ def _outcome(path: Path, dry_run: bool) -> Outcome:
 
 
 def _migrate_version(directory: Path, dry_run: bool) -> list[str]:
+    """Have a version directory replaced by one with its programs renewed; say what was done.
+
+    The new one is written beside it and read back before the old one goes.
+    """
+    renew = _KINDS[_manifest_of(directory)]
+    renewal = renew(directory)
+    if not renewal.done:
+        return []
+    _check_no_checksum(directory, renewal.writes)
+    if not dry_run:
+        remove_leftovers(directory.parent)
+        with TemporaryDirectory(directory.parent) as temporary:
+            staged = temporary.path / directory.name
+            _copy(directory, staged)
+            renewal.write(staged)
+            read_back.check(staged)
+            temporary.replace(staged, directory)
+    return renewal.done
+
+
+def _manifest_of(directory: Path) -> str:
+    """Return the name of the manifest that a version directory has; empty where it has none."""
+    return next((name for name in _KINDS if (directory / name).exists()), "")
+
+
+def _copy(directory: Path, target: Path) -> None:
+    """Make a second directory of the same files. None of them is changed: each is replaced."""
+    shutil.copytree(directory, target, symlinks=True, copy_function=_linked)
+
+
+def _linked(source: str, target: str) -> object:
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:  # of another user's file, or where the file system has no links
+        return shutil.copy2(source, target, follow_symlinks=False)
+    return target
+
+
+def _check_no_checksum(directory: Path, names: Collection[str]) -> None:
+    """Raise InvalidModel if the configuration holds one of the files to its checksum."""
+    said = read_config(directory.parent)
+    for checksum in said.checksums:
+        place = Path(checksum.file)
+        if place.parent == Path(directory.name) and place.name in names:
+            raise InvalidModel(
+                f"the configuration has the MD5 of {checksum.file} (model_repository_agents), "
+                "which would be another: take it out, migrate, and write the new one"
+            )
+
+
+# --- the kinds of version directories ---
+
+
+@dataclass(frozen=True, slots=True)
+class _Renewal:
+    """What is to be done with one version directory."""
+
+    done: list[str]
+    """What will have been done, for people; empty where it is current."""
+    writes: Collection[str]
+    """The files that are written."""
+    write: Callable[[Path], None]
+    """Writes them, into a copy of the directory."""
+
+
+def _exported(directory: Path) -> _Renewal:
     described = manifest.read(directory)
     found = of_artifact(artifact.read(directory, described))
     refused = _refusal(directory, described)
     done: list[str] = []
-    if described.durable is None:
+    changes: dict[str, bytes] = {}
+    durable, version = described.durable, described.jax_version
+    if durable is None:
         computation = _made_to_last(found)
+        durable = artifact.durable_of(computation)
         done.append(f"{STABLEHLO} added (StableHLO {stablehlo_version(computation.module)})")
-        if not dry_run:
-            described = _add_stablehlo(directory, described, computation, keep=not refused)
+        changes[STABLEHLO] = computation.module
+    elif not is_lasting(found.module) and is_lasting((older := _made_to_last(found)).module):
+        before, after = stablehlo_version(found.module), stablehlo_version(older.module)
+        durable = artifact.durable_of(older)
+        done.append(f"StableHLO {before} is now {after}")
+        changes[STABLEHLO] = older.module
+        refused = refused or "was newer"
     if refused:
         done.append(f"{ARTIFACT} {refused}, written by jax {jax.__version__}")
-        if not dry_run:
-            _write_artifact(directory, described, found)
-    return done
+        changes[ARTIFACT] = _as_file(found)
+        version = jax.__version__
+
+    def write(target: Path) -> None:
+        written = {n: files.write_atomically(target / n, [data]) for n, data in changes.items()}
+        known = {**described.files, **written}
+        manifest.write(
+            target,
+            dataclasses.replace(described, files=known, durable=durable, jax_version=version),
+        )
+
+    return _Renewal(done, changes, write)
+
+
+def _generator(directory: Path) -> _Renewal:
+    described = generator.read(directory)
+    done: list[str] = []
+    changes: dict[str, bytes] = {}
+    for name in (generator.DECODE, generator.CHUNK):
+        limit, expected = LIMIT_ARTIFACT_BYTES, described.files[name].record
+        data = files.read_checked(directory, name, limit_bytes=limit, record=expected)
+        if said := _renewed(data, name):
+            done.append(f"{name} {said.text}")
+            changes[name] = said.data
+
+    def write(target: Path) -> None:
+        written = dict(described.files)
+        for name, data in changes.items():
+            file = files.write_atomically(target / name, [data])
+            written[name] = generator.File(file.size_bytes, file.sha256)
+        version = jax.__version__
+        record = msgspec.structs.replace(described, files=written, jax_version=version)
+        generator.write(target, record)
+
+    return _Renewal(done, changes, write)
+
+
+_KINDS: Mapping[str, Callable[[Path], _Renewal]] = MappingProxyType(
+    {manifest.FILE_NAME: _exported, generator.FILE_NAME: _generator}
+)
+"""What is to be done with a version directory, by the manifest that has the hashes of its files."""
+
+
+# --- computations ---
 
 
 def _made_to_last(found: Computation) -> Computation:
@@ -130,44 +263,37 @@ def _refusal(directory: Path, described: Manifest) -> str:
     return f"of jax {described.jax_version} is refused by this one"
 
 
-def _add_stablehlo(
-    directory: Path, described: Manifest, computation: Computation, *, keep: bool
-) -> Manifest:
-    record = files.write_atomically(directory / STABLEHLO, [computation.module])
-    kept = {name: r for name, r in described.files.items() if keep or name != ARTIFACT}
-    changed = dataclasses.replace(
-        described,
-        files={**kept, STABLEHLO: record},
-        durable=artifact.durable_of(computation),
-    )
-    manifest.write(directory, changed)
-    return changed
+@dataclass(frozen=True, slots=True)
+class _Renewed:
+    text: str
+    data: bytes
 
 
-def _write_artifact(directory: Path, described: Manifest, computation: Computation) -> None:
-    rest = {name: record for name, record in described.files.items() if name != ARTIFACT}
-    if ARTIFACT in described.files:
-        # The manifest first drops the file that is about to change: nothing is loaded from it.
-        manifest.write(directory, dataclasses.replace(described, files=rest))
-    record = files.write_atomically(directory / ARTIFACT, [_as_file(computation)])
-    manifest.write(
-        directory,
-        dataclasses.replace(
-            described, files={**rest, ARTIFACT: record}, jax_version=jax.__version__
-        ),
-    )
+def _renewed(data: bytearray, name: str) -> _Renewed | None:
+    """Return a file of `jax.export` as it is written to last; None where it is."""
+    found = of_artifact(artifact.deserialize(data, name=name))
+    computation = _made_to_last(found)
+    before, after = stablehlo_version(found.module), stablehlo_version(computation.module)
+    if artifact.is_read_by_jax(data) and before == after:
+        return None
+    text = f"written by jax {jax.__version__}, StableHLO {before} is now {after}"
+    return _Renewed(text, _as_file(found))
 
 
 def _migrate_file(path: Path, dry_run: bool) -> list[str]:
     data = files.read_checked(path.parent, path.name, limit_bytes=LIMIT_ARTIFACT_BYTES)
-    found = of_artifact(artifact.deserialize(data, name=path.name))
-    computation = _made_to_last(found)
-    before, after = stablehlo_version(found.module), stablehlo_version(computation.module)
-    if artifact.is_read_by_jax(data) and before == after:
+    renewed = _renewed(data, path.name)
+    if renewed is None:
         return []
+    if path.parent.name.isdecimal():
+        _check_no_checksum(path.parent, (path.name,))
     if not dry_run:
-        files.write_atomically(path, [_as_file(computation)])
-    return [f"written by jax {jax.__version__}, StableHLO {before} is now {after}"]
+        with TemporaryDirectory(path.parent) as temporary:
+            staged = temporary.path / path.name
+            files.write_atomically(staged, [renewed.data])
+            single_file.read_file(staged)
+            temporary.replace(staged, path)
+    return [renewed.text]
 
 
 def _as_file(found: Computation) -> bytes:

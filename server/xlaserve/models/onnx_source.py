@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 
 from xlaserve.errors import InvalidModel
+from xlaserve.file_marks import mark_of
 from xlaserve.models import files, manifest
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.roots import ANYWHERE, Roots
@@ -144,6 +145,16 @@ def key(
     return digest.hexdigest()
 
 
+def marks(source: OnnxSource) -> object:
+    """Return what differs once one of the files is changed; raises InvalidModel if it is gone."""
+    path = source.path
+    try:
+        mark = mark_of(path.stat())
+    except OSError as error:
+        raise InvalidModel(f"{path.name} cannot be read: {error.strerror}") from error
+    return mark, [(str(file), _mark(file)) for file in _beside(path, deep=not source.is_alone)]
+
+
 def _beside(path: Path, *, deep: bool) -> Iterator[Path]:
     """Yield the files that may hold tensors of a model, which only reading it could tell."""
     for root, directories, names in os.walk(path.parent):
@@ -156,10 +167,9 @@ def _beside(path: Path, *, deep: bool) -> Iterator[Path]:
 
 def _mark(file: Path) -> tuple[int, ...]:
     try:
-        status = file.lstat()
+        return mark_of(file.lstat())
     except OSError:
         return ()
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _hash(path: Path, limit_bytes: int, roots: Roots, check_cancelled: Callable[[], None]) -> bytes:

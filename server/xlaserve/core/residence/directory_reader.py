@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from xlaserve.core.residence.fingerprints import files_below, fingerprint_of
+from xlaserve.core.residence.fingerprints import content_of, files_below, fingerprint_of
 from xlaserve.core.residence.listing import is_version_directory
 from xlaserve.core.residence.names import is_version
 from xlaserve.core.residence.sources import VersionSource
@@ -152,7 +152,8 @@ class DirectoryReader:
             # What is no link lies where its directory does: to resolve it costs 50 us.
             if os.path.islink(file):  # noqa: PTH114, in a quarter of the time
                 roots.confine(file)
-        mark = (str(directory), config, fingerprint_of(directory, listed))
+        found = fingerprint_of(directory, listed)
+        mark = (str(directory), config, found, content_of(listed))
         return VersionSource(number, directory, mark, roots, home, sent=sent)
 
 

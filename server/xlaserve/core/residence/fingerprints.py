@@ -1,15 +1,22 @@
 """The files below a directory, and what tells that one of them was changed."""
 
+import hashlib
 import os
 import stat
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
 from xlaserve.errors import InvalidModel
+from xlaserve.file_marks import mark_of
 
 MAX_FILES_PER_VERSION = 10_000
 """Files of one version directory; more is not a model but a mistake."""
+
+MOST_CONTENT_BYTES = 16 << 20
+MOST_CONTENT_FILES = 1000
+"""Files of one version that are read to tell whether they were changed, and their bytes."""
 
 Fingerprint: TypeAlias = tuple[object, ...]
 """Changes when a file of the version, or its configuration, changes."""
@@ -52,7 +59,23 @@ def fingerprint_of(directory: Path, files: Sequence[Path] | None = None) -> Fing
     rows: Mapping[str, os.stat_result] = {
         str(file).removeprefix(prefix): _status(file) for file in found
     }
-    return tuple(
-        (name, status.st_ino, status.st_size, status.st_mtime_ns)
-        for name, status in sorted(rows.items())
-    )
+    return tuple((name, *mark_of(status)) for name, status in sorted(rows.items()))
+
+
+def content_of(files: Sequence[Path]) -> str:
+    """Return a hash of the small files among some, in their order.
+
+    Where a file system keeps no time of change, or two changes have the same, only the content
+    tells. Larger files are left out: to read them takes as long as a load does. One that cannot be
+    read is as good as empty: the load says what is wrong with it, if it needs it.
+    """
+    digest = hashlib.sha256()
+    left = MOST_CONTENT_BYTES
+    for file in sorted(files)[:MOST_CONTENT_FILES]:
+        with suppress(OSError), file.open("rb") as opened:
+            size = os.fstat(opened.fileno()).st_size
+            if size <= left:
+                left -= size
+                digest.update(f"{file}\0{size}\0".encode(errors="surrogateescape"))
+                digest.update(opened.read(size))
+    return digest.hexdigest()

@@ -23,10 +23,9 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import msgspec
-from jax.experimental import serialize_executable
 from jax.sharding import SingleDeviceSharding
 
-from xlaserve.models import cache_key, jax_runtime
+from xlaserve.models import cache_key, jax_runtime, serialized
 from xlaserve.models.compilation import flags
 from xlaserve.models.compilers.jobs import READY, Answer, Array, Job, Packed, Proof
 from xlaserve.models.executables import function
@@ -103,7 +102,7 @@ def _written(
     executable: jax.stages.Compiled, program: dict[str, str], environment: dict[str, str]
 ) -> tuple[Answer, bytes]:
     try:
-        data, _, _ = serialize_executable.serialize(executable)
+        data = serialized.written(executable)
     # Not every program can be written, and each kind fails with an error of its own.
     except Exception as error:
         return Answer(refused=f"it cannot be serialized: {_text(error)}"), b""

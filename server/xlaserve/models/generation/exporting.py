@@ -20,7 +20,8 @@ import jax.export
 import jax.numpy as jnp
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models import artifact, files, parameters, weights
+from xlaserve.models import artifact, files, parameters, read_back, weights
+from xlaserve.models.computation import lasting, to_file
 from xlaserve.models.generation import record
 from xlaserve.models.generation.info import mask_words
 from xlaserve.models.generation.record import CHUNK, DECODE, LENGTH, SLOTS, WEIGHTS, Array, Record
@@ -80,7 +81,7 @@ def export_generator(
         directory = temporary.path / target.name
         directory.mkdir()
         record.write(directory, _record(directory, made, programs, max_length, files))
-        record.read(directory)  # nothing is there that could not be read
+        read_back.check(directory)
         made.check_length(max_length)
         directory.chmod(0o755)
         temporary.replace(directory, target)
@@ -236,7 +237,8 @@ def _exported(
 ) -> bytes:
     try:
         jitted = jax.jit(function, donate_argnums=donated)
-        return bytes(jax.export.export(jitted, platforms=platforms)(*arguments).serialize())
+        exported = jax.export.export(jitted, platforms=platforms)(*arguments)
+        return to_file(exported, lasting(exported))
     except InvalidModel:
         raise
     # Whatever the author's code raises while it is traced.

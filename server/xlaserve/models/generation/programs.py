@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.errors import JaxRuntimeError
-from jax.experimental import serialize_executable
 from jax.export import Exported
 
 from xlaserve.errors import InvalidModel
+from xlaserve.models import serialized
 from xlaserve.models.generation.configured import cache_name
 from xlaserve.models.generation.info import GenerationInfo, mask_words
 from xlaserve.models.generation.partial_step import PartialStep
@@ -297,11 +297,7 @@ class Programs:
         place = self._kept.described(self._site, computation, "", flat, None)
 
         def load(data: bytes) -> jax.stages.Compiled:
-            devices = self._site.devices
-            loaded: jax.stages.Compiled = serialize_executable.deserialize_and_load(
-                data, lowered.in_tree, lowered.out_tree, devices[0].client, devices
-            )
-            return loaded
+            return serialized.loaded(data, lowered.in_tree, lowered.out_tree, self._site.devices)
 
         found = self._kept.find(place, load) if self._uses_kept else None
         if found is not None:

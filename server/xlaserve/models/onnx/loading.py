@@ -33,7 +33,7 @@ def load_with(converted: Convert, directory: Path, context: LoadContext) -> Load
     """Convert a model by this function, unless that was kept, and load it; else as `load`."""
     source = found(directory, context.config)
     conversions = context.compilation.conversions
-    before = _mark(source)
+    before = onnx_source.marks(source)
     name = onnx_source.key(
         source,
         limit_bytes=conversions.limits.model_bytes,
@@ -43,7 +43,7 @@ def load_with(converted: Convert, directory: Path, context: LoadContext) -> Load
 
     def convert(target: Path) -> None:
         converted(source, target, context)
-        if _mark(source) != before:
+        if onnx_source.marks(source) != before:
             raise InvalidModel(f"{source.path.name} was changed while it was converted")
 
     try:
@@ -135,12 +135,3 @@ def _is_intact(directory: Path) -> bool:
     except InvalidModel:
         return False
     return True
-
-
-def _mark(source: OnnxSource) -> object:
-    """Return what changes when the model is written anew; raises InvalidModel if it is gone."""
-    try:
-        status = source.path.stat()
-    except OSError as error:
-        raise InvalidModel(f"{source.path.name} cannot be read: {error.strerror}") from error
-    return status.st_ino, status.st_size, status.st_mtime_ns

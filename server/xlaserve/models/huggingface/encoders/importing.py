@@ -10,7 +10,7 @@ import jax
 import msgspec
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models import files, version_numbers
+from xlaserve.models import files, read_back, version_numbers
 from xlaserve.models.embedding import declared
 from xlaserve.models.embedding.declared import Declaration
 from xlaserve.models.export import Exportable
@@ -76,6 +76,7 @@ def import_encoder(
         said = Declaration(max_tokens=sizes[-1], vocab=form.vocab, pad=form.pad, prompt=form.prompt)
         text = msgspec.json.format(msgspec.json.encode(said), indent=2)
         files.write_atomically(made / declared.FILE_NAME, [text, b"\n"])
+        read_back.check(made)
         temporary.replace(made, target)
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
     dtype = params["embedding"].dtype.name

@@ -1,0 +1,175 @@
+"""Functions of JAX that call libraries, served by a process that has never lowered anything."""
+
+# Much of jax is typed, but not all that is called here.
+# mypy: disallow-untyped-calls=False
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export
+import numpy as np
+import pytest
+from support import jax_functions
+from support.http import ask
+from support.jax_functions import MATRIX, VECTOR
+from support.process import ServerProcess, command, run, served
+
+Calls = Mapping[str, jax_functions.Call]
+
+COMPACT = (
+    ("jax.numpy.linalg", "eigvalsh"),
+    ("jax.numpy.linalg", "solve"),
+    ("jax.numpy.fft", "fft"),
+    ("jax.random", "uniform"),
+)
+"""One of each library, for the tests that everybody runs: its kernels become ready together."""
+
+
+def _compact() -> dict[str, Calls]:
+    rows = jax_functions.calls()
+    return {"compact": {name: rows[module][name] for module, name in COMPACT}}
+
+
+def _computed(calls: Calls, a: Any, v: Any) -> dict[str, Any]:
+    found = {name: jax_functions.arrays(call(a, v)) for name, call in calls.items()}
+    return {f"{name}.{n}": array for name, rows in found.items() for n, array in rows.items()}
+
+
+def _export(root: Path, modules: Mapping[str, Calls]) -> None:
+    """Write models as files of jax.export, which compile nothing to be written."""
+    tensors = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in (MATRIX, VECTOR)]
+    for module, calls in modules.items():
+        version = root / module / "1"
+        version.mkdir(parents=True)
+        exported = jax.export.export(jax.jit(partial(_computed, calls)), platforms=["cpu"])
+        (version / "model.jaxexp").write_bytes(exported(*tensors).serialize())
+        (version / "names.json").write_text('{"inputs": ["a", "v"]}')
+
+
+def _expected(calls: Calls) -> dict[str, Any]:
+    computed = jax.jit(lambda a, v: _computed(calls, a, v))(MATRIX, VECTOR)
+    return {name: np.asarray(array) for name, array in computed.items()}
+
+
+async def _answers(server: ServerProcess, module: str) -> dict[str, Any]:
+    inputs = [
+        {"name": name, "datatype": "FP32", "shape": list(array.shape), "data": array.tolist()}
+        for name, array in (("a", MATRIX), ("v", VECTOR))
+    ]
+    body = json.dumps({"inputs": inputs}).encode()
+    found = await ask(server.http, "POST", f"/v2/models/{module}/infer", body=body)
+    assert 200 == found.status, found.body
+    return {
+        one["name"]: np.array(one["data"], float).reshape(one["shape"])
+        for one in found.json["outputs"]
+    }
+
+
+def _differing(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    assert expected.keys() == found.keys()
+    return [
+        name
+        for name, array in expected.items()
+        if not np.allclose(found[name], array, rtol=1e-3, atol=1e-4, equal_nan=True)
+    ]
+
+
+@pytest.fixture
+def any_types() -> Iterator[None]:
+    """Have functions of JAX promote as their authors let them."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+async def _check_served(
+    root: Path, cache: Path, modules: Mapping[str, Calls], processes: Sequence[int]
+) -> None:
+    """Serve and ask three times: with an empty cache first, then out of it."""
+    for count in processes:
+        for _ in range(2):
+            flags = ("--compile-processes", str(count), "--scratch-directory", str(root.parent))
+            async with served(root, *flags, programs=str(cache / str(count))) as server:
+                for module, calls in modules.items():
+                    expected = _expected(calls)
+                    for _ in range(3):
+                        assert [] == _differing(expected, await _answers(server, module)), module
+                assert 0 == await server.stop()
+
+
+@pytest.mark.usefixtures("any_types")
+async def test_libraries_are_ready_in_a_process_that_lowers_nothing(tmp_path: Path) -> None:
+    """A process compiles, and the next server has the programs out of its cache."""
+    modules = _compact()
+    _export(tmp_path / "models", modules)
+
+    await _check_served(tmp_path / "models", tmp_path / "cache", modules, (1,))
+
+
+GROUPS = {
+    "numpy": ("jax.numpy.linalg", "jax.numpy.fft"),
+    "lax": ("jax.lax.linalg",),
+    "random": ("jax.random",),
+    "linalg": ("jax.scipy.linalg", "jax.scipy.sparse"),
+    "special": ("jax.scipy.special",),
+    "stats": ("jax.scipy.stats",),
+}
+"""Modules that one server serves, by how their names begin; `others` has the rest."""
+
+
+def _group(name: str) -> str:
+    return next((group for group, begin in GROUPS.items() if name.startswith(begin)), "others")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("any_types")
+@pytest.mark.parametrize("group", [*GROUPS, "others"])
+async def test_every_function_is_served_cold_and_from_its_cache(tmp_path: Path, group: str) -> None:
+    modules = {name: rows for name, rows in jax_functions.calls().items() if group == _group(name)}
+    _export(tmp_path / "models", modules)
+
+    await _check_served(tmp_path / "models", tmp_path / "cache", modules, (0, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("any_types")
+async def test_what_checks_and_warms_loads_as_a_server_does(tmp_path: Path) -> None:
+    """Both in a process that never lowers; a server on the cache that one filled answers."""
+    modules = _compact()
+    _export(tmp_path / "models", modules)
+    cache = tmp_path / "cache"
+    models = str(tmp_path / "models")
+    checked = await run(*command("repo", "check", models, "--json"))
+    warmed = await run(*command("warm", models, "--cache", str(cache), "--target", "cpu", "--json"))
+
+    assert [0, 0] == [checked[0], warmed[0]], (checked, warmed)
+    assert {"works"} == {json.loads(line)["finding"] for line in checked[1].splitlines()}
+    assert {""} == {json.loads(line)["problem"] for line in warmed[1].splitlines()}
+    flags = ("--compile-processes", "1", "--scratch-directory", str(tmp_path))
+    async with served(tmp_path / "models", *flags, programs=str(cache)) as server:
+        for module, calls in modules.items():
+            assert [] == _differing(_expected(calls), await _answers(server, module))
+        assert 0 == await server.stop()
+
+
+def _arrays(call: jax_functions.Call, a: Any, v: Any) -> Any:
+    return jax_functions.arrays(call(a, v))
+
+
+@pytest.mark.slow
+def test_every_function_has_an_example() -> None:
+    """A function that JAX gets is called by the rule of its module, or needs a row."""
+    jax_functions.calls.cache_clear()
+    failed = {}
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        for module, calls in jax_functions.calls().items():
+            for name, call in calls.items():
+                try:
+                    jax.eval_shape(partial(_arrays, call), MATRIX, VECTOR)
+                except (TypeError, ValueError, AttributeError) as error:
+                    failed[f"{module}.{name}"] = str(error)
+
+    assert {} == failed
