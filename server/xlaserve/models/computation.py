@@ -25,6 +25,8 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.extend.mlir.passmanager import PassManager
 from jax.interpreters import mlir
 
+from xlaserve.models import dimensions
+
 STABLEHLO_VERSIONS = ("1.11.0", "1.14.0")
 """Versions that are written, the first that can express all of a function. The first is read by jax
 0.6.2 (June 2025) and everything after it, the second by jax 0.9.2."""
@@ -136,6 +138,7 @@ class _Outline:
 @lru_cache(_MAX_FRAMES)
 def _frame_file(outline: _Outline) -> bytes:
     computation = outline.computation
+    dimensions.check(one.shape for one in (*computation.arguments, *computation.results))
     scope = SymbolicScope()
     arguments = [_struct(abstract, scope) for abstract in computation.arguments]
     results = [_struct(abstract, scope) for abstract in computation.results]
@@ -153,7 +156,7 @@ def _abstract(aval: ShapedArray) -> Abstract:
 
 
 def _struct(abstract: Abstract, scope: SymbolicScope) -> jax.ShapeDtypeStruct:
-    shape = jax.export.symbolic_shape(abstract.shape, scope=scope)
+    shape = dimensions.symbolic(abstract.shape, scope)
     return jax.ShapeDtypeStruct(shape, jnp.dtype(abstract.dtype))
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from jax.export import Exported
 
 from xlaserve.errors import InvalidModel
-from xlaserve.models import artifact, neighbours
+from xlaserve.models import artifact, dimensions, neighbours
 from xlaserve.models.artifact import BATCH_DIMENSION
 from xlaserve.models.computation import Computation, lasting, to_file
 from xlaserve.models.neighbours import Difference
@@ -83,13 +83,9 @@ class OpenShapes:
     def shapes(self, inputs: Sequence[TensorSpec]) -> list[tuple[object, ...]]:
         """Return the shapes of the inputs with symbols for what is open; raises InvalidModel."""
         scope = jax.export.SymbolicScope()
-        try:
-            symbols: dict[str | int, object] = {
-                name: jax.export.symbolic_shape(name, scope=scope)[0]
-                for name in (BATCH_DIMENSION, *self.checked)
-            }
-        except ValueError as error:
-            raise InvalidModel(f"a dimension has a name that JAX cannot use: {error}") from error
+        symbols: dict[str | int, object] = {
+            name: dimensions.symbolic(name, scope)[0] for name in (BATCH_DIMENSION, *self.checked)
+        }
         symbols[-1] = symbols[BATCH_DIMENSION]
         return [
             tuple(symbols.get(size, size) for size in shape)
