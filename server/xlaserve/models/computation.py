@@ -31,6 +31,9 @@ STABLEHLO_VERSIONS = ("1.11.0", "1.14.0")
 """Versions that are written, the first that can express all of a function. The first is read by jax
 0.6.2 (June 2025) and everything after it, the second by jax 0.9.2."""
 
+_SHOWN_ELEMENTS = 16
+"""Most elements of a constant in a text; longer ones are left out."""
+
 _MAX_FRAMES = 64
 """Kinds of arguments and results that are remembered; each takes some kilobytes."""
 
@@ -183,6 +186,12 @@ def parsed(module: bytes) -> Iterator[Any]:
     """
     with mlir.make_ir_context() as context:
         yield stablehlo.deserialize_portable_artifact(context, module)
+
+
+def text_of(module: bytes) -> str:
+    """Return a portable artifact as text, without its larger constants; raises as `parsed` does."""
+    with parsed(module) as whole:
+        return str(whole.operation.get_asm(large_elements_limit=_SHOWN_ELEMENTS))
 
 
 def portable(module: bytes) -> bytes:

@@ -21,7 +21,8 @@ from xlaserve.models.compilers.jobs import READY, Answer, Job, Packed
 from xlaserve.models.compilers.process import CompilerProcess, ProcessEndedError
 
 COMMAND = (sys.executable, "-P", "-m", "xlaserve.models.compilers.child")
-"""-P: what lies in the working directory is not imported. Its argument is the id of its parent."""
+"""-P: what lies in the working directory is not imported. Its arguments are the id of its parent,
+and the bytes of memory that it may take."""
 
 _LOOK_SECONDS = 0.05
 """Between two looks whether a load was cancelled, and what its process holds."""
@@ -47,6 +48,8 @@ class Limits:
     idle_seconds: float
     job_seconds: float
     """For one program."""
+    trial_seconds: float = 60.0
+    """Of the processor, for the trial of a model's rows."""
 
 
 _NO_JOB = Job("", "", 0, Packed(0, (), {}, ()), (), (), {}, {})
@@ -61,12 +64,23 @@ class CompilationError(Exception):
     """JAX or XLA do not compile a computation; its text is what they say."""
 
 
+class TrialEndedError(Exception):
+    """A trial ended the process that made it, or was ended; its text says how."""
+
+    def __init__(self, reason: str, doing: str = "", *, is_limit: bool = False) -> None:
+        super().__init__(reason)
+        self.doing = doing
+        """What was executed then, in a phrase."""
+        self.is_limit = is_limit
+        """Whether it took all of its time."""
+
+
 class CompilerProcesses:
     """Compiles programs in processes. Thread-safe."""
 
     def __init__(self, limits: Limits, command: Sequence[str] = COMMAND) -> None:
         self.limits = limits
-        self._command = (*command, str(os.getpid()))
+        self._command = (*command, str(os.getpid()), str(limits.bytes))
         self._changed = threading.Condition()
         """Held for all that follows."""
         self._tasks: deque[_Task] = deque()
@@ -77,15 +91,21 @@ class CompilerProcesses:
         self._closed = False
 
     def compile(
-        self, job: Job, artifact: Callable[[], bytes], check_cancelled: Callable[[], None]
+        self,
+        job: Job,
+        artifact: Callable[[], bytes],
+        check_cancelled: Callable[[], None],
+        parameters: Callable[[], bytes] = bytes,
     ) -> bytes:
-        """Return a program, or a verdict, as it was serialized. Blocks.
+        """Return a program, a verdict, or the result of a trial as it was serialized. Blocks.
+
+        `parameters` are those of a trial.
 
         Raises Refused where the server has to compile it, what `check_cancelled` raises, with the
         compilation killed, and InvalidModel or OutOfMemory where it ends its process twice, takes
         too long, or more memory than it may. CompilationError is what JAX or XLA say against it.
         """
-        task = _Task(job, artifact)
+        task = _Task(job, artifact, parameters)
         self._submit(task)
         try:
             while not task.done.wait(_LOOK_SECONDS):
@@ -199,6 +219,10 @@ class CompilerProcesses:
                 process.of.stop()
                 process = None
                 is_last = ended.is_late or attempt + 1 == _ATTEMPTS
+                if task.job.trial is not None and not task.is_cancelled:
+                    # Another attempt would take as long.
+                    task.fail(TrialEndedError(str(ended), ended.doing, is_limit=ended.is_limit))
+                    return None
                 if task.ended(str(ended), self.limits.bytes, is_last=is_last):
                     return None
             except Exception as error:
@@ -260,7 +284,8 @@ class _Process:
         began = time.monotonic()
         line = msgspec.json.encode(replace(job, artifact_bytes=len(artifact)))
         try:
-            answer = msgspec.json.decode(self.of.ask(line, artifact, seconds), type=Answer)
+            attached = artifact + task.parameters() if job.trial is not None else artifact
+            answer = msgspec.json.decode(self.of.ask(line, attached, seconds), type=Answer)
         except msgspec.MsgspecError as error:
             raise ProcessEndedError(f"its answer cannot be read: {error}") from error
         data = self.of.read(answer.executable_bytes)
@@ -299,9 +324,12 @@ def _tell_long(task: "_Task", began: float, processor_seconds: float) -> None:
 class _Task:
     """A job that a thread of a load waits for."""
 
-    def __init__(self, job: Job, artifact: Callable[[], bytes]) -> None:
+    def __init__(
+        self, job: Job, artifact: Callable[[], bytes], parameters: Callable[[], bytes] = bytes
+    ) -> None:
         self.job = job
         self.artifact = artifact
+        self.parameters = parameters
         self.done = threading.Event()
         self.asked = time.monotonic()
         self._lock = threading.Lock()
@@ -311,6 +339,12 @@ class _Task:
         self._is_too_large = False
         self._error: BaseException | None = None
         self._data = b""
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Tell whether nobody waits for it any more."""
+        with self._lock:
+            return self._is_cancelled
 
     def begin(self, process: CompilerProcess) -> bool:
         """Note which process works on it; false where it is not wanted any more."""

@@ -14,6 +14,9 @@ from threading import Event, Timer
 
 _SHOWN_CHARACTERS = 300
 _PAGE_BYTES = 4096
+
+DOING = "doing: "
+"""Begins a line by which a process says on stderr what it is about to do."""
 _RESIDENT = 1
 """Position of the resident pages in /proc/PID/statm."""
 
@@ -21,10 +24,16 @@ _RESIDENT = 1
 class ProcessEndedError(Exception):
     """The process wrote no whole answer; its text says why."""
 
-    def __init__(self, reason: str, *, is_late: bool = False) -> None:
+    def __init__(
+        self, reason: str, *, is_late: bool = False, is_limit: bool = False, doing: str = ""
+    ) -> None:
         super().__init__(reason)
         self.is_late = is_late
         """Whether it was killed since its time was over."""
+        self.is_limit = is_late or is_limit
+        """Whether its time was over, be it that of the processor."""
+        self.doing = doing
+        """The last thing that it said it was doing; empty where it says no such thing."""
 
 
 class CompilerProcess:
@@ -126,13 +135,19 @@ class CompilerProcess:
 
     def _ended(self, late: float | None = None) -> ProcessEndedError:
         """Return why it wrote no more; `late`: the seconds that it had."""
-        if late is not None:
-            return ProcessEndedError(
-                f"its compilation did not end in {late:g} seconds", is_late=True
-            )
         status = self._process.wait()
-        how = Signals(-status).name if status < 0 else f"exit status {status}"
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").strip().splitlines()
-        last = f": {said[-1][:_SHOWN_CHARACTERS]}" if said else ""
-        return ProcessEndedError(f"its compilation ended the process that compiles ({how}){last}")
+        phrases = [line.removeprefix(DOING) for line in said if line.startswith(DOING)]
+        doing = phrases[-1][:_SHOWN_CHARACTERS] if phrases else ""
+        if late is not None:
+            text = f"its compilation did not end in {late:g} seconds"
+            return ProcessEndedError(text, is_late=True, doing=doing)
+        how = Signals(-status).name if status < 0 else f"exit status {status}"
+        others = [line for line in said if not line.startswith(DOING)]
+        last = f": {others[-1][:_SHOWN_CHARACTERS]}" if others else ""
+        return ProcessEndedError(
+            f"its compilation ended the process that compiles ({how}){last}",
+            is_limit=status == -Signals.SIGXCPU,
+            doing=doing,
+        )
