@@ -38,7 +38,7 @@ from xlaserve.models.rows.verdict import Independence, Verdict
 from xlaserve.models.shapes import TRIED_SIZE
 from xlaserve.models.steps import Steps
 from xlaserve.models.trees import Nesting
-from xlaserve.models.trials import CONTRADICTED, SECONDS, Outcome, refused_proof
+from xlaserve.models.trials import SECONDS, Outcome, is_contradicted, refused_proof
 from xlaserve.references import load_reference
 from xlaserve.temporary import TemporaryDirectory, remove_leftovers
 
@@ -80,7 +80,7 @@ class Exportable:
     trial_seconds: float = SECONDS
     """Seconds of the processor that a trial of a function with loops may take, in a process of its
     own; what does not end by then was not tried to the end. To end at all on made-up inputs it has
-    five times as many, on the clock."""
+    as many seconds of each core."""
 
     def write(
         self,
@@ -313,7 +313,7 @@ def _notice(batch: int, verdict: Verdict | None, declared: bool | None, unfinish
     if verdict.independence is Independence.UNKNOWN:
         seen = "did not end" if unfinished else "found nothing against it"
         way_out = f"; a trial {seen}, batch_independent=True declares it"
-        if verdict.reason.startswith(CONTRADICTED):
+        if is_contradicted(verdict):
             way_out = ""
     return (
         f"rows are {verdict}; no request will be put together with another, max_batch_size is 0 "

@@ -358,11 +358,12 @@ class _Trial:
             is_thorough=False,
             is_compared=False,
             first=[tuple(spec.shape) for spec in self.subject.inputs],
+            is_of_zeros=False,
         )
         if outcome.never_began:
             raise InvalidModel(
-                f"the function has a loop that does not end on made-up inputs: {outcome.unfinished}"
-                " (trial_seconds has a share in that)"
+                "the function has a loop that does not end on made-up inputs, or takes long: "
+                f"{outcome.unfinished}; trial_seconds may give it more"
             )
 
     def made(self, *, is_thorough: bool) -> Outcome:

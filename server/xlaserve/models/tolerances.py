@@ -10,7 +10,7 @@ TOLERANCES: Mapping[str, float] = MappingProxyType(
 """Keyed by datatype; others are exact. XLA may fuse otherwise, and has kernels for each size."""
 
 _NARROW: Sequence[tuple[str, float]] = (
-    (r"f8\w+|f4\w+|f6\w+", 0.25),
+    (r"f[468]E\w+", 0.25),
     (r"u?i8|u?i4|u?i2", 0.1),
     (r"bf16", TOLERANCES["BF16"]),
     (r"f16", TOLERANCES["FP16"]),

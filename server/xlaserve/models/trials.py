@@ -3,9 +3,11 @@
 # Much of jax is typed, but not all that is called here.
 # mypy: disallow-untyped-calls=False
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -24,12 +26,12 @@ from xlaserve.models.neighbours import Difference
 from xlaserve.models.proving import digest_of
 from xlaserve.models.rows.verdict import Independence, Verdict
 from xlaserve.models.trying import FIRST, Tried
-from xlaserve.tensors import Shape, Tensor, TensorSpec
+from xlaserve.tensors import Shape, TensorSpec
 
 SECONDS = 60.0
 """Of the processor, for one trial; what it compiles is part of it."""
 
-_FIRST_TIMES = 5.0
+_JOB_TIMES = 20.0
 """Times as many seconds, on the clock, for a whole job outside of a server, which has its
 `load_seconds` for it."""
 
@@ -38,7 +40,7 @@ MEMORY_BYTES = 4 << 30
 
 CONTRADICTED = "a trial contradicts the proof, please report this: "
 
-_IDLE_SECONDS = 10.0
+_IDLE_SECONDS = 30.0
 _PARAMETERS_PART = 4
 """Parameters are sent where they take at most this part of the memory of the process."""
 
@@ -70,7 +72,8 @@ class Subject:
     inputs: Sequence[TensorSpec]
     """Every dimension but the first has a size."""
     outputs: Sequence[TensorSpec]
-    leaves: Sequence[Tensor]
+    leaves: Sequence[Any]
+    """Arrays of JAX or numpy; those on a device are fetched where a process gets them."""
     packing: Packed = field(default_factory=lambda: Packed(0, (), {}, ()))
     is_wide: bool = True
 
@@ -87,14 +90,15 @@ def tried(
     seconds: float = SECONDS,
     is_thorough: bool,
     first: Sequence[Shape] = (),
+    is_of_zeros: bool = True,
     is_compared: bool = True,
     check_cancelled: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Have a process try an artifact; whatever it executes ends, or is ended. Blocks.
 
     `seconds` are those of the processor where there are no `processes`, whose limits hold. With
-    `first` it is executed on zeros and on random numbers of these shapes before, within the time of
-    a whole job. `is_compared`: whether rows are compared at all. Raises what
+    `first` it is executed once on inputs of these shapes before, on zeros or on random numbers, for
+    as many seconds of each core. `is_compared`: whether rows are compared at all. Raises what
     `check_cancelled` raises.
     """
     processes = processes or _own_processes(seconds)
@@ -112,6 +116,8 @@ def tried(
         is_thorough=is_thorough and is_compared,
         is_wide=subject.is_wide,
         first=tuple(map(tuple, first)),
+        is_of_zeros=is_of_zeros,
+        first_seconds=limits.trial_seconds * (os.cpu_count() or 1),
         processor_seconds=limits.trial_seconds,
         parameter_bytes=size,
     )
@@ -131,20 +137,21 @@ def tried(
             job,
             lambda: bytes(subject.exported.serialize()),
             check_cancelled,
-            lambda: b"".join(_bytes(leaf) for leaf in subject.leaves),
+            lambda: list(map(_bytes, subject.leaves)),
         )
         return Outcome(msgspec.msgpack.decode(said, type=Tried).difference)
     except TrialEndedError as ended:
-        return _ended(ended, limits, is_first=bool(first))
+        return _ended(ended, limits)
     except (CompilationError, Refused) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return Outcome(unfinished=f"it failed in the process that tried it: {lines[0][:300]}")
 
 
-def refused_proof(verdict: Verdict, difference: Difference) -> Verdict:
-    """Return what is left of a proof that a trial contradicts, which is said aloud."""
+def refused_proof(verdict: Verdict, difference: Difference, **of: str) -> Verdict:
+    """Return what is left of a proof that a trial contradicts, which the log says of the model."""
     _log.error(
         "a proof of rows is wrong",
+        **of,
         reason=str(difference),
         consequence="no request is put together with another",
         what_to_do="please report this with the model, or a part of it that shows it",
@@ -152,27 +159,33 @@ def refused_proof(verdict: Verdict, difference: Difference) -> Verdict:
     return replace(verdict, independence=Independence.UNKNOWN, reason=f"{CONTRADICTED}{difference}")
 
 
-def _ended(ended: TrialEndedError, limits: Limits, *, is_first: bool) -> Outcome:
-    during = f", while it executed {ended.doing}" if ended.doing else ""
-    never_began = is_first and ended.is_limit and ended.doing.startswith(FIRST)
+def is_contradicted(verdict: Verdict) -> bool:
+    """Tell whether a verdict is what is left of a proof."""
+    return verdict.reason.startswith(CONTRADICTED)
+
+
+def _ended(ended: TrialEndedError, limits: Limits) -> Outcome:
+    during = f" ({ended.doing})" if ended.doing else ""
+    never_began = ended.is_limit and ended.doing.startswith(FIRST)
     if ended.is_limit:
-        seconds = limits.job_seconds if never_began else limits.trial_seconds
-        of = "seconds" if never_began else "seconds of the processor"
-        return Outcome(
-            unfinished=f"it did not end in {seconds:g} {of}{during}", never_began=never_began
-        )
+        of = "of each core" if never_began else "of the processor"
+        unfinished = f"it did not end in {limits.trial_seconds:g} seconds {of}{during}"
+        if ended.is_late:
+            unfinished = f"it did not end in {limits.job_seconds:g} seconds{during}"
+        return Outcome(unfinished=unfinished, never_began=never_began)
     return Outcome(unfinished=f"{ended}{during}")
 
 
 @lru_cache(1)
 def _own_processes(seconds: float) -> CompilerProcesses:
     """Return processes for who has none: one, which ends once it was idle."""
-    limits = Limits(1, MEMORY_BYTES, _IDLE_SECONDS, _FIRST_TIMES * seconds, seconds)
+    limits = Limits(1, MEMORY_BYTES, _IDLE_SECONDS, _JOB_TIMES * seconds, seconds, is_told=False)
     return CompilerProcesses(limits)
 
 
-def _bytes(leaf: Tensor) -> bytes:
-    return np.ascontiguousarray(leaf).tobytes()
+def _bytes(leaf: Any) -> memoryview:
+    # Numpy knows no buffer of some dtypes, such as bfloat16.
+    return memoryview(np.ascontiguousarray(np.asarray(leaf)).reshape(-1).view(np.uint8))
 
 
 def _named(spec: TensorSpec) -> Named:

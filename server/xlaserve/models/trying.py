@@ -17,10 +17,10 @@ from xlaserve.models import neighbours
 from xlaserve.models.compilers.jobs import Array, Named, Trial
 from xlaserve.models.compilers.process import DOING
 from xlaserve.models.neighbours import Difference, Say
-from xlaserve.tensors import Shape, Tensor, TensorSpec, datatype_named
+from xlaserve.tensors import Tensor, TensorSpec, datatype_named
 
 FIRST = "its first execution, on "
-"""Begins what is said of the executions that have the time of a whole job."""
+"""Begins what is said of the execution that shows whether a model ends at all."""
 
 _SEED = 0
 
@@ -52,7 +52,13 @@ def tried(
             return [np.asarray(output) for output in call(list(leaves), list(tensors))]
 
     if trial.first:
-        _first(run, inputs, trial.first, say)
+        say("the compilation of a first execution")
+        given = first_inputs(trial, inputs)
+        with jax.enable_x64(trial.is_wide):
+            executable = call.lower(list(leaves), given).compile()
+        say(f"{FIRST}{'zeros' if trial.is_of_zeros else 'random numbers'}")
+        limit_processor(trial.first_seconds)
+        jax.block_until_ready(executable(list(leaves), given))
     limit_processor(trial.processor_seconds)
     if trial.is_thorough:
         return Tried(neighbours.find_difference(run, inputs, outputs, say=say))
@@ -61,20 +67,18 @@ def tried(
     return Tried()
 
 
-def _first(
-    run: neighbours.Run, inputs: Sequence[TensorSpec], shapes: Sequence[Shape], say: Say
-) -> None:
-    """Execute once on zeros, as a warm-up does, and once on random numbers, as an export does."""
-    say(f"{FIRST}zeros")
-    run([np.zeros(shape, spec.datatype.dtype) for spec, shape in zip(inputs, shapes, strict=True)])
-    random = np.random.default_rng(_SEED)
-    say(f"{FIRST}random numbers")
-    run(
-        [
-            neighbours.random_numbers(random, spec, shape)
-            for spec, shape in zip(inputs, shapes, strict=True)
+def first_inputs(trial: Trial, inputs: Sequence[TensorSpec]) -> list[Tensor]:
+    """Return what a model is executed on first."""
+    if trial.is_of_zeros:
+        return [
+            np.zeros(shape, spec.datatype.dtype)
+            for spec, shape in zip(inputs, trial.first, strict=True)
         ]
-    )
+    random = np.random.default_rng(_SEED)
+    return [
+        neighbours.random_numbers(random, spec, shape)
+        for spec, shape in zip(inputs, trial.first, strict=True)
+    ]
 
 
 def leaves_of(described: Sequence[Array], data: bytes) -> list[Tensor]:

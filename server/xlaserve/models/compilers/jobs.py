@@ -60,8 +60,11 @@ class Trial:
     is_wide: bool = True
     """Whether 64-bit types exist."""
     first: tuple[tuple[int, ...], ...] = ()
-    """Shapes of the inputs of a first execution, on zeros and on random numbers, which has the time
-    of a whole job; empty for none."""
+    """Shapes of the inputs of a first execution; empty for none."""
+    is_of_zeros: bool = True
+    """Whether that is on zeros, as a warm-up is, or on the random numbers of an export."""
+    first_seconds: float = 0.0
+    """Limit of that execution alone, in seconds of the processor."""
     processor_seconds: float = 0.0
     """Limit of the rest, in seconds of the processor; 0 for the time of a job."""
     parameter_bytes: int = 0

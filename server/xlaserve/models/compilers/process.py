@@ -6,14 +6,19 @@ that are not there (`targets/compiling.py`).
 
 import subprocess
 import tempfile
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from signal import Signals
-from threading import Event, Timer
+from threading import Event
 
 _SHOWN_CHARACTERS = 300
 _PAGE_BYTES = 4096
+
+_LOOK_SECONDS = 0.1
+"""Between two looks at what a process holds."""
 
 DOING = "doing: "
 """Begins a line by which a process says on stderr what it is about to do."""
@@ -60,33 +65,48 @@ class CompilerProcess:
         """Return its id."""
         return self._process.pid
 
-    def ask(self, line: bytes, attached: bytes, seconds: float) -> bytes:
+    def ask(
+        self,
+        line: bytes,
+        attached: Sequence[bytes | memoryview],
+        seconds: float,
+        *,
+        most_bytes: int = 0,
+    ) -> bytes:
         """Send a line with what is attached to it, and return the line of the answer.
 
-        Raises ProcessEndedError, also where no answer came in so many seconds: it is killed then.
+        Raises ProcessEndedError, also where no answer came in so many seconds, or more than
+        `most_bytes` were resident: it is killed then.
         """
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
-        late = Event()
+        late, over, done = Event(), Event(), Event()
 
-        def end() -> None:
-            # First: whoever reads learns of the end of the process before `kill` returns.
-            late.set()
-            self._process.kill()
+        def watch() -> None:
+            until = time.monotonic() + seconds
+            while not done.wait(min(_LOOK_SECONDS, max(0.0, until - time.monotonic()))):
+                is_over = 0 < most_bytes < self.resident_bytes
+                if is_over or time.monotonic() >= until:
+                    # First: whoever reads learns of the end before `kill` returns.
+                    (over if is_over else late).set()
+                    self._process.kill()
+                    return
 
-        timer = Timer(seconds, end)
-        timer.start()
+        threading.Thread(target=watch, daemon=True).start()
         try:
             stdin.write(line + b"\n")
-            stdin.write(attached)
+            for part in attached:
+                stdin.write(part)
             stdin.flush()
             answer = stdout.readline()
         except BrokenPipeError:
             answer = b""
         finally:
-            timer.cancel()
+            done.set()
         if not answer.endswith(b"\n"):
+            if over.is_set():
+                raise ProcessEndedError(f"its compilation took more than {most_bytes} bytes")
             raise self._ended(seconds if late.is_set() else None)
         return answer
 
