@@ -214,7 +214,7 @@ def test_memory_of_a_trial_is_limited(processes: CompilerProcesses) -> None:
     """It is not the load's fault, and the process does the next job."""
 
     def large(params: Any, x: jax.Array) -> dict[str, jax.Array]:
-        return {"y": x[:, :1] + jnp.zeros((1, 1 << 31), jnp.float32)}
+        return {"y": x[:, :1] + jnp.zeros((1, 1 << 30), jnp.float32)}
 
     outcome = trials.tried(subject_of(large), processes, is_thorough=False)
 

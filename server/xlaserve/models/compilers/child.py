@@ -30,6 +30,7 @@ from xlaserve.confinement import confine, limit_processor
 from xlaserve.models import cache_key, jax_runtime, trying
 from xlaserve.models.compilation import flags
 from xlaserve.models.compilers.jobs import READY, Answer, Array, Job, Packed, Proof, Trial
+from xlaserve.models.compilers.limits import FILE_BYTES, OPEN_FILES
 from xlaserve.models.executables import function
 from xlaserve.models.packing import Packing, Place
 from xlaserve.models.proving import answered, digest_of
@@ -38,10 +39,6 @@ from xlaserve.models.sites import Site
 _NICENESS = 10
 _THREADS = Path("/proc/self/task")
 _PR_SET_PDEATHSIG = 1
-
-FILE_BYTES = 64 << 20
-"""Of what XLA prints or dumps; no other file is written."""
-OPEN_FILES = 256
 
 
 class Child:
