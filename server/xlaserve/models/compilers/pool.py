@@ -164,7 +164,8 @@ class CompilerProcesses:
         if self._free < len(self._tasks) and len(self._threads) < self.limits.processes:
             # It starts the process and lives as long: the system ends a process with the
             # thread that started it.
-            name = f"compiler_{len(self._threads)}"
+            kind = "compiler" if self.limits.is_told else "trial"
+            name = f"{kind}_{len(self._threads)}"
             thread = threading.Thread(target=self._serve, name=name, daemon=True)
             self._threads.add(thread)
             thread.start()
