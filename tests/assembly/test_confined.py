@@ -18,9 +18,11 @@ from xlaserve.models.compilers.limits import FILE_BYTES, OPEN_FILES
 from xlaserve.models.compilers.pool import COMMAND, variables
 from xlaserve.models.compilers.process import CompilerProcess, ProcessEndedError
 from xlaserve.models.config_text import parse_json, parse_pbtxt
+from xlaserve.models.files import FileRecord
 from xlaserve.models.generation import record
 from xlaserve.models.program_table import Program
 from xlaserve.models.pt2 import guards
+from xlaserve.models.roots import ANYWHERE
 from xlaserve.models.second_net import MAX_SECONDS, within
 from xlaserve.models.sizes import LIMIT_ARTIFACT_BYTES
 
@@ -112,7 +114,7 @@ def header(tmp_path: Path) -> None:
 def computation(tmp_path: Path) -> None:
     over(tmp_path / manifest.ARTIFACT, LIMIT_ARTIFACT_BYTES + 1)
     with pytest.raises(InvalidModel, match=str(LIMIT_ARTIFACT_BYTES)):
-        artifact._read_file(tmp_path, manifest.ARTIFACT, None, artifact.ANYWHERE)  # type: ignore[arg-type]
+        artifact._read_file(tmp_path, manifest.ARTIFACT, FileRecord(1, ""), ANYWHERE)
 
 
 def generator(tmp_path: Path) -> None:

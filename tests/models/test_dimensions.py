@@ -39,7 +39,16 @@ HOSTILE = {
     "no exponent": "a^b",
     "two names": "a b",
 }
-GOOD = ("", "3", "b", "b, 784", "2*b + 1", "-1*s + 3", "b - 1, -4", "floordiv(s + -1, 2) + 1")
+GOOD: tuple[str, ...] = (
+    "",
+    "3",
+    "b",
+    "b, 784",
+    "2*b + 1",
+    "-1*s + 3",
+    "b - 1, -4",
+    "floordiv(s + -1, 2) + 1",
+)
 GOOD += ("mod(s, 3)*b^2", "max(0, s - 4)", "min(floordiv(s, 2), t), 5,", "größe")
 
 

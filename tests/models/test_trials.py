@@ -49,7 +49,7 @@ def counted(params: Any, x: jax.Array) -> dict[str, jax.Array]:
     """Halve until nothing is above 1, which infinity always is; nothing proves its rows."""
     loop = lambda s: (s[0] + 1, jnp.where(s[1] > 1, s[1] * 0.5, s[1]))  # noqa: E731
     trips, y = jax.lax.while_loop(lambda s: (s[1] > 1).any(), loop, (0, x))
-    return {"y": y + 0 * trips.astype(x.dtype)}
+    return {"y": y + 0 * jnp.asarray(trips, x.dtype)}
 
 
 def endless(params: Any, x: jax.Array) -> dict[str, jax.Array]:

@@ -4,6 +4,7 @@
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from xlaserve.language import files, grammars
 from xlaserve.language.templates import LIMITS as TEMPLATES
@@ -23,7 +24,7 @@ from xlaserve.models.pt2 import archive, guards
 from xlaserve.models.targets import compiling
 from xlaserve.settings import Settings
 
-_DEFAULTS = Settings(repository=None)
+_DEFAULTS = Settings(repository=Path())
 _MIB = 1 << 20
 _GIB = 1 << 30
 _NONE = "not limited"

@@ -403,10 +403,14 @@ def compiled(
     except BaseException:
         lease.release()
         raise
-    of = {"model": context.model, "version": context.version}
     lease = context.programs.lease(computation.key, spare, computation.file_hash)
     try:
-        refuse = partial(refused_proof, difference=difference, **of)
+        refuse = partial(
+            refused_proof,
+            difference=difference,
+            model=context.model,
+            version=context.version,
+        )
         return _compiled(lease, parameters, signature, layout, context, refuse=refuse)
     except BaseException:
         lease.release()

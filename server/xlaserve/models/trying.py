@@ -99,11 +99,12 @@ def leaves_of(described: Sequence[Array], data: bytes) -> list[Tensor]:
 def _random_leaf(random: np.random.Generator, described: Array) -> Tensor:
     dtype = jnp.dtype(described.dtype)
     if dtype.kind in "iub":
-        return random.integers(0, 2, described.shape).astype(dtype)
+        return np.asarray(random.integers(0, 2, described.shape)).astype(dtype)
     # Sums of as many products keep their size.
     scale = max(1, prod(described.shape[:-1])) ** -0.5
-    numbers = random.standard_normal(described.shape) * scale
-    return numbers.astype(dtype)
+    numbers: Tensor = np.asarray(random.standard_normal(described.shape) * scale)
+    found: Tensor = numbers.astype(dtype)
+    return found
 
 
 def say(phrase: str) -> None:
